@@ -24,11 +24,10 @@ from bench.load import percentile
 from bench.own_mesh import own_mesh
 from bench.scenarios import SETTLE_SECONDS, Options
 from bench.submissions import SubmitJob, SubmitResult
+from router_svc.durable.tasks.config import TaskLimits
+from router_svc.durable.tasks.sql_store import SqlTaskStore
+from router_svc.durable.tasks.store_port import Ending, Lane, TaskRow
 from router_svc.store.database import RouterDatabase
-from router_svc.tasks.config import TaskLimits
-from router_svc.tasks.lanes import Lane
-from router_svc.tasks.sql import SqlTaskStore
-from router_svc.tasks.store_port import Ending, TaskRow
 from weft.client.tasks import Tasks, connect_tasks
 from weft.documents.task_documents import TaskDocument
 from weft.durable.tasks import TaskState

@@ -15,7 +15,7 @@ from sqlalchemy.pool import NullPool
 
 from router_svc.policy.promises import Loss
 from router_svc.store.promises import Promises, changes, count, write_found
-from router_svc.store.schema import SCHEMA
+from router_svc.store.tables import SCHEMA
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.sql.opening import code_of, opening, require_whole

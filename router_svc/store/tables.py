@@ -1,5 +1,7 @@
 """The tables of a router."""
 
+from pathlib import Path
+
 from sqlalchemy import (
     BigInteger,
     Boolean,
@@ -19,6 +21,8 @@ from sqlalchemy import (
     UniqueConstraint,
     text,
 )
+
+from weft.sql.schema import Schema
 
 MAX_ID_CHARS = 128
 MAX_MODEL_CHARS = 320
@@ -214,3 +218,12 @@ promises = Table(
     PrimaryKeyConstraint("id"),
 )
 """One row: which database this is, and how many transactions of it were acknowledged. See `store.promises`."""
+
+
+SCHEMA = Schema(
+    owner="router",
+    metadata=metadata,
+    scripts=Path(__file__).parent / "migrations",
+    newest="0003",
+    version_table="router_alembic_version",
+)

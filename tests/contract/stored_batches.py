@@ -3,17 +3,17 @@
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from sqlalchemy import func, insert, select, update
 
-import router_svc.batches.service
-from router_svc.batches.config import BatchLimits
+import router_svc.durable.batches.service
+from router_svc.durable.batches.config import BatchLimits
+from router_svc.durable.tasks.config import TaskLimits
+from router_svc.durable.tasks.task_events import TaskSignals
 from router_svc.store.database import RouterDatabase
 from router_svc.store.tables import task_attempts, task_pieces, tasks
-from router_svc.tasks.config import TaskLimits
-from router_svc.tasks.signals import News, TaskSignals
 from weft.api.common.v1 import chat_pb2, event_pb2
 from weft.api.router.v1 import task_pb2
 from weft.durable.batches import BatchLine, LineResult, NewBatch
@@ -22,6 +22,9 @@ from weft.durable.tasks import TaskState
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock
+
+if TYPE_CHECKING:
+    from router_svc.durable.tasks.store_port import News
 
 NEW_FILE = NewFile(tenant="ann", name="lines.jsonl", purpose=BATCH_INPUT)
 DAY_SECONDS = 86_400.0
@@ -38,7 +41,7 @@ class World:
         self.news: list[News] = []
         self.signals.subscribe(self.news.append)
         self.database = RouterDatabase(database_url)
-        self.service = router_svc.batches.service.build(
+        self.service = router_svc.durable.batches.service.build(
             self.database,
             BatchLimits(**limits),
             TaskLimits(max_open_per_tenant=max_open_per_tenant),

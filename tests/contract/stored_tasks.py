@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
+from router_svc.durable.tasks.sql_store import SqlTaskStore
+from router_svc.durable.tasks.store_port import Claim, Ending, Lane, NewPiece, PendingTask, TaskRow, TaskStore
 from router_svc.store.database import RouterDatabase
-from router_svc.tasks.lanes import Lane
-from router_svc.tasks.sql import SqlTaskStore
-from router_svc.tasks.store_port import Claim, Ending, NewPiece, PendingTask, TaskRow, TaskStore
 from weft.api.common.v1 import event_pb2
 from weft.api.router.v1 import task_pb2
 from weft.durable.tasks import Task, TaskFailure, TaskState

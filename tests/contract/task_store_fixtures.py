@@ -7,8 +7,8 @@ from stored_tasks import (
     store_on,
 )
 
+from router_svc.durable.tasks.sql_store import SqlTaskStore
 from router_svc.store.database import RouterDatabase
-from router_svc.tasks.sql import SqlTaskStore
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from stored_batches import content, many, refused, running
 
-from router_svc.tasks import sql_sweeps
+from router_svc.durable.tasks import sql_transitions
 from weft.durable.batches import BatchState
 from weft.durable.files import BATCH_OUTPUT, NewFile
 from weft.durable.tasks import TaskState
@@ -21,7 +21,7 @@ async def test_lines_that_ended_long_before_the_others_are_kept_until_the_result
         async def forgotten() -> int:
             await world.clock.advance(100)
             async with world.database.writing() as connection:
-                return await sql_sweeps.forget_ended(connection, world.clock.utc_now().timestamp(), 10)
+                return await sql_transitions.forget_ended(connection, world.clock.utc_now().timestamp(), 10)
 
         made = await world.batches.create(world.new_batch(), many(2))
         await world.end(made.id, TaskState.COMPLETED, [0])

@@ -8,13 +8,12 @@ import pytest
 from sqlalchemy import text, update
 from stored_batches import DAY_SECONDS, NEW_FILE, World, content, line, lines, many, output, refused, running
 
-from router_svc.batches.intake import INTAKE_LIMIT_SECONDS
-from router_svc.batches.line_intake import CHUNK_LINES, MAX_LANES_KNOWN
+from router_svc.durable.batches.item_intake import CHUNK_LINES, MAX_LANES_KNOWN
+from router_svc.durable.batches.uploads import INTAKE_LIMIT_SECONDS
+from router_svc.durable.tasks.sql_rows import UNBORN
+from router_svc.durable.tasks.store_port import Lane, LaneFilled, ManyChanged, News
+from router_svc.durable.tasks.task_events import PostgresNews
 from router_svc.store.tables import batches, task_attempts, task_specs, tasks
-from router_svc.tasks.lanes import Lane
-from router_svc.tasks.postgres_news import PostgresNews
-from router_svc.tasks.rows import UNBORN
-from router_svc.tasks.signals import LaneFilled, ManyChanged, News
 from weft.api.common.v1 import priority_pb2
 from weft.durable.batches import BatchLine, BatchState, LineCounts, LineError
 from weft.durable.files import NewFile
@@ -277,7 +276,7 @@ async def test_results_of_lines_that_were_forgotten_are_not_there_and_the_counts
 
 
 async def test_long_answers_are_read_a_few_at_a_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router_svc.batches.batch_keeper.MAX_READ_BYTES", 1_000)
+    monkeypatch.setattr("router_svc.durable.batches.batch_manager.MAX_READ_BYTES", 1_000)
     made = await world.batches.create(
         world.new_batch(), lines(*(line(str(place), origin=bytes(400 * place)) for place in range(6)))
     )

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import update
 from stored_batches import NEW_FILE, World, content, refused, running
 
-from router_svc.batches.intake import INTAKE_LIMIT_SECONDS
+from router_svc.durable.batches.uploads import INTAKE_LIMIT_SECONDS
 from router_svc.store.tables import file_pieces, files
 from weft.durable.files import BATCH_OUTPUT, MAX_PIECE_BYTES, NewFile
 from weft.kernel.reasons import Reason

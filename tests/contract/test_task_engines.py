@@ -8,14 +8,13 @@ from datetime import datetime, timedelta
 
 import pytest
 
+from router_svc.durable.tasks.config import TaskLimits
+from router_svc.durable.tasks.failpoints import NoFailpoints
+from router_svc.durable.tasks.service import TaskService
+from router_svc.durable.tasks.sql_store import SqlTaskStore
+from router_svc.durable.tasks.store_port import PendingTask
+from router_svc.durable.tasks.task_call import CallMaker, Gate
 from router_svc.store.database import RouterDatabase
-from router_svc.tasks.calls import CallMaker
-from router_svc.tasks.config import TaskLimits
-from router_svc.tasks.failpoints import NoFailpoints
-from router_svc.tasks.placement_gate import Gate
-from router_svc.tasks.service import TaskService
-from router_svc.tasks.sql import SqlTaskStore
-from router_svc.tasks.store_port import PendingTask
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2
 from weft.api.router.v1 import task_pb2
 from weft.durable.tasks import NewTask, Task, TaskState

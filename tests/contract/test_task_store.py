@@ -24,12 +24,11 @@ from stored_tasks import (
     waiting,
 )
 
+from router_svc.durable.tasks.sql_rows import UNBORN, insert_rows
+from router_svc.durable.tasks.sql_store import SqlTaskStore
+from router_svc.durable.tasks.store_port import Ending, Lane, TaskStore
 from router_svc.store.database import RouterDatabase
 from router_svc.store.tables import task_attempts, task_pieces, task_specs, tasks
-from router_svc.tasks.lanes import Lane
-from router_svc.tasks.rows import UNBORN, insert_rows
-from router_svc.tasks.sql import SqlTaskStore
-from router_svc.tasks.store_port import Ending, TaskStore
 from weft.durable.tasks import TaskFailure, TaskQuery, TaskState
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

@@ -21,10 +21,10 @@ from stored_tasks import (
     waiting,
 )
 
+from router_svc.durable.tasks.sql_transitions import MAX_ERROR_CHARS
+from router_svc.durable.tasks.store_port import Claim, Ending, TaskStore
 from router_svc.store.database import RouterDatabase
 from router_svc.store.tables import task_attempts, task_pieces, task_specs, tasks
-from router_svc.tasks.sql_claims import MAX_ERROR_CHARS
-from router_svc.tasks.store_port import Claim, Ending, TaskStore
 from weft.api.common.v1 import receipt_pb2
 from weft.durable.tasks import TaskState, event_number
 from weft.kernel.reasons import Reason

@@ -14,10 +14,9 @@ from pathlib import Path
 import pytest
 from stored_tasks import DONE, LANE, LEASE, MAX_COMMIT_BATCH, NOW, a_piece, a_row, begun, said, seen, store_on
 
+from router_svc.durable.tasks.sql_store import SqlTaskStore
+from router_svc.durable.tasks.store_port import Ending, ManyChanged, News
 from router_svc.store.database import RouterDatabase
-from router_svc.tasks.signals import ManyChanged, News
-from router_svc.tasks.sql import SqlTaskStore
-from router_svc.tasks.store_port import Ending
 from weft.durable.tasks import TaskQuery, TaskState
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

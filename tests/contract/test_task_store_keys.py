@@ -2,7 +2,7 @@
 
 from stored_tasks import LEASE, NOW, a_row, begun, claimed, refused, reverted, waiting
 
-from router_svc.tasks.sql import SqlTaskStore
+from router_svc.durable.tasks.sql_store import SqlTaskStore
 from weft.kernel.reasons import Reason
 
 pytest_plugins = ("database_fixtures", "task_store_fixtures")

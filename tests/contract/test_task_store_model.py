@@ -12,11 +12,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from sqlalchemy import ColumnElement, delete
 from stored_tasks import CRASH, LANE, LEASE, MAX_COMMIT_BATCH, MUCH, NOW, a_piece, a_row, failed, said
 
+from router_svc.durable.tasks.sql_store import SqlTaskStore
+from router_svc.durable.tasks.store_port import Claim, Ending, Lane, TaskRow
 from router_svc.store.database import RouterDatabase
 from router_svc.store.tables import tasks
-from router_svc.tasks.lanes import Lane
-from router_svc.tasks.sql import SqlTaskStore
-from router_svc.tasks.store_port import Claim, Ending, TaskRow
 from weft.durable.tasks import TaskQuery, TaskState, event_number
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

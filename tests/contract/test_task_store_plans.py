@@ -12,12 +12,11 @@ from sqlalchemy import bindparam, event, insert, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from stored_tasks import CRASH, DONE, LANE, LEASE, MUCH, NOW, a_piece, a_row, store_on
 
+from router_svc.durable.tasks import sql_reads, sql_rows, sql_transitions
+from router_svc.durable.tasks.sql_rows import values_of
+from router_svc.durable.tasks.sql_transitions import FencedWrites
+from router_svc.durable.tasks.store_port import Claim, Lane
 from router_svc.store.tables import task_attempts, task_pieces, task_specs, tasks
-from router_svc.tasks import sql_claims, sql_reads, sql_submit, sql_sweeps
-from router_svc.tasks.lanes import Lane
-from router_svc.tasks.rows import values_of
-from router_svc.tasks.sql_claims import FencedWrites
-from router_svc.tasks.store_port import Claim
 from weft.durable.tasks import TaskQuery, TaskState
 from weft.kernel.reasons import Reason
 
@@ -26,7 +25,7 @@ pytest_plugins = ("database_fixtures",)
 ROWS = 6_000
 RUNNING, WAITING, TENANTS = 60, 2_000, 20
 CLAIM = Claim("task-10", "r1", 1)
-FENCED = FencedWrites(sql_claims.fence)
+FENCED = FencedWrites(sql_transitions.fence)
 Use = Callable[[AsyncConnection], Awaitable[Any]]
 
 
@@ -38,7 +37,7 @@ async def further_page(connection: AsyncConnection) -> None:
 
 USES: dict[str, tuple[Use, str]] = {
     "submit": (
-        lambda c: sql_submit.submit_rows(c, [a_row(f"new-{n}", idempotency_key=f"new-{n}") for n in range(3)]),
+        lambda c: sql_rows.submit_rows(c, [a_row(f"new-{n}", idempotency_key=f"new-{n}") for n in range(3)]),
         "ix_tasks_key",
     ),
     "get": (lambda c: sql_reads.get(c, "t3", "task-9"), "uq_tasks_id"),
@@ -50,18 +49,18 @@ USES: dict[str, tuple[Use, str]] = {
     "lanes after one": (lambda c: sql_reads.lanes(c, NOW, Lane("m1", "t1", LANE.band), 20), "ix_tasks_lane"),
     "pending": (lambda c: sql_reads.pending(c, Lane("m1", "t1", LANE.band), NOW, 5, MUCH), "ix_tasks_lane"),
     "next_ready_at": (lambda c: sql_reads.next_ready_at(c, NOW - 10), "ix_tasks_ready"),
-    "claim": (lambda c: sql_claims.claim(c, "task-100", "r1", NOW, NOW + LEASE), "uq_tasks_id"),
-    "renew": (lambda c: sql_claims.renew(c, "r1", NOW + LEASE), "ix_tasks_lease"),
+    "claim": (lambda c: sql_transitions.claim(c, "task-100", "r1", NOW, NOW + LEASE), "uq_tasks_id"),
+    "renew": (lambda c: sql_transitions.renew(c, "r1", NOW + LEASE), "ix_tasks_lease"),
     "append": (lambda c: FENCED.append(c, CLAIM, [a_piece(2, "b")]), "uq_tasks_id"),
     "end": (lambda c: FENCED.end(c, CLAIM, DONE, NOW), "uq_tasks_id"),
     "revert": (
         lambda c: FENCED.revert(c, CLAIM, CRASH, receipt=b"", counts=True, now=NOW, ready_at=NOW),
         "pk_task_attempts",
     ),
-    "cancel": (lambda c: sql_sweeps.cancel(c, "t3", "task-10", NOW), "uq_tasks_id"),
-    "revert_expired": (lambda c: sql_sweeps.revert_expired(c, NOW + LEASE, 5), "ix_tasks_lease"),
-    "fail_expired": (lambda c: sql_sweeps.fail_expired(c, NOW + 3600, 5), "ix_tasks_expiry"),
-    "forget_ended": (lambda c: sql_sweeps.forget_ended(c, NOW + 5, 5), "ix_tasks_ended"),
+    "cancel": (lambda c: sql_transitions.cancel(c, "t3", "task-10", NOW), "uq_tasks_id"),
+    "revert_expired": (lambda c: sql_transitions.revert_expired(c, NOW + LEASE, 5), "ix_tasks_lease"),
+    "fail_expired": (lambda c: sql_transitions.fail_expired(c, NOW + 3600, 5), "ix_tasks_expiry"),
+    "forget_ended": (lambda c: sql_transitions.forget_ended(c, NOW + 5, 5), "ix_tasks_ended"),
 }
 
 
@@ -193,7 +192,7 @@ async def test_finding_and_claiming_costs_the_same_with_many_waiting(sqlite_url:
                 lambda c: sql_reads.lanes(c, NOW, None, 10),
                 lambda c: sql_reads.lanes(c, NOW, Lane("m2", "ann", LANE.band), 10),
                 lambda c: sql_reads.pending(c, Lane("m2", "ann", LANE.band), NOW, 8, MUCH),
-                lambda c: sql_claims.claim(c, "task-50", "r1", NOW, NOW + LEASE),
+                lambda c: sql_transitions.claim(c, "task-50", "r1", NOW, NOW + LEASE),
             ]
             costs.append([await steps_of(connection, use) for use in uses])
             await connection.rollback()
@@ -205,6 +204,6 @@ async def test_finding_and_claiming_costs_the_same_with_many_waiting(sqlite_url:
 
 
 async def test_a_reason_is_kept_for_every_row_of_a_sweep(connection: AsyncConnection) -> None:
-    failed = await sql_sweeps.fail_expired(connection, NOW + 3600, 7)
+    failed = await sql_transitions.fail_expired(connection, NOW + 3600, 7)
     query = select(tasks.c.error_reason).where(tasks.c.id.in_(failed))
     assert (await connection.execute(query)).scalars().all() == [Reason.QUEUE_TIMEOUT.value] * 7

@@ -9,10 +9,9 @@ import asyncpg
 import pytest
 from stored_tasks import DONE, LANE, LEASE, NOW, a_piece, a_row, all_of, begun, claimed, reverted, seen, store_on
 
-from router_svc.tasks.lanes import Lane
-from router_svc.tasks.postgres_news import CHANNEL, MAX_PAYLOAD_BYTES, MAX_TOLD
-from router_svc.tasks.signals import LaneFilled, ManyChanged, News, TaskChanged, TaskSignals
-from router_svc.tasks.sql import SqlTaskStore
+from router_svc.durable.tasks.sql_store import SqlTaskStore
+from router_svc.durable.tasks.store_port import Lane, LaneFilled, ManyChanged, News, TaskChanged
+from router_svc.durable.tasks.task_events import CHANNEL, MAX_PAYLOAD_BYTES, MAX_TOLD, TaskSignals
 from weft.durable.tasks import TaskQuery, TaskState
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

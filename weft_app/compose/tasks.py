@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 
-import router_svc.batches.service
-import router_svc.tasks.service
-from router_svc.batches.config import BatchLimits
-from router_svc.batches.service import BatchService
+import router_svc.durable.batches.service
+import router_svc.durable.tasks.service
+from router_svc.durable.batches.config import BatchLimits
+from router_svc.durable.batches.service import BatchService
+from router_svc.durable.tasks.config import TaskLimits
+from router_svc.durable.tasks.service import TaskParts, TaskService
 from router_svc.service import RouterService
 from router_svc.store.database import RouterDatabase
-from router_svc.tasks.config import TaskLimits
-from router_svc.tasks.service import TaskParts, TaskService
 from weft.dispatch.agents import KnownNames
 from weft.dispatch.schema_guard import SchemaLimits
 from weft.kernel.service import Service
@@ -39,8 +39,8 @@ def durable_services(config: WeftConfig, database: RouterDatabase, router: Route
         channels=router.channels,
         subscribe=router.subscribe,
     )
-    tasks = router_svc.tasks.service.build(database, limits, parts)
-    batches = router_svc.batches.service.build(
+    tasks = router_svc.durable.tasks.service.build(database, limits, parts)
+    batches = router_svc.durable.batches.service.build(
         database, batch_limits(config.router.batches), limits, tasks.signals, names=KnownNames(router)
     )
     return DurableServices(tasks, batches)

@@ -15,15 +15,15 @@ from pathlib import Path
 import uvloop
 from sqlalchemy import ColumnElement
 
+import router_svc.durable.tasks.service
 import router_svc.service
-import router_svc.tasks.service
+from router_svc.durable.tasks.failpoints import Failpoint, Failpoints, NoFailpoints
+from router_svc.durable.tasks.service import TaskParts, TaskService
+from router_svc.durable.tasks.sql_store import SqlTaskStore
+from router_svc.durable.tasks.store_port import Claim, Ending
 from router_svc.service import RouterService
 from router_svc.store.database import RouterDatabase
 from router_svc.store.tables import tasks
-from router_svc.tasks.failpoints import Failpoint, Failpoints, NoFailpoints
-from router_svc.tasks.service import TaskParts, TaskService
-from router_svc.tasks.sql import SqlTaskStore
-from router_svc.tasks.store_port import Claim, Ending
 from weft.durable.tasks import Task, TaskFailure
 from weft.kernel.telemetry import BoundedLogFile, configure_logging
 from weft_app.compose.home import WeftHome
@@ -115,7 +115,7 @@ def broken_tasks(
     failpoints: Failpoints = NoFailpoints() if breakage.kill_at is None else DeadlyFailpoint(*breakage.kill_at)
     kind = SqlTaskStore if breakage.is_fenced else UnfencedTaskStore
     store = kind(database, max_commit_batch=limits.max_commit_batch)
-    return router_svc.tasks.service.build(database, limits, parts, failpoints=failpoints, store=store)
+    return router_svc.durable.tasks.service.build(database, limits, parts, failpoints=failpoints, store=store)
 
 
 async def serve(config: WeftConfig, home: WeftHome, breakage: Breakage) -> None:

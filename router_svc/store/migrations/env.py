@@ -5,7 +5,7 @@ Deliberately does not touch logging: that belongs to the process, not to a libra
 
 from alembic import context
 
-from router_svc.store.schema import SCHEMA
+from router_svc.store.tables import SCHEMA
 
 context.configure(
     connection=context.config.attributes["connection"],

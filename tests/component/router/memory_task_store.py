@@ -5,10 +5,18 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from router_svc.tasks.lanes import Lane
-from router_svc.tasks.rows import utc
-from router_svc.tasks.signals import News
-from router_svc.tasks.store_port import LOST_LEASE, Claim, Ending, LostLease, NewPiece, PendingTask, TaskRow
+from router_svc.durable.tasks.sql_rows import utc
+from router_svc.durable.tasks.store_port import (
+    LOST_LEASE,
+    Claim,
+    Ending,
+    Lane,
+    LostLease,
+    NewPiece,
+    News,
+    PendingTask,
+    TaskRow,
+)
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import task_pb2
 from weft.durable.tasks import (

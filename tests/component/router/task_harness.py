@@ -7,13 +7,11 @@ from dataclasses import dataclass, field
 
 from memory_task_store import MemoryTaskStore
 
-from router_svc.tasks.config import TaskLimits
-from router_svc.tasks.failpoints import Failpoint
-from router_svc.tasks.lanes import Lane
-from router_svc.tasks.placement_gate import Gate
-from router_svc.tasks.service import OpenableTaskStore, TaskService
-from router_svc.tasks.signals import LaneFilled
-from router_svc.tasks.store_port import PendingTask, TaskRow
+from router_svc.durable.tasks.config import TaskLimits
+from router_svc.durable.tasks.failpoints import Failpoint
+from router_svc.durable.tasks.service import OpenableTaskStore, TaskService
+from router_svc.durable.tasks.store_port import Lane, LaneFilled, PendingTask, TaskRow
+from router_svc.durable.tasks.task_call import Gate
 from weft.api.common.v1 import chat_pb2, embedding_pb2, event_pb2, receipt_pb2
 from weft.api.router.v1 import task_pb2
 from weft.durable.tasks import NewTask, Task, TaskEvent, TaskState

@@ -13,13 +13,13 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
-import router_svc.batches.service
-from router_svc.batches.batch_servicer import BatchServicer
-from router_svc.batches.config import BatchLimits
-from router_svc.batches.file_servicer import FileServicer
+import router_svc.durable.batches.service
+from router_svc.durable.batches.batch_servicer import BatchServicer
+from router_svc.durable.batches.config import BatchLimits
+from router_svc.durable.batches.file_servicer import FileServicer
+from router_svc.durable.tasks.config import TaskLimits
+from router_svc.durable.tasks.task_events import TaskSignals
 from router_svc.store.database import RouterDatabase
-from router_svc.tasks.config import TaskLimits
-from router_svc.tasks.signals import TaskSignals
 from weft.api.common.v1 import chat_pb2, event_pb2
 from weft.api.router.v1 import (
     batch_service_pb2,
@@ -71,9 +71,13 @@ class Kept:
             writer.execute(statement)
 
 
-def built(path: Path, clock: FakeClock | None = None, **limits: Any) -> "router_svc.batches.service.BatchService":
+def built(
+    path: Path, clock: FakeClock | None = None, **limits: Any
+) -> "router_svc.durable.batches.service.BatchService":
     database = RouterDatabase(f"sqlite+aiosqlite:///{path}")
-    return router_svc.batches.service.build(database, BatchLimits(**limits), TaskLimits(), TaskSignals(), clock=clock)
+    return router_svc.durable.batches.service.build(
+        database, BatchLimits(**limits), TaskLimits(), TaskSignals(), clock=clock
+    )
 
 
 @asynccontextmanager
@@ -394,8 +398,8 @@ async def test_what_an_earlier_life_left_unfinished_is_gone_when_the_router_has_
 
 
 async def test_as_many_come_in_at_once_as_may(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router_svc.batches.file_keeper.MAX_UPLOADS", 1)
-    monkeypatch.setattr("router_svc.batches.batch_keeper.MAX_CREATIONS", 1)
+    monkeypatch.setattr("router_svc.durable.batches.files.MAX_UPLOADS", 1)
+    monkeypatch.setattr("router_svc.durable.batches.batch_manager.MAX_CREATIONS", 1)
     waiting, go_on = asyncio.Event(), asyncio.Event()
 
     async def slow(last: Any) -> AsyncIterator[Any]:
@@ -533,7 +537,7 @@ class NoMesh:
 async def test_a_line_for_a_model_that_nothing_has_is_refused_by_its_number_and_nothing_is_kept(path: Path) -> None:
     """The batch was accepted, and in progress until its window ended."""
     database = RouterDatabase(f"sqlite+aiosqlite:///{path}")
-    service = router_svc.batches.service.build(
+    service = router_svc.durable.batches.service.build(
         database, BatchLimits(), TaskLimits(), TaskSignals(), names=KnownNames(NoMesh())
     )
     await service.start()

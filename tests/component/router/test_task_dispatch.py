@@ -10,14 +10,14 @@ import grpc
 import pytest
 from task_harness import FINISHED, NOTICE_SECONDS, chat_spec, embedding_spec, text
 
-import router_svc.tasks.service
+import router_svc.durable.tasks.service
+from router_svc.durable.tasks.config import TaskLimits
+from router_svc.durable.tasks.service import TaskParts
 from router_svc.loop import Books, LoopParts, SchedulingLoop
 from router_svc.placement import LocalPlacement
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.settings import Settings
 from router_svc.store.database import RouterDatabase
-from router_svc.tasks.config import TaskLimits
-from router_svc.tasks.service import TaskParts
 from router_svc.ticket_office import TicketOffice
 from weft.api.common.v1 import embedding_pb2, event_pb2, priority_pb2, receipt_pb2
 from weft.api.router.v1 import task_pb2
@@ -157,7 +157,7 @@ async def mesh_of(tmp_path: Path, limits: TaskLimits = FAST) -> AsyncIterator[tu
         placement=LocalPlacement(mesh.loop), fleet=mesh, channels=mesh.channels, subscribe=mesh.tell.append
     )
     database = RouterDatabase(f"sqlite+aiosqlite:///{tmp_path / 'router.db'}")
-    service = router_svc.tasks.service.build(database, limits, parts)
+    service = router_svc.durable.tasks.service.build(database, limits, parts)
     await service.start()
     try:
         yield mesh, service.tasks

@@ -5,7 +5,7 @@ from typing import Self
 
 import pytest
 
-from router_svc.tasks.placement_gate import ClaimMissedError, GatedPlacement
+from router_svc.durable.tasks.task_call import ClaimMissedError, GatedPlacement
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.placement import Decision, Grant, LoadingModel, PlacementRequest, WaitingInQueue
 from weft.kernel.errors import WeftError

@@ -5,10 +5,9 @@ import asyncio
 from memory_task_store import Kept, MemoryTaskStore
 from task_harness import TENANT, ScriptedCall, TaskBench, task_bench, text
 
-from router_svc.tasks.config import TaskLimits
-from router_svc.tasks.running import WRITE_PATIENCE_SECONDS
-from router_svc.tasks.signals import ManyChanged, TaskChanged
-from router_svc.tasks.store_port import Claim
+from router_svc.durable.tasks.config import TaskLimits
+from router_svc.durable.tasks.store_port import Claim, ManyChanged, TaskChanged
+from router_svc.durable.tasks.task_run import WRITE_PATIENCE_SECONDS
 from weft.durable.tasks import TaskState
 from weft.kernel.clock import Clock
 

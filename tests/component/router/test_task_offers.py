@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from task_harness import TENANT, TaskBench, chat_spec, task_bench
 
-from router_svc.tasks.config import TaskLimits
-from router_svc.tasks.store_port import Claim
+from router_svc.durable.tasks.config import TaskLimits
+from router_svc.durable.tasks.store_port import Claim
 from weft.dispatch.fleet import FleetView, ModelView, RunnerView
 from weft.durable.tasks import NewTask, TaskState
 from weft.kernel.errors import WeftError

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from task_harness import Failpoints, ScriptedCalls, chat_spec, task_bench, text
 
+from router_svc.durable.tasks.config import TaskLimits
+from router_svc.durable.tasks.service import TaskService
+from router_svc.durable.tasks.sql_store import SqlTaskStore
 from router_svc.store.database import RouterDatabase
-from router_svc.tasks.config import TaskLimits
-from router_svc.tasks.service import TaskService
-from router_svc.tasks.sql import SqlTaskStore
 from weft.api.common.v1 import priority_pb2
 from weft.api.router.v1 import task_pb2
 from weft.dispatch.agents import KnownNames

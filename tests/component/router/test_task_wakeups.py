@@ -8,13 +8,12 @@ import pytest
 from memory_task_store import MemoryTaskStore
 from task_harness import FINISHED, TENANT, ScriptedCalls, chat_spec, task_bench, text
 
-from router_svc.tasks.calls import DispatchedCalls
-from router_svc.tasks.config import TaskLimits
-from router_svc.tasks.failpoints import NoFailpoints
-from router_svc.tasks.lanes import Lane
-from router_svc.tasks.open_counts import OpenCounts
-from router_svc.tasks.service import TaskService
-from router_svc.tasks.store_port import Claim, PendingTask
+from router_svc.durable.tasks.config import TaskLimits
+from router_svc.durable.tasks.failpoints import NoFailpoints
+from router_svc.durable.tasks.service import TaskService
+from router_svc.durable.tasks.store_port import Claim, Lane, PendingTask
+from router_svc.durable.tasks.sweeper import OpenCounts
+from router_svc.durable.tasks.task_call import DispatchedCalls
 from weft.durable.tasks import TaskChunk, TaskState
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

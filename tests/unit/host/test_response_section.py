@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from gateway.responses.config import KeepResponses
-from router_svc.responses.config import ResponseLimits
+from router_svc.durable.responses.config import ResponseLimits
 from weft_app.compose.gateway import gateway_config
 from weft_app.config.config import WeftConfig
 from weft_app.config.response_section import ResponsesSection

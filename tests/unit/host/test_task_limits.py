@@ -5,8 +5,8 @@ from dataclasses import asdict
 import pytest
 
 from gateway.batches.config import BatchEdgeConfig
-from router_svc.batches.config import BatchLimits
-from router_svc.tasks.config import TaskLimits
+from router_svc.durable.batches.config import BatchLimits
+from router_svc.durable.tasks.config import TaskLimits
 from weft.dispatch.schema_guard import SchemaLimits
 from weft_app.compose.gateway import gateway_config
 from weft_app.compose.tasks import batch_limits, task_limits

@@ -1,0 +1,1 @@
+"""Durable work in the router's database: tasks, batches with their files, and stored responses."""

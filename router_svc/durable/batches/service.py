@@ -1,0 +1,142 @@
+"""Files and batches as a service beside the router's own."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import grpc
+import structlog
+
+from router_svc.durable.batches.batch_manager import BatchKeeper, BatchTables
+from router_svc.durable.batches.batch_servicer import BatchServicer
+from router_svc.durable.batches.batch_sql import BatchTable
+from router_svc.durable.batches.config import BatchLimits
+from router_svc.durable.batches.file_servicer import FileServicer
+from router_svc.durable.batches.files import FileKeeper, FileTable
+from router_svc.durable.batches.item_sql import LineTable
+from router_svc.durable.tasks.config import TaskLimits
+from router_svc.durable.tasks.task_events import TaskSignals
+from router_svc.store.database import RouterDatabase
+from weft.api.router.v1 import (
+    batch_service_pb2,
+    batch_service_pb2_grpc,
+    file_service_pb2,
+    file_service_pb2_grpc,
+)
+from weft.dispatch.agents import KnownNames
+from weft.durable.batches import BatchPort
+from weft.durable.files import FilePort
+from weft.kernel.clock import Clock, SystemClock
+from weft.kernel.errors import WeftError
+from weft.kernel.service import start_restarting, stop_tasks
+
+if TYPE_CHECKING:
+    import asyncio
+
+
+log = structlog.get_logger("weft.router")
+
+
+class Sweeper:
+    """One round when it starts, and one after each interval."""
+
+    def __init__(self, files: FileKeeper, batches: BatchKeeper, limits: BatchLimits, clock: Clock) -> None:
+        self._files = files
+        self._batches = batches
+        self._limits = limits
+        self._clock = clock
+        self._sweeping: asyncio.Task[None] | None = None
+
+    async def start(self, *, all_broken: bool) -> None:
+        """Begin. `all_broken`: see `FileKeeper.sweep`."""
+        await self._once(all_broken=all_broken)
+        self._sweeping = start_restarting(self._for_ever, name="batch-sweeper", clock=self._clock)
+
+    async def stop(self) -> None:
+        """Stop. Safe to call twice."""
+        if self._sweeping is not None:
+            task, self._sweeping = self._sweeping, None
+            await stop_tasks([task])
+
+    async def _for_ever(self) -> None:
+        while True:
+            await self._clock.sleep(self._limits.sweep_interval_seconds)
+            await self._once(all_broken=False)
+
+    async def _once(self, *, all_broken: bool) -> None:
+        """Housekeeping: a disk that is full ends no service. The next round does again what this one could not."""
+        for keeper, kind in ((self._files, "files"), (self._batches, "batches")):
+            try:
+                await keeper.sweep(all_broken=all_broken)
+            except WeftError as error:
+                log.error("not swept", kind=kind, reason=error.reason.name)  # noqa: TRY400 - the cause is logged
+
+
+def build(
+    database: RouterDatabase,
+    limits: BatchLimits,
+    task_limits: TaskLimits,
+    signals: TaskSignals,
+    *,
+    clock: Clock | None = None,
+    names: KnownNames | None = None,
+) -> "BatchService":
+    """Files and batches in a database, not started. `signals`: of whoever runs the tasks in this process.
+
+    `names`: of what lines may ask for; None: of anything.
+    """
+    chosen = clock or SystemClock()
+    files = FileKeeper(FileTable(database), limits, chosen)
+    tables = BatchTables(batches=BatchTable(database), lines=LineTable(database))
+    batches = BatchKeeper(tables, limits, task_limits, signals, chosen, names=names)
+    return BatchService(database, files, batches, Sweeper(files, batches, limits, chosen))
+
+
+class BatchService:
+    """See weft.kernel.service.Service."""
+
+    def __init__(self, database: RouterDatabase, files: FileKeeper, batches: BatchKeeper, sweeper: Sweeper) -> None:
+        self._database = database
+        self._files = files
+        self._batches = batches
+        self._sweeper = sweeper
+        self._is_open = False
+
+    @property
+    def files(self) -> FilePort:
+        """The port for gateways in this very process."""
+        return self._files
+
+    @property
+    def batches(self) -> BatchPort:
+        """As `files`."""
+        return self._batches
+
+    @property
+    def service_names(self) -> Sequence[str]:
+        """See Service.service_names."""
+        return (
+            file_service_pb2.DESCRIPTOR.services_by_name["FileService"].full_name,
+            batch_service_pb2.DESCRIPTOR.services_by_name["BatchService"].full_name,
+        )
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """See Service.register."""
+        file_service_pb2_grpc.add_FileServiceServicer_to_server(FileServicer(self._files), server)
+        batch_service_pb2_grpc.add_BatchServiceServicer_to_server(BatchServicer(self._batches), server)
+
+    async def start(self) -> None:
+        """See Service.start."""
+        await self._database.open()
+        self._is_open = True
+        # Nobody else writes to a database that is not shared: what is not whole is left of an earlier life.
+        await self._sweeper.start(all_broken=not self._database.is_shared)
+
+    async def stop(self, grace_seconds: float) -> None:
+        """See Service.stop."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        await self._sweeper.stop()
+        await self._files.stop(grace_seconds)
+        await self._batches.stop(grace_seconds)
+        await self._database.close()

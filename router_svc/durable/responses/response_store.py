@@ -1,0 +1,224 @@
+"""Who keeps answers: the limits around the table, and what is over forgotten."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from sqlalchemy import Row, delete, func, insert, select, true, update
+
+from router_svc.durable.responses.config import ResponseLimits
+from router_svc.store.database import RouterDatabase
+from router_svc.store.tables import responses
+from weft.durable.responses import MAX_CHAIN, StoredResponse, response_not_found
+from weft.kernel.clock import Clock
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.reasons import Reason
+from weft.sql.moments import BoundedMoment, bring_back
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """How much a tenant keeps."""
+
+    count: int = 0
+    size: int = 0
+    """Bytes."""
+
+
+class ResponseTable:
+    """See `weft.durable.responses.ResponseStore`; every method raises SERVICE_UNAVAILABLE."""
+
+    def __init__(self, database: RouterDatabase) -> None:
+        self._database = database
+
+    async def save(self, response: StoredResponse) -> Kept:
+        """Keep it, instead of one of the same id; returns by how much the tenant keeps more.
+
+        Raises ALREADY_EXISTS where the id is another tenant's.
+        """
+        values, size = _values(response), _size_of(response)
+        async with self._database.writing() as connection:
+            query = select(responses.c.tenant, responses.c.size).where(responses.c.id == response.id)
+            found = (await connection.execute(query)).first()
+            if found is None:
+                await connection.execute(insert(responses), values)
+                return Kept(1, size)
+            if found.tenant != response.tenant:
+                raise WeftError(Reason.ALREADY_EXISTS, "a response of this id exists")
+            await connection.execute(update(responses).where(responses.c.id == response.id), values)
+            return Kept(0, size - found.size)
+
+    async def size_of(self, tenant: str, response_id: str) -> int | None:
+        """Bytes of one answer; None: the tenant has none of this id."""
+        query = select(responses.c.size).where(responses.c.id == response_id, responses.c.tenant == tenant)
+        async with self._database.reading() as connection:
+            size: int | None = (await connection.execute(query)).scalar_one_or_none()
+            return size
+
+    async def get(self, tenant: str, response_id: str) -> StoredResponse | None:
+        """One answer."""
+        query = select(responses).where(responses.c.id == response_id, responses.c.tenant == tenant)
+        async with self._database.reading() as connection:
+            found = (await connection.execute(query)).first()
+        return None if found is None else _response_of(found)
+
+    async def chain(self, tenant: str, response_id: str) -> Sequence[tuple[str, int]] | None:
+        """Ids and bytes of it and of what it continues, the newest first, one more than MAX_CHAIN at most.
+
+        None where one of them is gone.
+        """
+        found: list[tuple[str, int]] = []
+        wanted = response_id
+        async with self._database.reading() as connection:
+            while wanted and len(found) <= MAX_CHAIN:
+                query = select(responses.c.previous_id, responses.c.size).where(
+                    responses.c.id == wanted, responses.c.tenant == tenant
+                )
+                row = (await connection.execute(query)).first()
+                if row is None:
+                    return None
+                found.append((wanted, row.size))
+                wanted = row.previous_id
+        return found
+
+    async def delete(self, tenant: str, response_id: str) -> int | None:
+        """Forget it; returns its bytes, None where there was none."""
+        query = select(responses.c.size).where(responses.c.id == response_id, responses.c.tenant == tenant)
+        async with self._database.writing() as connection:
+            size: int | None = (await connection.execute(query)).scalar_one_or_none()
+            if size is not None:
+                await connection.execute(delete(responses).where(responses.c.id == response_id))
+            return size
+
+    async def bring_back(self, now: datetime, limit: int) -> int:
+        """Answers made later than now, before a clock was set back, were made now; how many, at most `limit`."""
+        made = BoundedMoment(key=responses.c.id, column=responses.c.created_at, latest=now, where=true())
+        async with self._database.writing() as connection:
+            return await bring_back(connection, [made], limit)
+
+    async def forget_before(self, moment: datetime) -> int:
+        """Forget the answers made before it; returns how many they were."""
+        async with self._database.writing() as connection:
+            done = await connection.execute(delete(responses).where(responses.c.created_at < moment))
+            return done.rowcount
+
+    async def kept(self) -> Mapping[str, Kept]:
+        """How much each tenant keeps."""
+        query = select(responses.c.tenant, func.count(), func.sum(responses.c.size)).group_by(responses.c.tenant)
+        async with self._database.reading() as connection:
+            return {tenant: Kept(count, int(size)) for tenant, count, size in await connection.execute(query)}
+
+
+def _values(response: StoredResponse) -> dict[str, object]:
+    return {
+        "id": response.id,
+        "tenant": response.tenant,
+        "previous_id": response.previous_id,
+        "created_at": response.created_at,
+        "size": _size_of(response),
+        "body": response.body,
+        "items": response.items,
+    }
+
+
+def _size_of(response: StoredResponse) -> int:
+    return len(response.body) + len(response.items)
+
+
+def _response_of(row: Row[tuple[object, ...]]) -> StoredResponse:
+    created = row.created_at
+    return StoredResponse(
+        id=row.id,
+        tenant=row.tenant,
+        previous_id=row.previous_id,
+        # SQLite keeps no zone; what was written is UTC.
+        created_at=created if created.tzinfo else created.replace(tzinfo=UTC),
+        body=row.body,
+        items=row.items,
+    )
+
+
+SWEPT_AT_ONCE = 100
+"""Answers that one statement of a sweep moves: others have their turn in between."""
+
+
+class ResponseKeeper:
+    """See `weft.durable.responses.ResponseStore`."""
+
+    def __init__(self, table: ResponseTable, limits: ResponseLimits, clock: Clock) -> None:
+        self._table = table
+        self._limits = limits
+        self._clock = clock
+        self._kept: dict[str, Kept] = {}
+        """By tenant. Other routers on one database are seen at the next count."""
+        self._total_bytes = 0
+        """Of all tenants."""
+
+    async def save(self, response: StoredResponse) -> None:
+        """See ResponseStore.save."""
+        size = len(response.body) + len(response.items)
+        if size > self._limits.max_bytes:
+            raise WeftError(
+                Reason.REQUEST_TOO_LARGE, f"a response that is kept has at most {self._limits.max_bytes} bytes"
+            )
+        if self._refusal(response.tenant, Kept(1, size)):
+            await self._require_replacement(response, size)
+        self._add(response.tenant, await self._table.save(response))
+
+    async def get(self, tenant: str, response_id: str) -> StoredResponse:
+        """See ResponseStore.get."""
+        found = await self._table.get(tenant, response_id)
+        if found is None:
+            raise response_not_found(response_id)
+        return found
+
+    async def chain(self, tenant: str, response_id: str) -> Sequence[StoredResponse]:
+        """See ResponseStore.chain. Raises INVALID_ARGUMENT, too, for more bytes than one message may carry."""
+        steps = await self._table.chain(tenant, response_id)
+        if steps is None:
+            raise response_not_found(response_id)
+        if len(steps) > MAX_CHAIN:
+            raise invalid_field("previous_response_id", f"continues more than {MAX_CHAIN} responses")
+        if sum(size for _, size in steps) > self._limits.max_chain_bytes:
+            raise invalid_field(
+                "previous_response_id", f"continues more than {self._limits.max_chain_bytes} bytes of responses"
+            )
+        return [await self.get(tenant, step) for step, _ in reversed(steps)]
+
+    async def delete(self, tenant: str, response_id: str) -> None:
+        """See ResponseStore.delete."""
+        size = await self._table.delete(tenant, response_id)
+        if size is None:
+            raise response_not_found(response_id)
+        self._add(tenant, Kept(-1, -size))
+
+    async def sweep(self) -> None:
+        """Forget what is over, and count what is left."""
+        now = self._clock.utc_now()
+        while await self._table.bring_back(now, SWEPT_AT_ONCE):
+            pass
+        await self._table.forget_before(now - timedelta(seconds=self._limits.keep_seconds))
+        self._kept = dict(await self._table.kept())
+        self._total_bytes = sum(kept.size for kept in self._kept.values())
+
+    async def _require_replacement(self, response: StoredResponse, size: int) -> None:
+        """A tenant that keeps all it may can still write again what it has."""
+        known = await self._table.size_of(response.tenant, response.id)
+        more = Kept(1, size) if known is None else Kept(0, size - known)
+        refusal = self._refusal(response.tenant, more)
+        if refusal:
+            raise WeftError(Reason.TOO_MANY_RESOURCES, refusal)
+
+    def _refusal(self, tenant: str, more: Kept) -> str:
+        """Why a tenant may not keep so much more; empty: it may."""
+        kept, limits = self._kept.get(tenant, Kept()), self._limits
+        if kept.count + more.count > limits.max_per_tenant or kept.size + more.size > limits.max_tenant_bytes:
+            return "the tenant keeps as many responses as it may; delete some, or send 'store': false"
+        if self._total_bytes + more.size > limits.max_total_bytes:
+            return "as many responses are kept as may be (router.responses.max_total_bytes); send 'store': false"
+        return ""
+
+    def _add(self, tenant: str, more: Kept) -> None:
+        kept = self._kept.get(tenant, Kept())
+        self._kept[tenant] = Kept(kept.count + more.count, kept.size + more.size)
+        self._total_bytes += more.size

@@ -1,0 +1,225 @@
+"""Tasks inside the router's own process."""
+
+from collections.abc import AsyncGenerator, Generator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, replace
+
+import structlog
+
+from router_svc.durable.tasks.config import MEBIBYTE, TaskLimits
+from router_svc.durable.tasks.database_clock import Wall
+from router_svc.durable.tasks.failpoints import Failpoint, Failpoints
+from router_svc.durable.tasks.monotonic_reads import TaskAnswers
+from router_svc.durable.tasks.spec_validation import CheckedSpec, check_spec
+from router_svc.durable.tasks.store_port import Lane, LaneFilled, TaskChanged, TaskRow, TaskStore
+from router_svc.durable.tasks.sweeper import OpenCounts
+from router_svc.durable.tasks.task_engine import TaskEngine
+from router_svc.durable.tasks.task_events import TaskSignals, wait_for_news
+from weft.dispatch.agents import KnownNames
+from weft.durable.tasks import (
+    MAX_IDEMPOTENCY_KEY_CHARS,
+    MAX_LISTED,
+    TASK_PREFIX,
+    NewTask,
+    Submitted,
+    Task,
+    TaskChunk,
+    TaskDetails,
+    TaskEvent,
+    TaskPage,
+    TaskQuery,
+    TaskState,
+    attempt_of,
+    index_of,
+    task_not_found,
+)
+from weft.kernel.clock import Clock
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.names import new_id
+from weft.kernel.reasons import Reason
+
+MAX_READ_BYTES = MEBIBYTE
+"""Of pieces that are read at once."""
+
+
+class TaskWatcher:
+    """Watches tasks for callers."""
+
+    def __init__(
+        self, answers: TaskAnswers, store: TaskStore, signals: TaskSignals, clock: Clock, limits: TaskLimits
+    ) -> None:
+        self._answers = answers
+        self._store = store
+        self._signals = signals
+        self._clock = clock
+        self._limits = limits
+        self._watches = 0
+
+    async def watch(self, tenant: str, task_id: str, after_event: int) -> AsyncGenerator[TaskEvent]:
+        """See TaskPort.watch."""
+        with self._counted(), self._signals.watching(task_id) as news:
+            told: Task | None = None
+            last = after_event
+            while True:
+                # Cleared first: what is told while it is read is looked at again.
+                news.clear()
+                task = await self._answers.get(tenant, task_id)
+                if told is None or (_has_moved(told, task) and not task.state.is_terminal):
+                    yield task
+                told = task
+                async for piece in self._pieces(task, last):
+                    last = piece.last_event
+                    yield piece
+                if task.state.is_terminal:
+                    if attempt_of(last) <= task.attempt and last < task.last_event:
+                        # It was deleted while its answer was read: the part that was told is not the whole.
+                        raise task_not_found(task_id)
+                    yield task
+                    return
+                await wait_for_news(news, self._clock, self._limits.watch_poll_seconds)
+
+    async def _pieces(self, task: Task, after_event: int) -> AsyncGenerator[TaskChunk]:
+        """What is kept behind an event; one of an attempt that was lost counts as none."""
+        index = index_of(after_event) if attempt_of(after_event) == task.attempt else 0
+        while task.attempt:
+            pieces = await self._store.pieces(task.id, task.attempt, index, MAX_READ_BYTES)
+            if not pieces:
+                return
+            for piece in pieces:
+                yield piece
+            index = index_of(pieces[-1].last_event)
+
+    @contextmanager
+    def _counted(self) -> Generator[None]:
+        if self._watches >= self._limits.max_watches:
+            raise WeftError(
+                Reason.TOO_MANY_RESOURCES,
+                "as many watch tasks as may (router.tasks.max_watches); ask for the task now and then",
+                retry_after_seconds=self._limits.watch_poll_seconds,
+            )
+        self._watches += 1
+        try:
+            yield
+        finally:
+            self._watches -= 1
+
+
+def _has_moved(before: Task, now: Task) -> bool:
+    return (before.state, before.attempt) != (now.state, now.attempt)
+
+
+log = structlog.get_logger("weft.tasks")
+
+_OF_NEW_TASKS = frozenset({Reason.TOO_MANY_RESOURCES, Reason.MODEL_NOT_FOUND})
+"""Why a task is refused that would be a new one; one that is kept already stays as good as it was."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalParts:
+    """What the port works with."""
+
+    answers: TaskAnswers
+    signals: TaskSignals
+    engine: TaskEngine
+    counts: OpenCounts
+    watcher: TaskWatcher
+    wall: Wall
+    limits: TaskLimits
+    failpoints: Failpoints
+    names: KnownNames | None = None
+    """Of what tasks may ask for; None: of anything."""
+
+
+class LocalTasks:
+    """See TaskPort."""
+
+    def __init__(self, parts: LocalParts) -> None:
+        self._parts = parts
+
+    async def submit(self, new: NewTask) -> Submitted:
+        """See TaskPort.submit."""
+        parts = self._parts
+        checked = check_spec(new.spec, parts.limits, "spec")
+        row = _row_of(new, checked, parts.wall.now())
+        try:
+            if parts.names is not None and not new.spec.wait_for_model:
+                parts.names.require(checked.model, "spec.model")
+            await parts.counts.require(new.tenant)
+        except WeftError as error:
+            # Who sends the same again adds nothing, and may not know yet that it is kept.
+            known = None if error.reason not in _OF_NEW_TASKS else await parts.answers.submitted(row)
+            if known is None:
+                raise
+            return replace(known, task=self._told(known.task))
+        submitted = await parts.answers.submit(row)
+        task = submitted.task
+        await parts.failpoints.reach(Failpoint.SUBMITTED, task.id)
+        if not submitted.existed:
+            parts.counts.add(new.tenant)
+            log.info("task accepted", task=task.id, tenant=new.tenant, model=task.model, caller=new.caller)
+            parts.signals.announce(LaneFilled(row.lane))
+        return replace(submitted, task=self._told(task))
+
+    async def get(self, tenant: str, task_id: str) -> Task:
+        """See TaskPort.get."""
+        return self._told(await self._parts.answers.get(tenant, task_id))
+
+    async def details(self, tenant: str, task_id: str) -> TaskDetails:
+        """See TaskPort.details."""
+        found = await self._parts.answers.details(tenant, task_id)
+        return replace(found, task=self._told(found.task))
+
+    async def list_page(self, tenant: str, query: TaskQuery) -> TaskPage:
+        """See TaskPort.list_page."""
+        if not 1 <= query.page_size <= MAX_LISTED:
+            raise invalid_field("page_size", f"must be 1 to {MAX_LISTED}")
+        page = await self._parts.answers.list_page(tenant, query)
+        return replace(page, tasks=[self._told(task) for task in page.tasks])
+
+    async def cancel(self, tenant: str, task_id: str) -> Task:
+        """See TaskPort.cancel."""
+        parts = self._parts
+        before = await parts.answers.get(tenant, task_id)
+        if before.state.is_terminal:
+            return self._told(before)
+        found = await parts.answers.cancel(tenant, task_id, parts.wall.now())
+        if found.state is TaskState.CANCELLED:
+            log.info("task cancelled", task=task_id, attempt=found.attempt, owner=found.owner or None)
+        parts.engine.withdraw(task_id)
+        parts.signals.announce(TaskChanged(task_id))
+        return replace(found, owner="")
+
+    async def delete(self, tenant: str, task_id: str) -> None:
+        """See TaskPort.delete."""
+        await self._parts.answers.delete(tenant, task_id)
+        self._parts.signals.announce(TaskChanged(task_id))
+
+    async def watch(self, tenant: str, task_id: str, after_event: int = 0) -> AsyncGenerator[TaskEvent]:
+        """See TaskPort.watch."""
+        async with aclosing(self._parts.watcher.watch(tenant, task_id, after_event)) as watched:
+            async for news in watched:
+                yield self._told(news) if isinstance(news, Task) else news
+
+    def _told(self, task: Task) -> Task:
+        """With what is known here of why it waits."""
+        if task.state is not TaskState.PENDING:
+            return task
+        return replace(task, waiting_for=self._parts.engine.waiting_for(task))
+
+
+def _row_of(new: NewTask, checked: CheckedSpec, now: float) -> TaskRow:
+    key = new.idempotency_key
+    if len(key) > MAX_IDEMPOTENCY_KEY_CHARS or (key and not key.isprintable()):
+        raise invalid_field("idempotency_key", f"must have at most {MAX_IDEMPOTENCY_KEY_CHARS} printable characters")
+    return TaskRow(
+        id=new_id(TASK_PREFIX),
+        lane=Lane(checked.model, new.tenant, checked.band),
+        idempotency_key=key,
+        digest=checked.digest,
+        spec=checked.spec,
+        origin_kind=checked.origin_kind,
+        caller=new.caller,
+        max_attempts=checked.max_attempts,
+        pending_limit_seconds=checked.pending_limit_seconds,
+        created_at=now,
+    )

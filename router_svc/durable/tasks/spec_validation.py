@@ -1,0 +1,129 @@
+"""What may be a task: the bounds of a TaskSpec, whoever brings it. Pure."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+
+from router_svc.durable.tasks.config import TaskLimits
+from router_svc.validation import check_chat, check_completion, check_embedding
+from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2
+from weft.api.router.v1 import task_pb2
+from weft.dispatch.agents import AGENT_PREFIX, require_model_name
+from weft.dispatch.handling import client_of, handling_of, priority_of, session_of
+from weft.durable.tasks import MAX_ORIGIN_KIND_CHARS, payload_of
+from weft.kernel.errors import FieldError, invalid_field
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation, Priority
+
+MIN_PENDING_LIMIT_SECONDS = 1.0
+MAX_PENDING_LIMIT_SECONDS = 7 * 86_400.0
+MAX_ATTEMPTS = 100
+MAX_TRACEPARENT_CHARS = 128
+_NANOSECONDS = 1e9
+_PAYLOAD = "payload"
+"""What the checks of a payload, which live requests share, call it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedSpec:
+    """A TaskSpec that may be kept, and what is kept beside it."""
+
+    model: str
+    operation: Operation
+    band: Priority
+    """DURABLE unless the spec names another."""
+    origin_kind: str
+    max_attempts: int
+    pending_limit_seconds: float
+    spec: bytes
+    """Serialized; the same spec has the same bytes."""
+
+    @property
+    def digest(self) -> bytes:
+        """See `TaskRow.digest`."""
+        return sha256(self.spec).digest()
+
+
+def check_spec(spec: task_pb2.TaskSpec, limits: TaskLimits, field: str) -> CheckedSpec:
+    """Raises INVALID_ARGUMENT or REQUEST_TOO_LARGE naming the field, which is `field` or in it.
+
+    Whether the caller may let it leave the premises is for whoever knows the caller.
+    """
+    with _within(field):
+        _check_sizes(spec, limits)
+        model = require_model_name(spec.model, "model")
+        operation = _check_payload(spec, limits)
+        if model.startswith(AGENT_PREFIX) and operation is not Operation.CHAT:
+            raise invalid_field("model", "an agent only chats")
+        handling_of(spec.options)
+        client_of(spec.options)
+        session_of(spec.options)
+        return CheckedSpec(
+            model=model,
+            operation=operation,
+            band=priority_of(spec.options) if spec.options.priority else Priority.DURABLE,
+            origin_kind=_words(spec.origin_kind, "origin_kind", MAX_ORIGIN_KIND_CHARS),
+            max_attempts=_max_attempts(spec, limits),
+            pending_limit_seconds=_pending_limit_seconds(spec, limits),
+            spec=spec.SerializeToString(deterministic=True),
+        )
+
+
+def _check_sizes(spec: task_pb2.TaskSpec, limits: TaskLimits) -> None:
+    if len(spec.origin) > limits.max_origin_bytes:
+        raise FieldError("origin", f"must have at most {limits.max_origin_bytes} bytes", Reason.REQUEST_TOO_LARGE)
+    if spec.ByteSize() > limits.max_spec_bytes:
+        raise FieldError("spec", f"must have at most {limits.max_spec_bytes} bytes", Reason.REQUEST_TOO_LARGE)
+    _words(spec.traceparent, "traceparent", MAX_TRACEPARENT_CHARS)
+
+
+def _check_payload(spec: task_pb2.TaskSpec, limits: TaskLimits) -> Operation:
+    match payload_of(spec):
+        case chat_pb2.ChatPayload() as chat:
+            check_chat(chat, limits.schemas)
+            return Operation.CHAT
+        case completion_pb2.CompletionPayload() as completion:
+            check_completion(completion)
+            return Operation.COMPLETION
+        case embedding_pb2.EmbeddingPayload() as embedding:
+            check_embedding(embedding)
+            return Operation.EMBEDDING
+        case _:
+            raise invalid_field(_PAYLOAD, "must be a chat, a completion or an embedding")
+
+
+def _max_attempts(spec: task_pb2.TaskSpec, limits: TaskLimits) -> int:
+    if not 0 <= spec.max_attempts <= MAX_ATTEMPTS:
+        raise invalid_field("max_attempts", f"must be 1 to {MAX_ATTEMPTS}, or 0 for as many as the router gives")
+    return spec.max_attempts or limits.max_attempts
+
+
+def _pending_limit_seconds(spec: task_pb2.TaskSpec, limits: TaskLimits) -> float:
+    if not spec.HasField("pending_limit"):
+        return limits.pending_limit_seconds
+    # Beyond what a Duration may hold, its own arithmetic fails; here such a length is only too long.
+    seconds = spec.pending_limit.seconds + spec.pending_limit.nanos / _NANOSECONDS
+    if not MIN_PENDING_LIMIT_SECONDS <= seconds <= MAX_PENDING_LIMIT_SECONDS:
+        raise invalid_field(
+            "pending_limit", f"must be {MIN_PENDING_LIMIT_SECONDS:g} to {MAX_PENDING_LIMIT_SECONDS:g} seconds"
+        )
+    return seconds
+
+
+def _words(text: str, field: str, max_chars: int) -> str:
+    """Columns of PostgreSQL hold no NUL, and logs no line breaks."""
+    if len(text) > max_chars or (text and not text.isprintable()):
+        raise invalid_field(field, f"must have at most {max_chars} printable characters")
+    return text
+
+
+@contextmanager
+def _within(field: str) -> Iterator[None]:
+    """Name the fields as the caller does."""
+    try:
+        yield
+    except FieldError as error:
+        inner = error.field
+        path = field if inner == "spec" else f"{field}.{inner}"
+        raise FieldError(path, error.message.removeprefix(f"{inner}: "), error.reason) from error

@@ -1,0 +1,257 @@
+"""What is read of tasks on SQL. Each statement has its index: `tests/contract/test_task_store_plans.py`."""
+
+import hashlib
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from binascii import Error as Base64Error
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Select, and_, func, literal, select, tuple_
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from router_svc.durable.tasks.sql_rows import UNBORN, task_of, utc
+from router_svc.durable.tasks.sql_transitions import IS_PENDING, IS_RUNNING, lane_of
+from router_svc.durable.tasks.store_port import Lane, PendingTask
+from router_svc.store.tables import task_attempts, task_pieces, task_specs, tasks
+from weft.api.common.v1 import receipt_pb2
+from weft.api.router.v1 import task_pb2
+from weft.durable.tasks import MAX_LISTED, Task, TaskAttempt, TaskChunk, TaskDetails, TaskPage, TaskQuery, event_number
+from weft.kernel.errors import invalid_field
+from weft.kernel.reasons import reason_of
+
+MAX_PIECES_READ = 1_024
+"""Pieces that one call hands out."""
+_LANE_ORDER = (tasks.c.model, tasks.c.tenant, tasks.c.band)
+_TOKEN_MARK_BYTES = 8
+_TOKEN_SEQ_BYTES = 8
+
+
+async def get(connection: AsyncConnection, tenant: str, task_id: str) -> Task | None:
+    """See TaskStore.get."""
+    row = (await connection.execute(_owned(tenant, task_id))).first()
+    return None if row is None else task_of(row)
+
+
+async def details(connection: AsyncConnection, tenant: str, task_id: str) -> TaskDetails | None:
+    """See TaskStore.details."""
+    row = (await connection.execute(_owned(tenant, task_id))).first()
+    if row is None:
+        return None
+    kept = await connection.execute(select(task_specs.c.spec).where(task_specs.c.task_id == task_id))
+    spec: bytes | None = kept.scalar_one_or_none()
+    if spec is None:  # It has been deleted meanwhile.
+        return None
+    tried = select(task_attempts).where(task_attempts.c.task_id == task_id).order_by(task_attempts.c.attempt)
+    attempts = [_attempt_of(each) for each in await connection.execute(tried)]
+    return TaskDetails(task=task_of(row), spec=task_pb2.TaskSpec.FromString(spec), attempts=attempts)
+
+
+async def list_page(connection: AsyncConnection, tenant: str, query: TaskQuery) -> TaskPage:
+    """See TaskStore.list_page."""
+    size = max(1, min(query.page_size, MAX_LISTED))
+    mark = _mark_of(tenant, query)
+    before = _seq_of(query.page_token, mark) if query.page_token else None
+    statement = _newest_first(connection.dialect.name, tenant, before).where(tasks.c.state != UNBORN)
+    if query.states:
+        statement = statement.where(tasks.c.state.in_(sorted(state.value for state in query.states)))
+    if query.model:
+        statement = statement.where(tasks.c.model == query.model)
+    if query.batch:
+        statement = statement.where(tasks.c.batch_id == query.batch)
+    rows = (await connection.execute(statement.limit(size + 1))).all()
+    token = _token_of(rows[size - 1].seq, mark) if len(rows) > size else ""
+    return TaskPage(tasks=[task_of(row) for row in rows[:size]], next_page_token=token)
+
+
+async def pieces(
+    connection: AsyncConnection, task_id: str, attempt: int, after_index: int, max_bytes: int
+) -> Sequence[TaskChunk]:
+    """See TaskStore.pieces. Of a piece that the event is in the middle of, the rest."""
+    c = task_pieces.c
+    of_attempt = and_(c.task_id == task_id, c.attempt == attempt)
+    # The event after it may be in the middle of the piece that begins last before that.
+    first = select(func.max(c.first_index)).where(of_attempt, c.first_index <= after_index + 1).scalar_subquery()
+    sizes = (
+        select(c.first_index, func.length(c.output).label("size"))
+        .where(of_attempt, c.first_index >= func.coalesce(first, 0))
+        .order_by(c.first_index)
+        .limit(MAX_PIECES_READ)
+    )
+    chosen = _as_many_as_fit((await connection.execute(sizes)).all(), max_bytes)
+    if not chosen:
+        return ()
+    whole = (
+        select(c.first_index, c.event_count, c.output)
+        .where(of_attempt, c.first_index.between(chosen[0].first_index, chosen[-1].first_index))
+        .order_by(c.first_index)
+    )
+    found = [_piece_of(row, attempt, after_index) for row in await connection.execute(whole)]
+    return [piece for piece in found if piece is not None]
+
+
+async def lanes(connection: AsyncConnection, now: float, after: Lane | None, limit: int) -> Sequence[Lane]:
+    """See TaskStore.lanes: from each lane's first task the index leads to the next lane, past all others of its own."""
+    c = tasks.c
+    ready = and_(IS_PENDING, c.ready_at <= now, c.expires_at > now)
+    begin: ColumnElement[int]
+    if after is None:
+        begin = select(c.seq).where(ready).order_by(*_LANE_ORDER, c.seq).limit(1).scalar_subquery()
+    else:
+        begin = _first_after(ready, literal(after.model), literal(after.tenant), literal(after.band.value))
+    lane = select(begin.label("seq"), literal(1).label("place")).cte("lane", recursive=True)
+    this = tasks.alias("this")
+    following = _first_after(ready, this.c.model, this.c.tenant, this.c.band)
+    steps = lane.union_all(
+        select(following, lane.c.place + 1).join_from(lane, this, this.c.seq == lane.c.seq).where(lane.c.place < limit)
+    )
+    found = select(steps.c.place, *_LANE_ORDER).join_from(steps, tasks, c.seq == steps.c.seq)
+    # The database's order, not Python's: the next page begins after the last of these.
+    rows = sorted((await connection.execute(found)).all(), key=lambda row: row.place)
+    return [lane_of(row) for row in rows]
+
+
+def _first_after(
+    ready: ColumnElement[bool], model: ColumnElement[str], tenant: ColumnElement[str], band: ColumnElement[int]
+) -> ColumnElement[int]:
+    """The first ready task of the next lane.
+
+    One question for each column: SQLite compares rows as such only after it has read all of the lane.
+    """
+    c = tasks.c
+    first = select(c.seq).where(ready).limit(1)
+    return func.coalesce(
+        first.where(c.model == model, c.tenant == tenant, c.band > band).order_by(c.band, c.seq).scalar_subquery(),
+        first.where(c.model == model, c.tenant > tenant).order_by(c.tenant, c.band, c.seq).scalar_subquery(),
+        first.where(c.model > model).order_by(*_LANE_ORDER, c.seq).scalar_subquery(),
+    )
+
+
+async def pending(
+    connection: AsyncConnection, lane: Lane, now: float, limit: int, max_bytes: int
+) -> Sequence[PendingTask]:
+    """See TaskStore.pending."""
+    c = tasks.c
+    waiting = (
+        select(
+            *(c.id, c.caller, c.attempt, c.failures, c.max_attempts, c.batch_id),
+            func.length(task_specs.c.spec).label("size"),
+        )
+        .join_from(tasks, task_specs, task_specs.c.task_id == c.id)
+        .where(IS_PENDING, c.model == lane.model, c.tenant == lane.tenant, c.ready_at <= now, c.expires_at > now)
+        # A range of one band, so that there is only one index in whose order they are: from an equality PostgreSQL
+        # concludes that it may as well go through all tasks by their numbers until it has met enough of the lane.
+        .where(c.band.between(lane.band.value, lane.band.value))
+        .order_by(c.band, c.seq)
+        .limit(limit)
+    )
+    chosen = _as_many_as_fit((await connection.execute(waiting)).all(), max_bytes)
+    if not chosen:
+        return ()
+    wanted = select(task_specs.c.task_id, task_specs.c.spec).where(task_specs.c.task_id.in_([row.id for row in chosen]))
+    specs = {row.task_id: row.spec for row in await connection.execute(wanted)}
+    # Another router may have deleted one between the two statements.
+    return [_pending_of(row, lane, specs[row.id]) for row in chosen if row.id in specs]
+
+
+async def next_ready_at(connection: AsyncConnection, now: float) -> float | None:
+    """See TaskStore.next_ready_at."""
+    query = select(tasks.c.ready_at).where(IS_PENDING, tasks.c.ready_at > now).order_by(tasks.c.ready_at).limit(1)
+    moment: float | None = (await connection.execute(query)).scalar_one_or_none()
+    return moment
+
+
+async def open_counts(connection: AsyncConnection) -> Mapping[str, int]:
+    """See TaskStore.open_counts."""
+    counts: dict[str, int] = {}
+    for condition in (IS_PENDING, IS_RUNNING):
+        query = select(tasks.c.tenant, func.count()).where(condition).group_by(tasks.c.tenant)
+        for tenant, count in await connection.execute(query):
+            counts[tenant] = counts.get(tenant, 0) + count
+    return counts
+
+
+async def database_now(connection: AsyncConnection) -> float:
+    """What time it is for PostgreSQL, in UTC seconds since the epoch."""
+    now = select(func.date_part("epoch", func.clock_timestamp()))
+    return float((await connection.execute(now)).scalar_one())
+
+
+def _newest_first(dialect: str, tenant: str, before: int | None) -> Select[Any]:
+    c = tasks.c
+    if dialect == "sqlite":
+        found = select(tasks).where(c.tenant == tenant).order_by(c.seq.desc())
+        return found if before is None else found.where(c.seq < before)
+    # See `pending`: with an equality PostgreSQL may go through everybody's tasks.
+    found = select(tasks).where(c.tenant >= tenant).order_by(c.tenant.desc(), c.seq.desc())
+    if before is None:
+        return found.where(c.tenant <= tenant)
+    return found.where(tuple_(c.tenant, c.seq) < tuple_(literal(tenant), literal(before, c.seq.type)))
+
+
+def _owned(tenant: str, task_id: str) -> Select[Any]:
+    return select(tasks).where(tasks.c.id == task_id, tasks.c.tenant == tenant, tasks.c.state != UNBORN)
+
+
+def _as_many_as_fit(rows: Sequence[Any], max_bytes: int) -> Sequence[Any]:
+    """One at least, if there is one."""
+    total = 0
+    for count, row in enumerate(rows):
+        total += row.size
+        if count and total > max_bytes:
+            return rows[:count]
+    return rows
+
+
+def _attempt_of(row: Any) -> TaskAttempt:
+    return TaskAttempt(
+        attempt=row.attempt,
+        owner=row.owner,
+        claimed_at=utc(row.claimed_at),
+        ended_at=None if row.ended_at is None else utc(row.ended_at),
+        reason=reason_of(row.reason),
+        message=row.message,
+        receipt=receipt_pb2.Receipt.FromString(row.receipt) if row.receipt else None,
+    )
+
+
+def _piece_of(row: Any, attempt: int, after_index: int) -> TaskChunk | None:
+    last = row.first_index + row.event_count - 1
+    if last <= after_index:
+        return None
+    output = task_pb2.TaskOutput.FromString(row.output)
+    del output.events[: max(0, after_index + 1 - row.first_index)]
+    return TaskChunk(attempt=attempt, last_event=event_number(attempt, last), output=output)
+
+
+def _pending_of(row: Any, lane: Lane, spec: bytes) -> PendingTask:
+    return PendingTask(
+        id=row.id,
+        lane=lane,
+        spec=spec,
+        caller=row.caller,
+        attempt=row.attempt,
+        failures=row.failures,
+        max_attempts=row.max_attempts,
+        batch=row.batch_id,
+    )
+
+
+def _mark_of(tenant: str, query: TaskQuery) -> bytes:
+    """What a page token is good for."""
+    asked = repr((tenant, sorted(state.value for state in query.states), query.model, query.batch))
+    return hashlib.sha256(asked.encode("utf-8", "surrogatepass")).digest()[:_TOKEN_MARK_BYTES]
+
+
+def _token_of(seq: int, mark: bytes) -> str:
+    return urlsafe_b64encode(mark + seq.to_bytes(_TOKEN_SEQ_BYTES)).decode()
+
+
+def _seq_of(token: str, mark: bytes) -> int:
+    try:
+        raw = urlsafe_b64decode(token.encode("ascii"))
+    except (UnicodeEncodeError, Base64Error, ValueError):
+        raw = b""
+    seq = int.from_bytes(raw[_TOKEN_MARK_BYTES:])
+    if len(raw) != _TOKEN_MARK_BYTES + _TOKEN_SEQ_BYTES or not raw.startswith(mark) or seq >= 1 << 63:
+        raise invalid_field("page_token", "is not one that this query's last page came with")
+    return seq

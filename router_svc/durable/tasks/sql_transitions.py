@@ -1,0 +1,381 @@
+"""Claims on SQL: everything that is written under one is fenced."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sqlalchemy import ColumnElement, Row, bindparam, delete, exists, func, insert, literal_column, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from router_svc.durable.tasks.sql_rows import AT_ONCE, UNBORN, task_of
+from router_svc.durable.tasks.store_port import LOST_LEASE, Claim, Ending, Lane, LostLease, NewPiece
+from router_svc.store.tables import batches, task_attempts, task_pieces, tasks
+from weft.durable.batches import BatchState
+from weft.durable.tasks import Task, TaskFailure, TaskState
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Priority
+from weft.sql.moments import BoundedMoment
+
+MAX_ERROR_CHARS = 2_000
+"""Of what is kept of why an attempt or a task failed."""
+
+# Written out, because an index of some rows serves only statements that say which.
+IS_PENDING: ColumnElement[bool] = tasks.c.state == literal_column("1")
+IS_RUNNING: ColumnElement[bool] = tasks.c.state == literal_column("2")
+IS_OVER: ColumnElement[bool] = tasks.c.state > literal_column("2")
+
+Fence = Callable[[Claim], ColumnElement[bool]]
+
+UNCLAIMED: Mapping[str, object] = {"owner": "", "lease_until": None, "lease_seconds": None}
+"""Columns of a task that nobody runs."""
+NOTHING_SAID: Mapping[str, object] = {"last_index": 0, "result_size": 0}
+"""Columns of a task whose answer is forgotten."""
+
+
+def fence(claim: Claim) -> ColumnElement[bool]:
+    """The task, while this is still its claim."""
+    return (
+        (tasks.c.id == claim.task_id) & (tasks.c.owner == claim.owner) & (tasks.c.attempt == claim.attempt) & IS_RUNNING
+    )
+
+
+def expiry_at(now: float) -> ColumnElement[float]:
+    """When a task fails unless it is begun, that waits again from now on."""
+    return func.coalesce(tasks.c.window_ends_at, tasks.c.pending_limit_seconds + now)
+
+
+def kept_text(text: str) -> str:
+    """As much of it as is kept, of what every database takes."""
+    return text[:MAX_ERROR_CHARS].replace("\x00", "").encode("utf-8", "replace").decode()
+
+
+def lane_of(row: Any) -> Lane:
+    """Where a row waits."""
+    return Lane(row.model, row.tenant, Priority(row.band))
+
+
+async def claim(connection: AsyncConnection, task_id: str, owner: str, now: float, lease_until: float) -> Claim | None:
+    """See TaskStore.claim."""
+    free = (
+        select(tasks.c.seq)
+        .where(tasks.c.id == task_id, IS_PENDING, tasks.c.ready_at <= now, tasks.c.expires_at > now)
+        .with_for_update(skip_locked=True)
+        .scalar_subquery()
+    )
+    taking = (
+        update(tasks)
+        .where(tasks.c.seq == free)
+        .values(state=TaskState.RUNNING.value, owner=owner, attempt=tasks.c.attempt + 1, **NOTHING_SAID)
+        .values(lease_until=lease_until, lease_seconds=lease_until - now, started_at=now)
+        .returning(tasks.c.attempt)
+    )
+    attempt: int | None = (await connection.execute(taking)).scalar_one_or_none()
+    if attempt is None:
+        return None
+    begun = {"task_id": task_id, "attempt": attempt, "owner": owner, "claimed_at": now, "ended_at": None}
+    nothing = {"reason": Reason.UNSPECIFIED.value, "message": "", "receipt": b""}
+    await connection.execute(insert(task_attempts), begun | nothing)
+    return Claim(task_id, owner, attempt)
+
+
+async def renew(connection: AsyncConnection, owner: str, lease_until: float) -> frozenset[Claim]:
+    """See TaskStore.renew."""
+    renewal = (
+        update(tasks)
+        .where(IS_RUNNING, tasks.c.owner == owner)
+        .values(lease_until=lease_until)
+        .returning(tasks.c.id, tasks.c.attempt)
+    )
+    return frozenset(Claim(row.id, owner, row.attempt) for row in await connection.execute(renewal))
+
+
+@dataclass(frozen=True, slots=True)
+class FencedWrites:
+    """What is written under a claim. Each is False where the claim is lost; then nothing was written."""
+
+    fence: Fence
+
+    async def append(self, connection: AsyncConnection, claim: Claim, pieces: Sequence[NewPiece]) -> bool:
+        """See TaskStore.append. Pieces that are there from the first one's index on are replaced.
+
+        Whoever does not know whether a write was done can so do it again. Raises INTERNAL where pieces are missing.
+        """
+        if not pieces:
+            return await self._is_held(connection, claim)
+        first, size = pieces[0].first_index, sum(len(piece.output) for piece in pieces)
+        going_on = (
+            update(tasks)
+            .where(self.fence(claim), tasks.c.last_index == first - 1)
+            .values(last_index=_last_of(pieces), result_size=tasks.c.result_size + size)
+        )
+        if not (await connection.execute(going_on)).rowcount and not await self._rewind(connection, claim, pieces):
+            return False
+        await connection.execute(insert(task_pieces), [_piece_values(claim, piece) for piece in pieces])
+        return True
+
+    async def end(self, connection: AsyncConnection, claim: Claim, ending: Ending, now: float) -> bool:
+        """See TaskStore.end. True as well where it is done already: see `append`."""
+        failure = ending.failure or TaskFailure(reason=Reason.UNSPECIFIED, message="")
+        if not await self.append(connection, claim, ending.pieces):
+            return await _has_ended_so(connection, claim, ending.state, failure)
+        ended = (
+            update(tasks)
+            .where(self.fence(claim))
+            .values(state=ending.state.value, ended_at=now, **UNCLAIMED)
+            .values(error_reason=failure.reason.value, error_message=kept_text(failure.message))
+        )
+        if not (await connection.execute(ended)).rowcount:
+            return False
+        await end_attempts(connection, [claim], failure, now, receipt=ending.receipt)
+        return True
+
+    async def revert(
+        self,
+        connection: AsyncConnection,
+        claim: Claim,
+        failure: TaskFailure,
+        *,
+        receipt: bytes,
+        counts: bool,
+        now: float,
+        ready_at: float,
+    ) -> Lane | None:
+        """See TaskStore.revert; where it waits again, None where the claim is lost."""
+        again = (
+            update(tasks)
+            .where(self.fence(claim))
+            .values(state=TaskState.PENDING.value, failures=tasks.c.failures + int(counts), **UNCLAIMED)
+            .values(ready_at=ready_at if ready_at > now else AT_ONCE, expires_at=expiry_at(now), **NOTHING_SAID)
+            .returning(tasks.c.model, tasks.c.tenant, tasks.c.band)
+        )
+        row = (await connection.execute(again)).first()
+        if row is None:
+            return None
+        await forget_pieces(connection, [claim])
+        await end_attempts(connection, [claim], failure, now, receipt=receipt)
+        return lane_of(row)
+
+    async def _is_held(self, connection: AsyncConnection, claim: Claim) -> bool:
+        query = select(tasks.c.seq).where(self.fence(claim)).with_for_update()
+        return (await connection.execute(query)).first() is not None
+
+    async def _rewind(self, connection: AsyncConnection, claim: Claim, pieces: Sequence[NewPiece]) -> bool:
+        """Forget what the pieces replace. False: the claim is lost."""
+        first = pieces[0].first_index
+        query = select(tasks.c.last_index).where(self.fence(claim)).with_for_update()
+        last: int | None = (await connection.execute(query)).scalar_one_or_none()
+        if last is None:
+            return False
+        of_attempt = (task_pieces.c.task_id == claim.task_id) & (task_pieces.c.attempt == claim.attempt)
+        await connection.execute(delete(task_pieces).where(of_attempt, task_pieces.c.first_index >= first))
+        end = func.max(task_pieces.c.first_index + task_pieces.c.event_count)
+        rest = select(end, func.sum(func.length(task_pieces.c.output))).where(of_attempt)
+        next_index, size = (await connection.execute(rest)).one()
+        if (next_index or 1) != first:
+            raise WeftError(Reason.INTERNAL, "an answer's pieces do not follow one another")
+        total = int(size or 0) + sum(len(piece.output) for piece in pieces)
+        longer = update(tasks).where(self.fence(claim)).values(last_index=_last_of(pieces), result_size=total)
+        return bool((await connection.execute(longer)).rowcount)
+
+
+_END_ATTEMPT = (
+    update(task_attempts)
+    .where(task_attempts.c.task_id == bindparam("of_task"), task_attempts.c.attempt == bindparam("of_attempt"))
+    .where(task_attempts.c.ended_at.is_(None))
+)
+_FORGET_PIECES = delete(task_pieces).where(
+    task_pieces.c.task_id == bindparam("of_task"), task_pieces.c.attempt == bindparam("of_attempt")
+)
+
+
+async def end_attempts(
+    connection: AsyncConnection, claims: Sequence[Claim], failure: TaskFailure, now: float, *, receipt: bytes = b""
+) -> None:
+    """These claims are over."""
+    over = {"ended_at": now, "reason": failure.reason.value, "message": kept_text(failure.message), "receipt": receipt}
+    await connection.execute(_END_ATTEMPT, [_named(each) | over for each in claims])
+
+
+async def forget_pieces(connection: AsyncConnection, claims: Sequence[Claim]) -> None:
+    """What these attempts said counts no more."""
+    await connection.execute(_FORGET_PIECES, [_named(each) for each in claims])
+
+
+def _named(claim: Claim) -> dict[str, object]:
+    return {"of_task": claim.task_id, "of_attempt": claim.attempt}
+
+
+async def _has_ended_so(connection: AsyncConnection, claim: Claim, state: TaskState, failure: TaskFailure) -> bool:
+    """Whether the task's end is this one: its writer was not told that it succeeded."""
+    query = (
+        select(tasks.c.seq)
+        .join(task_attempts, (task_attempts.c.task_id == tasks.c.id) & (task_attempts.c.attempt == tasks.c.attempt))
+        .where(tasks.c.id == claim.task_id, tasks.c.attempt == claim.attempt, tasks.c.state == state.value)
+        .where(tasks.c.error_reason == failure.reason.value, tasks.c.error_message == kept_text(failure.message))
+        .where(task_attempts.c.owner == claim.owner)
+    )
+    return (await connection.execute(query)).first() is not None
+
+
+def _last_of(pieces: Sequence[NewPiece]) -> int:
+    return pieces[-1].first_index + pieces[-1].event_count - 1
+
+
+def _piece_values(claim: Claim, piece: NewPiece) -> dict[str, object]:
+    return {
+        "task_id": claim.task_id,
+        "attempt": claim.attempt,
+        "first_index": piece.first_index,
+        "event_count": piece.event_count,
+        "output": piece.output,
+    }
+
+
+_BY_OWNER = TaskFailure(reason=Reason.CANCELLED, message="it was cancelled")
+_LOST = TaskFailure(reason=LOST_LEASE, message="the router that ran it gave no sign of life")
+_UNWRITTEN = (BatchState.IN_PROGRESS, BatchState.FINALIZING)
+"""States of batches whose results are still to be written, from their lines."""
+_END = update(tasks).where(tasks.c.seq == bindparam("of_seq"))
+
+
+async def cancel(connection: AsyncConnection, tenant: str, task_id: str, now: float) -> Task | None:
+    """See TaskStore.cancel."""
+    row = await _owned(connection, tenant, task_id)
+    if row is None or TaskState(row.state).is_terminal:
+        return None if row is None else task_of(row)
+    ended = update(tasks).where(tasks.c.seq == row.seq).returning(tasks)
+    values = {"state": TaskState.CANCELLED.value, "ended_at": now, **UNCLAIMED}
+    after = (await connection.execute(ended.values(values))).one()
+    if row.state == TaskState.RUNNING:
+        await end_attempts(connection, [Claim(task_id, row.owner, row.attempt)], _BY_OWNER, now)
+    return replace(task_of(after), owner=row.owner)
+
+
+async def delete_ended(connection: AsyncConnection, tenant: str, task_id: str) -> Task | WeftError | None:
+    """See TaskStore.delete; the error is returned."""
+    row = await _owned(connection, tenant, task_id)
+    if row is None:
+        return None
+    if not TaskState(row.state).is_terminal:
+        return WeftError(Reason.RESOURCE_IN_USE, f"task {task_id} is not at its end; cancel it first")
+    await connection.execute(delete(tasks).where(tasks.c.seq == row.seq))
+    return task_of(row)
+
+
+async def revert_expired(connection: AsyncConnection, now: float, limit: int) -> Sequence[LostLease]:
+    """See TaskStore.revert_expired."""
+    over = (
+        select(tasks)
+        .where(IS_RUNNING, tasks.c.lease_until <= now)
+        .order_by(tasks.c.lease_until)
+        .limit(limit)
+        # Whom another router works on is not lost, or that one reverts it.
+        .with_for_update(skip_locked=True)
+    )
+    rows = (await connection.execute(over)).all()
+    if not rows:
+        return ()
+    lost = [_lost(row) for row in rows]
+    claims = [each.claim for each in lost]
+    again = [_again(row) for row, each in zip(rows, lost, strict=True) if each.state is TaskState.PENDING]
+    failed = [_failed(row, now) for row, each in zip(rows, lost, strict=True) if each.state is TaskState.FAILED]
+    if again:
+        await connection.execute(_END.values(expires_at=expiry_at(now)), again)
+    if failed:
+        await connection.execute(_END, failed)
+    await forget_pieces(connection, claims)
+    await end_attempts(connection, claims, _LOST, now)
+    return lost
+
+
+async def fail_expired(connection: AsyncConnection, now: float, limit: int) -> Sequence[str]:
+    """See TaskStore.fail_expired."""
+    over = (
+        select(tasks.c.seq, tasks.c.id, tasks.c.attempt, tasks.c.window_ends_at, tasks.c.pending_limit_seconds)
+        .where(IS_PENDING, tasks.c.expires_at <= now)
+        .order_by(tasks.c.expires_at)
+        .limit(limit)
+        .with_for_update(skip_locked=True)
+    )
+    rows = (await connection.execute(over)).all()
+    if rows:
+        await connection.execute(_END, [_ended(row.seq, now, _why_never(row)) for row in rows])
+    return [row.id for row in rows]
+
+
+async def forget_ended(connection: AsyncConnection, before: float, limit: int) -> int:
+    """See TaskStore.forget_ended."""
+    is_awaited = exists().where(batches.c.id == tasks.c.batch_id, batches.c.state.in_(_UNWRITTEN))
+    old = select(tasks.c.seq).where(IS_OVER, tasks.c.ended_at < before, ~is_awaited)
+    old = old.order_by(tasks.c.ended_at).limit(limit)
+    done = await connection.execute(delete(tasks).where(tasks.c.seq.in_(old.with_for_update(skip_locked=True))))
+    return done.rowcount
+
+
+async def _owned(connection: AsyncConnection, tenant: str, task_id: str) -> Row[Any] | None:
+    query = select(tasks).where(tasks.c.id == task_id, tasks.c.tenant == tenant, tasks.c.state != UNBORN)
+    return (await connection.execute(query.with_for_update())).first()
+
+
+def _lost(row: Any) -> LostLease:
+    is_last = row.failures + 1 >= row.max_attempts
+    return LostLease(
+        claim=Claim(row.id, row.owner, row.attempt),
+        lane=lane_of(row),
+        state=TaskState.FAILED if is_last else TaskState.PENDING,
+    )
+
+
+def _again(row: Any) -> dict[str, object]:
+    state = {"of_seq": row.seq, "state": TaskState.PENDING.value, "failures": row.failures + 1}
+    return {**state, "ready_at": AT_ONCE, **UNCLAIMED, **NOTHING_SAID}
+
+
+def _failed(row: Any, now: float) -> dict[str, object]:
+    times = f"{row.failures + 1} attempts" if row.failures else "1 attempt"
+    failure = TaskFailure(reason=_LOST.reason, message=f"{_LOST.message}; given up after {times}")
+    return _ended(row.seq, now, failure) | {"failures": row.failures + 1, **NOTHING_SAID}
+
+
+def _ended(seq: int, now: float, failure: TaskFailure) -> dict[str, object]:
+    why = {"error_reason": failure.reason.value, "error_message": failure.message}
+    return {"of_seq": seq, "state": TaskState.FAILED.value, "ended_at": now, **UNCLAIMED, **why}
+
+
+def _why_never(row: Any) -> TaskFailure:
+    begun = "begun again" if row.attempt else "begun"
+    if row.window_ends_at is not None:
+        return TaskFailure(reason=Reason.DEADLINE_EXCEEDED, message=f"its window ended before it was {begun}")
+    waited = f"it waited {row.pending_limit_seconds:g} s and was not {begun}: no runner had a slot for it"
+    return TaskFailure(reason=Reason.QUEUE_TIMEOUT, message=waited)
+
+
+UNSAID_LEASE_SECONDS = 60.0
+"""Length of a lease that an earlier release wrote, which did not say it; longer than its default."""
+
+
+def moments_of(now: float, longest_pause_seconds: float) -> Sequence[BoundedMoment]:
+    """Of all tasks; `longest_pause_seconds`: the longest that a task pauses after an attempt."""
+    c = tasks.c
+    lease = func.coalesce(c.lease_seconds, UNSAID_LEASE_SECONDS)
+    has_window = c.window_ends_at.is_not(None)
+    return (
+        BoundedMoment(key=c.seq, column=c.lease_until, latest=now + lease, where=IS_RUNNING),
+        BoundedMoment(key=c.seq, column=c.ready_at, latest=now + longest_pause_seconds, where=IS_PENDING),
+        BoundedMoment(
+            key=c.seq,
+            column=c.expires_at,
+            latest=now + c.pending_limit_seconds,
+            where=IS_PENDING & c.window_ends_at.is_(None),
+        ),
+        # A window was counted from when its batch was made.
+        BoundedMoment(
+            key=c.seq,
+            column=c.created_at,
+            latest=now,
+            where=(IS_PENDING | IS_RUNNING) & has_window,
+            along=(c.window_ends_at, c.expires_at),
+        ),
+        BoundedMoment(key=c.seq, column=c.ended_at, latest=now, where=IS_OVER),
+    )

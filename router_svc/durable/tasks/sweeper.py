@@ -1,0 +1,127 @@
+"""Housekeeping: tasks that waited too long fail, tasks that are long over are forgotten, and tenants are counted.
+
+What lies further off than it can, because the clock was set back, is brought back first.
+"""
+
+import asyncio
+
+import structlog
+
+from router_svc.durable.tasks.config import TaskLimits
+from router_svc.durable.tasks.database_clock import Wall
+from router_svc.durable.tasks.store_port import ManyChanged, TaskChanged, TaskStore
+from router_svc.durable.tasks.task_events import TaskSignals
+from weft.durable.tasks import TaskState
+from weft.kernel.clock import Clock
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+RECOUNT_SECONDS = 5.0
+"""A tenant that seems to have too many is counted again, but not more often than this."""
+
+
+class OpenCounts:
+    """Counted with every sweep; in between only what is added here is known: rather too many than too few."""
+
+    def __init__(self, store: TaskStore, limits: TaskLimits, clock: Clock) -> None:
+        self._store = store
+        self._limits = limits
+        self._clock = clock
+        self._open: dict[str, int] = {}
+        self._new: dict[str, int] = {}
+        """Those that have come since the last count began."""
+        self._counted_at = float("-inf")
+        self._counting = asyncio.Lock()
+
+    def add(self, tenant: str) -> None:
+        """One more."""
+        self._new[tenant] = self._new.get(tenant, 0) + 1
+
+    async def require(self, tenant: str) -> None:
+        """Raises TOO_MANY_RESOURCES where a tenant has as many as it may."""
+        if self._has_room(tenant):
+            return
+        if self._clock.monotonic() - self._counted_at >= RECOUNT_SECONDS:
+            await self.count()
+        if not self._has_room(tenant):
+            raise WeftError(
+                Reason.TOO_MANY_RESOURCES,
+                f"the tenant has {self._limits.max_open_per_tenant} tasks that are not at their end, which is as many "
+                "as it may (router.tasks.max_open_per_tenant); send more when some are done",
+                retry_after_seconds=RECOUNT_SECONDS,
+            )
+
+    async def count(self) -> None:
+        """Count anew. Raises SERVICE_UNAVAILABLE."""
+        async with self._counting:
+            self._counted_at = self._clock.monotonic()
+            # They count until it is known that they are counted: others ask meanwhile, and a count may fail.
+            before = dict(self._new)
+            self._open = dict(await self._store.open_counts())
+            since = {tenant: count - before.get(tenant, 0) for tenant, count in self._new.items()}
+            self._new = {tenant: count for tenant, count in since.items() if count}
+
+    def _has_room(self, tenant: str) -> bool:
+        return self._open.get(tenant, 0) + self._new.get(tenant, 0) < self._limits.max_open_per_tenant
+
+
+log = structlog.get_logger("weft.tasks")
+
+
+class TaskSweeper:
+    """Sweeps in bounded batches, so that others have their turn in between."""
+
+    def __init__(
+        self, store: TaskStore, signals: TaskSignals, counts: OpenCounts, wall: Wall, limits: TaskLimits
+    ) -> None:
+        self._store = store
+        self._signals = signals
+        self._counts = counts
+        self._wall = wall
+        self._limits = limits
+
+    async def run(self) -> None:
+        """Sweep until cancelled, at once for the first time."""
+        while True:
+            try:
+                await self.sweep()
+            except WeftError as error:
+                # The next round does again what this one could not.
+                log.warning("tasks were not swept", why=error.message)
+            await self._wall.clock.sleep(self._limits.sweep_interval_seconds)
+
+    async def sweep(self) -> None:
+        """One round. Raises SERVICE_UNAVAILABLE."""
+        await self._bring_back()
+        await self._fail_expired()
+        await self._forget_ended()
+        await self._counts.count()
+
+    async def _bring_back(self) -> None:
+        limits = self._limits
+        while True:
+            moved = await self._store.bring_back(self._wall.now(), limits.max_retry_delay_seconds, limits.sweep_batch)
+            if not moved:
+                return
+            log.warning("moments of tasks lay too far off: the clock was set back", moments=moved)
+            self._signals.announce(ManyChanged())
+            await asyncio.sleep(0)
+
+    async def _fail_expired(self) -> None:
+        while True:
+            failed = await self._store.fail_expired(self._wall.now(), self._limits.sweep_batch)
+            for task_id in failed:
+                # The task says which of its limits it was.
+                log.info("task ended", task=task_id, state=TaskState.FAILED.name, reason="EXPIRED")
+                self._signals.announce(TaskChanged(task_id))
+            if len(failed) < self._limits.sweep_batch:
+                return
+            await asyncio.sleep(0)
+
+    async def _forget_ended(self) -> None:
+        before = self._wall.now() - self._limits.keep_seconds
+        while True:
+            forgotten = await self._store.forget_ended(before, self._limits.sweep_batch)
+            if forgotten < self._limits.sweep_batch:
+                return
+            await asyncio.sleep(0)

@@ -1,0 +1,480 @@
+"""One task from its offer to the end of its attempt."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from enum import Enum
+
+import structlog
+
+from router_svc.durable.tasks.config import TaskLimits
+from router_svc.durable.tasks.database_clock import Wall
+from router_svc.durable.tasks.failpoints import Failpoint, Failpoints
+from router_svc.durable.tasks.store_port import (
+    Claim,
+    Ending,
+    LaneFilled,
+    NewPiece,
+    News,
+    PendingTask,
+    TaskChanged,
+    TaskStore,
+)
+from router_svc.durable.tasks.task_call import CallMaker, ClaimMissedError, TaskCall
+from router_svc.durable.tasks.task_events import TaskSignals
+from router_svc.policy.task_retry import (
+    AttemptHistory,
+    GivesUp,
+    TryAgain,
+    after_failed_attempt,
+    after_refused_offer,
+)
+from weft.api.common.v1 import event_pb2
+from weft.api.router.v1 import task_pb2
+from weft.dispatch.frames import has_content
+from weft.durable.tasks import TaskFailure, TaskState
+from weft.kernel.clock import Clock
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.service import start_task
+
+_NOT_KEPT = frozenset({"queued", "loading", "progress", None})
+"""Waiting and progress are of the moment, and of kinds that are not known nothing can be made later."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordingParts:
+    """What a recording works with."""
+
+    limits: TaskLimits
+    clock: Clock
+    is_watched: Callable[[], bool]
+    write: Callable[[Sequence[NewPiece]], Awaitable[None]]
+    """Returns once they are on disk; raises where they never will be."""
+
+
+class Recording:
+    """The answer of one attempt. Its runner waits while a part of it is being written."""
+
+    def __init__(self, parts: RecordingParts) -> None:
+        self._parts = parts
+        self._turn = asyncio.Lock()
+        self._waiting: list[event_pb2.InferenceEvent] = []
+        self._embeddings: task_pb2.TaskOutput | None = None
+        self._waiting_bytes = 0
+        self._written = 0
+        """Events that are on disk."""
+        self._bytes = 0
+        """Of everything so far."""
+        self._has_content = False
+        self._is_over = False
+        """Whether the runner has said its last word."""
+        self._has_more = asyncio.Event()
+
+    async def add(self, output: task_pb2.TaskOutput) -> None:
+        """Take what the runner says. Raises REQUEST_TOO_LARGE for an answer that is longer than may be kept."""
+        async with self._turn:
+            kept = [event for event in output.events if event.WhichOneof("event") not in _NOT_KEPT]
+            if not kept:
+                return
+            self._take(kept, output)
+            is_first = not self._has_content and has_content(kept)
+            self._has_content = self._has_content or is_first
+            # What ends an answer is committed together with the end.
+            if kept[-1].WhichOneof("event") == "finished":
+                self._is_over = True
+                return
+            if self._waiting_bytes >= self._parts.limits.max_piece_bytes or (is_first and self._parts.is_watched()):
+                await self._write()
+            else:
+                self._has_more.set()
+
+    async def keep_writing(self) -> None:
+        """Write what has been said a moment ago, until cancelled: a runner that pauses keeps nothing back."""
+        limits = self._parts.limits
+        while True:
+            await self._has_more.wait()
+            watched = self._parts.is_watched()
+            await self._parts.clock.sleep(
+                limits.watched_piece_interval_seconds if watched else limits.piece_interval_seconds
+            )
+            async with self._turn:
+                self._has_more.clear()
+                if not self._is_over:
+                    await self._write()
+
+    async def rest(self) -> Sequence[NewPiece]:
+        """What is not on disk yet, once nothing is being written."""
+        async with self._turn:
+            self._has_more.clear()
+            return self._pieces()
+
+    def _take(self, events: list[event_pb2.InferenceEvent], output: task_pb2.TaskOutput) -> None:
+        size = output.ByteSize()
+        self._bytes += size
+        limit = self._parts.limits.max_result_bytes
+        if self._bytes > limit:
+            raise WeftError(
+                Reason.REQUEST_TOO_LARGE,
+                f"the answer has more than {limit} bytes (router.tasks.max_result_bytes); ask for less in one task",
+            )
+        self._waiting += events
+        self._waiting_bytes += size
+        if output.embeddings:
+            self._embeddings = output
+
+    async def _write(self) -> None:
+        pieces = self._pieces()
+        if not pieces:
+            return
+        await self._parts.write(pieces)
+        self._written += len(self._waiting)
+        self._waiting.clear()
+        self._waiting_bytes = 0
+
+    def _pieces(self) -> list[NewPiece]:
+        """What waits, cut where a piece has what it may have; an event is never cut."""
+        if self._embeddings is not None:
+            return [NewPiece(first_index=1, event_count=1, output=self._embeddings.SerializeToString())]
+        pieces: list[NewPiece] = []
+        first = 0
+        size = 0
+        for place, event in enumerate(self._waiting):
+            length = event.ByteSize()
+            if place > first and size + length > self._parts.limits.max_piece_bytes:
+                pieces.append(self._piece(first, place))
+                first, size = place, 0
+            size += length
+        if first < len(self._waiting):
+            pieces.append(self._piece(first, len(self._waiting)))
+        return pieces
+
+    def _piece(self, first: int, end: int) -> NewPiece:
+        return NewPiece(
+            first_index=self._written + first + 1,
+            event_count=end - first,
+            output=task_pb2.TaskOutput(events=self._waiting[first:end]).SerializeToString(),
+        )
+
+
+log = structlog.get_logger("weft.tasks")
+
+FIRST_WRITE_PAUSE_SECONDS = 0.1
+"""Pause before what the database did not take is written again; doubles ..."""
+MAX_WRITE_PAUSE_SECONDS = 2.0
+"""... up to this."""
+WRITE_PATIENCE_SECONDS = 300.0
+"""After so long without a database a result is dropped, and its task is begun again."""
+
+
+class Stop(Enum):
+    """Why an attempt is ended from outside."""
+
+    LOST = "lost"
+    """The claim is not this router's any more."""
+    CANCELLED = "cancelled"
+    """Somebody has ended the task."""
+    TIMED_OUT = "timed out"
+    """It ran as long as it may."""
+    HALTED = "halted"
+    """The router stops."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunTools:
+    """What every task is run with."""
+
+    owner: str
+    store: TaskStore
+    signals: TaskSignals
+    wall: Wall
+    limits: TaskLimits
+    calls: CallMaker
+    failpoints: Failpoints
+    admit: Callable[["TaskRun"], bool]
+    """Whether one attempt more may be under way; this one is counted then."""
+    announce: Callable[[News], None]
+    """Something of a task that runs here is on disk."""
+    on_claimed: Callable[["TaskRun"], None]
+    """Told at once: another task can be offered in its stead."""
+
+
+class TaskRun:
+    """One task: offered until a slot is granted, then claimed and run."""
+
+    def __init__(self, tools: RunTools, task: PendingTask) -> None:
+        self._tools = tools
+        self.task = task
+        self.claim: Claim | None = None
+        """None: it is only offered."""
+        self.is_claiming = False
+        self.is_turned_away = False
+        """Whether it was not claimed because so many run."""
+        self.words = ""
+        """What the scheduler says of why it waits."""
+        self.refusal: WeftError | None = None
+        """Why the offer came to nothing; None: it did not, or the task is not to be had."""
+        self.is_unwritten = False
+        """Whether it came to nothing because the database did not take the claim."""
+        self.ready_at: float | None = None
+        """When it may be begun again, after an attempt that came to nothing."""
+        self._was_taken = False
+        """Whether a runner has said anything since the claim."""
+        self._stop: Stop | None = None
+        self._call: TaskCall | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._helpers: list[asyncio.Task[None]] = []
+        self._recording = Recording(
+            RecordingParts(
+                limits=tools.limits,
+                clock=tools.wall.clock,
+                is_watched=lambda: tools.signals.is_watched(task.id),
+                write=self._append,
+            )
+        )
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its attempt is under way."""
+        return self.claim is not None
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it was ended from outside."""
+        return self._stop is not None
+
+    def stop(self, why: Stop) -> None:
+        """End it: the offer is withdrawn, or the runner's work is ended. The first word holds."""
+        self._stop = self._stop or why
+        # A claim under way is waited for: whether it is on disk must be known.
+        if self._reading is not None and not self.is_claiming:
+            self._reading.cancel()
+
+    async def go(self) -> None:
+        """Offer it, run it, and write down what became of it."""
+        if self._stop is not None:
+            return
+        self._reading = asyncio.create_task(self._read(), name=f"task-call-{self.task.id}")
+        try:
+            await asyncio.wait([self._reading])
+            error = _error_of(self._reading, self._stop)
+            if self.claim is None and error is not None:
+                await self._note_refusal(error)
+            if self.claim is not None:
+                await self._conclude(self.claim, error)
+        finally:
+            self._reading.cancel()
+            for helper in self._helpers:
+                helper.cancel()
+
+    # -- before the claim
+
+    async def _read(self) -> None:
+        self._call = self._tools.calls.make(self.task, self._take)
+        async with aclosing(self._call.outputs()) as outputs:
+            async for output in outputs:
+                if self.claim is None:
+                    self.words = _words_of(output) or self.words
+                else:
+                    self._was_taken = True
+                    await self._recording.add(output)
+        if self.claim is None:
+            raise WeftError(Reason.INTERNAL, "the request ended before it was placed")
+
+    async def _take(self) -> None:
+        """Claim it: a slot is there. Raises ClaimMissedError."""
+        tools = self._tools
+        self.is_turned_away = self._stop is None and not tools.admit(self)
+        if self._stop is not None or self.is_turned_away:
+            raise ClaimMissedError
+        claim = await self._claim()
+        if claim is None:
+            raise ClaimMissedError
+        await tools.failpoints.reach(Failpoint.CLAIMED, self.task.id)
+        if self._stop is not None:
+            raise ClaimMissedError
+        self._help(self._write_on(), "task-writer")
+        self._help(self._watch_time(), "task-timer")
+        if self._call is not None:
+            # Anybody may begin to watch a task that runs; lines of batches are read when they are at their end.
+            self._call.read_whole(bool(self.task.batch) and not tools.signals.is_watched(self.task.id))
+        log.info("task started", task=self.task.id, attempt=claim.attempt, owner=claim.owner)
+
+    async def _claim(self) -> Claim | None:
+        tools, now = self._tools, self._tools.wall.now()
+        self.is_claiming = True
+        try:
+            claim = await tools.store.claim(self.task.id, tools.owner, now, now + tools.limits.lease_seconds)
+            self.claim = claim
+        except WeftError as error:
+            self.refusal, self.is_unwritten = error, True
+            raise ClaimMissedError from error
+        finally:
+            self.is_claiming = False
+        if claim is not None:
+            log.info("task claimed", task=claim.task_id, attempt=claim.attempt, owner=claim.owner)
+            tools.on_claimed(self)
+            tools.announce(TaskChanged(claim.task_id))
+        return claim
+
+    async def _note_refusal(self, error: WeftError) -> None:
+        if isinstance(error, ClaimMissedError) or self._stop is not None:
+            return
+        if isinstance(after_refused_offer(error.reason, error.message, refusals=1), GivesUp):
+            # Only who has claimed a task may end it.
+            with suppress(ClaimMissedError):
+                await self._claim()
+        else:
+            self.refusal = error
+
+    # -- after the claim
+
+    async def _conclude(self, claim: Claim, error: WeftError | None) -> None:
+        match self._stop:
+            case Stop.LOST:
+                _log_lost(claim)
+            case Stop.CANCELLED:
+                log.info("task attempt cancelled", task=claim.task_id, attempt=claim.attempt, owner=claim.owner)
+            case Stop.HALTED:
+                await self._stop_helpers()
+                failure = TaskFailure(reason=Reason.SHUTTING_DOWN, message="the router stopped")
+                await self._revert(claim, failure, TryAgain(0.0, counts=False))
+            case Stop.TIMED_OUT:
+                await self._stop_helpers()
+                seconds = self._tools.limits.run_timeout_seconds
+                words = f"the attempt took longer than {seconds:g} s (router.tasks.run_timeout_seconds)"
+                # Of what was being written it is not known whether it is on disk.
+                await self._fail(claim, WeftError(Reason.DEADLINE_EXCEEDED, words), ())
+            case None:
+                pieces = await self._recording.rest()
+                await self._stop_helpers()
+                if error is None:
+                    await self._end(claim, TaskState.COMPLETED, pieces, None)
+                else:
+                    await self._fail(claim, error, pieces)
+
+    async def _fail(self, claim: Claim, error: WeftError, pieces: Sequence[NewPiece]) -> None:
+        limits = self._tools.limits
+        verdict = after_failed_attempt(
+            error.reason,
+            error.message,
+            AttemptHistory(
+                attempt=claim.attempt,
+                failures=self.task.failures,
+                max_attempts=self.task.max_attempts,
+                was_taken=self._was_taken,
+            ),
+            first_pause_seconds=limits.retry_delay_seconds,
+            max_seconds=limits.max_retry_delay_seconds,
+        )
+        if isinstance(verdict, GivesUp):
+            failure = TaskFailure(reason=verdict.reason, message=verdict.message)
+            kept = () if error.reason is Reason.REQUEST_TOO_LARGE else pieces
+            await self._end(claim, TaskState.FAILED, kept, failure)
+        else:
+            failure = TaskFailure(reason=error.reason, message=error.message)
+            await self._revert(claim, failure, verdict)
+
+    async def _end(
+        self, claim: Claim, state: TaskState, pieces: Sequence[NewPiece], failure: TaskFailure | None
+    ) -> None:
+        tools = self._tools
+        ending = Ending(state=state, pieces=pieces, failure=failure, receipt=self._receipt())
+        if not await self._settle(claim, lambda: tools.store.end(claim, ending, tools.wall.now())):
+            _log_lost(claim)
+            return
+        await tools.failpoints.reach(Failpoint.ENDED, claim.task_id)
+        reason = None if failure is None else failure.reason.name
+        log.info("task ended", task=claim.task_id, attempt=claim.attempt, state=state.name, reason=reason)
+        tools.announce(TaskChanged(claim.task_id))
+
+    async def _revert(self, claim: Claim, failure: TaskFailure, again: TryAgain) -> None:
+        tools, receipt, counts = self._tools, self._receipt(), again.counts
+
+        def write() -> Coroutine[None, None, bool]:
+            now = tools.wall.now()
+            ready_at = now + again.pause_seconds
+            return tools.store.revert(claim, failure, receipt=receipt, counts=counts, now=now, ready_at=ready_at)
+
+        if not await self._settle(claim, write):
+            _log_lost(claim)
+            return
+        self.ready_at = tools.wall.now() + again.pause_seconds
+        reason = failure.reason.name
+        log.info("task reverted", task=claim.task_id, attempt=claim.attempt, reason=reason, counts=counts)
+        tools.announce(TaskChanged(claim.task_id))
+        tools.announce(LaneFilled(self.task.lane))
+
+    async def _append(self, pieces: Sequence[NewPiece]) -> None:
+        claim = self.claim
+        assert claim is not None, "only what is claimed says something"
+        if not await self._settle(claim, lambda: self._tools.store.append(claim, pieces)):
+            self._stop = self._stop or Stop.LOST
+            raise ClaimMissedError
+        self._tools.announce(TaskChanged(claim.task_id))
+
+    async def _settle(self, claim: Claim, write: Callable[[], Awaitable[bool]]) -> bool:
+        """Write under the claim, again and again while the database is away. False: the claim is lost, or given up."""
+        clock = self._tools.wall.clock
+        give_up_at = clock.monotonic() + WRITE_PATIENCE_SECONDS
+        pause = FIRST_WRITE_PAUSE_SECONDS
+        while True:
+            try:
+                return await write()
+            except WeftError as error:
+                if self._stop is Stop.LOST or clock.monotonic() >= give_up_at:
+                    log.warning("task result dropped", task=claim.task_id, attempt=claim.attempt, why=error.message)
+                    return False
+            await clock.sleep(pause)
+            pause = min(2 * pause, MAX_WRITE_PAUSE_SECONDS)
+
+    async def _write_on(self) -> None:
+        try:
+            await self._recording.keep_writing()
+        except ClaimMissedError:
+            self.stop(Stop.LOST)
+
+    async def _watch_time(self) -> None:
+        await self._tools.wall.clock.sleep(self._tools.limits.run_timeout_seconds)
+        self.stop(Stop.TIMED_OUT)
+
+    def _help(self, work: Coroutine[None, None, None], name: str) -> None:
+        self._helpers.append(start_task(work, name=f"{name}-{self.task.id}"))
+
+    async def _stop_helpers(self) -> None:
+        for helper in self._helpers:
+            helper.cancel()
+        if self._helpers:
+            await asyncio.wait(self._helpers)
+
+    def _receipt(self) -> bytes:
+        receipt = None if self._call is None else self._call.receipt
+        return b"" if receipt is None else receipt.SerializeToString()
+
+
+def _log_lost(claim: Claim) -> None:
+    log.warning("task lease lost", task=claim.task_id, attempt=claim.attempt, owner=claim.owner)
+
+
+def _words_of(output: task_pb2.TaskOutput) -> str:
+    """What a scheduler's word says."""
+    for event in output.events:
+        kind = event.WhichOneof("event")
+        if kind == "queued":
+            return event.queued.reason
+        if kind == "loading":
+            return event.loading.stage
+    return ""
+
+
+def _error_of(reading: asyncio.Task[None], stop: Stop | None) -> WeftError | None:
+    """What ended a request; None: it is complete, or was ended from outside."""
+    if reading.cancelled() and stop is None:
+        # gRPC says so, too, of a call whose channel was closed under it: what was said until then is no whole answer.
+        return WeftError(Reason.WORKER_LOST, "the call to the runner was broken off")
+    error = None if reading.cancelled() else reading.exception()
+    if error is None or isinstance(error, WeftError):
+        return error
+    log.error("a task's request failed unexpectedly", exc_info=error)
+    return WeftError(Reason.INTERNAL, "an internal error; the router's log has the details")
