@@ -14,9 +14,15 @@ from weft.signing.strict_json import MalformedToken
 from weft.signing.words import in_words
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, reporting
 from weft_app.cli.output import safe_text, say
-from weft_app.cli.sign import no_library
-from weft_app.cli.signing_rules import AudienceOption, PolicyOption, SigningRules, signing_rules
-from weft_app.cli.token_files import read_token_text, write_token_text
+from weft_app.cli.sign import (
+    AudienceOption,
+    PolicyOption,
+    SigningRules,
+    no_library,
+    read_token_text,
+    signing_rules,
+    write_token_text,
+)
 
 if TYPE_CHECKING:
     from weft.signing.signatures import SignedBytes

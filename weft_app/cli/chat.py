@@ -1,6 +1,12 @@
-"""`weft chat`: talk to a model, a pool or an agent, with timings."""
+"""`weft chat`: a conversation on the terminal, its history under the home, and the notices that an answer carries.
 
+Notices are signals, warnings and tools that the mesh runs for the answer, one line each.
+"""
+
+import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated
@@ -8,7 +14,7 @@ from unicodedata import category
 
 import typer
 
-from weft.api.common.v1 import event_pb2, receipt_pb2
+from weft.api.common.v1 import event_pb2, json_value_pb2, receipt_pb2
 from weft.client import ChatOptions, Mesh, Message, WeftError, connect
 from weft.client._channel import mesh_address
 from weft.client.resources import Registry, connect_registry
@@ -16,13 +22,68 @@ from weft.client.tasks import connect_tasks
 from weft.documents.document_base import ResourceKind
 from weft.documents.documents import AgentDocument, Document, ModelDocument, PoolDocument, RouteDocument
 from weft.kernel.errors import COMPLETION_TOKENS, PROMPT_TOKENS, invalid_field
+from weft.kernel.json_objects import plain_object
 from weft.kernel.names import close_names, require_name
 from weft.kernel.reasons import Reason
-from weft_app.cli.chat_history import prompt_history
 from weft_app.cli.completion import complete_chat_target
-from weft_app.cli.notices import notice
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, reporting
 from weft_app.cli.output import safe_text
+
+MAX_SHOWN_CHARS = 160
+"""So much of the arguments of a signal or a tool, and of what a tool answered."""
+
+
+def notice(event: event_pb2.InferenceEvent) -> str:
+    """The line for an event; empty for one that is none of these."""
+    match event.WhichOneof("event"):
+        case "signal":
+            return f"signal {event.signal.name}{_arguments(event.signal.arguments)}"
+        case "warning":
+            return f"warning: {event.warning.message}"
+        case "tool_call":
+            return f"tool {event.tool_call.name}{_arguments(event.tool_call.arguments)}"
+        case "tool_result":
+            outcome = "failed" if event.tool_result.failed else "answered"
+            return f"tool {outcome}: {_cut(event.tool_result.content)}"
+        case _:
+            return ""
+
+
+def _arguments(arguments: json_value_pb2.JsonObject) -> str:
+    given = plain_object(arguments)
+    return f" {_cut(json.dumps(given, ensure_ascii=False))}" if given else ""
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[: MAX_SHOWN_CHARS - 1]}…"
+
+
+MAX_HISTORY_LINES = 1000
+HISTORY_NAME = "chat_history"
+
+
+@contextmanager
+def prompt_history(home: Path) -> Iterator[None]:
+    """Line editing with the lines of earlier chats; without readline, or a folder to keep them in, plain input."""
+    try:
+        import readline  # noqa: PLC0415 - not there on every Python
+    except ImportError:
+        yield
+        return
+    file = home.expanduser().absolute() / "state" / HISTORY_NAME
+    readline.clear_history()
+    readline.set_auto_history(True)
+    with suppress(OSError):
+        readline.read_history_file(file)
+    try:
+        yield
+    finally:
+        readline.set_history_length(MAX_HISTORY_LINES)
+        # What people type is theirs alone.
+        with suppress(OSError):
+            file.touch(mode=0o600)
+            readline.write_history_file(file)
+
 
 AGENT_PREFIX = "agent/"
 ROUTE_PREFIX = "route/"

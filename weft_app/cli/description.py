@@ -3,12 +3,16 @@
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
+from google.protobuf import duration_pb2, timestamp_pb2
 from google.protobuf.json_format import MessageToDict
 
+from weft.api.common.v1 import error_reason_pb2
 from weft.api.runner.v1 import runner_service_pb2
+from weft.api.runner.v1 import runner_service_pb2 as pb
+from weft.api.runner.v1.load_pb2 import LoadParameter
 from weft.documents.documents import (
     AgentDocument,
     Document,
@@ -18,14 +22,191 @@ from weft.documents.documents import (
     RouteDocument,
     RunnerDocument,
 )
-from weft.documents.statuses import Condition, InstanceStatus
+from weft.documents.operation_messages import load_value, parameter_document
+from weft.documents.statuses import Condition, InstanceStatus, MemoryStatus
 from weft.documents.yaml_nodes import plain
+from weft.kernel.units import size_words
 from weft_app.cli.columns import ago, context_tokens, keep_alive_words, who_wakes
-from weft_app.cli.instance_description import instance_lines
-from weft_app.cli.output import Column, TextTable, safe_text
+from weft_app.cli.output import Column, TextTable, safe_text, seconds_ago
 
 KEY_CHARS = 13
 INDENT = "  "
+SHOWN_REQUESTS = 10
+
+
+def reason_name(reason: int) -> str:
+    """A reason as it is written everywhere: lower case, without its prefix; its number when this weft is older."""
+    names: dict[int, str] = {number: name for name, number in error_reason_pb2.ErrorReason.items()}
+    return names.get(reason, f"reason {reason}").removeprefix("ERROR_REASON_").lower()
+
+
+def moment(time: timestamp_pb2.Timestamp) -> datetime:
+    """A time of a message, UTC."""
+    return time.ToDatetime(tzinfo=UTC)
+
+
+def _seconds(duration: duration_pb2.Duration) -> str:
+    seconds = duration.ToNanoseconds() / 1e9
+    return f"{seconds:.1f}s" if seconds < 60 else seconds_ago(seconds)
+
+
+def _state(record: pb.RequestRecord) -> str:
+    names: dict[int, str] = {number: name for name, number in pb.RequestRecord.State.items()}
+    name = names.get(record.state, f"state {record.state}").removeprefix("STATE_").lower().replace("_", " ")
+    return f"{name}: {reason_name(record.reason)}" if record.reason else name
+
+
+def _tool_turns(record: pb.RequestRecord) -> str:
+    return str(record.tool_iterations_left) if record.HasField("tool_iterations_left") else "-"
+
+
+_RESTART_COLUMNS = (
+    Column("AGE", lambda restart: ago(moment(restart.time))),
+    Column("REASON", lambda restart: reason_name(restart.reason)),
+    Column("RECOVERED", lambda restart: _seconds(restart.recovery) if restart.HasField("recovery") else "not yet"),
+    Column("DETAIL", lambda restart: restart.detail),
+)
+_REQUEST_COLUMNS = (
+    Column("REQUEST", lambda record: record.request_id),
+    Column("STATE", _state),
+    Column("AGE", lambda record: ago(moment(record.start_time))),
+    Column("LAST PROGRESS", lambda record: ago(moment(record.last_progress_time))),
+    Column("CHARACTERS", lambda record: str(record.output_chars)),
+    Column("TOOL TURNS LEFT", _tool_turns),
+    Column("SIGNALS", lambda record: ",".join(signal.name for signal in record.signals)),
+)
+_TIMEOUTS = (
+    "connect",
+    "headers",
+    "first_token",
+    "prefill_liveness",
+    "idle_stream",
+    "absolute",
+    "probe_interval",
+)
+
+
+def instance_lines(state: InstanceStatus, described: pb.InstanceDescription | None) -> Iterator[str]:
+    """An instance as its runner reports it to the mesh, and as it describes it when asked (None: it cannot be)."""
+    loaded = f" ({state.load_progress:.0%})" if state.load_progress is not None and state.phase == "loading" else ""
+    yield _fact("Phase", f"{state.phase}{loaded}")
+    if state.detail:
+        yield _fact("Detail", state.detail)
+    yield _fact("Slots", f"{state.slots_used} of {state.slots_total} in use")
+    if state.memory is not None:
+        yield _fact("Memory", memory_words(state.memory))
+    if state.phase == "ready":
+        yield _fact("Stays loaded", until_words(state.unload_at, pinned=state.pinned))
+    if described is None:
+        if state.fault_count:
+            yield _fact("Restarts", f"{state.fault_count}, the last time because: {state.last_fault or 'unknown'}")
+        yield _fact("Process", "its runner cannot be asked")
+        return
+    yield from _process(described)
+    yield from (_fact(title, text) for title, text in cache_facts(described))
+    yield from _table("May be set for a load", PARAMETER_COLUMNS, described.load_parameters)
+    yield from _table("Restarts", _RESTART_COLUMNS, described.restarts)
+    yield from _table("Requests", _REQUEST_COLUMNS, described.requests[-SHOWN_REQUESTS:])
+    yield from _lines("Before the last crash", described.last_crash_lines)
+    yield from _lines("Log", described.log_lines)
+
+
+def _process(described: pb.InstanceDescription) -> Iterator[str]:
+    process = str(described.process_id) if described.process_id else "none"
+    held = f", held together by {described.containment}" if described.process_id and described.containment else ""
+    yield _fact("Process", process + held)
+    if described.HasField("last_ready_time"):
+        yield _fact("Last ready", ago(moment(described.last_ready_time)))
+    why = f", the last time because: {described.last_restart_reason}" if described.last_restart_reason else ""
+    yield _fact("Restarts", f"{described.restart_count}{why}")
+    if described.HasField("timeouts"):
+        yield _fact("Timeouts", ", ".join(_timeouts(described.timeouts)))
+
+
+def _timeouts(profile: pb.TimeoutProfile) -> Iterator[str]:
+    for name in _TIMEOUTS:
+        limit = _seconds(getattr(profile, name)) if profile.HasField(name) else "off"  # type: ignore[arg-type]  # fields
+        yield f"{name.replace('_', ' ')} {limit}"
+
+
+def _table(title: str, columns: Sequence[Column], rows: Sequence[object]) -> Iterator[str]:
+    if rows:
+        yield f"{title}:"
+        yield from (f"{INDENT}{line}" for line in TextTable(columns).plain_text(rows).splitlines())
+
+
+def _lines(title: str, lines: Sequence[str]) -> Iterator[str]:
+    if lines:
+        yield f"{title}:"
+        yield from (f"{INDENT}{safe_text(line)}" for line in lines)
+
+
+def _fact(key: str, value: str) -> str:
+    return f"{key}:".ljust(KEY_CHARS) + f" {safe_text(value)}"
+
+
+_ISOLATION_WORDS = {
+    "slots": "each slot is one tenant's at a time",
+    "whole": "the whole cache is one tenant's at a time",
+    "salt": "the server is given a salt per tenant",
+    "none": "not at all: the server shares its cache among tenants",
+}
+
+
+def _range(parameter: LoadParameter) -> str:
+    document = parameter_document(parameter)
+    if document.words:
+        return ", ".join(document.words)
+    low, high = document.minimum, document.maximum
+    if document.type == "flag" or (low is None and high is None):
+        return "true, false" if document.type == "flag" else document.type
+    return f"{'' if low is None else f'{low:.15g}'} to {'' if high is None else f'{high:.15g}'}".strip()
+
+
+PARAMETER_COLUMNS = (
+    Column("NAME", lambda parameter: parameter.name),
+    Column("MAY BE", _range),
+    Column(
+        "NOW", lambda parameter: str(load_value(parameter.default)) if parameter.HasField("default") else "engine's own"
+    ),
+    Column("MEANING", lambda parameter: parameter.description),
+)
+
+
+def cache_facts(described: pb.InstanceDescription) -> Iterator[tuple[str, str]]:
+    """What is known of a model's prefix cache, as titles and texts."""
+    isolation = pb.CacheIsolation.Name(described.cache_isolation).removeprefix("CACHE_ISOLATION_").lower()
+    cache = described.cache
+    asked = cache.hit_count + cache.miss_count
+    if asked:
+        share = cache.cached_token_count / max(1, cache.prompt_token_count)
+        yield ("Prefix cache", f"{cache.hit_count} of {asked} requests hit, {share:.0%} of prompt tokens cached")
+    if described.cache_isolation:
+        yield ("Tenants apart", _ISOLATION_WORDS.get(isolation, isolation))
+    if described.quantizations:
+        yield ("Quantizations", ", ".join(described.quantizations))
+
+
+def memory_words(memory: MemoryStatus) -> str:
+    """What a model holds of accelerator memory, and what it would take."""
+    if memory.leased_bytes:
+        devices = ", ".join(map(str, memory.device_indexes))
+        measured = "" if memory.measured_bytes is None else f", {size_words(memory.measured_bytes)} seen"
+        return f"{size_words(memory.leased_bytes)} leased on device {devices}{measured}"
+    if memory.estimated_bytes:
+        return f"none held; would take {size_words(memory.estimated_bytes)} (from: {memory.estimate_source})"
+    return "none held"
+
+
+def until_words(unload_at: datetime | None, *, pinned: bool) -> str:
+    """How long a model stays loaded."""
+    if pinned:
+        return "pinned"
+    if unload_at is None:
+        return "for ever"
+    left = max(0.0, (unload_at - datetime.now(UTC)).total_seconds())
+    return f"for {seconds_ago(left)}"
+
 
 _CONDITION_COLUMNS = (
     Column("TYPE", lambda condition: condition.type),
@@ -282,7 +463,3 @@ def _explicit(pool: PoolDocument) -> bool:
 
 def _indented(text: str) -> Iterator[str]:
     return (f"{INDENT}{line}" for line in text.splitlines())
-
-
-def _fact(key: str, value: str) -> str:
-    return f"{key}:".ljust(KEY_CHARS) + f" {safe_text(value)}"

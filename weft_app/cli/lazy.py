@@ -54,7 +54,7 @@ COMMANDS: Mapping[str, CommandPlace] = {
         "Show what apply would change. Exit code 0: nothing, 1: something, more: it could not be told.",
     ),
     "delete": CommandPlace(
-        "weft_app.cli.delete:delete",
+        "weft_app.cli.declare:delete",
         "Delete resources, agents and routes first, or tasks that are over. One that fails does not keep the others.",
     ),
     "wait": CommandPlace(
@@ -62,7 +62,7 @@ COMMANDS: Mapping[str, CommandPlace] = {
         "Wait until something holds for a resource, or for the end of a task. Exit code 5 when it does not in time.",
     ),
     "cancel": CommandPlace(
-        "weft_app.cli.cancel:cancel",
+        "weft_app.cli.tasks:cancel",
         "End tasks: one that waits is never begun, one that runs is ended with its backend.",
     ),
     "batch": CommandPlace("weft_app.cli.batch:app", "Hand in many requests as one, and fetch their answers."),

@@ -30,7 +30,7 @@ from weft_app.cli.load_settings import (
     load_settings,
     naming_options,
 )
-from weft_app.cli.operation_progress import follow, outcome_words
+from weft_app.cli.operations import follow, outcome_words
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, note, reporting
 from weft_app.cli.output import safe_text, say
 from weft_app.cli.tasks import is_about_tasks, print_answer

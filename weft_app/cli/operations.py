@@ -1,15 +1,146 @@
 """`weft operation`: look at operations, follow them, end them."""
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from weft.client.operations import connect_operations
+from weft.client.operations import Operations, connect_operations
 from weft.documents.operation_documents import OperationDocument, OperationList
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.units import size_words
 from weft_app.cli.columns import age
-from weft_app.cli.operation_progress import follow, outcome_words
-from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, reporting
-from weft_app.cli.output import Column, print_document, print_table, say
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, note, reporting
+from weft_app.cli.output import Column, print_document, print_table, safe_text, say
+
+MAX_DETAIL_CHARS = 100
+DONE_SHARE = 100.0
+
+
+def follow(operations: Operations, first: OperationDocument, *, shown: bool) -> OperationDocument:
+    """The operation once it has ended; until then, with `shown`, how far it is. Raises its failure.
+
+    Ctrl-C leaves the operation going on and says how to cancel it.
+    """
+    last = first
+    try:
+        with _display(shown) as display:
+            display.show(last)
+            if not last.is_over:
+                for last in operations.watch(first.name):
+                    display.show(last)
+    except KeyboardInterrupt:
+        if not last.is_over:
+            note(f"{first.name} goes on; follow it with `weft operation watch`, end it with `weft operation cancel`")
+        raise
+    if not last.is_over:
+        raise WeftError(Reason.SERVICE_UNAVAILABLE, f"the registry ended the watch; {last.name} goes on")
+    require_success(last)
+    return last
+
+
+def require_success(operation: OperationDocument) -> None:
+    """Raise what an operation ended with, unless it succeeded."""
+    if operation.state == "cancelled":
+        raise WeftError(Reason.CANCELLED, f"{operation.name} was cancelled")
+    if operation.state == "failed":
+        reason = Reason.__members__.get((operation.reason or "").upper(), Reason.INTERNAL)
+        raise WeftError(reason, operation.detail or f"{operation.name} failed")
+
+
+def outcome_words(operation: OperationDocument) -> str:
+    """What came of an operation that succeeded, in one line."""
+    result, action = operation.result, operation.action
+    if result is None:
+        return operation.state
+    target = ", ".join(result.models) or action.model or "nothing"
+    if action.type == "load":
+        took = f"in {result.load_seconds or 0.0:.1f} s"
+        held = f" ({took}, holds {size_words(result.memory_bytes)})" if result.memory_bytes else ""
+        return f"model/{target} loaded{held}"
+    if action.type == "unload":
+        freed = f" ({size_words(result.memory_freed_bytes)} given up)" if result.memory_freed_bytes else ""
+        return f"model/{target} unloaded{freed}"
+    tokens = "" if result.token_count is None else f", {result.token_count} tokens"
+    return f"cache flushed: {result.entry_count or 0} prefixes{tokens}"
+
+
+@contextmanager
+def _display(shown: bool) -> Iterator["_Quiet | _Bar | _Lines"]:
+    if not shown:
+        yield _Quiet()
+    elif not sys.stderr.isatty():
+        yield _Lines()
+    else:
+        with _bar() as bar:
+            yield bar
+
+
+class _Quiet:
+    """Shows nothing."""
+
+    def show(self, operation: OperationDocument) -> None:
+        """The operation as it is now."""
+
+
+class _Lines:
+    """One line for each stage."""
+
+    def __init__(self) -> None:
+        self._last = ""
+
+    def show(self, operation: OperationDocument) -> None:
+        """The operation as it is now."""
+        line = _words(operation)
+        if line != self._last:
+            self._last = line
+            note(line)
+
+
+class _Bar:
+    """A bar that moves where the share is known, and pulses where it is not."""
+
+    def __init__(self, progress: Progress, task: TaskID) -> None:
+        self._progress = progress
+        self._task = task
+
+    def show(self, operation: OperationDocument) -> None:
+        """The operation as it is now."""
+        share = 1.0 if operation.state == "succeeded" else operation.progress
+        self._progress.update(
+            self._task,
+            description=_words(operation),
+            total=None if share is None else DONE_SHARE,
+            completed=(share or 0.0) * DONE_SHARE,
+        )
+
+
+@contextmanager
+def _bar() -> Iterator[_Bar]:
+    columns = (SpinnerColumn(), BarColumn(bar_width=30), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True, highlight=False)) as progress:
+        yield _Bar(progress, progress.add_task("", total=None))
+
+
+def _words(operation: OperationDocument) -> str:
+    """Stage, detail and what is left, in one line that cannot steer a terminal."""
+    stage = operation.stage or operation.state
+    parts = [stage]
+    if operation.detail:
+        # Runners say for themselves what they wait for.
+        parts.append(operation.detail.removeprefix(f"{stage}: ")[:MAX_DETAIL_CHARS])
+    if operation.progress is not None and not operation.is_over:
+        parts.append(f"{operation.progress:.0%}")
+    if operation.eta_seconds is not None and not operation.is_over:
+        parts.append(f"about {operation.eta_seconds:.0f} s left")
+    # Rich would read square brackets as markup.
+    return safe_text(": ".join(parts)).replace("[", "(").replace("]", ")")
+
 
 DEFAULT_LIMIT = 50
 MAX_LIMIT = 10_000

@@ -10,7 +10,7 @@ from weft.documents.document_base import ResourceKind
 from weft.documents.documents import RunnerDocument
 from weft.documents.statuses import InstanceStatus, RunnerStatus
 from weft.kernel.units import size_words
-from weft_app.cli.memory_description import until_words
+from weft_app.cli.description import until_words
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, reporting
 from weft_app.cli.output import Column, print_resources
 

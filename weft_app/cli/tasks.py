@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,12 +16,23 @@ from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_token
 from weft.kernel.reasons import Reason
 from weft_app.cli.chat import shown
 from weft_app.cli.columns import age, shortened
-from weft_app.cli.options import EXIT_FAILED, OutputFormat, ResourceFormat, exit_code, note
+from weft_app.cli.completion import complete_tasks
+from weft_app.cli.options import (
+    DEFAULT_HOME,
+    EXIT_FAILED,
+    HomeOption,
+    OutputFormat,
+    ResourceFormat,
+    exit_code,
+    note,
+    reporting,
+)
 from weft_app.cli.output import Column, TextTable, print_document, safe_text, say
 from weft_app.cli.targets import TASK_WORDS
 
 if TYPE_CHECKING:
     from weft.api.router.v1 import task_pb2
+
 
 MAX_SHOWN = 1_000
 RETRY_PAUSE_SECONDS = 0.5
@@ -312,3 +323,22 @@ def _print_pieces(watched: "Iterator[TaskDocument | task_pb2.TaskPiece]", *, fol
     sys.stdout.write("\n" if attempt else "")
     sys.stdout.flush()
     return task
+
+
+def cancel(
+    tasks: Annotated[
+        list[str],
+        typer.Argument(metavar="task ID...", help="task and ids; or task/ID...", autocompletion=complete_tasks),
+    ],
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    """End tasks: one that waits is never begun, one that runs is ended with its backend.
+
+    Example: weft cancel task/task-5f0c0d2b7a9e4c31d6a8b2f4
+    """
+    with reporting():
+        if not is_about_tasks(tasks):
+            raise invalid_field(
+                "task", "only tasks can be cancelled here; `weft operation cancel`, `weft batch cancel`"
+            )
+        cancel_tasks(tasks, home)

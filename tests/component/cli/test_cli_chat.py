@@ -9,8 +9,7 @@ from weft.api.common.v1 import event_pb2, json_value_pb2, signal_pb2, warning_pb
 from weft.client import connect
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft_app.cli.chat import Conversation, converse, shown
-from weft_app.cli.chat_history import HISTORY_NAME, prompt_history
+from weft_app.cli.chat import HISTORY_NAME, Conversation, converse, prompt_history, shown
 
 CTRL_C = "\x03"
 

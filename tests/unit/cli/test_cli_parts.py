@@ -150,7 +150,7 @@ def test_reading_commands_need_no_service_library() -> None:
     heavy = ("fastapi", "starlette", "uvicorn", "sqlalchemy", "alembic", "aiohttp", "uvloop", "weft_app.compose")
     program = (
         "import sys, weft_app.cli.main, weft_app.cli.get, weft_app.cli.describe, weft_app.cli.declare, "
-        "weft_app.cli.delete, weft_app.cli.wait, "
+        "weft_app.cli.declare, weft_app.cli.wait, "
         "weft_app.cli.events, weft_app.cli.chat, weft_app.cli.ps, weft_app.cli.completion\n"
         f"found = [name for name in {heavy!r} if name in sys.modules]\n"
         "sys.exit(', '.join(found) or 0)"
