@@ -135,7 +135,7 @@ class BackgroundResponses:
         """Its events after a sequence number, to its end; it is kept before its last event is given.
 
         `position` is kept up. `is_new`: whether its caller learns its id from the first event: that comes whatever
-        happens. Raises INVALID_ARGUMENT naming `starting_after`, WORKER_LOST where the answer begins anew, and as
+        happens. Raises INVALID_ARGUMENT naming `starting_after`, WORKER_LOST where the answer starts again, and as
         `TaskPort.watch`; the response goes on then.
         """
         if starting_after != FROM_THE_START:

@@ -55,7 +55,7 @@ def require_resumable(task: Task, starting_after: int) -> None:
 
 def begun_anew() -> WeftError:
     """What a stream ends with whose caller has read content of an attempt that was lost."""
-    return WeftError(Reason.WORKER_LOST, f"an attempt was lost and the answer begins anew: {_ASK_AGAIN}")
+    return WeftError(Reason.WORKER_LOST, f"an attempt was lost and the answer starts again: {_ASK_AGAIN}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,7 @@ def client_of(mesh: MeshProcess) -> AsyncOpenAI:
 
 
 async def at_its_end(client: AsyncOpenAI, response_id: str) -> Response:
-    """The response once its stream has come to its end; asked again where it is said that the answer begins anew."""
+    """The response once its stream has come to its end; asked again where it is said that the answer starts again."""
     while True:
         try:
             async for _ in await client.responses.retrieve(response_id, stream=True):

@@ -156,7 +156,7 @@ async def test_an_answer_that_loops_is_ended_with_its_usage_on_every_surface(sin
     assert int(raised.value.metadata["completion_tokens"]) >= 16
     code, _, err = await run_weft("chat", POOL, "-m", "hi", home=single.home)
     assert code != 0
-    assert "tokens until it was ended" in err
+    assert "tokens until it was stopped" in err
 
 
 async def test_every_attempt_is_on_the_receipt(pair: MeshProcess) -> None:

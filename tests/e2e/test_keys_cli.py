@@ -109,7 +109,7 @@ async def test_a_rotated_key_has_two_secrets_for_a_while_and_a_revoked_one_none(
     assert timedelta(minutes=50) < left <= timedelta(hours=1)
 
     third = weft(home, "keys", "rotate", key_id, "--grace", "0")
-    assert "the old secret is good until" in third.stdout
+    assert "the old secret is valid until" in third.stdout
     assert [bool(await principal(home, text)) for text in (first, rotated["key"])] == [False, False]
     text = KEY.findall(third.stdout)[0]
     assert await principal(home, text)

@@ -1,4 +1,4 @@
-"""`weft approve`: agree to what somebody else signed first."""
+"""`weft approve`: adds a second signature to a signed operation."""
 
 import time
 from datetime import UTC, datetime
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 
 
 def approve(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `weft sign` made.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Token from `weft sign`.")],
     *,
     key: Annotated[Path, typer.Option("--key", metavar="FILE", help="Your private key.")],
     key_id: Annotated[str, typer.Option("--as", metavar="ID", help="Your key id in the registry's configuration.")],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Where the token goes. Default: the same file.")
+        Path | None, typer.Option("--out", metavar="FILE", help="Output file of the token. Default: the same file.")
     ] = None,
     audience: AudienceOption = "",
     policy: PolicyOption = "",
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Show what a token allows, from the signed action itself, and add your signature.
+    """Show what a token permits, from the signed action itself, and add your signature.
 
     Example: weft approve op.json --key bob.pem --as bob
     """
@@ -97,7 +97,7 @@ def _show(claims: Claims, signers: list[str], rules: SigningRules, now: int) -> 
     lines = [
         f"allows once, until {until:%H:%M:%S} UTC ({claims.expires_at - now} s from now), on {claims.audience}:",
         *(f"  {line}" for line in in_words(claims.action)),
-        f"signed so far, as it says: {', '.join(signers)} ({len(set(signers))}{needed})",
+        f"signatures, by the token's own account: {', '.join(signers)} ({len(set(signers))}{needed})",
     ]
     say("".join(f"{safe_text(line)}\n" for line in lines))
 

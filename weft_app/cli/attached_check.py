@@ -1,4 +1,4 @@
-"""What a server that runs already says when it is asked for its models, for `weft doctor`."""
+"""Checks the model list of an already running server, for `weft doctor`."""
 
 import urllib.error
 import urllib.request
@@ -20,21 +20,21 @@ _START_IT = "start the server, or correct `url`"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerFault:
-    """Why a server is of no use for a model."""
+    """A fault that makes a server unusable for a model."""
 
     words: str
     remedy: str
     is_there: bool = False
-    """Whether the server answers: then a mesh starts without this one model."""
+    """Whether the server responds at all: if so, a mesh starts without this one model."""
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_: Any) -> None:
-        """A key is for the server that was named."""
+        """Refuses redirects: an API key is sent to the configured server only."""
 
 
 def fault_of_server(model: ModelSection, environment: Mapping[str, str]) -> ServerFault | None:
-    """Asks the server of an attached model with a short timeout; None: it has the model, or does not say."""
+    """Requests the model list with a short timeout. None: the model is listed, or no list is served."""
     name = model.upstream_model or model.name
     base = str(model.url or "").rstrip("/").removesuffix("/v1").rstrip("/")
     try:
@@ -69,4 +69,4 @@ def _fault_of_status(status: int, base: str) -> ServerFault | None:
         return None
     if status in {401, 403}:
         return ServerFault(words=f"{base} refuses the key (status {status})", remedy="set api_key_env")
-    return ServerFault(words=f"{base} answers a look at its models with status {status}", remedy=_START_IT)
+    return ServerFault(words=f"{base} answers the request for its models with status {status}", remedy=_START_IT)

@@ -1,4 +1,4 @@
-"""`weft audit`: the log of operations, and whether it is whole."""
+"""`weft audit`: the audit log of operations and its verification."""
 
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +16,7 @@ MAX_SHOWN = 100_000
 _HASH_CHARS = 64
 
 app = typer.Typer(
-    help="Show who had what loaded, unloaded and flushed, who was refused and why, and check that the log is whole.",
+    help="Show the audit log of loads, unloads and flushes, refusals included, and verify that it is complete.",
     epilog="Example: weft audit list",
     no_args_is_help=True,
 )
@@ -34,7 +34,7 @@ _COLUMNS = (
 @app.command("list")
 def list_entries(
     after: Annotated[int, typer.Option("--after", min=0, help="Only entries after this number.")] = 0,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=MAX_SHOWN, help="At most so many.")] = 1000,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=MAX_SHOWN, help="Maximum number of results.")] = 1000,
     home: HomeOption = DEFAULT_HOME,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
@@ -60,7 +60,7 @@ def list_entries(
 
 @app.command("head")
 def show_head(home: HomeOption = DEFAULT_HOME) -> None:
-    """Print the end of the log as SEQUENCE:HASH. Keep it elsewhere: with it a log that was cut short shows.
+    """Print the head of the log as SEQUENCE:HASH. Store it elsewhere: it reveals a truncated log.
 
     Example: weft audit head > /mnt/elsewhere/weft-audit-head
     """
@@ -72,12 +72,12 @@ def show_head(home: HomeOption = DEFAULT_HOME) -> None:
 @app.command("verify")
 def verify(
     head: Annotated[
-        str | None, typer.Option("--head", metavar="SEQUENCE:HASH", help="An end of the log that was kept elsewhere.")
+        str | None, typer.Option("--head", metavar="SEQUENCE:HASH", help="Head of the log that was stored elsewhere.")
     ] = None,
-    head_file: Annotated[Path | None, typer.Option("--head-file", help="A file that holds it.")] = None,
+    head_file: Annotated[Path | None, typer.Option("--head-file", help="File with the head.")] = None,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Check that no entry was changed, taken out or moved, and with --head that none was cut off. Exit code 1 if so.
+    """Verify that no entry was changed, removed or moved and, with --head, none cut off. Exit code 1 otherwise.
 
     Example: weft audit verify --head-file /mnt/elsewhere/weft-audit-head
     """
@@ -88,7 +88,7 @@ def verify(
         with connect_operations(home=home) as operations:
             count, fault = check_log(operations.audit(), known)
         if fault is not None:
-            raise WeftError(Reason.INTERNAL, f"the audit log is not whole: {fault}")
+            raise WeftError(Reason.INTERNAL, f"the audit log is not intact: {fault}")
         say(f"{count} entries, whole{'' if known is None else f', and reaching entry {known[0]}'}\n")
 
 

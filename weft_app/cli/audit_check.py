@@ -1,4 +1,4 @@
-"""Whether an audit log, as it was told, is whole: the registry's own rule, carried out by whoever reads it."""
+"""Verification of an audit log on the reader's side, with the registry's own rule."""
 
 from collections.abc import Iterable
 
@@ -7,9 +7,9 @@ from weft.documents.operation_documents import AuditEntryDocument
 
 
 def check_log(entries: Iterable[AuditEntryDocument], kept: tuple[int, str] | None) -> tuple[int, str | None]:
-    """How many entries there are, and what is wrong first, in words; None: nothing.
+    """Returns the number of entries and the first fault as text; None: no fault.
 
-    `kept` is the sequence and hash of an end of the log that was kept elsewhere.
+    `kept` is the sequence and hash of a head that was stored elsewhere.
     """
     head = None if kept is None or kept[0] == 0 else AuditHead(sequence=kept[0], hash=kept[1])
     check, count = AuditCheck(kept=head), 0
@@ -33,9 +33,9 @@ def _entry(document: AuditEntryDocument) -> AuditEntry:
 
 def _words(fault: Fault) -> str:
     what = {
-        Damage.CHANGED: "is not what it was when it was written",
+        Damage.CHANGED: "was changed after it was written",
         Damage.MISSING: "is missing, or in another place",
-        Damage.CUT: "and what follows was cut off: the end that was kept elsewhere lies behind it",
-        Damage.REWRITTEN: "was written anew: it does not lead to what was kept",
+        Damage.CUT: "and what follows was cut off: the stored head lies behind it",
+        Damage.REWRITTEN: "was rewritten: it does not lead to the stored head",
     }[fault.damage]
     return f"entry {fault.sequence} {what}"

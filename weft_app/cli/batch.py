@@ -1,4 +1,4 @@
-"""`weft batch`: many requests as one, in the words of OpenAI's API."""
+"""`weft batch`: batches of requests in the format of OpenAI's Batch API."""
 
 import asyncio
 import sys
@@ -26,17 +26,17 @@ from weft_app.cli.wait import parse_duration
 
 POLL_SECONDS = 1.0
 MAX_OUTAGE_SECONDS = 60.0
-"""How long a watched batch puts up with a gateway that is away."""
+"""Longest outage of the gateway that a watched batch tolerates."""
 MAX_LISTED = 1_000
 MAX_SHOWN_ERRORS = 10
 MAX_FIRST_LINE_BYTES = 16 * 1024 * 1024
 _OVER = frozenset({"completed", "failed", "expired", "cancelled"})
 
-app = typer.Typer(help="Hand in many requests as one, and fetch their answers.", no_args_is_help=True)
+app = typer.Typer(help="Submit batches of requests, and fetch their answers.", no_args_is_help=True)
 
 
 class Endpoint(StrEnum):
-    """What the lines of a file are asked of."""
+    """Endpoint that the lines of a file are sent to."""
 
     CHAT = "/v1/chat/completions"
     COMPLETIONS = "/v1/completions"
@@ -45,7 +45,7 @@ class Endpoint(StrEnum):
 
 
 class BatchFormat(StrEnum):
-    """How these commands print."""
+    """Output format of these commands."""
 
     TABLE = "table"
     JSON = "json"
@@ -53,9 +53,9 @@ class BatchFormat(StrEnum):
     NAME = "name"
 
 
-FormatOption = Annotated[BatchFormat, typer.Option("--output", "-o", help="How to print; `name` prints the id alone.")]
+FormatOption = Annotated[BatchFormat, typer.Option("--output", "-o", help="Output format; `name` prints only the id.")]
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Id of the batch, from `weft batch list`.")]
-WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Show how far it is, and wait for its end.")]
+WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Show progress, and wait for its end.")]
 
 
 def _done_words(batch: Document) -> str:
@@ -77,28 +77,29 @@ _COLUMNS = (
 
 @app.command("submit")
 def submit(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="JSON lines: custom_id, method, url and body each.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="JSON lines with custom_id, method, url and body.")],
     *,
     endpoint: Annotated[
         Endpoint | None,
-        typer.Option("--endpoint", help="What the lines are asked of. Default: as the first line says."),
+        typer.Option("--endpoint", help="Endpoint of the lines. Default: the one in the first line."),
     ] = None,
     window: Annotated[
-        str | None, typer.Option("--window", metavar="TIME", help="How long lines may wait, such as 2h. Default: 24h.")
+        str | None, typer.Option("--window", metavar="TIME", help="Completion window, such as 2h. Default: 24h.")
     ] = None,
     metadata: Annotated[
-        list[str] | None, typer.Option("--metadata", metavar="NAME=VALUE", help="To be remembered with it; repeatable.")
+        list[str] | None,
+        typer.Option("--metadata", metavar="NAME=VALUE", help="Metadata to store with the batch (repeatable)."),
     ] = None,
     wait_for_model: Annotated[
-        bool, typer.Option("--wait-for-model", help="Accept names that nothing has yet, and wait for them.")
+        bool, typer.Option("--wait-for-model", help="Accept models that do not exist yet, and wait for them.")
     ] = False,
     watch: WatchOption = False,
     output: FormatOption = BatchFormat.NAME,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Hand in a file of requests. Its id goes to stdout; once it is printed every line is durable.
+    """Submit a file of requests as a batch. Its id goes to stdout; once printed, every line is durable.
 
-    Exit code 1 where the lines are not right, or with --watch, where not every line was answered.
+    Exit code 1 where the lines are invalid or, with --watch, where not every line was answered.
 
     Example: weft batch submit requests.jsonl --watch
     """
@@ -123,11 +124,11 @@ def submit(
 
 @app.command("list")
 def list_batches(
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=MAX_LISTED, help="At most so many.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=MAX_LISTED, help="Maximum number of results.")] = 20,
     output: FormatOption = BatchFormat.TABLE,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """List batches, the newest first.
+    """List batches, newest first.
 
     Example: weft batch list
     """
@@ -150,7 +151,7 @@ def get(
     output: FormatOption = BatchFormat.TABLE,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Show one batch. With --watch: wait for its end; exit code 1 where not every line was answered.
+    """Show one batch. With --watch: wait until it has ended; exit code 1 where not every line was answered.
 
     Example: weft batch get batch-5f0c0d2b7a9e4c31d6a8b2f4 --watch
     """
@@ -167,7 +168,7 @@ def get(
 
 @app.command("cancel")
 def cancel(batch_id: IdArgument, home: HomeOption = DEFAULT_HOME) -> None:
-    """End every line that is not at its end. The answers that there are stay.
+    """Cancel every line that has not finished. Existing answers stay.
 
     Example: weft batch cancel batch-5f0c0d2b7a9e4c31d6a8b2f4
     """
@@ -180,13 +181,11 @@ def cancel(batch_id: IdArgument, home: HomeOption = DEFAULT_HOME) -> None:
 def results(
     batch_id: IdArgument,
     *,
-    errors: Annotated[
-        bool, typer.Option("--errors", help="The lines that came to nothing, instead of the answers.")
-    ] = (False),
-    to: Annotated[Path | None, typer.Option("--to", metavar="FILE", help="Write there. Default: stdout.")] = None,
+    errors: Annotated[bool, typer.Option("--errors", help="The failed lines instead of the answers.")] = (False),
+    to: Annotated[Path | None, typer.Option("--to", metavar="FILE", help="Output file. Default: stdout.")] = None,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Fetch the answers of a batch that is at its end, as JSON lines.
+    """Fetch the answers of a finished batch as JSON lines.
 
     Example: weft batch results batch-5f0c0d2b7a9e4c31d6a8b2f4 --to answers.jsonl
     """
@@ -201,11 +200,11 @@ def results(
         if batch["status"] == "failed":
             raise WeftError(
                 Reason.INVALID_ARGUMENT,
-                f"batch {batch_id} failed, nothing of it was begun; `weft batch get {batch_id}` says why",
+                f"batch {batch_id} failed before any line was started; `weft batch get {batch_id}` says why",
             )
         file_id = batch.get("error_file_id" if errors else "output_file_id")
         if file_id is None:
-            note("no line came to nothing" if errors else "no line was answered; --errors says why")
+            note("no line failed" if errors else "no line was answered; --errors says why")
             return
         await _write(batches.content(file_id), to)
 
@@ -244,7 +243,7 @@ def _run(work: _Work, home: Path) -> Any:
 
 
 async def _followed(batches: Batches, batch: Document) -> Document:
-    """The batch at its end; how far it is goes to stderr. A gateway that is away for a while ends nothing."""
+    """Polls the batch until it has ended; progress goes to stderr. A short outage of the gateway is retried."""
     away_since: float | None = None
     with _shown() as show:
         show(batch)
@@ -268,7 +267,7 @@ class _Show(Protocol):
 
 @contextmanager
 def _shown() -> Iterator[_Show]:
-    """A bar where somebody watches; else one line per change."""
+    """Progress: a bar on a terminal, else one line per change."""
     if not sys.stderr.isatty():
         yield _Lines()
         return
@@ -311,7 +310,7 @@ class _Lines:
 
 
 def _trouble(batch: Document) -> str:
-    """Why the results of a batch that is followed could not be written yet; empty: nothing is known."""
+    """Why the results of a watched batch are not written yet; empty: unknown."""
     errors = _errors_of(batch)
     return safe_text(f" ({errors[0]['message']})") if errors and batch["status"] not in _OVER else ""
 
@@ -327,7 +326,7 @@ def _print(batch: Document, output: BatchFormat) -> None:
 
 
 def _end(batch: Document, *, watched: bool) -> None:
-    """Say what is wrong with a batch, if anything is, and end with the exit code that goes with it."""
+    """Prints what failed in a batch, if anything did, and exits with the matching code."""
     errors = _errors_of(batch)
     for error in errors[:MAX_SHOWN_ERRORS]:
         where = f"line {error['line']}: " if error.get("line") else ""
@@ -339,7 +338,7 @@ def _end(batch: Document, *, watched: bool) -> None:
     counts = batch["request_counts"]
     if watched and counts["completed"] < counts["total"]:
         left = counts["total"] - counts["completed"]
-        note(f"{left} lines came to nothing; `weft batch results {batch['id']} --errors` says why")
+        note(f"{left} lines failed; `weft batch results {batch['id']} --errors` says why")
         raise typer.Exit(EXIT_FAILED)
 
 
@@ -348,13 +347,13 @@ def _errors_of(batch: Document) -> list[Document]:
 
 
 def _require_lasting(file: Path) -> None:
-    """Raises INVALID_ARGUMENT for a pipe: it is read twice, and the lines of the first time would be missing."""
+    """Raises INVALID_ARGUMENT for a pipe: the file is read twice, and the second read of a pipe is empty."""
     if file.exists() and not file.is_file():
-        raise invalid_field("FILE", f"{file} is not a file; keep what comes out of a pipe in one first")
+        raise invalid_field("FILE", f"{file} is not a regular file; save the output of a pipe to a file first")
 
 
 def _endpoint_of(file: Path) -> str:
-    """What the first line says. Raises INVALID_ARGUMENT naming --endpoint where it says nothing that there is."""
+    """The endpoint that the first line names. Raises INVALID_ARGUMENT for none, or an unknown one."""
     import json  # noqa: PLC0415 - only where nobody names the endpoint
 
     try:
@@ -379,5 +378,5 @@ def _pairs(texts: list[str]) -> dict[str, str]:
 
 
 def _id(text: str) -> str:
-    # It becomes a part of a path.
+    # The id becomes a part of a path.
     return require_request_id(require_token(text, "ID", MAX_REQUEST_ID_CHARS), "ID")

@@ -30,11 +30,11 @@ from weft_app.cli.options import DEFAULT_HOME, HomeOption, reporting
 from weft_app.cli.output import safe_text
 
 MAX_SHOWN_CHARS = 160
-"""So much of the arguments of a signal or a tool, and of what a tool answered."""
+"""Longest text shown of a signal's or tool's arguments and of a tool's result."""
 
 
 def notice(event: event_pb2.InferenceEvent) -> str:
-    """The line for an event; empty for one that is none of these."""
+    """The notice line of an event; empty for an event that is no notice."""
     match event.WhichOneof("event"):
         case "signal":
             return f"signal {event.signal.name}{_arguments(event.signal.arguments)}"
@@ -64,7 +64,7 @@ HISTORY_NAME = "chat_history"
 
 @contextmanager
 def prompt_history(home: Path) -> Iterator[None]:
-    """Line editing with the lines of earlier chats; without readline, or a folder to keep them in, plain input."""
+    """Line editing with a stored history; plain input without readline or without a folder for it."""
     try:
         import readline  # noqa: PLC0415 - not there on every Python
     except ImportError:
@@ -79,7 +79,7 @@ def prompt_history(home: Path) -> Iterator[None]:
         yield
     finally:
         readline.set_history_length(MAX_HISTORY_LINES)
-        # What people type is theirs alone.
+        # The history is private: readable by its owner only.
         with suppress(OSError):
             file.touch(mode=0o600)
             readline.write_history_file(file)
@@ -109,33 +109,34 @@ def chat(
             autocompletion=complete_chat_target,
         ),
     ],
-    message: Annotated[str | None, typer.Option("--message", "-m", help="Say this, print the answer, leave.")] = None,
+    message: Annotated[str | None, typer.Option("--message", "-m", help="Send one message and exit.")] = None,
     system: Annotated[str | None, typer.Option("--system", "-s", help="System prompt.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens per answer.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Maximum tokens per answer.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0, max=2, help="0 is greedy.")] = None,
     *,
     thinking: Annotated[
-        bool | None, typer.Option("--thinking/--no-thinking", help="Whether it thinks first. Default: the model's own.")
+        bool | None,
+        typer.Option("--thinking/--no-thinking", help="Whether the model reasons first. Default: the model's own."),
     ] = None,
     allow_remote: Annotated[
-        bool, typer.Option("--allow-remote", help="Let it leave the premises: to models and tools elsewhere.")
+        bool, typer.Option("--allow-remote", help="Allow it to leave the premises: to remote models and tools.")
     ] = False,
     in_background: Annotated[
         bool,
         typer.Option(
-            "--async", help="Hand -m in as a durable task, print its id alone, and leave; the model may be away."
+            "--async", help="Submit -m as a durable task, print its id, and exit; the model may be unavailable."
         ),
     ] = False,
     wait_for_model: Annotated[
         bool,
-        typer.Option("--wait-for-model", help="With --async: accept a name that nothing has yet, and wait for it."),
+        typer.Option("--wait-for-model", help="With --async: accept a model that does not exist yet, and wait for it."),
     ] = False,
     timeout: Annotated[
         float, typer.Option(min=0.001, max=MAX_TIMEOUT_SECONDS, help="Deadline of one answer in seconds.")
     ] = 600.0,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Chat with a model, a pool, an agent or a route. The answer goes to stdout, everything else to stderr.
+    """Chat with a model, pool, agent or route. The answer goes to stdout, everything else to stderr.
 
     Example: weft chat smollm2-135m -m "Why is the sky blue?"
     """
@@ -174,9 +175,9 @@ def submit(
     *,
     wait_for_model: bool = False,
 ) -> None:
-    """Hand in one message as a durable task: its id on stdout, everything else on stderr."""
+    """Submit one message as a durable task: its id on stdout, everything else on stderr."""
     if text is None:
-        raise invalid_field("--async", "needs -m, or a message that is piped in")
+        raise invalid_field("--async", "needs -m, or a message on standard input")
     asked = name_for_task(name, home, wait_for_model=wait_for_model)
     with connect_tasks(home=home) as tasks:
         task = tasks.submit_chat(
@@ -188,35 +189,35 @@ def submit(
 
 
 def name_for_task(name: str, home: Path, *, wait_for_model: bool) -> str:
-    """What to ask for: as `resolve`, but with `wait_for_model` what is not there yet is waited for."""
+    """The target to request, as `resolve`; with `wait_for_model`, a target that does not exist yet is accepted."""
     try:
         return resolve(name, home)[0]
     except WeftError as error:
         if error.reason not in _MISSING:
             raise
         if not wait_for_model:
-            hint = f"{error.message}; --wait-for-model accepts a task for one that will come"
+            hint = f"{error.message}; --wait-for-model accepts a task for a model that does not exist yet"
             raise WeftError(error.reason, hint, metadata=error.metadata) from error
-        _aside(f"nobody serves {name} yet; the task waits for it")
+        _aside(f"no runner serves {name} yet; the task waits for it")
         return name
 
 
 def _only_message(message: str | None) -> str | None:
-    """What is said once, by -m or a pipe; None where somebody sits at a terminal. Raises INVALID_ARGUMENT."""
+    """The single message from -m or a pipe; None for an interactive chat. Raises INVALID_ARGUMENT."""
     if message is None and sys.stdin.isatty():
         return None
     text = message if message is not None else sys.stdin.buffer.read(MAX_PIPED_BYTES + 1).decode("utf-8", "replace")
     if len(text) > MAX_PIPED_BYTES:
-        raise WeftError(Reason.REQUEST_TOO_LARGE, f"what comes in is larger than {MAX_PIPED_BYTES // 1024**2} MiB")
+        raise WeftError(Reason.REQUEST_TOO_LARGE, f"standard input is larger than {MAX_PIPED_BYTES // 1024**2} MiB")
     if not text.strip():
-        raise invalid_field("--message", "there is nothing to say; give it with -m, or pipe it in")
+        raise invalid_field("--message", "the message is empty; give it with -m, or pipe it in")
     return text
 
 
 def resolve(name: str, home: Path) -> tuple[str, str]:
-    """What to ask the mesh for, and who that is in words; the name of an agent or a route is enough.
+    """The target to request and its description as text; the bare name of an agent or a route is enough.
 
-    Where the registry cannot be asked, `name` is taken as it is: the router knows.
+    Where the registry cannot be reached, `name` is used as it is: the router resolves it.
     """
     require_name(_without_prefix(name), "NAME")
     try:
@@ -263,7 +264,7 @@ def _meant(registry: Registry, name: str, kinds: tuple[ResourceKind, ...]) -> st
 
 
 def header_of(document: Document) -> str:
-    """Who answers, between two rules."""
+    """The heading above an answer: who answers, between two rules."""
     rule = "─" * RULE_CHARS
     return f"{rule}\n{_who(document)}\n{rule}\n"
 
@@ -300,7 +301,7 @@ def _who(document: Document) -> str:
 
 
 def converse(conversation: "Conversation") -> None:
-    """Turn by turn until somebody leaves."""
+    """Reads and answers turn by turn until the user leaves."""
     sys.stderr.write(f"{HELP}\n")
     while True:
         try:
@@ -309,7 +310,7 @@ def converse(conversation: "Conversation") -> None:
             sys.stderr.write("\n")
             return
         except KeyboardInterrupt:
-            # Often one that came too late to stop an answer; it must not cost the conversation.
+            # Often a Ctrl-C that came too late to stop an answer; it must not cost the conversation.
             sys.stderr.write("\n")
             continue
         if text in QUIT_WORDS:
@@ -342,7 +343,7 @@ def _turn(text: str, conversation: "Conversation") -> None:
 
 
 class Conversation:
-    """Turns of one chat, answers streamed as they come."""
+    """The turns of one chat; answers are streamed to the terminal."""
 
     def __init__(
         self, mesh: Mesh, model: str, history: list[Message], options: ChatOptions, timeout_seconds: float
@@ -355,15 +356,15 @@ class Conversation:
         self._inside_line = False
 
     def turns(self) -> list[Message]:
-        """What was said so far; an answer that was stopped is not in it."""
+        """The conversation so far, without answers that were stopped."""
         return list(self._history)
 
     def clear(self) -> None:
-        """Forget what was said, but not the system prompt."""
+        """Clears the conversation and keeps the system prompt."""
         self._history[:] = [turn for turn in self._history if turn["role"] == "system"]
 
     def say(self, text: str) -> None:
-        """Say something and print the answer with its timings."""
+        """Sends a message and prints the answer with its timings."""
         self._inside_line = False
         turns: list[Message] = [*self._history, {"role": "user", "content": text}]
         answer: list[str] = []
@@ -390,7 +391,8 @@ class Conversation:
                 _aside(f"loading{_progress(event.loading)}: {event.loading.stage}")
             case "signal" | "warning" | "tool_call" | "tool_result":
                 if self._inside_line and sys.stdout.isatty() and sys.stderr.isatty():
-                    # On a terminal the two are one text; where they are apart, the answer stays as it came.
+                    # On a terminal the two are one text; where stdout and stderr are apart, the answer stays as it
+                    # came.
                     sys.stderr.write("\n")
                     self._inside_line = False
                 _aside(notice(event))
@@ -400,13 +402,13 @@ class Conversation:
                 _aside(timings(event.finished.receipt))
 
     def _show_cost(self, error: WeftError) -> None:
-        """What an answer has cost that was ended, where that is known."""
+        """Prints the cost of an answer that was stopped, where it is known."""
         if not {PROMPT_TOKENS, COMPLETION_TOKENS} <= error.metadata.keys():
             return
         if self._inside_line:
             sys.stdout.write("\n")
             sys.stdout.flush()
-        _aside(f"{error.metadata[PROMPT_TOKENS]} + {error.metadata[COMPLETION_TOKENS]} tokens until it was ended")
+        _aside(f"{error.metadata[PROMPT_TOKENS]} + {error.metadata[COMPLETION_TOKENS]} tokens until it was stopped")
 
     def _print(self, text: str) -> None:
         if text:
@@ -422,19 +424,19 @@ def _progress(loading: event_pb2.Loading) -> str:
 
 
 def shown(text: str) -> str:
-    """Text of a model as a terminal may have it: nothing in it can move the cursor or change the title."""
+    """Model output made safe for a terminal: no escape sequence can move the cursor or change the title."""
     return "".join(character if character in "\n\t" or category(character) != "Cc" else " " for character in text)
 
 
 def _aside(text: str) -> None:
-    """Something beside the answer, in the background where somebody watches."""
+    """Text beside the answer, dimmed on a terminal."""
     line = safe_text(text)
     sys.stderr.write(f"{DIM}{line}{PLAIN}\n" if sys.stderr.isatty() else f"{line}\n")
     sys.stderr.flush()
 
 
 def timings(receipt: receipt_pb2.Receipt) -> str:
-    """One line: tokens, speed, first token, waits, and who did it; what is not known is left out."""
+    """One line: tokens, speed, time to first token, waits, and the runner; unknown values are left out."""
     usage = receipt.usage
     first = receipt.time_to_first_token.ToNanoseconds() / 1e9
     queue = receipt.queue_wait.ToNanoseconds() / 1e9

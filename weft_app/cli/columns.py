@@ -1,4 +1,4 @@
-"""The columns of each kind's table."""
+"""The table columns of each resource kind."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -92,7 +92,7 @@ EVENT_COLUMNS: tuple[Column, ...] = (
 
 
 def columns_of(kind: ResourceKind, *, wide: bool) -> Sequence[Column]:
-    """The columns of a kind's table."""
+    """The table columns of a kind."""
     match kind:
         case ResourceKind.MODEL:
             return (*_MODEL, *_MODEL_WIDE) if wide else _MODEL
@@ -107,7 +107,7 @@ def columns_of(kind: ResourceKind, *, wide: bool) -> Sequence[Column]:
 
 
 def _state_of(status: ModelStatus) -> str:
-    """The state of a model, or of its instance where its runner lives and the model takes no requests all the same."""
+    """The state of a model, or of its instance where the runner is live and the model takes no requests."""
     phase = status.instance.phase if status.instance else ""
     return phase if status.state == "active" and phase in _USELESS else status.state
 
@@ -118,18 +118,18 @@ def label(document: Document) -> str:
 
 
 def resource(event: EventDocument) -> str:
-    """KIND/NAME of the resource of an event."""
+    """KIND/NAME of an event's resource."""
     return f"{event.resource_kind}/{event.resource_name}"
 
 
 def context_tokens(model: ModelDocument) -> int:
-    """The context of one slot: as declared, or else as loaded; 0 when neither is known."""
+    """Context of one slot in tokens: as declared, else as loaded; 0: unknown."""
     loaded = model.status.instance.context_tokens if model.status and model.status.instance else None
     return model.context_tokens or loaded or 0
 
 
 def who_wakes(model: ModelDocument) -> list[str]:
-    """Who wakes it when it sleeps, such as "mesh:wake_on_lan"; recipes themselves may hold secrets."""
+    """Who wakes a sleeping model, such as "mesh:wake_on_lan"; recipes themselves may hold secrets."""
     if model.wake is None:
         return []
     who = ["runner"] if model.wake.by_runner else []
@@ -137,15 +137,15 @@ def who_wakes(model: ModelDocument) -> list[str]:
 
 
 def slots(instances: Sequence[InstanceStatus]) -> str:
-    """Used and all slots of some instances."""
+    """Used and total slots of several instances."""
     return f"{sum(one.slots_used for one in instances)}/{sum(one.slots_total for one in instances)}"
 
 
 def keep_alive_words(seconds: float | None) -> str:
-    """How long a model stays loaded after a request, such as "300s"; "-" where nobody says."""
+    """How long a model stays loaded after a request, such as "300s"; "-": not configured."""
     if seconds is None:
         return "-"
-    return "for ever" if seconds < 0 else f"{seconds:g}s"
+    return "never" if seconds < 0 else f"{seconds:g}s"
 
 
 def age(moment: datetime | None) -> str:
@@ -154,10 +154,10 @@ def age(moment: datetime | None) -> str:
 
 
 def ago(moment: datetime | None) -> str:
-    """How long ago in words, such as "3h ago"."""
+    """An age as text, such as "3h ago"."""
     return "-" if moment is None else f"{age(moment)} ago"
 
 
 def shortened(text: str) -> str:
-    """The first words of a longer text."""
+    """A text cut to a number of characters."""
     return text if len(text) <= MAX_DESCRIPTION_CELL_CHARS else f"{text[: MAX_DESCRIPTION_CELL_CHARS - 1]}…"

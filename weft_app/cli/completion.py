@@ -1,4 +1,4 @@
-"""What the shell offers after a Tab: kinds, and names as they are in the running mesh. It never waits long or fails."""
+"""Shell completion: kinds, and names of the running mesh. It never waits long and never fails."""
 
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -18,18 +18,18 @@ CALL_TIMEOUT_SECONDS = 0.25
 MAX_OFFERED = 1000
 TASKS = "tasks"
 REMEMBERED = ("clients", "requests", TASKS)
-"""What a router remembers, in the plural; their names are not offered, since they come and go."""
+"""Plural words for what a router keeps; names are not completed, since they change constantly."""
 AGENT_PREFIX = "agent/"
 ROUTE_PREFIX = "route/"
 
 
 def complete_kind(incomplete: str) -> list[str]:
-    """Kinds in the plural."""
+    """Completes kinds, in the plural."""
     return _offer((kind.plural for kind in ResourceKind), incomplete)
 
 
 def complete_resource(ctx: typer.Context, incomplete: str) -> list[str]:
-    """A kind where none is given yet, then names of that kind; KIND/NAME as well."""
+    """Completes a kind, then names of that kind; KIND/NAME as well."""
     words = ctx.params.get("resources") or ()
     kind_word, slash, _ = incomplete.partition("/")
     if slash and kind_word.lower() in kind_words():
@@ -42,7 +42,7 @@ def complete_resource(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete_shown(ctx: typer.Context, incomplete: str) -> list[str]:
-    """As `complete_resource`, and what a router remembers beside the kinds."""
+    """As `complete_resource`, and the words for requests, clients and tasks."""
     words = ctx.params.get("resources") or ()
     if words and words[0].lower() in REQUEST_WORDS | CLIENT_WORDS | TASK_WORDS:
         return []
@@ -58,17 +58,17 @@ def complete_with_tasks(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete_tasks(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The word for tasks, where none is given yet."""
+    """Completes the word for tasks."""
     return [] if ctx.params.get("tasks") else _offer([TASKS], incomplete)
 
 
 def complete_model(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Names of models."""
+    """Completes names of models."""
     return _offer(_names(ctx, ResourceKind.MODEL), incomplete)
 
 
 def complete_chat_target(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Names of models, pools, agents and routes."""
+    """Completes names of models, pools, agents and routes."""
     for prefix, kind in ((AGENT_PREFIX, ResourceKind.AGENT), (ROUTE_PREFIX, ResourceKind.ROUTE)):
         if incomplete.startswith(prefix):
             return _offer((f"{prefix}{name}" for name in _names(ctx, kind)), incomplete)
@@ -84,7 +84,7 @@ def _names(ctx: typer.Context, *kinds: ResourceKind) -> list[str]:
         with connect_registry(home=home, timeout_seconds=CALL_TIMEOUT_SECONDS) as registry:
             return [name for kind in kinds for name in islice(registry.names(kind), MAX_OFFERED)]
     except (WeftError, OSError, ValueError):
-        # A half-typed command line is no place to say what is wrong with the mesh.
+        # Completion prints nothing about faults of the mesh: the command line is half typed.
         return []
 
 

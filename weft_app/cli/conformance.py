@@ -1,4 +1,4 @@
-"""`weft conformance`: what a running runner honours of the contract, and what it does not."""
+"""`weft conformance`: which promises of the contract a running runner keeps."""
 
 import asyncio
 import os
@@ -28,15 +28,15 @@ _COLUMNS = (
 
 def conformance(
     runner: Annotated[str, typer.Argument(metavar="RUNNER", help="A runner's name, or its address.")],
-    model: Annotated[str | None, typer.Option(help="Which of its models. Default: the first.")] = None,
-    only: Annotated[list[str] | None, typer.Option(help="This check alone; may be repeated.")] = None,
-    keep_loaded: Annotated[bool, typer.Option(help="Leave out the checks that unload the model.")] = False,
+    model: Annotated[str | None, typer.Option(help="Model of the runner. Default: the first.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Run only this check (repeatable).")] = None,
+    keep_loaded: Annotated[bool, typer.Option(help="Skip the checks that unload the model.")] = False,
     output: OutputOption = OutputFormat.TABLE,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Check a runner of the mesh against the contract. It works with the model: others may have to wait meanwhile.
+    """Check a runner of the mesh against the contract. The check uses the model: other requests may have to wait.
 
-    The exit code is 1 when a promise is broken; what cannot be checked here is said and is no failure.
+    Exit code 1 when a promise is broken; what cannot be checked here is reported and is no failure.
 
     Example: weft conformance gaming-pc --keep-loaded
     """
@@ -64,7 +64,7 @@ def _chosen(names: list[str], keep_loaded: bool) -> tuple[Check, ...]:
 async def _findings(
     home: Path, runner: str, model: str | None, checks: tuple[Check, ...], output: OutputFormat
 ) -> list[Finding]:
-    """Every finding; with a table each is shown as soon as it is there."""
+    """Runs the checks and returns all findings; in a table each is printed as soon as it is known."""
     table = TextTable(_COLUMNS)
     findings = []
     async with attach(mesh_address(home, "registry"), runner, model, security_from(os.environ)) as subject:

@@ -1,4 +1,4 @@
-"""`weft apply` and `weft diff`: bring the mesh to what files declare, or show how far it is from that."""
+"""`weft apply`, `weft diff` and `weft delete`: declared resources against those of the mesh."""
 
 import sys
 from collections.abc import Iterable, Iterator
@@ -26,16 +26,14 @@ STDIN = "-"
 FILE_SUFFIXES = frozenset({".yaml", ".yml", ".json"})
 EXIT_DIFFERENT = 1
 EXIT_DIFF_FAILED = EXIT_USAGE
-"""As diff(1) and kubectl: 1 means that there are differences, so failures are more than that."""
+"""As diff(1) and kubectl: 1 means differences, so failures use a higher code."""
 
 FilesOption = Annotated[
     list[Path],
-    typer.Option(
-        "--file", "-f", help="YAML or JSON; a folder stands for the files in it, - for what comes in.", metavar="FILE"
-    ),
+    typer.Option("--file", "-f", help="YAML or JSON file, a folder of files, or - for standard input.", metavar="FILE"),
 ]
 AdoptOption = Annotated[
-    bool, typer.Option("--adopt", help="Take over what runners published: virtual resources become public.")
+    bool, typer.Option("--adopt", help="Take over what runners published: virtual resources become public ones.")
 ]
 ApplyOutputOption = Annotated[
     str, typer.Option("--output", "-o", help="table, json or name.", metavar="[table|json|name]")
@@ -44,7 +42,7 @@ ApplyOutputOption = Annotated[
 
 def apply(
     files: FilesOption,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and change nothing.")] = False,
     adopt: AdoptOption = False,
     output: ApplyOutputOption = "table",
     home: HomeOption = DEFAULT_HOME,
@@ -62,7 +60,7 @@ def apply(
 
 
 def diff(files: FilesOption, adopt: AdoptOption = False, home: HomeOption = DEFAULT_HOME) -> None:
-    """Show what apply would change. Exit code 0: nothing, 1: something, more: it could not be told.
+    """Show what apply would change. Exit code 0: nothing, 1: differences, higher: the comparison failed.
 
     Example: weft diff -f agents.yaml
     """
@@ -80,7 +78,7 @@ def diff(files: FilesOption, adopt: AdoptOption = False, home: HomeOption = DEFA
 
 
 def read_files(files: Iterable[Path]) -> tuple[SourcedDocument, ...]:
-    """The documents of files, folders and standard input. Raises when one is wrong, naming it."""
+    """Reads the documents of files, folders and standard input. Raises for an invalid one, naming it."""
     documents: list[SourcedDocument] = []
     for text, source in _texts(files):
         documents.extend(read_documents(text, source))
@@ -91,7 +89,7 @@ def read_files(files: Iterable[Path]) -> tuple[SourcedDocument, ...]:
 
 
 def submit(documents: tuple[SourcedDocument, ...], home: Path, *, dry_run: bool, adopt: bool) -> list[Applied]:
-    """Apply documents; a refusal says which one it is about. Nothing to apply is no error: a list may be empty."""
+    """Applies documents; a refusal names its document. An empty list is applied without an error."""
     if not documents:
         note("there is nothing to apply")
         return []
@@ -103,7 +101,7 @@ def submit(documents: tuple[SourcedDocument, ...], home: Path, *, dry_run: bool,
 
 
 def difference(result: Applied, where: str) -> str:
-    """A unified diff of a resource, as declared now and as `where` declares it."""
+    """A unified diff between a resource as declared in the mesh and as `where` declares it."""
     name = f"{result.kind.value}/{result.name}"
     before, after = _lines(result.before), _lines(result.after)
     if before == after:
@@ -125,14 +123,14 @@ def _render(applied: list[Applied], output: str, *, dry_run: bool) -> str:
 
 
 def _result(result: Applied) -> dict[str, Any]:
-    """What was done for one document, as `/api/v1/apply` says it."""
+    """The result for one document, in the format of `/api/v1/apply`."""
     states = {"before": result.before, "after": result.after}
     told = {name: plain(document) for name, document in states.items() if document is not None}
     return {"kind": result.kind.value, "name": result.name, "outcome": result.outcome.value, **told}
 
 
 def _placed(error: WeftError, documents: tuple[SourcedDocument, ...]) -> WeftError:
-    """The error in terms of the files: "declarations[2].agent.model" is a place that nobody wrote."""
+    """The error with its place in the files instead of "declarations[2].agent.model"."""
     found = declared_field(error.field) if isinstance(error, FieldError) else None
     if not isinstance(error, FieldError) or found is None or found[0] >= len(documents):
         return error
@@ -185,19 +183,17 @@ def delete(
     ] = None,
     files: Annotated[
         list[Path] | None,
-        typer.Option("--file", "-f", help="Those that a file declares; - for what comes in.", metavar="FILE"),
+        typer.Option("--file", "-f", help="The resources that a file declares; - for standard input.", metavar="FILE"),
     ] = None,
     ignore_not_found: Annotated[
-        bool, typer.Option("--ignore-not-found", help="What is not there counts as deleted.")
+        bool, typer.Option("--ignore-not-found", help="A resource that does not exist counts as deleted.")
     ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Unload what a live runner has loaded of it, then delete it.")
-    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Unload it from live runners, then delete it.")] = False,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Delete resources, agents and routes first, or tasks that are over. One that fails does not keep the others.
+    """Delete resources, agents and routes first, or finished tasks. A failure of one does not stop the others.
 
-    What a live runner has loaded is not deleted: unload it first, or use --force.
+    A model that a live runner has loaded is not deleted: unload it first, or use --force.
 
     Example: weft delete agent reviewer
     """
@@ -228,7 +224,7 @@ def _targets(words: list[str], files: list[Path]) -> list[Target]:
 
 
 def _delete(registry: Registry, target: Target, ignore_not_found: bool, *, force: bool) -> int:
-    """Delete one; 0, or the exit code of its failure."""
+    """Deletes one resource; returns 0 or the exit code of its failure."""
     try:
         registry.delete(target.kind, target.name, force=force)
     except WeftError as error:

@@ -1,4 +1,4 @@
-"""`weft demo`: up, one streamed chat, down. The exit code tells whether all of it worked."""
+"""`weft demo`: start, one streamed chat, stop. The exit code is 0 only when all of it worked."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ TIMEOUT_SECONDS = 120.0
 
 def demo(
     prompt: Annotated[str, typer.Option(help="What to ask.")] = "Explain in two sentences why the sky is blue.",
-    max_tokens: Annotated[int, typer.Option(help="Most tokens of the answer.")] = 64,
+    max_tokens: Annotated[int, typer.Option(help="Maximum tokens of the answer.")] = 64,
 ) -> None:
     """Start a mesh in a temporary home, stream one chat through its HTTP surface, stop it.
 
@@ -53,14 +53,14 @@ async def _demo(host: "UpHost", prompt: str, max_tokens: int) -> None:
         say(f"\n> {prompt}\n")
         async with asyncio.timeout(TIMEOUT_SECONDS):
             pieces, first = await _stream_chat(host.url, host.models[0], prompt, max_tokens)
-        say(f"\n\n{pieces} pieces; from start to first token {first - began:.1f} s\n")
+        say(f"\n\n{pieces} chunks; from start to first token {first - began:.1f} s\n")
     finally:
         await host.stop()
     say("ok: up, chat, down\n")
 
 
 async def _stream_chat(url: str, model: str, prompt: str, max_tokens: int) -> tuple[int, float]:
-    """Stream one chat to stdout; how many pieces came, and when the first did. Raises when it is not complete."""
+    """Streams one chat to stdout; returns chunk count and time of the first. Raises when it does not complete."""
     body = {
         "model": model,
         "messages": [{"role": "user", "content": prompt}],
@@ -83,5 +83,5 @@ async def _stream_chat(url: str, model: str, prompt: str, max_tokens: int) -> tu
                     pieces, first = pieces + 1, first or time.monotonic()
                     say(text)
     if not (done and pieces):
-        raise WeftError(Reason.INTERNAL, f"the stream ended early, after {pieces} pieces")
+        raise WeftError(Reason.INTERNAL, f"the stream ended early, after {pieces} chunks")
     return pieces, first

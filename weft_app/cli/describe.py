@@ -1,4 +1,4 @@
-"""`weft describe`: all about one resource, for people and for programs."""
+"""`weft describe`: everything known about one resource."""
 
 from typing import Annotated
 
@@ -29,14 +29,14 @@ EVENTS = 10
 
 def describe(
     resources: ResourcesArgument,
-    output: Annotated[OutputFormat, typer.Option("--output", "-o", help="How to print; table is text.")] = (
+    output: Annotated[OutputFormat, typer.Option("--output", "-o", help="Output format; table is text.")] = (
         OutputFormat.TABLE
     ),
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Show all about one resource: conditions with reasons, its pool, its process, what happened lately.
+    """Show all about one resource: conditions with reasons, pool, process, recent events.
 
-    With -o json or yaml: the resource, its events, and its runner as that describes itself.
+    With -o json or yaml: the resource, its events, and its runner's own description.
 
     Example: weft describe model qwen
     """
@@ -54,7 +54,7 @@ def describe(
 
 
 def gather(registry: Registry, target: Target) -> Facts:
-    """Everything there is to say about a resource; what cannot be had beside the resource itself is left out."""
+    """Collects what is known about a resource; what cannot be fetched beside the resource itself is left out."""
     document = find(registry, target)
     pool = _pool(registry, document)
     address = _runner_address(registry, document)
@@ -95,7 +95,7 @@ def _agents(registry: Registry, document: Document, pool: PoolDocument | None) -
 
 
 def _routes(registry: Registry, document: Document, pool: PoolDocument | None) -> list[RouteDocument]:
-    """The routes that name a model or the pool that it is in, or a pool."""
+    """The routes that name a model, its pool, or a pool."""
     if not isinstance(document, ModelDocument | PoolDocument):
         return []
     names = {document.name} if pool is None else {document.name, pool.name}
@@ -104,7 +104,7 @@ def _routes(registry: Registry, document: Document, pool: PoolDocument | None) -
 
 
 def _rungs(registry: Registry, document: Document) -> list[Rung]:
-    """How the candidates of a route are: pools stand before models of their name."""
+    """The state of a route's candidates: a pool takes precedence over a model of the same name."""
     if not isinstance(document, RouteDocument):
         return []
     return [_rung(registry, name) for name in document.candidates]

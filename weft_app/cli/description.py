@@ -1,4 +1,4 @@
-"""What `weft describe` prints, from the facts it found."""
+"""The text and JSON that `weft describe` prints, from collected facts."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -35,13 +35,13 @@ SHOWN_REQUESTS = 10
 
 
 def reason_name(reason: int) -> str:
-    """A reason as it is written everywhere: lower case, without its prefix; its number when this weft is older."""
+    """A reason's published name: lower case without its prefix; its number when this release does not know it."""
     names: dict[int, str] = {number: name for name, number in error_reason_pb2.ErrorReason.items()}
     return names.get(reason, f"reason {reason}").removeprefix("ERROR_REASON_").lower()
 
 
 def moment(time: timestamp_pb2.Timestamp) -> datetime:
-    """A time of a message, UTC."""
+    """A timestamp as text, UTC."""
     return time.ToDatetime(tzinfo=UTC)
 
 
@@ -87,7 +87,7 @@ _TIMEOUTS = (
 
 
 def instance_lines(state: InstanceStatus, described: pb.InstanceDescription | None) -> Iterator[str]:
-    """An instance as its runner reports it to the mesh, and as it describes it when asked (None: it cannot be)."""
+    """An instance as reported in heartbeats, and as its runner describes it on request (None: unreachable)."""
     loaded = f" ({state.load_progress:.0%})" if state.load_progress is not None and state.phase == "loading" else ""
     yield _fact("Phase", f"{state.phase}{loaded}")
     if state.detail:
@@ -99,8 +99,8 @@ def instance_lines(state: InstanceStatus, described: pb.InstanceDescription | No
         yield _fact("Stays loaded", until_words(state.unload_at, pinned=state.pinned))
     if described is None:
         if state.fault_count:
-            yield _fact("Restarts", f"{state.fault_count}, the last time because: {state.last_fault or 'unknown'}")
-        yield _fact("Process", "its runner cannot be asked")
+            yield _fact("Restarts", f"{state.fault_count}; last reason: {state.last_fault or 'unknown'}")
+        yield _fact("Process", "its runner is unreachable")
         return
     yield from _process(described)
     yield from (_fact(title, text) for title, text in cache_facts(described))
@@ -117,7 +117,7 @@ def _process(described: pb.InstanceDescription) -> Iterator[str]:
     yield _fact("Process", process + held)
     if described.HasField("last_ready_time"):
         yield _fact("Last ready", ago(moment(described.last_ready_time)))
-    why = f", the last time because: {described.last_restart_reason}" if described.last_restart_reason else ""
+    why = f"; last reason: {described.last_restart_reason}" if described.last_restart_reason else ""
     yield _fact("Restarts", f"{described.restart_count}{why}")
     if described.HasField("timeouts"):
         yield _fact("Timeouts", ", ".join(_timeouts(described.timeouts)))
@@ -149,7 +149,7 @@ _ISOLATION_WORDS = {
     "slots": "each slot is one tenant's at a time",
     "whole": "the whole cache is one tenant's at a time",
     "salt": "the server is given a salt per tenant",
-    "none": "not at all: the server shares its cache among tenants",
+    "none": "none: the server shares its cache among tenants",
 }
 
 
@@ -174,7 +174,7 @@ PARAMETER_COLUMNS = (
 
 
 def cache_facts(described: pb.InstanceDescription) -> Iterator[tuple[str, str]]:
-    """What is known of a model's prefix cache, as titles and texts."""
+    """Facts about a model's prefix cache, as titles and texts."""
     isolation = pb.CacheIsolation.Name(described.cache_isolation).removeprefix("CACHE_ISOLATION_").lower()
     cache = described.cache
     asked = cache.hit_count + cache.miss_count
@@ -188,7 +188,7 @@ def cache_facts(described: pb.InstanceDescription) -> Iterator[tuple[str, str]]:
 
 
 def memory_words(memory: MemoryStatus) -> str:
-    """What a model holds of accelerator memory, and what it would take."""
+    """Accelerator memory that a model holds and would take."""
     if memory.leased_bytes:
         devices = ", ".join(map(str, memory.device_indexes))
         measured = "" if memory.measured_bytes is None else f", {size_words(memory.measured_bytes)} seen"
@@ -199,11 +199,11 @@ def memory_words(memory: MemoryStatus) -> str:
 
 
 def until_words(unload_at: datetime | None, *, pinned: bool) -> str:
-    """How long a model stays loaded."""
+    """How long a model stays loaded, as text."""
     if pinned:
         return "pinned"
     if unload_at is None:
-        return "for ever"
+        return "never"
     left = max(0.0, (unload_at - datetime.now(UTC)).total_seconds())
     return f"for {seconds_ago(left)}"
 
@@ -223,34 +223,34 @@ _EVENT_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """A candidate of a route."""
+    """One candidate of a route."""
 
     name: str
     state: str
-    """How it is, in words."""
+    """Its state as text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """A resource and what belongs to it."""
+    """A resource and everything related to it."""
 
     document: Document
     pool: PoolDocument | None
-    """The pool it is, is in, or points to."""
+    """The pool that the resource is, belongs to, or points to."""
     agents: Sequence[AgentDocument]
     """The agents that point to it."""
     routes: Sequence[RouteDocument] = ()
-    """The routes that name it, or the pool that it is in."""
+    """Routes that name it or its pool."""
     rungs: Sequence[Rung] = ()
-    """Of a route: its candidates, best first."""
+    """Candidates of a route, best first."""
     runner: runner_service_pb2.DescribeResponse | None
-    """Its runner as it describes itself; None when it cannot be asked."""
+    """Its runner's own description; None: unreachable."""
     events: Sequence[EventDocument]
-    """What happened to it lately, oldest first."""
+    """Its recent events, oldest first."""
 
 
 def description(facts: Facts) -> str:
-    """All of it as text."""
+    """All facts as text."""
     lines = [
         *_header(facts.document),
         *_ladder(facts.rungs),
@@ -263,7 +263,7 @@ def description(facts: Facts) -> str:
 
 
 def facts_document(facts: Facts) -> dict[str, Any]:
-    """All of it as JSON types: the resource, its events, and its runner as that describes itself."""
+    """All facts as JSON types: the resource, its events, and its runner's own description."""
     described = None if facts.runner is None else MessageToDict(facts.runner)
     return {
         "resource": plain(facts.document),
@@ -328,7 +328,7 @@ def _agent(agent: AgentDocument) -> Iterator[str]:
 
 
 def _behaviour(agent: AgentDocument) -> Iterator[str]:
-    """What the mesh does around its chats; nothing for what it does around all of them."""
+    """What the mesh does around the chats of an agent; empty for the default."""
     if agent.platform_prompt:
         yield _fact("Platform", "the platform's own prompt stands first")
     if agent.tools or agent.max_tool_iterations is not None:
@@ -354,7 +354,7 @@ def _route(route: RouteDocument) -> Iterator[str]:
     yield _fact("Description", route.description or "-")
     if route.pin_primary:
         yield _fact("Pinned", "the primary is waited for while it is there")
-    yield _fact("Budget", "none of its own" if route.budget_seconds is None else f"{route.budget_seconds:g} s")
+    yield _fact("Budget", "none" if route.budget_seconds is None else f"{route.budget_seconds:g} s")
     kept = "as the model is configured" if route.keep_alive is None else keep_alive_words(route.keep_alive)
     yield _fact("Kept loaded", kept)
     yield from _times(status.created_at, None, None)
@@ -382,7 +382,7 @@ def _times(created: datetime | None, heartbeat: datetime | None, inactive: datet
 
 
 def _pool(facts: Facts) -> Iterator[str]:
-    """The pool block, where it says more than the resource itself."""
+    """The pool block, where it adds to the resource itself."""
     pool = facts.pool
     if pool is None or pool.status is None:
         return
@@ -436,7 +436,7 @@ def _ladder(rungs: Sequence[Rung]) -> Iterator[str]:
 
 
 def _users(facts: Facts) -> Iterator[str]:
-    """Who asks for it by its name: agents and routes."""
+    """The agents and routes that refer to it."""
     if facts.agents:
         yield "Agents:"
     for agent in facts.agents:

@@ -1,4 +1,4 @@
-"""What `weft doctor` says of accelerator memory that has no owner in the mesh that runs."""
+"""Leases without an owner in the running mesh, for `weft doctor`."""
 
 from collections.abc import Iterable
 
@@ -13,7 +13,7 @@ MAX_NAMED_LEASES = 4
 
 
 def unowned_leases(home: WeftHome) -> str | None:
-    """The leases without an owner, in words; empty: every lease has one. None: no mesh runs here, or it is away."""
+    """The leases without an owner, as text; empty: none. None: no mesh runs here, or it is unreachable."""
     if home.running() is None:
         return None
     calls = LeaseCalls(mesh_address(home.root, "registry"), lease_pb2.LeaseHolder())
@@ -26,7 +26,7 @@ def unowned_leases(home: WeftHome) -> str | None:
 
 
 def unowned_words(hosts: Iterable[lease_service_pb2.HostMemory]) -> str:
-    """The leases of these hosts that have no owner, in words; empty: every lease has one."""
+    """The leases without an owner on these hosts, as text; empty: every lease has one."""
     found = [(host.host, lease) for host in hosts for lease in host.leases if lease.unowned]
     words = [
         f"{size_words(sum(share.bytes for share in lease.shares))} on {host} for {lease.purpose} of {lease.holder.name}"

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 DEFAULT_CONTEXT_TOKENS = 2048
 DEFAULT_SLOTS = 4
-"""As a model of a configuration file that says nothing else."""
+"""The default of a model in a configuration file."""
 _COLUMNS = (Column("PART", lambda row: row["name"]), Column("SIZE", lambda row: size_words(row["bytes"])))
 _WORDS: Mapping[str, str] = MappingProxyType(
     {
@@ -42,12 +42,12 @@ _WORDS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Subject:
-    """What is estimated."""
+    """The model that is estimated."""
 
     name: str
     path: Path | None = None
     model: ModelSection | None = None
-    """As it is configured; None: it is not."""
+    """Its configuration; None: it is not configured."""
     runner: str = ""
 
 

@@ -1,4 +1,4 @@
-"""`weft events`: what happened lately."""
+"""`weft events`: recent events."""
 
 from typing import Annotated
 
@@ -29,15 +29,15 @@ def events(
     resources: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[KIND [NAME]]", help="Only of this kind, or this resource.", autocompletion=complete_resource
+            metavar="[KIND [NAME]]", help="Only of this kind or resource.", autocompletion=complete_resource
         ),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, max=MAX_PAST_EVENTS, help="The newest this many.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, max=MAX_PAST_EVENTS, help="Number of newest events.")] = 100,
     output: ResourceOutputOption = ResourceFormat.TABLE,
     watch: WatchOption = False,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Show what happened lately, oldest first.
+    """Show recent events, oldest first.
 
     Example: weft events model qwen -w
     """

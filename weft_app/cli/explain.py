@@ -1,4 +1,4 @@
-"""`weft explain`: why a request went where it went, or did not."""
+"""`weft explain`: the scheduling decisions of one request."""
 
 from collections.abc import Iterator
 from typing import Annotated
@@ -23,15 +23,15 @@ _CANDIDATES = (
 
 
 def explain(
-    request_id: Annotated[str, typer.Argument(metavar="REQUEST-ID", help="As in the header x-request-id.")],
-    output: Annotated[OutputFormat, typer.Option("--output", "-o", help="How to print; table is text.")] = (
+    request_id: Annotated[str, typer.Argument(metavar="REQUEST-ID", help="Request id, as in the header x-request-id.")],
+    output: Annotated[OutputFormat, typer.Option("--output", "-o", help="Output format; table is text.")] = (
         OutputFormat.TABLE
     ),
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Tell what was decided about a request and why: what it waited for, who could serve it, who did.
+    """Explain the scheduling of a request: what it waited for, which runners could serve it, which one did.
 
-    Routers remember requests for an hour after their end, and not over a restart.
+    Routers keep requests for an hour after they end, and not across a restart.
 
     Example: weft explain req-5f0c1a
     """
@@ -45,7 +45,7 @@ def explain(
 
 
 def explanation(request: RequestDocument) -> str:
-    """All of it as text."""
+    """All decisions as text."""
     lines = [*_header(request), *_decisions(request.decisions)]
     if request.receipt is not None:
         lines += _receipt(request.receipt)
@@ -56,7 +56,8 @@ def _header(request: RequestDocument) -> Iterator[str]:
     client = f", client {request.client_id}" if request.client_id else ""
     yield _fact("Request", request.request_id)
     yield _fact("Asked for", request.target)
-    yield _fact("By", f"tenant {request.tenant}{client}, band {request.priority}")
+    yield _fact("Tenant", f"{request.tenant}{client}")
+    yield _fact("Priority", request.priority)
     yield _fact("Arrived", f"{request.arrived_at.astimezone():%Y-%m-%d %H:%M:%S}")
     yield _fact("State", _state(request))
 

@@ -1,4 +1,4 @@
-"""Following the mesh for as long as somebody looks, over breaks of the connection."""
+"""Watches of the mesh that survive lost connections."""
 
 import time
 from collections.abc import Iterator
@@ -14,27 +14,27 @@ from weft_app.cli.options import note
 
 RETRY_PAUSE_SECONDS = 1.0
 RETRY_LIMIT_SECONDS = 60.0
-"""A mesh that is away for longer is not coming back by itself."""
+"""Longest outage that is retried."""
 MAX_PAST_EVENTS = 1000
 AWAY = frozenset({Reason.SERVICE_UNAVAILABLE, Reason.SHUTTING_DOWN})
-"""Reasons of a registry that may be back soon."""
+"""Reasons after which a registry may be back soon."""
 
 
 class Breaks:
-    """Whether a watch that broke off is begun again, and how long to wait before."""
+    """Retry policy of a broken watch: whether it is opened again, and after which pause."""
 
     def __init__(self) -> None:
         self._began = False
         self._away_since: float | None = None
 
     def none(self) -> None:
-        """Something arrived."""
+        """Resets the outage: something arrived."""
         self._began, self._away_since = True, None
 
     def survive(self, error: WeftError) -> None:
-        """Wait until it is time to try again. Raises `error` where that does not help."""
+        """Waits until the next try is due. Raises `error` where a retry cannot help or the outage is too long."""
         if error.reason is Reason.WATCH_LAGGED:
-            note("this terminal is slower than the mesh; some changes are shown together")
+            note("this terminal is slower than the mesh; some changes are merged")
             return
         if error.reason not in AWAY or not self._began:
             raise error
@@ -47,9 +47,9 @@ class Breaks:
 
 
 def follow_resources(home: Path) -> Iterator[tuple[MeshState, frozenset[Key]]]:
-    """The state of the mesh and what may have changed in it: everything at first, then with every change.
+    """Views of the mesh with the keys that may have changed: everything at first, then every change.
 
-    Raises SERVICE_UNAVAILABLE when the mesh does not run, or was away for RETRY_LIMIT_SECONDS.
+    Raises SERVICE_UNAVAILABLE when the mesh does not run, or was unreachable for RETRY_LIMIT_SECONDS.
     """
     state, breaks = MeshState(), Breaks()
     while True:
@@ -65,17 +65,17 @@ def follow_resources(home: Path) -> Iterator[tuple[MeshState, frozenset[Key]]]:
 def follow_events(
     home: Path, kind: ResourceKind | None, name: str, past_limit: int = MAX_PAST_EVENTS
 ) -> Iterator[EventDocument]:
-    """The last events, then every new one; none twice. Raises like `follow_resources`."""
+    """Recent events, then every new one, each once. Raises like `follow_resources`."""
     last, breaks = 0, Breaks()
     while True:
         try:
             with connect_registry(home=home) as registry:
-                # Begun before the past is asked for, so that nothing falls between the two.
+                # The watch is opened before the past is listed, so that no event falls between the two.
                 coming = registry.watch_events(kind, name)
                 past = registry.events(kind, name, past_limit)
                 breaks.none()
                 if past and past[-1].sequence < last:
-                    # Another life of the registry, which counts anew.
+                    # A restarted registry: its event numbers start again.
                     last = 0
                 for event in _both(past, coming):
                     if event.sequence > last:

@@ -1,4 +1,4 @@
-"""`weft get`: what there is in the mesh."""
+"""`weft get`: tables and documents of resources, requests, clients and tasks."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,7 +54,7 @@ _REQUESTS = (
     Column("TARGET", lambda request: request.target),
     Column("STATE", lambda request: request.state),
     Column("TENANT", lambda request: request.tenant),
-    Column("BAND", lambda request: request.priority),
+    Column("PRIORITY", lambda request: request.priority),
     Column("POSITION", lambda request: str(request.queued.position) if request.queued else "-"),
     Column("ETA", _eta, ticks=True),
     Column("AGE", lambda request: age(request.arrived_at), ticks=True),
@@ -68,7 +68,7 @@ _REQUESTS_WIDE = (
 _CLIENTS = (
     Column("CLIENT", lambda client: client.client_id),
     Column("PROFILE", lambda client: "yes" if client.has_profile else "no"),
-    Column("BAND", lambda client: client.default_priority),
+    Column("PRIORITY", lambda client: client.default_priority),
     Column("REQUESTS", lambda client: str(client.request_count)),
     Column("REFUSED", lambda client: str(client.refused_count)),
     Column("RUNNING", lambda client: str(client.running_count)),
@@ -85,12 +85,12 @@ _CLIENTS_WIDE = (
 
 
 def is_about_requests(words: Sequence[str]) -> bool:
-    """Whether `weft get` is asked for what a router remembers."""
+    """Whether the first word of `weft get` names requests or clients."""
     return words[0].lower() in REQUEST_WORDS | CLIENT_WORDS
 
 
 def show_requests(words: Sequence[str], output: ResourceFormat, home: Path) -> None:
-    """Print the requests or clients that `words` name; without names, all requests under way or all clients."""
+    """Prints the requests or clients that `words` name; without names, all running requests or all clients."""
     names = words[1:]
     with connect_requests(home=home) as requests:
         if words[0].lower() in REQUEST_WORDS:
@@ -174,7 +174,7 @@ def get(
     ] = None,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """List resources, or what a router remembers and keeps. As YAML resources can be applied again.
+    """List resources, requests, clients or tasks. Resources printed as YAML can be applied again.
 
     Example: weft get models -o wide
     """
@@ -204,7 +204,7 @@ def get(
 
 
 def render(kind: ResourceKind, documents: list[Document], output: ResourceFormat, *, single: bool) -> str:
-    """Resources as text; `single` is one that was asked for by name, which is no list."""
+    """Resources as text; `single`: one that was named, printed without a list around it."""
     match output:
         case ResourceFormat.JSON if single:
             return json_text(plain(documents[0]))
@@ -219,7 +219,7 @@ def render(kind: ResourceKind, documents: list[Document], output: ResourceFormat
 
 
 class ResourceWatch:
-    """Shows resources of one kind, then each one that changes."""
+    """Prints resources of one kind, then each one that changes."""
 
     def __init__(self, kind: ResourceKind, targets: tuple[Target, ...], output: ResourceFormat) -> None:
         self._kind = kind
@@ -229,12 +229,12 @@ class ResourceWatch:
         self._shown: dict[str, Any] = {}
 
     def run(self, home: Path) -> None:
-        """Until Ctrl-C."""
+        """Prints until Ctrl-C."""
         following = follow_resources(home)
         state, _ = next(following)
         self._begin(state)
         for state, changed in following:
-            self.show_requests(state, changed)
+            self.show(state, changed)
 
     def _begin(self, state: MeshState) -> None:
         documents = [document for document in state.documents(self._kind) if self._is_wanted(document.name)]
@@ -247,8 +247,8 @@ class ResourceWatch:
         else:
             say("".join(self._row(document) for document in documents))
 
-    def show_requests(self, state: MeshState, changed: frozenset[Key]) -> None:
-        """Print those of `changed` that look different now."""
+    def show(self, state: MeshState, changed: frozenset[Key]) -> None:
+        """Prints those of `changed` whose row differs from the last one printed."""
         for name in sorted(name for kind, name in changed if kind is self._kind and self._is_wanted(name)):
             document = state.document((self._kind, name))
             if document is None:

@@ -33,14 +33,14 @@ _COLUMNS = (
 
 @app.command("create")
 def create(
-    description: Annotated[str, typer.Option("--description", "-d", help="What it is for.")] = "",
+    description: Annotated[str, typer.Option("--description", "-d", help="Purpose, for people.")] = "",
     expires: Annotated[
-        str | None, typer.Option("--expires", help="How long it is good, such as 12h or 30d. Default: for good.")
+        str | None, typer.Option("--expires", help="Lifetime, such as 12h or 30d. Default: unlimited.")
     ] = None,
     home: HomeOption = DEFAULT_HOME,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Make a token, and print the command with which a runner joins. The token is shown this once.
+    """Create a token, and print the command with which a runner joins. The token is shown only this once.
 
     Example: weft runner token create --description "Ann's laptop" --expires 30d
     """
@@ -79,7 +79,7 @@ def revoke(
     token_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the token, from `weft runner token list`.")],
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Make a token useless. Runners that have joined with it stay until their link ends.
+    """Revoke a token. Runners that joined with it stay until their link ends.
 
     Example: weft runner token revoke 3k9x0a7bq2mz
     """
@@ -108,7 +108,7 @@ def _tokens(home: "Path") -> "Iterator[JoinTokenServiceStub]":
 
 
 def _join_command(home: "Path", token: str) -> tuple[str, str]:
-    """The command with which a runner joins, and what to say when the mesh takes none yet."""
+    """The command with which a runner joins, with a note when the mesh accepts none yet."""
     from weft_app.compose.home import WeftHome  # noqa: PLC0415 - every command starts fast
     from weft_app.compose.relay import known_endpoint  # noqa: PLC0415
 

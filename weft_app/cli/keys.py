@@ -1,4 +1,4 @@
-"""`weft keys`: the API keys with which callers show who they are."""
+"""`weft keys`: the API keys that authenticate callers."""
 
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -30,11 +30,11 @@ _OPTIONS = {
     "id": "ID",
 }
 
-app = typer.Typer(help="Manage API keys: who may do what, and for which tenant.", no_args_is_help=True)
+app = typer.Typer(help="Manage API keys: their scopes and tenants.", no_args_is_help=True)
 
 
 class KeyRole(StrEnum):
-    """Scopes that belong together."""
+    """Named sets of scopes."""
 
     USER = "user"
     VIEWER = "viewer"
@@ -44,7 +44,7 @@ class KeyRole(StrEnum):
 
 
 class KeyFormat(StrEnum):
-    """How these commands print."""
+    """Output format of these commands."""
 
     TABLE = "table"
     JSON = "json"
@@ -64,7 +64,7 @@ def scopes_of(role: KeyRole) -> tuple[str, ...]:
         case KeyRole.ADMIN:
             return ("*:*",)
         case KeyRole.SERVICE:
-            # A gateway asks the registry for whatever its callers may ask it for.
+            # A gateway calls the registry on behalf of its callers, with every scope that they may use.
             return ("*:*", f"{Resource.MESH.value}:*")
 
 
@@ -80,20 +80,20 @@ _COLUMNS = (
 
 
 def complete_key_id(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Ids of the keys that there are now."""
+    """Completes the ids of existing keys."""
     try:
         from weft.api.registry.v1 import key_service_pb2 as pb  # noqa: PLC0415 - every command starts fast
 
         with _keys(ctx.params.get("home") or DEFAULT_HOME) as stub:
             found = stub.ListKeys(pb.ListKeysRequest(), timeout=COMPLETION_TIMEOUT_SECONDS).keys
     except (WeftError, OSError, ValueError):
-        # A half-typed command line is no place to say what is wrong with the mesh.
+        # Completion prints nothing about faults of the mesh: the command line is half typed.
         return []
     return [key.id for key in found if key.id.startswith(incomplete) and not key.HasField("revoke_time")]
 
 
 FormatOption = Annotated[
-    KeyFormat, typer.Option("--output", "-o", help="How to print; `name` prints the id, or where one is made, the key.")
+    KeyFormat, typer.Option("--output", "-o", help="Output format; `name` prints the id, or the new key.")
 ]
 IdArgument = Annotated[
     str, typer.Argument(metavar="ID", help="Id of the key, from `weft keys list`.", autocompletion=complete_key_id)
@@ -103,21 +103,21 @@ IdArgument = Annotated[
 @app.command("create")
 def create(
     *,
-    tenant: Annotated[str, typer.Option("--tenant", help="Whose requests it sends. Default: `default`.")] = "",
+    tenant: Annotated[str, typer.Option("--tenant", help="Tenant of its requests. Default: `default`.")] = "",
     scopes: Annotated[
-        list[str] | None, typer.Option("--scope", help="What it may do, such as `models:view`; repeatable.")
+        list[str] | None, typer.Option("--scope", help="Scope, such as `models:view` (repeatable).")
     ] = None,
     role: Annotated[
-        KeyRole | None, typer.Option("--role", help="Scopes that belong together. Default without --scope: user.")
+        KeyRole | None, typer.Option("--role", help="Named set of scopes. Default without --scope: user.")
     ] = None,
     expires: Annotated[
-        str | None, typer.Option("--expires", help="How long it is good, such as 12h or 90d. Default: for good.")
+        str | None, typer.Option("--expires", help="Lifetime, such as 12h or 90d. Default: unlimited.")
     ] = None,
-    description: Annotated[str, typer.Option("--description", "-d", help="What it is for.")] = "",
+    description: Annotated[str, typer.Option("--description", "-d", help="Purpose, for people.")] = "",
     home: HomeOption = DEFAULT_HOME,
     output: FormatOption = KeyFormat.TABLE,
 ) -> None:
-    """Make a key, and print it. It is shown this once.
+    """Create a key, and print it. It is shown only this once.
 
     Example: weft keys create --tenant team-a --role user --expires 90d --description "Ann's notebook"
     """
@@ -135,7 +135,7 @@ def create(
 
 @app.command("list")
 def list_keys(home: HomeOption = DEFAULT_HOME, output: FormatOption = KeyFormat.TABLE) -> None:
-    """List the keys, newest first, without their secrets. Those that ended stay for 30 days.
+    """List the keys, newest first, without their secrets. Revoked and expired keys stay listed for 30 days.
 
     Example: weft keys list -o json
     """
@@ -156,7 +156,7 @@ def list_keys(home: HomeOption = DEFAULT_HOME, output: FormatOption = KeyFormat.
 
 @app.command("revoke")
 def revoke(key_id: IdArgument, home: HomeOption = DEFAULT_HOME, output: FormatOption = KeyFormat.TABLE) -> None:
-    """Make a key useless at once. Requests that run go on to their end.
+    """Revoke a key at once. Running requests finish.
 
     Example: weft keys revoke 3k9x0a7bq2mz
     """
@@ -178,12 +178,12 @@ def revoke(key_id: IdArgument, home: HomeOption = DEFAULT_HOME, output: FormatOp
 def rotate(
     key_id: IdArgument,
     grace: Annotated[
-        str | None, typer.Option("--grace", help="How long the old secret stays good, 0 to 30d. Default: 1h.")
+        str | None, typer.Option("--grace", help="Grace period of the old secret, 0 to 30d. Default: 1h.")
     ] = None,
     home: HomeOption = DEFAULT_HOME,
     output: FormatOption = KeyFormat.TABLE,
 ) -> None:
-    """Give a key a new secret, and print it. It is shown this once; a still older secret ends at once.
+    """Give a key a new secret, and print it. It is shown only this once; a secret still in grace ends at once.
 
     Example: weft keys rotate 3k9x0a7bq2mz --grace 1d
     """
@@ -216,12 +216,12 @@ def _keys(home: "Path") -> "Iterator[KeyServiceStub]":
 
 
 def _show_new(home: "Path", key: Any, text: str, output: KeyFormat, *, old_good_until: str = "") -> None:
-    """A key that has a new secret. This is the only time that it is shown."""
+    """Prints a new secret; it is shown only this once."""
     match output:
         case KeyFormat.NAME:
             say(f"{text}\n")
         case KeyFormat.TABLE:
-            old = f"the old secret is good until {old_good_until}\n" if old_good_until else ""
+            old = f"the old secret is valid until {old_good_until}\n" if old_good_until else ""
             say(f"key  {text}\n\ntry it:\n\n  {_curl_line(home, text)}\n\n{old}It is not shown again.\n")
         case _:
             document = {"kind": "ApiKey", **_plain(key), "key": text}
@@ -239,7 +239,7 @@ def _curl_line(home: "Path", text: str) -> str:
 
 
 def _option_of(field: str) -> str:
-    """The option or argument of a field of a request."""
+    """The option or argument that a request field comes from."""
     return "--scope" if field.startswith("scopes") else _OPTIONS.get(field, field)
 
 

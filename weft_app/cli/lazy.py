@@ -15,7 +15,7 @@ from weft.kernel.gc_tuning import collect_rarely
 
 @dataclass(frozen=True, slots=True)
 class CommandPlace:
-    """Where a command is, and its line in `weft --help`."""
+    """The module of a command, and its line in `weft --help`."""
 
     place: str
     """"module:attribute" of a function, or of an app with commands of its own."""
@@ -31,19 +31,19 @@ COMMANDS: Mapping[str, CommandPlace] = {
     ),
     "chat": CommandPlace(
         "weft_app.cli.chat:chat",
-        "Chat with a model, a pool, an agent or a route. The answer goes to stdout, everything else to stderr.",
+        "Chat with a model, pool, agent or route. The answer goes to stdout, everything else to stderr.",
     ),
     "get": CommandPlace(
         "weft_app.cli.get:get",
-        "List resources, or what a router remembers and keeps. As YAML resources can be applied again.",
+        "List resources, requests, clients or tasks. Resources printed as YAML can be applied again.",
     ),
     "describe": CommandPlace(
         "weft_app.cli.describe:describe",
-        "Show all about one resource: conditions with reasons, its pool, its process, what happened lately.",
+        "Show all about one resource: conditions with reasons, pool, process, recent events.",
     ),
     "explain": CommandPlace(
         "weft_app.cli.explain:explain",
-        "Tell what was decided about a request and why: what it waited for, who could serve it, who did.",
+        "Explain the scheduling of a request: what it waited for, which runners could serve it, which one did.",
     ),
     "apply": CommandPlace(
         "weft_app.cli.declare:apply",
@@ -51,56 +51,56 @@ COMMANDS: Mapping[str, CommandPlace] = {
     ),
     "diff": CommandPlace(
         "weft_app.cli.declare:diff",
-        "Show what apply would change. Exit code 0: nothing, 1: something, more: it could not be told.",
+        "Show what apply would change. Exit code 0: nothing, 1: differences, higher: the comparison failed.",
     ),
     "delete": CommandPlace(
         "weft_app.cli.declare:delete",
-        "Delete resources, agents and routes first, or tasks that are over. One that fails does not keep the others.",
+        "Delete resources, agents and routes first, or finished tasks. A failure of one does not stop the others.",
     ),
     "wait": CommandPlace(
         "weft_app.cli.wait:wait",
-        "Wait until something holds for a resource, or for the end of a task. Exit code 5 when it does not in time.",
+        "Wait for a condition of a resource, or for the end of a task. Exit code 5 on timeout.",
     ),
     "cancel": CommandPlace(
         "weft_app.cli.tasks:cancel",
-        "End tasks: one that waits is never begun, one that runs is ended with its backend.",
+        "Cancel tasks: a waiting task never starts, a running one is stopped with its backend.",
     ),
-    "batch": CommandPlace("weft_app.cli.batch:app", "Hand in many requests as one, and fetch their answers."),
-    "events": CommandPlace("weft_app.cli.events:events", "Show what happened lately, oldest first."),
-    "config": CommandPlace("weft_app.cli.mesh_config:app", "Show and change what is set for the whole mesh."),
+    "batch": CommandPlace("weft_app.cli.batch:app", "Submit batches of requests, and fetch their answers."),
+    "events": CommandPlace("weft_app.cli.events:events", "Show recent events, oldest first."),
+    "config": CommandPlace("weft_app.cli.mesh_config:app", "Show and change settings of the whole mesh."),
     "ps": CommandPlace(
         "weft_app.cli.ps:ps",
-        "Show what runs: each model on each runner, its memory and until when it stays, its process and its slots.",
+        "Show each model on each runner: memory, how long it stays loaded, process, slots.",
     ),
     "load": CommandPlace(
         "weft_app.cli.model_control:load",
-        "Load a model, and keep it loaded until it is unloaded. Other settings than those it runs with load it again.",
+        "Load a model, and keep it loaded until it is unloaded. Other settings than the current ones reload it.",
     ),
     "unload": CommandPlace(
         "weft_app.cli.model_control:unload",
-        "Let the requests of a model end, then put it to sleep; the next request wakes it.",
+        "Drain the requests of a model, then unload it; the next request loads it again.",
     ),
     "flush": CommandPlace(
         "weft_app.cli.model_control:flush",
-        "Forget cached prefixes. Requests under way keep theirs until they end.",
+        "Drop cached prefixes. Running requests keep theirs until they end.",
     ),
     "operation": CommandPlace(
         "weft_app.cli.operations:app",
-        "Look at loads, unloads and flushes, follow them, end them.",
+        "List, follow and cancel loads, unloads and flushes.",
     ),
     "audit": CommandPlace(
         "weft_app.cli.audit:app",
-        "Show who had what loaded, unloaded and flushed, who was refused and why, and check that the log is whole.",
+        "Show the audit log of loads, unloads and flushes, refusals included, and verify that it is complete.",
     ),
-    "sign": CommandPlace("weft_app.cli.sign:app", "Make tokens that allow an operation, and keys to sign them with."),
+    "sign": CommandPlace("weft_app.cli.sign:app", "Sign tokens that permit an operation, and create signing keys."),
     "approve": CommandPlace(
         "weft_app.cli.approve:approve",
-        "Show what a token allows, from the signed action itself, and add your signature.",
+        "Show what a token permits, from the signed action itself, and add your signature.",
     ),
-    "keys": CommandPlace("weft_app.cli.keys:app", "Manage API keys: who may do what, and for which tenant."),
+    "keys": CommandPlace("weft_app.cli.keys:app", "Manage API keys: their scopes and tenants."),
     "logs": CommandPlace(
         "weft_app.cli.model_control:logs",
-        "Show what the backend of a model printed, or what a task has said.",
+        "Show the output of a model's backend, or the answer of a task so far.",
     ),
     "estimate": CommandPlace(
         "weft_app.cli.estimate:estimate",
@@ -110,14 +110,16 @@ COMMANDS: Mapping[str, CommandPlace] = {
         "weft_app.cli.simulate:simulate",
         "Simulate a mesh: how long who waits, what is served, and what the models' comings and goings cost.",
     ),
-    "lease": CommandPlace("weft_app.cli.lease:app", "Hold accelerator memory for a program, and show who holds what."),
+    "lease": CommandPlace(
+        "weft_app.cli.lease:app", "Lease accelerator memory for a program, and list the leases of all hosts."
+    ),
     "doctor": CommandPlace(
         "weft_app.cli.doctor:doctor",
         "Check what a mesh on this machine needs. Exit code 1 when something is missing.",
     ),
     "conformance": CommandPlace(
         "weft_app.cli.conformance:conformance",
-        "Check a runner of the mesh against the contract. It works with the model: others may have to wait meanwhile.",
+        "Check a runner of the mesh against the contract. The check uses the model: other requests may have to wait.",
     ),
     "serve": CommandPlace(
         "weft_app.cli.serve:app",
@@ -125,10 +127,10 @@ COMMANDS: Mapping[str, CommandPlace] = {
     ),
     "runner": CommandPlace(
         "weft_app.cli.runner:app",
-        "Join a mesh with the models of this machine, and manage who may.",
+        "Join a mesh with the models of this machine, and manage join tokens.",
     ),
 }
-"""Commands in the order of the help."""
+"""All commands in the order of the help."""
 
 
 class LazyGroup(TyperGroup):

@@ -1,4 +1,4 @@
-"""`weft lease`: accelerator memory for programs that are no runners, and who holds what."""
+"""`weft lease`: accelerator memory for programs that are no runners, and the leases of all hosts."""
 
 import os
 import shutil
@@ -30,11 +30,11 @@ from weft_app.cli.output import Column, print_document, print_table, safe_text, 
 from weft_app.cli.wait import parse_duration
 
 LOOK_SECONDS = 0.2
-"""How often it is seen whether the lease is lost."""
+"""Interval between checks whether the lease is lost."""
 TERM_SECONDS = 10.0
-"""How long a command may take to end once its lease is lost, before it is killed."""
+"""Time between SIGTERM and SIGKILL for a command whose lease is lost."""
 KILL_SECONDS = 5.0
-"""After that the kernel only needs time to clean up."""
+"""Time for the kernel to clean up after SIGKILL."""
 LEASE_VARIABLE = "WEFT_LEASE_ID"
 _GATE = """
 import os, signal, sys
@@ -57,11 +57,11 @@ moment would take memory that the ledger believes to be nobody's."""
 _FROM_A_TERMINAL = frozenset({signal.SIGINT, signal.SIGQUIT})
 _PASSED_ON = (*_FROM_A_TERMINAL, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _SIGNAL_STATUS = 128
-"""Exit status of a command that a signal ended, as shells tell it: this and the signal's number."""
+"""Base of the exit status of a command that a signal ended, as shells report it: this plus the signal's number."""
 
 
 def require_command(command: Sequence[str]) -> None:
-    """Raises INVALID_ARGUMENT when there is no such program: to be asked before anybody waits for memory."""
+    """Raises INVALID_ARGUMENT when the program does not exist, before any wait for memory."""
     if not command:
         raise invalid_field("COMMAND", "is needed: weft lease acquire --memory 8GiB -- python train.py")
     if shutil.which(command[0]) is None:
@@ -69,7 +69,7 @@ def require_command(command: Sequence[str]) -> None:
 
 
 def run_under(lease: MemoryLease, command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run a command to its end, signals passed on; its exit status. Raises LEASE_LOST after ending it for that."""
+    """Runs a command, forwards signals, returns its exit status. Ends it and raises LEASE_LOST for a lost lease."""
     with _PassedOn() as signals, _Gate() as gate:
         process = gate.start(command, {**environment, **lease.environment(), LEASE_VARIABLE: lease.id})
         try:
@@ -85,13 +85,13 @@ def run_under(lease: MemoryLease, command: Sequence[str], environment: Mapping[s
                     process.wait(KILL_SECONDS)
     left = lease.processes()
     if left:
-        note(f"{len(left)} processes that {command[0]} started still run; what they hold stays booked until they end")
+        note(f"{len(left)} processes that {command[0]} started still run; their memory stays reserved until they end")
     status = process.returncode
     return status if status >= 0 else _SIGNAL_STATUS - status
 
 
 class _Gate:
-    """Holds a command back until it is known; it never begins when we die before that."""
+    """Holds a command back until the ledger knows its process id; it never starts when weft dies before that."""
 
     def __init__(self) -> None:
         self._read_end, self._write_end = os.pipe()
@@ -105,7 +105,7 @@ class _Gate:
         self.close()
 
     def start(self, command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        """Start what becomes the command."""
+        """Starts the process that becomes the command."""
         arguments = [sys.executable, "-I", "-S", "-c", _GATE, str(self._read_end), *command]
         process = subprocess.Popen(arguments, env=environment, pass_fds=(self._read_end,))  # noqa: S603 - asked for
         os.close(self._read_end)
@@ -113,13 +113,13 @@ class _Gate:
         return process
 
     def open(self) -> None:
-        """Let it begin."""
+        """Lets the command begin."""
         with suppress(BrokenPipeError):
             os.write(self._write_end, b"1")
         self.close()
 
     def close(self) -> None:
-        """Send it away unless it has begun. Idempotent."""
+        """Ends the process unless the command has begun. Idempotent."""
         for end in (self._read_end, self._write_end):
             if end >= 0:
                 os.close(end)
@@ -128,7 +128,7 @@ class _Gate:
 
 @contextmanager
 def ending_on_signals() -> Iterator[None]:
-    """Have SIGTERM and SIGHUP unwind the block, as Ctrl-C does, so that nothing stays in line or booked."""
+    """Makes SIGTERM and SIGHUP unwind the block as Ctrl-C does, so that no queue entry or reservation stays behind."""
 
     def end(number: int, _frame: FrameType | None) -> None:
         raise SystemExit(_SIGNAL_STATUS + number)
@@ -143,7 +143,7 @@ def _wait(process: subprocess.Popen[bytes], lease: MemoryLease) -> None:
             process.wait(LOOK_SECONDS)
             return
         if lease.is_lost:
-            note(f"the lease {lease.id} is lost: its memory counts as somebody else's; ending the command")
+            note(f"the lease {lease.id} is lost: its memory may be given to others; ending the command")
             _end(lease.processes())
             with suppress(subprocess.TimeoutExpired):
                 process.wait(KILL_SECONDS)
@@ -151,7 +151,7 @@ def _wait(process: subprocess.Popen[bytes], lease: MemoryLease) -> None:
 
 
 def _end(processes: Sequence[ProcessId]) -> None:
-    """End processes: SIGTERM, then SIGKILL for those that are left."""
+    """Ends processes: SIGTERM, then SIGKILL for those that remain."""
     _send(processes, signal.SIGTERM)
     if not _gone(processes, TERM_SECONDS):
         _send(processes, signal.SIGKILL)
@@ -166,7 +166,7 @@ def _send(processes: Sequence[ProcessId], number: signal.Signals) -> None:
 
 
 def _gone(processes: Sequence[ProcessId], seconds: float) -> bool:
-    """Whether they have ended, after at most so long."""
+    """Whether the processes end within the given time."""
     deadline = time.monotonic() + seconds
     while any(map(is_alive, processes)):
         if time.monotonic() >= deadline:
@@ -176,7 +176,7 @@ def _gone(processes: Sequence[ProcessId], seconds: float) -> bool:
 
 
 class _PassedOn:
-    """Signals go to the command while the block runs; those that come before it has started, then."""
+    """Forwards signals to the command while the block runs; early ones are sent once it has started."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -193,13 +193,13 @@ class _PassedOn:
         self._handlers.close()
 
     def begin(self, process: subprocess.Popen[bytes]) -> None:
-        """The command has started."""
+        """Records that the command has started, and sends the signals that came earlier."""
         self._process = process
         for number in self._early:
             process.send_signal(number)
 
     def _pass_on(self, number: int, _frame: FrameType | None) -> None:
-        # Ctrl-C reaches every program of the terminal's foreground: a second one would hurry a tidy end.
+        # Ctrl-C reaches every program in the terminal's foreground: forwarding it would deliver it twice.
         if number in _FROM_A_TERMINAL and _has_the_terminal():
             return
         if self._process is None:
@@ -209,7 +209,7 @@ class _PassedOn:
 
 
 def _has_the_terminal() -> bool:
-    """Whether we are in the foreground of our terminal, wherever input comes from."""
+    """Whether this process is in the foreground of its terminal, wherever its input comes from."""
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
     except OSError:
@@ -224,7 +224,7 @@ def _has_the_terminal() -> bool:
 
 @contextmanager
 def _handled(numbers: Sequence[signal.Signals], handler: "signal._HANDLER") -> Iterator[None]:
-    # What is ignored stays so: `nohup weft lease acquire ...` survives the end of its terminal.
+    # Ignored signals stay ignored: `nohup weft lease acquire ...` survives the end of its terminal.
     caught = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, handler) for number in caught}
     try:
@@ -234,7 +234,9 @@ def _handled(numbers: Sequence[signal.Signals], handler: "signal._HANDLER") -> I
             signal.signal(number, earlier)
 
 
-app = typer.Typer(help="Hold accelerator memory for a program, and show who holds what.", no_args_is_help=True)
+app = typer.Typer(
+    help="Lease accelerator memory for a program, and list the leases of all hosts.", no_args_is_help=True
+)
 
 _OPTIONS: Mapping[str, str] = MappingProxyType(
     {
@@ -250,23 +252,26 @@ _OPTIONS: Mapping[str, str] = MappingProxyType(
 _CLEAR_LINE = "\r\x1b[K"
 
 MemoryOption = Annotated[
-    str, typer.Option("--memory", "-m", help="How much, over all devices: 8GiB, 8GB or 8192MiB.", metavar="SIZE")
+    str, typer.Option("--memory", "-m", help="Amount over all devices: 8GiB, 8GB or 8192MiB.", metavar="SIZE")
 ]
 CommandArgument = Annotated[list[str], typer.Argument(metavar="COMMAND", help="The program and its arguments.")]
 DevicesOption = Annotated[
     str, typer.Option("--devices", help="Only on these devices, by number, such as 0,1.", metavar="LIST")
 ]
 MaxDevicesOption = Annotated[
-    int, typer.Option("--max-devices", help="Split over at most so many; 0: as many as it takes.", metavar="N")
+    int, typer.Option("--max-devices", help="Maximum number of devices to split over; 0: no limit.", metavar="N")
 ]
 PriorityOption = Annotated[
-    str, typer.Option("--priority", help="low, normal or high: idle models above it do not give way.", metavar="BAND")
+    str,
+    typer.Option(
+        "--priority", help="low, normal or high: idle models of a higher priority are not evicted.", metavar="CLASS"
+    ),
 ]
 WaitOption = Annotated[
     str, typer.Option("--wait", help="Longest wait for the memory, such as 30s, 10m or 2h; 0: none.", metavar="TIME")
 ]
 PurposeOption = Annotated[
-    str, typer.Option("--purpose", help="What for, for whoever waits. Default: the program.", metavar="TEXT")
+    str, typer.Option("--purpose", help="Purpose, shown to those who wait. Default: the program.", metavar="TEXT")
 ]
 
 _DEVICE_COLUMNS = (
@@ -301,9 +306,10 @@ def acquire(
     purpose: PurposeOption = "",
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Wait for accelerator memory of this host, and run a command that has it. Ends with the command's exit status.
+    """Wait for accelerator memory of this host, and run a command with it. Exits with the command's status.
 
-    The command sees only its devices (CUDA_VISIBLE_DEVICES). When the lease is lost it is ended: SIGTERM, then SIGKILL.
+    The command sees only its devices (CUDA_VISIBLE_DEVICES). When the lease is lost the command is ended: SIGTERM, then
+    SIGKILL.
 
     Example: weft lease acquire --memory 20GiB --purpose "nightly training" --wait 2h -- python train.py
     """
@@ -333,9 +339,9 @@ def acquire(
 
 @app.command("list")
 def list_leases(home: HomeOption = DEFAULT_HOME, output: OutputOption = OutputFormat.TABLE) -> None:
-    """Show the devices of every host, and who holds their memory.
+    """Show the devices of every host, and the leases on their memory.
 
-    FOREIGN is what programs without a lease hold; "?" means that nobody can tell. FREE is what a new lease could get.
+    FOREIGN is memory used by programs without a lease; "?" means unknown. FREE is what a new lease could get.
 
     Example: weft lease list
     """
@@ -362,7 +368,7 @@ def _print_tables(hosts: Sequence[dict[str, Any]]) -> None:
 
 
 class _Waiting:
-    """Shows what is awaited: one line that changes on a terminal, a line for each change elsewhere."""
+    """Shows what the lease waits for: one line that changes on a terminal, a line per change elsewhere."""
 
     def __init__(self) -> None:
         self._is_open = False
@@ -376,7 +382,7 @@ class _Waiting:
         self.end()
 
     def show(self, words: str) -> None:
-        """It waits for this now."""
+        """Shows the current state of the wait."""
         if sys.stderr.isatty():
             sys.stderr.write(f"{_CLEAR_LINE}weft: waiting: {safe_text(words)}")
             sys.stderr.flush()
@@ -385,7 +391,7 @@ class _Waiting:
             note(f"waiting: {safe_text(words)}")
 
     def end(self) -> None:
-        """End the line on the terminal, where one is open."""
+        """Ends the line on the terminal, where one is open."""
         if self._is_open:
             sys.stderr.write("\n")
             self._is_open = False

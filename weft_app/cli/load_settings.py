@@ -1,4 +1,4 @@
-"""The options that say how a model is loaded and what is flushed: shared by who does it and who signs it."""
+"""The options of a load and of a flush, shared by the commands that run them and those that sign them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,16 +22,18 @@ QuantizationOption = Annotated[
     str | None, typer.Option("--quantization", "-q", help="A declared variant of the model, such as q8_0.")
 ]
 BudgetOption = Annotated[
-    str | None, typer.Option("--budget", metavar="SIZE", help="Most accelerator memory it may take, such as 8GiB.")
+    str | None, typer.Option("--budget", metavar="SIZE", help="Limit of accelerator memory, such as 8GiB.")
 ]
 EvictOption = Annotated[str, typer.Option("--evict", metavar="MODEL", help="Unload this model first.")]
 ReplicasOption = Annotated[
-    int, typer.Option("--replicas", min=0, max=64, help="Of a pool: how many members are loaded afterwards.")
+    int, typer.Option("--replicas", min=0, max=64, help="Of a pool: number of members loaded afterwards.")
 ]
 PinOption = Annotated[bool, typer.Option("--pin", help="Never evict it for another model.")]
 KeepAliveOption = Annotated[
     str | None,
-    typer.Option("--keep-alive", metavar="TIME", help="How long it stays after a request: 5m, 0, or -1 for ever."),
+    typer.Option(
+        "--keep-alive", metavar="TIME", help="Time it stays loaded after a request: 5m, 0, or -1 for no limit."
+    ),
 ]
 SetOption = Annotated[
     list[str] | None,
@@ -71,7 +73,7 @@ def load_settings(
     keep_alive: str | None,
     parameters: Sequence[str],
 ) -> LoadSettings:
-    """What the options say. Raises INVALID_ARGUMENT naming the option."""
+    """Parses the load options. Raises INVALID_ARGUMENT naming the option."""
     try:
         return LoadSettings(
             context_tokens=context_tokens,
@@ -88,10 +90,10 @@ def load_settings(
 
 
 def flush_scope(everything: bool, model: str, tenant: str, tag: str) -> FlushScope:
-    """What `weft flush` and `weft sign flush` are to forget, by their options. Raises INVALID_ARGUMENT."""
+    """Parses the scope of `weft flush` and `weft sign flush`. Raises INVALID_ARGUMENT naming the option."""
     if everything:
         if tenant or tag:
-            raise invalid_field("--all", "is everything; leave out --tenant and --tag")
+            raise invalid_field("--all", "covers everything; leave out --tenant and --tag")
         return "all"
     if tag:
         return "tag"
@@ -99,7 +101,7 @@ def flush_scope(everything: bool, model: str, tenant: str, tag: str) -> FlushSco
         return "tenant"
     if model:
         return "model"
-    raise invalid_field("--all", "say what to forget: --all, --model, --tenant or --tag")
+    raise invalid_field("--all", "name the scope: --all, --model, --tenant or --tag")
 
 
 def option_of(field: str) -> str:
@@ -111,16 +113,15 @@ def option_of(field: str) -> str:
 
 @contextmanager
 def naming_options() -> Iterator[None]:
-    """What is refused in the block is refused by the name of the option that it came from."""
+    """Renames the fields of errors raised in the block to the options they came from."""
     with naming_fields(lambda field: option_of(operation_field(field))):
         yield
 
 
 def parse_parameters(words: Sequence[str]) -> dict[str, LoadValue]:
-    """`name=value` each: numbers as numbers, true and false as flags, all else as words.
+    """Parses `name=value` parameters: numbers as numbers, true and false as flags, everything else as text.
 
-    A word that looks like a flag to us but is one of the engine's own, such as on and off, is left a word: only true
-    and false are flags. Raises INVALID_ARGUMENT.
+    Values such as on and off belong to the engine and stay text. Raises INVALID_ARGUMENT.
     """
     if len(words) > MAX_LOAD_PARAMETERS:
         raise invalid_field("--set", f"at most {MAX_LOAD_PARAMETERS}")

@@ -1,4 +1,4 @@
-"""A whole mesh in this process, from the first line of progress to the last line of the stop."""
+"""Runs a whole mesh in this process: start-up progress, serving, shutdown."""
 
 import asyncio
 from pathlib import Path
@@ -15,7 +15,7 @@ from weft_app.config.config import WeftConfig
 
 
 async def run_up(config: WeftConfig, home: WeftHome, config_path: Path | None) -> None:
-    """Come up with progress, wait for a signal, go down."""
+    """Starts with progress, serves until a signal, shuts down."""
     stop = stop_requested()
     host = UpHost(config, home, config_path, tell=note)
     with CriticalTasks(stop):
@@ -30,7 +30,7 @@ async def run_up(config: WeftConfig, home: WeftHome, config_path: Path | None) -
 
 
 async def _stop(host: UpHost, again: asyncio.Event) -> None:
-    """Drain and end everything; a second SIGINT or SIGTERM ends the draining."""
+    """Drains and stops everything; a second SIGINT or SIGTERM ends the draining."""
     ignore_hangups()
     again.clear()
     stopping, hurrying = asyncio.create_task(host.stop()), asyncio.create_task(again.wait())
@@ -45,9 +45,9 @@ async def _stop(host: UpHost, again: asyncio.Event) -> None:
 
 
 def print_ready(host: UpHost, home: WeftHome) -> None:
-    """What somebody needs to start using the mesh."""
+    """Prints the addresses and commands with which a user starts."""
     model = host.models[0] if host.models else "<model>"
-    keys = "  keys      callers need one; make it: weft keys create\n" if host.asks_for_keys else ""
+    keys = "  keys      callers need one: weft keys create\n" if host.asks_for_keys else ""
     shown = ' -H "Authorization: Bearer $WEFT_API_KEY"' if host.asks_for_keys else ""
     notice = f"\n  WARNING   {host.notice}\n" if host.notice else ""
     joins = f"  runners   join at {host.relay.url}; make a token: weft runner token create\n" if host.relay else ""

@@ -1,4 +1,4 @@
-"""`weft config`: what is set for the whole mesh while it runs."""
+"""`weft config`: settings of the whole mesh that can change while it runs."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +12,7 @@ from weft_app.cli.output import Column, print_document, print_table
 if TYPE_CHECKING:
     from weft.client.resources import MeshSettings
 
-app = typer.Typer(help="Show and change what is set for the whole mesh.", no_args_is_help=True)
+app = typer.Typer(help="Show and change settings of the whole mesh.", no_args_is_help=True)
 
 ALLOW_CLOUD_FALLBACK = "allowCloudFallback"
 
@@ -27,7 +27,7 @@ _COLUMNS = (
 
 @app.command("get")
 def get(home: HomeOption = DEFAULT_HOME, output: OutputOption = OutputFormat.TABLE) -> None:
-    """Show what is set.
+    """Show the settings of the mesh.
 
     Example: weft config get -o json
     """
@@ -43,7 +43,7 @@ def set_values(
     home: HomeOption = DEFAULT_HOME,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Set something; it is kept over restarts, and holds from the next request on.
+    """Change a setting; it survives restarts and applies from the next request on.
 
     Example: weft config set allowCloudFallback=false
     """
@@ -55,7 +55,7 @@ def set_values(
 
 
 def _parsed(assignments: list[str]) -> dict[str, bool]:
-    """What is to be set. Raises INVALID_ARGUMENT naming what is wrong."""
+    """Parses the settings. Raises INVALID_ARGUMENT naming what is wrong."""
     found: dict[str, bool] = {}
     for assignment in assignments:
         name, separator, word = assignment.partition("=")

@@ -43,18 +43,16 @@ ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="A model.", 
 MembersArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help="A model or a pool.", autocompletion=complete_model)
 ]
-WatchOption = Annotated[
-    bool, typer.Option("--watch", "-w", help="Show how far it is, also where nobody watches a terminal.")
-]
+WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Show progress, even without a terminal.")]
 NoWaitOption = Annotated[
-    bool, typer.Option("--no-wait", help="Print the operation's name and do not wait for its end.")
+    bool, typer.Option("--no-wait", help="Print the operation's name without waiting for its end.")
 ]
 TokenOption = Annotated[
     str | None,
-    typer.Option("--token", metavar="FILE", help="What `weft sign` and `weft approve` made; - for what comes in."),
+    typer.Option("--token", metavar="FILE", help="Token from `weft sign` and `weft approve`; - for standard input."),
 ]
 RequestIdOption = Annotated[
-    str, typer.Option("--request-id", help="Your own id of this call: the same id is never carried out twice.")
+    str, typer.Option("--request-id", help="Idempotency id: the same id is never carried out twice.")
 ]
 
 
@@ -75,7 +73,7 @@ def load(
     request_id: RequestIdOption = "",
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Load a model, and keep it loaded until it is unloaded. Other settings than those it runs with load it again.
+    """Load a model, and keep it loaded until it is unloaded. Other settings than the current ones reload it.
 
     Example: weft load qwen --ctx 8192 --watch
     """
@@ -101,7 +99,7 @@ def unload(
     request_id: RequestIdOption = "",
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Let the requests of a model end, then put it to sleep; the next request wakes it.
+    """Drain the requests of a model, then unload it; the next request loads it again.
 
     Example: weft unload qwen
     """
@@ -112,18 +110,18 @@ def unload(
 
 def flush(
     *,
-    everything: Annotated[bool, typer.Option("--all", help="Everything that is cached.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="All cached prefixes.")] = False,
     model: Annotated[str, typer.Option("--model", help="Of this model.", autocompletion=complete_model)] = "",
     tenant: Annotated[str, typer.Option("--tenant", help="Of this tenant.")] = "",
-    tag: Annotated[str, typer.Option("--tag", help="Cached under this tag.")] = "",
-    runner: Annotated[str, typer.Option("--runner", help="On this runner alone.")] = "",
+    tag: Annotated[str, typer.Option("--tag", help="Only prefixes with this cache tag.")] = "",
+    runner: Annotated[str, typer.Option("--runner", help="Only on this runner.")] = "",
     token: TokenOption = None,
     watch: WatchOption = False,
     no_wait: NoWaitOption = False,
     request_id: RequestIdOption = "",
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Forget cached prefixes. Requests under way keep theirs until they end.
+    """Drop cached prefixes. Running requests keep theirs until they end.
 
     Example: weft flush --tenant acme
     """
@@ -139,7 +137,7 @@ _NO_OUTPUT: Mapping[str, str] = MappingProxyType(
         "openai_remote": "this is a provider's model, whose output stays with the provider",
     }
 )
-"""Runtimes without an output of theirs here, and why."""
+"""Runtimes whose output weft does not capture, and why."""
 
 
 def logs(
@@ -149,11 +147,11 @@ def logs(
             metavar="MODEL", help="A model; or task/ID for the answer of a task.", autocompletion=complete_model
         ),
     ],
-    follow_on: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new lines until Ctrl-C.")] = False,
+    follow_on: Annotated[bool, typer.Option("--follow", "-f", help="Follow new lines until Ctrl-C.")] = False,
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, max=MAX_LINES, help="Last lines.")] = DEFAULT_LINES,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Show what the backend of a model printed, or what a task has said.
+    """Show the output of a model's backend, or the answer of a task so far.
 
     Example: weft logs qwen -f
     """
@@ -194,7 +192,7 @@ def _ended(operations: Operations, operation: OperationDocument, *, watch: bool)
 
 
 def read_token(place: str) -> str:
-    """What a file, or `-` for standard input, holds. Raises INVALID_ARGUMENT naming --token."""
+    """Reads a token from a file, or from standard input for `-`. Raises INVALID_ARGUMENT naming --token."""
     try:
         with sys.stdin.buffer if place == "-" else Path(place).expanduser().open("rb") as file:
             data = file.read(MAX_TOKEN_BYTES + 1)

@@ -1,4 +1,4 @@
-"""`weft operation`: look at operations, follow them, end them."""
+"""`weft operation`: list, follow and cancel operations."""
 
 import sys
 from collections.abc import Iterator
@@ -23,9 +23,9 @@ DONE_SHARE = 100.0
 
 
 def follow(operations: Operations, first: OperationDocument, *, shown: bool) -> OperationDocument:
-    """The operation once it has ended; until then, with `shown`, how far it is. Raises its failure.
+    """Follows an operation to its end and returns it; with `shown`, prints its progress. Raises its failure.
 
-    Ctrl-C leaves the operation going on and says how to cancel it.
+    Ctrl-C leaves the operation running and says how to cancel it.
     """
     last = first
     try:
@@ -45,7 +45,7 @@ def follow(operations: Operations, first: OperationDocument, *, shown: bool) -> 
 
 
 def require_success(operation: OperationDocument) -> None:
-    """Raise what an operation ended with, unless it succeeded."""
+    """Raises the error of an operation unless it succeeded."""
     if operation.state == "cancelled":
         raise WeftError(Reason.CANCELLED, f"{operation.name} was cancelled")
     if operation.state == "failed":
@@ -54,7 +54,7 @@ def require_success(operation: OperationDocument) -> None:
 
 
 def outcome_words(operation: OperationDocument) -> str:
-    """What came of an operation that succeeded, in one line."""
+    """The outcome of a successful operation, in one line."""
     result, action = operation.result, operation.action
     if result is None:
         return operation.state
@@ -82,20 +82,20 @@ def _display(shown: bool) -> Iterator["_Quiet | _Bar | _Lines"]:
 
 
 class _Quiet:
-    """Shows nothing."""
+    """Shows no progress."""
 
     def show(self, operation: OperationDocument) -> None:
-        """The operation as it is now."""
+        """Shows the operation's state."""
 
 
 class _Lines:
-    """One line for each stage."""
+    """Shows one line per stage."""
 
     def __init__(self) -> None:
         self._last = ""
 
     def show(self, operation: OperationDocument) -> None:
-        """The operation as it is now."""
+        """Shows the operation's state."""
         line = _words(operation)
         if line != self._last:
             self._last = line
@@ -103,14 +103,14 @@ class _Lines:
 
 
 class _Bar:
-    """A bar that moves where the share is known, and pulses where it is not."""
+    """A progress bar where the share is known, a pulsing one where it is not."""
 
     def __init__(self, progress: Progress, task: TaskID) -> None:
         self._progress = progress
         self._task = task
 
     def show(self, operation: OperationDocument) -> None:
-        """The operation as it is now."""
+        """Shows the operation's state."""
         share = 1.0 if operation.state == "succeeded" else operation.progress
         self._progress.update(
             self._task,
@@ -128,11 +128,11 @@ def _bar() -> Iterator[_Bar]:
 
 
 def _words(operation: OperationDocument) -> str:
-    """Stage, detail and what is left, in one line that cannot steer a terminal."""
+    """Stage, detail and remaining time in one line that is safe for a terminal."""
     stage = operation.stage or operation.state
     parts = [stage]
     if operation.detail:
-        # Runners say for themselves what they wait for.
+        # The runner's own text says what it waits for.
         parts.append(operation.detail.removeprefix(f"{stage}: ")[:MAX_DETAIL_CHARS])
     if operation.progress is not None and not operation.is_over:
         parts.append(f"{operation.progress:.0%}")
@@ -146,7 +146,7 @@ DEFAULT_LIMIT = 50
 MAX_LIMIT = 10_000
 
 app = typer.Typer(
-    help="Look at loads, unloads and flushes, follow them, end them.",
+    help="List, follow and cancel loads, unloads and flushes.",
     epilog="Example: weft operation list --unfinished",
     no_args_is_help=True,
 )
@@ -155,7 +155,7 @@ NameArgument = Annotated[str, typer.Argument(metavar="ID", help='An operation: i
 
 
 def action_words(operation: OperationDocument) -> str:
-    """What an operation does, in few words."""
+    """What an operation does, as short text."""
     action = operation.action
     if action.type != "flush":
         return f"{action.type} {action.model}"
@@ -178,14 +178,14 @@ _COLUMNS = (
 
 @app.command("list")
 def list_operations(
-    unfinished: Annotated[bool, typer.Option("--unfinished", help="Only those that have not ended.")] = False,
+    unfinished: Annotated[bool, typer.Option("--unfinished", help="Only unfinished ones.")] = False,
     limit: Annotated[
-        int, typer.Option("--limit", min=1, max=MAX_LIMIT, help="How many, newest first.")
+        int, typer.Option("--limit", min=1, max=MAX_LIMIT, help="Maximum number of results, newest first.")
     ] = DEFAULT_LIMIT,
     home: HomeOption = DEFAULT_HOME,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Show operations, newest first.
+    """List operations, newest first.
 
     Example: weft operation list --unfinished
     """
@@ -202,7 +202,7 @@ def list_operations(
 def get_operation(
     name: NameArgument, home: HomeOption = DEFAULT_HOME, output: OutputOption = OutputFormat.YAML
 ) -> None:
-    """Show one operation whole.
+    """Show one operation in full.
 
     Example: weft operation get op-3f2a -o json
     """
@@ -227,7 +227,7 @@ def watch_operation(name: NameArgument, home: HomeOption = DEFAULT_HOME) -> None
 
 @app.command("cancel")
 def cancel_operation(name: NameArgument, home: HomeOption = DEFAULT_HOME) -> None:
-    """End an operation. What a load has loaded so far is unloaded again.
+    """Cancel an operation. What a load has loaded so far is unloaded.
 
     Example: weft operation cancel op-3f2a
     """

@@ -1,4 +1,4 @@
-"""Options that several commands share, and how an error ends a command."""
+"""Options that several commands share, and the exit of a command on an error."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -34,11 +34,11 @@ EXIT_CODES: Mapping[Reason, int] = {
     Reason.RESOURCE_IN_USE: EXIT_CONFLICT,
     Reason.DEADLINE_EXCEEDED: EXIT_TIMEOUT,
 }
-"""How a command ends for a reason; EXIT_FAILED for those that are not here. docs/cli.md shows the same table."""
+"""Exit code by reason; EXIT_FAILED for all others. docs/cli.md shows the same table."""
 
 
 class OutputFormat(StrEnum):
-    """How a command that shows rows of its own prints them."""
+    """Output format of commands with rows of their own."""
 
     TABLE = "table"
     JSON = "json"
@@ -46,7 +46,7 @@ class OutputFormat(StrEnum):
 
 
 class ResourceFormat(StrEnum):
-    """How a command that shows resources prints them."""
+    """Output format of commands that show resources."""
 
     TABLE = "table"
     WIDE = "wide"
@@ -67,25 +67,25 @@ ConfigOption = Annotated[
 ]
 OutputOption = Annotated[OutputFormat, typer.Option("--output", "-o", help="How to print.")]
 ResourceOutputOption = Annotated[ResourceFormat, typer.Option("--output", "-o", help="How to print.")]
-WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Go on with every change until Ctrl-C.")]
+WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Watch for changes until Ctrl-C.")]
 
 __all__ = ["DEFAULT_HOME", "ConfigOption", "HomeOption", "OutputFormat", "OutputOption", "reporting"]
 
 
 def exit_code(error: WeftError) -> int:
-    """How a command ends for `error`."""
+    """The exit code for an error."""
     return EXIT_CODES.get(error.reason, EXIT_FAILED)
 
 
 def note(text: str) -> None:
-    """Tell the user something beside the output."""
+    """Prints a note for the user beside the output, on stderr."""
     sys.stderr.write(f"weft: {text}\n")
     sys.stderr.flush()
 
 
 @contextmanager
 def naming_fields(option_of: Callable[[str], str]) -> Iterator[None]:
-    """What is refused in the block is refused by what `option_of` makes of the field that is wrong."""
+    """Renames the fields of errors raised in the block by `option_of`."""
     try:
         yield
     except FieldError as error:
@@ -95,9 +95,10 @@ def naming_fields(option_of: Callable[[str], str]) -> Iterator[None]:
 
 @contextmanager
 def reporting(*, failed: int = EXIT_FAILED, interrupted: int = EXIT_INTERRUPTED) -> Iterator[None]:
-    """End the command with one clear line and the exit code of its reason.
+    """Ends the command with one clear line and the exit code of the error's reason.
 
-    `failed` stands for EXIT_FAILED where a command gives that a meaning of its own, `interrupted` for Ctrl-C.
+    `failed` replaces EXIT_FAILED where a command gives that code a meaning of its own; `interrupted` is the code for
+    Ctrl-C.
     """
     try:
         yield
@@ -109,6 +110,6 @@ def reporting(*, failed: int = EXIT_FAILED, interrupted: int = EXIT_INTERRUPTED)
         sys.stderr.write("\n")
         raise typer.Exit(interrupted) from None
     except BrokenPipeError:
-        # The reader of our output left (`weft get models | head -1`); that is not a failure.
+        # The reader of the output closed it (`weft get models | head -1`); that is no failure.
         sys.stderr.close()
         raise typer.Exit(EXIT_OK) from None

@@ -1,4 +1,4 @@
-"""Printing: tables for people, JSON and YAML for programs and files."""
+"""Output: tables for people, JSON and YAML for programs and files."""
 
 import json
 import shutil
@@ -15,29 +15,29 @@ BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a table: its title and how to get the cell from a row."""
+    """One column of a table: its title and the function that gets the cell from a row."""
 
     title: str
     cell: Callable[[Any], str]
     ticks: bool = False
-    """Whether it moves with time alone; a watch does not show a row again for that."""
+    """Whether its value changes with time alone; a watch does not print a row again for that."""
     min_chars: int = 0
-    """Width it has from the start: the header of a watch stands there before the first row."""
+    """Minimum width; a watch prints its header before the first row."""
 
 
 def say(text: str) -> None:
-    """Tell the user now: output that goes to a file or a pipe is otherwise held back until the program ends."""
+    """Prints and flushes: output to a file or a pipe is otherwise held back until the program ends."""
     sys.stdout.write(text)
     sys.stdout.flush()
 
 
 def safe_text(text: str) -> str:
-    """One line that cannot steer a terminal, whoever wrote it."""
+    """Text reduced to one line without control characters, whatever its origin."""
     return "".join(character if character.isprintable() else " " for character in text)
 
 
 class TextTable:
-    """A table in kubectl's manner: no frames, columns as wide as the rows it has seen."""
+    """A table in kubectl's style: no frames, columns as wide as the rows seen so far."""
 
     def __init__(self, columns: Sequence[Column]) -> None:
         self._columns = columns
@@ -48,11 +48,11 @@ class TextTable:
         return [safe_text(column.cell(row)) or "-" for column in self._columns]
 
     def fingerprint(self, row: Any) -> tuple[str, ...]:
-        """What must change for the row to be worth showing again."""
+        """The values whose change makes a watch print the row again."""
         return tuple(column.cell(row) for column in self._columns if not column.ticks)
 
     def text(self, rows: Iterable[Any]) -> str:
-        """Header and rows; the header is bold where somebody watches."""
+        """Header and rows; the header is bold on a terminal."""
         header, *lines = self.plain_text(rows).splitlines()
         if sys.stdout.isatty():
             header = f"{BOLD}{header}{PLAIN}"
@@ -67,7 +67,7 @@ class TextTable:
         return "\n".join(map(self._line, [titles, *table])) + "\n"
 
     def line(self, cells: Sequence[str]) -> str:
-        """One more row, under those that were printed."""
+        """One more row below those already printed."""
         self._widen(cells)
         return self._line(cells) + "\n"
 
@@ -77,12 +77,12 @@ class TextTable:
     def _line(self, cells: Sequence[str]) -> str:
         padded = (cell.ljust(width) for cell, width in zip(cells, self._widths, strict=True))
         line = COLUMN_GAP.join(padded).rstrip()
-        # Cut where somebody watches, never in a pipe.
+        # Cut to the width of a terminal, never in a pipe.
         return line[: shutil.get_terminal_size().columns] if sys.stdout.isatty() else line
 
 
 def print_resources(kind: str, rows: Sequence[Any], columns: Sequence[Column], output: OutputFormat) -> None:
-    """Print `rows`, mappings of JSON types. As JSON or YAML it is one document `{kind, items}`."""
+    """Prints `rows`, mappings of JSON types. As JSON or YAML it is one document `{kind, items}`."""
     if output is OutputFormat.TABLE:
         print_table(rows, columns)
     else:
@@ -90,7 +90,7 @@ def print_resources(kind: str, rows: Sequence[Any], columns: Sequence[Column], o
 
 
 def print_document(document: Any, output: OutputFormat) -> None:
-    """Print one document as JSON or YAML."""
+    """Prints one document as JSON or YAML."""
     if output is OutputFormat.YAML:
         import yaml  # noqa: PLC0415 - most commands print no YAML, and all should start fast
 
@@ -110,12 +110,12 @@ def json_line(document: Any) -> str:
 
 
 def print_table(rows: Iterable[Any], columns: Sequence[Column]) -> None:
-    """Print a table."""
+    """Prints a table."""
     say(TextTable(columns).text(rows))
 
 
 def seconds_ago(seconds: float) -> str:
-    """An age as people write it: 5s, 3m, 2h, 4d."""
+    """An age as text: 5s, 3m, 2h, 4d."""
     for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60)):
         if seconds >= length:
             return f"{int(seconds // length)}{unit}"

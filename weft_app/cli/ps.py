@@ -1,4 +1,4 @@
-"""`weft ps`: what runs."""
+"""`weft ps`: the loaded models of every runner."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +15,7 @@ from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputO
 from weft_app.cli.output import Column, print_resources
 
 MAX_ASKED_AT_ONCE = 16
-"""Runners; one that does not answer must not hold up the others."""
+"""Runners queried at once; one that does not answer must not delay the others."""
 
 _COLUMNS = (
     Column("MODEL", lambda row: row["model"]),
@@ -33,7 +33,7 @@ _COLUMNS = (
 
 
 def ps(home: HomeOption = DEFAULT_HOME, output: OutputOption = OutputFormat.TABLE) -> None:
-    """Show what runs: each model on each runner, its memory and until when it stays, its process and its slots.
+    """Show each model on each runner: memory, how long it stays loaded, process, slots.
 
     Example: weft ps
     """
@@ -50,7 +50,7 @@ def _processes(runner: RunnerDocument) -> list[dict[str, Any]]:
 
 
 def _rows(runner: RunnerDocument) -> Iterator[dict[str, Any]]:
-    """One row per instance; the runner itself is asked for process ids, and may be unreachable."""
+    """One row per instance; process ids come from the runner itself, which may be unreachable."""
     status = runner.status
     if status is None:
         return
@@ -83,14 +83,14 @@ def _rows(runner: RunnerDocument) -> Iterator[dict[str, Any]]:
 
 
 def _unowned(runner: str, status: RunnerStatus, instance: pb.InstanceDescription) -> dict[str, Any]:
-    """The row of a model that the runner has and that the mesh does not know any more."""
+    """The row of an instance whose model the mesh no longer knows."""
     return {
         "model": instance.model,
         "runner": runner,
         "host": status.host,
         "runtime": status.runtime,
         "state": "unowned",
-        "detail": "the runner does not publish it any more",
+        "detail": "the runner no longer publishes it",
         "slotsUsed": len(instance.active_request_ids),
         "slotsTotal": 0,
         "memoryBytes": 0,
@@ -105,7 +105,7 @@ def _unowned(runner: str, status: RunnerStatus, instance: pb.InstanceDescription
 
 
 def _memory_bytes(state: InstanceStatus) -> int:
-    """What it holds: as it was seen, or else as it is leased."""
+    """Memory that it holds: as observed, else as leased."""
     memory = state.memory
     if memory is None or not memory.leased_bytes:
         return 0

@@ -1,4 +1,4 @@
-"""`weft runner`: join a mesh from behind any NAT, and the tokens that allow it."""
+"""`weft runner`: join a mesh from behind any NAT, and the tokens that permit it."""
 
 import os
 from pathlib import Path
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MAX_TOKEN_CHARS = 256
 TOKEN_VARIABLE = "WEFT_JOIN_TOKEN"  # noqa: S105 - the variable's name
 
-app = typer.Typer(help="Join a mesh with the models of this machine, and manage who may.", no_args_is_help=True)
+app = typer.Typer(help="Join a mesh with the models of this machine, and manage join tokens.", no_args_is_help=True)
 app.add_typer(join_tokens.app, name="token")
 
 
@@ -30,7 +30,7 @@ TokenOption = Annotated[
     typer.Option("--token", envvar=TOKEN_VARIABLE, help="The join token; others on this machine can see it here."),
 ]
 TokenFileOption = Annotated[Path | None, typer.Option("--token-file", help="File that holds the join token.")]
-CaFileOption = Annotated[Path | None, typer.Option("--ca-file", help="PEM file of roots that vouch for the mesh.")]
+CaFileOption = Annotated[Path | None, typer.Option("--ca-file", help="PEM file of the root certificates of the mesh.")]
 FingerprintOption = Annotated[
     str | None, typer.Option("--fingerprint", help="sha256:... of the mesh's certificate, when it is self-signed.")
 ]
@@ -51,7 +51,7 @@ KeyVariableOption = Annotated[
 ]
 RemoteOption = Annotated[
     bool | None,
-    typer.Option("--remote/--no-remote", help="With --url: whether using it sends bytes off the premises."),
+    typer.Option("--remote/--no-remote", help="With --url: whether requests to it leave the premises."),
 ]
 
 
@@ -76,7 +76,7 @@ def join(
 ) -> None:
     """Join a mesh: one outbound connection, no open port. Serves until Ctrl-C.
 
-    Published are models that say `publish: true` in the configuration, and those named with --publish.
+    Published are models with `publish: true` in the configuration, and those named with --publish.
 
     A provider's model is one of a runner with `runtime: openai_remote`, see docs/remote.md.
 
@@ -102,7 +102,7 @@ def join(
 
 
 def _load(config: Path | None, server: dict[str, str | None], details: dict[str, Any]) -> "WeftConfig":
-    """The configuration, or the one server that the command line names."""
+    """The configuration file, or the one server that the command line names."""
     from weft_app.compose.join import ServerOptions, config_with_server  # noqa: PLC0415
     from weft_app.config.config import load_config  # noqa: PLC0415 - see weft_app.cli.serve
 
@@ -139,7 +139,7 @@ def _run(plan: "JoinPlan", config: "WeftConfig", home: Path, url: str) -> None:
 
 
 def _warn_of_other_models(plan: "JoinPlan") -> None:
-    """Say so at this terminal where a server has other models than it is to publish: it joins, and is not ready."""
+    """Warns where a server has other models than the one to publish: the runner joins, the model is not ready."""
     from weft_app.cli.attached_check import fault_of_server  # noqa: PLC0415 - see weft_app.cli.serve
 
     for model in plan.runner.models if plan.runner.runtime == "openai_http" else ():
@@ -149,14 +149,14 @@ def _warn_of_other_models(plan: "JoinPlan") -> None:
 
 
 class LinkReporter:
-    """Shows how the link is: one line for each change."""
+    """Shows the state of the link: one line per change."""
 
     def __init__(self, plan: "JoinPlan") -> None:
         self._plan = plan
         self._last = ""
 
     def show(self, news: "LinkNews") -> None:
-        """The link came into a state."""
+        """Shows a new state of the link."""
         line = self._line(news)
         if line and line != self._last:
             say(f"{line}\n")
@@ -170,7 +170,7 @@ class LinkReporter:
             case "JOINED":
                 return f"ok   joined as {self._plan.runner.name}: {', '.join(self._plan.published)}"
             case "REFUSED":
-                return f"fail not taken: {detail}; trying again"
+                return f"fail refused: {detail}; trying again"
             case "LOST":
                 return f"fail no link: {detail}; trying again in {news.retry_seconds or 0.0:.1f} s"
             case _:

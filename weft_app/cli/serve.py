@@ -41,7 +41,7 @@ RouterOption = Annotated[str | None, typer.Option("--router", help="gRPC target 
 
 @app.command("registry")
 def serve_registry(home: HomeOption = DEFAULT_HOME, config: ConfigOption = None, listen: ListenOption = None) -> None:
-    """Run the registry: who is there, and who is alive.
+    """Run the registry: declarations, sessions and heartbeats of runners.
 
     Example: weft serve registry --listen 127.0.0.1:7070
     """
@@ -59,7 +59,7 @@ def serve_router(
     listen: ListenOption = None,
     registry: RegistryOption = None,
 ) -> None:
-    """Run a router: the scheduler, and the public gRPC surface.
+    """Run a router: the scheduler and the public gRPC API.
 
     Example: weft serve router --registry 127.0.0.1:7070 --listen 127.0.0.1:7071
     """
@@ -78,7 +78,7 @@ def serve_gateway(
     registry: RegistryOption = None,
     router: RouterOption = None,
 ) -> None:
-    """Run a gateway: the OpenAI-compatible HTTP surface.
+    """Run a gateway: the OpenAI-compatible HTTP API.
 
     Example: weft serve gateway --registry 127.0.0.1:7070 --router 127.0.0.1:7071 --port 8080
     """
@@ -119,7 +119,7 @@ def serve_runner(
 def _surface(
     config: WeftConfig, home: WeftHome, environment: RunnerEnvironment, runner: str | None, http_port: int | None
 ) -> "MakeSurface | None":
-    """What makes the HTTP surface of the runner; None where it has none."""
+    """Builds the HTTP API of the runner; None where it has none."""
     from weft_app.compose.demo import configured_runners  # noqa: PLC0415 - see the module docstring
     from weft_app.compose.runner import pick_runner  # noqa: PLC0415
     from weft_app.compose.serving import registry_address  # noqa: PLC0415
@@ -159,7 +159,7 @@ def _prepare(
         loaded = environment.applied_to(loaded)
     folder = WeftHome(home.expanduser().absolute())
     folder.create()
-    # On a terminal somebody watches; everywhere else the file under the home is where people look.
+    # On a terminal the log goes there; everywhere else to the file under the home, where people look for it.
     log_file = None if sys.stderr.isatty() else folder.log_file(service, loaded.log.max_file_bytes)
     form = None if environment is None else environment.log_format
     configure_logging(service, level=loaded.log.level, file=log_file, form=form)

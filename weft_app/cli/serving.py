@@ -1,4 +1,4 @@
-"""How a command that serves lives with its terminal, and how it ends."""
+"""The terminal and the exit of commands that serve."""
 
 import os
 import sys
@@ -19,9 +19,9 @@ log = structlog.get_logger("weft_app.compose")
 
 
 class LastingStream:
-    """A stream of a terminal or a pipe whose reader may go: after the first write that fails it leads nowhere.
+    """An output stream that survives its reader: after the first failed write it leads nowhere.
 
-    Whoever writes or logs is not told: what is served must not end because nobody reads about it any more.
+    Writers and loggers get no error: a service must not end because its terminal is gone.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -43,7 +43,7 @@ class LastingStream:
             self._lead_nowhere()
 
     def _lead_nowhere(self) -> None:
-        # The descriptor itself: what is still buffered, and what C libraries print, goes there too.
+        # The descriptor itself is replaced, so that buffered text and the output of C libraries go there too.
         with suppress(OSError, ValueError):
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self._stream.fileno())
@@ -57,7 +57,7 @@ class LastingStream:
 def serving() -> Iterator[None]:
     """As `reporting`, for a command that serves: it outlives its terminal.
 
-    What was not foreseen is one sentence on the terminal, and a traceback in the log.
+    An unforeseen error is one sentence on the terminal, and a traceback in the log.
     """
     with _lasting_streams(), reporting():
         try:

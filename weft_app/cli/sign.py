@@ -1,4 +1,4 @@
-"""`weft sign`: tokens that allow one operation, once, for a few minutes; and the keys to make them with."""
+"""`weft sign`: signed tokens that permit one operation, once, for a few minutes; and the keys to sign with."""
 
 import json
 import os
@@ -39,7 +39,7 @@ from weft_app.cli.output import say
 
 
 def read_token_text(path: Path, field: str) -> str:
-    """The text of a token. Raises INVALID_ARGUMENT naming `field`."""
+    """Reads the text of a token. Raises INVALID_ARGUMENT naming `field`."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_TOKEN_BYTES + 1)
@@ -51,7 +51,7 @@ def read_token_text(path: Path, field: str) -> str:
 
 
 def write_token_text(path: Path, text: str, field: str) -> None:
-    """Put `text` in place of the file in one step. Raises INVALID_ARGUMENT naming `field`."""
+    """Replaces the file atomically by `text`. Raises INVALID_ARGUMENT naming `field`."""
     if len(text) > MAX_TOKEN_BYTES:
         raise invalid_field(field, f"the token would be larger than {MAX_TOKEN_BYTES // 1024} KiB")
     fresh = path.with_name(f"{path.name}.new")
@@ -84,24 +84,24 @@ LifetimeOption = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SigningRules:
-    """What is known of a registry's rules."""
+    """A registry's rules for signatures, as far as known."""
 
     terms: Terms
     signers: tuple[str, ...] = ()
-    """Those whose agreement counts; empty: nobody was asked."""
+    """Names whose signatures count; empty: unknown."""
     required_signers: int = 0
-    """How many must agree; 0: nobody was asked."""
+    """Signatures that an operation needs; 0: unknown."""
 
     def require_signer(self, key_id: str) -> None:
-        """Raises INVALID_ARGUMENT when it is known that this agreement counts for nothing."""
+        """Raises INVALID_ARGUMENT when the signature is known not to count."""
         if self.signers and key_id not in self.signers:
             raise invalid_field("--as", f"{key_id} is no signer of this registry; they are {', '.join(self.signers)}")
 
 
 def signing_rules(home: Path, audience: str, policy: str, lifetime_seconds: int = MAX_LIFETIME_SECONDS) -> SigningRules:
-    """The rules of the mesh on `home`, or those that the options say.
+    """The rules of the mesh on `home`, or those of the options.
 
-    Raises INVALID_ARGUMENT where only one of them is given, and UNSUPPORTED_OPERATION when the registry takes no
+    Raises INVALID_ARGUMENT where only one of the options is given, and UNSUPPORTED_OPERATION when the registry takes no
     signatures.
     """
     for option, text in (("--audience", audience), ("--policy", policy)):
@@ -132,7 +132,7 @@ def _asked(target: str) -> SigningRules:
         raise WeftError(Reason.UNSUPPORTED_OPERATION, "the registry asks for no signatures; there is nothing to sign")
     terms = Terms(
         audience=found.audience,
-        # Whole seconds, rounded down: longer than what the registry takes would be refused.
+        # Whole seconds, rounded down: the registry refuses a longer lifetime than its own limit.
         lifetime_seconds=found.token_lifetime.seconds,
         policy_version=found.policy_version,
     )
@@ -140,7 +140,7 @@ def _asked(target: str) -> SigningRules:
 
 
 app = typer.Typer(
-    help="Make tokens that allow an operation, and keys to sign them with.",
+    help="Sign tokens that permit an operation, and create signing keys.",
     epilog="Example: weft sign load qwen --key alice.pem --as alice --out op.json",
     no_args_is_help=True,
 )
@@ -154,16 +154,16 @@ SharedKeyOption = Annotated[
     Path | None, typer.Option("--shared-key", metavar="FILE", help="The key that is shared with the registry, instead.")
 ]
 SignerOption = Annotated[
-    list[str] | None, typer.Option("--signer", metavar="ID", help="With --shared-key: who agrees; repeat it for each.")
+    list[str] | None, typer.Option("--signer", metavar="ID", help="With --shared-key: name of a signer (repeatable).")
 ]
 OutOption = Annotated[
-    Path | None, typer.Option("--out", metavar="FILE", help="Where the token goes. Default: standard output.")
+    Path | None, typer.Option("--out", metavar="FILE", help="Output file of the token. Default: standard output.")
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Maker:
-    """Who makes a token, with what, and where it goes."""
+    """Signer, key and output file of a token."""
 
     key: Path | None
     key_id: str
@@ -177,8 +177,10 @@ class Maker:
 
 
 @app.command("new-key")
-def new_key(out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where the private key goes.")]) -> None:
-    """Make a key of your own: the private half into a file that is never overwritten, the public half printed.
+def new_key(
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Output file of the private key.")],
+) -> None:
+    """Create a signing key: the private half goes into a file that is never overwritten, the public half is printed.
 
     Example: weft sign new-key --out alice.pem
     """
@@ -189,7 +191,7 @@ def new_key(out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Whe
             raise no_library() from error
         public = new_key_file(out, "--out")
         say(f'public_key: "{public}"\n')
-        note(f"the private key is in {out}; give the registry's operator the line above, and nobody the file")
+        note(f"the private key is in {out}; give the registry's operator the line above, and keep the file secret")
 
 
 @app.command("load")
@@ -214,7 +216,7 @@ def sign_load(
     lifetime: LifetimeOption = MAX_LIFETIME_SECONDS,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Allow a load, with exactly these options. `weft load` is then given the same ones and the token.
+    """Permit a load with exactly these options. `weft load` is then given the same options and the token.
 
     Example: weft sign load qwen --ctx 8192 --key alice.pem --as alice --out op.json
     """
@@ -258,7 +260,7 @@ def sign_unload(
     lifetime: LifetimeOption = MAX_LIFETIME_SECONDS,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Allow an unload.
+    """Permit an unload.
 
     Example: weft sign unload qwen --key alice.pem --as alice --out op.json
     """
@@ -282,13 +284,14 @@ def sign_unload(
 def sign_flush(
     *,
     scope: Annotated[
-        FlushScope | None, typer.Option("--scope", help="What is forgotten; else as the others say.")
+        FlushScope | None,
+        typer.Option("--scope", help="Model whose prefixes are dropped; default: by the other options."),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Everything that is cached.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="All cached prefixes.")] = False,
     model: Annotated[str, typer.Option("--model", help="Of this model.", autocompletion=complete_model)] = "",
     tenant: Annotated[str, typer.Option("--tenant", help="Of this tenant.")] = "",
-    tag: Annotated[str, typer.Option("--tag", help="Cached under this tag.")] = "",
-    runner: Annotated[str, typer.Option("--runner", help="On this runner alone.")] = "",
+    tag: Annotated[str, typer.Option("--tag", help="Only prefixes with this cache tag.")] = "",
+    runner: Annotated[str, typer.Option("--runner", help="Only on this runner.")] = "",
     key: KeyOption = None,
     key_id: AsOption = "",
     shared_key: SharedKeyOption = None,
@@ -299,7 +302,7 @@ def sign_flush(
     lifetime: LifetimeOption = MAX_LIFETIME_SECONDS,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Allow that cached prefixes are forgotten.
+    """Permit dropping cached prefixes.
 
     Example: weft sign flush --tenant acme --key alice.pem --as alice --out op.json
     """
@@ -324,12 +327,12 @@ def sign_flush(
 
 
 def no_library() -> WeftError:
-    """What to say where signatures cannot be made."""
+    """The error where the signature library is not installed."""
     return WeftError(Reason.UNSUPPORTED_OPERATION, "signatures need the package joserfc; install weft[registry]")
 
 
 def _require_whole(maker: Maker) -> None:
-    """Raises INVALID_ARGUMENT naming the option that is missing or does not go with another one."""
+    """Raises INVALID_ARGUMENT naming an option that is missing or that conflicts with another."""
     if (maker.key is None) == (maker.shared_key is None):
         raise invalid_field("--key", "or --shared-key must be given, and not both")
     if maker.key is not None:
@@ -340,7 +343,7 @@ def _require_whole(maker: Maker) -> None:
     if maker.key_id or maker.audience or maker.policy:
         raise invalid_field("--shared-key", "goes with --signer alone; a shared key knows no --as, audience or policy")
     if not 0 < len(maker.signers) <= MAX_SIGNERS:
-        raise invalid_field("--signer", f"must say who agrees, 1 to {MAX_SIGNERS} of them")
+        raise invalid_field("--signer", f"must name the signers, 1 to {MAX_SIGNERS} of them")
     for signer in maker.signers:
         require_name(signer, "--signer")
 
@@ -378,8 +381,8 @@ def _say_what_is_missing(rules: SigningRules, out: Path | None) -> None:
     seconds, missing = rules.terms.lifetime_seconds, rules.required_signers - 1
     if missing > 0:
         file = "FILE" if out is None else out
-        note(f"{missing} more must agree within {seconds} s: weft approve {file} --key KEY --as ID")
+        note(f"{missing} more signatures are needed within {seconds} s: weft approve {file} --key KEY --as ID")
     elif rules.required_signers:
         note(f"good once, for {seconds} s")
     else:
-        note(f"whoever else must agree has {seconds} s: weft approve FILE --key KEY --as ID")
+        note(f"other signers have {seconds} s: weft approve FILE --key KEY --as ID")

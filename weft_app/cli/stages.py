@@ -1,4 +1,4 @@
-"""Showing how something comes up."""
+"""Progress of a start or stop, stage by stage."""
 
 import time
 from typing import Self
@@ -17,17 +17,17 @@ BAR_CHARS = 40
 
 
 class StageDisplay:
-    """Shows stages: spinners that turn into ticks over a bar on a terminal, one plain line each otherwise."""
+    """Stages as spinners that turn into ticks over a bar on a terminal, one plain line each elsewhere."""
 
     def __init__(self, total: int) -> None:
-        """`total` is how many stages there will be."""
+        """`total` is the number of stages."""
         self._total = total
         self._began = time.monotonic()
         self._failed = False
         self._stages: dict[str, Stage] = {}
         self._spinner = Spinner("dots")
         self._console = Console(highlight=False)
-        # Asked for anew at each refresh, so that spinner and seconds move while nothing happens.
+        # Rendered at each refresh, so that spinner and seconds move between events.
         self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=10)
 
     def __enter__(self) -> Self:
@@ -45,7 +45,7 @@ class StageDisplay:
                     say(f"fail {stage.name}: {stage.detail}\n")
 
     def show(self, stage: Stage) -> None:
-        """A stage began, moved on, or is done."""
+        """Shows that a stage began, progressed, or finished."""
         self._stages[stage.name] = stage
         if not self._console.is_terminal:
             say(f"{_word(stage)} {stage.name}: {stage.detail}\n")

@@ -1,4 +1,4 @@
-"""Which resources a command is about: `KIND [NAME...]` or `KIND/NAME...`."""
+"""Targets of a command: `KIND [NAME...]` or `KIND/NAME...`."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 REQUEST_WORDS = frozenset({"request", "requests"})
 CLIENT_WORDS = frozenset({"client", "clients"})
 TASK_WORDS = frozenset({"task", "tasks", "inference-task", "inference-tasks"})
-"""What a router remembers and keeps beside the kinds of resources."""
+"""Words for what a router keeps, beside the kinds of resources."""
 _NOT_FOUND = frozenset({Reason.NOT_FOUND, Reason.MODEL_NOT_FOUND})
 
 
@@ -31,9 +31,9 @@ class Target:
 
 
 def parse_targets(words: list[str]) -> tuple[ResourceKind, tuple[Target, ...]]:
-    """The kind and the resources that `words` name; no resources when there is a kind alone.
+    """Returns the kind and the resources that `words` name; no resources for a kind alone.
 
-    Raises INVALID_ARGUMENT for an unknown kind, a name that cannot be one, and a mixture of both forms.
+    Raises INVALID_ARGUMENT for an unknown kind, an invalid name, and a mixture of both forms.
     """
     if "/" in words[0]:
         targets = tuple(_pair(word) for word in words)
@@ -43,7 +43,7 @@ def parse_targets(words: list[str]) -> tuple[ResourceKind, tuple[Target, ...]]:
 
 
 def one_target(words: list[str]) -> Target:
-    """The one resource that `words` name. Raises INVALID_ARGUMENT when it is none or several."""
+    """Returns the one resource that `words` name. Raises INVALID_ARGUMENT for none or several."""
     _, targets = parse_targets(words)
     if len(targets) != 1:
         raise invalid_field("NAME", "name one resource, as KIND NAME or KIND/NAME")
@@ -51,7 +51,7 @@ def one_target(words: list[str]) -> Target:
 
 
 def find(registry: "Registry", target: Target) -> "Document":
-    """A resource. Raises NOT_FOUND saying which name was perhaps meant."""
+    """Returns a resource. Raises NOT_FOUND with a suggestion for a misspelt name."""
     try:
         return registry.document(target.kind, target.name)
     except WeftError as error:
@@ -59,7 +59,7 @@ def find(registry: "Registry", target: Target) -> "Document":
 
 
 def with_suggestion(registry: "Registry", target: Target, error: WeftError) -> WeftError:
-    """The error, where it says that `target` does not exist with the names that are close to it."""
+    """Adds names that are close to `target` to an error that says it does not exist."""
     if error.reason not in _NOT_FOUND:
         return error
     try:
@@ -71,7 +71,7 @@ def with_suggestion(registry: "Registry", target: Target, error: WeftError) -> W
 
 
 def is_missing(error: WeftError) -> bool:
-    """Whether it says that something does not exist."""
+    """Whether the error says that something does not exist."""
     return error.reason in _NOT_FOUND
 
 

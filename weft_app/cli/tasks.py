@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 MAX_SHOWN = 1_000
 RETRY_PAUSE_SECONDS = 0.5
 MAX_OUTAGE_SECONDS = 60.0
-"""How long whoever follows a task puts up with a mesh that is away."""
+"""Longest outage of the mesh that following a task tolerates."""
 _ENDS = ("completed", "failed", "cancelled")
 _AWAY = frozenset({Reason.SERVICE_UNAVAILABLE, Reason.CANCELLED})
 
@@ -67,12 +67,12 @@ _TASKS_WIDE = (
 
 
 def is_about_tasks(words: Sequence[str]) -> bool:
-    """Whether a command is asked for tasks."""
+    """Whether a command's words name tasks."""
     return words[0].partition("/")[0].lower() in TASK_WORDS
 
 
 def task_ids(words: Sequence[str]) -> list[str]:
-    """The tasks that `task ID...` or `task/ID...` names. Raises INVALID_ARGUMENT."""
+    """Returns the ids that `task ID...` or `task/ID...` name. Raises INVALID_ARGUMENT."""
     if "/" in words[0]:
         found = []
         for word in words:
@@ -86,7 +86,7 @@ def task_ids(words: Sequence[str]) -> list[str]:
 
 
 def one_task(words: Sequence[str]) -> str:
-    """The one task that is named. Raises INVALID_ARGUMENT."""
+    """Returns the one task id. Raises INVALID_ARGUMENT for none or several."""
     ids = task_ids(words)
     if len(ids) != 1:
         raise invalid_field("ID", "name one task, as task ID or task/ID")
@@ -94,7 +94,7 @@ def one_task(words: Sequence[str]) -> str:
 
 
 def show_tasks(words: Sequence[str], output: ResourceFormat, states: Sequence[str], home: Path) -> None:
-    """Print the tasks that are named; without names, the newest ones."""
+    """Prints the named tasks; without names, the newest ones."""
     ids = task_ids(words)
     with connect_tasks(home=home) as tasks:
         if ids:
@@ -120,7 +120,7 @@ def _print(found: Sequence[TaskDocument], output: ResourceFormat, *, single: boo
 
 
 def describe_task(words: Sequence[str], output: OutputFormat, home: Path) -> None:
-    """Print all about one task."""
+    """Prints all about one task."""
     with connect_tasks(home=home) as tasks:
         task = tasks.get(one_task(words))
     if output is OutputFormat.TABLE:
@@ -170,7 +170,7 @@ def _moment(task: TaskDocument, name: str) -> str:
 
 
 def cancel_tasks(words: Sequence[str], home: Path) -> None:
-    """End tasks, and say what became of each. One that fails does not keep the others from being ended."""
+    """Cancels tasks and prints the outcome of each. A failure of one does not stop the others."""
     _for_each(words, home, lambda tasks, each: say(f"task/{each} {_cancelled_words(tasks.cancel(each))}\n"))
 
 
@@ -179,7 +179,7 @@ def _cancelled_words(task: TaskDocument) -> str:
 
 
 def delete_tasks(words: Sequence[str], home: Path, *, ignore_not_found: bool) -> None:
-    """Forget tasks that are at their end."""
+    """Deletes finished tasks."""
 
     def delete(tasks: Tasks, task_id: str) -> None:
         try:
@@ -210,14 +210,14 @@ def _for_each(words: Sequence[str], home: Path, act: Callable[[Tasks, str], None
 
 
 def wait_for_task(words: Sequence[str], expected: str | None, timeout_seconds: float, home: Path) -> None:
-    """Wait until a task is at its end, or in the state that `status=...` names.
+    """Waits until a task has ended, or is in the state that `status=...` names.
 
-    Ends with exit code 1 where it came to another end than the one that was waited for. Raises DEADLINE_EXCEEDED.
+    Exits with code 1 where it ended otherwise. Raises DEADLINE_EXCEEDED.
     """
     wanted, task_id = _wanted_state(expected), one_task(words)
     deadline = time.monotonic() + timeout_seconds
     with connect_tasks(home=home) as tasks:
-        # However little time there is, it is looked at once.
+        # Checked once, however short the timeout.
         first = task = tasks.get(task_id)
     for task in chain([first], _states(task_id, deadline, home)):
         if task.is_over or task.state == wanted or time.monotonic() >= deadline:
@@ -240,7 +240,7 @@ def _wanted_state(expected: str | None) -> str:
 
 
 def _states(task_id: str, deadline: float, home: Path) -> Iterator[TaskDocument]:
-    """The task at each change, over restarts of the mesh."""
+    """Yields the task at each change, across restarts of the mesh."""
     is_over = False
     while not is_over:
         try:
@@ -260,10 +260,10 @@ def _states(task_id: str, deadline: float, home: Path) -> Iterator[TaskDocument]
 
 
 def print_answer(words: Sequence[str], home: Path, *, follow: bool) -> None:
-    """Print what a task has said so far; `follow`: and what it says until its end.
+    """Prints a task's answer so far; `follow`: until its end.
 
-    An answer that begins anew, because its attempt was lost, is told on stderr. Ends with exit code 1 for a task that
-    came to another end than an answer.
+    An answer that restarts after a lost attempt is noted on stderr. Exits with code 1 for a task that ended without an
+    answer.
     """
     task_id = one_task(words)
     if follow:
@@ -279,7 +279,7 @@ def print_answer(words: Sequence[str], home: Path, *, follow: bool) -> None:
 
 
 def _followed(task_id: str, home: Path) -> "Iterator[TaskDocument | task_pb2.TaskPiece]":
-    """All that is told of a task to its end; once it has been found, a mesh that is away for a while ends nothing."""
+    """Yields the task's events to its end; once it has been found, a short outage of the mesh is retried."""
     after, is_found, is_over = 0, False, False
     away_since: float | None = None
     while not is_over:
@@ -302,7 +302,7 @@ def _followed(task_id: str, home: Path) -> "Iterator[TaskDocument | task_pb2.Tas
 
 
 def _print_pieces(watched: "Iterator[TaskDocument | task_pb2.TaskPiece]", *, follow: bool) -> TaskDocument:
-    """Print the answer as far as it is kept, or to its end; the task as it was seen last."""
+    """Prints the stored answer, or follows it to its end; returns the task as last seen."""
     task = next(watched)
     assert isinstance(task, TaskDocument), "a task comes before its pieces"
     last, attempt, seen = task.last_event, 0, 0
@@ -311,12 +311,12 @@ def _print_pieces(watched: "Iterator[TaskDocument | task_pb2.TaskPiece]", *, fol
         if news is None:
             break
         if isinstance(news, TaskDocument):
-            # What an attempt that was lost had said does not come any more.
+            # The output of a lost attempt is not repeated.
             task, last = news, min(last, news.last_event)
             continue
         if attempt not in (0, news.attempt):
             sys.stdout.write("\n")
-            note(f"attempt {attempt} was lost, the answer begins anew")
+            note(f"attempt {attempt} was lost, the answer starts again")
         attempt, seen = news.attempt, news.last_event
         sys.stdout.write(shown(text_of(news)) if sys.stdout.isatty() else text_of(news))
         sys.stdout.flush()
@@ -332,7 +332,7 @@ def cancel(
     ],
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """End tasks: one that waits is never begun, one that runs is ended with its backend.
+    """Cancel tasks: a waiting task never starts, a running one is stopped with its backend.
 
     Example: weft cancel task/task-5f0c0d2b7a9e4c31d6a8b2f4
     """

@@ -1,4 +1,4 @@
-"""`weft wait`: until something holds for a resource."""
+"""`weft wait`: wait for a condition of a resource."""
 
 import re
 import time
@@ -33,7 +33,7 @@ _BREAKS = AWAY | {Reason.WATCH_LAGGED}
 
 
 class What(Enum):
-    """What can be waited for."""
+    """Properties that can be waited for."""
 
     STATUS = "status"
     CONDITION = "condition"
@@ -43,16 +43,16 @@ class What(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expectation:
-    """What is waited for."""
+    """The awaited condition."""
 
     what: What
     name: str = ""
     """The condition's type."""
     value: str = ""
-    """The status or the condition's status, in lower case."""
+    """The expected status, in lower case."""
 
     def holds(self, document: Document | None) -> bool:
-        """Whether it holds for the resource as it is now; None is one that does not exist."""
+        """Whether the resource fulfils it now; None: it does not exist."""
         if document is None or self.what in (What.EXISTS, What.DELETE):
             return (document is None) == (self.what is What.DELETE)
         if self.what is What.STATUS:
@@ -73,13 +73,13 @@ def wait(
         ),
     ] = None,
     timeout: Annotated[
-        str, typer.Option("--timeout", help="How long, such as 90s, 5m or 1h; 0 looks once.", metavar="TIME")
+        str, typer.Option("--timeout", help="Timeout, such as 90s, 5m or 1h; 0 checks once.", metavar="TIME")
     ] = "60s",
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Wait until something holds for a resource, or for the end of a task. Exit code 5 when it does not in time.
+    """Wait for a condition of a resource, or for the end of a task. Exit code 5 on timeout.
 
-    Exit code 1 for a task that came to another end.
+    Exit code 1 for a task that ended otherwise.
 
     Example: weft wait model qwen --for status=active --timeout 5m
     """
@@ -94,7 +94,7 @@ def wait(
 
 
 def parse_expectation(text: str, kind: ResourceKind) -> Expectation:
-    """What `--for` says. Raises INVALID_ARGUMENT."""
+    """Parses `--for`. Raises INVALID_ARGUMENT."""
     what, _, rest = text.partition("=")
     match what.lower():
         case "exists" | "create" if not rest:
@@ -130,7 +130,7 @@ def _condition(name: str, value: str, kind: ResourceKind) -> Expectation:
 
 
 def parse_duration(text: str, field: str = "--timeout") -> float:
-    """Seconds of "90s", "5m", "1h", "250ms" or "90". Raises INVALID_ARGUMENT naming `field`."""
+    """Parses "90s", "5m", "1h", "250ms" or "90" into seconds. Raises INVALID_ARGUMENT naming `field`."""
     found = _DURATION.fullmatch(text)
     seconds = float(found[1]) * _UNIT_SECONDS[found[2]] if found is not None else -1.0
     if not 0 <= seconds <= MAX_TIMEOUT_SECONDS:
@@ -172,19 +172,19 @@ def _look_once(target: Target, expectation: Expectation, home: Path) -> None:
 
 
 class _Last:
-    """The resource as it was last seen."""
+    """The resource as last seen."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
         self._document: Document | None = None
 
     def met(self, expectation: Expectation, look: Callable[[tuple[ResourceKind, str]], Document | None]) -> bool:
-        """Look again; whether the expectation holds."""
+        """Looks again; returns whether the condition holds."""
         self._document = look((self._target.kind, self._target.name))
         return expectation.holds(self._document)
 
     def timed_out(self, seconds: float) -> WeftError:
-        """Says how it is instead."""
+        """The timeout error, with the state that was last seen."""
         after = f"after {seconds:g} s" if seconds else "now"
         if self._document is None or self._document.status is None:
             return WeftError(Reason.DEADLINE_EXCEEDED, f"{self._target} does not exist {after}")

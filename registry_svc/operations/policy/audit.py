@@ -56,7 +56,7 @@ class Damage(Enum):
     """What is wrong with a log."""
 
     CHANGED = "changed"
-    """An entry is not what it was when it was written."""
+    """An entry was changed after it was written."""
     MISSING = "missing"
     """An entry that must come next is not there: deleted, or in another place."""
     CUT = "cut"

@@ -177,7 +177,9 @@ class AttachedServer(OthersServer):
             case 401 | 403:
                 raise WeftError(Reason.CONNECT_FAILED, f"the server refuses the key (status {status})")
             case _:
-                raise WeftError(Reason.CONNECT_FAILED, f"the server answers a look at its models with status {status}")
+                raise WeftError(
+                    Reason.CONNECT_FAILED, f"the server answers the request for its models with status {status}"
+                )
 
     def _require_listed(self, body: bytes) -> None:
         """A server that lists nothing says nothing: many have no list."""

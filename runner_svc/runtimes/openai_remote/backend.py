@@ -184,4 +184,4 @@ def _require_presence(status: int | None) -> None:
     if status in (401, 403):
         raise WeftError(Reason.CONNECT_FAILED, f"the provider refuses the key (status {status})")
     if not _is_there(status):
-        raise WeftError(Reason.CONNECT_FAILED, f"the provider answers a look at its models with status {status}")
+        raise WeftError(Reason.CONNECT_FAILED, f"the provider answers the request for its models with status {status}")

@@ -169,7 +169,7 @@ def test_a_watched_batch_with_lines_that_came_to_nothing_is_exit_code_1(script: 
     done = script.run("submit", script.file(LINE), "--watch", "-o", "json")
     assert done.exit_code == 1
     assert json.loads(done.stdout)["status"] == "completed"
-    assert f"1 lines came to nothing; `weft batch results {ID} --errors`" in done.stderr
+    assert f"1 lines failed; `weft batch results {ID} --errors`" in done.stderr
 
 
 def test_lines_that_are_not_right_are_named(script: GatewayScript) -> None:
@@ -228,7 +228,7 @@ def test_a_batch_without_failures_has_no_lines_of_errors(script: GatewayScript) 
     script.states = [document("completed", 3, output_file_id="file-out")]
     done = script.run("results", ID, "--errors")
     assert (done.exit_code, done.stdout) == (0, "")
-    assert "no line came to nothing" in done.stderr
+    assert "no line failed" in done.stderr
 
 
 def test_cancelling_says_what_was_answered_before(script: GatewayScript) -> None:
@@ -247,7 +247,7 @@ def test_a_pipe_is_refused_since_lines_that_were_read_once_would_be_missing(scri
     os.mkfifo(pipe)
     done = script.run("submit", str(pipe))
     assert (done.exit_code, script.uploads) == (2, [])
-    assert "is not a file" in done.stderr
+    assert "is not a regular file" in done.stderr
 
 
 def test_a_batch_that_failed_has_no_results_and_says_where_the_reasons_are(script: GatewayScript) -> None:

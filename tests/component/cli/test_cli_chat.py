@@ -91,7 +91,7 @@ def test_nobody_answers_for_an_unknown_name(mesh: ScriptedMesh, name: str, code:
 def test_saying_nothing_is_refused(mesh: ScriptedMesh, flags: tuple[str, ...]) -> None:
     result = mesh.run("chat", "qwen", *flags, stdin="")
     assert result.exit_code == 2
-    assert "there is nothing to say" in result.stderr
+    assert "the message is empty" in result.stderr
     assert not mesh.asked
 
 

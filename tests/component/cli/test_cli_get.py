@@ -245,7 +245,7 @@ def test_a_model_is_described_with_its_pool_conditions_process_and_events(mesh: 
     assert "Ready" in out
     assert "TakesRequests" in out
     assert "4711" in out
-    assert "2, the last time because: it died" in out
+    assert "2; last reason: it died" in out
     assert "asked for r1" in out, "a relayed runner is asked by its name"
     assert "\x1b" not in out
     assert "- coder [virtual/active]" in out
@@ -286,7 +286,7 @@ def test_every_kind_can_be_described(mesh: ScriptedMesh, target: str, words: lis
 def test_a_runner_that_cannot_be_asked_does_not_spoil_the_rest(mesh: ScriptedMesh) -> None:
     mesh.state.runners["r1"].address = "127.0.0.1:1"
     out = mesh.run("describe", "model", "qwen").stdout
-    assert "its runner cannot be asked" in out
+    assert "its runner is unreachable" in out
     assert "Conditions:" in out
 
 

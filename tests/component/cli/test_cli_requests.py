@@ -125,7 +125,7 @@ def test_explain_tells_the_whole_story_of_a_request(mesh: Mesh) -> None:
     assert found.exit_code == 0, found.output
     lines = found.stdout.splitlines()
     assert lines[0].split() == ["Request:", "req-1"]
-    assert "tenant default, client batch, band normal" in found.stdout
+    assert "Tenant:       default, client batch\nPriority:     normal" in found.stdout
     assert "completed after 12.5 s" in found.stdout
     decisions = [line.strip() for line in lines if line.strip().startswith("+")]
     assert decisions == [
@@ -203,7 +203,7 @@ def test_get_requests_lists_those_under_way_the_oldest_first(mesh: Mesh) -> None
     mesh.arrive(3, "req-3")
     mesh.log.note_end(3, mesh.clock.monotonic())
     header, *rows = mesh.run("get", "requests").stdout.splitlines()
-    assert header.split() == ["REQUEST", "TARGET", "STATE", "TENANT", "BAND", "POSITION", "ETA", "AGE", "AWAITS"]
+    assert header.split() == ["REQUEST", "TARGET", "STATE", "TENANT", "PRIORITY", "POSITION", "ETA", "AGE", "AWAITS"]
     assert [row.split()[:7] for row in rows] == [
         ["req-2", "route/drafts", "queued", "b", "normal", "-", "-"],
         ["req-1", "qwen", "queued", "default", "normal", "4", "7s"],
@@ -219,7 +219,7 @@ def test_get_clients_shows_how_they_ask(mesh: Mesh) -> None:
     _served(mesh)
     mesh.arrive(2, "req-2", client_id="editor")
     header, *rows = mesh.run("get", "clients", "-o", "wide").stdout.splitlines()
-    assert header.split()[:8] == ["CLIENT", "PROFILE", "BAND", "REQUESTS", "REFUSED", "RUNNING", "TOKENS", "EVERY"]
+    assert header.split()[:8] == ["CLIENT", "PROFILE", "PRIORITY", "REQUESTS", "REFUSED", "RUNNING", "TOKENS", "EVERY"]
     assert [row.split()[:8] for row in rows] == [
         ["batch", "yes", "low", "1", "0", "0", "150", "-"],
         ["editor", "no", "normal", "1", "0", "1", "0", "-"],

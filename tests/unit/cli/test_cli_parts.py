@@ -126,7 +126,7 @@ def test_the_help_and_the_completion_of_commands_import_no_command() -> None:
         "import sys\n"
         "from weft_app.cli.main import app\n"
         "try:\n    app(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
-        "allowed = {'weft', 'weft_app', 'weft.kernel', 'weft.kernel.garbage', 'weft_app.cli', 'weft_app.cli.main', "
+        "allowed = {'weft', 'weft_app', 'weft.kernel', 'weft.kernel.gc_tuning', 'weft_app.cli', 'weft_app.cli.main', "
         "'weft_app.cli.lazy'}\n"
         "own = ('weft', 'weft_app', 'gateway', 'registry_svc', 'router_svc', 'runner_svc')\n"
         "heavy = ('pydantic', 'grpc', 'google', 'yaml', 'structlog', 'asyncio')\n"

@@ -45,7 +45,7 @@ def test_restarts_requests_timeouts_and_the_last_crash_are_told() -> None:
 
 
 def test_an_instance_whose_runner_cannot_be_asked_says_so() -> None:
-    assert list(instance_lines(STATE, None))[-1].split(maxsplit=1) == ["Process:", "its runner cannot be asked"]
+    assert list(instance_lines(STATE, None))[-1].split(maxsplit=1) == ["Process:", "its runner is unreachable"]
 
 
 def test_a_request_in_a_state_of_a_newer_runner_is_shown_with_its_number() -> None:
@@ -57,7 +57,7 @@ def test_a_request_in_a_state_of_a_newer_runner_is_shown_with_its_number() -> No
 def test_a_runner_older_than_restarts_and_requests_is_described_without_them() -> None:
     old = pb.InstanceDescription(model="m", process_id=77, restart_count=1, last_restart_reason="it died")
     lines = list(instance_lines(STATE, old))
-    assert lines[-1].split(maxsplit=1) == ["Restarts:", "1, the last time because: it died"]
+    assert lines[-1].split(maxsplit=1) == ["Restarts:", "1; last reason: it died"]
 
 
 def test_a_reason_of_a_newer_runner_is_shown_as_its_number() -> None:
