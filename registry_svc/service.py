@@ -1,37 +1,37 @@
 """The registry as a service: what `weft_app.compose` composes."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
 
 import grpc
+import structlog
 
 from registry_svc.config import RegistryConfig
 from registry_svc.keys.api_keys import ApiKeys
-from registry_svc.keys.join_token_servicer import JoinTokenServicer
 from registry_svc.keys.join_tokens import JoinTokens
-from registry_svc.keys.key_sql import SqlKeyStore
-from registry_svc.keys.servicer import KeyServicer
-from registry_svc.ledger.holders import guests_of, owners_of, sessions_of
-from registry_svc.ledger.lease_sql import SqlLeaseStore
-from registry_svc.ledger.ledger import Ledger
+from registry_svc.keys.key_store import SqlKeyStore
+from registry_svc.keys.servicer import JoinTokenServicer, KeyServicer
+from registry_svc.ledger.lease_store import SqlLeaseStore
+from registry_svc.ledger.ledger import Ledger, guests_of, owners_of, sessions_of
 from registry_svc.ledger.servicer import LeaseServicer
-from registry_svc.mesh.catalogue import Catalogue
 from registry_svc.mesh.core import RegistryCore
-from registry_svc.mesh.declaration_servicer import DeclarationServicer
 from registry_svc.mesh.declarations import Declarations
-from registry_svc.mesh.expiry import Expiry
-from registry_svc.mesh.grpc_runner_calls import GrpcRunnerCalls
-from registry_svc.mesh.retirements import Retirements
-from registry_svc.mesh.servicers import RegistryServicer
-from registry_svc.mesh.session_servicer import RunnerSessionServicer
+from registry_svc.mesh.expiry import Expiry, Retirements
+from registry_svc.mesh.runner_calls import GrpcRunnerCalls
+from registry_svc.mesh.servicers import (
+    Catalogue,
+    DeclarationServicer,
+    RegistryServicer,
+    RunnerSessionServicer,
+    SettingsServicer,
+)
 from registry_svc.mesh.sessions import Roster
 from registry_svc.mesh.settings import SettingsDesk
-from registry_svc.mesh.settings_servicer import SettingsServicer
 from registry_svc.mesh.sql_store import SqlStore
 from registry_svc.mesh.unowned import UnownedModels
 from registry_svc.operations.governance_gate import build_gate
 from registry_svc.operations.service import OperationDesk
-from registry_svc.store.transactions import Transactions
-from registry_svc.sweeper import Sweeper
+from registry_svc.store.database import Transactions
 from weft.api.operations.v1 import operation_service_pb2
 from weft.api.registry.v1 import (
     declaration_service_pb2,
@@ -50,8 +50,55 @@ from weft.api.registry.v1 import (
     settings_service_pb2_grpc,
 )
 from weft.kernel.clock import Clock, SystemClock
+from weft.kernel.errors import WeftError
 from weft.kernel.principal import KeyRing
 from weft.kernel.rpc import ChannelPool
+from weft.kernel.service import start_critical, stop_tasks
+
+if TYPE_CHECKING:
+    import asyncio
+
+
+log = structlog.get_logger("weft.registry")
+
+Sweep = Callable[[], Awaitable[None]]
+
+
+class Sweeper:
+    """Does each of `sweeps` every `interval_seconds` from `start` to `stop`."""
+
+    def __init__(self, sweeps: Sequence[Sweep], clock: Clock, interval_seconds: float) -> None:
+        self._sweeps = sweeps
+        self._clock = clock
+        self._interval_seconds = interval_seconds
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin; the first sweep comes after one interval."""
+        self._task = start_critical(self._run(), name="registry-sweeper")
+
+    async def stop(self) -> None:
+        """End the loop. Safe to call twice, or when never started."""
+        if self._task is not None:
+            task, self._task = self._task, None
+            await stop_tasks([task])
+
+    async def _run(self) -> None:
+        while True:
+            await self._clock.sleep(self._interval_seconds)
+            for sweep in self._sweeps:
+                await _safely(sweep)
+
+
+async def _safely(sweep: Sweep) -> None:
+    # The next round does again what this one could not; a loop that ended would never do it.
+    try:
+        await sweep()
+    except WeftError as error:
+        log.error("sweep failed", reason=error.reason.name)  # noqa: TRY400 - the store has logged the cause
+    except Exception:
+        log.exception("sweep failed unexpectedly")
+
 
 _SERVICE_NAMES = tuple(
     service.full_name

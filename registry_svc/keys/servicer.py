@@ -2,22 +2,126 @@
 
 # ruff: noqa: N802 - the methods are called as in the contract
 
+from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import grpc
+from google.protobuf.duration_pb2 import Duration
 
 from registry_svc.config import KeysConfig
 from registry_svc.keys.api_keys import ApiKeys
-from registry_svc.keys.messages import change_message, key_message, snapshot_message
-from registry_svc.keys.requests import to_grace, to_wish
-from registry_svc.mesh.messages import timestamp
+from registry_svc.keys.domain import ApiKey, KeyChange, KeyChanged, KeyRemoved, KeyWish
+from registry_svc.keys.join_tokens import JoinTokens
+from registry_svc.mesh.domain import (
+    JoinToken,
+)
+from registry_svc.mesh.messages import converted
+from registry_svc.wire_values import require_text, timestamp
+from weft.api.registry.v1 import join_token_service_pb2, join_token_service_pb2_grpc, key_service_pb2_grpc
 from weft.api.registry.v1 import key_service_pb2 as pb
-from weft.api.registry.v1 import key_service_pb2_grpc
-from weft.kernel.names import require_name
+from weft.kernel.errors import invalid_field
+from weft.kernel.names import DEFAULT_TENANT, MAX_TENANT_CHARS, require_name, require_token
+from weft.kernel.principal import DEFAULT_SCOPES, parse_scopes
 from weft.kernel.rpc import answering
 from weft.kernel.rpc_auth import caller
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+
+def key_message(key: ApiKey) -> pb.Key:
+    """A key without its secret."""
+    return pb.Key(
+        id=key.id,
+        description=key.description,
+        tenant=key.tenant,
+        scopes=key.scopes,
+        create_time=timestamp(key.created_at),
+        expire_time=timestamp(key.expires_at),
+        revoke_time=timestamp(key.revoked_at),
+        rotate_time=timestamp(key.rotated_at),
+    )
+
+
+def verifier_message(key: ApiKey) -> pb.KeyVerifier:
+    """What is needed to check a key; its description is not."""
+    return pb.KeyVerifier(
+        key=pb.Key(id=key.id, tenant=key.tenant, scopes=key.scopes, expire_time=timestamp(key.expires_at)),
+        digest=key.digest,
+        previous_digest=key.previous_digest,
+        previous_expire_time=timestamp(key.previous_expires_at),
+    )
+
+
+async def snapshot_message(pepper: bytes, keys: Sequence[ApiKey]) -> pb.WatchKeysResponse:
+    """The first response of a watch. A large one takes long; the event loop turns meanwhile."""
+    return pb.WatchKeysResponse(snapshot=pb.KeySnapshot(pepper=pepper, keys=await converted(keys, verifier_message)))
+
+
+def change_message(change: KeyChange) -> pb.WatchKeysResponse:
+    """Every later response of a watch."""
+    match change:
+        case KeyChanged(key):
+            return pb.WatchKeysResponse(changed=verifier_message(key))
+        case KeyRemoved(key_id):
+            return pb.WatchKeysResponse(removed=key_id)
+
+
+def token_message(token: JoinToken) -> join_token_service_pb2.JoinToken:
+    """A token without its secret."""
+    return join_token_service_pb2.JoinToken(
+        id=token.id,
+        description=token.description,
+        create_time=timestamp(token.created_at),
+        expire_time=timestamp(token.expires_at),
+    )
+
+
+MAX_DESCRIPTION_CHARS = 128
+
+
+def to_wish(request: pb.CreateKeyRequest) -> KeyWish:
+    """A valid CreateKey."""
+    parse_scopes(request.scopes, "scopes")
+    return KeyWish(
+        description=require_text(request.description, "description", MAX_DESCRIPTION_CHARS),
+        tenant=require_token(request.tenant or DEFAULT_TENANT, "tenant", MAX_TENANT_CHARS),
+        scopes=tuple(dict.fromkeys(request.scopes)) or DEFAULT_SCOPES,
+        lifetime=to_lifetime(request.lifetime) if request.HasField("lifetime") else None,
+    )
+
+
+def to_grace(request: pb.RotateKeyRequest, config: KeysConfig) -> timedelta | None:
+    """How long the old secret stays good; None: the caller does not say."""
+    if not request.HasField("grace"):
+        return None
+    seconds = request.grace.seconds + request.grace.nanos / 1e9
+    if not 0 <= seconds <= config.max_grace_seconds:
+        raise invalid_field("grace", f"must be 0 to {config.max_grace_seconds:.0f} seconds, or not set")
+    return timedelta(seconds=seconds)
+
+
+MAX_TOKEN_DESCRIPTION_CHARS = 128
+
+
+MIN_LIFETIME_SECONDS = 60
+
+
+MAX_LIFETIME_SECONDS = 10 * 366 * 86_400
+
+
+def to_token_wish(request: join_token_service_pb2.CreateJoinTokenRequest) -> tuple[str, timedelta | None]:
+    """Description and lifetime of a new token; raises INVALID_ARGUMENT naming the field."""
+    description = require_text(request.description, "description", MAX_TOKEN_DESCRIPTION_CHARS)
+    return description, to_lifetime(request.lifetime) if request.HasField("lifetime") else None
+
+
+def to_lifetime(lifetime: Duration) -> timedelta:
+    """How long something new is good; raises INVALID_ARGUMENT naming the field."""
+    seconds = lifetime.seconds + lifetime.nanos / 1e9
+    if not MIN_LIFETIME_SECONDS <= seconds <= MAX_LIFETIME_SECONDS:
+        raise invalid_field("lifetime", "must be 1 min to 10 years, or not set")
+    return timedelta(seconds=seconds)
 
 
 class KeyServicer(key_service_pb2_grpc.KeyServiceServicer):
@@ -65,3 +169,44 @@ class KeyServicer(key_service_pb2_grpc.KeyServiceServicer):
                 await context.write(await snapshot_message(pepper, keys))
                 async for change in watcher:
                     await context.write(change_message(change))
+
+
+class JoinTokenServicer(join_token_service_pb2_grpc.JoinTokenServiceServicer):
+    """See JoinTokenService in the contract."""
+
+    def __init__(self, tokens: JoinTokens) -> None:
+        self._tokens = tokens
+
+    async def CreateJoinToken(
+        self, request: join_token_service_pb2.CreateJoinTokenRequest, context: Context
+    ) -> join_token_service_pb2.CreateJoinTokenResponse:
+        """See the contract."""
+        async with answering(context):
+            token, text = await self._tokens.create(*to_token_wish(request))
+            return join_token_service_pb2.CreateJoinTokenResponse(join_token=token_message(token), token=text)
+
+    async def ListJoinTokens(
+        self, request: join_token_service_pb2.ListJoinTokensRequest, context: Context
+    ) -> join_token_service_pb2.ListJoinTokensResponse:
+        """See the contract."""
+        del request
+        async with answering(context):
+            tokens = [token_message(token) for token in self._tokens.newest_first()]
+            return join_token_service_pb2.ListJoinTokensResponse(join_tokens=tokens)
+
+    async def RevokeJoinToken(
+        self, request: join_token_service_pb2.RevokeJoinTokenRequest, context: Context
+    ) -> join_token_service_pb2.RevokeJoinTokenResponse:
+        """See the contract."""
+        async with answering(context):
+            await self._tokens.revoke(require_name(request.id, "id"))
+            return join_token_service_pb2.RevokeJoinTokenResponse()
+
+    async def CheckJoinToken(
+        self, request: join_token_service_pb2.CheckJoinTokenRequest, context: Context
+    ) -> join_token_service_pb2.CheckJoinTokenResponse:
+        """See the contract."""
+        async with answering(context):
+            return join_token_service_pb2.CheckJoinTokenResponse(
+                join_token=token_message(self._tokens.check(request.token))
+            )

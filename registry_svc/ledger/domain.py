@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from datetime import datetime
 
-from registry_svc.ledger.policy.leases import DeviceBook, Holder, Lease
+from registry_svc.ledger.policy.device_memory import DeviceBook
+from registry_svc.ledger.policy.leases import Holder, Lease
 from weft.gpu.sighting import DeviceSight, HostSight, ProcessId, Source
 from weft.kernel.request import Priority
 

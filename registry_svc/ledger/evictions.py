@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from registry_svc.ledger.policy.eviction import REFUSAL_KEPT_SECONDS, Ask, AskState
-from registry_svc.ledger.policy.leases import Lease
-from registry_svc.ledger.policy.memory_request import Wish
+from registry_svc.ledger.policy.leases import Lease, Wish
 from registry_svc.mesh.runner_calls import RunnerCalls, YieldAnswer, YieldRequest
 from weft.kernel.clock import Clock
 from weft.kernel.service import start_task, stop_tasks

@@ -1,11 +1,18 @@
 """The store port of the book of memory: what must outlive the registry process."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-from registry_svc.ledger.policy.leases import Grant
+from sqlalchemy import Row, delete, insert, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from registry_svc.ledger.policy.leases import Grant, Holder, HolderKind
+from registry_svc.store.database import Transactions
+from registry_svc.store.schema import lease_counter, leases
 from weft.gpu.sighting import ProcessId
+from weft.kernel.request import Priority
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,3 +51,101 @@ class LeaseStore(Protocol):
     async def remove(self, lease_ids: Sequence[str]) -> None:
         """Forget leases that are over; one that is not there is passed over."""
         ...
+
+
+_COUNTER_ID = 1
+# Databases limit the parameters of one statement, see sql.py.
+MAX_IDS_PER_STATEMENT = 1_000
+
+
+class SqlLeaseStore:
+    """See LeaseStore."""
+
+    def __init__(self, transactions: Transactions) -> None:
+        self._transactions = transactions
+
+    async def load(self) -> StoredLedger:
+        """See LeaseStore.load."""
+        async with self._transactions.transaction() as connection:
+            rows = (await connection.execute(select(leases).order_by(leases.c.fencing_number))).all()
+            last = (await connection.execute(select(lease_counter.c.last_fencing_number))).scalar_one_or_none()
+        grants = tuple(_grant_of(row) for row in rows)
+        return StoredLedger(
+            grants=grants, last_fencing_number=max([last or 0, *(each.fencing_number for each in grants)])
+        )
+
+    async def grant(self, grant: Grant) -> None:
+        """See LeaseStore.grant."""
+        async with self._transactions.transaction() as connection:
+            await connection.execute(insert(leases), [_row_of(grant)])
+            await _count(connection, grant.fencing_number)
+
+    async def save_releasing(self, lease_ids: Sequence[str]) -> None:
+        """See LeaseStore.save_releasing."""
+        async with self._transactions.transaction() as connection:
+            for some in _parts(lease_ids):
+                await connection.execute(update(leases).where(leases.c.id.in_(some)).values(releasing=True))
+
+    async def save_processes(self, lease_id: str, processes: Sequence[ProcessId]) -> None:
+        """See LeaseStore.save_processes."""
+        async with self._transactions.transaction() as connection:
+            changed = update(leases).where(leases.c.id == lease_id).values(processes=_processes_text(processes))
+            await connection.execute(changed)
+
+    async def remove(self, lease_ids: Sequence[str]) -> None:
+        """See LeaseStore.remove."""
+        async with self._transactions.transaction() as connection:
+            for some in _parts(lease_ids):
+                await connection.execute(delete(leases).where(leases.c.id.in_(some)))
+
+
+async def _count(connection: AsyncConnection, number: int) -> None:
+    counted = await connection.execute(
+        update(lease_counter).where(lease_counter.c.id == _COUNTER_ID).values(last_fencing_number=number)
+    )
+    if not counted.rowcount:
+        await connection.execute(insert(lease_counter), [{"id": _COUNTER_ID, "last_fencing_number": number}])
+
+
+def _parts(ids: Sequence[str]) -> Iterable[Sequence[str]]:
+    return (ids[start : start + MAX_IDS_PER_STATEMENT] for start in range(0, len(ids), MAX_IDS_PER_STATEMENT))
+
+
+def _processes_text(processes: Iterable[ProcessId]) -> str:
+    return json.dumps([[each.pid, each.start_ticks] for each in processes])
+
+
+def _row_of(grant: Grant) -> dict[str, Any]:
+    return {
+        "id": grant.id,
+        "fencing_number": grant.fencing_number,
+        "request_id": grant.request_id,
+        "host": grant.host,
+        "holder_kind": int(grant.holder.kind),
+        "holder_name": grant.holder.name,
+        "holder_incarnation": grant.holder.incarnation,
+        "purpose": grant.purpose,
+        "shares": json.dumps([list(share) for share in grant.shares]),
+        "processes": _processes_text(grant.processes),
+        "pinned": grant.pinned,
+        "priority": int(grant.priority),
+        "releasing": grant.releasing,
+        "created_at": grant.created_at,
+    }
+
+
+def _grant_of(row: Row[Any]) -> Grant:
+    return Grant(
+        id=row.id,
+        fencing_number=row.fencing_number,
+        request_id=row.request_id,
+        host=row.host,
+        holder=Holder(kind=HolderKind(row.holder_kind), name=row.holder_name, incarnation=row.holder_incarnation),
+        purpose=row.purpose,
+        shares=tuple((index, size) for index, size in json.loads(row.shares)),
+        processes=tuple(ProcessId(pid, start_ticks) for pid, start_ticks in json.loads(row.processes)),
+        pinned=row.pinned,
+        priority=Priority(row.priority),
+        releasing=row.releasing,
+        created_at=row.created_at,
+    )

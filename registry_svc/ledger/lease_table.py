@@ -1,21 +1,33 @@
 """All leases and all sightings, in memory. Whoever changes it has written to the store first what is durable of it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from registry_svc.ledger.holders import IsGuest, nobody
-from registry_svc.ledger.policy.lease_time import with_gone
-from registry_svc.ledger.policy.leases import Holder, HolderKind, HostBook, Lease, open_book
+from registry_svc.ledger.policy.device_memory import HostBook, open_book
+from registry_svc.ledger.policy.leases import (
+    Holder,
+    HolderKind,
+    Lease,
+    with_gone,
+)
 from weft.gpu.sighting import HostSight
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+
+IsGuest = Callable[[str], bool]
+"""By a runner's name: whether it joined over a link, so that which host it is on is its own word."""
 
 MAX_HOSTS = 10_000
 """Hosts that are remembered at once. Far more than the mesh has runners on; programs need no session to name one."""
 
 DEVICES_KEPT_SECONDS = 60.0
 """How long the devices of a host are remembered when somebody there says that it has none."""
+
+
+def nobody(_: str) -> bool:
+    """See IsGuest: there are no guests."""
+    return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,15 +18,23 @@ from registry_svc.ledger.domain import (
     Waiting,
 )
 from registry_svc.ledger.evictions import Asker
-from registry_svc.ledger.holders import IsGuest, OwnsModel, SessionOf, nobody, owns_all
 from registry_svc.ledger.lease_store import LeaseStore
-from registry_svc.ledger.lease_table import Book
-from registry_svc.ledger.policy.lease_time import is_fresh, processes_after, read_back, renewed, watched
-from registry_svc.ledger.policy.leases import Holder, HolderKind, Lease, LeaseState
-from registry_svc.ledger.policy.memory_request import Wish
+from registry_svc.ledger.lease_table import Book, IsGuest, nobody
+from registry_svc.ledger.policy.leases import (
+    Holder,
+    HolderKind,
+    Lease,
+    LeaseState,
+    Wish,
+    is_fresh,
+    processes_after,
+    read_back,
+    renewed,
+    watched,
+)
 from registry_svc.ledger.reconciler import Settler
-from registry_svc.ledger.wait_queue import Line, Waiter
-from registry_svc.ledger.waiting import require_place, require_possible
+from registry_svc.ledger.wait_queue import Line, Waiter, require_place, require_possible
+from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.policy.unowned import UnownedModel
 from registry_svc.mesh.runner_calls import RunnerCalls
 from registry_svc.writer import SingleWriter
@@ -35,6 +43,49 @@ from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.service import start_critical, stop_tasks
+
+SessionOf = Callable[[str], tuple[str, str] | None]
+"""By a runner's name: its session id and its present incarnation; None: there is no such runner."""
+
+
+OwnsModel = Callable[[str, str], bool]
+"""By a runner's name and a model's: whether the runner publishes the model, so that its memory has an owner."""
+
+
+def owns_all(_runner: str, _model: str) -> bool:
+    """See OwnsModel: every lease has an owner."""
+    return True
+
+
+def owners_of(core: RegistryCore) -> OwnsModel:
+    """Looks up whether a runner, active or not, publishes a model."""
+
+    def owns_model(runner: str, model: str) -> bool:
+        member = core.mesh.of_runner(runner)
+        return member is not None and (not model or model in member.publications)
+
+    return owns_model
+
+
+def sessions_of(core: RegistryCore) -> SessionOf:
+    """Looks a runner's session id and present incarnation up, whether it is active or not."""
+
+    def session_of(runner: str) -> tuple[str, str] | None:
+        member = core.mesh.of_runner(runner)
+        return None if member is None else (member.session.id, member.session.incarnation)
+
+    return session_of
+
+
+def guests_of(core: RegistryCore) -> IsGuest:
+    """Whether a runner that is known, active or not, joined over a link."""
+
+    def is_guest(runner: str) -> bool:
+        member = core.mesh.of_runner(runner)
+        return member is not None and member.profile.dial_out
+
+    return is_guest
+
 
 log = structlog.get_logger("weft.registry.ledger")
 

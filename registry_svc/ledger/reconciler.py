@@ -10,12 +10,20 @@ from registry_svc.ledger.evictions import Asker
 from registry_svc.ledger.lease_store import LeaseStore
 from registry_svc.ledger.lease_table import Book
 from registry_svc.ledger.policy.eviction import Reclaim
-from registry_svc.ledger.policy.lease_time import is_forgotten, is_orphaned, is_over, orphaned, released
-from registry_svc.ledger.policy.leases import Grant, Lease, LeaseState, Shares
-from registry_svc.ledger.policy.memory_request import Wish
+from registry_svc.ledger.policy.leases import (
+    Grant,
+    Lease,
+    LeaseState,
+    Shares,
+    Wish,
+    is_forgotten,
+    is_orphaned,
+    is_over,
+    orphaned,
+    released,
+)
 from registry_svc.ledger.policy.wait_queue import LinePlan, plan_line
-from registry_svc.ledger.wait_queue import Line
-from registry_svc.ledger.waiting import waited_in_vain, waiting_for
+from registry_svc.ledger.wait_queue import Line, waited_in_vain, waiting_for
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 

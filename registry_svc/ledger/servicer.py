@@ -1,28 +1,292 @@
 """The book of accelerator memory."""
 
-# ruff: noqa: N802 - the methods are called as in the contract
-
+from collections.abc import Sequence
 from contextlib import aclosing
+from datetime import UTC, datetime
 from typing import Any
 
 import grpc
+from google.protobuf import duration_pb2, timestamp_pb2
 
-from registry_svc.ledger.ledger import Ledger
-from registry_svc.ledger.messages import acquire_message, host_message, renewed_message
-from registry_svc.ledger.policy.leases import Holder, HolderKind
-from registry_svc.ledger.requests import (
-    earlier_lives_of,
-    host_filter_of,
-    memory_request_of,
-    release_of,
-    renewal_of,
+from registry_svc.config import LedgerConfig
+from registry_svc.ledger.domain import (
+    DeviceMemory,
+    Granted,
+    HostMemory,
+    LeaseUse,
+    MemoryRequest,
+    Renewal,
+    Renewed,
+    Waiting,
 )
-from registry_svc.mesh.messages import timestamp
-from weft.api.registry.v1 import lease_service_pb2, lease_service_pb2_grpc
+from registry_svc.ledger.ledger import Ledger
+from registry_svc.ledger.policy.leases import Holder, HolderKind
+from registry_svc.store.schema import MAX_PURPOSE_CHARS
+from registry_svc.wire_values import (
+    duration_message,
+    require_at_most,
+    require_count,
+    require_range,
+    require_text,
+    timestamp,
+)
+from weft.api.common.v1 import priority_pb2
+from weft.api.registry.v1 import lease_pb2, lease_service_pb2, lease_service_pb2_grpc
+from weft.gpu.messages import MAX_DEVICE_BYTES, MAX_DEVICES, MAX_HOST_CHARS, process_id_from, sight_from
+from weft.gpu.sighting import DeviceSight
 from weft.kernel.clock import Clock
+from weft.kernel.errors import invalid_field
+from weft.kernel.names import MAX_NAME_CHARS, MAX_REQUEST_ID_CHARS, require_name, require_token
 from weft.kernel.principal import MESH_ACCESS
+from weft.kernel.request import CALLER_BANDS, Priority
 from weft.kernel.rpc import answering
 from weft.kernel.rpc_auth import caller
+
+MAX_ID_CHARS = 128
+MAX_LEASES_PER_RENEWAL = 1_024
+MAX_PROCESSES_PER_LEASE = 256
+MAX_BYTES = MAX_DEVICES * MAX_DEVICE_BYTES
+"""1 PiB: more memory than any host has, and sums of it stay exact everywhere."""
+MAX_WAIT_SECONDS = 86_400.0
+
+
+def memory_request_of(request: lease_service_pb2.AcquireLeaseRequest) -> MemoryRequest:
+    """A valid AcquireLease; raises INVALID_ARGUMENT naming the field."""
+    require_at_most(request.device_indexes, "device_indexes", MAX_DEVICES)
+    for position, index in enumerate(request.device_indexes):
+        _require_device_index(index, f"device_indexes[{position}]")
+    if len(set(request.device_indexes)) < len(request.device_indexes):
+        raise invalid_field("device_indexes", "must not name a device twice")
+    if not 0 <= request.max_devices <= MAX_DEVICES:
+        raise invalid_field("max_devices", f"must be 0 to {MAX_DEVICES}")
+    if not request.purpose:
+        raise invalid_field("purpose", "must say what the memory is for")
+    holder = holder_of(request.holder, "holder")
+    return MemoryRequest(
+        request_id=require_token(request.request_id, "request_id", MAX_REQUEST_ID_CHARS),
+        holder=holder,
+        session_id=_session_of(request.session_id),
+        purpose=_purpose_of(request.purpose, holder),
+        sight=sight_from(request.sighting, "sighting"),
+        size=_size(request.bytes, "bytes"),
+        device_indexes=frozenset(request.device_indexes),
+        max_devices=request.max_devices,
+        priority=_priority_of(request.priority, "priority", holder),
+        max_wait_seconds=_wait_of(request.max_wait) if request.HasField("max_wait") else None,
+        pinned=request.pinned,
+    )
+
+
+def renewal_of(request: lease_service_pb2.RenewLeasesRequest) -> Renewal:
+    """A valid RenewLeases; raises INVALID_ARGUMENT naming the field."""
+    require_at_most(request.leases, "leases", MAX_LEASES_PER_RENEWAL)
+    holder = holder_of(request.holder, "holder")
+    uses = tuple(_use_of(use, f"leases[{index}]", holder) for index, use in enumerate(request.leases))
+    _require_once([use.lease_id for use in uses], "leases", "lease_id")
+    return Renewal(
+        holder=holder,
+        session_id=_session_of(request.session_id),
+        uses=uses,
+        sight=sight_from(request.sighting, "sighting"),
+    )
+
+
+def release_of(request: lease_service_pb2.ReleaseLeaseRequest) -> tuple[Holder, str, str, int]:
+    """Holder, session id, lease id and fencing number; raises INVALID_ARGUMENT naming the field."""
+    return (
+        holder_of(request.holder, "holder"),
+        _session_of(request.session_id),
+        require_token(request.lease_id, "lease_id", MAX_ID_CHARS),
+        require_count(request.fencing_number, "fencing_number"),
+    )
+
+
+def earlier_lives_of(request: lease_service_pb2.ReleaseEarlierLivesRequest) -> tuple[Holder, str]:
+    """Holder and session id; raises INVALID_ARGUMENT naming the field."""
+    return holder_of(request.holder, "holder"), _session_of(request.session_id)
+
+
+def host_filter_of(request: lease_service_pb2.ListHostMemoryRequest) -> str:
+    """One host or, empty, all; raises INVALID_ARGUMENT naming the field."""
+    return require_text(request.host, "host", MAX_HOST_CHARS)
+
+
+def holder_of(holder: lease_pb2.LeaseHolder, field: str) -> Holder:
+    """A valid holder; raises INVALID_ARGUMENT naming what is wrong below `field`."""
+    if holder.kind not in {kind.value for kind in HolderKind}:
+        raise invalid_field(f"{field}.kind", "must be a runner or a program")
+    kind = HolderKind(holder.kind)
+    if kind is HolderKind.RUNNER:
+        name = require_name(holder.name, f"{field}.name")
+    else:
+        name = _filled_text(holder.name, f"{field}.name", MAX_NAME_CHARS)
+    incarnation = require_token(holder.incarnation, f"{field}.incarnation", MAX_ID_CHARS)
+    return Holder(kind=kind, name=name, incarnation=incarnation)
+
+
+def _use_of(use: lease_service_pb2.LeaseUse, field: str, holder: Holder) -> LeaseUse:
+    require_at_most(use.processes, f"{field}.processes", MAX_PROCESSES_PER_LEASE)
+    processes = [process_id_from(each, f"{field}.processes[{index}]") for index, each in enumerate(use.processes)]
+    _require_once(processes, f"{field}.processes", "pid")
+    return LeaseUse(
+        lease_id=require_token(use.lease_id, f"{field}.lease_id", MAX_ID_CHARS),
+        fencing_number=require_count(use.fencing_number, f"{field}.fencing_number"),
+        processes=frozenset(processes),
+        filled=use.filled,
+        active_requests=require_count(use.active_requests, f"{field}.active_requests"),
+        priority=_priority_of(use.priority, f"{field}.priority", holder),
+        pinned=use.pinned,
+        last_used_at=(
+            _moment_of(use.last_used_time, f"{field}.last_used_time") if use.HasField("last_used_time") else None
+        ),
+    )
+
+
+def _priority_of(priority: priority_pb2.Priority.ValueType, field: str, holder: Holder) -> Priority:
+    """Only a runner works for the mesh itself, or for durable tasks: no program is of the mesh's own bands."""
+    band = Priority.from_wire(priority)
+    if band is None or (band not in CALLER_BANDS and holder.kind is not HolderKind.RUNNER):
+        raise invalid_field(field, "must be high, normal or low")
+    return band
+
+
+def _moment_of(moment: timestamp_pb2.Timestamp, field: str) -> datetime:
+    try:
+        return moment.ToDatetime(tzinfo=UTC)
+    except (ValueError, OverflowError):
+        raise invalid_field(field, "must be a moment between the years 1 and 9999") from None
+
+
+def _wait_of(wait: duration_pb2.Duration) -> float:
+    return require_range(wait.seconds + wait.nanos / 1e9, "max_wait", 0.0, MAX_WAIT_SECONDS)
+
+
+def _session_of(session_id: str) -> str:
+    return require_token(session_id, "session_id", MAX_ID_CHARS) if session_id else ""
+
+
+def _purpose_of(purpose: str, holder: Holder) -> str:
+    # A runner is asked by this name to give the model up.
+    if holder.kind is HolderKind.RUNNER:
+        return require_name(purpose, "purpose")
+    return require_text(purpose, "purpose", MAX_PURPOSE_CHARS)
+
+
+def _filled_text(text: str, field: str, max_chars: int) -> str:
+    if not text:
+        raise invalid_field(field, "must not be empty")
+    return require_text(text, field, max_chars)
+
+
+def _require_device_index(index: int, field: str) -> None:
+    if not 0 <= index < MAX_DEVICES:
+        raise invalid_field(field, f"must be 0 to {MAX_DEVICES - 1}")
+
+
+def _size(size: int, field: str) -> int:
+    if not 1 <= size <= MAX_BYTES:
+        raise invalid_field(field, f"must be 1 to {MAX_BYTES} bytes")
+    return size
+
+
+def _require_once(items: Sequence[object], field: str, member: str) -> None:
+    seen: set[object] = set()
+    for index, item in enumerate(items):
+        if item in seen:
+            raise invalid_field(f"{field}[{index}].{member}", "must not appear twice")
+        seen.add(item)
+
+
+def acquire_message(word: Waiting | Granted, config: LedgerConfig) -> lease_service_pb2.AcquireLeaseResponse:
+    """One word to somebody who asked for memory."""
+    if isinstance(word, Waiting):
+        waiting = lease_service_pb2.WaitingForMemory(
+            detail=word.detail, needed_bytes=word.needed, free_bytes=word.free, holders=word.holders
+        )
+        return lease_service_pb2.AcquireLeaseResponse(waiting=waiting)
+    granted = lease_service_pb2.GrantedLease(
+        lease=lease_message(word),
+        time_to_live=duration_message(config.lease_time_to_live_seconds),
+        renew_interval=duration_message(config.renew_interval_seconds),
+    )
+    return lease_service_pb2.AcquireLeaseResponse(granted=granted)
+
+
+def renewed_message(renewed: Renewed) -> lease_service_pb2.RenewLeasesResponse:
+    """What is left of somebody's leases."""
+    return lease_service_pb2.RenewLeasesResponse(
+        lost_lease_ids=renewed.lost_lease_ids,
+        watched_processes=[lease_pb2.ProcessId(pid=each.pid, start_ticks=each.start_ticks) for each in renewed.watched],
+        next_within=duration_message(renewed.next_within_seconds),
+    )
+
+
+def host_message(host: HostMemory) -> lease_service_pb2.HostMemory:
+    """One host."""
+    sighting_time = timestamp_pb2.Timestamp()
+    sighting_time.FromDatetime(host.seen_at)
+    return lease_service_pb2.HostMemory(
+        host=host.host,
+        source=lease_pb2.HostSighting.Source.ValueType(host.source.value),
+        sighting_time=sighting_time,
+        devices=[_device_memory_message(device) for device in host.devices],
+        leases=[lease_message(lease) for lease in host.leases],
+        waiting_count=host.waiting_count,
+    )
+
+
+def lease_message(granted: Granted) -> lease_pb2.Lease:
+    """One lease."""
+    lease, grant = granted.lease, granted.lease.grant
+    message = lease_pb2.Lease(
+        lease_id=grant.id,
+        fencing_number=grant.fencing_number,
+        host=grant.host,
+        holder=_holder_message(grant.holder),
+        purpose=grant.purpose,
+        shares=[lease_pb2.DeviceBytes(device_index=index, bytes=size) for index, size in grant.shares],
+        state=lease_pb2.Lease.State.ValueType(lease.state.value),
+        priority=priority_pb2.Priority.ValueType(lease.priority.wire),
+        pinned=lease.pinned,
+        active_requests=lease.active_requests,
+        seen_bytes=granted.seen,
+        unowned=granted.unowned,
+    )
+    message.create_time.FromDatetime(grant.created_at)
+    if lease.last_used_at is not None:
+        message.last_used_time.FromDatetime(lease.last_used_at)
+    return message
+
+
+def _holder_message(holder: Holder) -> lease_pb2.LeaseHolder:
+    return lease_pb2.LeaseHolder(
+        kind=lease_pb2.LeaseHolder.Kind.ValueType(holder.kind.value), name=holder.name, incarnation=holder.incarnation
+    )
+
+
+def _device_memory_message(device: DeviceMemory) -> lease_service_pb2.DeviceMemory:
+    return lease_service_pb2.DeviceMemory(
+        device=_device_message(device.sight),
+        booked_bytes=device.book.booked,
+        foreign_bytes=device.book.foreign,
+        free_bytes=device.book.free,
+        margin_bytes=device.book.margin,
+    )
+
+
+def _device_message(device: DeviceSight) -> lease_pb2.Device:
+    return lease_pb2.Device(
+        index=device.index,
+        id=device.id,
+        name=device.name,
+        total_bytes=device.total_bytes,
+        used_bytes=device.used_bytes,
+        utilization=device.utilization,
+    )
+
+
+# ruff: noqa: N802 - the methods are called as in the contract
+
 
 Context = grpc.aio.ServicerContext[Any, Any]
 

@@ -1,13 +1,15 @@
 """Who waits for memory, and how they are told."""
 
 import asyncio
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from registry_svc.ledger.domain import Waiting
-from registry_svc.ledger.policy.leases import Lease
-from registry_svc.ledger.policy.memory_request import Wish
+from registry_svc.ledger.policy.device_memory import HostBook, largest_lease
+from registry_svc.ledger.policy.leases import Holder, HolderKind, Lease, LeaseState, Wish
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft.kernel.units import size_words
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -83,3 +85,89 @@ class Line:
         """Step out with an outcome."""
         self.leave(waiter)
         waiter.finish(outcome)
+
+
+MAX_HOLDERS = 16
+MAX_LEASES_PER_HOLDER = 1_024
+"""Leases and waits of one runner, or of one life of a program: as many as one renewal may name."""
+
+_RETRY_AFTER_SECONDS = 5.0
+
+
+def waiting_for(wish: Wish, book: HostBook, leases: Sequence[Lease], ahead: int) -> Waiting:
+    """What `wish` waits for at this moment, with so many before it in line."""
+    among = wish.devices_among(book.devices)
+    devices = [book.devices[index] for index in sorted(among)]
+    holders = [lease for lease in leases if any(index in among for index, _ in lease.grant.shares)][:MAX_HOLDERS]
+    words = [f"{lease.grant.purpose} ({_doing(lease)})" for lease in holders]
+    foreign = sum(device.foreign or 0 for device in devices)
+    if foreign:
+        words.append(f"processes without a lease ({size_words(foreign)})")
+    free = sum(device.free for device in devices)
+    rest = f", held by {', '.join(words)}" if words else ""
+    line = f"; {ahead} before it in line" if ahead else ""
+    return Waiting(
+        detail=f"needs {size_words(wish.size)} on {wish.host}, {size_words(free)} free{rest}{line}",
+        needed=wish.size,
+        free=free,
+        holders=tuple(lease.grant.purpose for lease in holders),
+    )
+
+
+def waited_in_vain(wish: Wish, word: Waiting | None) -> WeftError:
+    """The error of a wait that became too long."""
+    detail = f"needs {size_words(wish.size)} on {wish.host}" if word is None else word.detail
+    return WeftError(
+        Reason.INSUFFICIENT_MEMORY,
+        f"{wish.purpose} {detail}; the wait for it became too long",
+        metadata={"host": wish.host, "needed_bytes": str(wish.size)},
+        retry_after_seconds=_RETRY_AFTER_SECONDS,
+    )
+
+
+def require_possible(wish: Wish, book: HostBook) -> None:
+    """Raise INSUFFICIENT_MEMORY for what could not fit even if nobody held anything."""
+    devices = [book.devices[index] for index in sorted(wish.devices_among(book.devices))]
+    most = largest_lease(devices, wish.max_devices)
+    if wish.size > most:
+        count = min(len(devices), wish.max_devices or len(devices))
+        raise WeftError(
+            Reason.INSUFFICIENT_MEMORY,
+            f"{wish.purpose} needs {size_words(wish.size)}, but {wish.host} can give at most {size_words(most)} on "
+            f"{count} of its devices even when they are empty; use a smaller model or context, or allow more devices",
+            metadata={"host": wish.host, "needed_bytes": str(wish.size), "most_bytes": str(most)},
+        )
+
+
+def _doing(lease: Lease) -> str:
+    match lease.state:
+        case LeaseState.RELEASING:
+            return "unloading"
+        case LeaseState.ORPHANED:
+            return "not heard of"
+    if lease.grant.holder.kind is HolderKind.PROGRAM:
+        return "program"
+    if lease.pinned:
+        return "pinned"
+    if not lease.filled:
+        return "loading"
+    return "busy" if lease.active_requests else "idle"
+
+
+def require_place(holder: Holder, holders: Iterable[Holder]) -> None:
+    """Raise TOO_MANY_RESOURCES when a holder has or waits for as many leases as one may: others need some too.
+
+    `holders`: of every lease and of every wait.
+    """
+    if sum(_is_one(each, holder) for each in holders) >= MAX_LEASES_PER_HOLDER:
+        raise WeftError(
+            Reason.TOO_MANY_RESOURCES,
+            f"{holder.name} has or waits for {MAX_LEASES_PER_HOLDER} leases, the most for one holder; release some",
+        )
+
+
+def _is_one(holder: Holder, other: Holder) -> bool:
+    """Whether they are one runner, in whichever life, or one life of a program: many programs may share a name."""
+    if holder.kind is HolderKind.PROGRAM:
+        return holder == other
+    return (holder.kind, holder.name) == (other.kind, other.name)

@@ -9,34 +9,33 @@ import structlog
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.domain import (
     AgentManifest,
+    Applied,
+    Batch,
     DeclaredAgent,
     DeclaredModel,
     DeclaredRoute,
     EventReason,
     Happening,
     Kind,
+    ModelDeclaration,
+    Outcome,
+    PoolDeclaration,
     RouteManifest,
+    RunnerDeclaration,
 )
 from registry_svc.mesh.policy.declarations import (
     decide_agent,
     decide_model,
     decide_route,
     in_use,
+    require_candidates,
+    require_target,
     still_loaded,
 )
 from registry_svc.mesh.policy.events import of_rows
 from registry_svc.mesh.policy.limits import require_room
 from registry_svc.mesh.policy.namespace import require_free
-from registry_svc.mesh.policy.targets import require_candidates, require_target
 from registry_svc.mesh.policy.unowned import is_loaded
-from registry_svc.mesh.wanted import (
-    Applied,
-    Batch,
-    ModelDeclaration,
-    Outcome,
-    PoolDeclaration,
-    RunnerDeclaration,
-)
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 

@@ -8,10 +8,41 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum, IntEnum
 
-from registry_svc.mesh.behaviour import NO_BEHAVIOUR, AgentBehaviour
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Skill
 from weft.wake.recipes import WakePlan
+
+
+class Repetition(Enum):
+    """What happens to an answer that repeats itself."""
+
+    OFF = "off"
+    WARN = "warn"
+    KILL = "kill"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentBehaviour:
+    """All of it is off unless the agent asks for it, so that the value without arguments is an agent without any."""
+
+    platform_prompt: bool = False
+    """Whether the conversation begins with the platform's own system prompt."""
+    tools: tuple[str, ...] = ()
+    """Tools that the mesh runs for the model, by the names of the runner's configuration."""
+    max_tool_iterations: int | None = None
+    """How many times the model may be asked again with results of tools; None: the runner's own limit."""
+    signals: tuple[str, ...] = ()
+    """Control signals that the model may raise."""
+    stop_on_decision_request: bool = True
+    """Whether a signal that asks for a decision ends the answer."""
+    repetition: Repetition | None = None
+    """None: the model's own setting."""
+    parse_text_tool_calls: bool = True
+    """Whether calls that the model writes as text count as calls."""
+
+
+NO_BEHAVIOUR = AgentBehaviour()
+"""Of an agent that asks for nothing."""
 
 
 class Phase(IntEnum):
@@ -419,3 +450,60 @@ class Heartbeat:
     sequence: int
     capability: Capability | None
     """None: a bare sign of life, the last report stands."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelDeclaration:
+    """The wanted state of a public model."""
+
+    manifest: Manifest
+    runner: str
+    """The one runner that may serve it; empty: any."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerDeclaration:
+    """A runner that is said to be there."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolDeclaration:
+    """A pool that is said to be there."""
+
+    name: str
+    members: tuple[str, ...]
+    """Empty: whoever they are."""
+
+
+Declaration = ModelDeclaration | AgentManifest | RouteManifest | RunnerDeclaration | PoolDeclaration
+
+
+class Outcome(IntEnum):
+    """What became of a declaration; numbers as in `registry.v1.ApplyResult.Outcome`."""
+
+    CREATED = 1
+    CONFIGURED = 2
+    UNCHANGED = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """What became of one declaration."""
+
+    kind: Kind
+    name: str
+    outcome: Outcome
+    before: Declaration | None
+    """None: it did not exist."""
+    after: Declaration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """A validated Apply: declarations in their order, no two of one name."""
+
+    declarations: tuple[Declaration, ...]
+    dry_run: bool
+    adopt: bool

@@ -3,20 +3,63 @@
 import json
 import re
 from collections.abc import Sequence
+from ipaddress import AddressValueError, IPv4Address
+from urllib.parse import urlsplit
 
 from google.protobuf import duration_pb2, json_format
 
-from registry_svc.checks import require_count, require_unique, require_words
-from registry_svc.mesh.behaviour_messages import to_behaviour
-from registry_svc.mesh.domain import AgentManifest, Manifest, RouteManifest
-from registry_svc.mesh.wakes import to_wake
-from weft.api.common.v1 import sampling_pb2
-from weft.api.registry.v1 import agent_pb2, model_pb2, route_pb2
-from weft.dispatch.parameter_checks import check_sampling
+from registry_svc.mesh.domain import NO_BEHAVIOUR, AgentBehaviour, AgentManifest, Manifest, Repetition, RouteManifest
+from registry_svc.wire_values import duration_message, require_count, require_range, require_unique, require_words
+from weft.api.common.v1 import agent_behaviour_pb2, sampling_pb2
+from weft.api.registry.v1 import agent_pb2, model_pb2, route_pb2, wake_pb2
+from weft.dispatch.parameter_checks import check_behaviour, check_sampling
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import require_name
 from weft.kernel.request import Operation, Skill
 from weft.kernel.units import keep_alive_seconds
+from weft.wake.messages import plan_message, plan_of
+from weft.wake.recipes import MAX_WAIT_SECONDS, WakePlan
+
+_POLICIES: dict[Repetition, agent_behaviour_pb2.RepetitionPolicy.ValueType] = {
+    Repetition.OFF: agent_behaviour_pb2.REPETITION_POLICY_OFF,
+    Repetition.WARN: agent_behaviour_pb2.REPETITION_POLICY_WARN,
+    Repetition.KILL: agent_behaviour_pb2.REPETITION_POLICY_KILL,
+}
+_REPETITIONS: dict[int, Repetition] = {number: repetition for repetition, number in _POLICIES.items()}
+
+
+def to_behaviour(message: agent_behaviour_pb2.AgentBehaviour, field: str) -> AgentBehaviour:
+    """A valid behaviour, where absent and default are one; raises INVALID_ARGUMENT naming the part below `field`."""
+    check_behaviour(message, field)
+    return AgentBehaviour(
+        platform_prompt=message.platform_prompt,
+        tools=tuple(message.tools),
+        max_tool_iterations=message.max_tool_iterations if message.HasField("max_tool_iterations") else None,
+        signals=tuple(message.signals),
+        stop_on_decision_request=message.stop_on_decision_request or not message.HasField("stop_on_decision_request"),
+        repetition=_REPETITIONS.get(message.repetition_policy),
+        parse_text_tool_calls=message.parse_text_tool_calls or not message.HasField("parse_text_tool_calls"),
+    )
+
+
+def behaviour_message(behaviour: AgentBehaviour) -> agent_behaviour_pb2.AgentBehaviour | None:
+    """A behaviour on the wire, without what is as it would be anyway; None for none at all."""
+    if behaviour == NO_BEHAVIOUR:
+        return None
+    message = agent_behaviour_pb2.AgentBehaviour(
+        platform_prompt=behaviour.platform_prompt,
+        tools=behaviour.tools,
+        max_tool_iterations=behaviour.max_tool_iterations,
+        signals=behaviour.signals,
+    )
+    if not behaviour.stop_on_decision_request:
+        message.stop_on_decision_request = False
+    if behaviour.repetition is not None:
+        message.repetition_policy = _POLICIES[behaviour.repetition]
+    if not behaviour.parse_text_tool_calls:
+        message.parse_text_tool_calls = False
+    return message
+
 
 MAX_DESCRIPTION_CHARS = 1_024
 MAX_SYSTEM_PROMPT_CHARS = 65_536
@@ -105,3 +148,152 @@ def _params(params: sampling_pb2.SamplingParams, field: str) -> str:
     """Checked, and as proto JSON with sorted keys, so that equal parameters are equal texts."""
     check_sampling(params, field)
     return json.dumps(json_format.MessageToDict(params), sort_keys=True, separators=(",", ":"))
+
+
+def manifest_message(manifest: Manifest) -> model_pb2.ModelManifest:
+    """What is said of a model."""
+    return model_pb2.ModelManifest(
+        name=manifest.name,
+        pool_name=manifest.pool_name,
+        operations=[model_pb2.ModelOperation.ValueType(operation.value) for operation in manifest.operations],
+        context_tokens=manifest.context_tokens,
+        digest=manifest.digest,
+        remote=manifest.remote,
+        wake=None if manifest.wake is None else plan_message(manifest.wake),
+        skills=[model_pb2.ModelSkill.ValueType(skill.value) for skill in manifest.skills],
+    )
+
+
+def agent_manifest_message(manifest: AgentManifest) -> agent_pb2.AgentManifest:
+    """What is said of an agent."""
+    message = agent_pb2.AgentManifest(
+        name=manifest.name,
+        description=manifest.description,
+        system_prompt=manifest.system_prompt,
+        behaviour=behaviour_message(manifest.behaviour),
+    )
+    if manifest.targets_pool:
+        message.pool = manifest.target
+    else:
+        message.model = manifest.target
+    params = json.loads(manifest.default_params or "{}")
+    if params:
+        json_format.ParseDict(params, message.default_params, ignore_unknown_fields=True)
+    return message
+
+
+def route_manifest_message(manifest: RouteManifest) -> route_pb2.RouteManifest:
+    """What is said of a route."""
+    return route_pb2.RouteManifest(
+        name=manifest.name,
+        description=manifest.description,
+        candidates=manifest.candidates,
+        budget=None if manifest.budget_seconds is None else duration_message(manifest.budget_seconds),
+        keep_alive=None if manifest.keep_alive_seconds is None else duration_message(manifest.keep_alive_seconds),
+        pin_primary=manifest.pin_primary,
+    )
+
+
+MIN_WAIT_SECONDS = 1.0
+MAX_URL_CHARS = 2_048
+MAX_HEADERS = 32
+MAX_HEADER_NAME_CHARS = 128
+MAX_HEADER_VALUE_CHARS = 4_096
+MAX_ARGUMENTS = 64
+MAX_ARGUMENT_CHARS = 4_096
+MAX_PORT = 65_535
+
+_METHODS = frozenset({"", "GET", "POST", "PUT", "PATCH", "DELETE"})
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_MAC_ADDRESS = re.compile(r"[0-9A-Fa-f]{2}([:-][0-9A-Fa-f]{2}){5}")
+
+
+def to_wake(wake: wake_pb2.Wake, field: str, *, published: bool) -> WakePlan:
+    """A valid wake plan; raises INVALID_ARGUMENT naming the field. `published`: a runner says it, not an operator."""
+    if wake.HasField("max_wait"):
+        seconds = wake.max_wait.seconds + wake.max_wait.nanos / 1e9
+        require_range(seconds, f"{field}.max_wait", MIN_WAIT_SECONDS, MAX_WAIT_SECONDS)
+    if wake.HasField("by_mesh"):
+        _check_recipe(wake.by_mesh, f"{field}.by_mesh", published=published)
+    elif not wake.by_runner:
+        raise invalid_field(field, "must say who wakes it: by_runner, by_mesh or both")
+    return plan_of(wake)
+
+
+def _check_recipe(recipe: wake_pb2.WakeRecipe, field: str, *, published: bool) -> None:
+    match recipe.WhichOneof("action"):
+        case "http":
+            _check_http(recipe.http, f"{field}.http")
+            # A router would fill them in: whoever may publish a model could have its secrets sent to any URL.
+            if published and any("${" in value for value in recipe.http.headers.values()):
+                raise invalid_field(
+                    f"{field}.http.headers",
+                    "a runner may not use the routers' variables; an operator must declare this recipe with apply",
+                )
+        case "command":
+            # A router would run it: whoever may publish a model could run programs on another machine.
+            if published:
+                raise invalid_field(
+                    f"{field}.command",
+                    "a runner may not have routers run a program; an operator must declare this recipe with apply",
+                )
+            _check_command(recipe.command, f"{field}.command")
+        case "wake_on_lan":
+            _check_wake_on_lan(recipe.wake_on_lan, f"{field}.wake_on_lan")
+        case _:
+            raise invalid_field(field, "must be one of http, command and wake_on_lan")
+
+
+def _check_http(action: wake_pb2.HttpAction, field: str) -> None:
+    if not _is_web_url(action.url):
+        raise invalid_field(f"{field}.url", f"must be an http or https URL of at most {MAX_URL_CHARS} characters")
+    if action.method not in _METHODS:
+        raise invalid_field(f"{field}.method", "must be GET, POST, PUT, PATCH or DELETE, or empty")
+    if len(action.headers) > MAX_HEADERS:
+        raise invalid_field(f"{field}.headers", f"at most {MAX_HEADERS}")
+    for name, value in action.headers.items():
+        if len(name) > MAX_HEADER_NAME_CHARS or _HEADER_NAME.fullmatch(name) is None:
+            raise invalid_field(f"{field}.headers", f"names must be tokens of 1 to {MAX_HEADER_NAME_CHARS} characters")
+        if len(value) > MAX_HEADER_VALUE_CHARS or not value.isprintable():
+            raise invalid_field(
+                f"{field}.headers[{name}]",
+                f"must be at most {MAX_HEADER_VALUE_CHARS} characters, without line breaks and control characters",
+            )
+
+
+def _is_web_url(url: str) -> bool:
+    if len(url) > MAX_URL_CHARS or not url.isprintable() or " " in url:
+        return False
+    try:
+        parts = urlsplit(url)
+        parts.port  # noqa: B018 - raises ValueError when it is none
+    except ValueError:
+        return False
+    return parts.scheme in {"http", "https"} and bool(parts.hostname)
+
+
+def _check_command(action: wake_pb2.CommandAction, field: str) -> None:
+    if not 1 <= len(action.argv) <= MAX_ARGUMENTS or not action.argv[0]:
+        raise invalid_field(f"{field}.argv", f"must be a program and its arguments, 1 to {MAX_ARGUMENTS} in all")
+    for index, argument in enumerate(action.argv):
+        if len(argument) > MAX_ARGUMENT_CHARS or "\0" in argument:
+            raise invalid_field(
+                f"{field}.argv[{index}]", f"must be at most {MAX_ARGUMENT_CHARS} characters, none of them NUL"
+            )
+
+
+def _check_wake_on_lan(action: wake_pb2.WakeOnLanAction, field: str) -> None:
+    if _MAC_ADDRESS.fullmatch(action.mac_address) is None:
+        raise invalid_field(f"{field}.mac_address", "must be six pairs of hex digits joined by ':' or '-'")
+    if action.broadcast_address and not _is_ipv4(action.broadcast_address):
+        raise invalid_field(f"{field}.broadcast_address", "must be an IPv4 address, or empty")
+    if not 0 <= action.port <= MAX_PORT:
+        raise invalid_field(f"{field}.port", f"must be 0 to {MAX_PORT}")
+
+
+def _is_ipv4(text: str) -> bool:
+    try:
+        IPv4Address(text)
+    except AddressValueError:
+        return False
+    return True

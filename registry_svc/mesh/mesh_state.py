@@ -5,17 +5,6 @@ Plain bookkeeping: no awaiting, no clock, no storage. Roster and declarations de
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from registry_svc.mesh.changes import (
-    AgentChanged,
-    AgentDeleted,
-    Change,
-    ModelChanged,
-    ModelDeleted,
-    RouteChanged,
-    RouteDeleted,
-    RunnerChanged,
-    RunnerDeleted,
-)
 from registry_svc.mesh.domain import (
     Agent,
     AgentManifest,
@@ -30,7 +19,8 @@ from registry_svc.mesh.domain import (
     Publication,
     Route,
 )
-from registry_svc.mesh.ladders import RouteIndex
+from registry_svc.mesh.indexes import ManifestSizes, PoolIndex, RouteIndex, TargetIndex
+from registry_svc.mesh.policy.declarations import Target
 from registry_svc.mesh.policy.namespace import Claim, Owner
 from registry_svc.mesh.policy.overlay import (
     may_serve,
@@ -39,11 +29,18 @@ from registry_svc.mesh.policy.overlay import (
     virtual_agent,
     virtual_model,
 )
-from registry_svc.mesh.policy.targets import Target
-from registry_svc.mesh.pools import PoolIndex
 from registry_svc.mesh.session_state import Member
-from registry_svc.mesh.sizes import ManifestSizes
-from registry_svc.mesh.targets import TargetIndex
+from registry_svc.mesh.watch import (
+    AgentChanged,
+    AgentDeleted,
+    Change,
+    ModelChanged,
+    ModelDeleted,
+    RouteChanged,
+    RouteDeleted,
+    RunnerChanged,
+    RunnerDeleted,
+)
 
 
 class Mesh:

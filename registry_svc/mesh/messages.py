@@ -1,16 +1,26 @@
 """From the domain to the wire."""
 
 import asyncio
-import json
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import TypeVar
 
-from google.protobuf import duration_pb2, json_format, timestamp_pb2
-
 from registry_svc.config import RegistryConfig
-from registry_svc.mesh.behaviour_messages import behaviour_message
-from registry_svc.mesh.changes import (
+from registry_svc.mesh.domain import (
+    Agent,
+    Event,
+    Instance,
+    Kind,
+    MeshSettings,
+    Model,
+    Pool,
+    Route,
+    Runner,
+    Session,
+    Status,
+)
+from registry_svc.mesh.manifests import agent_manifest_message, manifest_message, route_manifest_message
+from registry_svc.mesh.watch import (
     AgentChanged,
     AgentDeleted,
     ModelChanged,
@@ -23,22 +33,7 @@ from registry_svc.mesh.changes import (
     SettingsChanged,
     Snapshot,
 )
-from registry_svc.mesh.domain import (
-    Agent,
-    AgentManifest,
-    Event,
-    Kind,
-    Manifest,
-    MeshSettings,
-    Model,
-    Pool,
-    Route,
-    RouteManifest,
-    Runner,
-    Session,
-    Status,
-)
-from registry_svc.mesh.instances import instance_message
+from registry_svc.wire_values import duration_message, timestamp
 from weft.api.registry.v1 import (
     agent_pb2,
     event_pb2,
@@ -51,7 +46,6 @@ from weft.api.registry.v1 import (
     runner_session_service_pb2,
     settings_pb2,
 )
-from weft.wake.messages import plan_message
 
 T = TypeVar("T")
 M = TypeVar("M")
@@ -90,11 +84,11 @@ def opened(
     return runner_session_service_pb2.OpenSessionResponse(
         session_id=session.id,
         ticket_key=session.ticket_key,
-        heartbeat_interval=_duration(config.heartbeat_interval_seconds),
-        report_interval=_duration(config.report_interval_seconds),
+        heartbeat_interval=duration_message(config.heartbeat_interval_seconds),
+        report_interval=duration_message(config.report_interval_seconds),
         mesh_time=timestamp(mesh_time),
         registry_time=timestamp(registry_time),
-        max_clock_offset=None if dial_out else _duration(config.max_clock_offset_seconds),
+        max_clock_offset=None if dial_out else duration_message(config.max_clock_offset_seconds),
     )
 
 
@@ -114,7 +108,7 @@ def runner_message(runner: Runner) -> runner_pb2.Runner:
             draining=capability.draining,
             max_requests=capability.max_requests,
             tool_names=capability.tool_names,
-            clock_offset=_duration(capability.clock_offset_seconds) if capability.clock_offset_seconds else None,
+            clock_offset=duration_message(capability.clock_offset_seconds) if capability.clock_offset_seconds else None,
             clock_refused=capability.clock_refused,
         ),
         last_heartbeat_time=timestamp(runner.last_heartbeat_at),
@@ -250,60 +244,38 @@ def _watched(runner: Runner, *, with_keys: bool) -> registry_service_pb2.Watched
     return registry_service_pb2.WatchedRunner(runner=runner_message(runner), ticket_key=key)
 
 
-def manifest_message(manifest: Manifest) -> model_pb2.ModelManifest:
-    """What is said of a model."""
-    return model_pb2.ModelManifest(
-        name=manifest.name,
-        pool_name=manifest.pool_name,
-        operations=[model_pb2.ModelOperation.ValueType(operation.value) for operation in manifest.operations],
-        context_tokens=manifest.context_tokens,
-        digest=manifest.digest,
-        remote=manifest.remote,
-        wake=None if manifest.wake is None else plan_message(manifest.wake),
-        skills=[model_pb2.ModelSkill.ValueType(skill.value) for skill in manifest.skills],
+def instance_message(instance: Instance) -> runner_pb2.InstanceState:
+    """The same, to the wire."""
+    message = runner_pb2.InstanceState(
+        model=instance.model,
+        phase=runner_pb2.InstanceState.Phase.ValueType(instance.phase.value),
+        slots_total=instance.slots_total,
+        slots_used=instance.slots_used,
+        load_progress=instance.load_progress,
+        context_tokens=instance.context_tokens,
+        detail=instance.detail,
+        pinned=instance.pinned,
+        fault_count=instance.fault_count,
     )
-
-
-def agent_manifest_message(manifest: AgentManifest) -> agent_pb2.AgentManifest:
-    """What is said of an agent."""
-    message = agent_pb2.AgentManifest(
-        name=manifest.name,
-        description=manifest.description,
-        system_prompt=manifest.system_prompt,
-        behaviour=behaviour_message(manifest.behaviour),
-    )
-    if manifest.targets_pool:
-        message.pool = manifest.target
-    else:
-        message.model = manifest.target
-    params = json.loads(manifest.default_params or "{}")
-    if params:
-        json_format.ParseDict(params, message.default_params, ignore_unknown_fields=True)
+    fault = instance.last_fault
+    if fault is not None:
+        message.last_fault.reason = fault.reason.value  # type: ignore[assignment]  # same numbers
+        message.last_fault.detail = fault.detail
+    memory = instance.memory
+    if memory is not None:
+        message.memory.CopyFrom(
+            runner_pb2.InstanceMemory(
+                leased_bytes=memory.leased_bytes,
+                measured_bytes=memory.measured_bytes,
+                estimated_bytes=memory.estimated_bytes,
+                estimate_source=memory.estimate_source,
+                device_indexes=memory.device_indexes,
+            )
+        )
+    if instance.unload_at is not None:
+        message.unload_time.FromDatetime(instance.unload_at)
+    if instance.load_eta_seconds is not None:
+        message.load_eta.FromNanoseconds(int(instance.load_eta_seconds * 1e9))
+    if instance.usual_load_seconds is not None:
+        message.usual_load.FromNanoseconds(int(instance.usual_load_seconds * 1e9))
     return message
-
-
-def route_manifest_message(manifest: RouteManifest) -> route_pb2.RouteManifest:
-    """What is said of a route."""
-    return route_pb2.RouteManifest(
-        name=manifest.name,
-        description=manifest.description,
-        candidates=manifest.candidates,
-        budget=None if manifest.budget_seconds is None else _duration(manifest.budget_seconds),
-        keep_alive=None if manifest.keep_alive_seconds is None else _duration(manifest.keep_alive_seconds),
-        pin_primary=manifest.pin_primary,
-    )
-
-
-def timestamp(moment: datetime | None) -> timestamp_pb2.Timestamp | None:
-    """A moment; None stays None."""
-    if moment is None:
-        return None
-    message = timestamp_pb2.Timestamp()
-    message.FromDatetime(moment)
-    return message
-
-
-def _duration(seconds: float) -> duration_pb2.Duration:
-    duration = duration_pb2.Duration()
-    duration.FromNanoseconds(round(seconds * 1e9))
-    return duration

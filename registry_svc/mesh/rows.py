@@ -1,14 +1,16 @@
 """Rows to and from the registry's nouns."""
 
+import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import structlog
 from sqlalchemy import Row
 
-from registry_svc.mesh.behaviour import NO_BEHAVIOUR, AgentBehaviour
-from registry_svc.mesh.behaviour_json import behaviour_from_json, behaviour_to_json
 from registry_svc.mesh.domain import (
+    NO_BEHAVIOUR,
+    AgentBehaviour,
     AgentManifest,
     AgentPublication,
     DeclaredAgent,
@@ -18,15 +20,132 @@ from registry_svc.mesh.domain import (
     Manifest,
     MeshSettings,
     Publication,
+    Repetition,
     RouteManifest,
     RunnerProfile,
     Session,
     Standing,
 )
 from registry_svc.mesh.store import StoredPulse, StoredSession
-from registry_svc.mesh.wake_json import plan_from_json, plan_to_json
 from weft.kernel.request import Operation, Skill
-from weft.wake.recipes import WakePlan
+from weft.wake.recipes import (
+    DEFAULT_BROADCAST_ADDRESS,
+    DEFAULT_MAX_WAIT_SECONDS,
+    DEFAULT_WAKE_PORT,
+    CommandRecipe,
+    HttpRecipe,
+    Recipe,
+    WakeOnLanRecipe,
+    WakePlan,
+)
+
+
+def plan_to_json(plan: WakePlan) -> str:
+    """A plan as JSON in ASCII with sorted keys, so that equal plans are equal texts."""
+    document: dict[str, Any] = {"by_runner": plan.by_runner, "max_wait_seconds": plan.max_wait_seconds}
+    if plan.by_mesh is not None:
+        document["by_mesh"] = _action(plan.by_mesh)
+    return json.dumps(document, sort_keys=True)
+
+
+def plan_from_json(text: str) -> WakePlan | None:
+    """The plan in `text`; None when it names nobody who could wake the model, such as only an action not known here.
+
+    Raises ValueError when `text` is not such a document; the message holds nothing of it.
+    """
+    # Not chained: json's error carries the whole text, and in it may be credentials.
+    try:
+        document = json.loads(text)
+        plan = WakePlan(
+            by_runner=bool(document.get("by_runner", False)),
+            by_mesh=_recipe(document.get("by_mesh") or {}),
+            max_wait_seconds=float(document.get("max_wait_seconds", DEFAULT_MAX_WAIT_SECONDS)),
+        )
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise ValueError("not a wake plan") from None
+    return plan if plan.by_runner or plan.by_mesh is not None else None
+
+
+def _action(recipe: Recipe) -> dict[str, Any]:
+    match recipe:
+        case HttpRecipe(url=url, method=method, headers=headers):
+            return {"http": {"url": url, "method": method, "headers": dict(headers)}}
+        case CommandRecipe(argv=argv):
+            return {"command": {"argv": list(argv)}}
+        case WakeOnLanRecipe(mac_address=mac_address, broadcast_address=broadcast_address, port=port):
+            packet = {"mac_address": mac_address, "broadcast_address": broadcast_address, "port": port}
+            return {"wake_on_lan": packet}
+
+
+def _recipe(action: dict[str, Any]) -> Recipe | None:
+    if "http" in action:
+        http = action["http"]
+        headers = {str(name): str(value) for name, value in http.get("headers", {}).items()}
+        return HttpRecipe(url=str(http["url"]), method=str(http.get("method", "POST")), headers=headers)
+    if "command" in action:
+        return CommandRecipe(argv=tuple(str(part) for part in action["command"]["argv"]))
+    if "wake_on_lan" in action:
+        packet = action["wake_on_lan"]
+        return WakeOnLanRecipe(
+            mac_address=str(packet["mac_address"]),
+            broadcast_address=str(packet.get("broadcast_address", DEFAULT_BROADCAST_ADDRESS)),
+            port=int(packet.get("port", DEFAULT_WAKE_PORT)),
+        )
+    return None
+
+
+_MAX_INT32 = 2**31 - 1
+"""What the wire has room for."""
+
+
+def behaviour_to_json(behaviour: AgentBehaviour) -> str | None:
+    """A behaviour as JSON with sorted keys, so that equal ones are equal texts; None for none at all."""
+    if behaviour == NO_BEHAVIOUR:
+        return None
+    values = asdict(behaviour)
+    given = {name: value for name, value in values.items() if value != getattr(NO_BEHAVIOUR, name)}
+    if behaviour.repetition is not None:
+        given["repetition"] = behaviour.repetition.value
+    return json.dumps(given, sort_keys=True)
+
+
+def behaviour_from_json(text: str | None) -> AgentBehaviour:
+    """The behaviour in `text`. Raises ValueError when it is no such document."""
+    if text is None:
+        return NO_BEHAVIOUR
+    try:
+        document = json.loads(text)
+        return AgentBehaviour(
+            platform_prompt=bool(document.get("platform_prompt", False)),
+            tools=_names(document.get("tools", [])),
+            max_tool_iterations=_count(document.get("max_tool_iterations")),
+            signals=_names(document.get("signals", [])),
+            stop_on_decision_request=bool(document.get("stop_on_decision_request", True)),
+            repetition=_repetition(document.get("repetition")),
+            parse_text_tool_calls=bool(document.get("parse_text_tool_calls", True)),
+        )
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        raise ValueError("not an agent's behaviour") from None
+
+
+def _count(value: Any) -> int | None:
+    if value is None:
+        return None
+    if not isinstance(value, int) or not 0 <= value <= _MAX_INT32:
+        raise TypeError
+    return value
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise TypeError
+    return tuple(str(name) for name in value)
+
+
+def _repetition(word: Any) -> Repetition | None:
+    """A word of a newer release leaves it to the model."""
+    return Repetition(word) if word in {each.value for each in Repetition} else None
+
 
 log = structlog.get_logger("weft.registry.store")
 

@@ -1,12 +1,25 @@
 """The registry's calls to runners: carry this out, give that up. A port; `grpc_runner_calls` is it over gRPC."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
-from weft.api.runner.v1 import load_pb2, runner_service_pb2
+import grpc
+import structlog
+
+from registry_svc.mesh.core import RegistryCore
+from registry_svc.mesh.session_state import Member
+from weft.api.runner.v1 import load_pb2, permit_pb2, runner_service_pb2, runner_service_pb2_grpc
+from weft.dispatch.tickets import Action, PermitTarget, make_permit
+from weft.kernel.address import metadata_of
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
+from weft.kernel.rpc import ChannelPool, error_from_call
+
+if TYPE_CHECKING:
+    from weft.api.runner.v1.runner_service_pb2_grpc import RunnerServiceAsyncStub
 
 
 class YieldAnswer(Enum):
@@ -60,3 +73,131 @@ class RunnerCalls(Protocol):
     async def yield_memory(self, request: YieldRequest) -> YieldAnswer:
         """Have a runner give up the memory of an idle model. Returns once it sleeps. Never raises a WeftError."""
         ...
+
+
+log = structlog.get_logger("weft.registry.operations")
+
+# An idle model ends within its backend's graces, which add up to less than this.
+YIELD_TIMEOUT_SECONDS = 60.0
+PROBE_TIMEOUT_SECONDS = 2.0
+RETRY_AFTER_SECONDS = 5.0
+_NO_LONGER_THERE = frozenset({Reason.WORKER_LOST, Reason.NO_RUNNER_AVAILABLE, Reason.DEADLINE_EXCEEDED})
+
+T = TypeVar("T")
+Metadata = tuple[tuple[str, str], ...]
+
+
+class GrpcRunnerCalls:
+    """See RunnerCalls. `channels` belongs to the caller, who closes it."""
+
+    def __init__(self, core: RegistryCore, channels: ChannelPool) -> None:
+        self._core = core
+        self._channels = channels
+
+    async def load(
+        self, runner: str, model: str, options: load_pb2.LoadOptions, *, operation_id: str
+    ) -> AsyncGenerator[runner_service_pb2.LoadResponse]:
+        """See RunnerCalls.load."""
+        member = self._member(runner)
+        request = runner_service_pb2.LoadRequest(
+            model=model,
+            permit=self._permit(member, Action.LOAD, model=model, operation_id=operation_id),
+            options=options,
+        )
+        stub, metadata = await self._reach(member)
+        call = stub.Load(request, metadata=metadata)
+        try:
+            async for response in call:
+                yield response
+        except grpc.aio.AioRpcError as error:
+            raise _failure(error) from error
+        finally:
+            call.cancel()
+
+    async def unload(self, runner: str, model: str, *, operation_id: str) -> runner_service_pb2.UnloadResponse:
+        """See RunnerCalls.unload."""
+        member = self._member(runner)
+        request = runner_service_pb2.UnloadRequest(
+            model=model, permit=self._permit(member, Action.UNLOAD, model=model, operation_id=operation_id)
+        )
+        stub, metadata = await self._reach(member)
+        return await _answer(stub.Unload(request, metadata=metadata))
+
+    async def flush_cache(
+        self, runner: str, request: runner_service_pb2.FlushCacheRequest, *, operation_id: str
+    ) -> runner_service_pb2.FlushCacheResponse:
+        """See RunnerCalls.flush_cache."""
+        member = self._member(runner)
+        permitted = runner_service_pb2.FlushCacheRequest()
+        permitted.CopyFrom(request)
+        permitted.permit.CopyFrom(self._permit(member, Action.FLUSH, model=request.model, operation_id=operation_id))
+        stub, metadata = await self._reach(member)
+        return await _answer(stub.FlushCache(permitted, metadata=metadata))
+
+    async def incarnation_at(self, address: str) -> str:
+        """The incarnation of the runner that answers at an address; empty when none does. Never raises a WeftError."""
+        try:
+            stub, metadata = await self._at(address)
+            call = stub.Describe(runner_service_pb2.DescribeRequest(), timeout=PROBE_TIMEOUT_SECONDS, metadata=metadata)
+            return str((await _answer(call)).runner.incarnation)
+        except WeftError:
+            return ""
+
+    async def yield_memory(self, request: YieldRequest) -> YieldAnswer:
+        """See RunnerCalls.yield_memory."""
+        try:
+            member = self._member(request.runner)
+            message = runner_service_pb2.YieldMemoryRequest(
+                model=request.model,
+                permit=self._permit(member, Action.YIELD, model=request.model, operation_id=""),
+                lease_id=request.lease_id,
+                priority=request.priority.wire,  # type: ignore[arg-type]  # same numbers
+                wanted_by=request.wanted_by,
+            )
+            stub, metadata = await self._reach(member)
+            await _answer(stub.YieldMemory(message, timeout=YIELD_TIMEOUT_SECONDS, metadata=metadata))
+        except WeftError as error:
+            log.info("memory not given up", runner=request.runner, model=request.model, reason=error.reason.name)
+            return YieldAnswer.UNREACHABLE if error.reason in _NO_LONGER_THERE else YieldAnswer.REFUSED
+        return YieldAnswer.GIVEN_UP
+
+    def _member(self, runner: str) -> Member:
+        member = self._core.mesh.of_runner(runner)
+        if member is None or not member.pulse.active:
+            raise WeftError(
+                Reason.NO_RUNNER_AVAILABLE,
+                f"runner {runner!r} is not there; start it",
+                metadata={"runner": runner},
+                retry_after_seconds=RETRY_AFTER_SECONDS,
+            )
+        return member
+
+    def _permit(self, member: Member, action: Action, *, model: str, operation_id: str) -> permit_pb2.OperationPermit:
+        target = PermitTarget(
+            runner=member.profile.name, incarnation=member.profile.incarnation, key=member.session.ticket_key
+        )
+        now = self._core.mesh_clock.utc_now().timestamp()
+        return make_permit(target, action, model=model, operation_id=operation_id, now=now)
+
+    async def _reach(self, member: Member) -> tuple["RunnerServiceAsyncStub", Metadata | None]:
+        return await self._at(member.profile.address)
+
+    async def _at(self, address: str) -> tuple["RunnerServiceAsyncStub", Metadata | None]:
+        channel = await self._channels.get(address)
+        stub = cast("RunnerServiceAsyncStub", runner_service_pb2_grpc.RunnerServiceStub(channel))
+        return stub, metadata_of(address) or None
+
+
+async def _answer(call: Awaitable[T]) -> T:
+    try:
+        return await call
+    except grpc.aio.AioRpcError as error:
+        raise _failure(error) from error
+
+
+def _failure(error: grpc.aio.AioRpcError) -> WeftError:
+    failure = error_from_call(error, Reason.WORKER_LOST)
+    # Nobody here cancelled: a runner that stops ends its calls so.
+    if failure.reason is Reason.CANCELLED:
+        return WeftError(Reason.WORKER_LOST, "the runner ended the call; it is being stopped")
+    return failure

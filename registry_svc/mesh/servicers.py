@@ -2,36 +2,143 @@
 
 # ruff: noqa: N802 - the methods are called as in the contract
 
+import heapq
 from collections import OrderedDict
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import grpc
 
-from registry_svc.mesh.catalogue import Catalogue
-from registry_svc.mesh.changes import Revised
-from registry_svc.mesh.events import concerns
+from registry_svc.config import RegistryConfig
+from registry_svc.mesh.core import RegistryCore
+from registry_svc.mesh.declaration_messages import applied_message, to_batch
+from registry_svc.mesh.declarations import Declarations
+from registry_svc.mesh.domain import Agent, Event, Kind, Model, Pool, Route, Runner
+from registry_svc.mesh.expiry import Retirements
 from registry_svc.mesh.messages import (
     agent_message,
     change_message,
     event_message,
     model_message,
+    opened,
     pool_message,
     route_message,
     runner_message,
+    settings_message,
     snapshot_message,
 )
-from registry_svc.mesh.requests import event_limit, events_of, page_of, page_token
-from weft.api.registry.v1 import registry_service_pb2, registry_service_pb2_grpc
+from registry_svc.mesh.requests import event_limit, events_of, page_of, page_token, to_heartbeat, to_kind, to_opening
+from registry_svc.mesh.sessions import Roster
+from registry_svc.mesh.settings import SettingsDesk
+from registry_svc.mesh.watch import Revised, Snapshot, Watcher, concerns
+from registry_svc.wire_values import timestamp, to_actor
+from weft.api.registry.v1 import (
+    declaration_service_pb2,
+    declaration_service_pb2_grpc,
+    registry_service_pb2,
+    registry_service_pb2_grpc,
+    runner_session_service_pb2,
+    runner_session_service_pb2_grpc,
+    settings_service_pb2,
+    settings_service_pb2_grpc,
+)
 from weft.kernel.errors import WeftError
+from weft.kernel.names import require_name
 from weft.kernel.principal import MESH_ACCESS, Access, Resource, Role
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import answering
 from weft.kernel.rpc_auth import caller
 
+Context = grpc.aio.ServicerContext[Any, Any]
+
+T = TypeVar("T")
+
+
+class Catalogue:
+    """Answers at once; raises SHUTTING_DOWN while the registry does not run."""
+
+    def __init__(self, core: RegistryCore) -> None:
+        self._core = core
+
+    def runner(self, name: str) -> Runner | None:
+        """The runner of this name."""
+        self._core.require_open()
+        member = self._core.mesh.of_runner(name)
+        return None if member is None else member.runner()
+
+    def model(self, name: str) -> Model | None:
+        """The model of this name."""
+        self._core.require_open()
+        return self._core.mesh.model(name)
+
+    def agent(self, name: str) -> Agent | None:
+        """The agent of this name."""
+        self._core.require_open()
+        return self._core.mesh.agent(name)
+
+    def route(self, name: str) -> Route | None:
+        """The route of this name."""
+        self._core.require_open()
+        return self._core.mesh.routes.get(name)
+
+    def pool(self, name: str) -> Pool | None:
+        """The pool of this name."""
+        self._core.require_open()
+        return self._core.mesh.pool(name)
+
+    def pool_of(self, model: str) -> Pool | None:
+        """The pool that a model is in; None when there is no such model."""
+        self._core.require_open()
+        name = self._core.mesh.pools.pool_of(model)
+        return None if name is None else self._core.mesh.pool(name)
+
+    def runners_after(self, name: str, limit: int) -> list[Runner]:
+        """At most `limit` runners whose names come after `name`, in order."""
+        self._core.require_open()
+        return _page(self._core.mesh.runner_names(), self.runner, name, limit)
+
+    def models_after(self, name: str, limit: int) -> list[Model]:
+        """At most `limit` models whose names come after `name`, in order."""
+        self._core.require_open()
+        return _page(self._core.mesh.model_names(), self.model, name, limit)
+
+    def agents_after(self, name: str, limit: int) -> list[Agent]:
+        """At most `limit` agents whose names come after `name`, in order."""
+        self._core.require_open()
+        return _page(self._core.mesh.agent_names(), self.agent, name, limit)
+
+    def routes_after(self, name: str, limit: int) -> list[Route]:
+        """At most `limit` routes whose names come after `name`, in order."""
+        self._core.require_open()
+        return _page(self._core.mesh.routes.names(), self.route, name, limit)
+
+    def pools_after(self, name: str, limit: int) -> list[Pool]:
+        """At most `limit` pools whose names come after `name`, in order."""
+        self._core.require_open()
+        return _page(self._core.mesh.pools.names(), self.pool, name, limit)
+
+    def watch(self) -> tuple[Snapshot, Watcher[Revised]]:
+        """Everything there is, and a watcher that hears every change after exactly that."""
+        return self._core.watch()
+
+    def events(self, kind: Kind | None, name: str, limit: int) -> list[Event]:
+        """The newest events of this kind and name, oldest first; None and "" mean all."""
+        self._core.require_open()
+        return self._core.events.newest(kind, name, limit)
+
+    def watch_events(self) -> Watcher[Event]:
+        """A listener that hears every event from now on."""
+        self._core.require_open()
+        return self._core.events.subscribe()
+
+
+def _page(names: Iterable[str], find: Callable[[str], T | None], after: str, limit: int) -> list[T]:
+    first = heapq.nsmallest(limit, (name for name in names if name > after))
+    return [found for name in first if (found := find(name)) is not None]
+
+
 MAX_CONVERTED_CHANGES = 1_024
 _ALSO_WATCHED = (Access(Resource.RUNNERS, Role.VIEW), Access(Resource.SETTINGS, Role.VIEW))
-
-Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
@@ -222,3 +329,107 @@ class ChangeMessages:
 def _next(names: list[str], size: int) -> str:
     """The token of the page after `size` of these names; empty when there are no more."""
     return page_token(names[size - 1]) if len(names) > size else ""
+
+
+class RunnerSessionServicer(runner_session_service_pb2_grpc.RunnerSessionServiceServicer):
+    """See RunnerSessionService in the contract."""
+
+    def __init__(self, roster: Roster, retirements: Retirements, core: RegistryCore) -> None:
+        self._roster = roster
+        self._retirements = retirements
+        self._config = core.config
+        self._clock = core.clock
+        self._mesh_clock = core.mesh_clock
+
+    async def OpenSession(
+        self, request: runner_session_service_pb2.OpenSessionRequest, context: Context
+    ) -> runner_session_service_pb2.OpenSessionResponse:
+        """See the contract."""
+        async with answering(context):
+            session = await self._roster.open_session(to_opening(request, self._config))
+            return opened(
+                session,
+                self._config,
+                mesh_time=self._mesh_clock.utc_now(),
+                registry_time=self._clock.utc_now(),
+                dial_out=request.runner.dial_out,
+            )
+
+    async def Heartbeat(
+        self, request: runner_session_service_pb2.HeartbeatRequest, context: Context
+    ) -> runner_session_service_pb2.HeartbeatResponse:
+        """See the contract."""
+        async with answering(context):
+            await self._roster.hear(to_heartbeat(request, self._config))
+            return runner_session_service_pb2.HeartbeatResponse(
+                mesh_time=timestamp(self._mesh_clock.utc_now()), registry_time=timestamp(self._clock.utc_now())
+            )
+
+    async def CloseSession(
+        self, request: runner_session_service_pb2.CloseSessionRequest, context: Context
+    ) -> runner_session_service_pb2.CloseSessionResponse:
+        """See the contract."""
+        async with answering(context):
+            await self._roster.close_session(request.session_id, request.incarnation)
+            return runner_session_service_pb2.CloseSessionResponse()
+
+    async def RetireSession(
+        self, request: runner_session_service_pb2.RetireSessionRequest, context: Context
+    ) -> runner_session_service_pb2.RetireSessionResponse:
+        """See the contract."""
+        async with answering(context):
+            retired = await self._retirements.retire(request.session_id, process_ended=request.process_ended)
+            return runner_session_service_pb2.RetireSessionResponse(
+                outcome=retired.outcome.value,  # type: ignore[arg-type]  # same numbers
+                models=retired.models,
+                pools=retired.pools,
+            )
+
+
+class DeclarationServicer(declaration_service_pb2_grpc.DeclarationServiceServicer):
+    """See DeclarationService in the contract."""
+
+    def __init__(self, declarations: Declarations, config: RegistryConfig) -> None:
+        self._declarations = declarations
+        self._config = config
+
+    async def Apply(
+        self, request: declaration_service_pb2.ApplyRequest, context: Context
+    ) -> declaration_service_pb2.ApplyResponse:
+        """See the contract."""
+        async with answering(context):
+            results = await self._declarations.apply(to_batch(request, self._config))
+            return declaration_service_pb2.ApplyResponse(results=[applied_message(each) for each in results])
+
+    async def Delete(
+        self, request: declaration_service_pb2.DeleteRequest, context: Context
+    ) -> declaration_service_pb2.DeleteResponse:
+        """See the contract."""
+        async with answering(context):
+            kind, name = to_kind(request.kind, "kind"), require_name(request.name, "name")
+            await self._declarations.delete(kind, name, force=request.force, requested_by=to_actor("weft delete"))
+            return declaration_service_pb2.DeleteResponse()
+
+
+class SettingsServicer(settings_service_pb2_grpc.SettingsServiceServicer):
+    """See SettingsService in the contract."""
+
+    def __init__(self, settings: SettingsDesk) -> None:
+        self._settings = settings
+
+    async def GetSettings(
+        self, request: settings_service_pb2.GetSettingsRequest, context: Context
+    ) -> settings_service_pb2.GetSettingsResponse:
+        """See the contract."""
+        del request
+        async with answering(context):
+            return settings_service_pb2.GetSettingsResponse(settings=settings_message(self._settings.current()))
+
+    async def UpdateSettings(
+        self, request: settings_service_pb2.UpdateSettingsRequest, context: Context
+    ) -> settings_service_pb2.UpdateSettingsResponse:
+        """See the contract."""
+        async with answering(context):
+            wanted = request.allow_cloud_fallback if request.HasField("allow_cloud_fallback") else None
+            changed = await self._settings.update(wanted)
+            return settings_service_pb2.UpdateSettingsResponse(settings=settings_message(changed))

@@ -6,7 +6,6 @@ from datetime import datetime
 
 import structlog
 
-from registry_svc.mesh.changes import RunnerChanged
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.domain import (
     AgentManifest,
@@ -22,11 +21,11 @@ from registry_svc.mesh.domain import (
     Session,
     Standing,
 )
+from registry_svc.mesh.policy.declarations import require_target
 from registry_svc.mesh.policy.events import of_opening, of_report, of_rows
-from registry_svc.mesh.policy.limits import require_room
+from registry_svc.mesh.policy.limits import kept, require_room
 from registry_svc.mesh.policy.liveness import heard
 from registry_svc.mesh.policy.namespace import Claim
-from registry_svc.mesh.policy.reports import kept
 from registry_svc.mesh.policy.sessions import (
     Admitted,
     Hearing,
@@ -36,9 +35,9 @@ from registry_svc.mesh.policy.sessions import (
     is_repeat,
     unknown_session,
 )
-from registry_svc.mesh.policy.targets import require_target
 from registry_svc.mesh.policy.unowned import unowned_in
 from registry_svc.mesh.session_state import Member
+from registry_svc.mesh.watch import RunnerChanged
 from weft.kernel.names import new_id, new_key
 
 log = structlog.get_logger("weft.registry")

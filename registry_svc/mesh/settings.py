@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import structlog
 
-from registry_svc.mesh.changes import SettingsChanged
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.domain import EventReason, Happening, MeshSettings
+from registry_svc.mesh.watch import SettingsChanged
 
 log = structlog.get_logger("weft.registry")
 

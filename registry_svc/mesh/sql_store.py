@@ -1,15 +1,12 @@
 """The store on SQL: SQLite, and PostgreSQL when that is outgrown."""
 
-import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 import structlog
 from sqlalchemy import Column, Row, Select, Table, bindparam, delete, insert, select, update
-from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from registry_svc.mesh.domain import DeclaredAgent, DeclaredModel, DeclaredRoute, JoinToken, MeshSettings
 from registry_svc.mesh.rows import (
@@ -34,9 +31,8 @@ from registry_svc.mesh.rows import (
     stored_session_of,
 )
 from registry_svc.mesh.store import StoredMesh, StoredPulse, StoredSession
-from registry_svc.store.database import Database, database_of
+from registry_svc.store.database import RegistryDatabase
 from registry_svc.store.schema import (
-    SCHEMA,
     agents,
     declared_agents,
     declared_models,
@@ -47,10 +43,6 @@ from registry_svc.store.schema import (
     runners,
     sessions,
 )
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.sql.opening import opening
-from weft.sql.schema import bring_up_to_date
 
 log = structlog.get_logger("weft.registry.store")
 
@@ -68,36 +60,11 @@ class _Published(Protocol):
 P = TypeVar("P", bound=_Published)
 
 
-class SqlStore:
+class SqlStore(RegistryDatabase):
     """See Store. One registry owns the database: see sqlite.py and postgres.py for how.
 
     Raises INVALID_ARGUMENT when `database_url` is of no kind that is supported.
     """
-
-    def __init__(self, database_url: str) -> None:
-        self._database: Database = database_of(database_url)
-        self._failures: tuple[type[Exception], ...] = (SQLAlchemyError, OSError, *self._database.driver_errors)
-        self._engine: AsyncEngine | None = None
-        # SQLite ends a transaction that reads, then writes, after another one has written in between.
-        self._turn = asyncio.Lock()
-
-    async def open(self) -> None:
-        """See Store.open."""
-        try:
-            with opening(SCHEMA.owner, self._database.url, self._database.driver_errors):
-                self._engine = self._database.take()
-                async with self._turn, self._engine.begin() as connection:
-                    await connection.run_sync(self._database.require_whole)
-                    await connection.run_sync(bring_up_to_date, SCHEMA)
-                    await self._database.mark(connection)
-        except BaseException:
-            await self.close()
-            raise
-
-    async def close(self) -> None:
-        """See Store.close."""
-        self._engine = None
-        await self._database.release()
 
     async def load(self) -> StoredMesh:
         """See Store.load."""
@@ -180,26 +147,6 @@ class SqlStore:
         """See Store.delete_join_token."""
         async with self.transaction() as connection:
             await _delete(connection, join_tokens.c.id, [token_id])
-
-    @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[AsyncConnection]:
-        """One transaction, for the stores of other tables in this database as well. Raises SERVICE_UNAVAILABLE."""
-        async with self._turn:
-            if self._engine is None:
-                raise WeftError(Reason.SERVICE_UNAVAILABLE, "the registry's database is not open")
-            with self._explained():
-                async with self._engine.begin() as connection:
-                    yield connection
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except self._failures as error:
-            # Not `log.exception`: tracebacks show local variables, and among them would be ticket keys.
-            log.error("database failed", error=self._database.explain(error))  # noqa: TRY400
-            # Nor chained, as PostgreSQL's own errors quote rows.
-            raise WeftError(Reason.SERVICE_UNAVAILABLE, "the registry's database failed; its log has details") from None
 
 
 async def _rows(

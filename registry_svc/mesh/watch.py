@@ -2,12 +2,112 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
+from registry_svc.mesh.domain import Agent, Event, Happening, Kind, MeshSettings, Model, Route, Runner
+from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerChanged:
+    """A runner appeared, or is different now."""
+
+    runner: Runner
+
+
+@dataclass(frozen=True, slots=True)
+class ModelChanged:
+    """A model appeared, or is different now."""
+
+    model: Model
+
+
+@dataclass(frozen=True, slots=True)
+class AgentChanged:
+    """An agent appeared, or is different now."""
+
+    agent: Agent
+
+
+@dataclass(frozen=True, slots=True)
+class RouteChanged:
+    """A route appeared, or is different now."""
+
+    route: Route
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsChanged:
+    """The mesh's settings are different now."""
+
+    settings: MeshSettings
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerDeleted:
+    """The runner of this name is gone."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDeleted:
+    """The model of this name is gone."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class AgentDeleted:
+    """The agent of this name is gone."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class RouteDeleted:
+    """The route of this name is gone."""
+
+    name: str
+
+
+Change = (
+    RunnerChanged
+    | ModelChanged
+    | AgentChanged
+    | RouteChanged
+    | SettingsChanged
+    | RunnerDeleted
+    | ModelDeleted
+    | AgentDeleted
+    | RouteDeleted
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Revised:
+    """One change, and the revision it made."""
+
+    revision: int
+    change: Change
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything there is at one revision."""
+
+    revision: int
+    runners: tuple[Runner, ...]
+    models: tuple[Model, ...]
+    settings: MeshSettings
+    agents: tuple[Agent, ...] = ()
+    routes: tuple[Route, ...] = ()
+
 
 T = TypeVar("T")
 
@@ -102,3 +202,48 @@ class Broadcaster(Generic[T]):
         for watcher in self._watchers:
             watcher.end(WeftError(Reason.SHUTTING_DOWN, "the registry is shutting down; watch again"))
         self._watchers.clear()
+
+
+class EventLog:
+    """The newest `max_events` events of one registry life."""
+
+    def __init__(self, clock: Clock, max_events: int, watch_buffer_events: int) -> None:
+        self._clock = clock
+        self._events: deque[Event] = deque(maxlen=max_events)
+        self._sequence = 0
+        self._broadcaster = Broadcaster[Event](watch_buffer_events)
+
+    def record(self, happenings: Iterable[Happening]) -> None:
+        """Remember and tell these, in this order; all at the same moment."""
+        now = self._clock.utc_now()
+        batch: list[Event] = []
+        for happening in happenings:
+            self._sequence += 1
+            batch.append(Event(sequence=self._sequence, at=now, happening=happening))
+        if batch:
+            self._events.extend(batch)
+            self._broadcaster.publish(batch)
+
+    def newest(self, kind: Kind | None, name: str, limit: int) -> list[Event]:
+        """At most `limit` events of this kind and name, oldest first; None and "" mean all."""
+        found: list[Event] = []
+        for event in reversed(self._events):
+            if len(found) == limit:
+                break
+            if concerns(event, kind, name):
+                found.append(event)
+        return found[::-1]
+
+    def subscribe(self) -> Watcher[Event]:
+        """A listener that hears every event from now on."""
+        return self._broadcaster.subscribe()
+
+    def close(self) -> None:
+        """End all listeners with SHUTTING_DOWN."""
+        self._broadcaster.close()
+
+
+def concerns(event: Event, kind: Kind | None, name: str) -> bool:
+    """Whether an event is of this kind and name; None and "" mean all."""
+    happening = event.happening
+    return (kind is None or happening.kind is kind) and (not name or happening.name == name)

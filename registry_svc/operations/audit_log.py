@@ -7,9 +7,15 @@ from google.protobuf import json_format
 
 from registry_svc.operations.governance import Refused
 from registry_svc.operations.operation_store import OperationStore
-from registry_svc.operations.policy.audit import AuditDraft, AuditHead, detail_json
+from registry_svc.operations.policy.audit import (
+    SHARE_FOR_REFUSALS,
+    AuditDraft,
+    AuditHead,
+    CountedRefusals,
+    RefusalWindow,
+    detail_json,
+)
 from registry_svc.operations.policy.lifecycle import GovernedOperation
-from registry_svc.operations.policy.refusals import SHARE_FOR_REFUSALS, CountedRefusals, RefusalWindow
 from weft.api.operations.v1 import operation_pb2
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import structlog
 
-from registry_svc.checks import cleaned_words
 from registry_svc.config import OperationSettings
 from registry_svc.operations.actions import words_of
 from registry_svc.operations.audit_log import AuditLog
@@ -19,13 +18,15 @@ from registry_svc.operations.policy.lifecycle import (
     GovernedOperation,
     OperationProgress,
     OperationState,
+    Unfinished,
     assigned,
     ended,
     seconds_left,
+    startable,
     started,
 )
-from registry_svc.operations.policy.order import Unfinished, startable
 from registry_svc.operations.runner_presence import cancelled
+from registry_svc.wire_values import cleaned_words
 from registry_svc.writer import SingleWriter
 from weft.api.operations.v1 import operation_pb2
 from weft.kernel.errors import WeftError

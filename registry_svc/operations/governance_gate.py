@@ -1,6 +1,12 @@
-"""The gate that new operations pass where governance is on."""
+"""The governance gate: admits new operations by their tokens, and refuses tokens that a restored database forgot."""
 
+import json
+import math
+import os
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Protocol
 
 import structlog
 
@@ -12,11 +18,20 @@ from registry_svc.operations.governance import (
     GovernanceRules,
     OpenGate,
     Refused,
+    Verified,
+    Verifier,
 )
-from registry_svc.operations.policy.governance import Roll, TimeLimits, agreed, fault_in_agreement, fault_in_time
-from registry_svc.operations.policy.governance_marks import Marks, fault_in_age, marks_at_start, nonce_kept_until
-from registry_svc.operations.verified import Verified, Verifier
-from registry_svc.operations.witness import NoWitness, Witness, WitnessFile
+from registry_svc.operations.policy.governance import (
+    Marks,
+    Roll,
+    TimeLimits,
+    agreed,
+    fault_in_age,
+    fault_in_agreement,
+    fault_in_time,
+    marks_at_start,
+    nonce_kept_until,
+)
 from weft.api.operations.v1 import operation_pb2
 from weft.kernel.clock import Clock
 from weft.kernel.errors import invalid_field
@@ -24,10 +39,67 @@ from weft.signing.strict_json import MalformedToken
 
 log = structlog.get_logger("weft.registry")
 
+MAX_FILE_BYTES = 4096
+MISSING = "there is no authorization"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
-MISSING = "there is no authorization"
+
+class Witness(Protocol):
+    """Keeps marks over restarts, apart from the database."""
+
+    def read(self) -> Marks | None:
+        """What was kept; None: nothing, or nothing that can be read."""
+        ...
+
+    def write(self, marks: Marks) -> None:
+        """Keep `marks` instead. Raises OSError."""
+        ...
+
+
+class NoWitness:
+    """Keeps nothing."""
+
+    def read(self) -> None:
+        """See Witness.read."""
+
+    def write(self, marks: Marks) -> None:
+        """See Witness.write."""
+
+
+class WitnessFile:
+    """See Witness. It is written without waiting for the disk.
+
+    A file that a power cut spoilt counts as lost, and a lost one makes the gate stricter, never laxer.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> Marks | None:
+        """See Witness.read."""
+        try:
+            with self._path.open("rb") as file:
+                found: Any = json.loads(file.read(MAX_FILE_BYTES))
+            newest, floor = int(found["newest_microseconds"]), float(found["refused_before"])
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            return None
+        if newest < 0 or not math.isfinite(floor):
+            return None
+        return Marks(newest_microseconds=newest, floor=floor)
+
+    def write(self, marks: Marks) -> None:
+        """See Witness.write."""
+        fresh = self._path.with_name(f"{self._path.name}.new")
+        text = json.dumps({"newest_microseconds": marks.newest_microseconds, "refused_before": marks.floor})
+        try:
+            with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+                file.write(text)
+            fresh.replace(self._path)
+        except OSError:
+            with suppress(OSError):
+                fresh.unlink()
+            raise
 
 
 class StrictGate:
@@ -134,13 +206,11 @@ def build_gate(config: GovernanceConfig, clock: Clock) -> Gatekeeper:
 
 
 def _verifier(config: GovernanceConfig) -> Verifier:
-    # joserfc and its cryptography are loaded where governance is on alone.
+    # joserfc and its cryptography are loaded only where governance is on.
+    from registry_svc.operations.token_verifiers import SharedKeyVerifier, SignatureVerifier  # noqa: PLC0415 - see above
+
     if config.mode is GovernanceMode.SHARED_KEY:
-        from registry_svc.operations.shared_key import SharedKeyVerifier  # noqa: PLC0415 - see above
-
         return SharedKeyVerifier(config.shared_key, lifetime_seconds=config.token_lifetime_seconds)
-    from registry_svc.operations.token_verifiers import SignatureVerifier  # noqa: PLC0415 - see above
-
     return SignatureVerifier(config.signers, policy_version=config.policy_version)
 
 

@@ -1,7 +1,7 @@
 """What is done for one operation: calls to runners, one after the other, that can be cancelled and undone."""
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,18 +9,37 @@ from typing import Protocol
 from google.protobuf import duration_pb2
 
 from registry_svc.mesh.runner_calls import RunnerCalls
-from registry_svc.operations.directory import Directory
-from registry_svc.operations.figures import amount_of_all, seconds_of
+from registry_svc.operations.actions import is_single, models_named, models_to_unload
 from registry_svc.operations.policy.lifecycle import OperationProgress
-from registry_svc.operations.policy.load_times import LoadTimes
-from registry_svc.operations.policy.loads import plan_pool
-from registry_svc.operations.runner_presence import Attendance
-from registry_svc.operations.subjects import is_single, models_named, models_to_unload
+from registry_svc.operations.policy.loads import LoadTimes, plan_pool
+from registry_svc.operations.runner_presence import Attendance, Directory
+from registry_svc.wire_values import duration_message
 from weft.api.operations.v1 import operation_pb2
 from weft.api.runner.v1 import load_pb2, runner_service_pb2
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+
+MAX_AMOUNT = 2**50
+"""Of bytes, tokens and entries, also of all together: 1 PiB, more than any mesh holds."""
+MAX_SECONDS = 31_622_400.0
+"""366 days: nothing takes longer."""
+
+
+def amount(told: int) -> int:
+    """A number of bytes, tokens or entries: 0 to MAX_AMOUNT."""
+    return min(max(told, 0), MAX_AMOUNT)
+
+
+def amount_of_all(told: Iterable[int]) -> int:
+    """The sum of amounts, which is an amount."""
+    return amount(sum(map(amount, told)))
+
+
+def seconds_of(told: duration_pb2.Duration) -> float:
+    """A length of time: 0 to MAX_SECONDS."""
+    return min(max(told.seconds + told.nanos / 1e9, 0.0), MAX_SECONDS)
+
 
 MAX_FLUSHES_AT_ONCE = 16
 MAX_NAMED_FAILURES = 3
@@ -226,7 +245,7 @@ class Job:
         total.memory_bytes = amount_of_all((total.memory_bytes, result.memory_bytes))
         total.models.append(model)
         if result.HasField("load_time"):
-            total.load_time.CopyFrom(_duration(seconds_of(total.load_time) + seconds_of(result.load_time)))
+            total.load_time.CopyFrom(duration_message(seconds_of(total.load_time) + seconds_of(result.load_time)))
 
     async def _unload_named(self, name: str) -> None:
         models = models_to_unload(name, self._tools.directory)
@@ -346,9 +365,3 @@ def _too_few(missing: int, failures: Sequence[WeftError]) -> WeftError:
     return WeftError(
         failures[-1].reason, f"{missing} more members could not be loaded; the last: {failures[-1].message}"
     )
-
-
-def _duration(seconds: float) -> duration_pb2.Duration:
-    duration = duration_pb2.Duration()
-    duration.FromNanoseconds(round(seconds * 1e9))
-    return duration

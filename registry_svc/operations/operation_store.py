@@ -1,13 +1,22 @@
 """The port through which operations, the audit log and spent nonces outlive the registry."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
+from typing import Any, Protocol
+
+from sqlalchemy import Row, delete, func, insert, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from registry_svc.operations.governance import GovernanceMarks
-from registry_svc.operations.policy.audit import AuditDraft, AuditEntry, AuditHead
-from registry_svc.operations.policy.lifecycle import GovernedOperation
+from registry_svc.operations.policy.audit import AuditDraft, AuditEntry, AuditHead, chained
+from registry_svc.operations.policy.lifecycle import GovernedOperation, OperationState
+from registry_svc.store.database import Transactions
+from registry_svc.store.schema import audit_entries, governance_marks, operations, used_nonces
+from weft.kernel.errors import WeftError
+from weft.kernel.names import new_id
+from weft.kernel.reasons import Reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,3 +120,216 @@ class OperationStore(Protocol):
     async def purge_nonces(self, moment: datetime) -> int:
         """Forget nonces that need not be remembered at `moment` any more, nor at the time of the mark; how many."""
         ...
+
+
+class SqlOperationStore:
+    """See OperationStore."""
+
+    def __init__(self, transactions: Transactions) -> None:
+        self._transactions = transactions
+
+    async def load_marks(self) -> GovernanceMarks:
+        """See OperationStore.load_marks."""
+        async with self._transactions.transaction() as connection:
+            row = (await connection.execute(select(governance_marks))).one_or_none()
+            if row is not None:
+                return GovernanceMarks(audience=row.audience, newest_issued_at=row.newest_issued_at)
+            audience = new_id("reg")
+            values = {"id": 1, "audience": audience, "newest_issued_at": None}
+            await connection.execute(insert(governance_marks), values)
+            return GovernanceMarks(audience=audience)
+
+    async def load_unfinished(self) -> list[GovernedOperation]:
+        """See OperationStore.load_unfinished."""
+        statement = select(operations).where(operations.c.ended_at.is_(None)).order_by(operations.c.number)
+        async with self._transactions.transaction() as connection:
+            return [_operation_of(row) for row in await connection.execute(statement)]
+
+    async def get(self, operation_id: str) -> GovernedOperation | None:
+        """See OperationStore.get."""
+        async with self._transactions.transaction() as connection:
+            return await _found(connection, operations.c.id == operation_id)
+
+    async def of_request(self, request_id: str) -> GovernedOperation | None:
+        """See OperationStore.of_request."""
+        async with self._transactions.transaction() as connection:
+            return await _found(connection, operations.c.request_id == request_id)
+
+    async def page(
+        self, *, before_number: int | None, size: int, unfinished_only: bool = False
+    ) -> list[GovernedOperation]:
+        """See OperationStore.page."""
+        statement = select(operations).order_by(operations.c.number.desc()).limit(size)
+        if before_number is not None:
+            statement = statement.where(operations.c.number < before_number)
+        if unfinished_only:
+            statement = statement.where(operations.c.ended_at.is_(None))
+        async with self._transactions.transaction() as connection:
+            return [_operation_of(row) for row in await connection.execute(statement)]
+
+    async def save_new(self, new: NewOperation) -> Saved | RequestKnown | NonceUsed:
+        """See OperationStore.save_new."""
+        async with self._transactions.transaction() as connection:
+            earlier = await _found(connection, operations.c.request_id == new.operation.request_id)
+            if earlier is not None:
+                return RequestKnown(earlier)
+            if new.nonce is not None:
+                spent = select(used_nonces.c.nonce).where(used_nonces.c.nonce == new.nonce.nonce)
+                if (await connection.execute(spent)).one_or_none() is not None:
+                    return NonceUsed()
+            newest = (await connection.execute(select(func.max(operations.c.number)))).scalar()
+            row = {**_operation_row(new.operation), "number": (newest or 0) + 1}
+            await connection.execute(insert(operations), row)
+            if new.nonce is not None:
+                await connection.execute(
+                    insert(used_nonces),
+                    {
+                        "nonce": new.nonce.nonce,
+                        "operation_id": new.operation.id,
+                        "kept_until": new.nonce.kept_until,
+                    },
+                )
+            await _raise_mark(connection, new.mark)
+            head = await _append(connection, new.audit)
+            saved = await _found(connection, operations.c.id == new.operation.id)
+            assert saved is not None, "what was inserted can be read in the same transaction"
+            return Saved(saved, head)
+
+    async def update(self, operation: GovernedOperation, audit: Sequence[AuditDraft]) -> AuditHead:
+        """See OperationStore.update."""
+        async with self._transactions.transaction() as connection:
+            stored = await _found(connection, operations.c.id == operation.id)
+            if stored is None:
+                raise WeftError(Reason.NOT_FOUND, "no operation of this name is known")
+            if stored == operation:
+                return await _head(connection)
+            await connection.execute(
+                update(operations).where(operations.c.id == operation.id).values(**_operation_row(operation))
+            )
+            return await _append(connection, audit)
+
+    async def append_audit(self, audit: Sequence[AuditDraft]) -> AuditHead:
+        """See OperationStore.append_audit."""
+        async with self._transactions.transaction() as connection:
+            return await _append(connection, audit)
+
+    async def page_audit(self, *, after_sequence: int, size: int) -> list[AuditEntry]:
+        """See OperationStore.page_audit."""
+        statement = (
+            select(audit_entries)
+            .where(audit_entries.c.sequence > after_sequence)
+            .order_by(audit_entries.c.sequence)
+            .limit(size)
+        )
+        async with self._transactions.transaction() as connection:
+            return [_entry_of(row) for row in await connection.execute(statement)]
+
+    async def audit_head(self) -> AuditHead:
+        """See OperationStore.audit_head."""
+        async with self._transactions.transaction() as connection:
+            return await _head(connection)
+
+    async def delete_ended_before(self, moment: datetime) -> int:
+        """See OperationStore.delete_ended_before."""
+        async with self._transactions.transaction() as connection:
+            # A comparison with NULL is not true, so those that have not ended stay.
+            return (await connection.execute(delete(operations).where(operations.c.ended_at < moment))).rowcount
+
+    async def purge_nonces(self, moment: datetime) -> int:
+        """See OperationStore.purge_nonces."""
+        async with self._transactions.transaction() as connection:
+            newest = (await connection.execute(select(governance_marks.c.newest_issued_at))).scalar_one_or_none()
+            # A clock that is ahead for a moment says of all nonces that their time is over; a token that was issued
+            # after that time, and admitted, proves it.
+            before = moment if newest is None else min(moment, newest)
+            return (await connection.execute(delete(used_nonces).where(used_nonces.c.kept_until < before))).rowcount
+
+
+async def _found(connection: AsyncConnection, condition: Any) -> GovernedOperation | None:
+    row = (await connection.execute(select(operations).where(condition))).one_or_none()
+    return None if row is None else _operation_of(row)
+
+
+async def _raise_mark(connection: AsyncConnection, mark: datetime | None) -> None:
+    if mark is None:
+        return
+    row = (await connection.execute(select(governance_marks))).one_or_none()
+    if row is None:
+        raise WeftError(Reason.SERVICE_UNAVAILABLE, "the registry's database lost its marks of governance")
+    if row.newest_issued_at is None or row.newest_issued_at < mark:
+        await connection.execute(update(governance_marks).values(newest_issued_at=mark))
+
+
+async def _head(connection: AsyncConnection) -> AuditHead:
+    newest = select(audit_entries.c.sequence, audit_entries.c.hash).order_by(audit_entries.c.sequence.desc()).limit(1)
+    row = (await connection.execute(newest)).one_or_none()
+    return AuditHead() if row is None else AuditHead(sequence=row.sequence, hash=row.hash)
+
+
+async def _append(connection: AsyncConnection, drafts: Sequence[AuditDraft]) -> AuditHead:
+    head = await _head(connection)
+    entries = chained(head, drafts)
+    if not entries:
+        return head
+    await connection.execute(insert(audit_entries), [_entry_row(entry) for entry in entries])
+    return entries[-1].head
+
+
+def _operation_row(operation: GovernedOperation) -> dict[str, Any]:
+    return {
+        "number": operation.number,
+        "id": operation.id,
+        "request_id": operation.request_id,
+        "action": operation.action,
+        "state": operation.state.name.lower(),
+        "requested_by": operation.requested_by,
+        "signers": json.dumps(operation.signers),
+        "runner": operation.runner,
+        "reason": operation.reason.name.lower(),
+        "detail": operation.detail,
+        "result": operation.result,
+        "cancel_requested": operation.cancel_requested,
+        "created_at": operation.created_at,
+        "started_at": operation.started_at,
+        "ended_at": operation.ended_at,
+    }
+
+
+def _operation_of(row: Row[Any]) -> GovernedOperation:
+    return GovernedOperation(
+        id=row.id,
+        number=row.number,
+        request_id=row.request_id,
+        action=row.action,
+        state=OperationState[row.state.upper()],
+        requested_by=row.requested_by,
+        signers=tuple(json.loads(row.signers)),
+        runner=row.runner,
+        # A newer release may have reasons that this one does not know.
+        reason=Reason.__members__.get(row.reason.upper(), Reason.INTERNAL),
+        detail=row.detail,
+        result=row.result,
+        cancel_requested=row.cancel_requested,
+        created_at=row.created_at,
+        started_at=row.started_at,
+        ended_at=row.ended_at,
+    )
+
+
+def _entry_row(entry: AuditEntry) -> dict[str, Any]:
+    draft = entry.draft
+    return {
+        "sequence": entry.sequence,
+        "at": draft.at,
+        "event": draft.event,
+        "actor": draft.actor,
+        "operation": draft.operation,
+        "detail": draft.detail,
+        "previous_hash": entry.previous_hash,
+        "hash": entry.hash,
+    }
+
+
+def _entry_of(row: Row[Any]) -> AuditEntry:
+    draft = AuditDraft(at=row.at, event=row.event, actor=row.actor, operation=row.operation, detail=row.detail)
+    return AuditEntry(sequence=row.sequence, draft=draft, previous_hash=row.previous_hash, hash=row.hash)

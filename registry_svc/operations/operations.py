@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import structlog
 
 from registry_svc.config import OperationSettings
-from registry_svc.operations.actions import CheckedAction, words_of
+from registry_svc.operations.actions import CheckedAction, require_known, subjects_of, words_of
 from registry_svc.operations.audit_log import AuditLog, action_detail, action_hash
 from registry_svc.operations.executor import Executor
 from registry_svc.operations.governance import Admission, Gatekeeper, GovernanceRules, Refused
@@ -30,7 +30,6 @@ from registry_svc.operations.policy.lifecycle import (
     require_place,
     require_same_action,
 )
-from registry_svc.operations.subjects import require_known, subjects_of
 from registry_svc.writer import SingleWriter
 from weft.api.operations.v1 import operation_pb2
 from weft.kernel.errors import WeftError

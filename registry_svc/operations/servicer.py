@@ -1,19 +1,151 @@
 """Governed work on the mesh, and its audit log."""
 
-# ruff: noqa: N802 - the methods are called as in the contract
-
+import base64
+import binascii
+import re
+from datetime import datetime
 from typing import Any
 
 import grpc
+from google.protobuf import timestamp_pb2
 
-from registry_svc.checks import require_count, to_actor
+from registry_svc.operations.actions import checked_action
+from registry_svc.operations.governance import GovernanceRules
 from registry_svc.operations.live_operations import OperationView
-from registry_svc.operations.messages import entry_message, head_message, operation_message, rules_message
-from registry_svc.operations.operations import Operations
-from registry_svc.operations.requests import page_size_of, page_token, to_asked, to_operation_id, to_page
+from registry_svc.operations.operations import Asked, Operations
+from registry_svc.operations.policy.audit import AuditEntry, AuditHead
+from registry_svc.operations.policy.lifecycle import OPERATION_PREFIX, OperationState
+from registry_svc.wire_values import duration_message, require_count, to_actor
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2, operation_service_pb2_grpc
 from weft.kernel.clock import Clock
+from weft.kernel.errors import invalid_field
+from weft.kernel.names import MAX_NAME_CHARS, is_name, require_request_id
 from weft.kernel.rpc import answering
+
+MAX_AUTHORIZATION_CHARS = 16 * 1024
+DEFAULT_PAGE_SIZE = 100
+MAX_PAGE_SIZE = 1_000
+MAX_NUMBER = 2**63 - 1
+
+_NUMBER = re.compile(r"[1-9][0-9]{0,18}")
+
+
+def to_asked(request: operation_service_pb2.CreateOperationRequest) -> Asked:
+    """A valid CreateOperation, on whatever names; raises INVALID_ARGUMENT naming the field."""
+    request_id = require_request_id(request.request_id, "request_id")
+    if len(request.authorization) > MAX_AUTHORIZATION_CHARS:
+        raise invalid_field("authorization", f"must be at most {MAX_AUTHORIZATION_CHARS} characters")
+    return Asked(
+        request_id=request_id,
+        action=checked_action(request.action),
+        requested_by=to_actor(request.requested_by),
+        authorization=request.authorization,
+    )
+
+
+def to_operation_id(name: str) -> str:
+    """The id in "operations/<id>"; raises INVALID_ARGUMENT."""
+    operation_id = name.removeprefix(OPERATION_PREFIX)
+    if operation_id == name or not is_name(operation_id):
+        raise invalid_field("name", f"must be {OPERATION_PREFIX}<id>, at most {MAX_NAME_CHARS} characters of id")
+    return operation_id
+
+
+def to_page(request: operation_service_pb2.ListOperationsRequest) -> tuple[int | None, int]:
+    """The number before which the page begins, and how many it holds; raises INVALID_ARGUMENT naming the field."""
+    size = page_size_of(request.page_size)
+    if not request.page_token:
+        return None, size
+    try:
+        text = base64.b64decode(request.page_token, altchars=b"-_", validate=True).decode("ascii")
+    except (binascii.Error, ValueError):
+        text = ""
+    if _NUMBER.fullmatch(text) is None or int(text) > MAX_NUMBER:
+        raise invalid_field("page_token", "must be one that an earlier page returned")
+    return int(text), size
+
+
+def page_token(last_number: int) -> str:
+    """The token of the page that begins after the operation of this number."""
+    return base64.urlsafe_b64encode(str(last_number).encode("ascii")).decode("ascii")
+
+
+def page_size_of(page_size: int) -> int:
+    """How many a page holds; raises INVALID_ARGUMENT."""
+    return min(require_count(page_size, "page_size") or DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE)
+
+
+def operation_message(view: OperationView, now: float) -> operation_pb2.Operation:
+    """An operation as it is at `now`, seconds of the process's clock."""
+    operation, progress = view.operation, view.progress
+    message = operation_pb2.Operation(
+        name=operation.name,
+        state=operation.state.value,  # type: ignore[arg-type]  # same numbers
+        reason=operation.reason.value,  # type: ignore[arg-type]  # same numbers
+        detail=operation.detail or progress.detail,
+        create_time=_timestamp(operation.created_at),
+        action=operation_pb2.OperationAction.FromString(operation.action),
+        stage=progress.stage,
+        runner=operation.runner,
+        requested_by=operation.requested_by,
+        signers=operation.signers,
+        request_id=operation.request_id,
+    )
+    if operation.started_at is not None:
+        message.start_time.CopyFrom(_timestamp(operation.started_at))
+    if operation.ended_at is not None:
+        message.end_time.CopyFrom(_timestamp(operation.ended_at))
+    if operation.state is OperationState.SUCCEEDED:
+        message.result.CopyFrom(operation_pb2.OperationResult.FromString(operation.result))
+        message.progress = 1.0
+    elif progress.share is not None:
+        message.progress = progress.share
+    # What takes longer than it should has no known end.
+    if progress.ends_at is not None and progress.ends_at > now:
+        message.eta.CopyFrom(duration_message(progress.ends_at - now))
+    return message
+
+
+def rules_message(rules: GovernanceRules) -> operation_service_pb2.GetGovernanceResponse:
+    """The rules of governance."""
+    return operation_service_pb2.GetGovernanceResponse(
+        mode=rules.mode.value,  # type: ignore[arg-type]  # same numbers
+        required_signers=rules.required_signers,
+        signers=rules.signers,
+        audience=rules.audience,
+        token_lifetime=duration_message(rules.token_lifetime_seconds),
+        policy_version=rules.policy_version,
+    )
+
+
+def entry_message(entry: AuditEntry) -> operation_service_pb2.AuditEntry:
+    """One line of the audit log."""
+    draft = entry.draft
+    return operation_service_pb2.AuditEntry(
+        sequence=entry.sequence,
+        time=_timestamp(draft.at),
+        event=draft.event,
+        actor=draft.actor,
+        operation=draft.operation,
+        detail=draft.detail,
+        previous_hash=entry.previous_hash,
+        hash=entry.hash,
+    )
+
+
+def head_message(head: AuditHead) -> operation_service_pb2.AuditHead:
+    """The end of the audit log."""
+    return operation_service_pb2.AuditHead(sequence=head.sequence, hash=head.hash)
+
+
+def _timestamp(moment: datetime) -> timestamp_pb2.Timestamp:
+    message = timestamp_pb2.Timestamp()
+    message.FromDatetime(moment)
+    return message
+
+
+# ruff: noqa: N802 - the methods are called as in the contract
+
 
 Context = grpc.aio.ServicerContext[Any, Any]
 

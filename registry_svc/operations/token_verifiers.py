@@ -1,21 +1,94 @@
 """Detached signatures: each signer signs the same bytes with a key of their own, which nobody else has."""
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+import hmac
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from joserfc import jws
+from joserfc.errors import JoseError
+from joserfc.jwk import OctKey
 
 from registry_svc.config import Signer
-from registry_svc.operations.governance import Refused
+from registry_svc.operations.governance import Refused, Verified
 from registry_svc.operations.policy.governance import Validity
-from registry_svc.operations.verified import Verified
 from weft.api.operations.v1 import operation_pb2
 from weft.kernel.errors import invalid_field
 from weft.signing.actions import same_action
 from weft.signing.claims import read_payload
 from weft.signing.keys import public_text, read_public_key
+from weft.signing.op_token import MAX_KEY_BYTES, MIN_KEY_BYTES, OpToken, read_op_token, shared_key_code
 from weft.signing.signatures import SignedBytes, is_signed_by, read_signed
+from weft.signing.strict_json import MAX_TOKEN_BYTES, MalformedToken, from_base64url, read_object
 
 if TYPE_CHECKING:
     from joserfc.jwk import OKPKey
+
+
+_ALGORITHM = "HS256"
+_COMPACT = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
+_HEX_CODE = re.compile(r"[0-9a-fA-F]{64}")
+
+
+class SharedKeyVerifier:
+    """See Verifier. It proves that the maker had the key, not who of the named signers agreed."""
+
+    def __init__(self, key: bytes, *, lifetime_seconds: float) -> None:
+        if not MIN_KEY_BYTES <= len(key) <= MAX_KEY_BYTES:
+            raise invalid_field("shared_key", f"must be {MIN_KEY_BYTES} to {MAX_KEY_BYTES} bytes")
+        self._key = key
+        self._lifetime = lifetime_seconds
+        try:
+            self._jose_key = OctKey.import_key(key)
+        except ValueError as error:
+            raise invalid_field("shared_key", "must be random bytes, not a key for signatures") from error
+
+    def verify(self, action: operation_pb2.OperationAction, authorization: str, audience: str) -> Verified:
+        """See Verifier.verify. These tokens are made out to nobody: the key is what ties them to a registry."""
+        del audience
+        token = self._read(authorization.strip())
+        if not token.allows(action):
+            raise Refused("it is for another action, or for other options")
+        issued_at = float(token.issued_at)
+        validity = Validity(issued_at=issued_at, not_before=issued_at, expires_at=issued_at + self._lifetime)
+        return Verified(signers=token.signers, nonce=token.nonce, validity=validity)
+
+    def _read(self, text: str) -> OpToken:
+        if len(text) > MAX_TOKEN_BYTES:
+            raise MalformedToken(f"is larger than {MAX_TOKEN_BYTES // 1024} KiB")
+        if _COMPACT.fullmatch(text):
+            return read_op_token(read_object(self._signed_payload(text)))
+        data = text.encode("utf-8", "surrogatepass")
+        envelope = read_object(data if text.startswith("{") else from_base64url(text))
+        op_token, code = envelope.get("opToken"), envelope.get("signature")
+        if envelope.keys() != {"opToken", "signature"} or not isinstance(op_token, dict) or not isinstance(code, str):
+            raise MalformedToken("is not an opToken with its signature")
+        self._require_code(op_token, code)
+        return read_op_token(op_token)
+
+    def _signed_payload(self, text: str) -> bytes:
+        try:
+            return jws.deserialize_compact(
+                text, self._jose_key, registry=_HmacRegistry(algorithms=[_ALGORITHM])
+            ).payload
+        except (JoseError, ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise Refused("its authentication code is not that of the shared key") from error
+
+    def _require_code(self, op_token: Mapping[str, Any], code: str) -> None:
+        expected = shared_key_code(op_token, self._key)
+        given = bytes.fromhex(code) if _HEX_CODE.fullmatch(code) else from_base64url(code)
+        if not hmac.compare_digest(expected, given):
+            raise Refused("its authentication code is not that of the shared key")
+
+
+class _HmacRegistry(jws.JWSRegistry):
+    """One algorithm, and a type at most: nothing that a token brings along chooses a key or a way to check."""
+
+    max_payload_length = MAX_TOKEN_BYTES
+
+    def __init__(self, algorithms: Sequence[str]) -> None:
+        super().__init__(algorithms=algorithms)
+        self.header_registry = {name: self.header_registry[name] for name in ("alg", "typ")}
 
 
 class SignatureVerifier:

@@ -1,14 +1,32 @@
 """The kinds of database there are, and what each must bring: ownership, tuning, and words for its failures."""
 
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Protocol
 
+import structlog
 from sqlalchemy import URL, Connection, make_url
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from registry_svc.store.postgres import PostgresDatabase
+from registry_svc.store.schema import SCHEMA
 from registry_svc.store.sqlite import SqliteDatabase
-from weft.kernel.errors import invalid_field
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.reasons import Reason
+from weft.sql.opening import opening
+from weft.sql.schema import bring_up_to_date
+
+log = structlog.get_logger("weft.registry.store")
+
+
+class Transactions(Protocol):
+    """See SqlStore. Transactions run one after the other, and each is on disk when its block has been left."""
+
+    def transaction(self) -> AbstractAsyncContextManager[AsyncConnection]:
+        """One transaction. Raises SERVICE_UNAVAILABLE when the database fails; then nothing of it has happened."""
+        ...
 
 
 class Database(Protocol):
@@ -55,3 +73,56 @@ def _parsed(database_url: str) -> URL:
         return make_url(database_url)
     except (ArgumentError, ValueError):
         raise invalid_field("database_url", "must be a URL such as postgresql+asyncpg://user@host/weft") from None
+
+
+class RegistryDatabase:
+    """The registry's database: opened with ownership and the newest schema, and used one transaction at a time.
+
+    One registry owns the database: see sqlite.py and postgres.py for how. Raises INVALID_ARGUMENT when the kind of
+    `database_url` is not supported.
+    """
+
+    def __init__(self, database_url: str) -> None:
+        self._database: Database = database_of(database_url)
+        self._failures: tuple[type[Exception], ...] = (SQLAlchemyError, OSError, *self._database.driver_errors)
+        self._engine: AsyncEngine | None = None
+        # SQLite ends a transaction that reads, then writes, after another one has written in between.
+        self._turn = asyncio.Lock()
+
+    async def open(self) -> None:
+        """See Store.open."""
+        try:
+            with opening(SCHEMA.owner, self._database.url, self._database.driver_errors):
+                self._engine = self._database.take()
+                async with self._turn, self._engine.begin() as connection:
+                    await connection.run_sync(self._database.require_whole)
+                    await connection.run_sync(bring_up_to_date, SCHEMA)
+                    await self._database.mark(connection)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """See Store.close."""
+        self._engine = None
+        await self._database.release()
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[AsyncConnection]:
+        """One transaction, for the stores of other tables in this database as well. Raises SERVICE_UNAVAILABLE."""
+        async with self._turn:
+            if self._engine is None:
+                raise WeftError(Reason.SERVICE_UNAVAILABLE, "the registry's database is not open")
+            with self._explained():
+                async with self._engine.begin() as connection:
+                    yield connection
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except self._failures as error:
+            # Not `log.exception`: tracebacks show local variables, and among them would be ticket keys.
+            log.error("database failed", error=self._database.explain(error))  # noqa: TRY400
+            # Nor chained, as PostgreSQL's own errors quote rows.
+            raise WeftError(Reason.SERVICE_UNAVAILABLE, "the registry's database failed; its log has details") from None

@@ -2,8 +2,8 @@
 
 from datetime import UTC, datetime, timedelta, timezone
 
-from registry_svc.mesh.behaviour import AgentBehaviour, Repetition
 from registry_svc.mesh.domain import (
+    AgentBehaviour,
     AgentManifest,
     AgentPublication,
     DeclaredAgent,
@@ -13,6 +13,7 @@ from registry_svc.mesh.domain import (
     Manifest,
     MeshSettings,
     Publication,
+    Repetition,
     RouteManifest,
     RunnerProfile,
     Session,

@@ -8,8 +8,8 @@ import structlog
 from sqlalchemy.ext.asyncio import create_async_engine
 from stored_values import BEHAVIOUR, declared_agent
 
-from registry_svc.mesh.behaviour import NO_BEHAVIOUR, AgentBehaviour, Repetition
-from registry_svc.mesh.behaviour_json import behaviour_from_json, behaviour_to_json
+from registry_svc.mesh.domain import NO_BEHAVIOUR, AgentBehaviour, Repetition
+from registry_svc.mesh.rows import behaviour_from_json, behaviour_to_json
 from registry_svc.mesh.sql_store import SqlStore
 
 BEHAVIOURS = [

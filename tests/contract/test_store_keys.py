@@ -8,8 +8,7 @@ import pytest
 from sqlalchemy import text
 
 from registry_svc.keys.domain import ApiKey
-from registry_svc.keys.key_sql import MAX_IDS_PER_STATEMENT, SqlKeyStore
-from registry_svc.keys.key_store import KeyStore, StoredKeys
+from registry_svc.keys.key_store import MAX_IDS_PER_STATEMENT, KeyStore, SqlKeyStore, StoredKeys
 from registry_svc.mesh.sql_store import SqlStore
 from weft.kernel.errors import WeftError
 from weft.kernel.names import MAX_TENANT_CHARS

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from registry_svc.ledger.lease_sql import MAX_IDS_PER_STATEMENT, SqlLeaseStore
-from registry_svc.ledger.lease_store import LeaseStore, StoredLedger
+from registry_svc.ledger.lease_store import MAX_IDS_PER_STATEMENT, LeaseStore, SqlLeaseStore, StoredLedger
 from registry_svc.ledger.policy.leases import Grant, Holder, HolderKind
 from registry_svc.mesh.sql_store import SqlStore
 from weft.gpu.sighting import ProcessId

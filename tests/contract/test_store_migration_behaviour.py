@@ -8,7 +8,7 @@ from sqlalchemy import Connection, inspect
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from stored_values import BEHAVIOUR, declared_agent, stored
 
-from registry_svc.mesh.behaviour import NO_BEHAVIOUR
+from registry_svc.mesh.domain import NO_BEHAVIOUR
 from registry_svc.mesh.sql_store import SqlStore
 from registry_svc.store.schema import SCHEMA
 from weft.kernel.errors import WeftError

@@ -9,8 +9,14 @@ from sqlalchemy import update
 from stored_values import ELSEWHERE, NOW, WORDS, stored
 
 from registry_svc.mesh.sql_store import SqlStore
-from registry_svc.operations.operation_sql import SqlOperationStore
-from registry_svc.operations.operation_store import NewOperation, NonceUsed, RequestKnown, Saved, SpentNonce
+from registry_svc.operations.operation_store import (
+    NewOperation,
+    NonceUsed,
+    RequestKnown,
+    Saved,
+    SpentNonce,
+    SqlOperationStore,
+)
 from registry_svc.operations.policy.audit import AuditCheck, AuditDraft, AuditHead, Damage, Fault
 from registry_svc.operations.policy.lifecycle import GovernedOperation, OperationState
 from registry_svc.store.schema import audit_entries

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from registry_svc.mesh.wake_json import plan_from_json, plan_to_json
+from registry_svc.mesh.rows import plan_from_json, plan_to_json
 from weft.wake.recipes import CommandRecipe, HttpRecipe, WakeOnLanRecipe, WakePlan
 
 PLANS = [

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum, auto
 
-from registry_svc.ledger.policy.device_choice import choose
-from registry_svc.ledger.policy.leases import DeviceBook, HolderKind, HostBook, Lease, LeaseState, with_again, without
-from registry_svc.ledger.policy.memory_request import Wish
+from registry_svc.ledger.policy.device_memory import DeviceBook, HostBook, choose, with_again, without
+from registry_svc.ledger.policy.leases import HolderKind, Lease, LeaseState, Wish
 from weft.kernel.request import Priority
 
 REFUSAL_KEPT_SECONDS = 5.0

@@ -5,13 +5,12 @@ without all that leases booked. By sight: without the margin, without what proce
 without what each lease booked or is seen to hold, whichever is more. Where use is unknown, booking alone counts.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import IntEnum
 
-from weft.gpu.sighting import DeviceSight, HostSight, ProcessId, ProcessSight
+from weft.gpu.sighting import HostSight, ProcessId, ProcessSight, Source
 from weft.kernel.request import Priority
 
 Shares = tuple[tuple[int, int], ...]
@@ -96,149 +95,136 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceBook:
-    """The book of one device. All in bytes."""
+class Wish:
+    """A request for memory on one host."""
 
-    index: int
-    total: int
-    margin: int
-    """Never booked."""
-    booked: int = 0
-    """By leases in whatever state."""
-    held: int = 0
-    """For each lease what it booked or is seen to hold, whichever is more."""
-    foreign: int | None = None
-    """Held by processes without a lease; None: unknown."""
+    key: str
+    """The same on every repeat of one call, and nobody else's."""
+    request_id: str
+    holder: Holder
+    purpose: str
+    host: str
+    size: int
+    """Bytes, over all devices."""
+    device_indexes: frozenset[int] = frozenset()
+    """Empty: all of the host."""
+    max_devices: int = 0
+    """0: as many as it takes."""
+    priority: Priority = Priority.NORMAL
+    pinned: bool = False
+    arrival: int = 0
+    """Who came first has the lower one."""
+    deadline: float
+    """When it gives up, monotonic seconds."""
 
     @property
-    def capacity(self) -> int:
-        """All that leases may ever book."""
-        return max(0, self.total - self.margin)
+    def place(self) -> tuple[int, int]:
+        """Its place in line: lower ones go first."""
+        return self.priority, self.arrival
 
-    @property
-    def free(self) -> int:
-        """What a new lease could get now."""
-        by_booking = self.capacity - self.booked
-        by_sight = by_booking if self.foreign is None else self.capacity - self.foreign - self.held
-        return max(0, min(by_booking, by_sight))
+    def devices_among(self, indexes: Iterable[int]) -> frozenset[int]:
+        """Those of a host's devices that it may be on."""
+        return self.device_indexes.intersection(indexes) if self.device_indexes else frozenset(indexes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostBook:
-    """The books of one host's devices, and what each lease takes of them."""
-
-    devices: Mapping[int, DeviceBook]
-    takes: Mapping[str, tuple[tuple[int, int, int], ...]]
-    """By lease id: (device index, booked bytes, held bytes)."""
-    seen: Mapping[str, int | None]
-    """By lease id: what its processes are seen to hold, in bytes; None: unknown."""
+LOOKED_FOR_SECONDS = 10.0
+"""How long memory that was given up is looked for at the pace of somebody who waits for it."""
 
 
-def open_book(sight: HostSight, leases: Sequence[Lease], margin: int) -> HostBook:
-    """The books of a host as it was seen last, with its leases. A lease on a device that is gone takes nothing."""
+def read_back(grant: Grant, now: float) -> Lease:
+    """A lease as it is after the registry's own restart: what its holder said of its use is forgotten."""
+    return Lease(
+        grant=grant,
+        state=LeaseState.RELEASING if grant.releasing else LeaseState.HELD,
+        renewed=now,
+        since=now if grant.releasing else None,
+        priority=grant.priority,
+        pinned=grant.pinned,
+    )
+
+
+def is_orphaned(lease: Lease, now: float, time_to_live: float, grace_until: float) -> bool:
+    """Whether its holder has been silent for too long. All in monotonic seconds."""
+    return lease.state is LeaseState.HELD and now >= max(lease.renewed + time_to_live, grace_until)
+
+
+def orphaned(lease: Lease, now: float) -> Lease:
+    """A lease whose holder is not heard of."""
+    return replace(lease, state=LeaseState.ORPHANED, since=now)
+
+
+def renewed(lease: Lease, now: float) -> Lease:
+    """A lease whose holder was heard; an orphaned one is held again."""
+    return replace(lease, state=LeaseState.HELD, renewed=now, since=None)
+
+
+def released(lease: Lease, now: float) -> Lease:
+    """A lease that its holder gave up; it counts from then on, even if its holder was silent before."""
+    return replace(lease, grant=replace(lease.grant, releasing=True), state=LeaseState.RELEASING, since=now)
+
+
+def with_gone(lease: Lease, processes: Iterable[ProcessSight]) -> Lease:
+    """A lease after a sighting: ended processes stay ended, whatever the next sighting is about.
+
+    One that has ended and whose memory is listed still is not gone yet.
+    """
+    ended = {each.process for each in processes if not each.alive and not _holds_memory(each)}
+    gone = ended.intersection(lease.grant.processes) - lease.gone
+    return replace(lease, gone=lease.gone | gone) if gone else lease
+
+
+def processes_after(lease: Lease, named: frozenset[ProcessId]) -> tuple[ProcessId, ...]:
+    """The processes of a lease once its holder has named these.
+
+    Those that it names no more stay until they are seen to be gone: they may hold memory still.
+    """
+    together = named | lease.remaining
+    return tuple(sorted(together)) if together else lease.grant.processes
+
+
+def is_over(lease: Lease, sight: HostSight, seen: float, renew_interval: float) -> bool:
+    """Whether a lease that was given up or orphaned is over, by a sighting of its host that arrived at `seen`.
+
+    It must have arrived after that, and say of each process that it is gone or holds nothing. Where processes were
+    never named, one may have been started whose name is still under way: nothing is believed for one renew interval.
+    """
+    if lease.since is None or seen <= lease.since:
+        return False
+    if not lease.grant.processes:
+        return seen >= lease.since + renew_interval
     by_id = {each.process: each for each in sight.processes}
-    seen = {lease.grant.id: _seen_by_device(lease, by_id) for lease in leases}
-    takes = {lease.grant.id: tuple(_taken(lease.grant.shares, seen[lease.grant.id] or {})) for lease in leases}
-    holdings = _holdings(sight, leases, seen)
-    books = {
-        device.index: DeviceBook(
-            index=device.index, total=device.total_bytes, margin=margin, foreign=_foreign(device, holdings, margin)
-        )
-        for device in sight.devices
-    }
-    for taken in takes.values():
-        books = _changed(books, taken, sign=1)
-    known = {lease_id: None if each is None else sum(each.values()) for lease_id, each in seen.items()}
-    if all(device.used_bytes is None for device in sight.devices):
-        known = dict.fromkeys(known, None)
-    return HostBook(devices=books, takes=takes, seen=known)
+    return all(_holds_nothing(lease, by_id.get(process), sight.source) for process in lease.remaining)
 
 
-def without(devices: Mapping[int, DeviceBook], book: HostBook, lease_ids: Iterable[str]) -> Mapping[int, DeviceBook]:
-    """The devices as they would be if these leases were over."""
-    changed = devices
-    for lease_id in lease_ids:
-        changed = _changed(changed, book.takes[lease_id], sign=-1)
-    return changed
+def is_fresh(lease: Lease, now: float) -> bool:
+    """Whether its memory was given up a moment ago: somebody may ask for it next, so it is looked for often."""
+    return lease.since is not None and now - lease.since < LOOKED_FOR_SECONDS
 
 
-def with_again(devices: Mapping[int, DeviceBook], book: HostBook, lease_id: str) -> Mapping[int, DeviceBook]:
-    """The devices as they would be if a lease that `without` left out were there after all."""
-    return _changed(devices, book.takes[lease_id], sign=1)
+def is_forgotten(lease: Lease, now: float, last_seen: float, keep_seconds: float) -> bool:
+    """Whether nobody has looked at its host for so long that nobody will say when it is over."""
+    return lease.since is not None and now - max(lease.since, last_seen) >= keep_seconds
 
 
-def with_shares(devices: Mapping[int, DeviceBook], shares: Shares) -> Mapping[int, DeviceBook]:
-    """The devices with one more lease, whose processes hold nothing yet."""
-    return _changed(devices, [(index, size, size) for index, size in shares], sign=1)
+def watched(leases: Sequence[Lease]) -> list[ProcessId]:
+    """The processes that the next sighting must say something about, in order."""
+    found: set[ProcessId] = set()
+    for lease in leases:
+        found |= lease.remaining - lease.named if lease.state is LeaseState.HELD else lease.remaining
+    return sorted(found)
 
 
-def _changed(
-    devices: Mapping[int, DeviceBook], taken: Iterable[tuple[int, int, int]], *, sign: int
-) -> dict[int, DeviceBook]:
-    changed = dict(devices)
-    for index, booked, held in taken:
-        if (device := changed.get(index)) is not None:
-            changed[index] = replace(device, booked=device.booked + sign * booked, held=device.held + sign * held)
-    return changed
+def _holds_nothing(lease: Lease, process: ProcessSight | None, source: Source) -> bool:
+    # Not named: nothing is known of it until somebody has been asked.
+    if process is None or _holds_memory(process):
+        return False
+    if not process.alive:
+        return True
+    if source is not Source.NVML or process.memory_unknown:
+        return False
+    # One that nobody ended and that has not filled its share may be about to.
+    return lease.state is LeaseState.RELEASING or lease.filled
 
 
-def _taken(shares: Shares, seen: Mapping[int, int]) -> Iterable[tuple[int, int, int]]:
-    booked = dict(shares)
-    for index in sorted({*booked, *seen}):
-        share = booked.get(index, 0)
-        yield index, share, max(share, seen.get(index, 0))
-
-
-def _seen_by_device(lease: Lease, by_id: Mapping[ProcessId, ProcessSight]) -> dict[int, int] | None:
-    """What a lease's processes hold on each device; None: unknown."""
-    sights = [sight for process in lease.grant.processes if (sight := by_id.get(process)) is not None]
-    # A process that is not named holds nothing. But where not one of a filled lease's is named, they cannot be seen
-    # at all: inside of containers the driver's library lists none.
-    if any(each.alive and each.memory_unknown for each in sights) or (lease.filled and not sights):
-        return None
-    held: dict[int, int] = defaultdict(int)
-    for each in sights:
-        # Memory may be listed for a moment longer than its process lives.
-        for index, size in each.bytes_by_device:
-            held[index] += size
-    return dict(held)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Holdings:
-    """Who holds what is in use, by device, in bytes."""
-
-    explained: Mapping[int, int]
-    """By processes that are seen, and by filled leases whose processes are not."""
-    foreign: Mapping[int, int]
-    """By processes that are seen and have no lease."""
-    are_all_seen: bool
-
-
-def _holdings(sight: HostSight, leases: Sequence[Lease], seen: Mapping[str, dict[int, int] | None]) -> _Holdings:
-    leased = {process for lease in leases for process in lease.grant.processes}
-    explained: dict[int, int] = defaultdict(int)
-    foreign: dict[int, int] = defaultdict(int)
-    for process in sight.processes:
-        for index, size in process.bytes_by_device:
-            explained[index] += size
-            foreign[index] += 0 if process.process in leased else size
-    unseen = [lease for lease in leases if seen[lease.grant.id] is None]
-    for lease in unseen:
-        # One that is still loading may hold anything up to its share; what it holds already counts as foreign until
-        # it is filled, which books too much for a while rather than too little.
-        for index, size in lease.grant.shares if lease.filled else ():
-            explained[index] += size
-    are_all_seen = not unseen and not any(process.alive and process.memory_unknown for process in sight.processes)
-    return _Holdings(explained=explained, foreign=foreign, are_all_seen=are_all_seen)
-
-
-def _foreign(device: DeviceSight, holdings: _Holdings, margin: int) -> int | None:
-    """What processes without a lease hold on a device; None: unknown."""
-    if device.used_bytes is None:
-        return None
-    # The driver holds some memory for itself, which no process shows. The margin is there for that; more than it is
-    # held by somebody who cannot be seen.
-    unexplained = device.used_bytes - holdings.explained.get(device.index, 0)
-    allowance = margin if holdings.are_all_seen else 0
-    return holdings.foreign.get(device.index, 0) + max(0, unexplained - allowance)
+def _holds_memory(process: ProcessSight) -> bool:
+    return any(size for _, size in process.bytes_by_device)

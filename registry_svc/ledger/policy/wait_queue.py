@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from registry_svc.ledger.policy.device_choice import choose
+from registry_svc.ledger.policy.device_memory import HostBook, choose, with_shares
 from registry_svc.ledger.policy.eviction import Reclaim, next_victim
-from registry_svc.ledger.policy.leases import HostBook, Lease, Shares, with_shares
-from registry_svc.ledger.policy.memory_request import Wish
+from registry_svc.ledger.policy.leases import Lease, Shares, Wish
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

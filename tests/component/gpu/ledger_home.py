@@ -12,7 +12,7 @@ from typing import Any
 
 from registry_svc.config import LedgerConfig
 from registry_svc.ledger.domain import HostMemory
-from registry_svc.ledger.lease_sql import SqlLeaseStore
+from registry_svc.ledger.lease_store import SqlLeaseStore
 from registry_svc.ledger.ledger import Ledger
 from registry_svc.ledger.servicer import LeaseServicer
 from registry_svc.mesh.runner_calls import YieldAnswer, YieldRequest

@@ -13,15 +13,13 @@ from typing import Any, cast
 from registry_svc.config import GovernanceMode, OperationSettings
 from registry_svc.mesh.sql_store import SqlStore
 from registry_svc.operations.actions import CheckedAction
-from registry_svc.operations.directory import RunnerSight
 from registry_svc.operations.governance import Gatekeeper
 from registry_svc.operations.governance_gate import build_gate
 from registry_svc.operations.job import JobTools
-from registry_svc.operations.operation_sql import SqlOperationStore
+from registry_svc.operations.operation_store import SqlOperationStore
 from registry_svc.operations.operations import Asked, Operations
-from registry_svc.operations.policy.load_times import LoadTimes
-from registry_svc.operations.policy.loads import PoolMember
-from registry_svc.operations.runner_presence import Attendance
+from registry_svc.operations.policy.loads import LoadTimes, PoolMember
+from registry_svc.operations.runner_presence import Attendance, RunnerSight
 from weft.api.operations.v1 import operation_pb2
 from weft.kernel.clock import Clock, SystemClock
 

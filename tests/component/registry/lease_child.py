@@ -16,7 +16,7 @@ from lease_stage import GIB, MARGIN, ScriptedCalls, SimulatedHost, program
 
 from registry_svc.config import LedgerConfig
 from registry_svc.ledger.domain import Granted, MemoryRequest, Renewal
-from registry_svc.ledger.lease_sql import SqlLeaseStore
+from registry_svc.ledger.lease_store import SqlLeaseStore
 from registry_svc.ledger.ledger import Ledger
 from registry_svc.ledger.policy.leases import Grant, Lease
 from registry_svc.mesh.sql_store import SqlStore

@@ -10,18 +10,15 @@ from registry_svc.config import OperationSettings
 from registry_svc.mesh.runner_calls import YieldAnswer, YieldRequest
 from registry_svc.mesh.sql_store import SqlStore
 from registry_svc.operations.actions import checked_action
-from registry_svc.operations.directory import RunnerSight
 from registry_svc.operations.governance import Gatekeeper, OpenGate
 from registry_svc.operations.job import JobTools
 from registry_svc.operations.live_operations import OperationView
-from registry_svc.operations.operation_sql import SqlOperationStore
-from registry_svc.operations.operation_store import OperationStore
+from registry_svc.operations.operation_store import OperationStore, SqlOperationStore
 from registry_svc.operations.operations import Asked, Operations
 from registry_svc.operations.policy.audit import AuditEntry
 from registry_svc.operations.policy.lifecycle import OperationState
-from registry_svc.operations.policy.load_times import LoadTimes
-from registry_svc.operations.policy.loads import PoolMember
-from registry_svc.operations.runner_presence import Attendance
+from registry_svc.operations.policy.loads import LoadTimes, PoolMember
+from registry_svc.operations.runner_presence import Attendance, RunnerSight
 from weft.api.operations.v1 import operation_pb2
 from weft.api.runner.v1 import load_pb2, runner_service_pb2
 from weft.kernel.errors import WeftError

@@ -2,10 +2,10 @@
 
 from registry_svc.config import RegistryConfig
 from registry_svc.keys.join_tokens import JoinTokens
-from registry_svc.mesh.catalogue import Catalogue
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.declarations import Declarations
 from registry_svc.mesh.expiry import Expiry
+from registry_svc.mesh.servicers import Catalogue
 from registry_svc.mesh.sessions import Roster
 from registry_svc.mesh.settings import SettingsDesk
 from registry_svc.mesh.store import Store

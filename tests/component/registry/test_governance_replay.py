@@ -30,10 +30,9 @@ from governed_registry import DATABASE, WITNESS, asked, governed
 
 from registry_svc.config import GovernanceMode
 from registry_svc.operations.governance import GovernanceMarks, Refused
-from registry_svc.operations.governance_gate import build_gate
+from registry_svc.operations.governance_gate import WitnessFile, build_gate
 from registry_svc.operations.operations import Operations
-from registry_svc.operations.policy.governance_marks import Marks
-from registry_svc.operations.witness import WitnessFile
+from registry_svc.operations.policy.governance import Marks
 from weft.api.operations.v1 import operation_pb2
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import FieldError, WeftError

@@ -5,14 +5,14 @@ from typing import Any
 import pytest
 from lease_stage import GIB, SimulatedHost, Stage
 
-from registry_svc.ledger import waiting
+from registry_svc.ledger import wait_queue
 from weft.kernel.reasons import Reason
 
 MOST = 3
 
 
 async def test_one_holder_cannot_take_every_lease_that_there_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "MAX_LEASES_PER_HOLDER", MOST)
+    monkeypatch.setattr(wait_queue, "MAX_LEASES_PER_HOLDER", MOST)
     async with Stage(SimulatedHost((24 * GIB,)), max_leases=10) as stage:
         liar, honest = stage.runner("liar"), stage.runner("honest")
         for _ in range(MOST):
@@ -26,7 +26,7 @@ async def test_one_holder_cannot_take_every_lease_that_there_may_be(monkeypatch:
 
 
 async def test_waits_of_a_holder_count_with_its_leases(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "MAX_LEASES_PER_HOLDER", MOST)
+    monkeypatch.setattr(wait_queue, "MAX_LEASES_PER_HOLDER", MOST)
     async with Stage(SimulatedHost((24 * GIB,))) as stage:
         liar, asked = stage.runner("liar"), {"request_id": "again"}
         await stage.loaded(stage.runner("honest"), 20 * GIB, active_requests=1)

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from lease_stage import GIB, MARGIN, SimulatedHost, Stage, program
 
-from registry_svc.ledger.lease_sql import SqlLeaseStore
-from registry_svc.ledger.lease_store import StoredLedger
+from registry_svc.ledger.lease_store import SqlLeaseStore, StoredLedger
 from registry_svc.mesh.sql_store import SqlStore
 
 CHILD = Path(__file__).parent / "lease_child.py"

@@ -8,9 +8,8 @@ from lease_stage import GIB, MARGIN, ScriptedCalls, SimulatedHost
 
 from registry_svc.config import LedgerConfig, RegistryConfig
 from registry_svc.ledger.domain import Granted, MemoryRequest
-from registry_svc.ledger.holders import guests_of, sessions_of
-from registry_svc.ledger.lease_sql import SqlLeaseStore
-from registry_svc.ledger.ledger import Ledger
+from registry_svc.ledger.lease_store import SqlLeaseStore
+from registry_svc.ledger.ledger import Ledger, guests_of, sessions_of
 from registry_svc.ledger.policy.leases import Holder, HolderKind
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.domain import Capability, Opening, RunnerProfile

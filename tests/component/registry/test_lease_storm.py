@@ -7,7 +7,8 @@ import pytest
 from lease_storm import Storm
 
 from registry_svc.ledger import lease_table, reconciler
-from registry_svc.ledger.policy.leases import LeaseState, open_book
+from registry_svc.ledger.policy.device_memory import open_book
+from registry_svc.ledger.policy.leases import LeaseState
 from weft.gpu.sighting import Source
 
 CYCLES = 1_000

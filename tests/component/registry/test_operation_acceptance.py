@@ -17,12 +17,18 @@ from registry_svc.config import GovernanceMode
 from registry_svc.operations.audit_log import ENTRIES_PER_OPERATION
 from registry_svc.operations.executor import RESUME_PATIENCE_SECONDS
 from registry_svc.operations.governance import Admission, GovernanceMarks, GovernanceRules, Refused
-from registry_svc.operations.keeper import HOUSEKEEPING_INTERVAL_SECONDS, Keeper
 from registry_svc.operations.live_operations import MAX_WATCHERS, OperationView
-from registry_svc.operations.operation_sql import SqlOperationStore
-from registry_svc.operations.policy.audit import AuditCheck, AuditDraft, AuditHead
+from registry_svc.operations.operation_store import SqlOperationStore
+from registry_svc.operations.policy.audit import (
+    MAX_ENTRIES_PER_WINDOW,
+    SHARE_FOR_REFUSALS,
+    WINDOW_SECONDS,
+    AuditCheck,
+    AuditDraft,
+    AuditHead,
+)
 from registry_svc.operations.policy.lifecycle import GovernedOperation, OperationState
-from registry_svc.operations.policy.refusals import MAX_ENTRIES_PER_WINDOW, SHARE_FOR_REFUSALS, WINDOW_SECONDS
+from registry_svc.operations.service import HOUSEKEEPING_INTERVAL_SECONDS, Keeper
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock

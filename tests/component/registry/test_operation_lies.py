@@ -7,9 +7,9 @@ import pytest
 from google.protobuf import duration_pb2
 from operation_stage import LoadResponse, Stage, flush, load, loaded, running_stage, said, unload
 
-from registry_svc.operations.messages import operation_message
 from registry_svc.operations.policy.lifecycle import OperationState
 from registry_svc.operations.policy.loads import PoolMember
+from registry_svc.operations.servicer import operation_message
 from weft.api.operations.v1 import operation_pb2
 from weft.api.runner.v1 import runner_service_pb2
 

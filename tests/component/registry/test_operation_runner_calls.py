@@ -24,14 +24,12 @@ from registry_svc.mesh.domain import (
     RunnerProfile,
     Session,
 )
-from registry_svc.mesh.grpc_runner_calls import GrpcRunnerCalls
-from registry_svc.mesh.runner_calls import YieldAnswer, YieldRequest
-from registry_svc.operations.directory import MeshDirectory, RunnerSight
+from registry_svc.mesh.runner_calls import GrpcRunnerCalls, YieldAnswer, YieldRequest
 from registry_svc.operations.governance import OpenGate
-from registry_svc.operations.operation_sql import SqlOperationStore
+from registry_svc.operations.operation_store import SqlOperationStore
 from registry_svc.operations.policy.lifecycle import OperationState
 from registry_svc.operations.policy.loads import PoolMember
-from registry_svc.operations.runner_presence import LOOK_INTERVAL_SECONDS
+from registry_svc.operations.runner_presence import LOOK_INTERVAL_SECONDS, MeshDirectory, RunnerSight
 from registry_svc.operations.service import OperationDesk
 from weft.api.common.v1 import priority_pb2
 from weft.api.operations.v1 import operation_pb2

@@ -13,8 +13,8 @@ from registry_harness import (
     running_registry,
 )
 
-from registry_svc.mesh.policy.retirement import Retirement
-from registry_svc.mesh.retirements import Retirements
+from registry_svc.mesh.expiry import Retirements
+from registry_svc.mesh.policy.liveness import Retirement
 from weft.api.registry.v1 import registry_service_pb2
 from weft.api.registry.v1 import runner_session_service_pb2 as pb
 from weft_testing.fake_clock import FakeClock

@@ -8,8 +8,17 @@ from gated_store import GatedStore
 from roster_harness import BareRegistry
 
 from registry_svc.config import RegistryConfig
-from registry_svc.mesh.domain import Capability, Heartbeat, Kind, Manifest, Opening, RunnerProfile
-from registry_svc.mesh.wanted import Batch, ModelDeclaration, Outcome
+from registry_svc.mesh.domain import (
+    Batch,
+    Capability,
+    Heartbeat,
+    Kind,
+    Manifest,
+    ModelDeclaration,
+    Opening,
+    Outcome,
+    RunnerProfile,
+)
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation

@@ -27,13 +27,14 @@ from watch_steps import (
 )
 
 from registry_svc.config import RegistryConfig
-from registry_svc.mesh.changes import Snapshot
 from registry_svc.mesh.domain import (
     AgentManifest,
+    Batch,
     Capability,
     Heartbeat,
     Instance,
     Manifest,
+    ModelDeclaration,
     Opening,
     Phase,
     RouteManifest,
@@ -41,7 +42,7 @@ from registry_svc.mesh.domain import (
     Status,
 )
 from registry_svc.mesh.messages import change_message, snapshot_message
-from registry_svc.mesh.wanted import Batch, ModelDeclaration
+from registry_svc.mesh.watch import Snapshot
 from weft.dispatch.fleet import FleetView, apply_watch
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from registry_svc.ledger.policy.leases import DeviceBook, Grant, Holder, HolderKind, Lease, LeaseState, Shares
-from registry_svc.ledger.policy.memory_request import Wish
+from registry_svc.ledger.policy.device_memory import DeviceBook
+from registry_svc.ledger.policy.leases import Grant, Holder, HolderKind, Lease, LeaseState, Shares, Wish
 from weft.gpu.sighting import DeviceSight, HostSight, ProcessId, ProcessSight, Source
 from weft.kernel.request import Priority
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from registry_svc.mesh.changes import ModelDeleted, Revised
-from registry_svc.mesh.watch import Broadcaster
+from registry_svc.mesh.watch import Broadcaster, ModelDeleted, Revised
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 

@@ -4,8 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ledger_values import GIB, MARGIN, device, total_of
 
-from registry_svc.ledger.policy.device_choice import choose, largest_lease
-from registry_svc.ledger.policy.leases import DeviceBook
+from registry_svc.ledger.policy.device_memory import DeviceBook, choose, largest_lease
 
 ROOMS = st.lists(st.integers(0, 100), min_size=0, max_size=8)
 

@@ -9,11 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ledger_values import GIB, MARGIN, lease, program, runner, sight, wish
 
-from registry_svc.ledger.policy import leases as lease_policy
-from registry_svc.ledger.policy.device_choice import choose
+from registry_svc.ledger.policy import device_memory
+from registry_svc.ledger.policy.device_memory import choose, open_book, without
 from registry_svc.ledger.policy.eviction import REFUSAL_KEPT_SECONDS, Ask, AskState, Reclaim, candidates, next_victim
-from registry_svc.ledger.policy.leases import Lease, LeaseState, open_book, without
-from registry_svc.ledger.policy.memory_request import Wish
+from registry_svc.ledger.policy.leases import Lease, LeaseState, Wish
 from weft.kernel.request import Priority
 
 HIGH, NORMAL, LOW = Priority.HIGH, Priority.NORMAL, Priority.LOW
@@ -198,7 +197,7 @@ def test_asking_one_after_the_other_makes_room_exactly_where_all_who_may_be_aske
 def test_a_thousand_idle_models_are_each_taken_off_and_put_back_once_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     """One joined runner may have so many, and while they are judged the registry does nothing else."""
     changes = 0
-    change = lease_policy._changed
+    change = device_memory._changed
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         nonlocal changes
@@ -208,7 +207,7 @@ def test_a_thousand_idle_models_are_each_taken_off_and_put_back_once_at_most(mon
     size = 10 * GIB // 1_000
     leases = [lease(number, (0, size), used=number) for number in range(1, 1_001)]
     book = open_book(sight(10 * GIB + MARGIN), leases, MARGIN)
-    monkeypatch.setattr(lease_policy, "_changed", counted)
+    monkeypatch.setattr(device_memory, "_changed", counted)
     found = next_victim(wish(10 * GIB), book.devices, book, leases, reclaim())
     assert found is not None
     assert found.grant.id == "lease-1"

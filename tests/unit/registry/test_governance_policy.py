@@ -5,17 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from registry_svc.operations.policy.governance import (
+    CLOCK_SET_BACK_SECONDS,
+    Marks,
     Roll,
     TimeLimits,
     Validity,
     agreed,
+    fault_in_age,
     fault_in_agreement,
     fault_in_time,
-)
-from registry_svc.operations.policy.governance_marks import (
-    CLOCK_SET_BACK_SECONDS,
-    Marks,
-    fault_in_age,
     marks_at_start,
     nonce_kept_until,
 )

@@ -5,7 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from registry_svc.mesh.domain import InstanceFault
-from registry_svc.mesh.instances import instance_message, instance_of
+from registry_svc.mesh.messages import instance_message
+from registry_svc.mesh.requests import instance_of
 from weft.api.common.v1 import error_reason_pb2
 from weft.api.registry.v1 import runner_pb2
 from weft.kernel.errors import FieldError

@@ -1,7 +1,7 @@
 """What is kept of a report whose words are too many."""
 
 from registry_svc.mesh.domain import Capability, Instance, InstanceFault, Phase
-from registry_svc.mesh.policy.reports import detail_bytes, kept
+from registry_svc.mesh.policy.limits import detail_bytes, kept
 from weft.kernel.reasons import Reason
 
 FAULT = InstanceFault(reason=Reason.SERVER_DIED, detail="signal SIGKILL")

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ledger_values import GIB, MARGIN, ended, ended_but_listed, holding, lease, process, sight, unknown
 
-from registry_svc.ledger.policy.leases import DeviceBook, Lease, LeaseState, open_book
+from registry_svc.ledger.policy.device_memory import DeviceBook, open_book
+from registry_svc.ledger.policy.leases import Lease, LeaseState
 from weft.gpu.sighting import HostSight, Source
 
 TOTAL = 24 * GIB

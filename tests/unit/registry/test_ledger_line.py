@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ledger_values import GIB, MARGIN, lease, runner, sight, wish
 
+from registry_svc.ledger.policy.device_memory import open_book
 from registry_svc.ledger.policy.eviction import Reclaim
-from registry_svc.ledger.policy.leases import Lease, open_book
-from registry_svc.ledger.policy.memory_request import Wish
+from registry_svc.ledger.policy.leases import Lease, Wish
 from registry_svc.ledger.policy.wait_queue import LinePlan, plan_line
 from weft.kernel.request import Priority
 

@@ -9,17 +9,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from ledger_values import GIB, MARGIN, lease, runner, wish
 
-from registry_svc.ledger.policy import lease_time
-from registry_svc.ledger.policy.device_choice import choose, largest_lease
+from registry_svc.ledger.policy import leases as lease_policy
+from registry_svc.ledger.policy.device_memory import choose, largest_lease, open_book
 from registry_svc.ledger.policy.eviction import Reclaim
-from registry_svc.ledger.policy.lease_time import orphaned, processes_after, released, renewed, with_gone
-from registry_svc.ledger.policy.leases import Lease, LeaseState, open_book
+from registry_svc.ledger.policy.leases import Lease, LeaseState, orphaned, processes_after, released, renewed, with_gone
 from registry_svc.ledger.policy.wait_queue import plan_line
 from weft.gpu.sighting import DeviceSight, HostSight, ProcessId, ProcessSight, Source
 from weft.kernel.request import Priority
 
 if TYPE_CHECKING:
-    from registry_svc.ledger.policy.memory_request import Wish
+    from registry_svc.ledger.policy.leases import Wish
 
 GPUS = 4
 ROOM = 10 * GIB
@@ -96,11 +95,11 @@ class BookOfOneHost(RuleBasedStateMachine):
     @rule(later=st.sampled_from([0.25, 5.0]))
     def somebody_looks(self, later: float) -> None:
         self.now += later
-        asked = lease_time.watched(list(self.leases.values()))
+        asked = lease_policy.watched(list(self.leases.values()))
         seen = self.look(asked)
         for lease_id, known in list(self.leases.items()):
             updated = self.leases[lease_id] = with_gone(known, seen.processes)
-            if lease_time.is_over(updated, seen, self.now, 5.0):
+            if lease_policy.is_over(updated, seen, self.now, 5.0):
                 assert not (set(known.grant.processes) & self.processes.keys()), "a lease ended before its processes"
                 del self.leases[lease_id]
         self.serve()
@@ -165,7 +164,7 @@ def _over_at_once(given: Lease, *_: Any) -> bool:
 
 
 def test_the_model_finds_leases_that_end_before_their_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease_time, "is_over", _over_at_once)
+    monkeypatch.setattr(lease_policy, "is_over", _over_at_once)
     with pytest.raises(AssertionError, match="ended before its processes"):
         # Found is enough; a short example would take long.
         run_state_machine_as_test(BookOfOneHost, settings=settings(RUNS, max_examples=500, phases=[Phase.generate]))

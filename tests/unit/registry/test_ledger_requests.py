@@ -8,7 +8,7 @@ import pytest
 
 from registry_svc.config import LedgerConfig
 from registry_svc.ledger.policy.leases import Holder, HolderKind
-from registry_svc.ledger.requests import (
+from registry_svc.ledger.servicer import (
     MAX_BYTES,
     earlier_lives_of,
     host_filter_of,

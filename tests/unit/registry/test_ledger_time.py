@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 from ledger_values import GIB, ended, ended_but_listed, holding, lease, process, sight, unknown
 
-from registry_svc.ledger.policy.lease_time import (
+from registry_svc.ledger.policy.leases import (
+    Lease,
+    LeaseState,
     is_forgotten,
     is_orphaned,
     is_over,
@@ -17,7 +19,6 @@ from registry_svc.ledger.policy.lease_time import (
     watched,
     with_gone,
 )
-from registry_svc.ledger.policy.leases import Lease, LeaseState
 from weft.gpu.sighting import HostSight, Source
 
 TOTAL = 24 * GIB

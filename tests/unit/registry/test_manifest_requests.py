@@ -8,9 +8,8 @@ from dataclasses import replace
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
-from registry_svc.mesh.behaviour import AgentBehaviour
-from registry_svc.mesh.manifests import to_agent, to_manifest
-from registry_svc.mesh.messages import agent_manifest_message, manifest_message
+from registry_svc.mesh.domain import AgentBehaviour
+from registry_svc.mesh.manifests import agent_manifest_message, manifest_message, to_agent, to_manifest
 from registry_svc.mesh.policy.limits import agent_bytes
 from weft.api.common.v1 import agent_behaviour_pb2
 from weft.api.registry.v1 import agent_pb2, model_pb2, wake_pb2

@@ -9,12 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from registry_svc.operations.live_operations import OperationView
-from registry_svc.operations.messages import operation_message
+from registry_svc.operations.policy.audit import (
+    MAX_COUNTED_REASONS,
+    MAX_ENTRIES_PER_WINDOW,
+    OTHER_REASONS,
+    WINDOW_SECONDS,
+    RefusalWindow,
+)
 from registry_svc.operations.policy.lifecycle import (
     Ending,
     GovernedOperation,
     OperationProgress,
     OperationState,
+    Unfinished,
     WrongStepError,
     assigned,
     cancel_requested,
@@ -22,18 +29,11 @@ from registry_svc.operations.policy.lifecycle import (
     require_place,
     require_same_action,
     seconds_left,
+    startable,
     started,
 )
-from registry_svc.operations.policy.load_times import LAST_LOADS, MAX_MODELS, LoadTimes
-from registry_svc.operations.policy.loads import PoolMember, PoolPlan, plan_pool
-from registry_svc.operations.policy.order import Unfinished, startable
-from registry_svc.operations.policy.refusals import (
-    MAX_COUNTED_REASONS,
-    MAX_ENTRIES_PER_WINDOW,
-    OTHER_REASONS,
-    WINDOW_SECONDS,
-    RefusalWindow,
-)
+from registry_svc.operations.policy.loads import LAST_LOADS, MAX_MODELS, LoadTimes, PoolMember, PoolPlan, plan_pool
+from registry_svc.operations.servicer import operation_message
 from weft.api.operations.v1 import operation_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

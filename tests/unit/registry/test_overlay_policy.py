@@ -12,6 +12,8 @@ from registry_svc.mesh.domain import (
     DeclaredModel,
     Kind,
     Manifest,
+    ModelDeclaration,
+    Outcome,
     Publication,
     RouteManifest,
     Status,
@@ -27,7 +29,6 @@ from registry_svc.mesh.policy.overlay import (
     virtual_agent,
     virtual_model,
 )
-from registry_svc.mesh.wanted import ModelDeclaration, Outcome
 from weft.kernel.errors import WeftError
 from weft.kernel.request import Operation, Skill
 from weft.wake.recipes import WakeOnLanRecipe, WakePlan

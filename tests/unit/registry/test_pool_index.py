@@ -4,8 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from registry_svc.mesh.domain import AgentManifest, Manifest, Status
-from registry_svc.mesh.pools import PoolIndex
-from registry_svc.mesh.targets import TargetIndex
+from registry_svc.mesh.indexes import PoolIndex, TargetIndex
 from weft.kernel.request import Operation
 
 NAMES = ("a", "b", "c", "p")

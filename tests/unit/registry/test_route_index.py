@@ -3,8 +3,7 @@
 from datetime import UTC, datetime
 
 from registry_svc.mesh.domain import DeclaredRoute, Manifest, RouteManifest, Status
-from registry_svc.mesh.ladders import RouteIndex
-from registry_svc.mesh.pools import PoolIndex
+from registry_svc.mesh.indexes import PoolIndex, RouteIndex
 from weft.kernel.request import Operation
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -3,8 +3,7 @@
 import pytest
 from resource_samples import some_event, some_route
 
-from registry_svc.mesh.manifests import to_route
-from registry_svc.mesh.messages import route_manifest_message
+from registry_svc.mesh.manifests import route_manifest_message, to_route
 from weft.api.registry.v1 import model_pb2, resource_kind_pb2, route_pb2
 from weft.documents.document_base import parse_kind
 from weft.documents.documents import ModelDocument, RouteDocument

@@ -3,6 +3,9 @@
 import math
 import re
 from collections.abc import Sequence
+from datetime import datetime
+
+from google.protobuf import duration_pb2, timestamp_pb2
 
 from weft.kernel.errors import invalid_field
 from weft.kernel.rpc_auth import caller
@@ -81,3 +84,19 @@ def to_actor(requested_by: str) -> str:
     # Whoever cannot speak for others is who it is, whatever it says.
     said = requested_by if known.names_tenants else known.name
     return _LINES.sub(" ", cleaned_words(said, "requested_by", MAX_ACTOR_CHARS))
+
+
+def timestamp(moment: datetime | None) -> timestamp_pb2.Timestamp | None:
+    """A moment; None stays None."""
+    if moment is None:
+        return None
+    message = timestamp_pb2.Timestamp()
+    message.FromDatetime(moment)
+    return message
+
+
+def duration_message(seconds: float) -> duration_pb2.Duration:
+    """Return a length of time in seconds as a message, to the nanosecond."""
+    duration = duration_pb2.Duration()
+    duration.FromNanoseconds(round(seconds * 1e9))
+    return duration

@@ -1,0 +1,197 @@
+"""On which devices a lease goes, and how much on each. All in bytes."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from registry_svc.ledger.policy.leases import Lease, Shares
+from weft.gpu.sighting import DeviceSight, HostSight, ProcessId, ProcessSight
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceBook:
+    """The book of one device. All in bytes."""
+
+    index: int
+    total: int
+    margin: int
+    """Never booked."""
+    booked: int = 0
+    """By leases in whatever state."""
+    held: int = 0
+    """For each lease what it booked or is seen to hold, whichever is more."""
+    foreign: int | None = None
+    """Held by processes without a lease; None: unknown."""
+
+    @property
+    def capacity(self) -> int:
+        """All that leases may ever book."""
+        return max(0, self.total - self.margin)
+
+    @property
+    def free(self) -> int:
+        """What a new lease could get now."""
+        by_booking = self.capacity - self.booked
+        by_sight = by_booking if self.foreign is None else self.capacity - self.foreign - self.held
+        return max(0, min(by_booking, by_sight))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostBook:
+    """The books of one host's devices, and what each lease takes of them."""
+
+    devices: Mapping[int, DeviceBook]
+    takes: Mapping[str, tuple[tuple[int, int, int], ...]]
+    """By lease id: (device index, booked bytes, held bytes)."""
+    seen: Mapping[str, int | None]
+    """By lease id: what its processes are seen to hold, in bytes; None: unknown."""
+
+
+def open_book(sight: HostSight, leases: Sequence[Lease], margin: int) -> HostBook:
+    """The books of a host as it was seen last, with its leases. A lease on a device that is gone takes nothing."""
+    by_id = {each.process: each for each in sight.processes}
+    seen = {lease.grant.id: _seen_by_device(lease, by_id) for lease in leases}
+    takes = {lease.grant.id: tuple(_taken(lease.grant.shares, seen[lease.grant.id] or {})) for lease in leases}
+    holdings = _holdings(sight, leases, seen)
+    books = {
+        device.index: DeviceBook(
+            index=device.index, total=device.total_bytes, margin=margin, foreign=_foreign(device, holdings, margin)
+        )
+        for device in sight.devices
+    }
+    for taken in takes.values():
+        books = _changed(books, taken, sign=1)
+    known = {lease_id: None if each is None else sum(each.values()) for lease_id, each in seen.items()}
+    if all(device.used_bytes is None for device in sight.devices):
+        known = dict.fromkeys(known, None)
+    return HostBook(devices=books, takes=takes, seen=known)
+
+
+def without(devices: Mapping[int, DeviceBook], book: HostBook, lease_ids: Iterable[str]) -> Mapping[int, DeviceBook]:
+    """The devices as they would be if these leases were over."""
+    changed = devices
+    for lease_id in lease_ids:
+        changed = _changed(changed, book.takes[lease_id], sign=-1)
+    return changed
+
+
+def with_again(devices: Mapping[int, DeviceBook], book: HostBook, lease_id: str) -> Mapping[int, DeviceBook]:
+    """The devices as they would be if a lease that `without` left out were there after all."""
+    return _changed(devices, book.takes[lease_id], sign=1)
+
+
+def with_shares(devices: Mapping[int, DeviceBook], shares: Shares) -> Mapping[int, DeviceBook]:
+    """The devices with one more lease, whose processes hold nothing yet."""
+    return _changed(devices, [(index, size, size) for index, size in shares], sign=1)
+
+
+def _changed(
+    devices: Mapping[int, DeviceBook], taken: Iterable[tuple[int, int, int]], *, sign: int
+) -> dict[int, DeviceBook]:
+    changed = dict(devices)
+    for index, booked, held in taken:
+        if (device := changed.get(index)) is not None:
+            changed[index] = replace(device, booked=device.booked + sign * booked, held=device.held + sign * held)
+    return changed
+
+
+def _taken(shares: Shares, seen: Mapping[int, int]) -> Iterable[tuple[int, int, int]]:
+    booked = dict(shares)
+    for index in sorted({*booked, *seen}):
+        share = booked.get(index, 0)
+        yield index, share, max(share, seen.get(index, 0))
+
+
+def _seen_by_device(lease: Lease, by_id: Mapping[ProcessId, ProcessSight]) -> dict[int, int] | None:
+    """What a lease's processes hold on each device; None: unknown."""
+    sights = [sight for process in lease.grant.processes if (sight := by_id.get(process)) is not None]
+    # A process that is not named holds nothing. But where not one of a filled lease's is named, they cannot be seen
+    # at all: inside of containers the driver's library lists none.
+    if any(each.alive and each.memory_unknown for each in sights) or (lease.filled and not sights):
+        return None
+    held: dict[int, int] = defaultdict(int)
+    for each in sights:
+        # Memory may be listed for a moment longer than its process lives.
+        for index, size in each.bytes_by_device:
+            held[index] += size
+    return dict(held)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Holdings:
+    """Who holds what is in use, by device, in bytes."""
+
+    explained: Mapping[int, int]
+    """By processes that are seen, and by filled leases whose processes are not."""
+    foreign: Mapping[int, int]
+    """By processes that are seen and have no lease."""
+    are_all_seen: bool
+
+
+def _holdings(sight: HostSight, leases: Sequence[Lease], seen: Mapping[str, dict[int, int] | None]) -> _Holdings:
+    leased = {process for lease in leases for process in lease.grant.processes}
+    explained: dict[int, int] = defaultdict(int)
+    foreign: dict[int, int] = defaultdict(int)
+    for process in sight.processes:
+        for index, size in process.bytes_by_device:
+            explained[index] += size
+            foreign[index] += 0 if process.process in leased else size
+    unseen = [lease for lease in leases if seen[lease.grant.id] is None]
+    for lease in unseen:
+        # One that is still loading may hold anything up to its share; what it holds already counts as foreign until
+        # it is filled, which books too much for a while rather than too little.
+        for index, size in lease.grant.shares if lease.filled else ():
+            explained[index] += size
+    are_all_seen = not unseen and not any(process.alive and process.memory_unknown for process in sight.processes)
+    return _Holdings(explained=explained, foreign=foreign, are_all_seen=are_all_seen)
+
+
+def _foreign(device: DeviceSight, holdings: _Holdings, margin: int) -> int | None:
+    """What processes without a lease hold on a device; None: unknown."""
+    if device.used_bytes is None:
+        return None
+    # The driver holds some memory for itself, which no process shows. The margin is there for that; more than it is
+    # held by somebody who cannot be seen.
+    unexplained = device.used_bytes - holdings.explained.get(device.index, 0)
+    allowance = margin if holdings.are_all_seen else 0
+    return holdings.foreign.get(device.index, 0) + max(0, unexplained - allowance)
+
+
+def choose(devices: Sequence[DeviceBook], size: int, max_devices: int) -> Shares | None:
+    """Shares that add up to exactly `size`, in order of the devices; None: there is no room now.
+
+    One device that holds it all is preferred, of several the fullest: large gaps stay for large models. Else as few
+    devices as it takes, those with most room, each with a share in proportion to its room. `max_devices` 0: any number.
+    """
+    alone = min((device for device in devices if device.free >= size), key=_fullest, default=None)
+    if alone is not None:
+        return ((alone.index, size),)
+    roomiest = sorted(devices, key=lambda device: (-device.free, device.index))[: max_devices or len(devices)]
+    room = 0
+    for count, device in enumerate(roomiest, start=1):
+        room += device.free
+        if room >= size:
+            return _split(sorted(roomiest[:count], key=lambda each: each.index), size, room)
+    return None
+
+
+def largest_lease(devices: Sequence[DeviceBook], max_devices: int) -> int:
+    """What these devices could hold if they were empty, split over at most `max_devices`; 0 of them: any number."""
+    capacities = sorted((device.capacity for device in devices), reverse=True)
+    return sum(capacities[: max_devices or len(capacities)])
+
+
+def _fullest(device: DeviceBook) -> tuple[int, int]:
+    return device.free, device.index
+
+
+def _split(devices: Sequence[DeviceBook], size: int, room: int) -> Shares:
+    """In proportion to room; bytes that do not divide go to the first devices.
+
+    None gets more than its room: where `size` is less than `room`, every proportional share leaves a byte at least, and
+    where they are equal nothing is left to give.
+    """
+    shares = [size * device.free // room for device in devices]
+    for position in range(size - sum(shares)):
+        shares[position] += 1
+    return tuple((device.index, share) for device, share in zip(devices, shares, strict=True))

@@ -1,0 +1,313 @@
+"""Pools as they follow from the models, kept current one model at a time."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from registry_svc.mesh.domain import AgentManifest, DeclaredRoute, Kind, Manifest, Route, RouteManifest, Status
+from registry_svc.mesh.policy.declarations import Candidate
+from registry_svc.mesh.policy.limits import agent_bytes, model_bytes, route_bytes
+
+
+@dataclass(slots=True)
+class _Tally:
+    """One pool: its members, and how many of them stand where."""
+
+    statuses: dict[str, Status] = field(default_factory=dict)
+    counts: dict[Status, int] = field(default_factory=lambda: dict.fromkeys(Status, 0))
+    naming: int = 0
+    """Members that name the pool."""
+
+    @property
+    def status(self) -> Status:
+        if self.counts[Status.ACTIVE]:
+            return Status.ACTIVE
+        return Status.HIBERNATING if self.counts[Status.HIBERNATING] else Status.INACTIVE
+
+    def add(self, model: str, status: Status, *, names_it: bool) -> None:
+        self.statuses[model] = status
+        self.counts[status] += 1
+        self.naming += names_it
+
+    def remove(self, model: str, *, names_it: bool) -> None:
+        self.counts[self.statuses.pop(model)] -= 1
+        self.naming -= names_it
+
+
+class PoolIndex:
+    """All pools. A model is in the pool it names, or in the one of its own name."""
+
+    def __init__(self) -> None:
+        self._pools: dict[str, _Tally] = {}
+        self._pool_of: dict[str, tuple[str, bool]] = {}
+
+    def __len__(self) -> int:
+        """How many models there are."""
+        return len(self._pool_of)
+
+    def put(self, manifest: Manifest, status: Status) -> set[str]:
+        """Place a model anew; returns the pools whose own status is another one now."""
+        return self._move(manifest.name, manifest, status)
+
+    def drop(self, model: str) -> set[str]:
+        """Take a model out; returns the pools whose own status is another one now."""
+        return self._move(model, None, Status.INACTIVE)
+
+    def names(self) -> Iterable[str]:
+        """The names of all pools."""
+        return self._pools.keys()
+
+    def pool_of(self, model: str) -> str | None:
+        """The pool a model is in; None for an unknown model."""
+        place = self._pool_of.get(model)
+        return None if place is None else place[0]
+
+    def members(self, pool: str) -> Mapping[str, Status]:
+        """The members of a pool by name, with their statuses; empty when there is no such pool."""
+        tally = self._pools.get(pool)
+        return {} if tally is None else tally.statuses
+
+    def naming(self, pool: str) -> list[str]:
+        """The members that name this pool."""
+        return [model for model in self.members(pool) if self._pool_of[model][1]] if self.is_explicit(pool) else []
+
+    def is_explicit(self, pool: str) -> bool:
+        """Whether a member names the pool."""
+        tally = self._pools.get(pool)
+        return tally is not None and tally.naming > 0
+
+    def status(self, pool: str) -> Status:
+        """Active if one member is, else hibernating if one member is, else inactive."""
+        tally = self._pools.get(pool)
+        return Status.INACTIVE if tally is None else tally.status
+
+    def _move(self, model: str, manifest: Manifest | None, status: Status) -> set[str]:
+        earlier = self._pool_of.get(model)
+        if manifest is not None and earlier == (manifest.pool, bool(manifest.pool_name)):
+            return self._restate(model, manifest.pool, status)
+        touched = {pool for pool in (earlier and earlier[0], manifest and manifest.pool) if pool}
+        before = {pool: self.status(pool) for pool in touched}
+        if earlier is not None:
+            self._remove(model, *earlier)
+        if manifest is not None:
+            names_it = bool(manifest.pool_name)
+            self._pool_of[model] = (manifest.pool, names_it)
+            self._pools.setdefault(manifest.pool, _Tally()).add(model, status, names_it=names_it)
+        return {pool for pool in touched if self.status(pool) is not before[pool]}
+
+    def _restate(self, model: str, pool: str, status: Status) -> set[str]:
+        # Thousands at once when a site goes silent: without this each would leave its pool and join it anew.
+        tally = self._pools[pool]
+        before = tally.status
+        tally.counts[tally.statuses[model]] -= 1
+        tally.counts[status] += 1
+        tally.statuses[model] = status
+        return set() if tally.status is before else {pool}
+
+    def _remove(self, model: str, pool: str, names_it: bool) -> None:
+        del self._pool_of[model]
+        tally = self._pools[pool]
+        tally.remove(model, names_it=names_it)
+        if not tally.statuses:
+            del self._pools[pool]
+
+
+_Target = tuple[str, bool]
+
+
+class TargetIndex:
+    """All agents, with the status that was told of each last."""
+
+    def __init__(self, pools: PoolIndex) -> None:
+        self._pools = pools
+        self._told: dict[str, tuple[_Target, Status]] = {}
+        self._agents: dict[_Target, set[str]] = {}
+
+    def __len__(self) -> int:
+        """How many agents there are."""
+        return len(self._told)
+
+    def put(self, manifest: AgentManifest, status: Status) -> bool:
+        """Remember an agent; returns whether its status is another one than before."""
+        told = self._told.get(manifest.name)
+        self.drop(manifest.name)
+        target = (manifest.target, manifest.targets_pool)
+        self._told[manifest.name] = (target, status)
+        self._agents.setdefault(target, set()).add(manifest.name)
+        return told is None or told[1] is not status
+
+    def drop(self, agent: str) -> None:
+        """Forget an agent; one that is not there is passed over."""
+        told = self._told.pop(agent, None)
+        if told is None:
+            return
+        agents = self._agents[told[0]]
+        agents.discard(agent)
+        if not agents:
+            del self._agents[told[0]]
+
+    def status(self, manifest: AgentManifest) -> Status:
+        """The status of the pool that an agent points to; inactive when there is none."""
+        pool = manifest.target if manifest.targets_pool else self._pools.pool_of(manifest.target)
+        return Status.INACTIVE if pool is None else self._pools.status(pool)
+
+    def of_model(self, model: str) -> set[str]:
+        """The agents that point to this model by name."""
+        return self._agents.get((model, False), set())
+
+    def of_pool(self, pool: str) -> set[str]:
+        """The agents that point to this pool by name."""
+        return self._agents.get((pool, True), set())
+
+    def stirred(self, models: Iterable[str], pools: Iterable[str]) -> set[str]:
+        """The agents that a change of these models, and of the statuses of these pools, may concern."""
+        if not self._agents:
+            return set()
+        found = set[str]().union(*(self.of_model(model) for model in models))
+        for pool in pools:
+            found |= self.of_pool(pool)
+            members = self._pools.members(pool)
+            # Whichever is shorter: a pool may have thousands of members, and a mesh thousands of agents.
+            if len(members) <= len(self._agents):
+                found = found.union(*(self.of_model(model) for model in members))
+            else:
+                targets = (target for target, is_pool in self._agents if not is_pool and target in members)
+                found = found.union(*(self.of_model(target) for target in targets))
+        return found
+
+
+class RouteIndex:
+    """All routes, with the status that was told of each last."""
+
+    def __init__(self, pools: PoolIndex) -> None:
+        self._pools = pools
+        self._declared: dict[str, DeclaredRoute] = {}
+        self._told: dict[str, Status] = {}
+        self._naming: dict[str, set[str]] = {}
+        """The routes that name a model or a pool, by its name."""
+
+    def __len__(self) -> int:
+        """How many routes there are."""
+        return len(self._declared)
+
+    def __contains__(self, name: object) -> bool:
+        """Whether there is a route of this name."""
+        return name in self._declared
+
+    def names(self) -> Iterable[str]:
+        """The names of all routes."""
+        return self._declared.keys()
+
+    def get(self, name: str) -> Route | None:
+        """The route of this name."""
+        declared = self._declared.get(name)
+        if declared is None:
+            return None
+        status = self.status(declared.manifest)
+        return Route(manifest=declared.manifest, status=status, created_at=declared.created_at)
+
+    def put(self, declared: DeclaredRoute) -> None:
+        """Keep a route in place of an earlier one of its name."""
+        name = declared.manifest.name
+        self.drop(name)
+        self._declared[name] = declared
+        for candidate in declared.manifest.candidates:
+            self._naming.setdefault(candidate, set()).add(name)
+
+    def drop(self, name: str) -> None:
+        """Forget a route; one that is not there is passed over."""
+        declared = self._declared.pop(name, None)
+        self._told.pop(name, None)
+        if declared is None:
+            return
+        for candidate in declared.manifest.candidates:
+            routes = self._naming[candidate]
+            routes.discard(name)
+            if not routes:
+                del self._naming[candidate]
+
+    def note_told(self, route: Route) -> bool:
+        """Remember what is told of a route; returns whether its status is another one than before."""
+        earlier = self._told.get(route.manifest.name)
+        self._told[route.manifest.name] = route.status
+        return earlier is not route.status
+
+    def naming(self, names: Iterable[str]) -> set[str]:
+        """The routes that name one of these models or pools."""
+        return set[str]().union(*(self._naming.get(name, ()) for name in names))
+
+    def status(self, manifest: RouteManifest) -> Status:
+        """Active if one candidate is, else hibernating if one candidate is, else inactive."""
+        statuses = {self._status_of(name) for name in manifest.candidates}
+        for status in (Status.ACTIVE, Status.HIBERNATING):
+            if status in statuses:
+                return status
+        return Status.INACTIVE
+
+    def candidates(self, manifest: RouteManifest) -> list[Candidate]:
+        """What is known now of each that a route names, in its order."""
+        return [
+            Candidate(
+                name=name,
+                model_known=self._pools.pool_of(name) is not None,
+                pool_members=self._pools.members(name),
+            )
+            for name in manifest.candidates
+        ]
+
+    def broken_by(self, leaving: set[str]) -> set[str]:
+        """The routes that would name something that is no more without these models."""
+        pools = {pool for model in leaving if (pool := self._pools.pool_of(model)) is not None}
+        return {
+            name
+            for name in self.naming(leaving | pools)
+            if not all(
+                candidate.exists(arriving={}, leaving=leaving)
+                for candidate in self.candidates(self._declared[name].manifest)
+                if candidate.name in leaving or candidate.name in pools
+            )
+        }
+
+    def _status_of(self, name: str) -> Status:
+        """Of the pool of this name, which wins, or of the model of this name alone."""
+        pool = self._pools.pool_of(name)
+        if pool is None or self._pools.members(name):
+            return self._pools.status(name)
+        return self._pools.members(pool)[name]
+
+
+AnyManifest = Manifest | AgentManifest | RouteManifest
+_Key = tuple[Kind, str]
+
+
+class ManifestSizes:
+    """The sizes of all models, agents and routes as they are shown, and their sum."""
+
+    def __init__(self) -> None:
+        self._sizes: dict[_Key, int] = {}
+        self.total_bytes = 0
+
+    def put(self, manifest: AnyManifest) -> None:
+        """Remember a resource in place of an earlier one of its kind and name."""
+        key, size = _measured(manifest)
+        self.drop(*key)
+        self._sizes[key] = size
+        self.total_bytes += size
+
+    def drop(self, kind: Kind, name: str) -> None:
+        """Forget a resource; one that is not there is passed over."""
+        self.total_bytes -= self._sizes.pop((kind, name), 0)
+
+    def growth_bytes(self, manifests: Iterable[AnyManifest]) -> int:
+        """By how much the sum would grow with these in place of what is there of their names."""
+        measured = (_measured(manifest) for manifest in manifests)
+        return sum(size - self._sizes.get(key, 0) for key, size in measured)
+
+
+def _measured(manifest: AnyManifest) -> tuple[_Key, int]:
+    match manifest:
+        case AgentManifest():
+            return (Kind.AGENT, manifest.name), agent_bytes(manifest)
+        case RouteManifest():
+            return (Kind.ROUTE, manifest.name), route_bytes(manifest)
+        case Manifest():
+            return (Kind.MODEL, manifest.name), model_bytes(manifest)
