@@ -7,9 +7,9 @@ from pathlib import Path
 
 from runner_svc.backend.port import Backend
 from runner_svc.chat.settings import ChatSettings
-from runner_svc.hibernation import HibernationSettings
-from runner_svc.memory.lease_keeper import Observer
-from runner_svc.memory.memory_port import MemoryForecast, NoForecast
+from runner_svc.instance.settings import HibernationSettings
+from runner_svc.memory.lease_manager import Observer
+from runner_svc.memory.port import MemoryForecast, NoForecast
 from runner_svc.policy.restart import RestartLimits
 from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.supervise.leftovers import Leftovers
@@ -67,26 +67,6 @@ class PublishedAgent:
     """Only ever read."""
     behaviour: agent_behaviour_pb2.AgentBehaviour | None = None
     """What the mesh does around its chats; None: nothing. Only ever read."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceConfig:
-    """What an instance is, apart from its backend."""
-
-    model: str
-    """The model's name in the mesh."""
-    slots: int
-    """Of its engine, as configured."""
-    target_inflight: int | None = None
-    """Requests that it works on at once; None: as many as its engine has slots."""
-    vision_input: bool = False
-    """Whether it takes images."""
-    model_path: Path | None = None
-    quantizations: Mapping[str, Path] = field(default_factory=dict)
-    """Further files of the model by quantization."""
-    restart: RestartLimits = field(default_factory=RestartLimits)
-    timeouts: TimeoutProfile = field(default_factory=TimeoutProfile)
-    hibernation: HibernationSettings = field(default_factory=HibernationSettings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,23 +8,23 @@ from random import SystemRandom
 import grpc
 import structlog
 
-from runner_svc.cache.desk import CacheDesk
+from runner_svc.cache.manager import CacheDesk
 from runner_svc.chat.request import ChatSetup
-from runner_svc.clock_offset import ClockOffset
-from runner_svc.config import InstanceConfig, RunnerConfig, ServedModel
-from runner_svc.control_servicer import RunnerServicer
-from runner_svc.hibernation import HibernationSettings
-from runner_svc.instance import Instance
-from runner_svc.memory.lease_keeper import KeeperConfig, LeaseKeeper
-from runner_svc.memory.memory_port import MemoryAccount
-from runner_svc.model_call_servicer import ModelCallServicer
+from runner_svc.config import RunnerConfig, ServedModel
+from runner_svc.instance.admission import RequestLimit
+from runner_svc.instance.instance import Instance
+from runner_svc.instance.settings import HibernationSettings, InstanceConfig
+from runner_svc.memory.lease_manager import KeeperConfig, LeaseKeeper
+from runner_svc.memory.port import MemoryAccount
 from runner_svc.model_digest import model_digest
 from runner_svc.policy.load_plan import AS_CONFIGURED
-from runner_svc.report import RunnerReport
-from runner_svc.servicer import EmbeddingServicer, GenerationServicer, RunnerIdentity, WorkDesk
-from runner_svc.session import RunnerSession
-from runner_svc.slots import RequestLimit
-from runner_svc.tools.build import build_tool_box
+from runner_svc.servicers.control import RunnerServicer
+from runner_svc.servicers.inference import EmbeddingServicer, GenerationServicer, ModelCallServicer
+from runner_svc.servicers.request_admission import RunnerIdentity, WorkDesk
+from runner_svc.session.clock_offset import ClockOffset
+from runner_svc.session.report import RunnerReport
+from runner_svc.session.session import RunnerSession
+from runner_svc.tools.box import build_tool_box
 from runner_svc.tools.mcp_servers import untracked_tag
 from weft.api.runner.v1 import (
     embedding_service_pb2,

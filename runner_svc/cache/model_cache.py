@@ -1,6 +1,7 @@
 """The prefix cache of one model: how each turn of its engine uses it, what it did, and how it is forgotten."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import hashlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -8,11 +9,10 @@ from typing import TYPE_CHECKING
 import structlog
 
 from runner_svc.backend.port import Backend, CacheIsolation, CacheUse, ErasedCache, SlotSight, SlottedEngine
-from runner_svc.cache.prompt_marks import prompt_marks
 from runner_svc.cache.salts import SaltBook
 from runner_svc.openai_upstream.request import choices_per_prompt
-from runner_svc.policy.cache_book import CacheBook, CacheTurn, Partition, SlotState
-from weft.api.common.v1 import event_pb2, usage_pb2, warning_pb2
+from runner_svc.policy.cache_directory import CacheBook, CacheTurn, Partition, SlotState
+from weft.api.common.v1 import chat_pb2, event_pb2, usage_pb2, warning_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -21,6 +21,7 @@ from weft.kernel.service import start_task, stop_tasks
 
 if TYPE_CHECKING:
     import asyncio
+
 
 MAX_ERASING_TASKS = 64
 """Slots that are being emptied in the background at once; beyond that they are emptied when they are used again."""
@@ -242,3 +243,41 @@ def _cannot_isolate() -> event_pb2.InferenceEvent:
     code = warning_pb2.WARNING_CODE_UNSUPPORTED_PARAMETER
     message = "this server shares its prefix cache among all its callers and cannot be told otherwise"
     return event_pb2.InferenceEvent(warning=warning_pb2.Warning(code=code, field="cache_mode", message=message))
+
+
+MARK_BYTES = 512
+"""Finer ones would cost more than they find: engines reuse prefixes of any length, but a short one is soon computed."""
+MAX_MARKS = 128
+"""What is behind the first 64 KiB of a prompt decides nothing any more."""
+_DIGEST_BYTES = 8
+
+
+def prompt_marks(payload: GenerationPayload) -> tuple[bytes, ...]:
+    """Marks at every MARK_BYTES and at the end of every message; equal marks up to one mean an equal beginning."""
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    marks: list[bytes] = []
+    for piece in _pieces(payload):
+        for begin in range(0, max(1, len(piece)), MARK_BYTES):
+            digest.update(piece[begin : begin + MARK_BYTES])
+            marks.append(digest.digest())
+            if len(marks) == MAX_MARKS:
+                return tuple(marks)
+    return tuple(marks)
+
+
+def _pieces(payload: GenerationPayload) -> Iterator[bytes]:
+    """What templates put first, first."""
+    if not isinstance(payload, chat_pb2.ChatPayload):
+        for prompt in payload.prompts:
+            yield prompt.text.encode() if prompt.WhichOneof("kind") == "text" else prompt.SerializeToString()
+        return
+    if payload.tools:
+        yield b"".join(tool.SerializeToString() for tool in payload.tools)
+    for message in payload.messages:
+        yield bytes([message.role]) + b"".join(_part(part) for part in message.content)
+        if message.tool_calls:
+            yield b"".join(call.SerializeToString() for call in message.tool_calls)
+
+
+def _part(part: chat_pb2.ContentPart) -> bytes:
+    return part.text.encode() if part.WhichOneof("kind") == "text" else part.SerializeToString()

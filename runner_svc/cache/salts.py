@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from runner_svc.policy.cache_book import Partition
+from runner_svc.policy.cache_directory import Partition
 
 KEY_BYTES = 32
 MAX_FORGOTTEN = 4_096

@@ -5,15 +5,13 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from runner_svc.backend.port import CallInfo
-from runner_svc.chat.answer_receipt import AnswerReceipt
-from runner_svc.chat.late_warnings import LateWarnings
-from runner_svc.chat.messages import needs_system_prompt, with_system_prompt
+from runner_svc.chat.history import needs_system_prompt, with_system_prompt
 from runner_svc.chat.offer import make_offer, require_local
+from runner_svc.chat.receipt import AnswerReceipt, LateWarnings, SeenTokens
+from runner_svc.chat.repetition_watch import RepetitionWatch, repetition_watch
 from runner_svc.chat.request import ChatRequest, ChatSetup, Work
-from runner_svc.chat.seen_tokens import SeenTokens
 from runner_svc.chat.tool_loop import ToolLoop
-from runner_svc.chat.watch import RepetitionWatch, repetition_watch
-from runner_svc.records import RequestRecord
+from runner_svc.request_records import RequestRecord
 from weft.api.common.v1 import chat_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.kernel.errors import WeftError

@@ -4,15 +4,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from importlib.util import find_spec
+from typing import Any
 
-from runner_svc.chat.json_objects import MAX_SCHEMA_DEPTH, json_object
 from runner_svc.chat.settings import ChatSettings
 from runner_svc.policy.signals import SignalDescription, pick_signals
 from runner_svc.tools.box import ToolBox
 from runner_svc.tools.port import ToolDescription
-from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2
+from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, json_value_pb2
 from weft.dispatch.parameter_checks import check_behaviour
-from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.errors import FieldError, WeftError, invalid_field
+from weft.kernel.json_objects import to_json_object
 from weft.kernel.reasons import Reason
 
 MAX_NAME_CHARS = 64
@@ -139,3 +140,18 @@ def _require_usable(offer: Offer, caller: list[str], payload: chat_pb2.ChatPaylo
         raise WeftError(
             Reason.TOOL_UNAVAILABLE, "tools and signals need a package that is missing: pip install 'weft[tools]'"
         )
+
+
+MAX_SENT_DEPTH = 28
+"""Objects within each other in what is sent: protobuf reads messages 100 deep, and an object costs three."""
+MAX_SCHEMA_DEPTH = 128
+"""The same for schemas, which stay in this process."""
+_MESSAGES_PER_OBJECT = 3
+
+
+def json_object(value: Mapping[str, Any], max_depth: int = MAX_SENT_DEPTH) -> json_value_pb2.JsonObject:
+    """A JSON object as a message. Raises ValueError for one that is nested too deeply, or holds too large a number."""
+    try:
+        return to_json_object(value, "it", max_depth * _MESSAGES_PER_OBJECT)
+    except FieldError as error:
+        raise ValueError(error.message.replace("it: ", "it ", 1)) from None

@@ -8,9 +8,9 @@ from typing import Protocol
 from runner_svc.backend.port import CallInfo
 from runner_svc.chat.offer import Offer
 from runner_svc.chat.settings import ChatSettings
-from runner_svc.policy.prompt import FunctionFacts, PromptFacts, platform_prompt
+from runner_svc.policy.platform_prompt import FunctionFacts, PromptFacts, platform_prompt
 from runner_svc.policy.signals import SignalDescription
-from runner_svc.records import RequestRecord
+from runner_svc.request_records import RequestRecord
 from runner_svc.tools.box import ToolBox
 from runner_svc.tools.port import ToolDescription
 from weft.api.common.v1 import agent_behaviour_pb2

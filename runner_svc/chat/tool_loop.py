@@ -1,35 +1,63 @@
 """A chat whose model may call tools of the mesh or raise signals: turn, tools, turn, until it has answered."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
-from runner_svc.chat.answer_receipt import AnswerReceipt, warning
-from runner_svc.chat.calls import CallCollector, FunctionCall
-from runner_svc.chat.json_objects import json_object
-from runner_svc.chat.late_warnings import LateWarnings
-from runner_svc.chat.messages import ConversationSoFar
-from runner_svc.chat.offer import CallKind, Offer
+from runner_svc.chat.history import ConversationSoFar
+from runner_svc.chat.offer import CallKind, Offer, json_object
+from runner_svc.chat.receipt import AnswerReceipt, LateWarnings, SeenTokens, warning
+from runner_svc.chat.repetition_watch import repetition_watch
 from runner_svc.chat.request import ChatRequest, ChatSetup, Work
-from runner_svc.chat.seen_tokens import SeenTokens
-from runner_svc.chat.tool_runs import CheckedCall, run_tools
-from runner_svc.chat.turn import TurnReader
-from runner_svc.chat.watch import repetition_watch
+from runner_svc.chat.turn import CallCollector, FunctionCall, TurnReader
 from runner_svc.policy.text_calls import TextCallParser
 from runner_svc.policy.tool_budget import NextStep, ToolBudget, TurnFacts, next_step
+from runner_svc.tools.box import ToolBox
+from runner_svc.tools.port import ToolOutcome
 from runner_svc.tools.schemas import ArgumentCheck
-from weft.api.common.v1 import chat_pb2, event_pb2, signal_pb2, warning_pb2
+from weft.api.common.v1 import chat_pb2, event_pb2, json_value_pb2, signal_pb2, warning_pb2
 from weft.dispatch.frames import Frame, has_content
 from weft.kernel.errors import WeftError
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 
-if TYPE_CHECKING:
-    from weft.api.common.v1 import json_value_pb2
-
 _GOES_ON = (NextStep.RUN_TOOLS, NextStep.GO_ON)
+MAX_TOLD_CHARS = 64 * 1024
+"""Longest content of a `tool_result` event. The model may be told more."""
 NOTED = "noted"
 """What a model is told of a signal it raised, where it is asked again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedCall:
+    """A call that can be run."""
+
+    id: str
+    tool: str
+    """The tool's name in the configuration."""
+    arguments: Mapping[str, Any]
+    """They fit the tool's schema."""
+    as_message: json_value_pb2.JsonObject
+    """The same, as events carry them."""
+    remote: bool = False
+    """Whether the call sends bytes off the premises."""
+
+    def called(self) -> event_pb2.InferenceEvent:
+        """The event that says that it is run."""
+        return event_pb2.InferenceEvent(
+            tool_call=event_pb2.ToolCall(id=self.id, name=self.tool, arguments=self.as_message, remote=self.remote)
+        )
+
+    def answered(self, outcome: ToolOutcome) -> event_pb2.InferenceEvent:
+        """The event that says what came of it."""
+        content = outcome.content
+        if len(content) > MAX_TOLD_CHARS:
+            content = f"{content[:MAX_TOLD_CHARS]}\n[cut: the model was told {len(content)} characters]"
+        return event_pb2.InferenceEvent(
+            tool_result=event_pb2.ToolResult(id=self.id, content=content, failed=outcome.failed)
+        )
 
 
 class ToolLoop:
@@ -247,9 +275,24 @@ def _not_run(tool: str, step: NextStep) -> warning_pb2.Warning:
     return warning(warning_pb2.WARNING_CODE_TOOL_CALL_NOT_RUN, f"{tool} was not run: {why}")
 
 
-def _as_message(name: str, arguments: Mapping[str, Any]) -> "json_value_pb2.JsonObject":
+def _as_message(name: str, arguments: Mapping[str, Any]) -> json_value_pb2.JsonObject:
     try:
         return json_object(arguments)
     except ValueError as error:
         message = f"the arguments for {name} are wrong: {error}"
         raise WeftError(Reason.TOOL_CALL_INVALID, message, metadata={"tool": name}) from None
+
+
+async def run_tools(box: ToolBox, calls: Sequence[CheckedCall]) -> AsyncGenerator[tuple[CheckedCall, ToolOutcome]]:
+    """Each call with its outcome, in the order in which they end. Leaving early cancels what still runs."""
+    running = {asyncio.create_task(box.run(call.tool, call.arguments)): call for call in calls}
+    try:
+        pending = set(running)
+        while pending:
+            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                yield running[task], task.result()
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running)

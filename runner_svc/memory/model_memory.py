@@ -6,16 +6,9 @@ from typing import TYPE_CHECKING
 import structlog
 
 from runner_svc.backend.port import Backend, LoadOrder
-from runner_svc.memory.memory_port import (
-    ExpectedMemory,
-    LeaseGrant,
-    MemoryAccount,
-    MemoryUse,
-    MemoryWish,
-    OnWaiting,
-)
+from runner_svc.memory.port import ExpectedMemory, LeaseGrant, MemoryAccount, MemoryUse, MemoryWish, OnWaiting
 from runner_svc.policy.load_plan import LoadPlan
-from runner_svc.records import RequestRecords
+from runner_svc.request_records import RequestRecords
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
@@ -24,6 +17,7 @@ from weft.kernel.units import size_words
 if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import datetime
+
 
 log = structlog.get_logger("weft.memory")
 

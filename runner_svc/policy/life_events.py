@@ -2,10 +2,23 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum, auto
+from enum import Enum, IntEnum, auto
 from types import MappingProxyType
 
 from weft.kernel.reasons import Reason
+
+
+class Phase(IntEnum):
+    """Numbers as in `registry.v1.InstanceState.Phase`, whose comments define them."""
+
+    IDLE = 1
+    LOADING = 2
+    READY = 3
+    DRAINING = 4
+    STOPPING = 5
+    CRASH_LOOP = 6
+    FAILED = 7
+    HIBERNATING = 8
 
 
 class Command(Enum):

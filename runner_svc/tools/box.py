@@ -2,14 +2,16 @@
 
 import asyncio
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import structlog
 
-from runner_svc.tools.names import wire_names
-from runner_svc.tools.outcomes import bounded, described, failure
-from runner_svc.tools.port import ToolDescription, ToolOutcome, ToolSource
+from runner_svc.tools.config import PythonTool, ToolSourceConfig
+from runner_svc.tools.mcp_servers import McpServer, untracked_tag
+from runner_svc.tools.port import ToolDescription, ToolOutcome, ToolRunner, ToolSource, bounded, described, failure
+from runner_svc.tools.python_functions import PythonFunction
 from runner_svc.tools.schemas import ArgumentCheck
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -144,3 +146,50 @@ async def _call(source: ToolSource, name: str, arguments: Mapping[str, Any]) -> 
 
 def _unavailable(name: str, why: str) -> WeftError:
     return WeftError(Reason.TOOL_UNAVAILABLE, f"the tool {name} cannot be used: {why}", metadata={"tool": name})
+
+
+MAX_WIRE_NAME_LENGTH = 64
+_NOT_ALLOWED = re.compile(r"[^A-Za-z0-9_-]")
+
+
+def wire_names(names: Iterable[str], taken: Collection[str] = ()) -> dict[str, str]:
+    """A function name for each name, by name: `files.read` becomes `files_read`, or `files_read_2` where that is taken.
+
+    The same names in the same order always get the same function names, so that a prompt cache stays of use.
+    """
+    given: dict[str, str] = {}
+    used = set(taken)
+    for name in names:
+        if name not in given:
+            given[name] = _unused(_NOT_ALLOWED.sub("_", name) or "tool", used)
+            used.add(given[name])
+    return given
+
+
+def _unused(plain: str, used: Collection[str]) -> str:
+    wire, number = plain[:MAX_WIRE_NAME_LENGTH], 1
+    while wire in used:
+        number += 1
+        suffix = f"_{number}"
+        wire = plain[: MAX_WIRE_NAME_LENGTH - len(suffix)] + suffix
+    return wire
+
+
+def build_tool_box(sources: Sequence[ToolSourceConfig], *, make_tag: Callable[[], str] = untracked_tag) -> ToolBox:
+    """The box of these sources, not yet started. `make_tag` marks the processes of each MCP server: Leftovers.begin.
+
+    Imports Python tools: raises INVALID_ARGUMENT naming the field of one that cannot be used. MCP servers are left
+    alone until `start`.
+    """
+    return ToolBox([_source(config, make_tag) for config in sources])
+
+
+def _source(config: ToolSourceConfig, make_tag: Callable[[], str]) -> ToolSource:
+    runner: ToolRunner = PythonFunction(config) if isinstance(config, PythonTool) else McpServer(config, make_tag)
+    return ToolSource(
+        name=config.name,
+        runner=runner,
+        timeout_seconds=config.limits.timeout_seconds,
+        max_output_bytes=config.limits.max_output_bytes,
+        remote=config.limits.remote,
+    )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from runner_svc.policy.redial import RedialLimits, RedialPolicy
+from runner_svc.policy.backoff import RedialLimits, RedialPolicy
 from runner_svc.tools.config import McpCommand, McpHttp
 from runner_svc.tools.port import MAX_TOOLS_PER_SOURCE, ToolDescription, ToolOutcome
 from runner_svc.tools.schemas import object_schema

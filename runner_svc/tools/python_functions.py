@@ -1,10 +1,13 @@
 """Python functions as tools: schema from the annotations, description from the docstring."""
 
 import asyncio
+import contextvars
 import importlib
 import inspect
+import threading
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
@@ -13,11 +16,10 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import to_json
 
 from runner_svc.tools.config import PythonTool
-from runner_svc.tools.daemon_threads import DaemonThreads
-from runner_svc.tools.outcomes import described
-from runner_svc.tools.port import ToolDescription, ToolOutcome
+from runner_svc.tools.port import ToolDescription, ToolOutcome, described
 from runner_svc.tools.schemas import object_schema
-from weft.kernel.errors import invalid_field
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.reasons import Reason
 
 MAX_THREADS_PER_TOOL = 16
 """Synchronous calls of one function at once, those that hang included."""
@@ -161,3 +163,63 @@ def _field(number: int) -> str:
 def _text(value: Any) -> str:
     """A result as text: a string as it is, anything else as JSON."""
     return value if isinstance(value, str) else to_json(value, inf_nan_mode="strings").decode()
+
+
+class DaemonThreads:
+    """A bounded number of threads, one per call.
+
+    Not an executor: a thread that hangs cannot be ended, and executors wait for theirs when the process exits.
+    """
+
+    def __init__(self, name: str, max_threads: int) -> None:
+        self._name = name
+        self._max_threads = max_threads
+        self._running = 0
+
+    async def run(self, function: Callable[[], str]) -> str:
+        """What the function returns or raises. Raises TOO_MANY_RESOURCES when all threads are at work, or hang.
+
+        A cancelled call lets the thread go on; it counts until it has ended.
+        """
+        if self._running >= self._max_threads:
+            raise WeftError(
+                Reason.TOO_MANY_RESOURCES,
+                f"{self._running} earlier calls of {self._name} are still running; it was not run again",
+            )
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[str] = loop.create_future()
+        context = contextvars.copy_context()
+
+        def work() -> None:
+            try:
+                result = context.run(function)
+            except BaseException as error:  # noqa: BLE001 - a tool that says sys.exit() must not end the thread unheard
+                settle = _settled(future, error=error)
+            else:
+                settle = _settled(future, result=result)
+            with suppress(RuntimeError):  # the loop has been closed
+                loop.call_soon_threadsafe(self._end, settle)
+
+        self._running += 1
+        threading.Thread(target=work, name=f"tool {self._name}", daemon=True).start()
+        return await future
+
+    def _end(self, settle: Callable[[], None]) -> None:
+        self._running -= 1
+        settle()
+
+
+def _settled(
+    future: asyncio.Future[str], *, result: str = "", error: BaseException | None = None
+) -> Callable[[], None]:
+    def settle() -> None:
+        if future.done():
+            return
+        if error is None:
+            future.set_result(result)
+        elif isinstance(error, Exception) and not isinstance(error, StopIteration):
+            future.set_exception(error)
+        else:  # what asyncio would not carry, or would stop for
+            future.set_exception(RuntimeError(described(error)))
+
+    return settle

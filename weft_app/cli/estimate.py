@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from runner_svc.memory.estimate import ModelFacts, known_model, read_model_facts, settings_for
-from runner_svc.memory.learned import LearnedMemory, learned_file
+from runner_svc.memory.learned_memory import LearnedMemory, learned_file
 from runner_svc.policy.memory_estimate import MEBIBYTE, MemoryEstimate, MemorySettings, estimate_memory
 from runner_svc.runtimes.llama_server.arguments import CACHE_TYPES, configured_parameters
 from weft.kernel.errors import WeftError, invalid_field

@@ -13,7 +13,7 @@ from weft_app.cli.output import safe_text, say
 from weft_app.cli.serving import serving
 
 if TYPE_CHECKING:
-    from runner_svc.dial_out import LinkNews
+    from runner_svc.dial_out.dialer import LinkNews
     from weft_app.compose.join import JoinPlan
     from weft_app.config.config import WeftConfig
 

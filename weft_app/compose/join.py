@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import runner_svc.service
-from runner_svc.dial_out import DialOut, DialOutConfig, LinkNews
+from runner_svc.dial_out.dialer import DialOut, DialOutConfig, LinkNews
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.gc_tuning import settle_garbage_collector
 from weft.kernel.reasons import Reason

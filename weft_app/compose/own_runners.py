@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 import grpc
 import structlog
 
-from runner_svc.session_file import SessionFile
+from runner_svc.session.session_file import SessionFile
 from weft.api.registry.v1 import runner_session_service_pb2 as pb
 from weft.api.registry.v1 import runner_session_service_pb2_grpc
 from weft.kernel.errors import WeftError

@@ -7,7 +7,7 @@ from dataclasses import replace
 from yarl import URL
 
 from runner_svc.config import ServedModel
-from runner_svc.hibernation import HibernationSettings
+from runner_svc.instance.settings import HibernationSettings
 from runner_svc.openai_upstream.unmanaged_server import read_key
 from runner_svc.policy.parameters import ParameterProfile
 from runner_svc.policy.timeouts import TimeoutProfile

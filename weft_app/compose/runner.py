@@ -10,7 +10,7 @@ import runner_svc.service
 from runner_svc.backend.port_range import EnginePorts, parse_port_range
 from runner_svc.config import RunnerConfig
 from runner_svc.memory.estimate import MemoryEstimator
-from runner_svc.memory.learned import LearnedMemory, learned_file
+from runner_svc.memory.learned_memory import LearnedMemory, learned_file
 from runner_svc.policy.restart import RestartLimits
 from runner_svc.service import RunnerService
 from runner_svc.supervise.leftovers import Leftovers

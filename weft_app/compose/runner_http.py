@@ -18,7 +18,7 @@ from gateway.runner_api.parts import RunnerApiConfig
 from gateway.runner_api.ports import RunnerApiPorts
 from router_svc.service import RouterService
 from runner_svc.config import RunnerConfig
-from runner_svc.memory.lease_keeper import Observer
+from runner_svc.memory.lease_manager import Observer
 from runner_svc.service import RunnerService
 from weft.dispatch import Dispatcher
 from weft.kernel.clock import Clock, SystemClock

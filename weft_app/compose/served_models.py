@@ -12,16 +12,17 @@ import runner_svc.runtimes.llama_server.parameters
 import runner_svc.runtimes.openai_http.parameters
 from runner_svc.backend.port_range import EnginePorts
 from runner_svc.config import ServedModel
-from runner_svc.hibernation import HibernationSettings, SleepSettings
+from runner_svc.instance.settings import HibernationSettings, SleepSettings
 from runner_svc.memory.estimate import (
     LLAMA_CPP_PYTHON_HABITS,
     LLAMA_SERVER_HABITS,
     EngineHabits,
+    FileForecast,
+    ForecastModel,
     MemoryEstimator,
     manifest_bytes_of,
     read_model_facts,
 )
-from runner_svc.memory.forecast import FileForecast, ForecastModel
 from runner_svc.policy.load_parameters import LoadValue
 from runner_svc.policy.parameters import EngineParameters, ParameterProfile
 from runner_svc.runtimes.llama_cpp_python import arguments as llama_cpp_python_arguments

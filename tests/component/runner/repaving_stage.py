@@ -15,9 +15,9 @@ from typing import Any
 from own_children import own_children
 
 from runner_svc.backend.port import Backend, CallInfo
-from runner_svc.config import InstanceConfig
-from runner_svc.instance import Instance
-from runner_svc.policy.phase import Phase
+from runner_svc.instance.instance import Instance
+from runner_svc.instance.settings import InstanceConfig
+from runner_svc.policy.life_events import Phase
 from runner_svc.policy.restart import RestartLimits
 from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig

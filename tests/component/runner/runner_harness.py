@@ -13,7 +13,7 @@ from google.protobuf.duration_pb2 import Duration
 from grpc_status import rpc_status
 
 from runner_svc.config import RunnerConfig, ServedModel
-from runner_svc.policy.phase import Phase
+from runner_svc.policy.life_events import Phase
 from runner_svc.service import RunnerService, build
 from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, sampling_pb2
 from weft.api.registry.v1 import runner_pb2, runner_session_service_pb2_grpc

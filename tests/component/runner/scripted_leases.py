@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner_svc.memory.lease_keeper import KeeperConfig, LeaseKeeper
-from runner_svc.memory.memory_port import MemoryUse, MemoryWish
+from runner_svc.memory.lease_manager import KeeperConfig, LeaseKeeper
+from runner_svc.memory.port import MemoryUse, MemoryWish
 from weft.api.registry.v1 import lease_service_pb2 as pb
 from weft.api.registry.v1 import lease_service_pb2_grpc
 from weft.gpu.messages import process_id_message

@@ -11,8 +11,8 @@ from aiohttp import web
 from runner_harness import running_runner
 
 from runner_svc.config import ServedModel
-from runner_svc.hibernation import HibernationSettings
-from runner_svc.policy.phase import Phase
+from runner_svc.instance.settings import HibernationSettings
+from runner_svc.policy.life_events import Phase
 from runner_svc.runtimes.openai_http.backend import AttachedServer, AttachedServerConfig
 from weft_testing.free_port import free_port
 

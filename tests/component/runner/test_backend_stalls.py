@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from runner_svc.backend.port import Backend, CallInfo
+from runner_svc.instance.admission import Work
+from runner_svc.instance.watchdog import Watchdog
 from runner_svc.policy.timeouts import TimeoutProfile
-from runner_svc.records import RequestRecord, RequestRecords
+from runner_svc.request_records import RequestRecord, RequestRecords
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from runner_svc.runtimes.openai_http.backend import AttachedServer, AttachedServerConfig
 from runner_svc.supervise.process import StopGraces
-from runner_svc.watchdog import Watchdog
-from runner_svc.work import Work
 from weft.api.common.v1 import chat_pb2, sampling_pb2
 from weft.dispatch.frames import Frame, has_content
 from weft.kernel.clock import SystemClock

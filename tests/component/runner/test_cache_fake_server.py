@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runner_svc.backend.port import Backend, CacheIsolation, CacheUse, CallInfo
-from runner_svc.cache.desk import CacheDesk
+from runner_svc.cache.manager import CacheDesk
 from runner_svc.policy.load_plan import AS_CONFIGURED, LoadPlan
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from weft.kernel.request import CacheMode

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from runner_svc.backend.port import Backend, CacheUse, CallInfo
-from runner_svc.cache.desk import CacheDesk
+from runner_svc.cache.manager import CacheDesk
 from runner_svc.policy.load_plan import AS_CONFIGURED, LoadPlan
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from weft_app.compose.demo import demo_model_path, llama_command

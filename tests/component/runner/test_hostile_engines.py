@@ -16,20 +16,11 @@ import pytest
 from repaving_stage import Repaving, living
 
 from runner_svc.backend.port import CallInfo
-from runner_svc.config import InstanceConfig
-from runner_svc.hibernation import HibernationSettings
-from runner_svc.policy.phase import Phase
+from runner_svc.instance.admission import Work
+from runner_svc.instance.settings import HibernationSettings, InstanceConfig
+from runner_svc.policy.life_events import Phase
 from runner_svc.runtimes.openai_http.backend import AttachedServer, AttachedServerConfig
-from runner_svc.work import Work
-from weft.api.common.v1 import (
-    audio_pb2,
-    chat_pb2,
-    completion_pb2,
-    embedding_pb2,
-    image_pb2,
-    rerank_pb2,
-    tokenize_pb2,
-)
+from weft.api.common.v1 import audio_pb2, chat_pb2, completion_pb2, embedding_pb2, image_pb2, rerank_pb2, tokenize_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation

@@ -15,8 +15,8 @@ from own_children import own_children
 from repaving_stage import living
 
 from runner_svc.backend.port import CallInfo
-from runner_svc.config import InstanceConfig
-from runner_svc.policy.phase import Phase
+from runner_svc.instance.settings import InstanceConfig
+from runner_svc.policy.life_events import Phase
 from runner_svc.policy.restart import RestartLimits
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from runner_svc.runtimes.openai_http import backend

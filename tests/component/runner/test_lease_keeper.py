@@ -9,8 +9,8 @@ import pytest
 from grpc.aio import UnaryStreamCall
 from scripted_leases import GIB, Holder, SeenHost, keeping, until, wish
 
-from runner_svc.memory.lease_calls import AWAY
-from runner_svc.memory.lease_keeper import (
+from runner_svc.memory.lease_client import AWAY
+from runner_svc.memory.lease_manager import (
     LOOK_FOR_DEVICES_SECONDS,
     MAX_LINE,
     NO_REGISTRY,
@@ -18,7 +18,7 @@ from runner_svc.memory.lease_keeper import (
     OWN_LINE,
     LeaseKeeper,
 )
-from runner_svc.memory.memory_port import LeaseGrant
+from runner_svc.memory.port import LeaseGrant
 from weft.gpu.sighting import ProcessId, Source
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError

@@ -15,7 +15,7 @@ import pytest
 from repaving_stage import LONG, Leftovers, Repaving, count_leftovers, repaving
 
 from runner_svc.openai_upstream.client import IDLE_CONNECTION_SECONDS
-from runner_svc.policy.phase import Phase
+from runner_svc.policy.life_events import Phase
 from runner_svc.policy.restart import RestartLimits
 from weft.kernel.reasons import Reason
 

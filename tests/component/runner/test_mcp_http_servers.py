@@ -8,8 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from runner_svc.tools.box import ToolBox
-from runner_svc.tools.build import build_tool_box
+from runner_svc.tools.box import ToolBox, build_tool_box
 from runner_svc.tools.config import McpHttp, ToolLimits
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

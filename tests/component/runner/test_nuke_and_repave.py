@@ -12,13 +12,12 @@ import pytest
 from repaving_stage import LONG, living, repaving
 from runner_harness import OtherServer
 
-from runner_svc.config import InstanceConfig
-from runner_svc.hibernation import HibernationSettings
+from runner_svc.instance.settings import HibernationSettings, InstanceConfig
+from runner_svc.policy.life_events import Phase
 from runner_svc.policy.out_of_memory import ADVICE
-from runner_svc.policy.phase import Phase
 from runner_svc.policy.restart import RestartLimits
 from runner_svc.policy.timeouts import TimeoutProfile
-from runner_svc.records import RequestState
+from runner_svc.request_records import RequestState
 from runner_svc.runtimes.openai_http.backend import AttachedServer, AttachedServerConfig
 from weft.kernel.reasons import Reason
 from weft_testing.fake_backend.process import fake_backend_command

@@ -12,12 +12,12 @@ import pytest
 from repaving_stage import LONG
 from runner_harness import RunningRunner, events_of, refusal, running_runner
 
-from runner_svc import servicer
 from runner_svc.chat.conversation import converse
 from runner_svc.config import ServedModel
-from runner_svc.policy.phase import Phase
+from runner_svc.policy.life_events import Phase
 from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
+from runner_svc.servicers import inference
 from runner_svc.supervise.process import StopGraces
 from weft.api.common.v1 import error_reason_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
@@ -104,7 +104,7 @@ async def test_a_caller_who_hangs_up_once_the_answer_is_complete_has_not_cancell
                 yield frame
         await asyncio.sleep(600)
 
-    monkeypatch.setattr(servicer, "converse", slow_to_end)
+    monkeypatch.setattr(inference, "converse", slow_to_end)
     async with running_runner(tmp_path, [_model()]) as runner:
         await runner.until(Phase.READY)
         call = runner.generate(max_tokens=2)

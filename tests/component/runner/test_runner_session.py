@@ -10,8 +10,8 @@ from grpc import ChannelConnectivity
 from runner_harness import NotingRegistry, noting_registry
 
 from runner_svc.config import PublishedAgent, RunnerConfig
-from runner_svc.report import RunnerReport
-from runner_svc.session import RunnerSession
+from runner_svc.session.report import RunnerReport
+from runner_svc.session.session import RunnerSession
 from weft.dispatch.tickets import TicketGate
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

@@ -9,10 +9,10 @@ from runner_harness import running_runner
 
 from runner_svc import service
 from runner_svc.config import ServedModel
-from runner_svc.hibernation import HibernationSettings
-from runner_svc.memory.memory_port import ExpectedMemory, MemoryForecast
+from runner_svc.instance.settings import HibernationSettings
+from runner_svc.memory.port import ExpectedMemory, MemoryForecast
+from runner_svc.policy.life_events import Phase
 from runner_svc.policy.load_plan import LoadPlan
-from runner_svc.policy.phase import Phase
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from weft_testing.fake_backend.process import fake_backend_command
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from runner_harness import events_of, running_runner
 
-from runner_svc.chat.json_objects import json_object
+from runner_svc.chat.offer import json_object
 from runner_svc.config import ServedModel
-from runner_svc.policy.phase import Phase
+from runner_svc.policy.life_events import Phase
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from runner_svc.tools.config import PythonTool
 from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2

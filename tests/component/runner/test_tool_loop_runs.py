@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from runner_svc.chat.settings import ChatSettings
 from runner_svc.config import ServedModel
-from runner_svc.policy.phase import Phase
+from runner_svc.policy.life_events import Phase
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from runner_svc.supervise.process import StopGraces
 from runner_svc.tools.config import PythonTool, ToolLimits

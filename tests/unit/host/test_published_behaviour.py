@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from runner_svc.policy.signals import signal_catalogue
-from runner_svc.report import RunnerReport
+from runner_svc.session.report import RunnerReport
 from weft.api.common.v1 import agent_behaviour_pb2, warning_pb2
 from weft.api.registry.v1 import agent_pb2
 from weft.documents.files import read_documents

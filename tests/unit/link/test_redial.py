@@ -5,7 +5,7 @@ from typing import Protocol
 
 import pytest
 
-from runner_svc.policy.redial import RedialLimits, RedialPolicy
+from runner_svc.policy.backoff import RedialLimits, RedialPolicy
 
 ALMOST_ONE = 0.999_999
 JOIN_SECONDS = 0.3

@@ -8,7 +8,7 @@ from runner_svc.backend.port import CallInfo
 from runner_svc.chat.conversation import converse
 from runner_svc.chat.request import ChatRequest, ChatSetup
 from runner_svc.chat.settings import ChatSettings
-from runner_svc.records import RequestRecord
+from runner_svc.request_records import RequestRecord
 from runner_svc.tools.box import ToolBox
 from runner_svc.tools.port import ToolDescription, ToolOutcome, ToolSource
 from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, event_pb2, receipt_pb2, usage_pb2

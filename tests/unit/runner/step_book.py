@@ -4,11 +4,12 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from runner_svc.backend.port import DeviceShare
-from runner_svc.memory.memory_port import ExpectedMemory, LeaseGrant, MemoryAccount, MemoryUser, MemoryWish, OnWaiting
+from runner_svc.memory.port import ExpectedMemory, LeaseGrant, MemoryAccount, MemoryUser, MemoryWish, OnWaiting
 from runner_svc.policy.load_plan import LoadPlan
 
 if TYPE_CHECKING:
     from weft.kernel.errors import WeftError
+
 
 GIB = 1024**3
 WORDS = "waiting for memory: needs 2.0 GiB on host-a, held by qwen"

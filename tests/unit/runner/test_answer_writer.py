@@ -2,7 +2,7 @@
 
 import pytest
 
-from runner_svc.answer_writer import MAX_HELD_EVENTS, AnswerWriter
+from runner_svc.servicers.inference import MAX_HELD_EVENTS, AnswerWriter
 from weft.api.common.v1 import event_pb2, warning_pb2
 from weft.api.runner.v1 import generation_service_pb2
 from weft.dispatch.frames import Frame

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner_svc.policy import cache_book
-from runner_svc.policy.cache_book import CacheBook, CacheTurn, Leavings, Partition, SlotState
+from runner_svc.policy import cache_directory
+from runner_svc.policy.cache_directory import CacheBook, CacheTurn, Leavings, Partition, SlotState
 
 A, B, C = Partition("a"), Partition("b"), Partition("c")
 A_TAGGED = Partition("a", "tag")
@@ -325,6 +325,6 @@ def test_the_model_finds_books_that_are_wrong(wrong: type[CacheBook], steps: lis
 
 
 def test_the_number_of_slots_is_bounded() -> None:
-    assert CacheBook(cache_book.MAX_CACHE_SLOTS).slot_count == cache_book.MAX_CACHE_SLOTS
+    assert CacheBook(cache_directory.MAX_CACHE_SLOTS).slot_count == cache_directory.MAX_CACHE_SLOTS
     with pytest.raises(ValueError, match="slots"):
-        CacheBook(cache_book.MAX_CACHE_SLOTS + 1)
+        CacheBook(cache_directory.MAX_CACHE_SLOTS + 1)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from runner_svc.backend.port import CacheIsolation, ErasedCache, SlotSight
-from runner_svc.cache.desk import CacheDesk
+from runner_svc.cache.manager import CacheDesk
 from runner_svc.cache.model_cache import ModelCache
 from runner_svc.policy.load_plan import AS_CONFIGURED
 from weft.api.common.v1 import completion_pb2, usage_pb2

@@ -7,7 +7,7 @@ import pytest
 
 from runner_svc.cache import salts
 from runner_svc.cache.salts import SaltBook
-from runner_svc.policy.cache_book import Partition
+from runner_svc.policy.cache_directory import Partition
 
 A, B, A_TAGGED, AMBIGUOUS = Partition("a"), Partition("b"), Partition("a", "tag"), Partition("atag")
 

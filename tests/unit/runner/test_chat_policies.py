@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner_svc.policy.json_extent import JsonExtent
-from runner_svc.policy.prompt import FunctionFacts, PromptFacts, platform_prompt
+from runner_svc.policy.platform_prompt import FunctionFacts, PromptFacts, platform_prompt
 from runner_svc.policy.signals import BUILT_IN_SIGNALS, SignalDescription, pick_signals, reason_only, signal_catalogue
+from runner_svc.policy.text_calls import JsonExtent
 from runner_svc.policy.tool_budget import NextStep, ToolBudget, TurnFacts, next_step
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

@@ -23,7 +23,7 @@ from chat_stage import (
     warnings,
 )
 
-from runner_svc.chat.json_objects import MAX_SENT_DEPTH, json_object
+from runner_svc.chat.offer import MAX_SENT_DEPTH, json_object
 from runner_svc.chat.settings import RepetitionPolicy
 from runner_svc.policy.signals import SignalDescription, reason_only, signal_catalogue
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2, signal_pb2, warning_pb2

@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from runner_svc.clock_offset import ClockOffset
+from runner_svc.session.clock_offset import ClockOffset
 from weft.api.runner.v1 import ticket_pb2
 from weft.dispatch.tickets import TicketGate, sign
 from weft.kernel.clock import MeshClock, clock_off, offset_words

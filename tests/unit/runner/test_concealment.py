@@ -2,7 +2,7 @@ import pytest
 from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 
-from runner_svc.concealment import conceal_in_status, conceal_local_addresses
+from runner_svc.dial_out.redaction import conceal_in_status, conceal_local_addresses
 from weft.kernel.errors import invalid_field
 from weft.link.codec import STATUS_DETAILS
 from weft.link.frames import CallStatus

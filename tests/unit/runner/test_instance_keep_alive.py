@@ -6,8 +6,8 @@ import pytest
 from instance_stage import Stage, living
 from step_book import StepBook, step_account
 
+from runner_svc.policy.life_events import Phase
 from runner_svc.policy.load_plan import LoadWish
-from runner_svc.policy.phase import Phase
 
 
 async def _served(stage: Stage, keep_alive_seconds: float | None = None) -> None:

@@ -6,8 +6,8 @@ import pytest
 from instance_stage import living, outcome
 from step_book import StepBook, step_account
 
+from runner_svc.policy.life_events import Phase
 from runner_svc.policy.load_plan import LoadWish
-from runner_svc.policy.phase import Phase
 
 
 async def test_a_wake_that_waits_for_memory_ends_when_its_last_caller_leaves() -> None:

@@ -7,10 +7,9 @@ from instance_stage import Stage, living, outcome
 from step_book import GIB, WORDS, StepBook, step_account
 
 from runner_svc.backend.port import DeviceShare, LoadOrder
-from runner_svc.hibernation import SleepSettings
-from runner_svc.policy.life_events import Command
+from runner_svc.instance.settings import SleepSettings
+from runner_svc.policy.life_events import Command, Phase
 from runner_svc.policy.load_plan import LoadPlan, LoadWish
-from runner_svc.policy.phase import Phase
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority

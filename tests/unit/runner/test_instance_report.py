@@ -8,9 +8,9 @@ from instance_stage import Stage, living
 from step_book import GIB, StepBook, step_account
 
 from runner_svc.config import RunnerConfig
-from runner_svc.load_watch import LOOK_SECONDS, follow_load
 from runner_svc.policy.load_plan import STAY_LOADED, LoadPlan, LoadWish
-from runner_svc.report import MAX_TOLD_TOOLS, RunnerReport
+from runner_svc.servicers.control import LOOK_SECONDS, follow_load
+from runner_svc.session.report import MAX_TOLD_TOOLS, RunnerReport
 from weft.api.registry.v1 import runner_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
 

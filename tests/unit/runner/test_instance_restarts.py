@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from instance_stage import Stage
 
-from runner_svc.hibernation import HibernationSettings
-from runner_svc.loading import MAX_CRASH_BYTES
+from runner_svc.instance.loader import MAX_CRASH_BYTES
+from runner_svc.instance.restart_log import MAX_RESTARTS, RestartLog
+from runner_svc.instance.settings import HibernationSettings
+from runner_svc.policy.life_events import Phase
 from runner_svc.policy.out_of_memory import ADVICE
-from runner_svc.policy.phase import Phase
-from runner_svc.records import RequestRecords, RequestState
-from runner_svc.restart_log import MAX_RESTARTS, RestartLog
+from runner_svc.request_records import RequestRecords, RequestState
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from runner_svc.memory import learned as learned_module
-from runner_svc.memory.learned import (
+from runner_svc.memory import learned_memory as learned_module
+from runner_svc.memory.learned_memory import (
     MAX_BYTES,
     MAX_ENTRIES,
     MAX_FILE_BYTES,

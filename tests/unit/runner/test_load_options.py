@@ -7,7 +7,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from instance_stage import StepBackend
 
-from runner_svc.load_messages import options_message, wish_from
+from runner_svc.instance.load_messages import options_message, wish_from
 from runner_svc.policy.load_parameters import LoadParameter
 from runner_svc.policy.load_plan import STAY_LOADED, LoadPlan, LoadWish
 from runner_svc.runtimes.llama_cpp_python.backend import LlamaCppPythonBackend, LlamaCppPythonConfig

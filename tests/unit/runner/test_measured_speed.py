@@ -7,10 +7,9 @@ from typing import Any, cast
 import pytest
 
 from runner_svc.backend.port import Backend, CallInfo
-from runner_svc.chat.answer_receipt import AnswerReceipt
-from runner_svc.policy.decode_speed import MIN_MEASURED_SECONDS, tokens_per_second
-from runner_svc.records import RequestRecord
-from runner_svc.work import Work
+from runner_svc.chat.receipt import AnswerReceipt
+from runner_svc.instance.admission import MIN_MEASURED_SECONDS, Work, tokens_per_second
+from runner_svc.request_records import RequestRecord
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2, usage_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft_testing.fake_clock import FakeClock

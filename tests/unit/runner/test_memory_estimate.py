@@ -21,6 +21,7 @@ from runner_svc.policy.memory_estimate import (
     CACHE_TYPE_BYTES,
     CONTEXT_STEP,
     GIBIBYTE,
+    MAX_NAME_CHARS,
     MEBIBYTE,
     EstimateSource,
     FileKind,
@@ -32,8 +33,9 @@ from runner_svc.policy.memory_estimate import (
     estimate_memory,
     estimate_shape,
     largest_context,
+    names_gguf,
+    weights_from_name,
 )
-from runner_svc.policy.size_by_name import MAX_NAME_CHARS, names_gguf, weights_from_name
 from weft_app.compose.demo import demo_model_path
 
 SMOLLM2 = ModelShape(

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from runner_svc.memory.estimate import MemoryEstimator, manifest_bytes_of
-from runner_svc.memory.forecast import FileForecast, ForecastModel
-from runner_svc.memory.learned import LearnedMemory, learned_file
-from runner_svc.memory.memory_port import MemoryForecast
+from runner_svc.memory.estimate import FileForecast, ForecastModel, MemoryEstimator, manifest_bytes_of
+from runner_svc.memory.learned_memory import LearnedMemory, learned_file
+from runner_svc.memory.port import MemoryForecast
 from runner_svc.policy.load_parameters import LoadValue
 from runner_svc.policy.load_plan import LoadPlan
 from runner_svc.policy.memory_estimate import MEBIBYTE

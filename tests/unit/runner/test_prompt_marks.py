@@ -1,6 +1,6 @@
 """Marks tell how much of one prompt begins another."""
 
-from runner_svc.cache.prompt_marks import MARK_BYTES, MAX_MARKS, prompt_marks
+from runner_svc.cache.model_cache import MARK_BYTES, MAX_MARKS, prompt_marks
 from weft.api.common.v1 import chat_pb2, completion_pb2
 
 

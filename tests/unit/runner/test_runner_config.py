@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from runner_svc.config import RunnerConfig
-from runner_svc.report import RunnerReport
 from runner_svc.runtimes.openai_http.backend import AttachedServer, AttachedServerConfig
+from runner_svc.session.report import RunnerReport
 from weft.api.registry.v1 import model_pb2
 from weft.kernel.errors import FieldError
 from weft_app.compose.home import WeftHome

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from runner_svc.policy.back_off import MAX_PAUSE_SECONDS, retry_pause_seconds
+from runner_svc.instance.admission import RequestLimit, SlotTable
+from runner_svc.policy.backoff import MAX_PAUSE_SECONDS, retry_pause_seconds
+from runner_svc.policy.keep_alive import IdleSigns, SleepDecision, decide_sleep
 from runner_svc.policy.load_stall import LoadSigns, LoadWatch
-from runner_svc.policy.reporting import ReportTimes
-from runner_svc.policy.sleep import IdleSigns, SleepDecision, decide_sleep
-from runner_svc.slots import RequestLimit, SlotTable
+from runner_svc.session.session import ReportTimes
 from runner_svc.supervise.logs import MAX_FOLLOWERS, MAX_UNREAD_LINES, LogRing
 from runner_svc.supervise.process import describe_exit
 from weft.kernel.errors import WeftError

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from runner_svc import session_file
-from runner_svc.session_file import SessionFile
+from runner_svc.session import session_file
+from runner_svc.session.session_file import SessionFile
 
 
 def _garbage(path: Path) -> None:

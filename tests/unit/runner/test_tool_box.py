@@ -6,8 +6,7 @@ import pytest
 
 from runner_svc.tools import box as box_module
 from runner_svc.tools.box import ToolBox
-from runner_svc.tools.outcomes import MAX_FAILURE_BYTES, bounded
-from runner_svc.tools.port import ToolDescription, ToolOutcome, ToolSource
+from runner_svc.tools.port import MAX_FAILURE_BYTES, ToolDescription, ToolOutcome, ToolSource, bounded
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 

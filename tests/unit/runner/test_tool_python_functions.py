@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from runner_svc.tools import python_functions
-from runner_svc.tools.build import build_tool_box
+from runner_svc.tools.box import build_tool_box
 from runner_svc.tools.config import PythonTool, ToolLimits
 from runner_svc.tools.port import ToolOutcome
 from weft.kernel.errors import FieldError, WeftError
@@ -243,7 +243,7 @@ async def test_threads_that_hang_are_counted_and_further_calls_refused(monkeypat
 async def test_a_hanging_thread_does_not_keep_the_process_from_ending() -> None:
     program = (
         "import asyncio, sys, time\n"
-        "from runner_svc.tools.daemon_threads import DaemonThreads\n"
+        "from runner_svc.tools.python_functions import DaemonThreads\n"
         "async def main():\n"
         "    try:\n"
         "        await asyncio.wait_for(DaemonThreads('t', 1).run(lambda: time.sleep(600)), 0.05)\n"

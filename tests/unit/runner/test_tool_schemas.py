@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner_svc.chat.json_objects import MAX_SENT_DEPTH
+from runner_svc.chat.offer import MAX_SENT_DEPTH
 from runner_svc.tools import schemas
 from runner_svc.tools.schemas import MAX_ARGUMENT_BYTES, ArgumentCheck, object_schema
 from weft.kernel.errors import WeftError

@@ -16,11 +16,11 @@ from runner_svc.backend.port import (
     LoadOrder,
     ProcessSigns,
 )
+from runner_svc.instance.watchdog import Watchdog
 from runner_svc.policy.load_parameters import LoadParameter
 from runner_svc.policy.timeouts import TimeoutProfile
-from runner_svc.records import RequestRecord, RequestRecords, RequestState
+from runner_svc.request_records import RequestRecord, RequestRecords, RequestState
 from runner_svc.supervise.logs import LogRing
-from runner_svc.watchdog import Watchdog
 from weft.api.common.v1 import embedding_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.gpu.sighting import ProcessId

@@ -1,0 +1,205 @@
+"""What an answer cost and what happened on the way, over all the turns of the engine."""
+
+from collections.abc import Iterator
+
+from runner_svc.request_records import RequestRecord
+from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2, signal_pb2, usage_pb2, warning_pb2
+from weft.dispatch.frames import Frame, GenerationPayload
+from weft.dispatch.payload_description import CHARS_PER_TOKEN, estimated_prompt_tokens
+from weft.kernel.errors import COMPLETION_TOKENS, PROMPT_TOKENS, WeftError
+
+MAX_NOTED = 64
+"""Signals, and warnings, that a receipt holds."""
+MAX_SIGNAL_BYTES = 256 * 1024
+"""Of these signals together: they are kept with the request's record after its end. What is told as events has no part
+in this."""
+
+
+class SeenTokens:
+    """Counts the pieces of one turn: engines send one per token. Where several came as one, their length tells more."""
+
+    def __init__(self, payload: GenerationPayload, *, whole: bool) -> None:
+        """`whole`: nobody reads the answer before it is complete, so pieces that came together have been joined."""
+        self._payload = payload
+        self._whole = whole
+        self._progress: event_pb2.Progress | None = None
+        self._pieces = 0
+        self._chars = 0
+
+    def note(self, frame: Frame) -> None:
+        """The next frame of the engine."""
+        for event in frame:
+            kind = event.WhichOneof("event")
+            if kind == "delta":
+                delta = event.delta
+                written = len(delta.text) + len(delta.reasoning) + len(delta.refusal)
+                written += sum(len(call.arguments_text) for call in delta.tool_calls)
+                self._pieces += bool(written or delta.tool_calls)
+                self._chars += written
+            elif kind == "progress":
+                self._progress = event.progress
+
+    @property
+    def usage(self) -> usage_pb2.Usage:
+        """The counts so far. The prompt is the engine's count where it told one, and else an estimate of its length."""
+        progress = self._progress or event_pb2.Progress()
+        joined = int(self._chars / CHARS_PER_TOKEN) if self._whole else 0
+        return usage_pb2.Usage(
+            prompt_tokens=progress.prompt_tokens or estimated_prompt_tokens(self._payload),
+            cached_prompt_tokens=progress.cached_tokens,
+            completion_tokens=max(self._pieces, joined),
+        )
+
+
+class AnswerReceipt:
+    """Adds up. Token counts are the engine's own; a turn that was ended early counts as far as it was seen."""
+
+    def __init__(self, record: RequestRecord) -> None:
+        self._record = record
+        self._usage = usage_pb2.Usage()
+        self._compute_nanoseconds: int | None = None
+        """None: no turn's is known."""
+        self._decode_seconds = 0.0
+        self._decoded_tokens = 0
+        self._warnings: list[warning_pb2.Warning] = []
+        self._tool_runs = 0
+        self._signal_bytes = 0
+
+    @property
+    def completion_tokens(self) -> int:
+        """Generated so far."""
+        return self._usage.completion_tokens
+
+    def add_turn(self, turn: receipt_pb2.Receipt) -> None:
+        """The engine's own figures of a turn. The prompt of each turn counts, and so do its cached tokens."""
+        self._add_usage(turn.usage)
+        if turn.HasField("gpu_time"):
+            self._compute_nanoseconds = (self._compute_nanoseconds or 0) + turn.gpu_time.ToNanoseconds()
+        if turn.tokens_per_second > 0:
+            self._decoded_tokens += turn.usage.completion_tokens
+            self._decode_seconds += turn.usage.completion_tokens / turn.tokens_per_second
+
+    def add_unfinished_turn(self, seen: SeenTokens) -> None:
+        """What was seen of a turn that was ended before the engine told its figures."""
+        self._add_usage(seen.usage)
+
+    def usage_so_far(self) -> Frame:
+        """The event that tells the counts so far, before the error that ends the answer."""
+        return [event_pb2.InferenceEvent(usage=self._usage)]
+
+    def with_usage(self, error: WeftError) -> WeftError:
+        """The error that ends the answer, with the counts so far among its facts."""
+        error.metadata[PROMPT_TOKENS] = str(self._usage.prompt_tokens)
+        error.metadata[COMPLETION_TOKENS] = str(self._usage.completion_tokens)
+        return error
+
+    def add_tool_runs(self, count: int) -> None:
+        """So many tools were run."""
+        self._tool_runs += count
+
+    def note_signal(self, signal: signal_pb2.Signal) -> event_pb2.InferenceEvent:
+        """The model raised a signal; the event that tells it."""
+        self._signal_bytes += signal.ByteSize()
+        if len(self._record.signals) < MAX_NOTED and self._signal_bytes <= MAX_SIGNAL_BYTES:
+            self._record.signals.append(signal)
+        return event_pb2.InferenceEvent(signal=signal)
+
+    def note_warning(self, warning: warning_pb2.Warning) -> event_pb2.InferenceEvent | None:
+        """The event that tells a warning; None if it was told before."""
+        if warning in self._warnings:
+            return None
+        if len(self._warnings) < MAX_NOTED:
+            self._warnings.append(warning)
+        return event_pb2.InferenceEvent(warning=warning)
+
+    def fill(self, receipt: receipt_pb2.Receipt) -> None:
+        """Put into a receipt what the engine knows nothing of."""
+        noted = [warning for warning in self._warnings if warning not in receipt.warnings]
+        receipt.warnings.extend(noted)
+        receipt.signals.extend(self._record.signals)
+        receipt.tool_run_count = self._tool_runs
+
+    def end(self) -> Frame:
+        """The last events."""
+        receipt = receipt_pb2.Receipt(usage=self._usage)
+        if self._compute_nanoseconds is not None:
+            receipt.gpu_time.FromNanoseconds(self._compute_nanoseconds)
+        if self._decode_seconds > 0:
+            receipt.tokens_per_second = self._decoded_tokens / self._decode_seconds
+        self.fill(receipt)
+        return [
+            event_pb2.InferenceEvent(usage=self._usage),
+            event_pb2.InferenceEvent(finished=event_pb2.Finished(receipt=receipt)),
+        ]
+
+    def _add_usage(self, usage: usage_pb2.Usage) -> None:
+        total = self._usage
+        total.prompt_tokens += usage.prompt_tokens
+        total.completion_tokens += usage.completion_tokens
+        total.cached_prompt_tokens += usage.cached_prompt_tokens
+        total.reasoning_tokens += usage.reasoning_tokens
+
+
+def warning(code: "warning_pb2.WarningCode.ValueType", message: str) -> warning_pb2.Warning:
+    """A warning that is about no field of the request."""
+    return warning_pb2.Warning(code=code, message=message[:500])
+
+
+MIN_CHECKED_WORDS = 512
+"""Prompts of fewer words fit every context that is in use; a template may shorten them for reasons of its own."""
+MIN_COUNTED_SHARE = 0.8
+"""Tokens that an engine counts, per word of the prompt. A word is one token or more, so that a whole prompt has a share
+of 1 and mostly 1.3; what is below has lost a fifth at least. Text without spaces has few words and raises no alarm."""
+
+
+def dropped_prompt(words: int, prompt_tokens: int) -> str:
+    """What to say of a prompt of so many words of which the engine counted so many tokens; empty: nothing.
+
+    `prompt_tokens` with those from a cache among them; 0: the engine counts none.
+    """
+    if words < MIN_CHECKED_WORDS or not prompt_tokens or prompt_tokens >= MIN_COUNTED_SHARE * words:
+        return ""
+    return (
+        f"the engine has read {prompt_tokens} tokens of a prompt of {words} words: it dropped a part of it; "
+        "give it a larger context, or send less"
+    )
+
+
+class LateWarnings:
+    """Watches one turn of an answer for what was asked and is not in it."""
+
+    def __init__(self, payload: GenerationPayload) -> None:
+        self._payload = payload
+        self._words = _words(payload)
+        self._must_call = isinstance(payload, chat_pb2.ChatPayload) and _must_call(payload)
+        self._has_call = False
+
+    def note(self, frame: Frame) -> None:
+        """The next frame of the engine."""
+        if self._must_call and not self._has_call:
+            self._has_call = any(event.HasField("delta") and event.delta.tool_calls for event in frame)
+
+    def at_end(self, usage: usage_pb2.Usage) -> Iterator[warning_pb2.Warning]:
+        """What there is to say once the engine has told its figures."""
+        if self._must_call and not self._has_call:
+            yield warning_pb2.Warning(
+                code=warning_pb2.WARNING_CODE_UNSUPPORTED_PARAMETER,
+                field="tool_choice",
+                message="demanded a call of a tool, and the engine answered without one",
+            )
+        if said := dropped_prompt(self._words, usage.prompt_tokens):
+            yield warning(warning_pb2.WARNING_CODE_PROMPT_DROPPED, said)
+
+
+def _must_call(payload: chat_pb2.ChatPayload) -> bool:
+    choice = payload.tool_choice
+    return bool(payload.tools) and (
+        choice.WhichOneof("kind") == "function_name" or choice.mode == chat_pb2.ToolChoice.MODE_REQUIRED
+    )
+
+
+def _words(payload: GenerationPayload) -> int:
+    """How many words the prompt has at least: what is said by messages, or the prompts of a completion."""
+    if isinstance(payload, chat_pb2.ChatPayload):
+        return sum(len(part.text.split()) for message in payload.messages for part in message.content)
+    return sum(len(prompt.tokens.ids) or len(prompt.text.split()) for prompt in payload.prompts)

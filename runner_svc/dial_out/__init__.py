@@ -1,0 +1,1 @@
+"""The outbound link of a dial-out runner."""

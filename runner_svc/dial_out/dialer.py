@@ -1,0 +1,276 @@
+"""The runner's end of its link: one outbound stream, over which the mesh calls it and it calls the registry."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import Enum
+from random import Random, SystemRandom
+from typing import TYPE_CHECKING, Any, cast
+
+import grpc
+import structlog
+
+from runner_svc.dial_out.redaction import conceal_in_status
+from runner_svc.policy.backoff import RedialLimits, RedialPolicy
+from weft.api.router.v1 import relay_service_pb2, relay_service_pb2_grpc
+from weft.kernel.clock import Clock, SystemClock
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import CHANNEL_OPTIONS, answering, error_from_call
+from weft.kernel.service import start_critical, stop_tasks
+from weft.link.codec import forwardable
+from weft.link.forward import Context, RawServices, finish, forward_to_channel, forward_to_link
+from weft.link.frames import CallStatus, Side
+from weft.link.link import Link, LinkCall
+from weft.link.multiplexer import LinkLimits
+from weft.link.transport import ACCEPTED_KEY, CLOCK_KEY, AttachTransport
+
+if TYPE_CHECKING:
+    from weft.api.router.v1.relay_service_pb2_grpc import RelayServiceAsyncStub
+
+log = structlog.get_logger("weft.dial_out")
+
+REGISTRY_SERVICES = ("weft.api.registry.v1.RunnerSessionService", "weft.api.registry.v1.LeaseService")
+"""What the runner beside it calls of the registry."""
+CALLABLE_PREFIX = "/weft.api.runner.v1."
+"""What the mesh may call over the link, and nothing else."""
+CONNECT_SECONDS = 15.0
+MAX_MESH_CALLS = 65_536
+MAX_OWN_CALLS = 16
+MAX_TIME_DIGITS = 14
+"""Of milliseconds since the epoch: until the year 5138."""
+# A window that gRPC widens by itself would hold megabytes that a slow reader has not asked for.
+_LOCAL_OPTIONS = (*CHANNEL_OPTIONS, ("grpc.http2.bdp_probe", 0))
+
+
+class LinkState(Enum):
+    """How the link is."""
+
+    CONNECTING = "connecting"
+    JOINED = "joined"
+    REFUSED = "refused"
+    """The link stands, but the mesh did not take the runner."""
+    LOST = "lost"
+    GIVEN_UP = "given up"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkNews:
+    """The link came into a state."""
+
+    state: LinkState
+    detail: str = ""
+    retry_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DialOutConfig:
+    """Where to dial."""
+
+    target: str
+    """The relay, as people are told of it."""
+    open_channel: Callable[[], Awaitable[grpc.aio.Channel]]
+    """A channel to the relay, a new one for each attempt. Raises WeftError; PERMISSION_DENIED for a wrong identity."""
+    token: str = field(repr=False)
+    local_address: str
+    """gRPC target of the runner's own server, where only this process connects."""
+    redial: RedialLimits = field(default_factory=RedialLimits)
+
+
+class DialOut:
+    """See weft.kernel.service.Service. Stands for the registry, as far as the runner beside it calls it."""
+
+    def __init__(
+        self,
+        config: DialOutConfig,
+        tell: Callable[[LinkNews], None],
+        *,
+        note_fresh_link: Callable[[], None] = lambda: None,
+        note_mesh_time: Callable[[datetime], None] = lambda _: None,
+        clock: Clock | None = None,
+        random: Random | None = None,
+    ) -> None:
+        """`note_fresh_link` has the runner open its session anew; without it, its next heartbeat does.
+
+        `note_mesh_time` hears what time it is in the mesh, with each link.
+        """
+        self._config = config
+        self._tell = tell
+        self._note_fresh_link = note_fresh_link
+        self._note_mesh_time = note_mesh_time
+        self._clock = clock or SystemClock()
+        self._random = random or SystemRandom()
+        self._redial = RedialPolicy(self._clock.monotonic(), config.redial)
+        self._local: grpc.aio.Channel | None = None
+        self._link: Link | None = None
+        self._session_is_open = False
+        self._opened_at = 0.0
+        self._was_joined = False
+        self._task: asyncio.Task[None] | None = None
+        self._given_up: asyncio.Future[WeftError] | None = None
+
+    @property
+    def service_names(self) -> tuple[str, ...]:
+        """See Service.service_names."""
+        return REGISTRY_SERVICES
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """See Service.register."""
+        server.add_generic_rpc_handlers((RawServices(REGISTRY_SERVICES, self._serve_registry),))
+
+    async def start(self) -> None:
+        """See Service.start. Returns at once and keeps dialing."""
+        self._local = grpc.aio.insecure_channel(self._config.local_address, options=_LOCAL_OPTIONS)
+        self._given_up = asyncio.get_running_loop().create_future()
+        self._task = start_critical(self._keep_linked(), name="dial-out")
+        self._task.add_done_callback(self._note_end)
+
+    async def stop(self, grace_seconds: float) -> None:  # noqa: ARG002 - the runner itself has drained by now
+        """See Service.stop."""
+        task, self._task = self._task, None
+        if task is not None:
+            await stop_tasks([task])
+        local, self._local = self._local, None
+        if local is not None:
+            await local.close(grace=None)
+
+    async def given_up(self) -> WeftError:
+        """Returns when dialing on makes no sense, and says why."""
+        assert self._given_up is not None, "given_up before start"
+        return await asyncio.shield(self._given_up)
+
+    def _note_end(self, task: asyncio.Task[None]) -> None:
+        """A bug must end the command: nobody sees that a runner has stopped dialing."""
+        if not task.cancelled() and task.exception() is not None and self._given_up is not None:
+            self._given_up.set_result(WeftError(Reason.INTERNAL, "dialing broke off; the log has the details"))
+
+    async def _keep_linked(self) -> None:
+        while True:
+            self._tell(LinkNews(state=LinkState.CONNECTING))
+            error = await self._link_once()
+            if self._is_hopeless(error):
+                self._tell(LinkNews(state=LinkState.GIVEN_UP, detail=error.message))
+                assert self._given_up is not None, "running before start"
+                self._given_up.set_result(error)
+                return
+            self._note_session_end(error)
+            pause = self._redial.failed(self._random.random(), self._clock.monotonic())
+            log.warning("link lost", reason=error.reason.name, message=error.message, retry_seconds=round(pause, 2))
+            self._tell(LinkNews(state=LinkState.LOST, detail=error.message, retry_seconds=pause))
+            await self._clock.sleep(pause)
+
+    def _is_hopeless(self, error: WeftError) -> bool:
+        if error.reason is Reason.UNAUTHENTICATED:
+            return True
+        # Later it may be a captive portal or a proxy in between; before the first link it is a wrong option.
+        return error.reason in (Reason.PERMISSION_DENIED, Reason.UNSUPPORTED_OPERATION) and not self._was_joined
+
+    async def _link_once(self) -> WeftError:
+        """Dial, and carry the link until it ends. Returns why it did."""
+        try:
+            channel = await self._config.open_channel()
+        except WeftError as error:
+            return error
+        try:
+            stub = cast("RelayServiceAsyncStub", relay_service_pb2_grpc.RelayServiceStub(channel))
+            call = stub.Attach(metadata=(("authorization", f"Bearer {self._config.token}"),))
+            try:
+                async with asyncio.timeout(CONNECT_SECONDS):
+                    answer = await _accepted(call)
+            except TimeoutError:
+                return WeftError(Reason.CONNECT_FAILED, f"{self._config.target} does not answer")
+            except grpc.aio.AioRpcError as error:
+                return self._connect_error(error)
+            if (now := _mesh_time(answer)) is not None:
+                self._note_mesh_time(now)
+            await self._carry(AttachTransport(cast("Any", call), relay_service_pb2.AttachRequest))
+        except WeftError as error:
+            return error
+        finally:
+            await channel.close(grace=None)
+        return WeftError(Reason.SERVICE_UNAVAILABLE, "the mesh ended the link")
+
+    async def _carry(self, transport: AttachTransport) -> None:
+        limits = LinkLimits(max_own_calls=MAX_OWN_CALLS, max_peer_calls=MAX_MESH_CALLS)
+        self._link, self._session_is_open = Link(Side.RUNNER, limits, self._answer), False
+        self._note_fresh_link()
+        try:
+            await self._link.run(transport)
+        finally:
+            self._link = None
+
+    def _note_session_end(self, error: WeftError) -> None:
+        """The link has ended like this, and with it the session that may have been open over it."""
+        if self._session_is_open:
+            now = self._clock.monotonic()
+            self._redial.ended(now - self._opened_at, now, replaced=error.reason is Reason.WORKER_LOST)
+        self._session_is_open = False
+
+    def _connect_error(self, error: grpc.aio.AioRpcError) -> WeftError:
+        found = error_from_call(error, Reason.CONNECT_FAILED)
+        if found.reason is Reason.UNSUPPORTED_OPERATION:
+            return WeftError(found.reason, f"there is no relay at {self._config.target}; ask where runners join")
+        if found.reason is not Reason.CONNECT_FAILED:
+            return found
+        details = error.details() or ""
+        if "certificate is not yet valid" in details or "certificate has expired" in details:
+            # A clock may be set right by itself, so this is no reason to give up.
+            return WeftError(
+                Reason.CONNECT_FAILED,
+                f"the certificate of {self._config.target} is not valid now; check this machine's clock",
+            )
+        if "CERTIFICATE_VERIFY_FAILED" in details or "Peer name" in details:
+            return WeftError(
+                Reason.PERMISSION_DENIED,
+                f"the certificate of {self._config.target} is not trusted; give --ca-file or --fingerprint",
+            )
+        return WeftError(Reason.CONNECT_FAILED, f"{self._config.target} cannot be reached")
+
+    async def _answer(self, call: LinkCall) -> CallStatus:
+        if not call.method.startswith(CALLABLE_PREFIX):
+            raise WeftError(Reason.UNSUPPORTED_OPERATION, "over a link only the runner's own services are there")
+        assert self._local is not None, "a call before start"
+        return conceal_in_status(await forward_to_channel(call, self._local))
+
+    async def _serve_registry(self, method: str, requests: AsyncIterator[bytes], context: Context) -> None:
+        async with answering(context):
+            link, name = self._link, method.rpartition("/")[2]
+            if link is None:
+                raise WeftError(Reason.SERVICE_UNAVAILABLE, "there is no link to the mesh")
+            if name != "OpenSession" and not self._session_is_open:
+                # The mesh's end of a fresh link knows no session yet, and the address may be another one.
+                raise WeftError(Reason.SESSION_UNKNOWN, "the link is new, and the session must be opened over it")
+            metadata = forwardable(cast("Any", context.invocation_metadata()))
+            status = await forward_to_link(link, method, metadata, requests, context)
+            if link is not self._link:
+                raise WeftError(Reason.SERVICE_UNAVAILABLE, "the link to the mesh was lost")
+            if name == "OpenSession":
+                self._note_opening(status)
+            await finish(context, status)
+
+    def _note_opening(self, status: CallStatus) -> None:
+        if status.code != 0:
+            self._tell(LinkNews(state=LinkState.REFUSED, detail=status.message))
+            return
+        if not self._session_is_open:
+            self._opened_at = self._clock.monotonic()
+        self._session_is_open = self._was_joined = True
+        self._tell(LinkNews(state=LinkState.JOINED))
+
+
+async def _accepted(call: Any) -> dict[str, str | bytes]:
+    """What the relay said beside its yes. Raises AioRpcError when it says no, or is not there."""
+    answer = dict(await call.initial_metadata() or ())
+    if ACCEPTED_KEY not in answer:
+        # A refusal may come before or with its status, which reading raises.
+        await call.read()
+        raise WeftError(Reason.UNSUPPORTED_OPERATION, "what answers there is no relay; ask where runners join")
+    return answer
+
+
+def _mesh_time(answer: dict[str, str | bytes]) -> datetime | None:
+    milliseconds = str(answer.get(CLOCK_KEY, ""))
+    if not (milliseconds.isascii() and milliseconds.isdigit() and len(milliseconds) <= MAX_TIME_DIGITS):
+        return None
+    return datetime.fromtimestamp(int(milliseconds) / 1000, UTC)

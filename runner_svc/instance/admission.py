@@ -1,0 +1,242 @@
+"""Slots: how many requests an instance works on at once. No queue stands behind them; queues belong to the router."""
+
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, aclosing, contextmanager, nullcontext
+from dataclasses import replace
+from typing import Protocol
+
+from runner_svc.backend.port import (
+    Backend,
+    CallInfo,
+    EmbeddingResult,
+    ImageResult,
+    MakesImages,
+    RerankResult,
+    Reranks,
+    Speaks,
+    SpeechPart,
+    Tokenizes,
+    Transcribes,
+)
+from runner_svc.cache.model_cache import RunningTurn
+from runner_svc.request_records import RequestRecord
+from weft.api.common.v1 import audio_pb2, embedding_pb2, image_pb2, rerank_pb2, tokenize_pb2
+from weft.dispatch.frames import Frame, GenerationPayload
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
+
+BUSY_RETRY_SECONDS = 1.0
+
+
+class RequestLimit:
+    """How many requests a runner works on at once over all its instances."""
+
+    def __init__(self, max_requests: int | None = None) -> None:
+        self._max_requests = max_requests
+        self._held = 0
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Count one request for the length of the block. Raises NO_SLOT_AVAILABLE at once when the limit is reached."""
+        if self._max_requests is not None and self._held >= self._max_requests:
+            raise WeftError(
+                Reason.NO_SLOT_AVAILABLE,
+                f"the runner works on {self._max_requests} requests already",
+                retry_after_seconds=BUSY_RETRY_SECONDS,
+            )
+        self._held += 1
+        try:
+            yield
+        finally:
+            self._held -= 1
+
+
+class SlotTable:
+    """The slots of one instance and who holds them; `limit` is shared with the runner's other instances."""
+
+    def __init__(self, total: int, limit: RequestLimit | None = None) -> None:
+        self._total = total
+        self._limit = limit or RequestLimit()
+        self._holders: list[str] = []
+
+    @property
+    def total(self) -> int:
+        """Requests it can work on at once."""
+        return self._total
+
+    def resize(self, total: int) -> None:
+        """Work on so many at once from now on; those that hold a slot keep it."""
+        self._total = total
+
+    @property
+    def holders(self) -> tuple[str, ...]:
+        """Ids of the requests that hold a slot, in order of arrival."""
+        return tuple(self._holders)
+
+    @contextmanager
+    def hold(self, request_id: str) -> Iterator[None]:
+        """Hold a slot for the length of the block. Raises NO_SLOT_AVAILABLE at once when all are taken."""
+        if len(self._holders) >= self._total:
+            raise WeftError(
+                Reason.NO_SLOT_AVAILABLE,
+                f"all {self._total} slots are taken",
+                retry_after_seconds=BUSY_RETRY_SECONDS,
+            )
+        with self._limit.hold():
+            self._holders.append(request_id)
+            try:
+                yield
+            finally:
+                self._holders.remove(request_id)
+
+
+MIN_MEASURED_SECONDS = 0.05
+"""From the first to the last token. In less time they arrived together, and say nothing of how they were made."""
+
+
+def tokens_per_second(tokens: int, first_at: float | None, last_at: float | None) -> float | None:
+    """The speed of so many tokens of which the first and the last arrived then; None: it cannot be told."""
+    if tokens < 2 or first_at is None or last_at is None or last_at - first_at < MIN_MEASURED_SECONDS:
+        return None
+    return (tokens - 1) / (last_at - first_at)
+
+
+OnFailure = Callable[[WeftError], None]
+"""Told of every error the engine ends a request with: some of them say that it is of no use to others either."""
+
+
+class UsesCache(Protocol):
+    """How the turns of one request use the prefix cache; see `runner_svc.cache.model_cache.RequestCache`."""
+
+    def generating(self, payload: GenerationPayload) -> AbstractAsyncContextManager[RunningTurn]:
+        """For the length of a turn that generates."""
+        ...
+
+    def embedding(self) -> AbstractAsyncContextManager[RunningTurn]:
+        """For the length of a turn that embeds."""
+        ...
+
+
+class _AsTheEngineLikes:
+    def generating(self, payload: GenerationPayload) -> AbstractAsyncContextManager[RunningTurn]:
+        del payload
+        return nullcontext(RunningTurn())
+
+    def embedding(self) -> AbstractAsyncContextManager[RunningTurn]:
+        return nullcontext(RunningTurn())
+
+
+class Work:
+    """What `Instance.admit` gives for the length of one request."""
+
+    def __init__(self, record: RequestRecord, backend: Backend, on_failure: OnFailure) -> None:
+        self.record = record
+        self.cache: UsesCache = _AsTheEngineLikes()
+        """To be replaced before the first turn, where tenants are to be kept apart."""
+        self._backend = backend
+        self._on_failure = on_failure
+
+    async def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
+        """One turn of the engine; as Backend.generate. The record is told how far it is."""
+        record = self.record
+        async with self.cache.generating(payload) as turn:
+            if turn.warnings:
+                yield turn.warnings
+            try:
+                async with aclosing(self._backend.generate(payload, self._begin(call, turn))) as frames:
+                    async for frame in frames:
+                        self._add_speed(frame)
+                        turn.worked = turn.worked or (bool(frame) and not frame[0].HasField("warning"))
+                        record.with_caller = True
+                        yield frame
+                        record.with_caller = False
+            except WeftError as error:
+                self._judge(error)
+                raise
+
+    async def embed(self, payload: embedding_pb2.EmbeddingPayload, call: CallInfo) -> EmbeddingResult:
+        """As Backend.embed."""
+        async with self.cache.embedding() as turn:
+            with self._judging():
+                return await self._backend.embed(payload, self._begin(call, turn))
+
+    async def rerank(self, payload: rerank_pb2.RerankPayload, call: CallInfo) -> RerankResult:
+        """As Reranks.rerank. Raises UNSUPPORTED_OPERATION where the engine has no such thing; so do all below."""
+        backend = self._backend
+        if not isinstance(backend, Reranks):
+            raise _not_offered(Operation.RERANK)
+        # Engines read the texts as they read those that they embed.
+        async with self.cache.embedding() as turn:
+            with self._judging():
+                return await backend.rerank(payload, self._begin(call, turn))
+
+    async def tokenize(self, payload: tokenize_pb2.TokenizePayload, call: CallInfo) -> tokenize_pb2.TokenizeResult:
+        """As Tokenizes.tokenize."""
+        backend = self._backend
+        if not isinstance(backend, Tokenizes):
+            raise _not_offered(Operation.TOKENIZE)
+        with self._judging():
+            return await backend.tokenize(payload, self._begin(call, RunningTurn()))
+
+    async def generate_images(self, payload: image_pb2.ImagePayload, call: CallInfo) -> ImageResult:
+        """As MakesImages.generate_images."""
+        backend = self._backend
+        if not isinstance(backend, MakesImages):
+            raise _not_offered(Operation.IMAGE)
+        with self._judging():
+            return await backend.generate_images(payload, self._begin(call, RunningTurn()))
+
+    async def transcribe(self, payload: audio_pb2.TranscriptionPayload, call: CallInfo) -> audio_pb2.Transcription:
+        """As Transcribes.transcribe."""
+        backend = self._backend
+        if not isinstance(backend, Transcribes):
+            raise _not_offered(Operation.TRANSCRIPTION)
+        with self._judging():
+            return await backend.transcribe(payload, self._begin(call, RunningTurn()))
+
+    async def speak(self, payload: audio_pb2.SpeechPayload, call: CallInfo) -> AsyncGenerator[SpeechPart]:
+        """As Speaks.speak."""
+        backend, record = self._backend, self.record
+        if not isinstance(backend, Speaks):
+            raise _not_offered(Operation.SPEECH)
+        with self._judging():
+            async with aclosing(backend.speak(payload, self._begin(call, RunningTurn()))) as parts:
+                async for part in parts:
+                    record.with_caller = True
+                    yield part
+                    record.with_caller = False
+
+    @contextmanager
+    def _judging(self) -> Iterator[None]:
+        try:
+            yield
+        except WeftError as error:
+            self._judge(error)
+            raise
+
+    def _begin(self, call: CallInfo, turn: RunningTurn) -> CallInfo:
+        record = self.record
+        record.begin_turn()
+        return replace(call, on_token=record.note_token, on_prefill=record.note_prefill, cache=turn.use)
+
+    def _add_speed(self, frame: Frame) -> None:
+        """Put the speed that was seen into the receipt at the end of a turn, where the engine told none."""
+        if not frame or frame[-1].WhichOneof("event") != "finished":
+            return
+        receipt, record = frame[-1].finished.receipt, self.record
+        if receipt.HasField("tokens_per_second"):
+            return
+        speed = tokens_per_second(receipt.usage.completion_tokens, record.turn_first_token, record.last_token)
+        if speed is not None:
+            receipt.tokens_per_second = speed
+
+    def _judge(self, error: WeftError) -> None:
+        """The verdict of whoever ended the request knows more than the connection that broke because of it."""
+        if self.record.verdict is not None:
+            raise self.record.verdict from error
+        self._on_failure(error)
+
+
+def _not_offered(operation: Operation) -> WeftError:
+    return WeftError(Reason.UNSUPPORTED_OPERATION, f"this engine does not offer {operation.name.lower()}")

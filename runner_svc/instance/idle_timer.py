@@ -1,0 +1,83 @@
+"""How long a model is kept when nobody asks anything of it, and since when nobody does."""
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from runner_svc.instance.settings import HibernationSettings
+from runner_svc.memory.model_memory import ModelMemory
+from runner_svc.policy.keep_alive import IdleSigns, SleepDecision, decide_sleep, keep_alive
+from runner_svc.request_records import RequestRecords
+from weft.kernel.clock import Clock
+
+FIRST_REQUEST_SECONDS = 10.0
+"""How long a model that is kept for one request only waits for that one."""
+
+
+class IdleTime:
+    """The unload timer of one life. Wishes hold until the backend sleeps; the next load is as configured."""
+
+    def __init__(
+        self, settings: HibernationSettings, memory: ModelMemory, records: RequestRecords, clock: Clock
+    ) -> None:
+        self._settings = settings
+        self._memory = memory
+        self._records = records
+        self._clock = clock
+        self._request_seconds: float | None = None
+        self._has_served = False
+        self._since, self._since_at = clock.monotonic(), clock.utc_now()
+        self.load_seconds: float | None = None
+        """What whoever loaded it said; see policy.keep_alive."""
+
+    @property
+    def limit_seconds(self) -> float | None:
+        """Idle time after which it goes to sleep; None: never by itself."""
+        if not self._settings.sleeps_by_itself:
+            return None
+        wishes = replace(
+            self._settings.keep_alive_wishes,
+            request_seconds=self._request_seconds,
+            load_seconds=self.load_seconds,
+            holds_devices=self._memory.holds_devices,
+            pinned=self._memory.pinned,
+        )
+        limit = keep_alive(wishes)
+        return FIRST_REQUEST_SECONDS if limit == 0 and not self._has_served else limit
+
+    @property
+    def ends_at(self) -> datetime | None:
+        """When it goes to sleep unless a request comes, UTC; None: not by itself, or it works."""
+        limit = self.limit_seconds
+        if limit is None or self._records.running:
+            return None
+        return self._since_at + timedelta(seconds=limit)
+
+    def begin(self) -> None:
+        """It takes requests from now on, or again."""
+        self._since, self._since_at = self._clock.monotonic(), self._clock.utc_now()
+
+    def begin_life(self) -> None:
+        """The backend was started anew."""
+        self._has_served = False
+
+    def note_request_end(self, keep_alive_seconds: float | None) -> bool:
+        """A request that said so let go of the backend. Returns whether to decide anew at once."""
+        before = self.limit_seconds
+        self.begin()
+        self._has_served, self._request_seconds = True, keep_alive_seconds
+        after = self.limit_seconds
+        return after != before or after == 0
+
+    def forget(self) -> None:
+        """It sleeps."""
+        self.load_seconds = self._request_seconds = None
+
+    def decide(self, *, stays_awake: bool) -> SleepDecision:
+        """Whether to go to sleep now."""
+        signs = IdleSigns(
+            now=self._clock.monotonic(),
+            idle_since=self._since,
+            busy=bool(self._records.running),
+            stays_awake=stays_awake,
+        )
+        return decide_sleep(signs, self.limit_seconds)

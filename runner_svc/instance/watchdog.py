@@ -1,0 +1,106 @@
+"""The one that looks whether a backend and its requests still get anywhere; `policy.progress` judges what it sees."""
+
+import asyncio
+
+import structlog
+
+from runner_svc.backend.port import Backend, ProcessSigns
+from runner_svc.policy.progress import Look, ProgressPolicy, RequestSigns, Verdict
+from runner_svc.policy.timeouts import TimeoutProfile
+from runner_svc.policy.work import EngineSigns
+from runner_svc.request_records import RequestRecord, RequestRecords, RequestState
+from runner_svc.waiting import end_tasks
+from weft.kernel.clock import Clock
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+log = structlog.get_logger("weft.watchdog")
+
+PROBE_TIMEOUT_INTERVALS = 2.0
+"""How long an idle engine may take to answer a probe, in intervals between two looks."""
+
+
+class Watchdog:
+    """Watches one backend from ready to its end; a new one for every start."""
+
+    def __init__(self, records: RequestRecords, backend: Backend, profile: TimeoutProfile, clock: Clock) -> None:
+        self._records = records
+        self._backend = backend
+        self._profile = profile
+        self._clock = clock
+        self._policy = ProgressPolicy(profile)
+        self._probe: asyncio.Task[bool] | None = None
+
+    async def run(self) -> WeftError:
+        """End stalled requests as they are found; return, with STALL_TIMEOUT, once the backend must be restarted.
+
+        The requests that show it have failed by then; those that suffer with them are the caller's to end. Never
+        returns for a server that is not ours: its requests fail and it stays.
+        """
+        try:
+            while True:
+                # Looks are paced by the sleep alone: nothing is awaited in between, so a gap is a machine that slept.
+                await self._clock.sleep(self._profile.probe_interval_seconds)
+                verdict = self._policy.look(self._see())
+                self._act(verdict)
+                if verdict.restart and self._owned:
+                    return WeftError(Reason.STALL_TIMEOUT, verdict.restart)
+        finally:
+            if self._probe is not None:
+                await end_tasks(self._probe)
+
+    @property
+    def _owned(self) -> bool:
+        return self._backend.process_id is not None
+
+    def _see(self) -> Look:
+        running = self._records.running
+        requests = [_signs_of(record) for record in running]
+        signs = self._backend.signs() if self._owned and self._policy.wants_engine(requests) else None
+        return Look(
+            now=self._clock.monotonic(),
+            requests=requests,
+            last_token=self._last_token() if running else None,
+            engine=None if signs is None else _engine_signs(signs),
+            owned=self._owned,
+            responded=self._probe_result(),
+        )
+
+    def _act(self, verdict: Verdict) -> None:
+        for record in self._records.running:
+            if verdict.working and record.state is RequestState.PREFILL:
+                record.note_prefill()
+            for failure in verdict.failures:
+                if failure.key == id(record):
+                    log.warning("request stalled", request_id=record.request_id, message=failure.message)
+                    record.fail(WeftError(failure.reason, failure.message))
+        if verdict.probe and self._probe is None:
+            timeout = PROBE_TIMEOUT_INTERVALS * self._profile.probe_interval_seconds
+            self._probe = asyncio.create_task(self._backend.responds(timeout), name="probe-backend")
+
+    def _probe_result(self) -> bool | None:
+        """How the probe went, once it has ended."""
+        if self._probe is None or not self._probe.done():
+            return None
+        probe, self._probe = self._probe, None
+        return probe.exception() is None and probe.result()
+
+    def _last_token(self) -> float | None:
+        return max((record.last_token for record in self._records.all if record.last_token is not None), default=None)
+
+
+def _signs_of(record: RequestRecord) -> RequestSigns:
+    asked = record.turn_started > 0.0
+    return RequestSigns(
+        key=id(record),
+        started=record.started,
+        turn_started=record.turn_started,
+        last_progress=record.last_progress,
+        last_token=record.last_token,
+        has_content=record.turn_has_content,
+        in_engine=asked and not record.with_caller and record.state is not RequestState.RUNNING_TOOL,
+    )
+
+
+def _engine_signs(signs: ProcessSigns) -> EngineSigns:
+    return EngineSigns(cpu_seconds=signs.cpu_seconds, gpu_seconds=signs.gpu_seconds)

@@ -1,0 +1,1 @@
+"""The gRPC services of a runner: translation between messages and calls only."""

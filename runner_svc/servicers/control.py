@@ -1,0 +1,242 @@
+"""gRPC translation for the runner's control plane: look at it, wake, load and unload its models, read their logs."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from typing import Protocol
+
+import grpc
+
+from runner_svc.instance.instance import Instance
+from runner_svc.instance.load_messages import duration_message, own_quantization, wish_from
+from runner_svc.policy.life_events import Phase
+from runner_svc.policy.load_plan import LoadWish
+from runner_svc.session.report import RunnerReport, request_record_message
+from runner_svc.supervise.logs import LogBatch
+from runner_svc.waiting import end_tasks
+from weft.api.runner.v1 import load_pb2, permit_pb2, runner_service_pb2_grpc
+from weft.api.runner.v1 import runner_service_pb2 as pb
+from weft.dispatch.tickets import Action, PermitGate
+from weft.kernel.clock import Clock
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.names import MAX_NAME_CHARS
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Priority
+from weft.kernel.rpc import answering
+
+MAX_LOG_LINES = 1000
+
+
+class CacheFlush(Protocol):
+    """Who forgets cached prefixes."""
+
+    async def flush(self, request: pb.FlushCacheRequest) -> pb.FlushCacheResponse:
+        """Forget what the request names; its permit has been looked at."""
+        ...
+
+
+class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
+    """See RunnerService."""
+
+    def __init__(
+        self,
+        report: RunnerReport,
+        instances: Mapping[str, Instance],
+        *,
+        permits: PermitGate,
+        cache: CacheFlush,
+        clock: Clock,
+    ) -> None:
+        """`clock` shows the mesh's time of day, by which permits are judged."""
+        self._report = report
+        self._instances = instances
+        self._permits = permits
+        self._cache = cache
+        self._clock = clock
+
+    async def Describe(  # noqa: N802 - the rpc's name
+        self, request: pb.DescribeRequest, context: grpc.aio.ServicerContext[pb.DescribeRequest, pb.DescribeResponse]
+    ) -> pb.DescribeResponse:
+        """See RunnerService.Describe."""
+        async with answering(context):
+            _require_line_count("log_line_count", request.log_line_count)
+            return self._report.describe(request.log_line_count)
+        raise AssertionError("abort has raised")
+
+    async def Wake(  # noqa: N802 - the rpc's name
+        self, request: pb.WakeRequest, context: grpc.aio.ServicerContext[pb.WakeRequest, pb.WakeResponse]
+    ) -> pb.WakeResponse:
+        """See RunnerService.Wake."""
+        async with answering(context):
+            await self._instance(request.model).wake(_priority_of(request.priority or Priority.NORMAL.wire))
+            return pb.WakeResponse()
+        raise AssertionError("abort has raised")
+
+    async def Load(  # type: ignore[override]  # noqa: N802 - the rpc's name; a coroutine that writes
+        self, request: pb.LoadRequest, context: grpc.aio.ServicerContext[pb.LoadRequest, pb.LoadResponse]
+    ) -> None:
+        """See RunnerService.Load. It writes: a generator that gRPC drops would cancel the load some time later."""
+        async with answering(context):
+            self._permitted(request.permit, Action.LOAD, request.model)
+            instance = self._instance(request.model)
+            wish = await self._wish(instance, request.options)
+            async with aclosing(follow_load(instance, wish, self._clock, self._report.tellable)) as responses:
+                async for response in responses:
+                    await context.write(response)
+
+    async def Unload(  # noqa: N802 - the rpc's name
+        self, request: pb.UnloadRequest, context: grpc.aio.ServicerContext[pb.UnloadRequest, pb.UnloadResponse]
+    ) -> pb.UnloadResponse:
+        """See RunnerService.Unload."""
+        async with answering(context):
+            self._permitted(request.permit, Action.UNLOAD, request.model)
+            instance = self._instance(request.model)
+            held = instance.memory.held_bytes
+            had_process = instance.backend.process_id is not None
+            await instance.unload()
+            return pb.UnloadResponse(
+                memory_freed_bytes=held, cache_flushed=had_process and instance.backend.process_id is None
+            )
+        raise AssertionError("abort has raised")
+
+    async def YieldMemory(  # noqa: N802 - the rpc's name
+        self,
+        request: pb.YieldMemoryRequest,
+        context: grpc.aio.ServicerContext[pb.YieldMemoryRequest, pb.YieldMemoryResponse],
+    ) -> pb.YieldMemoryResponse:
+        """See RunnerService.YieldMemory."""
+        async with answering(context):
+            self._permitted(request.permit, Action.YIELD, request.model)
+            priority = _priority_of(request.priority)
+            wanted_by = "".join(filter(str.isprintable, request.wanted_by[:MAX_NAME_CHARS]))
+            instance = self._instance(request.model)
+            await instance.yield_memory(request.lease_id, priority, wanted_by)
+            return pb.YieldMemoryResponse()
+        raise AssertionError("abort has raised")
+
+    async def FlushCache(  # noqa: N802 - the rpc's name
+        self,
+        request: pb.FlushCacheRequest,
+        context: grpc.aio.ServicerContext[pb.FlushCacheRequest, pb.FlushCacheResponse],
+    ) -> pb.FlushCacheResponse:
+        """See RunnerService.FlushCache."""
+        async with answering(context):
+            self._permitted(request.permit, Action.FLUSH, request.model)
+            return await self._cache.flush(request)
+        raise AssertionError("abort has raised")
+
+    async def GetRequest(  # noqa: N802 - the rpc's name
+        self,
+        request: pb.GetRequestRequest,
+        context: grpc.aio.ServicerContext[pb.GetRequestRequest, pb.GetRequestResponse],
+    ) -> pb.GetRequestResponse:
+        """See RunnerService.GetRequest."""
+        async with answering(context):
+            found = [instance.records.find(request.request_id) for instance in self._instances.values()]
+            # A request that failed over to another model of this runner has a record at each; the last one counts.
+            record = max(filter(None, found), key=lambda record: record.started, default=None)
+            if record is None:
+                raise WeftError(
+                    Reason.NOT_FOUND, f"this runner remembers no request {request.request_id[:MAX_NAME_CHARS]}"
+                )
+            return pb.GetRequestResponse(record=request_record_message(record), output=record.output)
+        raise AssertionError("abort has raised")
+
+    async def TailLogs(  # noqa: N802 - the rpc's name
+        self, request: pb.TailLogsRequest, context: grpc.aio.ServicerContext[pb.TailLogsRequest, pb.TailLogsResponse]
+    ) -> AsyncGenerator[pb.TailLogsResponse]:
+        """See RunnerService.TailLogs."""
+        async with answering(context):
+            log = self._instance(request.model).backend.log
+            _require_line_count("line_count", request.line_count)
+            with log.follow(request.line_count) as follower:
+                first = follower.take()
+                if first.lines:
+                    yield self._batch(first)
+                while request.follow and await follower.wait():
+                    yield self._batch(follower.take())
+
+    def end_tails(self) -> None:
+        """End every stream of logs: the runner is stopping."""
+        for instance in self._instances.values():
+            instance.backend.log.end_followers()
+
+    def _permitted(self, permit: permit_pb2.OperationPermit, action: Action, model: str) -> None:
+        self._permits.admit(permit, action, model=model, now=self._clock.utc_now().timestamp())
+
+    async def _wish(self, instance: Instance, options: load_pb2.LoadOptions) -> LoadWish:
+        own = ""
+        if options.quantization and options.quantization not in instance.quantizations:
+            own = await asyncio.to_thread(own_quantization, instance.model_path)
+        return wish_from(options, instance.backend, instance.quantizations, own)
+
+    def _instance(self, model: str) -> Instance:
+        instance = self._instances.get(model)
+        if instance is None:
+            raise WeftError(Reason.MODEL_NOT_FOUND, f"this runner does not serve {model[:MAX_NAME_CHARS]}")
+        return instance
+
+    def _batch(self, batch: LogBatch) -> pb.TailLogsResponse:
+        return pb.TailLogsResponse(lines=map(self._report.tellable, batch.lines), lost_line_count=batch.lost_line_count)
+
+
+def _priority_of(number: int) -> Priority:
+    band = Priority.from_wire(number)
+    if band is None or not number:
+        raise invalid_field("priority", "must be high, normal or low")
+    return band
+
+
+def _require_line_count(field: str, count: int) -> None:
+    if not 0 <= count <= MAX_LOG_LINES:
+        raise invalid_field(field, f"must be 0 to {MAX_LOG_LINES}")
+
+
+LOOK_SECONDS = 0.25
+"""How often a caller is told how far a load is, where that has changed."""
+
+
+async def follow_load(
+    instance: Instance, wish: LoadWish, clock: Clock, tellable: Callable[[str], str]
+) -> AsyncGenerator[pb.LoadResponse]:
+    """Load a model and tell how far it is; the result comes last. Closing it leaves the load, see Instance.load."""
+    began = clock.monotonic()
+    loading = asyncio.create_task(instance.load(wish))
+    told = pb.LoadProgress()
+    try:
+        while not loading.done():
+            progress = _progress(instance, tellable)
+            if progress != told and instance.phase is not Phase.READY:
+                told = progress
+                yield pb.LoadResponse(progress=progress)
+            timer = asyncio.create_task(clock.sleep(LOOK_SECONDS))
+            await asyncio.wait({loading, timer}, return_when=asyncio.FIRST_COMPLETED)
+            await end_tasks(timer)
+        yield pb.LoadResponse(
+            result=_result(instance, was_loaded=loading.result(), load_seconds=clock.monotonic() - began)
+        )
+    finally:
+        await end_tasks(loading)
+
+
+def _progress(instance: Instance, tellable: Callable[[str], str]) -> pb.LoadProgress:
+    stage = instance.load_stage or instance.phase.name.lower()
+    progress = pb.LoadProgress(
+        stage=stage,
+        detail=tellable(instance.detail).removeprefix(f"{stage}: "),
+        progress=instance.load_progress,
+    )
+    eta_seconds = instance.load_eta_seconds
+    if eta_seconds is not None:
+        # In whole seconds: a caller is told what changes, not that time passes.
+        progress.eta.CopyFrom(duration_message(float(round(eta_seconds))))
+    return progress
+
+
+def _result(instance: Instance, *, was_loaded: bool, load_seconds: float) -> pb.LoadResult:
+    return pb.LoadResult(
+        memory_bytes=instance.memory.held_bytes,
+        memory_measured=instance.memory.seen_bytes is not None,
+        load_time=duration_message(0.0 if was_loaded else load_seconds),
+        was_loaded=was_loaded,
+    )

@@ -1,0 +1,257 @@
+"""gRPC translation for the runner's data plane: ticket in, frames out."""
+
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
+from typing import Any
+
+import grpc
+
+from runner_svc.backend.port import CallInfo
+from runner_svc.chat.conversation import converse
+from runner_svc.chat.request import ChatRequest, ChatSetup
+from runner_svc.instance.admission import Work
+from runner_svc.instance.instance import Instance
+from runner_svc.request_records import RequestRecord
+from runner_svc.servicers.request_admission import WorkDesk, call_info, log_failure
+from weft.api.common.v1 import event_pb2, receipt_pb2
+from weft.api.runner.v1 import (
+    embedding_service_pb2,
+    embedding_service_pb2_grpc,
+    generation_service_pb2,
+    generation_service_pb2_grpc,
+    model_call_service_pb2_grpc,
+)
+from weft.api.runner.v1 import model_call_service_pb2 as pb
+from weft.dispatch.frames import Frame, has_content
+from weft.dispatch.tickets import Permit
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.rpc import answering
+
+MAX_HELD_EVENTS = 256
+"""Of an answer that is sent whole: then they go, so that no message gets too large."""
+
+
+class AnswerWriter:
+    """Sends one answer's frames, `started` before the first one.
+
+    Where nobody reads the answer before it is complete, pieces of it that follow the first content wait for its end:
+    each message costs both ends some 60 us (measured). Whatever else happens is told at once, and them with it: the
+    caller knows that the answer has begun, and hears of tools, warnings and progress, as if it were streamed.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[generation_service_pb2.GenerateResponse], Awaitable[None]],
+        started: event_pb2.InferenceEvent,
+        *,
+        whole: bool,
+    ) -> None:
+        self._write = write
+        self._whole = whole
+        self._held: Frame = [started]
+        self._has_begun = False
+
+    async def put(self, frame: Frame) -> None:
+        """Send a frame, now or with one that follows."""
+        held = self._held
+        held += frame
+        if self._whole and self._has_begun and len(held) < MAX_HELD_EVENTS and _only_deltas(frame):
+            return
+        self._held = []
+        if self._whole and not self._has_begun:
+            self._has_begun = has_content(held)
+        await self._write(generation_service_pb2.GenerateResponse(events=held))
+
+
+def _only_deltas(frame: Frame) -> bool:
+    return all(event.HasField("delta") for event in frame)
+
+
+GenerateContext = grpc.aio.ServicerContext[
+    generation_service_pb2.GenerateRequest, generation_service_pb2.GenerateResponse
+]
+
+
+class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
+    """See GenerationService."""
+
+    def __init__(self, desk: WorkDesk, chats: Mapping[str, ChatSetup]) -> None:
+        """`chats`: what all conversations with a model have in common, by its name."""
+        self._desk = desk
+        self._chats = chats
+
+    async def Generate(  # type: ignore[override]  # noqa: N802 - the rpc's name; a coroutine that writes
+        self, request: generation_service_pb2.GenerateRequest, context: GenerateContext
+    ) -> None:
+        """See GenerationService.Generate.
+
+        It writes and does not yield: a fault that ends the request while its caller is slow to read must end it inside
+        the block of `admit`, and so with its reason. gRPC drops a generator there, and the caller hears nothing.
+        """
+        async with answering(context):
+            permit, instance = self._desk.admit(request.ticket)
+            call = call_info(permit, context, whole=request.options.whole)
+            chat = ChatRequest(
+                payload=_payload(request),
+                call=call,
+                behaviour=request.behaviour,
+                agent=request.agent,
+                allow_remote=permit.allow_remote,
+            )
+            with self._desk.hold(permit, instance, request.options) as work:
+                answer = AnswerWriter(context.write, self._desk.started(permit), whole=call.whole)
+                try:
+                    async with aclosing(converse(work, chat, self._chats[instance.model])) as frames:
+                        async for frame in frames:
+                            self._complete(frame, permit, instance, work.record)
+                            await answer.put(frame)
+                except WeftError as error:
+                    log_failure(call, instance, error)
+                    raise
+
+    def _complete(self, frame: Frame, permit: Permit, instance: Instance, record: RequestRecord) -> None:
+        if frame[-1].WhichOneof("event") == "finished":
+            record.answered = True
+            receipt = frame[-1].finished.receipt
+            receipt.left_premises = record.left_premises
+            self._desk.complete(receipt, permit, instance)
+            self._desk.caches.note(permit.model, receipt.usage)
+
+
+class EmbeddingServicer(embedding_service_pb2_grpc.EmbeddingServiceServicer):
+    """See EmbeddingService."""
+
+    def __init__(self, desk: WorkDesk) -> None:
+        self._desk = desk
+
+    async def Embed(  # noqa: N802 - the rpc's name
+        self,
+        request: embedding_service_pb2.EmbedRequest,
+        context: grpc.aio.ServicerContext[embedding_service_pb2.EmbedRequest, embedding_service_pb2.EmbedResponse],
+    ) -> embedding_service_pb2.EmbedResponse:
+        """See EmbeddingService.Embed."""
+        async with answering(context):
+            permit, instance = self._desk.admit(request.ticket)
+            if not request.payload.inputs:
+                raise invalid_field("payload.inputs", "must not be empty")
+            call = call_info(permit, context)
+            with self._desk.hold(permit, instance, request.options) as work:
+                try:
+                    result = await work.embed(request.payload, call)
+                except WeftError as error:
+                    log_failure(call, instance, error)
+                    raise
+            response = embedding_service_pb2.EmbedResponse(embeddings=result.embeddings)
+            response.receipt.usage.CopyFrom(result.usage)
+            self._desk.complete(response.receipt, permit, instance)
+            return response
+        raise AssertionError("abort has raised")
+
+
+def _payload(request: generation_service_pb2.GenerateRequest) -> Any:
+    kind = request.WhichOneof("payload")
+    if kind is None:
+        raise invalid_field("payload", "must be set")
+    return getattr(request, kind)
+
+
+MAX_SPEECH_MESSAGE_BYTES = 256 * 1024
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class ModelCallServicer(model_call_service_pb2_grpc.ModelCallServiceServicer):
+    """See ModelCallService."""
+
+    def __init__(self, desk: WorkDesk) -> None:
+        self._desk = desk
+
+    async def Rerank(self, request: pb.RerankRequest, context: Context) -> pb.RerankResponse:  # noqa: N802
+        """See ModelCallService.Rerank."""
+        async with answering(context):
+            permit, instance = self._desk.admit(request.ticket)
+            if not request.payload.documents:
+                raise invalid_field("payload.documents", "must not be empty")
+            call = call_info(permit, context)
+            with self._working(permit, instance, request, call) as work:
+                result = await work.rerank(request.payload, call)
+            response = pb.RerankResponse(scores=result.scores)
+            response.receipt.usage.CopyFrom(result.usage)
+            self._desk.complete(response.receipt, permit, instance)
+            return response
+        raise AssertionError("abort has raised")
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:  # noqa: N802
+        """See ModelCallService.Tokenize. Its receipt counts no tokens: none was worked on."""
+        async with answering(context):
+            permit, instance = self._desk.admit(request.ticket)
+            if request.payload.WhichOneof("kind") is None:
+                raise invalid_field("payload", "must have a text or a chat")
+            call = call_info(permit, context)
+            with self._working(permit, instance, request, call, takes_slot=False) as work:
+                result = await work.tokenize(request.payload, call)
+            result.max_context_tokens = result.max_context_tokens or instance.context_tokens
+            response = pb.TokenizeResponse(result=result)
+            self._desk.complete(response.receipt, permit, instance)
+            return response
+        raise AssertionError("abort has raised")
+
+    async def GenerateImages(  # noqa: N802
+        self, request: pb.GenerateImagesRequest, context: Context
+    ) -> pb.GenerateImagesResponse:
+        """See ModelCallService.GenerateImages."""
+        async with answering(context):
+            permit, instance = self._desk.admit(request.ticket)
+            call = call_info(permit, context)
+            with self._working(permit, instance, request, call) as work:
+                result = await work.generate_images(request.payload, call)
+            response = pb.GenerateImagesResponse(images=result.images)
+            response.receipt.usage.CopyFrom(result.usage)
+            self._desk.complete(response.receipt, permit, instance)
+            return response
+        raise AssertionError("abort has raised")
+
+    async def Transcribe(self, request: pb.TranscribeRequest, context: Context) -> pb.TranscribeResponse:  # noqa: N802
+        """See ModelCallService.Transcribe."""
+        async with answering(context):
+            permit, instance = self._desk.admit(request.ticket)
+            if not request.payload.audio.data:
+                raise invalid_field("payload.audio", "must not be empty")
+            call = call_info(permit, context)
+            with self._working(permit, instance, request, call) as work:
+                transcription = await work.transcribe(request.payload, call)
+            response = pb.TranscribeResponse(transcription=transcription)
+            self._desk.complete(response.receipt, permit, instance)
+            return response
+        raise AssertionError("abort has raised")
+
+    async def Speak(  # type: ignore[override]  # noqa: N802 - the rpc's name; a coroutine that writes
+        self, request: pb.SpeakRequest, context: Context
+    ) -> None:
+        """See ModelCallService.Speak. It writes and does not yield, for the reason that GenerationServicer says."""
+        async with answering(context):
+            permit, instance = self._desk.admit(request.ticket)
+            call, told = call_info(permit, context), ""
+            with self._working(permit, instance, request, call) as work:
+                async with aclosing(work.speak(request.payload, call)) as parts:
+                    async for part in parts:
+                        for start in range(0, len(part.data), MAX_SPEECH_MESSAGE_BYTES):
+                            piece = part.data[start : start + MAX_SPEECH_MESSAGE_BYTES]
+                            media_type = "" if told else part.media_type
+                            told = part.media_type
+                            await context.write(pb.SpeakResponse(data=piece, media_type=media_type))
+                work.record.answered = True
+                receipt = receipt_pb2.Receipt()
+                self._desk.complete(receipt, permit, instance)
+                await context.write(pb.SpeakResponse(receipt=receipt))
+
+    @contextmanager
+    def _working(
+        self, permit: Permit, instance: Instance, request: Any, call: CallInfo, *, takes_slot: bool = True
+    ) -> Iterator[Work]:
+        """`WorkDesk.hold`, with a line in the log for what fails in it."""
+        with self._desk.hold(permit, instance, request.options, takes_slot=takes_slot) as work:
+            try:
+                yield work
+            except WeftError as error:
+                log_failure(call, instance, error)
+                raise

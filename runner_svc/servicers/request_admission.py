@@ -1,0 +1,147 @@
+"""Admission of data-plane requests: the ticket, the instance, the slot, and the runner's part of the receipt."""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import structlog
+
+from runner_svc.backend.port import CallInfo
+from runner_svc.cache.manager import CacheDesk
+from runner_svc.instance.admission import Work
+from runner_svc.instance.instance import Instance
+from runner_svc.session.clock_offset import ClockOffset
+from weft.api.common.v1 import event_pb2, receipt_pb2
+from weft.api.runner.v1 import serve_options_pb2
+from weft.dispatch.handling import granted_priority_of, handling_of
+from weft.dispatch.tickets import Permit, TicketGate
+from weft.kernel.clock import Clock, clock_off
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.telemetry import TRACEPARENT, trace_id_of, traceparent_of
+
+log = structlog.get_logger("weft.runner")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerIdentity:
+    """Who works here."""
+
+    runner: str
+    incarnation: str
+    host: str
+
+
+class WorkDesk:
+    """What both data-plane services need: the gate, the instances, and the runner's part of a receipt."""
+
+    def __init__(
+        self,
+        *,
+        identity: RunnerIdentity,
+        gate: TicketGate,
+        instances: Mapping[str, Instance],
+        caches: CacheDesk,
+        remote_models: AbstractSet[str],
+        clock: Clock,
+        clock_offset: ClockOffset | None = None,
+    ) -> None:
+        """`remote_models`: serving them sends bytes off the premises. `clock`: the mesh's."""
+        self._clock_offset = clock_offset
+        self._identity = identity
+        self._gate = gate
+        self._instances = instances
+        self._remote_models = remote_models
+        self._clock = clock
+        self.caches = caches
+
+    @contextmanager
+    def hold(
+        self,
+        permit: Permit,
+        instance: Instance,
+        options: serve_options_pb2.ServeOptions,
+        *,
+        takes_slot: bool = True,
+    ) -> Iterator[Work]:
+        """Work on a permitted request for the length of the block, as its options say. Raises as Instance.admit.
+
+        Raises INVALID_ARGUMENT naming an option that is out of range.
+        """
+        handling = handling_of(options)
+        held = instance.admit(
+            permit.request_id,
+            keep_alive_seconds=handling.keep_alive_seconds,
+            priority=granted_priority_of(options),
+            takes_slot=takes_slot,
+        )
+        with held as work:
+            work.cache = self.caches.of_request(permit.model, permit.tenant, handling)
+            yield work
+
+    def admit(self, ticket: Any) -> tuple[Permit, Instance]:
+        """Check a ticket and find the instance it is for.
+
+        Raises TICKET_INVALID, TICKET_EXPIRED or MODEL_NOT_FOUND; CLOCK_OFF while this machine's clock is too far off.
+        """
+        permit = self._gate.admit(ticket, now=self._clock.utc_now().timestamp())
+        if self._clock_offset is not None and self._clock_offset.is_refused:
+            raise clock_off(self._identity.runner, self._clock_offset.seconds)
+        instance = self._instances.get(permit.model)
+        if instance is None:
+            raise WeftError(Reason.MODEL_NOT_FOUND, f"this runner does not serve {permit.model}")
+        if permit.model in self._remote_models and not permit.allow_remote:
+            raise WeftError(Reason.TICKET_INVALID, "the ticket does not let this request leave the premises")
+        return permit, instance
+
+    def started(self, permit: Permit) -> event_pb2.InferenceEvent:
+        """The event that says who works on the request."""
+        return event_pb2.InferenceEvent(
+            started=event_pb2.Started(
+                runner=self._identity.runner,
+                runner_incarnation=self._identity.incarnation,
+                model=permit.model,
+                attempt=permit.attempt,
+            )
+        )
+
+    def complete(self, receipt: receipt_pb2.Receipt, permit: Permit, instance: Instance) -> None:
+        """Add the runner's own facts to a backend's receipt."""
+        receipt.request_id = permit.request_id
+        receipt.model = permit.model
+        receipt.model_digest = instance.digest
+        receipt.host = self._identity.host
+        if not instance.memory.holds_devices:
+            # The time that an engine computed without an accelerator that we know of is no time of a GPU.
+            receipt.ClearField("gpu_time")
+        receipt.left_premises = receipt.left_premises or permit.model in self._remote_models
+
+
+_QUOTING = frozenset({Reason.TOOL_CALL_INVALID, Reason.REPEATED_LINE_LOOP})
+"""Errors whose messages quote what a model wrote: content of users, which belongs into no log."""
+
+
+def log_failure(call: CallInfo, instance: Instance, error: WeftError) -> None:
+    """The one log line of an attempt that failed."""
+    log.warning(
+        "attempt failed",
+        request_id=call.request_id,
+        trace_id=trace_id_of(call.traceparent),
+        model=instance.model,
+        reason=error.reason.name.lower(),
+        message=None if error.reason in _QUOTING else error.message,
+    )
+
+
+def call_info(permit: Permit, context: grpc.aio.ServicerContext[Any, Any], *, whole: bool = False) -> CallInfo:
+    """What a backend is told of a request. `whole`: nobody reads the answer before it is complete."""
+    metadata = {key: str(value) for key, value in context.invocation_metadata() or () if key == TRACEPARENT}
+    left = context.time_remaining()
+    answer_by = None if left is None else asyncio.get_running_loop().time() + left
+    return CallInfo(
+        request_id=permit.request_id, traceparent=traceparent_of(metadata), answer_by=answer_by, whole=whole
+    )

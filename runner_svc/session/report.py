@@ -1,0 +1,278 @@
+"""What a runner says about itself: to the registry with every heartbeat, to people through Describe."""
+
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from runner_svc.config import PublishedAgent, RunnerConfig, ServedModel
+from runner_svc.dial_out.redaction import conceal_local_addresses
+from runner_svc.instance.instance import Instance
+from runner_svc.instance.load_messages import duration_message, options_message, parameter_message
+from runner_svc.instance.restart_log import Restart
+from runner_svc.instance.settings import HibernationSettings
+from runner_svc.memory.model_memory import ModelMemory
+from runner_svc.policy.lifecycle import MAX_HOW_CHARS
+from runner_svc.policy.timeouts import TimeoutProfile
+from runner_svc.request_records import RequestRecord
+from runner_svc.session.clock_offset import ClockOffset
+from weft import __version__
+from weft.api.registry.v1 import agent_pb2, model_pb2, runner_pb2
+from weft.api.runner.v1 import runner_service_pb2
+from weft.api.runner.v1 import runner_service_pb2 as pb
+from weft.wake.messages import plan_message
+from weft.wake.recipes import MAX_WAIT_SECONDS, WakePlan
+
+MAX_TOLD_TOOLS = 1_024
+"""Tools that the mesh is told of, the first by name; requests for others come only by chance."""
+
+
+class RunnerReport:
+    """Builds the messages from the live instances."""
+
+    def __init__(
+        self,
+        config: RunnerConfig,
+        incarnation: str,
+        instances: Sequence[Instance],
+        cache_figures: Callable[[str], runner_service_pb2.CacheFigures | None] = lambda _: None,
+        tool_names: Callable[[], Sequence[str]] = lambda: (),
+        clock_offset: ClockOffset | None = None,
+    ) -> None:
+        """`cache_figures`: what the prefix cache of a model did, by its name; None: nothing is known.
+
+        `tool_names`: the tools that can be called now.
+        """
+        self._tool_names = tool_names
+        self._config = config
+        self._cache_figures = cache_figures
+        self._incarnation = incarnation
+        self._instances = instances
+        self.clock_offset = clock_offset
+        """How far the clock is off, which the session keeps up to date; None: that is not told."""
+        self.draining = False
+
+    def capability(self) -> runner_pb2.Capability:
+        """What the runner can take on right now."""
+        offset = self.clock_offset
+        return runner_pb2.Capability(
+            clock_offset=duration_message(offset.seconds) if offset is not None and offset.is_notable else None,
+            clock_refused=offset is not None and offset.is_refused,
+            instances=[self._instance_state(instance) for instance in self._instances],
+            draining=self.draining,
+            max_requests=self._config.max_requests or 0,
+            tool_names=self._tool_names()[:MAX_TOLD_TOOLS],
+        )
+
+    def runner(self) -> runner_pb2.Runner:
+        """The runner as the registry keeps it."""
+        return runner_pb2.Runner(
+            name=self._config.name,
+            incarnation=self._incarnation,
+            address=self._config.address,
+            host=self._config.host,
+            runtime=self._config.runtime,
+            version=__version__,
+            capability=self.capability(),
+        )
+
+    def manifests(self) -> list[model_pb2.ModelManifest]:
+        """The models it publishes."""
+        memory_wait_seconds = 0.0 if self._config.observer is None else self._config.memory_wait_seconds
+        return [_manifest(model, memory_wait_seconds) for model in self._config.models]
+
+    def agents(self) -> list[agent_pb2.AgentManifest]:
+        """The agents it publishes."""
+        return [_agent(agent) for agent in self._config.agents]
+
+    def tellable(self, text: str) -> str:
+        """Words of an engine or about it, as they may leave the runner."""
+        return conceal_local_addresses(text) if self._config.conceals_local_addresses else text
+
+    def describe(self, log_line_count: int) -> runner_service_pb2.DescribeResponse:
+        """The description with the last `log_line_count` lines of each backend."""
+        return runner_service_pb2.DescribeResponse(
+            runner=self.runner(),
+            instances=[
+                instance_description(instance, log_line_count, self.tellable, self._cache_figures(instance.model))
+                for instance in self._instances
+            ],
+        )
+
+    def _instance_state(self, instance: Instance) -> runner_pb2.InstanceState:
+        return runner_pb2.InstanceState(
+            model=instance.model,
+            phase=instance.phase.value,  # type: ignore[arg-type]  # same numbers
+            slots_total=instance.slots.total,
+            slots_used=len(instance.slots.holders),
+            load_progress=instance.load_progress,
+            context_tokens=instance.context_tokens,
+            detail=self.tellable(instance.detail),
+            memory=_memory(instance.memory),
+            unload_time=timestamp_message(instance.unload_at),
+            pinned=instance.memory.pinned,
+            load_eta=optional_duration(instance.load_eta_seconds),
+            usual_load=optional_duration(instance.usual_load_seconds),
+            fault_count=instance.fault_count,
+            last_fault=self._last_fault(instance),
+        )
+
+    def _last_fault(self, instance: Instance) -> runner_pb2.InstanceFault | None:
+        """Absent where there was none."""
+        if not instance.restarts:
+            return None
+        last = instance.restarts[-1]
+        detail = self.tellable(last.detail[:MAX_HOW_CHARS])
+        return runner_pb2.InstanceFault(reason=last.reason.value, detail=detail)  # type: ignore[arg-type]  # same numbers
+
+
+def _memory(memory: ModelMemory) -> runner_pb2.InstanceMemory | None:
+    grant, expected = memory.grant, memory.expected
+    if grant is None and expected is None:
+        return None
+    return runner_pb2.InstanceMemory(
+        leased_bytes=0 if grant is None else grant.bytes,
+        measured_bytes=memory.seen_bytes,
+        estimated_bytes=0 if expected is None else expected.bytes,
+        estimate_source="" if expected is None else expected.source,
+        device_indexes=[] if grant is None else [share.index for share in grant.shares],
+    )
+
+
+def _manifest(model: ServedModel, memory_wait_seconds: float) -> model_pb2.ModelManifest:
+    manifest = model_pb2.ModelManifest(
+        name=model.name,
+        pool_name=model.pool,
+        operations=[operation.value for operation in sorted(model.operations)],  # type: ignore[misc]  # same numbers
+        context_tokens=model.context_tokens,
+        remote=model.remote,
+        skills=[skill.value for skill in sorted(model.skills)],  # type: ignore[misc]  # same numbers
+    )
+    hibernation = model.hibernation
+    if hibernation.can_wake or model.wake_by_mesh is not None:
+        # That the runner can wake it is told; how it does that is not.
+        plan = WakePlan(
+            by_runner=hibernation.can_wake,
+            by_mesh=model.wake_by_mesh,
+            max_wait_seconds=_longest_wake_seconds(hibernation, memory_wait_seconds),
+        )
+        manifest.wake.CopyFrom(plan_message(plan))
+    return manifest
+
+
+def _longest_wake_seconds(hibernation: HibernationSettings, memory_wait_seconds: float) -> float:
+    """How long routers wait: longer than the runner does, so that whoever waits hears from it what was missing."""
+    if hibernation.attached or hibernation.recipe is not None:
+        return hibernation.max_wait_seconds
+    return min(hibernation.max_wait_seconds + memory_wait_seconds, MAX_WAIT_SECONDS)
+
+
+def _agent(agent: PublishedAgent) -> agent_pb2.AgentManifest:
+    manifest = agent_pb2.AgentManifest(
+        name=agent.name,
+        description=agent.description,
+        system_prompt=agent.system_prompt,
+        default_params=agent.default_params,
+        behaviour=agent.behaviour,
+    )
+    if agent.pool:
+        manifest.pool = agent.pool
+    else:
+        manifest.model = agent.model
+    return manifest
+
+
+MIN_CRASH_LINES = 20
+"""Told of the last crash even where no lines of the log were asked for."""
+
+Tellable = Callable[[str], str]
+"""Words of an engine or about it, as they may leave the runner."""
+
+
+def instance_description(
+    instance: Instance, log_line_count: int, tellable: Tellable, cache: pb.CacheFigures | None = None
+) -> pb.InstanceDescription:
+    """One instance, with the last `log_line_count` lines of its log and of its last crash."""
+    crash_lines = instance.crash_lines[-max(log_line_count, MIN_CRASH_LINES) :]
+    return pb.InstanceDescription(
+        model=instance.model,
+        process_id=instance.backend.process_id or 0,
+        restart_count=instance.restart_count,
+        last_restart_reason=tellable(instance.last_restart_reason),
+        log_lines=map(tellable, instance.backend.log_lines(log_line_count)),
+        active_request_ids=instance.slots.holders,
+        restarts=[_restart(restart, tellable) for restart in instance.restarts],
+        requests=map(request_record_message, instance.records.all),
+        last_crash_lines=map(tellable, crash_lines),
+        last_ready_time=timestamp_message(instance.last_ready_at),
+        containment=instance.backend.containment,
+        timeouts=_timeouts(instance.timeouts),
+        load_parameters=map(parameter_message, instance.backend.load_parameters),
+        quantizations=sorted(instance.quantizations),
+        load_options=options_message(instance.plan, instance.load_keep_alive_seconds, pin=instance.memory.pinned),
+        cache_isolation=instance.backend.cache_isolation.value,  # type: ignore[arg-type]  # same numbers
+        cache=cache,
+        vision_input=instance.vision_input,
+        model_path="" if instance.model_path is None else str(instance.model_path),
+    )
+
+
+def request_record_message(record: RequestRecord) -> pb.RequestRecord:
+    """One request, without its output."""
+
+    def at(seconds: float | None) -> Timestamp | None:
+        return (
+            None
+            if seconds is None
+            else timestamp_message(record.started_at + timedelta(seconds=seconds - record.started))
+        )
+
+    return pb.RequestRecord(
+        request_id=record.request_id,
+        model=record.model,
+        state=record.state.value,  # type: ignore[arg-type]  # same numbers
+        reason=record.reason.value,  # type: ignore[arg-type]  # same numbers
+        start_time=at(record.started),
+        first_content_time=at(record.first_content),
+        last_progress_time=at(record.last_progress),
+        end_time=at(record.ended),
+        output_chars=record.output_chars,
+        tool_iterations_left=record.tool_iterations_left,
+        signals=record.signals,
+    )
+
+
+def _restart(restart: Restart, tellable: Tellable) -> pb.Restart:
+    return pb.Restart(
+        time=timestamp_message(restart.at),
+        reason=restart.reason.value,  # type: ignore[arg-type]  # same numbers
+        detail=tellable(restart.detail),
+        recovery=optional_duration(restart.recovery_seconds),
+    )
+
+
+def _timeouts(profile: TimeoutProfile) -> pb.TimeoutProfile:
+    return pb.TimeoutProfile(
+        connect=optional_duration(profile.connect_seconds),
+        headers=optional_duration(profile.headers_seconds),
+        first_token=optional_duration(profile.first_token_seconds),
+        prefill_liveness=optional_duration(profile.prefill_liveness_seconds),
+        idle_stream=optional_duration(profile.idle_stream_seconds),
+        absolute=optional_duration(profile.absolute_seconds),
+        probe_interval=optional_duration(profile.probe_interval_seconds),
+    )
+
+
+def timestamp_message(at: datetime | None) -> Timestamp | None:
+    """A moment; None: not set."""
+    if at is None:
+        return None
+    stamp = Timestamp()
+    stamp.FromDatetime(at)
+    return stamp
+
+
+def optional_duration(seconds: float | None) -> Duration | None:
+    """A length of time; None: not set."""
+    return None if seconds is None else duration_message(seconds)

@@ -1,0 +1,251 @@
+"""The runner's session with the registry: opened, kept alive, opened again when it is lost."""
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, cast
+
+import grpc
+import structlog
+from google.protobuf.duration_pb2 import Duration
+
+from runner_svc.policy.backoff import retry_pause_seconds
+from runner_svc.session.report import RunnerReport
+from runner_svc.session.session_file import SessionFile
+from runner_svc.waiting import event_within
+from weft.api.registry.v1 import runner_pb2, runner_session_service_pb2_grpc
+from weft.api.registry.v1 import runner_session_service_pb2 as pb
+from weft.kernel.clock import Clock
+from weft.kernel.errors import WeftError
+from weft.kernel.names import new_id
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import error_from_call
+from weft.kernel.service import start_critical, stop_tasks
+
+if TYPE_CHECKING:
+    from weft.api.registry.v1.runner_session_service_pb2_grpc import RunnerSessionServiceAsyncStub
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportTimes:
+    """When the last heartbeat and the last look at the capability were. Seconds on any monotonic clock."""
+
+    heartbeat_at: float
+    looked_at: float
+    heartbeat_interval_seconds: float
+    report_interval_seconds: float
+
+    def heartbeat_due(self, now: float) -> bool:
+        """Whether a sign of life is due, whatever there is to tell."""
+        return now - self.heartbeat_at >= self.heartbeat_interval_seconds
+
+    def pause_seconds(self, now: float) -> float:
+        """Time until the capability is looked at again or a heartbeat is due."""
+        due = min(self.heartbeat_at + self.heartbeat_interval_seconds, self.looked_at + self.report_interval_seconds)
+        return max(0.0, due - now)
+
+
+log = structlog.get_logger("weft.session")
+
+CALL_TIMEOUT_SECONDS = 5.0
+CLOSE_TIMEOUT_SECONDS = 1.0
+DEFAULT_HEARTBEAT_INTERVAL_SECONDS = 30.0
+DEFAULT_REPORT_INTERVAL_SECONDS = 5.0
+
+_LOST_ON_THE_WAY = frozenset({Reason.SERVICE_UNAVAILABLE, Reason.DEADLINE_EXCEEDED})
+
+
+class KeyedGate(Protocol):
+    """Lets pass what was signed with the session's key."""
+
+    def use_key(self, key: bytes) -> None:
+        """Accept this key and no other from now on."""
+        ...
+
+
+class RunnerSession:
+    """Reports to the registry what changes, at once or at the report interval, and heartbeats in any case.
+
+    It does so too when the connection was lost. The runner serves on while the registry is away.
+    """
+
+    def __init__(
+        self,
+        *,
+        registry: grpc.aio.Channel,
+        report: RunnerReport,
+        gates: Sequence[KeyedGate],
+        incarnation: str,
+        session_file: Path,
+        clock: Clock,
+        jitter: Callable[[], float],
+    ) -> None:
+        """`gates` are given the session's key; `jitter` returns 0 to 1 and spreads the retries of many runners."""
+        self._registry = registry
+        self._stub = cast(
+            "RunnerSessionServiceAsyncStub", runner_session_service_pb2_grpc.RunnerSessionServiceStub(registry)
+        )
+        self._report = report
+        self._gates = gates
+        self._incarnation = incarnation
+        self._file = SessionFile(session_file)
+        self._clock = clock
+        self._jitter = jitter
+        self._session_id = ""
+        self._open_request_id = ""
+        self._times = _no_report_yet(DEFAULT_HEARTBEAT_INTERVAL_SECONDS, DEFAULT_REPORT_INTERVAL_SECONDS)
+        self._told: runner_pb2.Capability | None = None
+        """The last capability that the registry has acknowledged."""
+        self._sequence = 0
+        self._changed = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._running: asyncio.Task[None] | None = None
+
+    @property
+    def session_id(self) -> str:
+        """The session's id, which proves who we are; empty while it is not open."""
+        return self._session_id
+
+    def note_change(self) -> None:
+        """Something changed that routers should hear of at once."""
+        self._changed.set()
+
+    async def start(self) -> None:
+        """Begin to report. Returns at once; the session opens as soon as the registry answers."""
+        self._begin()
+
+    def reopen(self) -> None:
+        """Open the session anew at once, with the same id; whatever is under way or waits for a retry is given up."""
+        if self._running is not None:
+            self._running.cancel()
+            self._session_id = ""
+            self._begin()
+
+    async def report_now(self) -> None:
+        """Send one heartbeat, if the session is open; a registry that is away is not an error here."""
+        if self._session_id:
+            with suppress(WeftError):
+                await self._heartbeat()
+
+    async def stop(self) -> None:
+        """Say good-bye, so that nobody waits for us. Idempotent."""
+        if self._running is None:
+            return
+        self._running = None
+        await stop_tasks(self._tasks)
+        if self._session_id:
+            request = pb.CloseSessionRequest(session_id=self._session_id, incarnation=self._incarnation)
+            self._session_id = ""
+            with suppress(grpc.aio.AioRpcError):
+                await self._stub.CloseSession(request, timeout=CLOSE_TIMEOUT_SECONDS)
+
+    def _begin(self) -> None:
+        self._running = start_critical(self._run(), name="runner-session")
+        # A run that was given up is still unwinding, and `stop` waits for it too.
+        self._tasks.add(self._running)
+        self._running.add_done_callback(self._tasks.discard)
+
+    async def _run(self) -> None:
+        failures = 0
+        while True:
+            try:
+                if not self._session_id:
+                    await self._open()
+                await self._report_what_is_due()
+                failures = 0
+                await event_within(self._clock, self._times.pause_seconds(self._clock.monotonic()), self._changed)
+            except WeftError as error:
+                self._note_failure(error)
+                failures += 1
+                await self._clock.sleep(retry_pause_seconds(failures, self._jitter()))
+
+    async def _open(self) -> None:
+        # The same id until there is an answer: if only the answer got lost, the registry returns the same session.
+        self._open_request_id = self._open_request_id or new_id("open")
+        request = pb.OpenSessionRequest(
+            request_id=self._open_request_id,
+            session_id=self._file.read(),
+            runner=self._report.runner(),
+            models=self._report.manifests(),
+            agents=self._report.agents(),
+        )
+        began = self._clock.monotonic()
+        try:
+            response = await self._stub.OpenSession(request, timeout=CALL_TIMEOUT_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            failure = error_from_call(error, Reason.SERVICE_UNAVAILABLE)
+            if failure.reason not in _LOST_ON_THE_WAY:
+                self._open_request_id = ""
+            raise failure from error
+        self._open_request_id = ""
+        if (offset := self._report.clock_offset) is not None:
+            offset.allow(_seconds(response.max_clock_offset) if response.HasField("max_clock_offset") else None)
+        self._note_time(response, began)
+        for gate in self._gates:
+            gate.use_key(response.ticket_key)
+        self._file.keep(response.session_id)
+        self._times = _no_report_yet(
+            _seconds(response.heartbeat_interval) or DEFAULT_HEARTBEAT_INTERVAL_SECONDS,
+            _seconds(response.report_interval) or DEFAULT_REPORT_INTERVAL_SECONDS,
+        )
+        self._told = None
+        self._session_id = response.session_id
+        log.info("session open")  # not its id: that proves ownership
+
+    async def _report_what_is_due(self) -> None:
+        self._changed.clear()
+        now = self._clock.monotonic()
+        self._times = replace(self._times, looked_at=now)
+        # A registry that restarted has forgotten the last report, and a lost connection is the sign of it.
+        is_connected = self._registry.get_state() is grpc.ChannelConnectivity.READY
+        if not is_connected or self._times.heartbeat_due(now) or self._report.capability() != self._told:
+            await self._heartbeat()
+
+    async def _heartbeat(self) -> None:
+        self._sequence += 1
+        capability = self._report.capability()
+        request = pb.HeartbeatRequest(
+            session_id=self._session_id,
+            incarnation=self._incarnation,
+            sequence=self._sequence,
+            capability=capability,
+        )
+        began = self._clock.monotonic()
+        try:
+            response = await self._stub.Heartbeat(request, timeout=CALL_TIMEOUT_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
+        self._told = capability
+        self._times = replace(self._times, heartbeat_at=began)
+        self._note_time(response, began)
+
+    def _note_time(self, response: pb.OpenSessionResponse | pb.HeartbeatResponse, began: float) -> None:
+        """A registry of an earlier release says no time."""
+        offset = self._report.clock_offset
+        if offset is not None and response.HasField("mesh_time") and response.HasField("registry_time"):
+            offset.note(response.mesh_time, response.registry_time, began)
+
+    def _note_failure(self, error: WeftError) -> None:
+        if error.reason is Reason.SESSION_UNKNOWN:
+            log.warning("the registry does not know this session, opening a new one")
+            self._session_id = ""
+        elif error.reason is Reason.SERVICE_UNAVAILABLE:
+            log.warning("the registry is away, serving on")
+        else:
+            log.error("the registry refused", reason=error.reason.name, message=error.message)
+
+
+def _no_report_yet(heartbeat_interval_seconds: float, report_interval_seconds: float) -> ReportTimes:
+    return ReportTimes(
+        heartbeat_at=-math.inf,
+        looked_at=-math.inf,
+        heartbeat_interval_seconds=heartbeat_interval_seconds,
+        report_interval_seconds=report_interval_seconds,
+    )
+
+
+def _seconds(duration: Duration) -> float:
+    return duration.ToNanoseconds() / 1e9
