@@ -14,10 +14,10 @@ from bench.book import Book
 from bench.contender import WEFT
 from bench.scenarios import Options
 from router_svc.policy.arrival import Arrival, Needs
-from router_svc.policy.candidates import Candidate, Readiness
 from router_svc.policy.decisions import Decision, Placed, Served
+from router_svc.policy.endpoints.candidates import Candidate, Readiness
+from router_svc.policy.endpoints.cluster_view import MeshChange
 from router_svc.policy.limits import SchedulerLimits
-from router_svc.policy.mesh_change import MeshChange
 from router_svc.policy.scheduler import Scheduler
 from weft.kernel.request import Operation
 

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from router_svc.policy.client_patterns import MAX_TARGETS_TOLD, ClientPattern
-from router_svc.policy.cooldowns import Cooldown, CooldownRule
+from router_svc.policy.client_usage import MAX_TARGETS_TOLD, ClientPattern, Cooldown, CooldownRule
 from router_svc.rate_limits import NOTHING_COUNTED, Counted, RateLimitConfig, RateLimits
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import request_pb2 as pb

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from google.protobuf.duration_pb2 import Duration
 
-from router_svc.policy.choice import MAX_CONSIDERED, Considered
 from router_svc.policy.decisions import Loads, Placed, Rejects, Waits
+from router_svc.policy.endpoints.choice import MAX_CONSIDERED, Considered
 from router_svc.request_entry import LoadStart, Noted, Retry
 from weft.api.router.v1 import request_pb2 as pb
 from weft.kernel.reasons import Reason

@@ -2,7 +2,7 @@
 
 from types import MappingProxyType
 
-from router_svc.policy.candidates import Candidate, Readiness
+from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from weft.dispatch.agents import members_of
 from weft.dispatch.fleet import FleetView, InstanceView, ModelView, Phase, RunnerView
 from weft.kernel.clock import refused_words

@@ -25,9 +25,9 @@ from router_svc.policy.decisions import (
     WakeFailure,
     Wakes,
 )
-from router_svc.policy.host_memory import HostMemory
+from router_svc.policy.endpoints.cluster_view import MeshChange
+from router_svc.policy.endpoints.host_memory import HostMemory
 from router_svc.policy.limits import SchedulerLimits
-from router_svc.policy.mesh_change import MeshChange
 from router_svc.policy.scheduler import Scheduler
 from router_svc.policy.settings import Settings
 from router_svc.rate_limits import RateLimitConfig

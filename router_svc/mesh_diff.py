@@ -1,8 +1,8 @@
 """What changed from one view of the mesh to the next, as the scheduler wants to be told."""
 
 from router_svc.fleet_view import candidate_of
-from router_svc.policy.mesh_change import MeshChange
-from router_svc.policy.routes import Route
+from router_svc.policy.endpoints.cluster_view import MeshChange
+from router_svc.policy.endpoints.routes import Route
 from weft.dispatch.fleet import FleetView, ModelView, RouteView
 
 

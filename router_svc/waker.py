@@ -11,8 +11,8 @@ import structlog
 
 from router_svc.fleet_view import candidate_of, wake_plan
 from router_svc.loop import WakeEnd, WakeFinished
-from router_svc.policy.candidates import Readiness
 from router_svc.policy.decisions import Wakes
+from router_svc.policy.endpoints.candidates import Readiness
 from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
 from weft.dispatch.fleet import FleetView
 from weft.kernel.address import metadata_of

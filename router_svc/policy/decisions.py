@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from router_svc.policy.candidates import Candidate
-from router_svc.policy.choice import Choice, Considered
+from router_svc.policy.endpoints.candidates import Candidate
+from router_svc.policy.endpoints.choice import Choice, Considered
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from router_svc.policy.arrival import Arrival
-from router_svc.policy.candidates import Candidate
 from router_svc.policy.decisions import Served
+from router_svc.policy.endpoints.candidates import Candidate
 
 NEWEST_SHARE = 0.3
 """What the newest measurement counts for in its average: after six, the first counts for a twentieth."""

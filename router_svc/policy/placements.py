@@ -1,17 +1,16 @@
 """Requests that run: who pays for them, what was learned when they end."""
 
-from router_svc.policy.candidate_index import CandidateIndex
-from router_svc.policy.candidates import Candidate
-from router_svc.policy.choice import Choice
 from router_svc.policy.decisions import Placed, Served
+from router_svc.policy.endpoints.candidate_index import CandidateIndex
+from router_svc.policy.endpoints.candidates import Candidate
+from router_svc.policy.endpoints.choice import Choice
+from router_svc.policy.endpoints.failover import FailureKind, RetryBudget, classify, may_be_the_requests
 from router_svc.policy.estimates import Estimates
-from router_svc.policy.failover import FailureKind, classify, may_be_the_requests
-from router_svc.policy.fair_share import FairShare
-from router_svc.policy.load_desk import LoadDesk
-from router_svc.policy.retry_budget import RetryBudget
-from router_svc.policy.running_work import RunningWork
-from router_svc.policy.tenant_caps import TenantCaps
-from router_svc.policy.waiting import LiveRequest
+from router_svc.policy.loading.load_coordinator import LoadDesk
+from router_svc.policy.progress.wait_estimator import RunningWork
+from router_svc.policy.queue.fair_share import FairShare
+from router_svc.policy.queue.live_request import LiveRequest
+from router_svc.policy.queue.tenant_caps import TenantCaps
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 
@@ -41,7 +40,7 @@ class Placements:
         """Whether the attempt is a first one, or its line has a further one left."""
         if not request.is_retry:
             return True
-        return self._retries.allow(request.line, self._index.is_clean(candidate, now), now)
+        return self._retries.allow(request.line, self._index.health.is_clean(candidate, now), now)
 
     def place(self, request: LiveRequest, choice: Choice, now: float) -> Placed:
         """It runs there from now on."""
@@ -82,7 +81,7 @@ class Placements:
         """Its answer has begun."""
         if request.placed_on is not None and request.content_at is None:
             request.content_at = now
-            self._index.note_content(request.placed_on, now)
+            self._index.health.note_content(request.placed_on, now)
 
     def take_back(self, request: LiveRequest, now: float) -> tuple[Candidate, bool]:
         """Its attempt failed and cost its tenant nothing. Returns where it ran, and what `_release` does."""
@@ -91,17 +90,17 @@ class Placements:
     def note_failed(self, request: LiveRequest, candidate: Candidate, reason: Reason, now: float) -> None:
         """What an attempt that failed before any content says about its candidate."""
         if not may_be_the_requests(reason):
-            self._index.note_failure(candidate, classify(reason), now)
+            self._index.health.note_failure(candidate, classify(reason), now)
             return
         request.erred_on = (*request.erred_on, candidate)
         match request.erred_on:
             case (_,):
-                self._index.note_failure(candidate, classify(reason), now)
+                self._index.health.note_failure(candidate, classify(reason), now)
             case (first, _):
-                self._index.take_back_break(first, now)
-                self._index.note_shared_failure(candidate, now)
+                self._index.health.take_back_break(first, now)
+                self._index.health.note_shared_failure(candidate, now)
             case _:
-                self._index.note_shared_failure(candidate, now)
+                self._index.health.note_shared_failure(candidate, now)
 
     def end(self, request: LiveRequest, served: Served | None, failure: Reason | None, now: float) -> bool:
         """It is over. Returns whether its tenant may have more running only now.
@@ -112,7 +111,7 @@ class Placements:
         content_at = request.content_at
         candidate, is_relieved = self._release(request, tokens, now)
         if failure is not None and classify(failure) is FailureKind.BROKE:
-            self._index.note_failure(candidate, FailureKind.BROKE, now, had_begun=content_at is not None)
+            self._index.health.note_failure(candidate, FailureKind.BROKE, now, had_begun=content_at is not None)
         elif request.kind.needs.operation is Operation.TOKENIZE:
             pass  # it says nothing about how long work takes there, nor whether there is room for any
         elif served is not None and failure is None:
@@ -123,7 +122,7 @@ class Placements:
                 candidate, arrival.tenant, served, seconds, first, limit=arrival.max_output_tokens
             )
             if content_at is None:
-                self._index.note_success(candidate, now)
+                self._index.health.note_content(candidate, now)
         return is_relieved
 
     def _release(self, request: LiveRequest, tokens: float, now: float) -> tuple[Candidate, bool]:

@@ -8,33 +8,30 @@ from collections.abc import Iterable
 from itertools import islice
 
 from router_svc.policy import refusals
-from router_svc.policy.admission import Admission
 from router_svc.policy.arrival import Arrival
-from router_svc.policy.candidate_index import CandidateIndex
-from router_svc.policy.candidates import Candidate, Readiness
 from router_svc.policy.decisions import Decision, Placed, Rejects, Served, StopsWaking, WakeFailure
+from router_svc.policy.endpoints.candidate_index import CandidateIndex
+from router_svc.policy.endpoints.candidates import Candidate, Readiness
+from router_svc.policy.endpoints.capacity import Outlook
+from router_svc.policy.endpoints.cluster_view import MeshBoard, MeshChange
+from router_svc.policy.endpoints.failover import FailureKind, RetryBudget, classify
 from router_svc.policy.estimates import Estimates
-from router_svc.policy.failover import FailureKind, classify
-from router_svc.policy.fair_share import FairShare
 from router_svc.policy.limits import SchedulerLimits
-from router_svc.policy.line import Candidacy, Line
-from router_svc.policy.lines import Lines
-from router_svc.policy.load_desk import LoadDesk
-from router_svc.policy.mesh_board import MeshBoard
-from router_svc.policy.mesh_change import MeshChange
+from router_svc.policy.loading.load_coordinator import LoadDesk
+from router_svc.policy.loading.load_plan import GateWord
+from router_svc.policy.loading.wake_tracker import WakeBook
 from router_svc.policy.placements import Placements
-from router_svc.policy.prospects import Prospects
-from router_svc.policy.queue_lengths import QueueLength, queue_lengths
-from router_svc.policy.retry_budget import RetryBudget
-from router_svc.policy.running_work import RunningWork
+from router_svc.policy.progress.status_notifier import Announcer
+from router_svc.policy.progress.wait_estimator import Prospects, RunningWork
+from router_svc.policy.queue.admission import Admission, Room
+from router_svc.policy.queue.fair_share import FairShare
+from router_svc.policy.queue.live_request import LiveRequest, RequestClass, live_request
+from router_svc.policy.queue.queue import Candidacy, Line
+from router_svc.policy.queue.queues import Lines, QueueLength, queue_lengths
+from router_svc.policy.queue.tenant_caps import TenantCaps
+from router_svc.policy.reconciler import Upkeep, Waking
+from router_svc.policy.request_table import WaitingRoom
 from router_svc.policy.settings import Settings
-from router_svc.policy.telling import Announcer
-from router_svc.policy.tenant_caps import TenantCaps
-from router_svc.policy.upkeep import Upkeep
-from router_svc.policy.waiting import LiveRequest, RequestClass, live_request
-from router_svc.policy.waiting_room import WaitingRoom
-from router_svc.policy.wakes import WakeBook
-from router_svc.policy.waking import Waking
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
 
@@ -63,13 +60,13 @@ class Scheduler:
         caps = self._caps = TenantCaps(settings)
         lines = self._lines = Lines(limits, shares, caps)
         wakes = WakeBook(limits.wake_settle_seconds)
-        board = self._board = MeshBoard(index, wakes)
+        board = self._board = MeshBoard(index, wakes.is_under_way)
         running = RunningWork(estimates)
         prospects = self._prospects = Prospects(index, board, wakes, estimates, running, limits)
         desk = self._desk = LoadDesk(index, board, wakes, estimates, limits, lines.get)
         retries = RetryBudget(limits)
         self._placements = Placements(index, estimates, running, shares, caps, desk, retries)
-        self._admission = Admission(limits, prospects)
+        self._admission = Admission(limits)
         announcer = Announcer(index, wakes, prospects, desk, caps, settings)
         self._room = WaitingRoom(limits, lines, shares, prospects, desk, self._admission, announcer)
         self._upkeep = Upkeep(limits, index, board, lines, prospects, desk, retries)
@@ -113,7 +110,7 @@ class Scheduler:
     def submit(self, arrival: Arrival, now: float) -> list[Decision]:
         """A request arrived."""
         decisions = self._waking.settle(self._room, now)
-        name = self._index.line_of(arrival.target)
+        name = self._index.table.line_of(arrival.target)
         if name is None:
             return [*decisions, refusals.unknown_target(arrival, self._board.some_names())]
         line = self._lines.open(name)
@@ -199,7 +196,7 @@ class Scheduler:
 
     def tick(self, now: float) -> list[Decision]:
         """Time passed: refuse who waited too long or waits in vain, serve and tell the others."""
-        self._index.advance(now)
+        self._index.health.advance(now)
         decisions = self._waking.settle(self._room, now)
         decisions += self._room.expire(now)
         self._desk.note_time()
@@ -242,7 +239,7 @@ class Scheduler:
         choice = self._index.choose(line.name, self._prospects.wish(request), now)
         if choice is None:
             return None
-        late = self._admission.too_late(request, choice.candidate, now)
+        late = self._prospects.too_late(request, choice.candidate, now)
         if late is not None:
             self._room.leave(request)
             return late
@@ -261,7 +258,7 @@ class Scheduler:
         # Only who has a deadline is asked whether a load that is put off ends in time.
         of = None if request.deadline_at is None else line.classes.get(request.kind)
         gate = None if of is None else self._desk.gate_of(of)
-        admitted = self._admission.admit(request, line, outlook, gate, now)
+        admitted = self._admit(request, line, outlook, gate, now)
         if isinstance(admitted, Rejects):
             self._room.leave(request)
             return [admitted]
@@ -270,6 +267,17 @@ class Scheduler:
             return []
         victim = self._room.live(admitted.instead_of)
         return [self._room.drop(victim, self._admission.made_room(victim, line, outlook, now), now)]
+
+    def _admit(
+        self, request: LiveRequest, line: Line, outlook: Outlook, gate: GateWord | None, now: float
+    ) -> Rejects | Room:
+        overload = self._admission.in_overload(request, line, outlook, now)
+        if isinstance(overload, Rejects):
+            return overload
+        unreachable = self._prospects.unreachable(request, line, outlook, gate, now)
+        if unreachable is not None:
+            return unreachable
+        return overload or self._admission.in_depth(request, line, outlook, now)
 
     def _go_on(self, names: Iterable[str], now: float) -> list[Decision]:
         """Serve these lines and whichever have somebody free, and see to loads."""
@@ -288,10 +296,10 @@ class Scheduler:
 
     def _serve(self, names: Iterable[str], now: float) -> list[Decision]:
         """Place everybody of these lines who can be placed, the one whose turn it is first."""
-        self._index.advance(now)
+        self._index.health.advance(now)
         # Most who join a line do so because nobody there is free.
         joined = filter(self._index.has_free, self._room.take_joined())
-        lines = self._lines.backlogged_of({*names, *joined, *self._index.take_freed()})
+        lines = self._lines.backlogged_of({*names, *joined, *self._index.table.take_freed()})
         if not lines:
             return []
         blocked: set[RequestClass] = set()
@@ -315,7 +323,7 @@ class Scheduler:
 
     def _note_passed_over(self, granted: Candidacy, candidate: Candidate, lines: Iterable[Line]) -> None:
         """Other lines wanted that slot too: their lower bands get theirs in time, as those of the line itself do."""
-        wanting = self._index.lines_of(candidate)
+        wanting = self._index.table.lines_of(candidate)
         others = [line for line in lines if line.waiting and line.name in wanting and line.name != granted.of.line]
         for line in others:
             line.note_passed_over(granted.band, 1.0 / len(others))

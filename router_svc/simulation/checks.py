@@ -7,9 +7,9 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from router_svc.policy.arrival import Arrival
-from router_svc.policy.candidates import Candidate, Readiness
 from router_svc.policy.decisions import Decision, Placed, Rejects, StopsWaking, Wakes
-from router_svc.policy.mesh_change import MeshChange
+from router_svc.policy.endpoints.candidates import Candidate, Readiness
+from router_svc.policy.endpoints.cluster_view import MeshChange
 from router_svc.simulation.hosts import Host, Phase, World
 from router_svc.simulation.patience import Patience
 from router_svc.simulation.scenario import Scenario
@@ -21,7 +21,7 @@ from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
 
 if TYPE_CHECKING:
-    from router_svc.policy.host_memory import HostMemory
+    from router_svc.policy.endpoints.host_memory import HostMemory
 
 CandidateKey = tuple[str, str, str]
 LATE_SECONDS = 0.5

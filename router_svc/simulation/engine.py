@@ -4,9 +4,9 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
-from router_svc.policy.candidates import Candidate, Readiness
 from router_svc.policy.decisions import Decision, Loads, Placed, Rejects, StopsWaking, Waits, WakeFailure, Wakes
-from router_svc.policy.mesh_change import MeshChange
+from router_svc.policy.endpoints.candidates import Candidate, Readiness
+from router_svc.policy.endpoints.cluster_view import MeshChange
 from router_svc.simulation.checks import Auditor
 from router_svc.simulation.cold import ColdLines
 from router_svc.simulation.events import Events

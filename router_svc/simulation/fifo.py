@@ -10,17 +10,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from router_svc.policy.arrival import ROUTE_PREFIX, Arrival
-from router_svc.policy.candidates import Candidate, Readiness
 from router_svc.policy.decisions import Decision, Placed, Rejects, Served, Waits, WakeFailure, Wakes
-from router_svc.policy.failover import FailureKind, classify
+from router_svc.policy.endpoints.candidates import Candidate, Readiness
+from router_svc.policy.endpoints.cluster_view import MeshChange
+from router_svc.policy.endpoints.failover import FailureKind, classify
 from router_svc.policy.limits import SchedulerLimits
-from router_svc.policy.mesh_change import MeshChange
 from router_svc.simulation.targets import lacks
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
 
 if TYPE_CHECKING:
-    from router_svc.policy.routes import Route
+    from router_svc.policy.endpoints.routes import Route
 
 WAKE_PAUSE_SECONDS = 1.0
 """How long a model is left alone after its load could not begin."""

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
-from router_svc.policy.candidates import Candidate, Readiness
-from router_svc.policy.host_memory import HostMemory, MemoryHolder
+from router_svc.policy.endpoints.candidates import Candidate, Readiness
+from router_svc.policy.endpoints.host_memory import HostMemory, MemoryHolder
 from router_svc.simulation.chance import chance
 from router_svc.simulation.scenario import HostGroup, ModelKind, Scenario
 from weft.kernel.request import Operation, Priority

@@ -3,8 +3,8 @@
 from dataclasses import replace
 from random import Random
 
+from router_svc.policy.endpoints.routes import Route
 from router_svc.policy.limits import SchedulerLimits
-from router_svc.policy.routes import Route
 from router_svc.policy.settings import ChoicePolicy, PoolSettings, RemotePermission, Settings, TenantSettings
 from router_svc.simulation.chance import Amount, chance
 from router_svc.simulation.scenario import (

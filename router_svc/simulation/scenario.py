@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from router_svc.policy.endpoints.routes import Route
 from router_svc.policy.limits import SchedulerLimits
-from router_svc.policy.routes import Route
 from router_svc.policy.settings import Settings
 from router_svc.simulation.chance import Amount
 from weft.kernel.request import Priority, Skill

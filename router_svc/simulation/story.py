@@ -2,8 +2,8 @@
 
 from collections.abc import Collection
 
-from router_svc.policy.choice import Considered
 from router_svc.policy.decisions import Loads, Placed, Rejects, RequestDecision, Waits
+from router_svc.policy.endpoints.choice import Considered
 from router_svc.simulation.serving import Attempt
 from router_svc.simulation.traffic import SimulatedRequest
 from weft.kernel.reasons import Reason

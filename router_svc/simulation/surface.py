@@ -4,7 +4,7 @@ from typing import Protocol
 
 from router_svc.policy.arrival import Arrival
 from router_svc.policy.decisions import Decision, Served, WakeFailure
-from router_svc.policy.mesh_change import MeshChange
+from router_svc.policy.endpoints.cluster_view import MeshChange
 from weft.kernel.reasons import Reason
 
 

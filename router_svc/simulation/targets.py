@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping
 
 from router_svc.policy.arrival import ROUTE_PREFIX, Needs
-from router_svc.policy.candidates import Candidate
-from router_svc.policy.routes import Route
+from router_svc.policy.endpoints.candidates import Candidate
+from router_svc.policy.endpoints.routes import Route
 from router_svc.simulation.hosts import Instance
 
 

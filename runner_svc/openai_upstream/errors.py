@@ -138,7 +138,7 @@ def stated_answer(body: bytes) -> WeftError | None:
 def _verdict(message: str, text: str, *, is_refusal: bool) -> WeftError:
     """The error of a server that could have served: the request's where its words or its status say so.
 
-    A replica would refuse the same content, so it is final; see router_svc/policy/failover.py.
+    A replica would refuse the same content, so it is final; see router_svc/policy/endpoints/failover.py.
     """
     if (is_refusal or refuses_content(message)) and refuses_length(message):
         return WeftError(Reason.CONTEXT_LENGTH_EXCEEDED, message)

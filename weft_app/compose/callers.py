@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from router_svc.client_registry import ClientProfile, ClientsConfig
-from router_svc.policy.cooldowns import CooldownRule
+from router_svc.policy.client_usage import CooldownRule
 from router_svc.policy.settings import RemotePermission, TenantSettings
 from router_svc.rate_limits import RateLimitConfig
 from weft.kernel.request import Priority

@@ -23,8 +23,8 @@ async def test_only_an_answer_that_its_runner_broke_off_counts_against_that(
             await place.report_first_content(granted.attempt)
             await place.report_finished(reason)
         index = mesh.loop._scheduler._index
-        candidate = index.candidate(MODEL)
+        candidate = index.table.candidate(MODEL)
         assert candidate is not None
-        assert index.is_clean(candidate, mesh.clock.monotonic()) is not counts
+        assert index.health.is_clean(candidate, mesh.clock.monotonic()) is not counts
         async with mesh.place("second") as place:
             assert isinstance(await next_word(place), Grant), "there is no other runner to go to meanwhile"

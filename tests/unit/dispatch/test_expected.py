@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from router_svc.fleet_view import candidate_of
-from router_svc.policy.candidates import Readiness
+from router_svc.policy.endpoints.candidates import Readiness
 from weft.api.common.v1 import sampling_pb2
 from weft.dispatch.expected_fleet import ExpectedMesh, ExpectingFleet, expected_model
 from weft.dispatch.fleet import AgentView, FleetView, ModelView, RunnerView

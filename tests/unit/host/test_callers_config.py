@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from router_svc.client_registry import ClientProfile
-from router_svc.policy.cooldowns import CooldownRule
+from router_svc.policy.client_usage import CooldownRule
 from router_svc.policy.settings import RemotePermission, TenantSettings
 from router_svc.rate_limits import RateLimitConfig
 from weft.kernel.errors import FieldError

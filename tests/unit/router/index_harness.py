@@ -4,11 +4,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from router_svc.policy.arrival import Needs
-from router_svc.policy.candidate_index import CandidateIndex
-from router_svc.policy.candidates import Candidate, Readiness
-from router_svc.policy.choice import Choice, Wish
+from router_svc.policy.endpoints.candidate_index import CandidateIndex
+from router_svc.policy.endpoints.candidates import Candidate, Readiness
+from router_svc.policy.endpoints.choice import Choice, Wish
+from router_svc.policy.endpoints.routes import Route
 from router_svc.policy.limits import SchedulerLimits
-from router_svc.policy.routes import Route
 from router_svc.policy.settings import ChoicePolicy, PoolSettings, Settings
 from weft.kernel.request import Operation
 
@@ -43,8 +43,8 @@ def index(
     settings = Settings(default_pool=PoolSettings(policy=policy, max_in_flight=max_in_flight))
     made = CandidateIndex(settings, SchedulerLimits(**(limits or {})))
     for candidate in members:
-        made.put(candidate)
-    made.set_ladders({route.name: route for route in routes}, cloud_fallback=cloud_fallback)
+        made.table.put(candidate)
+    made.table.set_ladders({route.name: route for route in routes}, cloud_fallback=cloud_fallback)
     return made
 
 

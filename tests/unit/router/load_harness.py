@@ -3,13 +3,13 @@
 from collections import deque
 from dataclasses import dataclass, field
 
-from router_svc.policy.candidates import Candidate, Readiness
 from router_svc.policy.decisions import Served
+from router_svc.policy.endpoints.candidates import Candidate, Readiness
+from router_svc.policy.endpoints.host_memory import HostMemory, MemoryHolder
 from router_svc.policy.estimates import Estimates
-from router_svc.policy.host_memory import HostMemory, MemoryHolder
 from router_svc.policy.limits import SchedulerLimits
-from router_svc.policy.load_plan import Demand, LoadPlan, Resident
-from router_svc.policy.load_planner import LoadPlanner
+from router_svc.policy.loading.load_plan import Demand, LoadPlan, Resident
+from router_svc.policy.loading.load_planner import LoadPlanner
 from weft.kernel.request import Operation, Priority
 
 GIB = 1024**3

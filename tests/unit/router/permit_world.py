@@ -7,10 +7,10 @@ from typing import Protocol
 from hypothesis import strategies as st
 
 from router_svc.policy.arrival import ROUTE_PREFIX, Arrival, Needs
-from router_svc.policy.candidates import Candidate, Readiness
 from router_svc.policy.decisions import Decision, Placed, Rejects, Served, WakeFailure, Wakes
-from router_svc.policy.mesh_change import MeshChange
-from router_svc.policy.routes import Route
+from router_svc.policy.endpoints.candidates import Candidate, Readiness
+from router_svc.policy.endpoints.cluster_view import MeshChange
+from router_svc.policy.endpoints.routes import Route
 from router_svc.policy.settings import ChoicePolicy, PoolSettings, RemotePermission, Settings, TenantSettings
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority

@@ -5,10 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 from router_svc.policy.arrival import Arrival, Needs
-from router_svc.policy.candidates import Candidate, Readiness
 from router_svc.policy.decisions import Decision, Placed, Rejects, Waits, WakeFailure, Wakes
+from router_svc.policy.endpoints.candidates import Candidate, Readiness
+from router_svc.policy.endpoints.cluster_view import MeshChange
 from router_svc.policy.limits import SchedulerLimits
-from router_svc.policy.mesh_change import MeshChange
 from router_svc.policy.scheduler import Scheduler
 from router_svc.policy.settings import Settings
 from weft.kernel.reasons import Reason

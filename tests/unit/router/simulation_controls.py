@@ -7,12 +7,12 @@ from typing import Any
 
 from router_svc.policy.arrival import Arrival
 from router_svc.policy.decisions import Decision, Placed, Served, WakeFailure, Wakes
-from router_svc.policy.line import Candidacy, Line
-from router_svc.policy.load_plan import Demand, Resident
-from router_svc.policy.mesh_change import MeshChange
+from router_svc.policy.endpoints.cluster_view import MeshChange
+from router_svc.policy.loading.load_plan import Demand, Resident
+from router_svc.policy.loading.swap_cost import SwapCosts
+from router_svc.policy.queue.queue import Candidacy, Line
 from router_svc.policy.scheduler import Scheduler
 from router_svc.policy.settings import Settings
-from router_svc.policy.swap_cost import SwapCosts
 from router_svc.simulation.scenario import Scenario
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority

@@ -7,11 +7,11 @@ import pytest
 from index_harness import ANYWHERE, CHAT, chosen, index, member, place, placed, wish
 
 from router_svc.policy.arrival import Needs
-from router_svc.policy.candidates import Readiness
-from router_svc.policy.choice import MAX_CONSIDERED, SHOWN_OF_MANY
-from router_svc.policy.choosing.seats import Seat
-from router_svc.policy.failover import FailureKind
-from router_svc.policy.routes import Route
+from router_svc.policy.endpoints.candidates import Readiness
+from router_svc.policy.endpoints.choice import MAX_CONSIDERED, SHOWN_OF_MANY
+from router_svc.policy.endpoints.failover import FailureKind
+from router_svc.policy.endpoints.pool import Seat
+from router_svc.policy.endpoints.routes import Route
 from weft.kernel.request import Operation
 
 EMBED = Needs(Operation.EMBEDDING)
@@ -19,21 +19,21 @@ EMBED = Needs(Operation.EMBEDDING)
 
 def test_a_model_stands_for_its_pool_and_a_pool_for_itself() -> None:
     mesh = index(member("a"), member("b"), member("solo", pool="solo"))
-    assert [mesh.line_of(name) for name in ("a", "b", "p", "solo", "nothing")] == ["p", "p", "p", "solo", None]
-    assert sorted(mesh.lines()) == ["p", "solo"]
+    assert [mesh.table.line_of(name) for name in ("a", "b", "p", "solo", "nothing")] == ["p", "p", "p", "solo", None]
+    assert sorted(mesh.table.lines()) == ["p", "solo"]
 
 
 def test_a_name_that_is_a_pools_and_a_models_is_the_pools() -> None:
     mesh = index(member("x", pool="p"), member("a", pool="x"))
-    assert mesh.line_of("x") == "x"
-    assert [candidate.model for candidate in mesh.members("x")] == ["a"]
+    assert mesh.table.line_of("x") == "x"
+    assert [candidate.model for candidate in mesh.table.members("x")] == ["a"]
 
 
 def test_only_known_routes_are_lines() -> None:
     mesh = index(member("a"), routes=[Route(name="code", candidates=("a",))])
-    assert mesh.line_of("route/code") == "route/code"
-    assert mesh.line_of("route/other") is None
-    assert mesh.line_of("code") is None
+    assert mesh.table.line_of("route/code") == "route/code"
+    assert mesh.table.line_of("route/other") is None
+    assert mesh.table.line_of("code") is None
 
 
 def test_a_candidate_is_in_the_lines_of_its_pool_and_of_the_routes_that_name_it() -> None:
@@ -43,23 +43,23 @@ def test_a_candidate_is_in_the_lines_of_its_pool_and_of_the_routes_that_name_it(
         Route(name="t", candidates=("b",)),
     ]
     mesh = index(member("a"), member("b"), routes=routes)
-    assert list(mesh.lines_of(member("a"))) == ["p", "route/r", "route/s"]
+    assert list(mesh.table.lines_of(member("a"))) == ["p", "route/r", "route/s"]
 
 
 def test_a_line_without_members_is_gone() -> None:
     mesh = index(member("a"))
-    mesh.drop("a")
-    assert mesh.line_of("a") is None
-    assert list(mesh.lines()) == []
+    mesh.table.drop("a")
+    assert mesh.table.line_of("a") is None
+    assert list(mesh.table.lines()) == []
     assert place(mesh) is None
-    mesh.drop("a")
+    mesh.table.drop("a")
 
 
 def test_a_model_that_changes_its_pool_takes_what_runs_on_it_along() -> None:
     mesh = index(member("a"), member("b"))
     running = place(mesh, asked=wish(excluded=frozenset({member("b").key})))
     assert running is not None
-    mesh.put(member("a", pool="q"))
+    mesh.table.put(member("a", pool="q"))
     assert (mesh.in_flight_of_line("p"), mesh.in_flight_of_line("q")) == (0, 1)
     mesh.release(running)
     assert (mesh.in_flight_of_line("q"), mesh.total_in_flight) == (0, 0)
@@ -92,18 +92,18 @@ def test_a_runner_that_is_full_over_all_its_models_takes_nothing_on_any_of_them(
     assert placed(mesh, 2, "a") + placed(mesh, 2, "b") == ["a", "a", "b", "nobody"]
     assert mesh.on_runner(member("b", pool="b", **on_one)) == 3
     assert not mesh.has_free("a")
-    mesh.take_freed()
+    mesh.table.take_freed()
     mesh.release(member("b", pool="b", **on_one))
-    assert sorted(mesh.take_freed()) == ["a", "b"]
+    assert sorted(mesh.table.take_freed()) == ["a", "b"]
     assert placed(mesh, 1, "a") == ["a"]
 
 
 def test_a_limit_over_all_models_that_changes_counts_from_then_on() -> None:
     mesh = index(member("a", runner_max_requests=1))
     assert placed(mesh, 2) == ["a", "nobody"]
-    mesh.put(member("a", runner_max_requests=2))
+    mesh.table.put(member("a", runner_max_requests=2))
     assert placed(mesh, 2) == ["a", "nobody"]
-    mesh.put(member("a", runner_max_requests=0))
+    mesh.table.put(member("a", runner_max_requests=0))
     assert placed(mesh, 3) == ["a", "a", "nobody"]
 
 
@@ -113,9 +113,9 @@ def test_a_pool_at_its_cap_takes_nothing_by_whichever_line() -> None:
     assert placed(mesh, 1, "route/r") == ["nobody"]
     assert not mesh.has_free("p")
     assert not mesh.has_free("route/r")
-    mesh.take_freed()
+    mesh.table.take_freed()
     mesh.release(member("a"))
-    assert list(mesh.take_freed()) == ["p", "route/r"]
+    assert list(mesh.table.take_freed()) == ["p", "route/r"]
     assert placed(mesh, 2, "route/r") == ["a", "nobody"]
 
 
@@ -124,32 +124,32 @@ def test_only_who_is_ready_takes_requests(readiness: Readiness) -> None:
     mesh = index(member("a", readiness=readiness))
     assert not mesh.has_free("p")
     assert place(mesh) is None
-    mesh.put(member("a"))
-    assert list(mesh.take_freed()) == ["p"]
+    mesh.table.put(member("a"))
+    assert list(mesh.table.take_freed()) == ["p"]
     assert placed(mesh, 1) == ["a"]
 
 
 def test_those_who_are_held_take_nothing_until_the_hold_is_lifted() -> None:
     mesh = index(member("a"), member("b"))
-    mesh.hold(frozenset({member("a").key}), {member("a").key: "llama"})
+    mesh.table.hold(frozenset({member("a").key}), {member("a").key: "llama"})
     assert set(placed(mesh, 4)) == {"b"}
     [held] = [each for each in mesh.considered("p", wish(), 0.0) if each.model == "a"]
     assert held.gate == "held for llama to be loaded"
-    mesh.hold(frozenset({member("b").key}))
+    mesh.table.hold(frozenset({member("b").key}))
     assert placed(mesh, 1) == ["a"]
-    mesh.hold(frozenset())
+    mesh.table.hold(frozenset())
     assert mesh.has_free("p")
 
 
 def test_a_hold_outlives_what_is_told_of_the_candidate_meanwhile() -> None:
     mesh = index(member("a"))
-    mesh.hold(frozenset({member("a").key}))
-    mesh.put(member("a", slots_reported_used=1))
+    mesh.table.hold(frozenset({member("a").key}))
+    mesh.table.put(member("a", slots_reported_used=1))
     assert place(mesh) is None
-    mesh.drop("a")
-    mesh.put(member("a"))
+    mesh.table.drop("a")
+    mesh.table.put(member("a"))
     assert place(mesh) is None
-    mesh.put(member("a", incarnation="2"))
+    mesh.table.put(member("a", incarnation="2"))
     assert placed(mesh, 1) == ["a"]
 
 
@@ -157,14 +157,14 @@ def test_requests_on_an_incarnation_that_is_gone_count_until_they_end() -> None:
     mesh = index(member("a", slots=1), max_in_flight=2)
     old = place(mesh)
     assert old is not None
-    mesh.put(member("a", slots=1, incarnation="2"))
+    mesh.table.put(member("a", slots=1, incarnation="2"))
     new = place(mesh)
     assert new is not None
     assert (mesh.in_flight(old), mesh.in_flight(new), mesh.in_flight_of_line("p")) == (1, 1, 2)
     assert not mesh.has_free("p")
     mesh.release(old)
     assert (mesh.in_flight(old), mesh.total_in_flight) == (0, 1)
-    mesh.drop("a")
+    mesh.table.drop("a")
     mesh.release(new)
     assert (mesh.in_flight_of_line("p"), mesh.total_in_flight) == (0, 0)
 
@@ -173,8 +173,8 @@ def test_what_runs_on_a_candidate_that_comes_back_still_takes_its_slots() -> Non
     mesh = index(member("a", slots=1))
     running = place(mesh)
     assert running is not None
-    mesh.drop("a")
-    mesh.put(member("a", slots=1))
+    mesh.table.drop("a")
+    mesh.table.put(member("a", slots=1))
     assert place(mesh) is None
     assert mesh.in_flight_of_line("p") == 1
     mesh.release(running)
@@ -184,12 +184,13 @@ def test_what_runs_on_a_candidate_that_comes_back_still_takes_its_slots() -> Non
 def test_nothing_is_kept_of_who_is_gone() -> None:
     mesh = index()
     for number in range(50):
-        mesh.put(member("a", incarnation=str(number)))
+        mesh.table.put(member("a", incarnation=str(number)))
         running = place(mesh)
         assert running is not None
-        mesh.drop("a")
+        mesh.table.drop("a")
         mesh.release(running)
-    assert (len(mesh._seats), len(mesh._runners), len(mesh._pools), len(mesh._pool_rungs)) == (0, 0, 0, 0)
+    table = mesh.table
+    assert (len(table._seats), len(table._runners), len(table.pools), len(table._pool_rungs)) == (0, 0, 0, 0)
 
 
 def test_requests_go_only_to_who_has_what_they_need() -> None:
@@ -201,9 +202,9 @@ def test_requests_go_only_to_who_has_what_they_need() -> None:
 def test_what_a_candidate_can_do_may_change() -> None:
     mesh = index(member("a"))
     assert place(mesh, asked=wish(EMBED)) is None
-    mesh.put(member("a", operations=frozenset(Operation)))
+    mesh.table.put(member("a", operations=frozenset(Operation)))
     assert placed(mesh, 1, asked=wish(EMBED)) == ["a"]
-    mesh.put(member("a"))
+    mesh.table.put(member("a"))
     assert place(mesh, asked=wish(EMBED)) is None
 
 
@@ -228,39 +229,39 @@ def test_who_is_busy_with_others_work_is_left_alone_for_longer_each_time() -> No
     mesh = index(member("a"))
     for doubling in range(6):
         began = doubling * 10.0
-        mesh.note_failure(member("a"), FailureKind.BUSY, began)
+        mesh.health.note_failure(member("a"), FailureKind.BUSY, began)
         pause = min(0.25 * 2**doubling, 2.0)
-        assert mesh.wakes_at(began) == began + pause
+        assert mesh.health.wakes_at(began) == began + pause
         assert place(mesh, now=began + pause - 0.01) is None
-        mesh.take_freed()
-        mesh.advance(began + pause)
-        assert list(mesh.take_freed()) == ["p"]
+        mesh.table.take_freed()
+        mesh.health.advance(began + pause)
+        assert list(mesh.table.take_freed()) == ["p"]
         assert mesh.has_free("p")
-    mesh.note_content(member("a"), 60.0)
-    mesh.note_failure(member("a"), FailureKind.BUSY, 61.0)
-    assert mesh.wakes_at(61.0) == 61.25
+    mesh.health.note_content(member("a"), 60.0)
+    mesh.health.note_failure(member("a"), FailureKind.BUSY, 61.0)
+    assert mesh.health.wakes_at(61.0) == 61.25
 
 
 @pytest.mark.parametrize(("kind", "seconds"), [(FailureKind.BOUNCED, 0.25), (FailureKind.BROKE, 1.0)])
 def test_who_failed_is_left_alone_for_a_moment(kind: FailureKind, seconds: float) -> None:
     mesh = index(member("a"))
-    mesh.note_failure(member("a"), kind, 5.0)
+    mesh.health.note_failure(member("a"), kind, 5.0)
     assert place(mesh, now=5.0 + seconds - 0.01) is None
     assert place(mesh, now=5.0 + seconds) is not None
-    assert mesh.wakes_at(5.0 + seconds) is None
+    assert mesh.health.wakes_at(5.0 + seconds) is None
 
 
 @pytest.mark.parametrize("kind", [FailureKind.LACKS, FailureKind.FINAL])
 def test_who_only_lacked_something_is_not_left_alone(kind: FailureKind) -> None:
     mesh = index(member("a"))
-    mesh.note_failure(member("a"), kind, 5.0)
+    mesh.health.note_failure(member("a"), kind, 5.0)
     assert place(mesh, now=5.0) is not None
 
 
 def test_news_of_an_incarnation_that_is_gone_says_nothing_about_the_new_one() -> None:
     mesh = index(member("a", incarnation="2"))
-    mesh.note_failure(member("a", incarnation="1"), FailureKind.BROKE, 0.0)
-    mesh.note_content(member("a", incarnation="1"), 0.0)
+    mesh.health.note_failure(member("a", incarnation="1"), FailureKind.BROKE, 0.0)
+    mesh.health.note_content(member("a", incarnation="1"), 0.0)
     assert place(mesh) is not None
 
 
@@ -279,7 +280,7 @@ def test_a_choice_names_who_was_considered_and_what_kept_each_from_it() -> None:
     only_b = frozenset(member(name).key for name in "aghi")
     only_i = frozenset(member(name).key for name in "abgh")
     assert placed(mesh, 1, asked=wish(excluded=only_b)) + placed(mesh, 1, asked=wish(excluded=only_i)) == ["b", "i"]
-    mesh.note_failure(member("g"), FailureKind.BUSY, 0.0)
+    mesh.health.note_failure(member("g"), FailureKind.BUSY, 0.0)
     choice = mesh.choose("p", wish(excluded=frozenset({member("h").key})), 0.0)
     assert choice is not None
     assert (chosen(choice), choice.policy, choice.count) == ("a", "least_loaded", 9)
@@ -309,13 +310,13 @@ def test_what_is_said_of_a_candidate_follows_what_happens_to_it() -> None:
     running = place(mesh)
     assert running is not None
     assert gate() == "all 1 slots are busy"
-    mesh.put(member("a", slots=4))
+    mesh.table.put(member("a", slots=4))
     assert gate() == ""
     place(mesh)
     assert gate() == "p has 2 of 2 requests running"
     mesh.release(running)
     assert gate() == ""
-    mesh.hold(frozenset({running.key}))
+    mesh.table.hold(frozenset({running.key}))
     assert gate() == "held for another model to be loaded"
     [remote_asked] = mesh.considered("p", wish(EMBED), 0.0)
     assert remote_asked.gate == "does not offer embedding"
@@ -324,7 +325,7 @@ def test_what_is_said_of_a_candidate_follows_what_happens_to_it() -> None:
 def test_of_many_only_some_are_named_and_all_are_counted() -> None:
     mesh = index(*(member(f"m{number:03}") for number in range(200)))
     for number in range(100):
-        mesh.put(member(f"m{number:03}", readiness=Readiness.ASLEEP))
+        mesh.table.put(member(f"m{number:03}", readiness=Readiness.ASLEEP))
     choice = mesh.choose("p", wish(), 0.0)
     assert choice is not None
     assert (chosen(choice), choice.count) == ("m100", 200)
@@ -340,7 +341,7 @@ def test_who_can_serve_changes_with_the_permit() -> None:
     assert place(mesh) is None
     assert list(mesh.permitted("p", CHAT, frozenset())) == []
     assert placed(mesh, 1, asked=wish(ANYWHERE)) == ["a"]
-    mesh.put(replace(member("a"), remote=False))
+    mesh.table.put(replace(member("a"), remote=False))
     assert placed(mesh, 1) == ["a"]
 
 
@@ -360,7 +361,7 @@ def test_a_request_in_a_pool_of_a_thousand_looks_at_no_other_member(monkeypatch:
         mesh.release(running)
         assert looked_at == [running.model, running.model]
         looked_at.clear()
-    mesh.put(member("m0500", slots_reported_used=1))
+    mesh.table.put(member("m0500", slots_reported_used=1))
     assert looked_at == ["m0500"]
 
 
@@ -370,5 +371,5 @@ def test_what_is_kept_to_order_the_free_does_not_grow_with_the_requests() -> Non
         running = place(mesh)
         assert running is not None
         mesh.release(running)
-    [shelf] = mesh._pools["p"].fitting(CHAT)
+    [shelf] = mesh.table.pools["p"].fitting(CHAT)
     assert len(shelf._heap) <= 2 * 20 + 65

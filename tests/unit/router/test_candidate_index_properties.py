@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from index_harness import CHAT, index, member, wish
 
 from router_svc.policy.arrival import Needs
-from router_svc.policy.candidates import Candidate, Readiness
-from router_svc.policy.capability import fits
-from router_svc.policy.choice import Wish
-from router_svc.policy.choosing.seats import Seat
-from router_svc.policy.failover import FailureKind
-from router_svc.policy.outliers import Standing
+from router_svc.policy.endpoints.candidates import Candidate, Readiness
+from router_svc.policy.endpoints.capability import fits
+from router_svc.policy.endpoints.choice import Wish
+from router_svc.policy.endpoints.failover import FailureKind
+from router_svc.policy.endpoints.health import Standing
+from router_svc.policy.endpoints.pool import Seat
 from router_svc.policy.settings import ChoicePolicy
 from weft.kernel.request import Operation
 
@@ -75,7 +75,7 @@ class Looker:
             runner_max_requests=limit,
             operations=frozenset(Operation) if embeds else frozenset({Operation.CHAT}),
         )
-        self.mesh.put(self.known[name])
+        self.mesh.table.put(self.known[name])
 
     def in_flight(self, candidate: Candidate) -> int:
         return sum(running.key == candidate.key for running in self.running)
@@ -88,7 +88,7 @@ class Looker:
         return self.in_flight(candidate) < candidate.slots and (not limit or self.on_runner(candidate) < limit)
 
     def seat(self, candidate: Candidate) -> Seat:
-        return self.mesh._seats[candidate.key]
+        return self.mesh.table._seats[candidate.key]
 
     def takes(self, candidate: Candidate, asked: Wish) -> bool:
         """Whether it would take such a request, were it not for how it did."""
@@ -115,7 +115,7 @@ class Looker:
     def ask(self, line: str, needs: Needs, excluded: set[str]) -> None:
         gone = frozenset(self.known[name].key for name in excluded if name in self.known)
         asked = wish(needs, excluded=gone, seed=len(self.running))
-        self.mesh.advance(self.now)
+        self.mesh.health.advance(self.now)
         free = self.free(line, asked)
         capped = self.in_line[line] >= MAX_IN_FLIGHT
         choice = self.mesh.choose(line, asked, self.now)
@@ -149,11 +149,11 @@ class Looker:
                 was = self.known[name]
                 self.put(name, was.pool, was.readiness, slots=was.slots, limit=0, embeds=False)
             case "drop", str(name):
-                self.mesh.drop(name)
+                self.mesh.table.drop(name)
                 self.known.pop(name, None)
             case "hold", set(names):
                 self.held = {self.known[name].key for name in names if name in self.known}
-                self.mesh.hold(frozenset(self.held))
+                self.mesh.table.hold(frozenset(self.held))
             case _:
                 self._step_of_health(kind, argument)
 
@@ -161,28 +161,30 @@ class Looker:
         match kind, argument:
             case "fail", (str(name), FailureKind() as failure, int(times)) if name in self.known:
                 for _ in range(times):
-                    self.mesh.note_failure(self.known[name], failure, self.now)
+                    self.mesh.health.note_failure(self.known[name], failure, self.now)
             case "succeed", str(name) if name in self.known:
-                self.mesh.note_content(self.known[name], self.now)
+                self.mesh.health.note_content(self.known[name], self.now)
             case "wait", float(seconds):
                 self.now += seconds
 
     def check(self) -> None:
         assert self.mesh.total_in_flight == len(self.running)
-        self.mesh.advance(self.now)
+        self.mesh.health.advance(self.now)
         for candidate in self.known.values():
-            assert self.mesh.candidate(candidate.model) == candidate
+            assert self.mesh.table.candidate(candidate.model) == candidate
             assert self.mesh.in_flight(candidate) == self.in_flight(candidate)
             assert self.mesh.on_runner(candidate) == self.on_runner(candidate)
         for line in POOLS:
             members = [candidate for candidate in self.known.values() if candidate.pool == line]
-            assert sorted(each.model for each in self.mesh.members(line)) == sorted(each.model for each in members)
+            assert sorted(each.model for each in self.mesh.table.members(line)) == sorted(
+                each.model for each in members
+            )
             assert self.mesh.up(line) == sum(each.readiness is not Readiness.DOWN for each in members)
             ready = [each.slots for each in members if each.readiness is Readiness.READY]
             assert self.mesh.ready_slots(line) == sum(ready)
             permitted = {each.model for each in self.mesh.permitted(line, CHAT, frozenset())}
             assert permitted == {each.model for each in members if each.readiness is not Readiness.DOWN}
-        assert len(self.mesh._seats) <= len(self.known) + len(self.running)
+        assert len(self.mesh.table._seats) <= len(self.known) + len(self.running)
 
 
 @settings(max_examples=200, deadline=None)

@@ -4,9 +4,9 @@ import pytest
 from index_harness import CHAT, index, member, place, wish
 
 from router_svc.policy.arrival import Needs, context_class
-from router_svc.policy.candidates import Candidate, Readiness
-from router_svc.policy.capability import fits, profile_of
-from router_svc.policy.routes import Route
+from router_svc.policy.endpoints.candidates import Candidate, Readiness
+from router_svc.policy.endpoints.capability import fits, profile_of
+from router_svc.policy.endpoints.routes import Route
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Skill
 
@@ -133,5 +133,5 @@ def test_a_route_whose_local_candidates_are_only_down_does_not_blame_the_guard()
 
 def test_a_route_of_which_the_mesh_has_nothing_has_nobody_up() -> None:
     mesh = index(routes=[Route(name="r", candidates=("nothing",))])
-    assert mesh.line_of("route/r") == "route/r"
+    assert mesh.table.line_of("route/r") == "route/r"
     assert mesh.refusal("route/r", CHAT).reason is Reason.NO_RUNNER_AVAILABLE

@@ -6,11 +6,11 @@ from typing import Any
 
 from index_harness import chosen, index, member, place, placed, wish
 
-from router_svc.policy.candidate_index import CandidateIndex
-from router_svc.policy.candidates import Candidate, Readiness
-from router_svc.policy.choice import Wish
-from router_svc.policy.choosing.hashing import mix
-from router_svc.policy.choosing.recent_places import RecentPlaces
+from router_svc.policy.endpoints.candidate_index import CandidateIndex
+from router_svc.policy.endpoints.candidates import Candidate, Readiness
+from router_svc.policy.endpoints.choice import Wish
+from router_svc.policy.endpoints.hash_ring import mix
+from router_svc.policy.endpoints.selection import RecentPlaces
 from router_svc.policy.settings import ChoicePolicy
 
 NAMES = "abcdefgh"
@@ -83,10 +83,10 @@ def test_a_session_whose_runner_is_gone_or_held_or_excluded_goes_elsewhere() -> 
     home = serve(mesh, wish(affinity_key=SESSION))
     assert serve(mesh, wish(affinity_key=SESSION, excluded=frozenset({member(home).key}))) != home
     home = serve(mesh, wish(affinity_key=SESSION))
-    mesh.hold(frozenset({member(home).key}))
+    mesh.table.hold(frozenset({member(home).key}))
     assert serve(mesh, wish(affinity_key=SESSION)) != home
     home = serve(mesh, wish(affinity_key=SESSION))
-    mesh.put(member(home, readiness=Readiness.DOWN))
+    mesh.table.put(member(home, readiness=Readiness.DOWN))
     assert serve(mesh, wish(affinity_key=SESSION)) != home
 
 
@@ -150,7 +150,7 @@ def test_beginnings_are_remembered_up_to_a_bound() -> None:
     mesh = by_prefix(max_prefix_entries=10)
     for number in range(50):
         serve(mesh, prompt(number))
-    assert len(mesh._affinities.prefixes) == 10
+    assert len(mesh.selector.prefixes) == 10
 
 
 def test_few_beginnings_change_their_home_when_a_runner_comes() -> None:
@@ -168,10 +168,10 @@ def test_a_beginning_comes_home_when_its_runner_comes_back() -> None:
     homes = [serve(mesh, prompt(key)) for key in keys]
     for round_trip in range(40):
         name = NAMES[round_trip % len(NAMES)]
-        mesh.put(member(name, readiness=Readiness.DOWN))
+        mesh.table.put(member(name, readiness=Readiness.DOWN))
         assert name not in {chosen(mesh.choose("p", prompt(1_000 + key), 0.0)) for key in keys}
-        mesh.put(member(name))
-    mesh._affinities.prefixes = RecentPlaces(1)
+        mesh.table.put(member(name))
+    mesh.selector.prefixes = RecentPlaces(1)
     assert [serve(mesh, prompt(key)) for key in keys] == homes
 
 

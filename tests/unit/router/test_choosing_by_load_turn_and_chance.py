@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from index_harness import CHAT, chosen, index, member, place, placed, wish
 
-from router_svc.policy.choice import Wish
+from router_svc.policy.endpoints.choice import Wish
 from router_svc.policy.settings import ChoicePolicy
 from weft.kernel.request import Operation
 
@@ -18,7 +18,7 @@ def test_the_lowest_share_of_slots_in_use_is_chosen() -> None:
 def test_among_equals_the_runners_own_report_decides() -> None:
     mesh = index(member("a", slots_reported_used=2), member("b", slots_reported_used=1))
     assert placed(mesh, 1) == ["b"]
-    mesh.put(member("b", slots_reported_used=4))
+    mesh.table.put(member("b", slots_reported_used=4))
     mesh.release(member("b"))
     assert placed(mesh, 1) == ["a"]
 
@@ -100,7 +100,7 @@ def test_one_that_can_do_more_since_it_was_ranked_is_not_chosen_by_its_earlier_r
     assert first is not None
     busy = first.candidate
     mesh.take(busy, 0.0)
-    mesh.put(replace(busy, operations=frozenset(Operation)))
+    mesh.table.put(replace(busy, operations=frozenset(Operation)))
     second = mesh.choose("p", wish(seed=1), 0.0)
     assert second is not None
     assert second.candidate.model != busy.model, "the other one is idle"

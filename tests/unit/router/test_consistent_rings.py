@@ -2,8 +2,7 @@
 
 from collections import Counter
 
-from router_svc.policy.choosing.hashing import mix
-from router_svc.policy.rings import POINTS_PER_MEMBER, Ring
+from router_svc.policy.endpoints.hash_ring import POINTS_PER_MEMBER, Ring, mix
 
 NAMES = [f"runner-{number}" for number in range(20)]
 KEYS = [mix(number) for number in range(4_000)]

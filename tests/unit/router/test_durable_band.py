@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from scheduler_harness import Mesh, arrival, candidate, placed, refusals, rejected, scheduler
 
-from router_svc.policy.candidates import Readiness
 from router_svc.policy.decisions import Decision, Rejects, Served, Waits
-from router_svc.policy.mesh_change import MeshChange
-from router_svc.policy.routes import Route
+from router_svc.policy.endpoints.candidates import Readiness
+from router_svc.policy.endpoints.cluster_view import MeshChange
+from router_svc.policy.endpoints.routes import Route
 from router_svc.policy.settings import Settings, TenantSettings
 from weft.kernel.reasons import Reason
 from weft.kernel.request import CALLER_BANDS, Operation, Priority

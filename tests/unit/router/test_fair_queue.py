@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router_svc.policy.fair_queue import FairQueue, SortedPlaces, place_of
+from router_svc.policy.queue.fair_queue import FairQueue, SortedPlaces, place_of
 from weft.kernel.request import Priority
 
 

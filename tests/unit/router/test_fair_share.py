@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router_svc.policy.fair_share import MIN_COST, FairShare
+from router_svc.policy.queue.fair_share import MIN_COST, FairShare
 
 
 def shares(max_lag: float = 1e9, max_remembered: int = 100, **weights: float) -> FairShare:

@@ -5,11 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from index_harness import ANYWHERE, CHAT, index, member, place, placed, wish
 
-from router_svc.policy.candidates import Candidate, Readiness
-from router_svc.policy.choosing import pool as pool_module
-from router_svc.policy.failover import FailureKind
-from router_svc.policy.ladder import Rung
-from router_svc.policy.routes import Route
+from router_svc.policy.endpoints.candidates import Candidate, Readiness
+from router_svc.policy.endpoints.failover import FailureKind
+from router_svc.policy.endpoints.routes import Route, Rung
 from router_svc.policy.settings import ChoicePolicy
 
 LINE = "route/r"
@@ -42,7 +40,7 @@ def test_a_pinned_primary_is_waited_for_as_long_as_it_is_there(readiness: Readin
     assert place(mesh, LINE) is None
     gates = {each.model: each.gate for each in mesh.considered(LINE, wish(), 0.0)}
     assert gates["small"] == "big is waited for"
-    mesh.put(solo("big", readiness=Readiness.DOWN))
+    mesh.table.put(solo("big", readiness=Readiness.DOWN))
     assert placed(mesh, 1, LINE) == ["small"]
 
 
@@ -60,19 +58,19 @@ def test_a_pinned_primary_that_was_tried_in_vain_or_lacks_something_is_not_waite
 def test_an_entry_may_be_a_pool_and_its_policy_chooses_in_it() -> None:
     mesh = index(member("a"), member("b"), solo("c"), policy=ChoicePolicy.ROUND_ROBIN, routes=[ladder("p", "c")])
     assert placed(mesh, 3, LINE) == ["a", "b", "a"]
-    assert [candidate.model for candidate in mesh.members(LINE)] == ["a", "b", "c"]
+    assert [candidate.model for candidate in mesh.table.members(LINE)] == ["a", "b", "c"]
 
 
 def test_an_entry_may_be_one_model_of_a_pool() -> None:
     mesh = index(member("a", slots=1), member("b"), routes=[ladder("a", "p")])
     assert placed(mesh, 2, LINE) == ["a", "b"]
-    assert [candidate.model for candidate in mesh.members(LINE)] == ["a", "b"]
+    assert [candidate.model for candidate in mesh.table.members(LINE)] == ["a", "b"]
 
 
 def test_entries_that_the_mesh_has_not_are_passed_over_until_it_has() -> None:
     mesh = index(solo("small"), routes=[ladder("big", "small")])
     assert placed(mesh, 1, LINE) == ["small"]
-    mesh.put(solo("big"))
+    mesh.table.put(solo("big"))
     assert placed(mesh, 1, LINE) == ["big"]
 
 
@@ -101,24 +99,24 @@ def test_preference_is_position_among_the_free_then_warmth_then_load() -> None:
 def test_who_is_ejected_on_one_rung_is_not_needed_while_another_rung_works() -> None:
     mesh = index(member("a"), member("b"), solo("c"), routes=[ladder("p", "c")])
     for _ in range(5):
-        mesh.note_failure(member("a"), FailureKind.BROKE, 0.0)
-    mesh.put(member("b", readiness=Readiness.DOWN))
+        mesh.health.note_failure(member("a"), FailureKind.BROKE, 0.0)
+    mesh.table.put(member("b", readiness=Readiness.DOWN))
     assert placed(mesh, 1, LINE) == ["c"]
-    mesh.drop("c")
+    mesh.table.drop("c")
     assert place(mesh, LINE, now=5.0) == member("a")
 
 
 def test_without_the_fallback_to_the_cloud_remote_models_are_no_members_but_as_primary() -> None:
     cloud, other = solo("cloud", remote=True), solo("other", remote=True)
     mesh = index(cloud, other, solo("local"), routes=[ladder("local", "cloud", "other")], cloud_fallback=False)
-    assert [candidate.model for candidate in mesh.members(LINE)] == ["local"]
-    assert LINE not in mesh.lines_of(cloud)
+    assert [candidate.model for candidate in mesh.table.members(LINE)] == ["local"]
+    assert LINE not in mesh.table.lines_of(cloud)
     assert placed(mesh, 5, LINE, wish(ANYWHERE)) == ["local"] * 4 + ["nobody"]
-    mesh.set_ladders({"r": ladder("local", "cloud", "other")}, cloud_fallback=True)
-    assert LINE in mesh.lines_of(cloud)
+    mesh.table.set_ladders({"r": ladder("local", "cloud", "other")}, cloud_fallback=True)
+    assert LINE in mesh.table.lines_of(cloud)
     assert placed(mesh, 1, LINE, wish(ANYWHERE)) == ["cloud"]
-    mesh.set_ladders({"r": ladder("cloud", "other")}, cloud_fallback=False)
-    assert LINE in mesh.lines_of(cloud)
+    mesh.table.set_ladders({"r": ladder("cloud", "other")}, cloud_fallback=False)
+    assert LINE in mesh.table.lines_of(cloud)
     assert placed(mesh, 4, LINE, wish(ANYWHERE)) == ["cloud"] * 3 + ["nobody"]
     assert placed(mesh, 1, LINE) == ["nobody"]
 
@@ -133,7 +131,7 @@ def test_a_fallback_that_the_cloud_guard_leaves_out_is_explained_and_not_only_co
     }
     assert choice.count == 2
     assert len(mesh.considered(LINE, wish(ANYWHERE), 0.0)) == 2
-    mesh.set_ladders({"r": ladder("local", "cloud")}, cloud_fallback=True)
+    mesh.table.set_ladders({"r": ladder("local", "cloud")}, cloud_fallback=True)
     assert {each.gate for each in mesh.considered(LINE, wish(ANYWHERE), 0.0)} == {""}
 
 
@@ -146,7 +144,7 @@ def test_of_a_mixed_pool_as_fallback_only_the_local_members_count() -> None:
         cloud_fallback=False,
     )
     assert placed(mesh, 3, LINE, wish(ANYWHERE)) == ["first", "here", "nobody"]
-    assert [candidate.model for candidate in mesh.members(LINE)] == ["first", "here"]
+    assert [candidate.model for candidate in mesh.table.members(LINE)] == ["first", "here"]
 
 
 NAMES = ("local", "near", "cloud", "far", "mixed-here", "mixed-there")
@@ -201,7 +199,7 @@ class Premises:
 
     def guard(self, *, cloud_fallback: bool) -> None:
         self.cloud_fallback = cloud_fallback
-        self.mesh.set_ladders(ROUTES, cloud_fallback=cloud_fallback)
+        self.mesh.table.set_ladders(ROUTES, cloud_fallback=cloud_fallback)
 
     def ask(self, line: str, *, allow_remote: bool, key: bytes, prompt: int, excluded: set[str]) -> None:
         asked = wish(
@@ -211,7 +209,7 @@ class Premises:
             excluded=frozenset(known(name).key for name in excluded),
             seed=len(self.running),
         )
-        line = self.mesh.line_of(line) or line
+        line = self.mesh.table.line_of(line) or line
         candidate = place(self.mesh, line, asked, self.now)
         for allowed in self.mesh.permitted(line, asked.needs, frozenset()):
             self.check(line, allowed, allow_remote=allow_remote)
@@ -235,17 +233,17 @@ class Premises:
             case "release", int(number) if number < len(self.running):
                 self.mesh.release(self.running.pop(number))
             case "readiness", (str(name), Readiness() as readiness):
-                self.mesh.put(known(name, readiness))
+                self.mesh.table.put(known(name, readiness))
             case "hold", set(names):
-                self.mesh.hold(frozenset(known(name).key for name in names))
+                self.mesh.table.hold(frozenset(known(name).key for name in names))
             case "break", (str(name), int(times)):
                 for _ in range(times):
-                    self.mesh.note_failure(known(name), FailureKind.BROKE, self.now)
+                    self.mesh.health.note_failure(known(name), FailureKind.BROKE, self.now)
             case "guard", bool(cloud_fallback):
                 self.guard(cloud_fallback=cloud_fallback)
             case "wait", float(seconds):
                 self.now += seconds
-                self.mesh.advance(self.now)
+                self.mesh.health.advance(self.now)
 
 
 @settings(max_examples=150, deadline=None)
@@ -262,7 +260,7 @@ def test_nothing_leaves_the_premises_without_a_permit_whatever_happened_before(
 def test_the_property_notices_an_index_that_ignores_the_permit(
     policy: ChoicePolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool_module, "fits", lambda _profile, _needs: "")
+    monkeypatch.setattr("router_svc.policy.endpoints.pool.fits", lambda _profile, _needs: "")
     premises = Premises(policy)
     with pytest.raises(AssertionError, match="without a permit"):
         premises.ask("cloud", allow_remote=False, key=b"", prompt=0, excluded=set())

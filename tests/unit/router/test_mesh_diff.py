@@ -13,7 +13,7 @@ from weft.kernel.request import Operation
 from weft.wake.recipes import WakePlan
 
 if TYPE_CHECKING:
-    from router_svc.policy.candidates import Candidate
+    from router_svc.policy.endpoints.candidates import Candidate
 
 MODELS = ("a", "b", "c", "d")
 RUNNERS = ("r1", "r2")

@@ -5,10 +5,10 @@ from collections import Counter
 import pytest
 from index_harness import index, member, place, wish
 
-from router_svc.policy.candidate_index import CandidateIndex
-from router_svc.policy.candidates import Candidate, Readiness
-from router_svc.policy.failover import FailureKind, classify
-from router_svc.policy.routes import Route
+from router_svc.policy.endpoints.candidate_index import CandidateIndex
+from router_svc.policy.endpoints.candidates import Candidate, Readiness
+from router_svc.policy.endpoints.failover import FailureKind, classify
+from router_svc.policy.endpoints.routes import Route
 from weft.kernel.reasons import Reason
 
 A, B, C = member("a"), member("b"), member("c")
@@ -17,7 +17,7 @@ TO_A = wish(excluded=frozenset({B.key, C.key}))
 
 def break_down(mesh: CandidateIndex, candidate: Candidate, times: int, now: float) -> None:
     for _ in range(times):
-        mesh.note_failure(candidate, FailureKind.BROKE, now)
+        mesh.health.note_failure(candidate, FailureKind.BROKE, now)
 
 
 def takes(mesh: CandidateIndex, candidate: Candidate, now: float) -> bool:
@@ -52,7 +52,7 @@ def test_a_success_in_between_begins_the_count_anew() -> None:
     mesh = index(A, B)
     for moment in range(4):
         break_down(mesh, A, 4, moment * 10.0)
-        mesh.note_content(A, moment * 10.0)
+        mesh.health.note_content(A, moment * 10.0)
     assert goes_to(mesh, 40.0) == {"a", "b"}
 
 
@@ -60,7 +60,7 @@ def test_one_of_whose_requests_too_many_break_is_ejected_though_never_in_a_row()
     mesh = index(A, B)
     for _ in range(10):
         break_down(mesh, A, 2, 0.0)
-        mesh.note_content(A, 0.0)
+        mesh.health.note_content(A, 0.0)
     assert goes_to(mesh, 5.0) == {"b"}
     assert gate_of(mesh, A, 5.0) == "broke with 14 of its last 20 requests; tried again in 5 s"
 
@@ -68,7 +68,7 @@ def test_one_of_whose_requests_too_many_break_is_ejected_though_never_in_a_row()
 def test_answers_that_come_in_one_piece_count_as_well() -> None:
     mesh = index(A, B)
     for _ in range(20):
-        mesh.note_success(A, 0.0)
+        mesh.health.note_content(A, 0.0)
         break_down(mesh, A, 1, 0.0)
     assert goes_to(mesh, 5.0) == {"a", "b"}
 
@@ -76,11 +76,11 @@ def test_answers_that_come_in_one_piece_count_as_well() -> None:
 def test_half_of_the_requests_and_few_requests_eject_nobody() -> None:
     mesh = index(A, B, C)
     for _ in range(50):
-        mesh.note_content(A, 0.0)
+        mesh.health.note_content(A, 0.0)
         break_down(mesh, A, 1, 0.0)
     for _ in range(4):
         break_down(mesh, B, 4, 0.0)
-        mesh.note_content(B, 0.0)
+        mesh.health.note_content(B, 0.0)
     assert goes_to(mesh, 1.0) == {"a", "b", "c"}
 
 
@@ -88,7 +88,7 @@ def test_breaks_of_long_ago_do_not_count() -> None:
     mesh = index(A, B)
     for moment in range(40):
         break_down(mesh, A, 2, moment * 31.0)
-        mesh.note_content(A, moment * 31.0)
+        mesh.health.note_content(A, moment * 31.0)
     assert goes_to(mesh, 40 * 31.0) == {"a", "b"}
 
 
@@ -101,7 +101,7 @@ def test_after_its_time_one_request_at_a_time_tries_it() -> None:
     assert gate_of(mesh, A, 10.0) == "one request tries whether it works again"
     mesh.release(A)
     assert place(mesh, asked=TO_A, now=10.0) == A, "a probe that ended without a word is repeated"
-    mesh.note_content(A, 10.0)
+    mesh.health.note_content(A, 10.0)
     assert goes_to(mesh, 10.0) == {"a", "b"}
 
 
@@ -123,34 +123,34 @@ def test_an_ejection_has_a_longest_time() -> None:
     now = 0.0
     break_down(mesh, A, 5, now)
     for seconds in (10.0, 20.0, 25.0, 25.0):
-        assert mesh.wakes_at(now + 1.0) == now + seconds
+        assert mesh.health.wakes_at(now + 1.0) == now + seconds
         now += seconds
-        mesh.advance(now)
+        mesh.health.advance(now)
         break_down(mesh, A, 1, now)
 
 
 def test_one_who_worked_for_as_long_as_it_was_left_alone_begins_with_a_short_time_again() -> None:
     mesh = index(A, B)
     break_down(mesh, A, 5, 0.0)
-    mesh.advance(10.0)
+    mesh.health.advance(10.0)
     break_down(mesh, A, 1, 10.0)
-    mesh.advance(30.0)
-    mesh.note_content(A, 30.0)
+    mesh.health.advance(30.0)
+    mesh.health.note_content(A, 30.0)
     break_down(mesh, A, 5, 49.0)
-    assert mesh.wakes_at(51.0) == 49.0 + 30.0, "it had not worked for the 20 s of its last ejection"
-    mesh.advance(79.0)
-    mesh.note_content(A, 79.0)
+    assert mesh.health.wakes_at(51.0) == 49.0 + 30.0, "it had not worked for the 20 s of its last ejection"
+    mesh.health.advance(79.0)
+    mesh.health.note_content(A, 79.0)
     break_down(mesh, A, 5, 109.0)
-    assert mesh.wakes_at(111.0) == 109.0 + 10.0
+    assert mesh.health.wakes_at(111.0) == 109.0 + 10.0
 
 
 def test_requests_that_were_under_way_change_nothing_about_an_ejection() -> None:
     mesh = index(A, B)
     break_down(mesh, A, 5, 0.0)
     break_down(mesh, A, 7, 2.0)
-    mesh.note_content(A, 3.0)
+    mesh.health.note_content(A, 3.0)
     assert goes_to(mesh, 9.9) == {"b"}
-    assert mesh.wakes_at(5.0) == 10.0
+    assert mesh.health.wakes_at(5.0) == 10.0
 
 
 def test_the_last_one_who_works_is_never_ejected() -> None:
@@ -179,13 +179,13 @@ def test_the_last_one_of_any_of_its_lines_is_never_ejected() -> None:
 def test_who_is_ejected_is_needed_again_when_the_others_are_gone() -> None:
     mesh = index(A, B)
     break_down(mesh, A, 5, 0.0)
-    mesh.advance(2.0)
-    mesh.take_freed()
-    mesh.put(member("b", readiness=Readiness.DOWN))
-    assert list(mesh.take_freed()) == ["p"]
+    mesh.health.advance(2.0)
+    mesh.table.take_freed()
+    mesh.table.put(member("b", readiness=Readiness.DOWN))
+    assert list(mesh.table.take_freed()) == ["p"]
     assert mesh.has_free("p")
     assert goes_to(mesh, 5.0) == {"a"}
-    mesh.put(B)
+    mesh.table.put(B)
     assert goes_to(mesh, 5.0) == {"b"}
 
 
@@ -209,40 +209,40 @@ def test_nobody_is_kept_waiting_for_who_is_ejected_while_others_are_only_busy() 
 def test_a_new_incarnation_has_a_clean_record() -> None:
     mesh = index(A, B)
     break_down(mesh, A, 5, 0.0)
-    mesh.note_content(B, 0.0)
-    mesh.put(member("a", incarnation="2"))
+    mesh.health.note_content(B, 0.0)
+    mesh.table.put(member("a", incarnation="2"))
     assert goes_to(mesh, 0.5) == {"a", "b"}
-    assert mesh.is_clean(member("a", incarnation="2"), 0.5)
+    assert mesh.health.is_clean(member("a", incarnation="2"), 0.5)
 
 
 def test_who_failed_lately_is_not_clean_until_it_succeeds_or_time_has_passed() -> None:
     mesh = index(A, B)
-    assert mesh.is_clean(A, 0.0)
-    mesh.note_failure(A, FailureKind.BUSY, 0.0)
-    assert mesh.is_clean(A, 0.0), "being full is no failure"
+    assert mesh.health.is_clean(A, 0.0)
+    mesh.health.note_failure(A, FailureKind.BUSY, 0.0)
+    assert mesh.health.is_clean(A, 0.0), "being full is no failure"
     break_down(mesh, A, 1, 0.0)
-    assert not mesh.is_clean(A, 9.9)
-    assert mesh.is_clean(A, 10.0)
+    assert not mesh.health.is_clean(A, 9.9)
+    assert mesh.health.is_clean(A, 10.0)
     break_down(mesh, A, 1, 20.0)
-    mesh.note_content(A, 21.0)
-    assert mesh.is_clean(A, 21.0)
+    mesh.health.note_content(A, 21.0)
+    assert mesh.health.is_clean(A, 21.0)
     break_down(mesh, A, 5, 30.0)
-    mesh.advance(45.0)
-    assert not mesh.is_clean(A, 45.0), "it has yet to be tried"
+    mesh.health.advance(45.0)
+    assert not mesh.health.is_clean(A, 45.0), "it has yet to be tried"
 
 
 def test_in_an_outage_only_who_has_proven_itself_is_clean() -> None:
     mesh = index(A, B, C)
-    mesh.note_content(B, 0.0)
+    mesh.health.note_content(B, 0.0)
     break_down(mesh, A, 4, 0.0)
-    assert mesh.is_clean(B, 0.0)
-    assert mesh.is_clean(C, 0.0), "nobody knows anything bad of it"
+    assert mesh.health.is_clean(B, 0.0)
+    assert mesh.health.is_clean(C, 0.0), "nobody knows anything bad of it"
     break_down(mesh, A, 1, 0.0)
-    assert mesh.is_clean(B, 0.0)
-    assert not mesh.is_clean(C, 0.0), "everything breaks, and nobody knows anything good of it"
-    mesh.note_content(B, 1.0)
-    assert mesh.is_clean(C, 1.0)
-    assert not mesh.is_clean(member("nobody"), 1.0)
+    assert mesh.health.is_clean(B, 0.0)
+    assert not mesh.health.is_clean(C, 0.0), "everything breaks, and nobody knows anything good of it"
+    mesh.health.note_content(B, 1.0)
+    assert mesh.health.is_clean(C, 1.0)
+    assert not mesh.health.is_clean(member("nobody"), 1.0)
 
 
 def test_fault_f49_an_engine_that_answers_nonsense_counts_as_broken_and_is_ejected() -> None:
@@ -257,9 +257,9 @@ def test_fault_f49_an_engine_that_answers_nonsense_counts_as_broken_and_is_eject
         gone_to[candidate.model] += 1
         mesh.release(candidate)
         if candidate.model == "a":
-            mesh.note_failure(candidate, classify(Reason.BACKEND_PROTOCOL_ERROR), now)
+            mesh.health.note_failure(candidate, classify(Reason.BACKEND_PROTOCOL_ERROR), now)
         else:
-            mesh.note_content(candidate, now)
+            mesh.health.note_content(candidate, now)
     assert gone_to["a"] < 12
 
 

@@ -5,9 +5,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from router_svc.policy.candidates import Candidate, Readiness
-from router_svc.policy.choice import Choice, Considered
 from router_svc.policy.decisions import Loads, Placed, Rejects, Waits, Wakes
+from router_svc.policy.endpoints.candidates import Candidate, Readiness
+from router_svc.policy.endpoints.choice import Choice, Considered
 from router_svc.request_log import RequestLog, RequestLogLimits
 from router_svc.request_records import request_record
 from weft.api.common.v1 import receipt_pb2, signal_pb2

@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 from index_harness import index, member, wish
 
-from router_svc.policy.candidate_index import CandidateIndex
-from router_svc.policy.failover import FailureKind
+from router_svc.policy.endpoints.candidate_index import CandidateIndex
+from router_svc.policy.endpoints.failover import FailureKind, RetryBudget
 from router_svc.policy.limits import SchedulerLimits
-from router_svc.policy.retry_budget import RetryBudget
 
 LINE = "p"
 MAX_ATTEMPTS = SchedulerLimits().max_attempts
@@ -62,16 +61,16 @@ class Steps:
             candidate = choice.candidate
             if attempt == 0:
                 self.budget.note_first_attempt(LINE, self.now)
-            elif not self.budget.allow(LINE, self.mesh.is_clean(candidate, self.now), self.now):
+            elif not self.budget.allow(LINE, self.mesh.health.is_clean(candidate, self.now), self.now):
                 break
             told.attempts += 1
             self.mesh.take(candidate, self.now)
             self.mesh.release(candidate)
             if candidate.model not in self.dead:
-                self.mesh.note_content(candidate, self.now)
+                self.mesh.health.note_content(candidate, self.now)
                 told.served += 1
                 return
-            self.mesh.note_failure(candidate, FailureKind.BROKE, self.now)
+            self.mesh.health.note_failure(candidate, FailureKind.BROKE, self.now)
             excluded.add(candidate.key)
         told.refused += 1
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from router_svc.fleet_view import candidate_of
-from router_svc.policy.candidates import Candidate, Readiness
+from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from weft.api.registry.v1 import runner_pb2
 from weft.dispatch.fleet import FleetView, InstanceView, ModelView, Phase, RunnerView
 from weft.kernel.request import Operation, Skill

@@ -3,8 +3,8 @@
 import pytest
 from scheduler_harness import arrival, candidate, placed, plain, rejected, scheduler
 
-from router_svc.policy.candidates import Readiness
 from router_svc.policy.decisions import Loads, Waits
+from router_svc.policy.endpoints.candidates import Readiness
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
 

@@ -4,8 +4,8 @@ import pytest
 from scheduler_harness import Mesh, arrival, asleep, candidate, placed, refusals, rejected, scheduler
 
 from router_svc.policy.decisions import Served, Waits
-from router_svc.policy.line import MAX_REMEMBERED_KINDS
-from router_svc.policy.routes import Route
+from router_svc.policy.endpoints.routes import Route
+from router_svc.policy.queue.queue import MAX_REMEMBERED_KINDS
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
 

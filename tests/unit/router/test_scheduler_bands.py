@@ -5,10 +5,10 @@ from itertools import pairwise
 
 from scheduler_harness import Mesh, arrival, candidate, placed, scheduler
 
-from router_svc.policy.candidates import Candidate
 from router_svc.policy.decisions import Decision
-from router_svc.policy.mesh_change import MeshChange
-from router_svc.policy.routes import Route
+from router_svc.policy.endpoints.candidates import Candidate
+from router_svc.policy.endpoints.cluster_view import MeshChange
+from router_svc.policy.endpoints.routes import Route
 from router_svc.policy.settings import Settings, TenantSettings
 from weft.kernel.request import Priority
 

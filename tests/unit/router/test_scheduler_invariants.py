@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_harness import arrival, candidate, failed, scheduler
 
-from router_svc.policy.candidates import Candidate, Readiness
 from router_svc.policy.decisions import Decision, Placed, Rejects, StopsWaking, Wakes
+from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
 

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 from scheduler_harness import arrival, asleep, candidate, failed, placed, rejected, scheduler, woken
 
-from router_svc.policy.candidates import Readiness
 from router_svc.policy.decisions import Placed, Rejects
-from router_svc.policy.mesh_change import MeshChange
-from router_svc.policy.routes import Route
+from router_svc.policy.endpoints.candidates import Readiness
+from router_svc.policy.endpoints.cluster_view import MeshChange
+from router_svc.policy.endpoints.routes import Route
 from weft.kernel.reasons import Reason
 
 

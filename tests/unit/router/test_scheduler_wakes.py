@@ -3,8 +3,8 @@
 import pytest
 from scheduler_harness import Mesh, arrival, asleep, candidate, failed, placed, plain, rejected, scheduler, woken
 
-from router_svc.policy.candidates import Candidate, Readiness
 from router_svc.policy.decisions import Decision, Loads, Rejects, Waits, Wakes
+from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_world import POOL, REMOTE, RUNNERS, SWAPPED, TARGETS, TENANTS, World
 
-from router_svc.policy.candidates import Readiness
+from router_svc.policy.endpoints.candidates import Readiness
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
 

@@ -8,15 +8,14 @@ import pytest
 from scheduler_world import REMOTE, TARGETS, TENANTS, World
 
 from router_svc.policy.arrival import Arrival
-from router_svc.policy.candidate_index import CandidateIndex
-from router_svc.policy.candidates import Readiness
-from router_svc.policy.choosing.pool import Pool
-from router_svc.policy.choosing.seats import Seat
 from router_svc.policy.decisions import Decision, Placed
-from router_svc.policy.mesh_change import MeshChange
+from router_svc.policy.endpoints.candidate_index import CandidateIndex
+from router_svc.policy.endpoints.candidates import Readiness
+from router_svc.policy.endpoints.cluster_view import MeshChange
+from router_svc.policy.endpoints.pool import Pool, Seat
+from router_svc.policy.queue.tenant_caps import TenantCaps
+from router_svc.policy.request_table import WaitingRoom
 from router_svc.policy.scheduler import Scheduler
-from router_svc.policy.tenant_caps import TenantCaps
-from router_svc.policy.waiting_room import WaitingRoom
 from weft.kernel.request import Priority
 
 SEEDS = 30

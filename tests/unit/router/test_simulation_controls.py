@@ -29,8 +29,8 @@ from simulation_controls import (
     WaitsForEveryLoad,
 )
 
+from router_svc.policy.endpoints.routes import Route
 from router_svc.policy.limits import SchedulerLimits
-from router_svc.policy.routes import Route
 from router_svc.simulation.chance import Amount
 from router_svc.simulation.checks import Auditor, InvariantError
 from router_svc.simulation.hosts import Phase, World

@@ -3,8 +3,8 @@
 from scheduler_harness import arrival, asleep, candidate, placed, rejected, scheduler, woken
 
 from router_svc.policy.arrival import Needs
-from router_svc.policy.candidates import Readiness
 from router_svc.policy.decisions import Served
+from router_svc.policy.endpoints.candidates import Readiness
 from weft.kernel.reasons import Reason
 from weft.kernel.request import TEXT_OPERATIONS, Operation
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from router_svc.policy.failover import FailureKind, classify
+from router_svc.policy.endpoints.failover import FailureKind, classify
 from runner_svc.openai_upstream.errors import MAX_ERROR_CHARS, provider_refusal, refusal
 from runner_svc.openai_upstream.stream import StreamReader
 from weft.kernel.errors import WeftError

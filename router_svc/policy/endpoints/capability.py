@@ -1,0 +1,168 @@
+"""What candidates must have to serve a request, and why nobody of a line can."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from router_svc.policy.arrival import Needs
+from router_svc.policy.endpoints.candidates import Candidate, Readiness
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation, Skill
+
+OFF_THE_PREMISES = "off the premises, and the request has no permit"
+NO_FALLBACK = "off the premises, and the mesh does not fall back to such models"
+MAX_DETAILS_IN_MESSAGE = 8
+_LACKING_SKILL = {
+    Skill.TEXT: "takes no text",
+    Skill.IMAGE: "takes no images",
+    Skill.AUDIO: "takes no audio",
+    Skill.TOOLS: "calls no tools",
+}
+_BY_SECTION = "from an openai_http server whose model section names it in `operations`"
+_HOW_OFFERED = {
+    Operation.RERANK: f"from a llama_server started with --reranking, or {_BY_SECTION}",
+    Operation.TOKENIZE: f"from llama.cpp, or {_BY_SECTION}",
+    Operation.IMAGE: _BY_SECTION,
+    Operation.TRANSCRIPTION: _BY_SECTION,
+    Operation.SPEECH: _BY_SECTION,
+}
+_GATES_IN_ORDER = ("operation", "remote", "skills", "tools", "context")
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """All that needs ask for. Candidates with equal profiles can serve the same requests."""
+
+    operations: frozenset[Operation]
+    remote: bool
+    skills: frozenset[Skill] | None
+    tools: frozenset[str]
+    context_tokens: int
+    """Rounded down to a power of two, as needs are."""
+
+
+def profile_of(candidate: Candidate) -> Profile:
+    """The profile of a candidate."""
+    context = candidate.context_tokens
+    return Profile(
+        operations=candidate.operations,
+        remote=candidate.remote,
+        skills=candidate.skills,
+        tools=candidate.tools,
+        context_tokens=1 << (context.bit_length() - 1) if context > 0 else 0,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateSummary:
+    """Why none of a line's members can serve a request, now or later."""
+
+    reason: Reason
+    message: str
+    gates: Mapping[str, int]
+    """How many members each gate keeps from it."""
+
+
+def gate(candidate: Candidate | Profile, needs: Needs) -> str:
+    """Which of the needs a candidate lacks: one of `_GATES_IN_ORDER`; empty: it has all that is needed."""
+    if needs.operation not in candidate.operations:
+        return "operation"
+    if candidate.remote and not needs.allow_remote:
+        return "remote"
+    if candidate.skills is not None and not needs.skills <= candidate.skills:
+        return "skills"
+    if not needs.tools <= candidate.tools:
+        return "tools"
+    if candidate.context_tokens and needs.context_tokens > candidate.context_tokens:
+        return "context"
+    return ""
+
+
+def fits(candidate: Candidate | Profile, needs: Needs) -> str:
+    """What keeps a candidate from serving such a request ever, in words; empty: nothing."""
+    match gate(candidate, needs):
+        case "operation":
+            return f"does not offer {needs.operation.name.lower()}"
+        case "remote":
+            return OFF_THE_PREMISES
+        case "skills":
+            lacking = sorted(needs.skills - (candidate.skills or frozenset()))
+            return " and ".join(_LACKING_SKILL[skill] for skill in lacking)
+        case "tools":
+            return f"its runner has not {', '.join(sorted(needs.tools - candidate.tools))}"
+        case "context":
+            return f"its context of {candidate.context_tokens} tokens is too short"
+        case _:
+            return ""
+
+
+def summarize(name: str, members: Iterable[Candidate], stripped: Iterable[Candidate], needs: Needs) -> GateSummary:
+    """Why nobody can serve a request for what is called `name`.
+
+    `stripped`: the fallbacks off the premises that the mesh's settings leave out of it. The reason is the need that
+    ends the search when the members are filtered by one need after the other, so that it names what to change.
+    """
+    left = list(members)
+    left_out = [candidate for candidate in stripped if gate(candidate, needs) in ("", "remote")]
+    gates = Counter(fits(candidate, needs) or _readiness_gate(candidate) for candidate in left)
+    del gates[""]
+    lacking = ""
+    for word in _GATES_IN_ORDER:
+        having = [candidate for candidate in left if gate(candidate, needs) != word]
+        if left and not having:
+            lacking = word
+            break
+        left = having
+    if left_out and (lacking or not left):
+        lacking = "guard"
+        gates[NO_FALLBACK] += len(left_out)
+    return _summary(name, lacking, needs, left, gates)
+
+
+def _readiness_gate(candidate: Candidate) -> str:
+    if candidate.clock_refused:
+        return "its clock is off"
+    return "not heard of" if candidate.readiness is Readiness.DOWN else ""
+
+
+def _not_offered(name: str, operation: Operation, members: Iterable[Candidate]) -> str:
+    """What is lacking, and for what not every server has by itself, where it comes from."""
+    message = f"{name} does not offer {operation.name.lower()}"
+    how = _HOW_OFFERED.get(operation)
+    if how is None:
+        return message
+    offered: set[Operation] = set().union(*(member.operations for member in members))
+    others = ", ".join(each.name.lower() for each in sorted(offered)) or "nothing"
+    return f"{message}; it offers {others}. A runner offers it {how}"
+
+
+def _summary(name: str, word: str, needs: Needs, left: list[Candidate], gates: Mapping[str, int]) -> GateSummary:
+    match word:
+        case "operation":
+            reason, message = Reason.UNSUPPORTED_OPERATION, _not_offered(name, needs.operation, left)
+        case "remote":
+            reason = Reason.PERMISSION_DENIED
+            message = f"{name} runs {OFF_THE_PREMISES}: see allow_remote, its own and its tenant's"
+        case "guard":
+            reason = Reason.PERMISSION_DENIED
+            message = f"only models off the premises could answer for {name}, and the mesh does not fall back to them"
+        case "skills":
+            reason, message = Reason.UNSUPPORTED_OPERATION, f"{name} {fits(left[0], needs)}"
+        case "tools":
+            reason = Reason.TOOL_UNAVAILABLE
+            message = f"no runner that serves {name} has all of {', '.join(sorted(needs.tools))}"
+        case "context":
+            longest = max(candidate.context_tokens for candidate in left)
+            reason = Reason.CONTEXT_LENGTH_EXCEEDED
+            message = f"the prompt is longer than the context of {name}, which is {longest} tokens"
+        case _:
+            is_clock = any(candidate.clock_refused for candidate in left)
+            reason = Reason.CLOCK_OFF if is_clock else Reason.NO_RUNNER_AVAILABLE
+            message = f"no runner that serves {name} {'takes requests' if is_clock else 'is up'}{_details(left)}"
+    return GateSummary(reason=reason, message=message, gates=dict(gates))
+
+
+def _details(members: Iterable[Candidate]) -> str:
+    said = sorted({f"{member.runner or member.model}: {member.detail}" for member in members if member.detail})
+    more = "; ..." if len(said) > MAX_DETAILS_IN_MESSAGE else ""
+    return f" ({'; '.join(said[:MAX_DETAILS_IN_MESSAGE])}{more})" if said else ""

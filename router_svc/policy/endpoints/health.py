@@ -1,0 +1,240 @@
+"""Whether a candidate works, by what became of the requests that it was given; pauses and ejections.
+
+A pause is short and follows one failure. An ejection follows many, and ends with one request that tries whether the
+candidate works again:
+
+        works ──── breaks in a row, or too large a share of them ────▶ ejected
+          ▲                                                             │ its time is over
+          └────────────── a success ────────────── on trial ◀───────────┘
+                                                      └── it breaks: ejected for longer
+
+Whether a candidate that should be ejected is (the last usable one of a line never is) is decided by whoever asks here.
+"""
+
+from enum import Enum
+
+from router_svc.policy.endpoints.failover import FailureKind
+from router_svc.policy.limits import SchedulerLimits
+
+MAX_DOUBLINGS = 16
+"""More change nothing and would only overflow in the end."""
+NEVER = float("-inf")
+_BROKE = "broke"
+
+
+class Standing(Enum):
+    """Whether a candidate gets requests, by how it did."""
+
+    WORKS = "works"
+    EJECTED = "ejected"
+    ON_TRIAL = "on trial"
+    """It gets one request at a time until one succeeds."""
+
+
+class _Window:
+    """Successes and breaks of the last one to two halves of the window."""
+
+    __slots__ = ("_began_at", "_broken", "_broken_before", "_good", "_good_before")
+
+    def __init__(self) -> None:
+        self._began_at = NEVER
+        self._good = self._broken = self._good_before = self._broken_before = 0
+
+    def add(self, *, good: bool, now: float, half_seconds: float) -> None:
+        elapsed = now - self._began_at
+        if elapsed >= half_seconds:
+            fresh = elapsed < 2 * half_seconds
+            self._good_before, self._broken_before = (self._good, self._broken) if fresh else (0, 0)
+            self._good = self._broken = 0
+            self._began_at = now
+        if good:
+            self._good += 1
+        else:
+            self._broken += 1
+
+    def take_back_good(self) -> None:
+        if self._good:
+            self._good -= 1
+        else:
+            self._good_before = max(0, self._good_before - 1)
+
+    def take_back_broken(self) -> None:
+        if self._broken:
+            self._broken -= 1
+        else:
+            self._broken_before = max(0, self._broken_before - 1)
+
+    @property
+    def broken(self) -> int:
+        return self._broken + self._broken_before
+
+    @property
+    def total(self) -> int:
+        return self._good + self._good_before + self.broken
+
+
+class Health:
+    """How one candidate did. A new incarnation of its runner has a new one."""
+
+    __slots__ = (
+        "_breaks_before_success",
+        "_breaks_in_a_row",
+        "_broke_at",
+        "_busy_in_a_row",
+        "_cause",
+        "_ejected_until",
+        "_ejections_in_a_row",
+        "_has_succeeded",
+        "_last_ejection_seconds",
+        "_limits",
+        "_paused_for",
+        "_paused_until",
+        "_shared_in_a_row",
+        "_window",
+        "_worked_since",
+        "paused",
+        "standing",
+    )
+
+    def __init__(self, limits: SchedulerLimits) -> None:
+        self._limits = limits
+        self.paused = False
+        self.standing = Standing.WORKS
+        self._paused_until = self._ejected_until = self._broke_at = NEVER
+        self._paused_for = self._cause = ""
+        self._busy_in_a_row = self._breaks_in_a_row = self._ejections_in_a_row = 0
+        self._breaks_before_success = 0
+        self._shared_in_a_row = 0
+        self._last_ejection_seconds = 0.0
+        self._worked_since = NEVER
+        self._has_succeeded = False
+        self._window = _Window()
+
+    def note_success(self, now: float) -> None:
+        """A request there went well. One that is ejected stays so: it was given that request before."""
+        self._breaks_before_success = self._breaks_in_a_row
+        self._busy_in_a_row = self._breaks_in_a_row = self._shared_in_a_row = 0
+        self._has_succeeded = True
+        self._note(good=True, now=now)
+        if self.standing is Standing.ON_TRIAL:
+            self.standing = Standing.WORKS
+            self._worked_since = now
+            self._window = _Window()
+
+    def note_failure(self, kind: FailureKind, now: float, *, had_begun: bool = False, pauses: bool = True) -> bool:
+        """A request failed there like this. Returns whether the candidate should be ejected.
+
+        `had_begun`: its answer had, so that it was counted as a success, which it was not. `pauses`: a break leaves it
+        alone for a moment.
+        """
+        limits = self._limits
+        if had_begun:
+            self._window.take_back_good()
+            self._breaks_in_a_row = max(self._breaks_in_a_row, self._breaks_before_success)
+        match kind:
+            case FailureKind.BUSY:
+                self._pause(now, self._busy_pause(), "full with work from elsewhere")
+            case FailureKind.BOUNCED:
+                self._pause(now, limits.bounce_pause_seconds, "did not take a request")
+            case FailureKind.BROKE:
+                if pauses:
+                    self._pause(now, limits.break_pause_seconds, _BROKE)
+                self._broke_at = now
+                self._breaks_in_a_row += 1
+                self._note(good=False, now=now)
+                return self.standing is not Standing.EJECTED and self._is_outlier()
+            case FailureKind.LACKS | FailureKind.FINAL:
+                pass
+        return False
+
+    def excuses_shared_failure(self) -> bool:
+        """Whether one more failure that another candidate shared says nothing about this one; it is counted as such."""
+        self._shared_in_a_row += 1
+        return self._shared_in_a_row <= self._limits.max_shared_failures
+
+    def take_back_break(self, now: float) -> None:
+        """Forget the last break, and the pause that followed it; an ejection stays."""
+        self._window.take_back_broken()
+        self._breaks_in_a_row = max(0, self._breaks_in_a_row - 1)
+        if self.paused and self._paused_for == _BROKE:
+            self.paused, self._paused_until = False, now
+
+    def eject(self, now: float) -> None:
+        """Leave it alone, for longer each time in a row.
+
+        In a row: it broke again before it had worked for as long as it was left alone the last time.
+        """
+        limits = self._limits
+        again = self.standing is Standing.ON_TRIAL or now - self._worked_since < self._last_ejection_seconds
+        self._ejections_in_a_row = self._ejections_in_a_row + 1 if again else 1
+        seconds = min(limits.ejection_base_seconds * self._ejections_in_a_row, limits.max_ejection_seconds)
+        self._last_ejection_seconds = seconds
+        self._ejected_until = now + seconds
+        self.standing = Standing.EJECTED
+
+    def advance(self, now: float) -> None:
+        """Time passed: end the pause and the ejection that are over."""
+        if self.paused and self._paused_until <= now:
+            self.paused = False
+        if self.standing is Standing.EJECTED and self._ejected_until <= now:
+            self.standing = Standing.ON_TRIAL
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether there is nothing to say about it."""
+        return not self.paused and self.standing is Standing.WORKS
+
+    @property
+    def next_end(self) -> float | None:
+        """When a pause or an ejection ends next; None: there is none."""
+        ends = []
+        if self.paused:
+            ends.append(self._paused_until)
+        if self.standing is Standing.EJECTED:
+            ends.append(self._ejected_until)
+        return min(ends, default=None)
+
+    @property
+    def has_proven_itself(self) -> bool:
+        """Whether a request there went well, and none broke since."""
+        return self._has_succeeded and not self._breaks_in_a_row and self.standing is Standing.WORKS
+
+    def has_not_failed_lately(self, now: float) -> bool:
+        """Whether nothing broke there for a while."""
+        return self.standing is Standing.WORKS and now - self._broke_at >= self._limits.clean_after_seconds
+
+    def gate(self, now: float) -> str:
+        """Why it gets no requests, in words; empty: it may get one."""
+        if self.standing is Standing.EJECTED:
+            return f"{self._cause}; tried again in {max(0.0, self._ejected_until - now):.0f} s"
+        if self.paused:
+            return f"{self._paused_for}; tried again in {max(0.0, self._paused_until - now):.1f} s"
+        return ""
+
+    def _pause(self, now: float, seconds: float, why: str) -> None:
+        if self.paused and self._paused_until > now + seconds:
+            return
+        self.paused, self._paused_until, self._paused_for = True, now + seconds, why
+
+    def _busy_pause(self) -> float:
+        doublings = min(self._busy_in_a_row, MAX_DOUBLINGS)
+        self._busy_in_a_row += 1
+        return min(self._limits.busy_pause_seconds * 2.0**doublings, self._limits.max_busy_pause_seconds)
+
+    def _note(self, *, good: bool, now: float) -> None:
+        self._window.add(good=good, now=now, half_seconds=self._limits.outlier_window_seconds / 2)
+
+    def _is_outlier(self) -> bool:
+        limits, window = self._limits, self._window
+        if self.standing is Standing.ON_TRIAL:
+            self._cause = "broke again when it was tried"
+        elif self._breaks_in_a_row >= limits.eject_after_failures:
+            self._cause = f"broke {self._breaks_in_a_row} times in a row"
+        elif (
+            window.total >= limits.outlier_min_requests
+            and window.broken > limits.outlier_max_failure_share * window.total
+        ):
+            self._cause = f"broke with {window.broken} of its last {window.total} requests"
+        else:
+            return False
+        return True

@@ -1,0 +1,1 @@
+"""Which models are loaded and woken, and which are evicted for them."""

@@ -1,0 +1,302 @@
+"""What the load planner is told of the queues, and when it is asked."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from router_svc.policy.endpoints.candidate_index import CandidateIndex
+from router_svc.policy.endpoints.candidates import Candidate, CandidateKey, Readiness
+from router_svc.policy.endpoints.capacity import Outlook
+from router_svc.policy.endpoints.cluster_view import MeshBoard
+from router_svc.policy.estimates import Estimates
+from router_svc.policy.limits import SchedulerLimits
+from router_svc.policy.loading.load_plan import Demand, GateWord, LoadPlan, Resident
+from router_svc.policy.loading.load_planner import LoadPlanner
+from router_svc.policy.loading.wake_tracker import WakeBook
+from router_svc.policy.queue.live_request import RequestClass
+from router_svc.policy.queue.queue import Line
+from weft.kernel.request import Priority
+
+Shape = tuple[str, tuple[str, ...], int, bool]
+"""The line, the models that could be loaded for it, the slots that serve it meanwhile; whether it is durable."""
+_DURABLE = " (durable)"
+
+
+@dataclass(slots=True)
+class _Group:
+    """Classes of one line that the same models could be loaded for."""
+
+    asleep: tuple[Candidate, ...]
+    outlook: Outlook
+    classes: list[RequestClass] = field(default_factory=list)
+    band: Priority = Priority.LOW
+    account: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Demands:
+    """All that is asked, and under which name for each class."""
+
+    demands: tuple[Demand, ...]
+    label_of: Mapping[RequestClass, str]
+
+
+def demands_of(
+    wanting: Mapping[RequestClass, Outlook], worth_asking: Callable[[Outlook], tuple[Candidate, ...]], now: float
+) -> Demands:
+    """One demand for all classes of a line that the same models could be loaded for, durable ones apart.
+
+    A demand is named like its line; those of a line that want only some of its models name them too.
+    """
+    groups: dict[Shape, _Group] = {}
+    for of, outlook in wanting.items():
+        asleep, first = worth_asking(outlook), of.turn()
+        if not asleep or first is None:
+            continue
+        shape = (of.line, tuple(candidate.model for candidate in asleep), outlook.slots, of.kind.durable)
+        group = groups.get(shape)
+        if group is None:
+            group = groups[shape] = _Group(asleep, outlook, band=first[0], account=first[1].account)
+        group.classes.append(of)
+        group.account = min(group.account, first[1].account)
+        group.band = min(group.band, first[0])
+    widest: dict[tuple[str, bool], Shape] = {}
+    for shape in groups:
+        known = widest.get((shape[0], shape[3]))
+        if known is None or len(shape[1]) > len(known[1]):
+            widest[shape[0], shape[3]] = shape
+    labels = {shape: _named(shape, is_widest=widest[shape[0], shape[3]] == shape) for shape in groups}
+    return Demands(
+        tuple(_demand(labels[shape], group, now) for shape, group in groups.items()),
+        {of: labels[shape] for shape, group in groups.items() for of in group.classes},
+    )
+
+
+def _named(shape: Shape, *, is_widest: bool) -> str:
+    line, models, slots, is_durable = shape
+    which = "" if is_widest else f" ({', '.join(models)}; {slots} slots)"
+    return f"{line}{which}{_DURABLE if is_durable else ''}"
+
+
+def _demand(label: str, group: _Group, now: float) -> Demand:
+    classes = group.classes
+    deadlines = [deadline for of in classes if (deadline := of.earliest_deadline()) is not None]
+    return Demand(
+        line=label,
+        asleep=group.asleep,
+        waiting=sum(of.waiting for of in classes),
+        band=group.band,
+        oldest_arrived_at=min(of.oldest_arrived_at() for of in classes),
+        waited_seconds=max(0.0, sum(of.waiting * now - of.arrived_sum for of in classes)),
+        queued_tokens=sum(of.queued_tokens for of in classes),
+        account=group.account,
+        ready_slots=group.outlook.slots,
+        loading_slots=group.outlook.loading_slots,
+        deadline_at=min(deadlines, default=None),
+    )
+
+
+REVIEW_INTERVAL_SECONDS = 0.05
+"""How often loads are planned anew while only the queues change."""
+
+
+@dataclass(slots=True)
+class _Standing:
+    """What waits for one resident, over all lines that it is in."""
+
+    queued_tokens: float = 0.0
+    durable_tokens: float = 0.0
+    account: float = math.inf
+    band: Priority | None = None
+
+
+@dataclass(slots=True)
+class LoadDesk:
+    """Collects demands and residents, and asks the planner."""
+
+    index: CandidateIndex
+    board: MeshBoard
+    wakes: WakeBook
+    estimates: Estimates
+    limits: SchedulerLimits
+    line_of: Callable[[str], Line | None]
+    _planner: LoadPlanner = field(init=False)
+    _wanting: dict[RequestClass, Outlook] = field(default_factory=dict)
+    """Classes in which somebody waits and that have sleeping members."""
+    _gates: Mapping[str, GateWord] = field(default_factory=dict)
+    _label_of: Mapping[RequestClass, str] = field(default_factory=dict)
+    """What the demand of each class was called."""
+    _decided: frozenset[str] = frozenset()
+    _held: frozenset[CandidateKey] = frozenset()
+    _granted_at: dict[str, float] = field(default_factory=dict)
+    """When a model was last granted a request."""
+    _used_at: dict[str, float] = field(default_factory=dict)
+    """When a caller's request on a model last ended."""
+    _durable_on: Counter[CandidateKey] = field(default_factory=Counter)
+    """Durable requests that run."""
+    _failed_at: dict[str, float] = field(default_factory=dict)
+    """When a model's last load failed."""
+    _reviewed_at: float = -math.inf
+    _is_urgent: bool = False
+    _is_stale: bool = False
+
+    def __post_init__(self) -> None:
+        self._planner = LoadPlanner(self.limits, self.estimates)
+
+    def want(self, of: RequestClass, outlook: Outlook) -> None:
+        """Somebody waits in this class, whose members are these now."""
+        if not outlook.asleep:
+            self.want_no_more(of)
+            return
+        self._is_urgent |= of not in self._wanting
+        self._is_stale = True
+        self._wanting[of] = outlook
+
+    def want_no_more(self, of: RequestClass) -> None:
+        """Nobody waits in this class, or none of its members sleeps."""
+        if self._wanting.pop(of, None) is not None:
+            self._is_urgent = True
+
+    def note_change(self) -> None:
+        """The mesh, its memory or a load under way is not what it was."""
+        self._is_urgent = True
+
+    def note_grant(self, candidate: Candidate, now: float, *, durable: bool) -> None:
+        """A request went there."""
+        self._granted_at[candidate.model] = now
+        self._is_stale = True
+        if durable:
+            self._durable_on[candidate.key] += 1
+
+    def note_release(self, candidate: Candidate, now: float, *, durable: bool) -> None:
+        """A request there is over."""
+        self._is_stale = True
+        if not durable:
+            self._used_at[candidate.model] = now
+        elif self._durable_on[candidate.key] > 1:
+            self._durable_on[candidate.key] -= 1
+        else:
+            del self._durable_on[candidate.key]
+        if self._held and candidate.key in self._held and not self.index.in_flight(candidate):
+            self._is_urgent = True
+
+    def note_no_memory(self, model: str, now: float) -> None:
+        """A load found no memory."""
+        self._planner.note_no_memory(model, now)
+        self._is_urgent = True
+
+    def note_failed(self, model: str, now: float) -> None:
+        """A load failed. Those who have somebody else to wait for do not remember that, and would ask again at once."""
+        self._failed_at[model] = now
+        self._is_urgent = True
+
+    def forget(self, model: str) -> None:
+        """It is not in the mesh any more."""
+        self._granted_at.pop(model, None)
+        self._used_at.pop(model, None)
+        self._failed_at.pop(model, None)
+        self.wakes.forget(model)
+
+    def gate_of(self, of: RequestClass) -> GateWord | None:
+        """What a class waits for that cannot be loaded yet; None: nothing of the kind."""
+        return self._gates.get(self._label_of.get(of, of.line))
+
+    def is_decided(self, of: RequestClass) -> bool:
+        """Whether a load for this class is certain, and only waits for others to give way or to be loaded before it."""
+        return self._label_of.get(of) in self._decided
+
+    def wanting(self) -> Iterable[tuple[RequestClass, Outlook]]:
+        """Who wants a load, and what they can hope for; only to be read."""
+        return self._wanting.items()
+
+    def is_held(self, candidate: Candidate) -> bool:
+        """Whether it takes no new requests because it gives way."""
+        return candidate.key in self._held
+
+    def is_due(self, now: float) -> bool:
+        """Whether the planner should be asked now."""
+        if not self._wanting:
+            return bool(self._held or self._gates or (self.wakes.under_way and self._is_stale))
+        return self._is_urgent or (self._is_stale and now >= self._reviewed_at + REVIEW_INTERVAL_SECONDS)
+
+    def note_time(self) -> None:
+        """Time passed, which alone makes demands due."""
+        self._is_stale = True
+
+    def review(self, now: float) -> tuple[LoadPlan, frozenset[CandidateKey]]:
+        """Ask the planner. Returns its plan and who is not held any more."""
+        self._reviewed_at, self._is_urgent, self._is_stale = now, False, False
+        asked = demands_of(self._wanting, lambda outlook: self._worth_asking(outlook, now), now)
+        hosts = {candidate.host for demand in asked.demands for candidate in demand.asleep if candidate.host}
+        residents = {host: self._residents_of(host) for host in sorted(hosts)}
+        loading = self._loading_on(residents)
+        plan = self._planner.review(asked.demands, residents, self.board.hosts, self._waking(), now, loading=loading)
+        lifted = self._held - plan.hold
+        if plan.hold != self._held:
+            self._held = plan.hold
+            self.index.table.hold(plan.hold, plan.instead)
+        self._gates, self._label_of, self._decided = plan.gates, asked.label_of, plan.decided
+        return plan, lifted
+
+    def _waking(self) -> dict[str, Candidate]:
+        """What is being woken, as the mesh shows it; as it slept where that has lost it."""
+        found = ((before, self.index.table.candidate(before.model)) for before in self.wakes.under_way)
+        return {before.model: before if now is None else now for before, now in found}
+
+    def _loading_on(self, hosts: Iterable[str]) -> set[str]:
+        """Models that hold memory of these hosts and load."""
+        books = (self.board.hosts[host] for host in hosts if host in self.board.hosts)
+        named = (
+            self.index.table.candidate(holder.name) for book in books for holder in book.holders if holder.is_model
+        )
+        return {each.model for each in named if each is not None and each.readiness is Readiness.LOADING}
+
+    def band_for(self, candidate: Candidate) -> Priority:
+        """The highest band of those for whom it is to be woken."""
+        firsts = (of.turn() for of, outlook in self._wanting.items() if candidate in outlook.asleep)
+        return min((first[0] for first in firsts if first is not None), default=Priority.NORMAL)
+
+    def _worth_asking(self, outlook: Outlook, now: float) -> tuple[Candidate, ...]:
+        """The sleeping members. Where others serve, load or wake, those are left alone whose load has just failed."""
+        if outlook.is_cold and not outlook.loading and not outlook.waking:
+            return outlook.asleep
+        since = now - self.limits.failed_load_pause_seconds
+        failed_at = self._failed_at
+        return tuple(each for each in outlook.asleep if failed_at.get(each.model, -math.inf) <= since)
+
+    def _residents_of(self, host: str) -> list[Resident]:
+        return [self._resident(candidate, since) for candidate, since in self.board.ready_on(host)]
+
+    def _resident(self, candidate: Candidate, since: float) -> Resident:
+        standing = self._standing(self.index.table.lines_of(candidate))
+        return Resident(
+            candidate=candidate,
+            active=self.index.in_flight(candidate),
+            durable_active=self._durable_on.get(candidate.key, 0),
+            queued_tokens=standing.queued_tokens,
+            durable_tokens=standing.durable_tokens,
+            account=standing.account,
+            band=standing.band,
+            last_granted_at=self._granted_at.get(candidate.model, -math.inf),
+            last_used_at=self._used_at.get(candidate.model, -math.inf),
+            since=since,
+        )
+
+    def _standing(self, lines: Iterable[str]) -> _Standing:
+        standing = _Standing()
+        for name in lines:
+            line = self.line_of(name)
+            if line is None or not line.waiting:
+                continue
+            for of in line.classes.values():
+                if of.kind.durable:
+                    standing.durable_tokens += of.queued_tokens
+                else:
+                    standing.queued_tokens += of.queued_tokens
+                first = of.turn()
+                if first is None:
+                    continue
+                standing.band = first[0] if standing.band is None else min(standing.band, first[0])
+                standing.account = min(standing.account, first[1].account)
+        return standing

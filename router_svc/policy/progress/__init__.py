@@ -1,0 +1,1 @@
+"""How long requests wait, and the status messages that say so."""

@@ -1,0 +1,188 @@
+"""Who is told when where it stands: at once when it begins to wait, and from then on at most once per interval."""
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from router_svc.policy.arrival import Arrival
+from router_svc.policy.decisions import Loads, Waits
+from router_svc.policy.endpoints.candidate_index import CandidateIndex
+from router_svc.policy.endpoints.candidates import Candidate
+from router_svc.policy.endpoints.capacity import Outlook
+from router_svc.policy.loading.load_coordinator import LoadDesk
+from router_svc.policy.loading.wake_tracker import WakeBook, WakeStatus
+from router_svc.policy.progress.wait_estimator import Prospects
+from router_svc.policy.queue.live_request import LiveRequest
+from router_svc.policy.queue.queue import Line
+from router_svc.policy.queue.tenant_caps import TenantCaps
+from router_svc.policy.settings import Settings
+
+MAX_UNWELL_NAMED = 3
+"""Replicas whose trouble is told by name."""
+
+
+def slots_are_busy(target: str, slots: int) -> str:
+    """All candidates that take requests are full."""
+    return f"all {slots} slots of {target} are busy"
+
+
+def nobody_is_free(target: str, busy: int, unwell: Sequence[tuple[str, str]]) -> str:
+    """Some candidates that take requests have free slots and get none. `unwell`: their models, and why.
+
+    `busy`: how many others have no free slot.
+    """
+    named = [f"{model} ({why})" for model, why in unwell[:MAX_UNWELL_NAMED]]
+    if len(unwell) > MAX_UNWELL_NAMED:
+        named.append(f"and {len(unwell) - MAX_UNWELL_NAMED} more")
+    full = [f"{busy} of {busy + len(unwell)} replicas have no free slot"] if busy else []
+    return f"{target} takes no request now: {', '.join([*full, *named])}"
+
+
+def tenant_is_full(tenant: str, running: int, most: int) -> str:
+    """A tenant has as many requests running as it may."""
+    return f"tenant {tenant} has {running} of {most} requests running"
+
+
+def pool_is_full(pool: str, most: int) -> str:
+    """A pool has as many requests running as it may."""
+    return f"pool {pool} has {most} of {most} requests running"
+
+
+def gives_way(model: str) -> str:
+    """What could serve it gives way to another model."""
+    return f"{model} gives way to another model for a turn"
+
+
+def nothing_is_loaded(target: str) -> str:
+    """Nothing that could serve it is loaded, and nothing was decided about that yet."""
+    return f"no model of {target} is loaded"
+
+
+def waits_for_load(arrival: Arrival, loading: Sequence[Candidate]) -> Loads:
+    """None takes requests yet, and some load."""
+    progress = max((c.load_progress for c in loading if c.load_progress is not None), default=None)
+    eta = min((c.load_eta_seconds for c in loading if c.load_eta_seconds is not None), default=None)
+    where = f"{loading[0].model} loads on {loading[0].runner}"
+    return Loads(key=arrival.key, stage=where, progress=progress, eta_seconds=whole(eta))
+
+
+def waits_for_wake(arrival: Arrival, candidate: Candidate, status: WakeStatus) -> Loads:
+    """None takes requests or loads, and one is being woken."""
+    where = f" on {candidate.runner}" if candidate.runner else ""
+    elapsed = min(status.elapsed_seconds, status.max_wait_seconds)
+    return Loads(
+        key=arrival.key,
+        stage=f"waking {candidate.model}{where} ({elapsed:.0f} s of at most {status.max_wait_seconds:.0f} s)",
+        progress=candidate.load_progress if status.progress is None else status.progress,
+        eta_seconds=whole(status.eta_seconds),
+    )
+
+
+def says_the_same(word: Waits | Loads, earlier: Waits | Loads | None) -> bool:
+    """Whether a request knows this already; who could serve it is told once, and not compared."""
+    if isinstance(word, Waits) and isinstance(earlier, Waits):
+        return (word.position, word.reason, word.eta_seconds) == (earlier.position, earlier.reason, earlier.eta_seconds)
+    return word == earlier
+
+
+def whole(seconds: float | None) -> float | None:
+    """Whole seconds, so that an estimate that is hardly another one is not told anew."""
+    return None if seconds is None else float(math.ceil(round(seconds, 3)))
+
+
+class Rounds:
+    """The order in which those who wait are looked at. All wait for the same interval, so it is a simple queue."""
+
+    def __init__(self, interval_seconds: float, waiting: Callable[[int], LiveRequest | None]) -> None:
+        self._interval = interval_seconds
+        self._waiting = waiting
+        self._next: deque[tuple[float, int]] = deque()
+
+    def note_told(self, request: LiveRequest, now: float) -> None:
+        """It was looked at; its next turn is in an interval."""
+        request.tell_at = now + self._interval
+        self._next.append((request.tell_at, request.key))
+
+    def due(self, now: float, most: int) -> list[LiveRequest]:
+        """Whose turn it is, at most so many; each must be noted again."""
+        due: list[LiveRequest] = []
+        while self._next and self._next[0][0] <= now and len(due) < most:
+            at, key = self._next.popleft()
+            request = self._waiting(key)
+            if request is not None and request.tell_at == at:
+                request.tell_at = math.inf
+                due.append(request)
+        return due
+
+
+class Announcer:
+    """Finds the word for one who waits."""
+
+    def __init__(
+        self,
+        index: CandidateIndex,
+        wakes: WakeBook,
+        prospects: Prospects,
+        desk: LoadDesk,
+        caps: TenantCaps,
+        settings: Settings,
+    ) -> None:
+        self._index = index
+        self._wakes = wakes
+        self._prospects = prospects
+        self._desk = desk
+        self._caps = caps
+        self._settings = settings
+
+    def word(self, request: LiveRequest, line: Line, outlook: Outlook, now: float) -> Waits | Loads:
+        """What it waits for, now."""
+        arrival = request.arrival
+        tenant_most = self._caps.most(arrival.tenant)
+        if tenant_most and self._caps.running(arrival.tenant) >= tenant_most:
+            reason = tenant_is_full(arrival.tenant, self._caps.running(arrival.tenant), tenant_most)
+            return self._waits(request, line, line.position_of(request), reason, None, now)
+        if outlook.ready is not None:
+            return self._word_of_slots(request, line, outlook, now)
+        of = request.waits_in
+        if of is not None and of.awaited_wake is not None:
+            candidate = self._index.table.candidate(of.awaited_wake)
+            if candidate is not None:
+                usual = self._prospects.usual_load(candidate)
+                return waits_for_wake(arrival, candidate, self._wakes.status(of.awaited_wake, now, usual))
+        loading = [known for model in outlook.loading if (known := self._index.table.candidate(model)) is not None]
+        if loading:
+            return waits_for_load(arrival, loading)
+        gate = self._desk.gate_of(of) if of is not None else None
+        reason = nothing_is_loaded(arrival.target) if gate is None else gate.reason
+        eta = None if gate is None else gate.eta_seconds
+        return self._waits(request, line, line.position_of(request), reason, eta, now)
+
+    def _word_of_slots(self, request: LiveRequest, line: Line, outlook: Outlook, now: float) -> Waits:
+        ready = outlook.ready
+        assert ready is not None, "only where somebody takes requests are there slots to wait for"
+        position = line.position_of(request)
+        eta = self._prospects.told_slot_wait(request, line, outlook, position, now)
+        most = self._settings.pool(ready.pool).max_in_flight
+        if most and self._index.in_flight_of_line(ready.pool) >= most:
+            reason = pool_is_full(ready.pool, most)
+        elif outlook.taker_count == 1 and self._desk.is_held(ready):
+            reason, eta = gives_way(ready.model), None
+        elif unwell := self._prospects.unwell(line, request, now):
+            busy = max(0, outlook.taker_count - len(unwell))
+            reason = nobody_is_free(request.arrival.target, busy, unwell)
+            eta = eta if busy else None
+        else:
+            reason = slots_are_busy(request.arrival.target, outlook.slots)
+        return self._waits(request, line, position, reason, eta, now)
+
+    def _waits(
+        self, request: LiveRequest, line: Line, position: int, reason: str, eta: float | None, now: float
+    ) -> Waits:
+        """With who could serve it, if it is the first word."""
+        return Waits(
+            key=request.key,
+            position=position,
+            reason=reason,
+            eta_seconds=whole(eta),
+            considered=() if request.was_told else self._prospects.considered(line, request, now),
+        )

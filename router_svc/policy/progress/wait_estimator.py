@@ -1,0 +1,283 @@
+"""What waiting requests can hope for, and how long that takes as far as anybody knows."""
+
+import heapq
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+from router_svc.policy import refusals
+from router_svc.policy.arrival import ROUTE_PREFIX, Arrival
+from router_svc.policy.decisions import Rejects
+from router_svc.policy.endpoints.candidate_index import CandidateIndex
+from router_svc.policy.endpoints.candidates import Candidate, CandidateKey, Readiness
+from router_svc.policy.endpoints.capacity import Outlook, outlook_of
+from router_svc.policy.endpoints.choice import Considered, Wish
+from router_svc.policy.endpoints.cluster_view import MeshBoard
+from router_svc.policy.endpoints.considered import SAMPLE_SECONDS
+from router_svc.policy.estimates import Estimates, wait_seconds
+from router_svc.policy.limits import SchedulerLimits
+from router_svc.policy.loading.load_plan import GateWord
+from router_svc.policy.loading.wake_tracker import WakeBook
+from router_svc.policy.queue.live_request import Kind, LiveRequest
+from router_svc.policy.queue.queue import MAX_REMEMBERED_KINDS, Line
+from weft.kernel.request import Operation
+
+MAX_SLOTS_LOOKED_AT = 64
+"""Requests that run of which the end is estimated one by one; of more the others end like these."""
+MAX_TURNS_STEPPED = 64
+"""Requests ahead in the queue that are given the slot that comes free first; further ones are spread over all slots."""
+OVERDUE_SHARE = 0.25
+"""Of its estimated length: how much longer a request takes that took longer than that already."""
+
+
+class RunningWork:
+    """The requests that hold slots, by candidate."""
+
+    def __init__(self, estimates: Estimates) -> None:
+        self._estimates = estimates
+        self._running: dict[CandidateKey, dict[int, LiveRequest]] = {}
+
+    def add(self, request: LiveRequest, candidate: Candidate) -> None:
+        """The request runs there from now on."""
+        self._running.setdefault(candidate.key, {})[request.key] = request
+
+    def remove(self, request: LiveRequest, candidate: Candidate) -> None:
+        """The request does not run there any more."""
+        running = self._running[candidate.key]
+        del running[request.key]
+        if not running:
+            del self._running[candidate.key]
+
+    def wait_seconds(
+        self, members: Collection[Candidate], all_slots: int, ahead: int, mean_tokens: float, now: float
+    ) -> float | None:
+        """How long until one of `all_slots`, which are busy, is free for a request with so many ahead of it.
+
+        `members` have some of those slots and stand for all. `mean_tokens`: of the answers of those ahead. None: not
+        known, because no answer of any member was measured.
+        """
+        speeds = [speed for member in members if (speed := self._estimates.speed(member)) is not None]
+        if not speeds:
+            return None
+        service = sum(speed.seconds_of(mean_tokens) for speed in speeds) / len(speeds)
+        slots = max(1, all_slots)
+        ends = sorted(self._ends(members, now))
+        if not ends:
+            return ahead * service / slots
+        stepped = min(ahead * len(ends) // max(slots, len(ends)), MAX_TURNS_STEPPED)
+        for _ in range(stepped):
+            heapq.heapreplace(ends, ends[0] + service)
+        rest = max(0, ahead - stepped * max(1, slots // len(ends)))
+        return ends[0] + rest * service / slots
+
+    def _ends(self, members: Iterable[Candidate], now: float) -> Iterator[float]:
+        """In how many seconds each running request ends."""
+        seen = 0
+        for member in members:
+            speed = self._estimates.speed(member)
+            for request in self._running.get(member.key, {}).values():
+                if speed is None or seen == MAX_SLOTS_LOOKED_AT:
+                    continue
+                seen += 1
+                arrival = request.arrival
+                tokens = self._estimates.expected_tokens(member.pool, arrival.tenant, arrival.max_output_tokens)
+                if request.content_at is None:
+                    expected, elapsed = speed.seconds_of(tokens), now - request.placed_at
+                else:
+                    expected = speed.token_seconds * tokens
+                    elapsed = now - request.content_at
+                yield max(expected - elapsed, OVERDUE_SHARE * expected)
+
+
+GENERATES = frozenset({Operation.CHAT, Operation.COMPLETION})
+"""Operations whose answers grow token by token."""
+Parts = tuple[tuple[str, float], ...]
+"""What something takes: words and seconds."""
+
+
+class Prospects:
+    """Looks; it changes nothing but what it remembers of earlier looks."""
+
+    def __init__(
+        self,
+        index: CandidateIndex,
+        board: MeshBoard,
+        wakes: WakeBook,
+        estimates: Estimates,
+        running: RunningWork,
+        limits: SchedulerLimits,
+    ) -> None:
+        self._index = index
+        self._board = board
+        self._wakes = wakes
+        self._estimates = estimates
+        self._running = running
+        self._limits = limits
+
+    def outlook(self, line: Line, kind: Kind) -> Outlook:
+        """The members of a line that requests of this kind may go to."""
+        known = line.outlooks.get(kind)
+        if known is None:
+            members = self._members(line, kind)
+            in_order = line.name.startswith(ROUTE_PREFIX)
+            preference = self._works if in_order else self._preference
+            if len(line.outlooks) >= MAX_REMEMBERED_KINDS:
+                line.outlooks.clear()
+            known = line.outlooks[kind] = outlook_of(members, self._wakes.is_waking, preference)
+        return known
+
+    def wish(self, request: LiveRequest) -> Wish:
+        """What it wants of the candidate that is chosen for it."""
+        arrival, kind = request.arrival, request.kind
+        return Wish(
+            needs=kind.needs,
+            excluded=self._excluded(kind) if kind.failed_wakes else kind.excluded,
+            affinity_key=arrival.affinity_key,
+            prefix_digests=arrival.prefix_digests,
+            seed=arrival.key,
+        )
+
+    def considered(self, line: Line, request: LiveRequest, now: float) -> tuple[Considered, ...]:
+        """Who could serve a request and what keeps each from it, at most as old as words about waiting may be."""
+        known = line.considered.get(request.kind)
+        if known is not None and now < known[0] + self._limits.tell_interval_seconds:
+            return known[1]
+        seen = self._index.considered(line.name, self.wish(request), now)
+        if len(line.considered) >= MAX_REMEMBERED_KINDS:
+            line.considered.clear()
+        line.considered[request.kind] = (now, seen)
+        return seen
+
+    def unwell(self, line: Line, request: LiveRequest, now: float) -> Sequence[tuple[str, str]]:
+        """Models that are ready, have a free slot, and get no request; with what keeps it from them, in words."""
+        known = line.unwell.get(request.kind)
+        if known is not None and now < known[0] + SAMPLE_SECONDS:
+            return known[1]
+        seen = self._index.unwell(line.name, self.wish(request), now)
+        if len(line.unwell) >= MAX_REMEMBERED_KINDS:
+            line.unwell.clear()
+        line.unwell[request.kind] = (now, seen)
+        return seen
+
+    def slot_wait(self, line: Line, outlook: Outlook, position: int, now: float) -> float | None:
+        """How long the one at this position waits for a slot of those that take requests; None: nobody knows."""
+        rate = line.pace.grants_per_second(now)
+        if rate is not None:
+            return position / rate
+        if outlook.ready is None:
+            return None
+        return wait_seconds(position - 1, outlook.slots, self._estimates.mean_service_seconds(outlook.ready))
+
+    def told_slot_wait(
+        self, request: LiveRequest, line: Line, outlook: Outlook, position: int, now: float
+    ) -> float | None:
+        """What a request is told of its wait for a slot; None: it is not known.
+
+        An answer that grows token by token takes as long as was asked for, at the speed that was measured. The pace of
+        the line goes by what was asked for before, and would promise too much when that was shorter; it is used where
+        no lengths were measured, and only when it is steady.
+        """
+        if request.kind.durable or request.kind.needs.operation not in GENERATES:
+            return self.slot_wait(line, outlook, position, now)
+        callers = [of for of in line.classes.values() if not of.kind.durable]
+        waiting = sum(of.waiting for of in callers)
+        mean = sum(of.expected_tokens for of in callers) / waiting if waiting else request.expected_tokens
+        wait = self._running.wait_seconds(outlook.takers, outlook.slots, position - 1, mean, now)
+        if wait is not None or not line.pace.is_steady(now):
+            return wait
+        return self.slot_wait(line, outlook, position, now)
+
+    def load_wait(self, outlook: Outlook, gate: GateWord | None, now: float) -> float | None:
+        """How long a cold line waits until one of its members takes requests; None: nobody knows."""
+        known: list[float] = []
+        for model in outlook.waking:
+            status = self._wakes.status(model, now, self._usual(model))
+            if status.eta_seconds is not None:
+                known.append(status.eta_seconds)
+        for model in outlook.loading:
+            candidate = self._index.table.candidate(model)
+            if candidate is not None and candidate.load_eta_seconds is not None:
+                known.append(candidate.load_eta_seconds)
+        if known or outlook.waking or outlook.loading:
+            return min(known, default=None)
+        if gate is not None:
+            return gate.eta_seconds
+        loads = (self._estimates.load_seconds(candidate) for candidate in outlook.asleep)
+        return min((seconds for seconds in loads if seconds is not None), default=None)
+
+    def usual_load(self, candidate: Candidate) -> float | None:
+        """How long its load takes; None: nobody knows."""
+        return self._estimates.load_seconds(candidate)
+
+    def service(self, candidate: Candidate, arrival: Arrival) -> float | None:
+        """How long a request takes there; None: nobody knows."""
+        return self._estimates.service_seconds(candidate, arrival)
+
+    def parts(
+        self, request: LiveRequest, line: Line, outlook: Outlook, position: int, gate: GateWord | None, now: float
+    ) -> Parts:
+        """What it takes from now on to serve one that waits or would wait; what nobody knows counts nothing."""
+        served_by = outlook.ready or (outlook.asleep[0] if outlook.asleep else None)
+        if outlook.ready is not None:
+            waits = ("in the queue", self.slot_wait(line, outlook, position, now))
+        else:
+            waits = ("until a model is loaded", self.load_wait(outlook, gate, now))
+        answer = None if served_by is None else self.service(served_by, request.arrival)
+        return tuple((what, seconds) for what, seconds in (waits, ("to answer", answer)) if seconds is not None)
+
+    def unreachable(
+        self, request: LiveRequest, line: Line, outlook: Outlook, gate: GateWord | None, now: float
+    ) -> Rejects | None:
+        """A refusal of one that would certainly end too late, by what is known; None: it may be in time."""
+        if request.deadline_at is None:
+            return None
+        if now >= request.deadline_at:
+            return refusals.deadline_passed(request.arrival)
+        position = line.position_of(request)
+        parts = self.parts(request, line, outlook, position, gate, now)
+        left = request.deadline_at - now
+        if sum(seconds for _, seconds in parts) <= left:
+            return None
+        return refusals.deadline_unreachable(request.arrival, parts, left)
+
+    def too_late(self, request: LiveRequest, candidate: Candidate, now: float) -> Rejects | None:
+        """A refusal of one that is answered there too late though nothing keeps it waiting; None: it is in time."""
+        if request.deadline_at is None:
+            return None
+        if now >= request.deadline_at:
+            return refusals.deadline_passed(request.arrival)
+        answer = self.service(candidate, request.arrival)
+        if answer is None or now + answer <= request.deadline_at:
+            return None
+        return refusals.deadline_unreachable(request.arrival, (("to answer", answer),), request.deadline_at - now)
+
+    def _excluded(self, kind: Kind) -> frozenset[CandidateKey]:
+        """Where it was tried in vain, and what it could not wake as long as that sleeps.
+
+        Not even a primary that its route pins is waited for then.
+        """
+        failed = (self._index.table.candidate(model) for model in kind.failed_wakes)
+        asleep = {each.key for each in failed if each is not None and each.readiness is Readiness.ASLEEP}
+        return kind.excluded | asleep
+
+    def _members(self, line: Line, kind: Kind) -> Iterator[Candidate]:
+        members = (
+            member
+            for member in self._index.permitted(line.name, kind.needs, kind.excluded)
+            if not (member.readiness is Readiness.ASLEEP and member.model in kind.failed_wakes)
+        )
+        route = self._board.route_of(line.name)
+        if route is None or not route.pin_primary:
+            return members
+        everybody, primary = list(members), route.candidates[0]
+        pinned = [member for member in everybody if primary in (member.model, member.pool)]
+        return iter(pinned or everybody)
+
+    def _usual(self, model: str) -> float | None:
+        candidate = self._index.table.candidate(model)
+        return None if candidate is None else self._estimates.load_seconds(candidate)
+
+    def _works(self, candidate: Candidate) -> tuple[object, ...]:
+        return (self._wakes.failed_last(candidate.model),)
+
+    def _preference(self, candidate: Candidate) -> tuple[object, ...]:
+        failed = self._wakes.failed_last(candidate.model)
+        return (failed, self._index.on_runner(candidate), candidate.model, candidate.runner)

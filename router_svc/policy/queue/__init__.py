@@ -1,0 +1,1 @@
+"""Requests that wait: queues, priority classes, fair shares of tenants, admission."""

@@ -1,0 +1,232 @@
+"""A request that is not over, and the class that it waits in."""
+
+import heapq
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+from router_svc.policy.arrival import Arrival, Needs
+from router_svc.policy.decisions import Loads, Rejects, Waits
+from router_svc.policy.endpoints.candidates import Candidate, CandidateKey
+from router_svc.policy.queue.fair_queue import FairQueue, Place, Turn, place_of
+from weft.kernel.request import Priority
+
+BANDS = tuple(Priority)
+_SPARE_ENTRIES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What makes requests of a line interchangeable."""
+
+    needs: Needs
+    excluded: frozenset[CandidateKey] = frozenset()
+    """Where they were tried in vain."""
+    failed_wakes: frozenset[str] = frozenset()
+    """Models whose wake failed while they waited for it; they do not wake them again."""
+    durable: bool = False
+    """Whether they are durable: then they wait apart, so that nothing that is reckoned for callers counts them."""
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # Kinds are looked up several times per request, and all that they consist of would be hashed each time.
+        object.__setattr__(self, "_hash", hash((self.needs, self.excluded, self.failed_wakes, self.durable)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def without(self, candidate: CandidateKey) -> "Kind":
+        """The same after it was tried there in vain."""
+        return replace(self, excluded=self.excluded | {candidate})
+
+    def not_waking(self, model: str) -> "Kind":
+        """The same after the wake of this model failed."""
+        return replace(self, failed_wakes=self.failed_wakes | {model})
+
+
+@dataclass(slots=True, eq=False)
+class LiveRequest:
+    """A request that waits or runs."""
+
+    key: int
+    """The scheduler's number for it."""
+    arrival: Arrival
+    place: Place
+    deadline_at: float | None
+    """Its own or its route's, whichever is earlier."""
+    attempt: int
+    kind: Kind
+    line: str
+    cost: float = 0.0
+    """Estimated tokens."""
+    expected_tokens: float = 0.0
+    """Of its answer, when it arrived; see Estimates.expected_tokens."""
+    keep_alive_seconds: float | None = None
+    """What its route says."""
+    charged: float = 0.0
+    """Tokens that its tenant was charged for the attempt that runs."""
+    queued_since: float = 0.0
+    """From when on the queue timeout counts, while it waits."""
+    waited_seconds: float = 0.0
+    """How long it has waited so far, while it does not wait."""
+    in_queue_since: float = 0.0
+    """When it last began to wait ..."""
+    in_queue_seconds: float = 0.0
+    """... and how long it had waited before, loads included."""
+    bounces: int = 0
+    failures: int = 0
+    """Attempts that broke and wakes that failed."""
+    is_retry: bool = False
+    """Whether an attempt of it broke."""
+    erred_on: tuple[Candidate, ...] = ()
+    """Where engines answered it with an error of their own; at most as many as it has attempts."""
+    placed_on: Candidate | None = None
+    holds_slot: bool = True
+    """While it is placed: whether it takes a slot there. False: it works beside those who do."""
+    placed_at: float = 0.0
+    content_at: float | None = None
+    waits_in: "RequestClass | None" = None
+    last_failure: Rejects | None = None
+    """What it is told when nothing is left to try."""
+    told: Waits | Loads | None = None
+    tell_at: float = 0.0
+    was_told: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class RequestClass:
+    """Requests of one line that can stand in for each other."""
+
+    line: str
+    kind: Kind
+    account_of: Callable[[str], float]
+    may_run: Callable[[str], bool]
+    bands: list[FairQueue | None] = field(default_factory=lambda: [None] * len(BANDS))
+    waiting: int = 0
+    queued_tokens: float = 0.0
+    expected_tokens: float = 0.0
+    """Of the answers of all who wait."""
+    arrived_sum: float = 0.0
+    """Sum of the arrival times of all who wait."""
+    counted_from: float = float("-inf")
+    """No queue timeout counts from before this: when the last load ended that they waited for."""
+    is_paused: bool = False
+    """Whether they wait for a load."""
+    cold_since: float | None = None
+    """When they began to wait for a load, if none has come since; those that came to nothing among them."""
+    awaited_wake: str | None = None
+    """The model whose wake they wait for."""
+    awaited_began_at: float = float("inf")
+    """When the wake was begun that they wait for, or waited for last; infinite: none was."""
+    _arrivals: list[tuple[float, int]] = field(default_factory=list)
+    _keys: set[int] = field(default_factory=set)
+
+    def add(self, request: LiveRequest) -> None:
+        """It waits from now on."""
+        arrival = request.arrival
+        queue = self.bands[arrival.priority]
+        if queue is None:
+            queue = self.bands[arrival.priority] = FairQueue(arrival.priority, self.account_of, self.may_run)
+        queue.add(arrival.tenant, request.place)
+        request.waits_in = self
+        self.waiting += 1
+        self.queued_tokens += request.cost
+        self.expected_tokens += request.expected_tokens
+        self.arrived_sum += arrival.arrived_at
+        self._keys.add(arrival.key)
+        heapq.heappush(self._arrivals, (arrival.arrived_at, arrival.key))
+        if len(self._arrivals) > 2 * self.waiting + _SPARE_ENTRIES:
+            self._arrivals = [entry for entry in self._arrivals if entry[1] in self._keys]
+            heapq.heapify(self._arrivals)
+
+    def remove(self, request: LiveRequest) -> None:
+        """It waits no more."""
+        arrival = request.arrival
+        queue = self.bands[arrival.priority]
+        assert queue is not None, "only who waits can be taken out"
+        queue.remove(arrival.tenant, request.place)
+        request.waits_in = None
+        self.waiting -= 1
+        self.queued_tokens -= request.cost
+        self.expected_tokens -= request.expected_tokens
+        self.arrived_sum -= arrival.arrived_at
+        self._keys.discard(arrival.key)
+        if not self.waiting:
+            self.queued_tokens = self.expected_tokens = self.arrived_sum = 0.0
+            self._arrivals.clear()
+
+    def turn(self) -> tuple[Priority, Turn] | None:
+        """Whose turn it is, in the highest band that has somebody; None: nobody's."""
+        for queue in self.bands:
+            if queue is not None and queue.waiting and (turn := queue.turn()) is not None:
+                return queue.band, turn
+        return None
+
+    def turn_in(self, band: Priority) -> Turn | None:
+        """Whose turn it is in this band; None: nobody's."""
+        queue = self.bands[band]
+        return queue.turn() if queue is not None and queue.waiting else None
+
+    def oldest_arrived_at(self) -> float:
+        """When the one arrived that waits longest; somebody must wait."""
+        while self._arrivals[0][1] not in self._keys:
+            heapq.heappop(self._arrivals)
+        return self._arrivals[0][0]
+
+    def earliest_deadline(self) -> float | None:
+        """The earliest deadline of those who wait; None: none has one."""
+        earliest = min((queue.earliest_deadline() for queue in self.queues()), default=float("inf"))
+        return None if earliest == float("inf") else earliest
+
+    def everybody(self) -> list[int]:
+        """The keys of all who wait, band by band."""
+        return [key for queue in self.queues() for key in queue.everybody()]
+
+    def queues(self) -> Iterator[FairQueue]:
+        """The bands that have somebody."""
+        return (queue for queue in self.bands if queue is not None and queue.waiting)
+
+    def begin_pause(self, now: float) -> None:
+        """They wait for a load from now on, if they do not yet."""
+        self.is_paused = True
+        if self.cold_since is None:
+            self.cold_since = now
+
+    def end_pause(self, *, for_good: bool) -> None:
+        """They wait for no load any more; `for_good`: because one has come."""
+        self.is_paused, self.awaited_wake = False, None
+        if for_good:
+            self.cold_since = None
+
+    def may_pause(self, now: float, longest_seconds: float) -> bool:
+        """Whether the queue timeout may stand still for those in it: no longer than this in all, until a load comes."""
+        return self.cold_since is None or now < self.cold_since + longest_seconds
+
+    def stands_still(self, now: float, longest_seconds: float) -> bool:
+        """Whether it does. A wake under way has a bound of its own."""
+        return self.is_paused and (self.awaited_wake is not None or self.may_pause(now, longest_seconds))
+
+
+def live_request(
+    arrival: Arrival,
+    line: str,
+    kind: Kind,
+    *,
+    deadline_at: float | None,
+    cost: float,
+    keep_alive_seconds: float | None,
+    now: float,
+) -> LiveRequest:
+    """A request that has just arrived at a line."""
+    return LiveRequest(
+        key=arrival.key,
+        arrival=arrival,
+        place=place_of(arrival.key, arrival.arrived_at, deadline_at),
+        deadline_at=deadline_at,
+        attempt=arrival.attempts_used,
+        waited_seconds=max(0.0, now - arrival.arrived_at),
+        in_queue_seconds=max(0.0, now - arrival.arrived_at),
+        kind=kind,
+        line=line,
+        cost=cost,
+        keep_alive_seconds=keep_alive_seconds,
+    )

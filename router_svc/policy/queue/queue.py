@@ -1,0 +1,377 @@
+"""The queue of one target: a pool, or a route."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from math import ceil, inf
+from typing import TYPE_CHECKING, NamedTuple
+
+from router_svc.policy.arrival import Needs
+from router_svc.policy.limits import SchedulerLimits
+from router_svc.policy.queue.fair_queue import Turn
+from router_svc.policy.queue.fair_share import MIN_COST, Account, FairShare
+from router_svc.policy.queue.live_request import BANDS, Kind, LiveRequest, RequestClass
+from weft.kernel.request import Priority
+
+if TYPE_CHECKING:
+    from router_svc.policy.endpoints.capacity import Outlook
+    from router_svc.policy.endpoints.choice import Considered
+
+
+AVERAGE_WEIGHT = 0.1
+"""Share of the newest wait in the average."""
+MIN_STEADY_GRANTS = 8.0
+"""Grants of a backlogged line, older ones faded, below which their pace is chance."""
+
+
+class Pace:
+    """Grants per second of one line while it is backlogged, and how long those who were granted had waited."""
+
+    def __init__(self, window_seconds: float) -> None:
+        self._window = window_seconds
+        self._count = 0.0
+        self._counted_at = 0.0
+        self._backlogged_since: float | None = None
+        self.average_wait_seconds: float | None = None
+
+    def note_backlog(self, now: float, *, waiting: bool) -> None:
+        """Somebody waits, or nobody does any more."""
+        if not waiting:
+            self._backlogged_since = None
+        elif self._backlogged_since is None:
+            self._backlogged_since = self._counted_at = now
+            self._count = 0.0
+
+    def note_grant(self, waited_seconds: float, now: float) -> None:
+        """One who had waited this long was granted a slot; 0: it did not have to wait."""
+        average = self.average_wait_seconds
+        self.average_wait_seconds = (
+            waited_seconds if average is None else average + AVERAGE_WEIGHT * (waited_seconds - average)
+        )
+        if self._backlogged_since is not None:
+            self._count = self._decayed(now) + 1.0
+            self._counted_at = now
+
+    def backlogged_seconds(self, now: float) -> float:
+        """For how long somebody has waited without a break."""
+        return 0.0 if self._backlogged_since is None else now - self._backlogged_since
+
+    def grants_per_second(self, now: float) -> float | None:
+        """None: nobody waits, or nobody was granted anything since somebody does."""
+        since = self._backlogged_since
+        if since is None or not self._count or now <= since:
+            return None
+        seen = self._window * -math.expm1((since - now) / self._window)
+        return self._decayed(now) / seen
+
+    def is_steady(self, now: float) -> bool:
+        """Whether so many were granted a slot while somebody waited that their pace says something."""
+        return self._backlogged_since is not None and self._decayed(now) >= MIN_STEADY_GRANTS
+
+    def _decayed(self, now: float) -> float:
+        return self._count * math.exp((self._counted_at - now) / self._window)
+
+
+MAX_TENANTS_COMPARED = 64
+"""Tenants by name whose turns a position takes into account; the others count as much as these on average."""
+
+MAX_TENANTS_WITH_TIES = 4
+"""Up to so many tenants wait, equal accounts are told apart by who came first."""
+MAX_REMEMBERED_KINDS = 1_024
+"""Kinds that a line keeps to use again, and of which it keeps who could serve them; callers name tools as they like."""
+Rank = tuple[int, float, tuple[float, float, int]]
+"""Band, account, place: of two turns the lower one comes first. Band -1: its own was passed over long enough."""
+_DURABLE = Priority.DURABLE
+_MOST_SAVED_GRANTS = 1.0
+"""What durable requests may be owed beyond the turn that they get: a share that is no whole part of the grants comes
+out even over several turns, and who could not be served for a while does not get many turns in a row."""
+
+
+class Candidacy(NamedTuple):
+    """A request whose turn it could be. A tuple, because one is made for every line that is looked at."""
+
+    rank: Rank
+    band: Priority
+    turn: Turn
+    of: RequestClass
+
+
+@dataclass(slots=True)
+class _Waiters:
+    """Those of one tenant in one band. Its account is the same one as long as any of its requests is not over."""
+
+    account: Account
+    pace: Pace
+    count: int = 0
+
+
+class Line:
+    """Classes of requests, and who of them goes first. Bands before tenants, tenants by account."""
+
+    def __init__(self, name: str, limits: SchedulerLimits, shares: FairShare, may_run: Callable[[str], bool]) -> None:
+        self.name = name
+        self.waiting = 0
+        """Everybody who waits here."""
+        self.callers_waiting = 0
+        """Of them, requests of callers: by these they are told where they stand, and refused."""
+        self.outlooks: dict[Kind, Outlook] = {}
+        """What its members can do for requests of a kind; emptied with every change of that."""
+        self.unwell: dict[Kind, tuple[float, Sequence[tuple[str, str]]]] = {}
+        """Who gets no requests for another reason than its slots, as of when; emptied like the outlooks."""
+        self.considered: dict[Kind, tuple[float, tuple[Considered, ...]]] = {}
+        """Who could serve requests of a kind, as of when; emptied like the outlooks."""
+        self.pace = Pace(limits.pace_window_seconds)
+        self.classes: dict[Kind, RequestClass] = {}
+        self._kinds: tuple[dict[Needs, Kind], dict[Needs, Kind]] = ({}, {})
+        """Of callers; of durable requests."""
+        self._limits = limits
+        self._shares = shares
+        self._may_run = may_run
+        self._crowd: tuple[dict[str, _Waiters], ...] = tuple({} for _ in BANDS)
+        """Who waits, by band."""
+        self._places: dict[str, int] = {}
+        """Which callers wait how often, over all their bands."""
+        self._by_band = [0] * len(BANDS)
+        self._weight_waiting = 0.0
+        self._passed_over = [0.0] * len(BANDS)
+        """By band: grants to higher ones since it had its last one, while somebody waited in it."""
+        self._due_after = _due_after(limits)
+        self._first_due_after = min(self._due_after)
+
+    def keeps_waiting(self, band: Priority) -> bool:
+        """Whether a request of this band that arrives is not served before some who wait.
+
+        Durable requests that only fill what is free keep no caller waiting; their share, once it is due, does.
+        """
+        if not self.waiting:
+            return False
+        is_due = self._passed_over[_DURABLE] >= self._due_after[_DURABLE]
+        return band is _DURABLE or bool(self.callers_waiting) or is_due
+
+    def kind_of(self, needs: Needs, *, durable: bool = False) -> Kind:
+        """The kind of a request that was tried nowhere yet; the same one for equal needs."""
+        kinds = self._kinds[durable]
+        kind = kinds.get(needs)
+        if kind is None:
+            if len(kinds) >= MAX_REMEMBERED_KINDS:
+                kinds.clear()
+            kind = kinds[needs] = Kind(needs, durable=durable)
+        return kind
+
+    def add(self, request: LiveRequest, now: float) -> None:
+        """It waits here from now on."""
+        found = self.classes.get(request.kind)
+        if found is None:
+            found = self.classes[request.kind] = self._new_class(request.kind)
+        found.add(request)
+        band, tenant = request.arrival.priority, request.arrival.tenant
+        if band is not _DURABLE:
+            places = self._places.get(tenant, 0)
+            self._places[tenant] = places + 1
+            if not places:
+                self._weight_waiting += self._shares.weight(tenant)
+            self.callers_waiting += 1
+            if self.callers_waiting == 1:
+                self.pace.note_backlog(now, waiting=True)
+        waiters = self._crowd[band].get(tenant)
+        if waiters is None:
+            waiters = self._crowd[band][tenant] = self._new_waiters(tenant, now)
+        waiters.count += 1
+        self._by_band[band] += 1
+        self.waiting += 1
+
+    def remove(self, request: LiveRequest, now: float) -> None:
+        """It does not wait here any more."""
+        found = request.waits_in
+        assert found is not None, "only who waits can be taken out"
+        found.remove(request)
+        if not found.waiting:
+            del self.classes[found.kind]
+        band, tenant = request.arrival.priority, request.arrival.tenant
+        waiters = self._crowd[band][tenant]
+        waiters.count -= 1
+        if not waiters.count:
+            del self._crowd[band][tenant]
+        self._by_band[band] -= 1
+        if not self._by_band[band]:
+            self._passed_over[band] = 0.0
+        self.waiting -= 1
+        if band is _DURABLE:
+            return
+        self.callers_waiting -= 1
+        places = self._places[tenant] = self._places[tenant] - 1
+        if not places:
+            del self._places[tenant]
+            self._weight_waiting -= self._shares.weight(tenant)
+        if not self.callers_waiting:
+            self._weight_waiting = 0.0
+            self.pace.note_backlog(now, waiting=False)
+
+    def candidacies(self, blocked: set[RequestClass], now: float) -> Iterator[Candidacy]:
+        """Whose turn it could be, class by class."""
+        overdue: Sequence[Priority] = ()
+        if max(self._passed_over) >= self._first_due_after:
+            overdue = [band for band in BANDS if self._passed_over[band] >= self._due_after[band]]
+        for of in self.classes.values():
+            if of in blocked or not of.waiting:
+                continue
+            first = of.turn()
+            if first is None:
+                continue
+            band, turn = first
+            yield Candidacy((band, turn.account, turn.place), band, turn, of)
+            if overdue:
+                yield from self._overdue(of, overdue, now)
+
+    def note_grant(self, chosen: Candidacy, waited_seconds: float, now: float) -> None:
+        """It was granted a slot; it is still among those who wait."""
+        band = chosen.band
+        self._crowd[band][chosen.turn.tenant].pace.note_grant(waited_seconds, now)
+        self._passed_over[band] = 0.0 if band is not _DURABLE else self._still_owed()
+        self.note_placed(band, waited_seconds, now)
+
+    def note_placed(self, band: Priority, waited_seconds: float, now: float) -> None:
+        """A request of this band, which waited here or was placed at once, was granted a slot.
+
+        The pace is that of callers: it is what they are told and refused by.
+        """
+        if band is not _DURABLE:
+            self.pace.note_grant(waited_seconds, now)
+        if self.waiting:
+            self.note_passed_over(band, 1.0)
+
+    def note_passed_over(self, band: Priority, share: float) -> None:
+        """A model that those who wait here want was given to a request of this band.
+
+        `share`: how much of that grant was due to this line; less than 1 where several lines were passed over by it.
+        """
+        for lower in BANDS[band + 1 :]:
+            if self._by_band[lower]:
+                self._passed_over[lower] += share
+
+    def places_of(self, tenant: str) -> int:
+        """How many requests of this tenant wait here."""
+        return self._places.get(tenant, 0) + self.waiting_of(tenant, _DURABLE)
+
+    def waiting_of(self, tenant: str, band: Priority) -> int:
+        """How many requests of this tenant wait in a band."""
+        waiters = self._crowd[band].get(tenant)
+        return 0 if waiters is None else waiters.count
+
+    def waiting_in(self, band: Priority) -> int:
+        """How many requests wait in a band."""
+        return self._by_band[band]
+
+    def pace_of(self, tenant: str, band: Priority) -> Pace | None:
+        """How fast the tenant's requests in a band are served; None: none waits there."""
+        waiters = self._crowd[band].get(tenant)
+        return None if waiters is None else waiters.pace
+
+    def share_of(self, tenant: str) -> float:
+        """The tenant's share among all callers who wait here and itself, 0 to 1. It must be active."""
+        weight = self._shares.weight(tenant)
+        others = self._weight_waiting - (weight if tenant in self._places else 0.0)
+        return weight / (max(0.0, others) + weight)
+
+    def account_after(self, tenant: str, requests: int, cost: float) -> float:
+        """What this active tenant's account will be once so many of its requests were served.
+
+        `cost`: tokens of each, where nothing of the tenant was served yet.
+        """
+        account = self._shares.active[tenant]
+        each = account.mean_cost if account.was_charged else max(MIN_COST, cost) / account.weight
+        return self._shares.account(tenant) + max(0.0, requests * each - account.credit)
+
+    def last_of_furthest(self, band: Priority, spared: str | None, cost: float) -> tuple[float, int] | None:
+        """The last request of the tenant whose account will be highest when all that it has in a band is served.
+
+        Returns that account and the request. `spared` is not counted; `cost`: see `account_after`. None: there is none.
+        """
+        others = [
+            (self.account_after(tenant, waiters.count, cost), tenant)
+            for tenant, waiters in self._crowd[band].items()
+            if tenant != spared
+        ]
+        if not others:
+            return None
+        account, furthest = max(others)
+        queues = (of.bands[band] for of in self.classes.values())
+        lasts = (queue.last_of(furthest) for queue in queues if queue is not None)
+        return account, max(place for place in lasts if place is not None)[2]
+
+    def position_of(self, request: LiveRequest) -> int:
+        """The place at which it would be served now, from 1 on: exact within a tenant, estimated between tenants."""
+        band, mine = request.arrival.priority, self._shares.active[request.arrival.tenant]
+        own, passed = self._own_ahead(request), 0
+        until = mine.served + own * mine.mean_cost
+        crowd = self._crowd[band]
+        looks_at_ties = len(crowd) <= MAX_TENANTS_WITH_TIES
+        for other, waiters in islice(crowd.items(), MAX_TENANTS_COMPARED):
+            account = waiters.account
+            behind = until - account.served
+            if behind < 0 or account is mine:
+                continue
+            turns = behind / account.mean_cost
+            if turns >= waiters.count:
+                passed += waiters.count
+                continue
+            whole = ceil(turns)
+            if looks_at_ties and whole == turns and self._goes_first(other, whole, request):
+                whole += 1
+            passed += whole
+        if len(crowd) > MAX_TENANTS_COMPARED:
+            passed = int(passed * len(crowd) / MAX_TENANTS_COMPARED)
+        return 1 + sum(self._by_band[:band]) + own + passed
+
+    def _own_ahead(self, request: LiveRequest) -> int:
+        band, tenant, place = request.arrival.priority, request.arrival.tenant, request.place
+        ahead = 0
+        for of in self.classes.values():
+            queue = of.bands[band]
+            if queue is not None:
+                ahead += queue.ahead_of(tenant, place)
+        return ahead
+
+    def _goes_first(self, other: str, turns: int, request: LiveRequest) -> bool:
+        """Whether, with equal accounts after so many turns, this tenant's next request comes before this one."""
+        band, place = request.arrival.priority, request.place
+        for of in self.classes.values():
+            queue = of.bands[band]
+            if queue is not None:
+                next_place = queue.place_of(other, turns)
+                if next_place is not None and next_place < place:
+                    return True
+        return False
+
+    def _overdue(self, of: RequestClass, bands: Sequence[Priority], now: float) -> Iterator[Candidacy]:
+        """Of several such bands the one goes first that was passed over most often, so that none waits for another.
+
+        Durable requests waited long before they came here: their share is counted from the first grant on.
+        """
+        for band in bands:
+            turn = of.turn_in(band)
+            patience = 0.0 if band is _DURABLE else self._limits.lower_band_patience_seconds
+            if turn is not None and now - turn.place[1] >= patience:
+                deadline_at, arrived_at, key = turn.place
+                how_often = self._passed_over[band] / self._due_after[band]
+                yield Candidacy((-1, -how_often, (arrived_at, deadline_at, key)), band, turn, of)
+
+    def _still_owed(self) -> float:
+        """What is left for durable requests of the grants that went past them, when one of them gets its turn."""
+        band = _DURABLE
+        return max(0.0, min(_MOST_SAVED_GRANTS, self._passed_over[band] - self._due_after[band]))
+
+    def _new_waiters(self, tenant: str, now: float) -> _Waiters:
+        pace = Pace(self._limits.pace_window_seconds)
+        pace.note_backlog(now, waiting=True)
+        return _Waiters(self._shares.active[tenant], pace)
+
+    def _new_class(self, kind: Kind) -> RequestClass:
+        return RequestClass(self.name, kind, self._shares.account, self._may_run)
+
+
+def _due_after(limits: SchedulerLimits) -> tuple[float, ...]:
+    """By band: grants to higher ones after which it has a turn. Infinite: never."""
+    durable = max(1.0, 1.0 / limits.durable_share - 1.0) if limits.durable_share > 0.0 else inf
+    return tuple(durable if band is _DURABLE else limits.lower_band_every - 1.0 for band in BANDS)

@@ -1,0 +1,251 @@
+"""All requests that are not over, and those of them that wait: in which line, until when, and told what."""
+
+import heapq
+from collections.abc import Collection
+from math import inf
+
+from router_svc.policy import refusals
+from router_svc.policy.decisions import Decision, Rejects
+from router_svc.policy.endpoints.capacity import Outlook
+from router_svc.policy.limits import SchedulerLimits
+from router_svc.policy.loading.load_coordinator import LoadDesk
+from router_svc.policy.progress.status_notifier import Announcer, Rounds, says_the_same
+from router_svc.policy.progress.wait_estimator import Prospects
+from router_svc.policy.queue.admission import Admission
+from router_svc.policy.queue.fair_share import FairShare
+from router_svc.policy.queue.live_request import LiveRequest, RequestClass
+from router_svc.policy.queue.queue import Line
+from router_svc.policy.queue.queues import Lines
+
+_SPARE_ENTRIES = 256
+
+
+class Expiries:
+    """One moment per waiting request, at which it runs out of time or must be looked at again."""
+
+    def __init__(self) -> None:
+        self._at: dict[int, float] = {}
+        self._heap: list[tuple[float, int]] = []
+
+    def note(self, key: int, at: float) -> None:
+        """Look at this request then, and not when it was said before."""
+        self._at[key] = at
+        heapq.heappush(self._heap, (at, key))
+        if len(self._heap) > 2 * len(self._at) + _SPARE_ENTRIES:
+            self._heap = [(moment, waiting) for waiting, moment in self._at.items()]
+            heapq.heapify(self._heap)
+
+    def forget(self, key: int) -> None:
+        """It does not wait any more."""
+        self._at.pop(key, None)
+
+    def due(self, now: float) -> list[int]:
+        """Whose moment has come, each once; it is noted again by who wants it looked at once more."""
+        due: list[int] = []
+        while self._heap and self._heap[0][0] <= now:
+            at, key = heapq.heappop(self._heap)
+            if self._at.get(key) == at:
+                del self._at[key]
+                due.append(key)
+        return due
+
+
+class WaitingRoom:
+    """Requests come in, wait, may come back to wait, and leave."""
+
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        lines: Lines,
+        shares: FairShare,
+        prospects: Prospects,
+        desk: LoadDesk,
+        admission: Admission,
+        announcer: Announcer,
+    ) -> None:
+        self._limits = limits
+        self._lines = lines
+        self._shares = shares
+        self._prospects = prospects
+        self._desk = desk
+        self._admission = admission
+        self._announcer = announcer
+        self._requests: dict[int, LiveRequest] = {}
+        self._joined: set[str] = set()
+        self._rounds = Rounds(limits.tell_interval_seconds, self._waiting)
+        self._expiries = Expiries()
+
+    def get(self, key: int) -> LiveRequest | None:
+        """None: it is over, or never came."""
+        return self._requests.get(key)
+
+    def live(self, key: int) -> LiveRequest:
+        """The request of this number; it must not be over."""
+        return self._requests[key]
+
+    def line(self, request: LiveRequest) -> Line:
+        """The line that it belongs to."""
+        return self._lines.open(request.line)
+
+    def outlook(self, request: LiveRequest) -> Outlook:
+        """The members of its line that it may go to."""
+        return self._prospects.outlook(self.line(request), request.kind)
+
+    def take_joined(self) -> Collection[str]:
+        """The lines that somebody joined since this was asked last."""
+        joined, self._joined = self._joined, set()
+        return joined
+
+    # -- in and out
+
+    def enter(self, request: LiveRequest) -> None:
+        """It arrived. It neither waits nor runs yet."""
+        self._requests[request.key] = request
+        self._shares.enter(request.arrival.tenant)
+
+    def leave(self, request: LiveRequest) -> None:
+        """It is over. It neither waits nor runs any more."""
+        del self._requests[request.key]
+        self._shares.leave(request.arrival.tenant)
+
+    def queue(self, request: LiveRequest, now: float) -> None:
+        """It waits from now on, where it belongs, which is not the end for one that waited before."""
+        line = self._lines.add(request, now)
+        of = _class_of(request)
+        self._joined.add(request.line)
+        request.queued_since = now - request.waited_seconds
+        request.in_queue_since = now
+        outlook = self._prospects.outlook(line, request.kind)
+        if of.waiting == 1:
+            self.settle_pause(of, outlook, now)
+        self._desk.want(of, outlook)
+        at = min(request.queued_since + self._limits.queue_timeout_seconds, self._longest_wait_ends_at(request))
+        self._await_timeout(request, max(now, at))
+
+    def unqueue(self, request: LiveRequest, now: float) -> None:
+        """It does not wait any more."""
+        of = _class_of(request)
+        request.waited_seconds = now - self._counted_from(request, of, now)
+        request.in_queue_seconds += now - request.in_queue_since
+        self._expiries.forget(request.key)
+        self._lines.remove(request, now)
+        if not of.waiting:
+            self._desk.want_no_more(of)
+
+    def drop(self, request: LiveRequest, rejection: Rejects, now: float) -> Rejects:
+        """One that waits is refused."""
+        self.unqueue(request, now)
+        self.leave(request)
+        return rejection
+
+    # -- time
+
+    def note_plan(self, now: float) -> None:
+        """Loads were planned anew: those that are certain are waited for like those under way."""
+        for of, outlook in self._desk.wanting():
+            self.settle_pause(of, outlook, now)
+
+    def settle_pause(self, of: RequestClass, outlook: Outlook, now: float) -> None:
+        """The queue timeout stands still while a class waits for a load that is certain, and begins anew with its end.
+
+        Loads that come to nothing do so only for a while, however many of them there are.
+        """
+        if not outlook.is_cold or not (outlook.waking or outlook.loading or self._desk.is_decided(of)):
+            if of.is_paused and (not outlook.is_cold or of.may_pause(now, self._limits.max_load_pause_seconds)):
+                of.counted_from = now
+            of.end_pause(for_good=not outlook.is_cold)
+            return
+        of.begin_pause(now)
+        if outlook.loading:
+            of.awaited_wake, of.awaited_began_at = None, inf
+        elif of.awaited_wake not in outlook.waking:
+            of.awaited_wake = next(iter(outlook.waking), None)
+            began_at = None if of.awaited_wake is None else self._desk.wakes.began_at(of.awaited_wake)
+            of.awaited_began_at = inf if began_at is None else began_at
+
+    def expire(self, now: float) -> list[Decision]:
+        """Refuse those whose deadline or queue timeout has come."""
+        decisions: list[Decision] = []
+        for key in self._expiries.due(now):
+            rejection = self._expiry(self._requests[key], now)
+            if rejection is not None:
+                decisions.append(self.drop(self._requests[key], rejection, now))
+        return decisions
+
+    def _expiry(self, request: LiveRequest, now: float) -> Rejects | None:
+        of = _class_of(request)
+        if request.deadline_at is not None and now >= request.deadline_at:
+            return refusals.deadline_passed(request.arrival)
+        if request.kind.durable:
+            return None
+        since = self._counted_from(request, of, now)
+        at = since + self._limits.queue_timeout_seconds
+        most = self._longest_wait_ends_at(request)
+        # A wake that was begun in time is waited for to its end, and a slot then as after any other load.
+        is_due = now >= most and of.awaited_began_at >= most
+        if now < at and not is_due:
+            self._await_timeout(request, min(at, most if now < most else now + self._limits.tell_interval_seconds))
+            return None
+        if is_due:
+            since = request.in_queue_since - request.in_queue_seconds
+        outlook, gate = self.outlook(request), self._desk.gate_of(of)
+        refusal = self._admission.timed_out(request, self.line(request), outlook, now - since, now)
+        if gate is None or not outlook.is_cold:
+            return refusal
+        return refusals.not_loaded(refusal, request.arrival, now - since, gate.reason)
+
+    def _counted_from(self, request: LiveRequest, of: RequestClass, now: float) -> float:
+        if of.stands_still(now, self._limits.max_load_pause_seconds):
+            return now
+        return max(request.queued_since, of.counted_from)
+
+    def _longest_wait_ends_at(self, request: LiveRequest) -> float:
+        """After this no load that begins anew keeps it waiting, however often the queue timeout began anew."""
+        most = self._limits.queue_timeout_seconds + self._limits.max_load_pause_seconds
+        return request.in_queue_since + most - request.in_queue_seconds
+
+    def _await_timeout(self, request: LiveRequest, at: float) -> None:
+        """Look at it then, or at its deadline. Durable requests have no queue timeout."""
+        deadline_at = request.deadline_at
+        if not request.kind.durable:
+            self._expiries.note(request.key, at if deadline_at is None else min(at, deadline_at))
+        elif deadline_at is not None:
+            self._expiries.note(request.key, deadline_at)
+
+    # -- words
+
+    def tell_due(self, now: float) -> list[Decision]:
+        """Tell those whose turn it is where they stand, and refuse whoever waits in vain by now."""
+        decisions: list[Decision] = []
+        for request in self._rounds.due(now, self._limits.max_told_per_tick):
+            gate = self._desk.gate_of(_class_of(request))
+            rejection = self._prospects.unreachable(request, self.line(request), self.outlook(request), gate, now)
+            if rejection is None:
+                decisions += self.tell(request, now)
+            else:
+                decisions.append(self.drop(request, rejection, now))
+        return decisions
+
+    def tell(self, request: LiveRequest, now: float) -> list[Decision]:
+        """Where it stands, unless it does not wait or knows. A durable one is told once: nobody sits and reads it."""
+        if request.waits_in is None or (request.kind.durable and request.told is not None):
+            return []
+        line = self.line(request)
+        word = self._announcer.word(request, line, self._prospects.outlook(line, request.kind), now)
+        if not request.kind.durable:
+            self._rounds.note_told(request, now)
+        if says_the_same(word, request.told):
+            return []
+        request.told = word
+        request.was_told = True
+        return [word]
+
+    def _waiting(self, key: int) -> LiveRequest | None:
+        request = self._requests.get(key)
+        return request if request is not None and request.waits_in is not None else None
+
+
+def _class_of(request: LiveRequest) -> RequestClass:
+    of = request.waits_in
+    assert of is not None, "it does not wait"
+    return of
