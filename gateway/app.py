@@ -9,42 +9,42 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
 
+from gateway.admin.keys import add_keys
+from gateway.admin.requests import add_requests
 from gateway.admin.routes_models import add_admin_models
 from gateway.admin.routes_operations import add_admin_operations
-from gateway.authentication import KeyGate, OpenGate
+from gateway.anthropic.messages import add_messages
+from gateway.auth.authentication import KeyGate, OpenGate
+from gateway.auth.rate_limits import TenantRateLimits
+from gateway.batches.endpoints import add_batches
+from gateway.batches.files import add_files
 from gateway.batches.finishing import FinishingJobs
 from gateway.batches.parts import batch_parts, file_parts
 from gateway.config import GatewayConfig
-from gateway.edge import EdgeMiddleware
 from gateway.errors import EdgeError
-from gateway.event_watches import EventWatches
+from gateway.health import add_health
+from gateway.http.event_watches import EventWatches
 from gateway.media.fetcher import media_source
 from gateway.metrics import GatewayMetrics
+from gateway.middleware import EdgeMiddleware
+from gateway.openai.chat import add_chat
+from gateway.openai.completions import add_completions
+from gateway.openai.embeddings import add_embeddings
+from gateway.openai.model_calls import add_model_calls
+from gateway.openai.models import add_models
 from gateway.openapi import publish_schemas
 from gateway.parts import GatewayParts, InferenceParts
 from gateway.ports import GatewayPorts
-from gateway.rate_limits import TenantRateLimits
-from gateway.routes.batches import add_batches
-from gateway.routes.chat import add_chat
-from gateway.routes.completions import add_completions
-from gateway.routes.declarations import add_declarations
-from gateway.routes.embeddings import add_embeddings
-from gateway.routes.events import add_events
-from gateway.routes.files import add_files
-from gateway.routes.health import add_health
-from gateway.routes.keys import add_keys
-from gateway.routes.messages import add_messages
-from gateway.routes.model_calls import add_model_calls
-from gateway.routes.models import add_models
-from gateway.routes.requests import add_requests
-from gateway.routes.resources import add_resources
-from gateway.routes.responses import add_responses, responses_parts
-from gateway.routes.responses_kept import add_kept_responses
-from gateway.routes.settings import add_settings
-from gateway.routes.tasks import add_tasks
-from gateway.static_routes import ShortcutApp, publish_static_routes
+from gateway.resources.declarations import add_declarations
+from gateway.resources.endpoints import add_resources
+from gateway.resources.events import add_events
+from gateway.resources.mesh_settings import add_settings
+from gateway.responses.create import add_responses, responses_parts
+from gateway.responses.retrieve import add_kept_responses
+from gateway.routing import ShortcutApp, publish_static_routes
 from gateway.tasks.bounded_port import BoundedTasks
 from gateway.tasks.dispatcher import JournalingDispatcher
+from gateway.tasks.endpoints import add_tasks
 from gateway.tasks.surfaces import surfaces_of
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError

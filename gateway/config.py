@@ -2,17 +2,86 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
-from gateway.batches.config import BatchEdgeConfig
-from gateway.edge_tls import EdgeTls, Exposure
-from gateway.media.config import MediaConfig
-from gateway.responses.config import KeepResponses
 from weft.dispatch.schema_guard import SchemaLimits
+from weft.kernel.errors import invalid_field
+from weft.kernel.tls import TlsFiles
 from weft.kernel.units import Rate
 
 MEBIBYTE = 1024 * 1024
 DEFAULT_RATE = Rate(50, 60)
 """50 requests a minute, where tenants are limited at all."""
+
+
+class KeepResponses(StrEnum):
+    """What becomes of a response that is complete."""
+
+    BY_DEFAULT = "by_default"
+    """It is kept unless its request says `"store": false`."""
+    ON_REQUEST = "on_request"
+    """It is kept where its request says `"store": true`."""
+    NEVER = "never"
+    """It is not kept, and a request that says `"store": true` is refused."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaConfig:
+    """Limits of `gateway.media`. Bytes that come inside a request pass the same checks as those that are fetched."""
+
+    allowed_hosts: tuple[str, ...] = ()
+    """Hosts that media may be fetched from: `images.example.org`, `*.example.org` (every name below it, not itself),
+    with `:port` for another port than 443. Empty: no address is ever fetched."""
+    allow_plain_http: bool = False
+    """Whether http:// addresses of those hosts are fetched as well as https:// ones."""
+    max_bytes: int = 10 * MEBIBYTE
+    """Of one file, fetched or sent along."""
+    max_total_bytes: int = 20 * MEBIBYTE
+    """Of all files that are fetched for one request; a message between services holds 64 MiB."""
+    max_files: int = 16
+    """Addresses of one request."""
+    max_concurrent_fetches: int = 16
+    """Files that are fetched at once for all requests; others wait."""
+    connect_timeout_seconds: float = 5.0
+    """For the look-up of the name, the connection and TLS."""
+    total_timeout_seconds: float = 20.0
+    """For all files of one request, waiting included."""
+    min_bytes_per_second: int = 1024
+    """What a file must come at on the average ..."""
+    slow_start_seconds: float = 5.0
+    """... after this long."""
+    max_pixels: int = 64 * 1024 * 1024
+    """Width times height times frames of one image, as its header has them: 8192 x 8192."""
+    max_frames: int = 300
+    """Of one animation."""
+    max_audio_seconds: float = 3600.0
+    """Length of one recording, as its header has it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchEdgeConfig:
+    """What callers may send, and how much of it is done at once."""
+
+    max_file_bytes: int = 200 * MEBIBYTE
+    """Of one file that is sent."""
+    upload_timeout_seconds: float = 3600.0
+    """How long the bytes of a file may take to come in; the pace of `connections` holds besides."""
+    max_uploads: int = 32
+    """Files that are taken in at once; one more is refused. Each holds about two pieces of a file in memory."""
+    max_lines: int = 50_000
+    """Requests of one batch."""
+    max_line_bytes: int = MEBIBYTE
+    """One line of an input file."""
+    max_creations: int = 4
+    """Batches that are made at once; one more is refused. Each is work for the processor as long as its file is."""
+    max_finishing: int = 4
+    """Batches whose results are written at once; whoever asks for one more finds it finalizing."""
+    finish_wait_seconds: float = 1.0
+    """How long whoever asks for a batch waits for its results to be written."""
+    finish_timeout_seconds: float = 900.0
+    """How long the results of one batch may take to be written; then they are begun anew when somebody asks."""
+    store_timeout_seconds: float = 30.0
+    """How long whoever keeps files and batches may take to answer, and for each piece of a file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +161,43 @@ class RateLimitConfig:
     tenants: Mapping[str, Rate] = field(default_factory=dict)
     max_tenants: int = 1000
     """Tenants that are counted one by one; those beyond share one window, so that new names buy nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EdgeTls:
+    """The certificate of the edge."""
+
+    files: TlsFiles
+    """With a certificate and its key."""
+    handshake_timeout_seconds: float = 10.0
+    """How long a client may take to set TLS up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exposure:
+    """Where an HTTP surface listens, and what protects it there."""
+
+    host: str
+    port: int
+    tls: EdgeTls | None = field(default=None)
+    """None: plain HTTP."""
+    has_keys: bool = False
+    """Whether every caller needs a key."""
+    tls_terminated_elsewhere: bool = False
+    """Whether the operator says that a proxy in front speaks TLS with the callers."""
+
+    def require_protection(self) -> None:
+        """For an address that is not loopback. Raises INVALID_ARGUMENT naming every setting that is missing."""
+        missing = []
+        if not self.has_keys:
+            missing.append("keys (auth.required: true)")
+        if self.tls is None and not self.tls_terminated_elsewhere:
+            missing.append(
+                "TLS (gateway.tls.certificate_file and gateway.tls.key_file, or gateway.tls_terminated_elsewhere: true "
+                "where a proxy in front speaks it)"
+            )
+        if missing:
+            raise invalid_field("host", f"'{self.host}' is not a loopback address, which needs {' and '.join(missing)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from gateway.facts import UNKNOWN_MODEL, RequestFacts
+from gateway.request_facts import UNKNOWN_MODEL, RequestFacts
 from weft.api.common.v1 import usage_pb2
 from weft.dispatch.agents import known_names
 from weft.dispatch.fleet import FleetView

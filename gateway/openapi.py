@@ -1,4 +1,4 @@
-"""The OpenAPI document. Bodies are parsed by `gateway.json_guard`, so the framework has to be told what they are."""
+"""The OpenAPI document. `gateway.intake.json_guard` parses the bodies, so the framework does not know their schemas."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,19 +7,21 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from gateway.admin.key_schemas import KeyList, NewKeyBody, NewKeyDocument, RotateBody
 from gateway.admin.schemas import AdminModelList, FlushBody, GpuMemoryAnswer, LoadBody, UnloadBody
-from gateway.keys.schemas import KeyList, NewKeyBody, NewKeyDocument, RotateBody
-from gateway.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
-from gateway.schemas.batches import BatchList, BatchObject, BatchRequest, DeletedFile, FileList, FileObject
-from gateway.schemas.messages import CountTokensRequest, MessagesRequest
-from gateway.schemas.model_calls import (
+from gateway.anthropic.schema import CountTokensRequest, MessagesRequest
+from gateway.batches.schema import BatchList, BatchObject, BatchRequest, DeletedFile, FileList, FileObject
+from gateway.openai.chat_schema import ChatRequest
+from gateway.openai.completion_schema import CompletionRequest
+from gateway.openai.embedding_schema import EmbeddingRequest
+from gateway.openai.model_call_schemas import (
     ImageRequest,
     RerankRequest,
     SpeechRequest,
     TokenizeRequest,
     TranscriptionRequest,
 )
-from gateway.schemas.resources import (
+from gateway.resources.schema import (
     AgentList,
     ApplyAnswer,
     ApplyRequest,
@@ -31,9 +33,9 @@ from gateway.schemas.resources import (
     RouteList,
     RunnerList,
 )
-from gateway.schemas.responses import ResponsesRequest
-from gateway.schemas.responses_kept import DeletedResponse, ResponseItemList, ResponseObject
-from gateway.schemas.tasks import NewTaskBody, TaskList, TaskObject
+from gateway.responses.kept_schema import DeletedResponse, ResponseItemList, ResponseObject
+from gateway.responses.schema import ResponsesRequest
+from gateway.tasks.schema import NewTaskBody, TaskList, TaskObject
 from weft.documents.operation_documents import AuditList, OperationList
 from weft.documents.request_documents import ClientList, RequestList
 

@@ -5,25 +5,23 @@ from dataclasses import dataclass, field, replace
 
 from starlette.types import Scope
 
-from gateway.authentication import Gate, OpenGate
+from gateway.auth.authentication import Gate, OpenGate
+from gateway.auth.rate_limits import TenantRateLimits
 from gateway.config import GatewayConfig
-from gateway.event_watches import EventWatches
-from gateway.facts import RequestFacts, facts_of
-from gateway.identity import request_context
-from gateway.journal import journal_of
+from gateway.http.event_watches import EventWatches
+from gateway.intake.durable import journal_of
+from gateway.intake.headers import request_context
+from gateway.intake.request_limits import require_within
+from gateway.intake.request_model import HandledRequest
 from gateway.media import MediaSource, NoMediaSource, RequestMedia
 from gateway.metrics import GatewayMetrics
 from gateway.ports import RegistryPort, RequestDispatcher
-from gateway.rate_limits import TenantRateLimits
-from gateway.request_caps import require_within
-from gateway.schemas.base import HandledRequest
-from gateway.translate.pieces import AnswerIdentity
+from gateway.request_facts import RequestFacts, facts_of
 from weft.dispatch.fleet import FleetSource
 from weft.dispatch.request_trace import RequestContext
 from weft.dispatch.router_watch import RouterSource
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
-from weft.kernel.names import new_id
 from weft.kernel.request import Operation
 
 
@@ -90,11 +88,6 @@ class InferenceParts:
     def request_media(self, asked: HandledRequest) -> RequestMedia:
         """For the images and recordings of one request."""
         return RequestMedia(self.config.media, allow_remote=asked.allow_remote)
-
-    def identity(self, prefix: str, model: str) -> AnswerIdentity:
-        """The id and birth of an answer."""
-        created = int(self.clock.utc_now().timestamp())
-        return AnswerIdentity(answer_id=new_id(prefix), created=created, model=model)
 
     def age_seconds(self, facts: RequestFacts) -> float:
         """How long a request has been here."""

@@ -1,15 +1,15 @@
 """What the edge needs from the rest of the mesh.
 
-`weft.dispatch` and `gateway.registry_client` satisfy it; tests script it.
+`weft.dispatch` and `gateway.resources.registry_client` satisfy it; tests script it.
 """
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar
 
+from gateway.admin.keys_port import KeysPort
 from gateway.admin.ports import AdminPorts
-from gateway.authentication import KeyRingSource
-from gateway.keys.ports import KeysPort
+from gateway.auth.authentication import KeyRingSource
 from gateway.media.port import MediaSource
 from weft.api.common.v1 import audio_pb2, embedding_pb2, image_pb2, receipt_pb2, rerank_pb2, tokenize_pb2
 from weft.dispatch.fleet import FleetSource
@@ -160,7 +160,7 @@ class MeshSettings:
 
 
 class RegistryPort(Protocol):
-    """Who keeps the resources; see `gateway.registry_client.RegistryClient`.
+    """Who keeps the resources; see `gateway.resources.registry_client.RegistryClient`.
 
     Every method raises the WeftError that the registry answers, SERVICE_UNAVAILABLE when it cannot be reached, and
     DEADLINE_EXCEEDED when it does not answer in time.

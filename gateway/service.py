@@ -6,10 +6,10 @@ import grpc
 from prometheus_client import CollectorRegistry
 
 from gateway.app import create_app
-from gateway.app_server import AppServer
 from gateway.batches.finishing import FinishingJobs
 from gateway.config import GatewayConfig
-from gateway.event_watches import EventWatches
+from gateway.http.app_server import AppServer
+from gateway.http.event_watches import EventWatches
 from gateway.metrics import GatewayMetrics
 from gateway.ports import GatewayPorts
 from weft.kernel.clock import Clock, SystemClock

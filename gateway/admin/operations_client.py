@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 
 from gateway.admin.ports import NewOperation
-from gateway.registry_calls import RegistryCalls
+from gateway.resources.registry_calls import RegistryCalls
 from weft.api.operations.v1 import operation_service_pb2 as pb
 from weft.api.operations.v1 import operation_service_pb2_grpc
 from weft.api.registry.v1 import lease_service_pb2, lease_service_pb2_grpc

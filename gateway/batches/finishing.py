@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import structlog
 
-from gateway.batches.config import BatchEdgeConfig
 from gateway.batches.pieces import in_pieces, in_time
 from gateway.batches.results import BatchResults
+from gateway.config import BatchEdgeConfig
 from gateway.tasks.surface import Surfaces
 from weft.durable.batches import Batch, BatchPort, BatchState
 from weft.durable.files import BATCH_OUTPUT, FilePort, NewFile

@@ -8,9 +8,9 @@ from hashlib import blake2b
 
 import msgspec
 
-from gateway.batches.config import BatchEdgeConfig
 from gateway.batches.pieces import Breather
-from gateway.json_guard import require_strict_json
+from gateway.config import BatchEdgeConfig
+from gateway.intake.json_guard import require_strict_json
 from weft.api.router.v1 import task_pb2
 from weft.durable.batches import MAX_CUSTOM_ID_CHARS, MAX_LINE_ERRORS, BatchLine, LineError
 from weft.kernel.errors import FieldError, WeftError

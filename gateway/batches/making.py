@@ -10,9 +10,9 @@ from starlette.types import Scope
 
 from gateway.batches.lines import BatchLines, WrongLinesError, raw_lines
 from gateway.batches.pieces import Breather, each_in_time, in_time
+from gateway.batches.schema import WINDOW_SECONDS, BatchRequest
 from gateway.config import GatewayConfig
-from gateway.facts import facts_of
-from gateway.schemas.batches import WINDOW_SECONDS, BatchRequest
+from gateway.request_facts import facts_of
 from gateway.tasks.surface import SpecContext, Surface, Surfaces
 from weft.api.router.v1 import task_pb2
 from weft.durable.batches import Batch, BatchLine, BatchPort, NewBatch

@@ -2,8 +2,8 @@
 
 from collections.abc import AsyncGenerator
 
-from gateway.multipart import Part
-from gateway.multipart_stream import MultipartStream
+from gateway.intake.multipart import Part
+from gateway.intake.multipart_stream import MultipartStream
 from weft.durable.files import BATCH_INPUT, MAX_FILE_NAME_CHARS
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason

@@ -5,7 +5,7 @@ A route makes one `RequestMedia` for a request (`parts.request_media(asked)`), t
 dispatched. A route that dispatches by itself awaits `supply(payload, media, parts.media)`.
 """
 
-from gateway.media.config import MediaConfig
+from gateway.config import MediaConfig
 from gateway.media.port import MediaAddress, MediaFile, MediaSource, NoMediaSource
 from gateway.media.request_media import RequestMedia, supply
 

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
-from gateway.media.config import MediaConfig
+from gateway.config import MediaConfig
 from weft.kernel.address import MAX_PORT, fits_host_pattern, is_host_name
 from weft.kernel.errors import invalid_field
 

@@ -4,8 +4,8 @@ Nothing is decoded here: a decoder is what a hostile file is made for. SVG, play
 files begin with none of the known bytes.
 """
 
+from gateway.config import MediaConfig
 from gateway.media.audio_headers import mp3_seconds, wav_seconds
-from gateway.media.config import MediaConfig
 from gateway.media.image_headers import media_type_of, size_of
 from gateway.media.port import MediaFile
 from weft.kernel.errors import invalid_field

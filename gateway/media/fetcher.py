@@ -17,8 +17,8 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
+from gateway.config import MediaConfig
 from gateway.media.addresses import MediaUrl, address_refusal, require_allowed
-from gateway.media.config import MediaConfig
 from gateway.media.content import fetched_image
 from gateway.media.port import MediaAddress, MediaFile, MediaSource, NoMediaSource
 from gateway.media.request_media import too_large

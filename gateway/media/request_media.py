@@ -1,16 +1,16 @@
 """The media of one request: bytes in it are checked at once, addresses noted and fetched before it is dispatched.
 
 Translation is synchronous: `RequestMedia.image` gives a part that stands for the address, and `supply` puts the bytes
-in its place. It is awaited where the answer is produced (`gateway.generation.Work`), so that a caller who hangs up ends
-the fetch, and a stream has its status line and its keepalive comments meanwhile.
+in its place. It is awaited where the answer is produced (`gateway.answers.generation.Work`), so that a caller who
+hangs up ends the fetch, and a stream has its status line and its keepalive comments meanwhile.
 """
 
 import base64
 import binascii
 import re
 
+from gateway.config import MediaConfig
 from gateway.media.addresses import require_allowed
-from gateway.media.config import MediaConfig
 from gateway.media.content import checked_audio, checked_image
 from gateway.media.port import MediaAddress, MediaSource
 from weft.api.common.v1 import chat_pb2

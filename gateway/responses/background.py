@@ -1,6 +1,6 @@
 """Responses in the background: tasks, in the words of the Responses API.
 
-The response's id leads to its task (see `gateway.translate.responses_ids`), and everything else is rendered from what
+The response's id leads to its task (see `gateway.responses.ids`), and everything else is rendered from what
 is kept of the task, by any gateway. Whoever first sees its end keeps the response as others are kept, so that it
 outlives its task; until then it can be continued all the same.
 """
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import structlog
 
+from gateway.responses.background_answer import require_resumable
 from gateway.responses.history import items_to_keep
+from gateway.responses.ids import background_response_id, task_of
 from gateway.responses.origin import ORIGIN_KIND, ReadOrigin
 from gateway.responses.replay import FROM_THE_START, Replay
-from gateway.translate.responses_background import require_resumable
-from gateway.translate.responses_ids import background_response_id, task_of
-from gateway.translate.responses_stream import error_event
+from gateway.responses.stream import error_event
 from weft.durable.durable_call import of_request
 from weft.durable.responses import ResponseStore, StoredResponse, response_not_found
 from weft.durable.tasks import NewTask, Task, TaskPort, TaskState

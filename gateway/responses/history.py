@@ -7,11 +7,11 @@ import msgspec
 from pydantic import TypeAdapter, ValidationError
 
 from gateway.errors import DetailedError
-from gateway.json_guard import member_count
-from gateway.schemas.responses_items import MAX_ID_CHARS, InputItem, Items
-from gateway.translate.responses import Conversation
-from gateway.translate.responses_ids import input_item_id, response_of
-from gateway.translate.responses_input import MAX_CALL_NAME_CHARS
+from gateway.intake.json_guard import member_count
+from gateway.responses.ids import input_item_id, response_of
+from gateway.responses.input_items import MAX_CALL_NAME_CHARS
+from gateway.responses.item_schema import MAX_ID_CHARS, InputItem, Items
+from gateway.responses.payload import Conversation
 from weft.durable.responses import ResponseStore, StoredResponse
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import is_token

@@ -14,7 +14,7 @@ log = structlog.get_logger("weft.gateway")
 
 
 class GrowingResponse(Protocol):
-    """A response on its way; see `gateway.translate.responses_stream` and `responses_answer`."""
+    """A response on its way; see `gateway.responses.stream` and `responses_answer`."""
 
     def snapshot(self, status: str = ...) -> bytes:
         """The response as it is now, as JSON; once it is concluded, as it has become."""

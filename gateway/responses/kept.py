@@ -5,9 +5,9 @@ from collections.abc import AsyncGenerator, Sequence
 import msgspec
 
 from gateway.responses.background import BackgroundResponse, BackgroundResponses, StreamPosition
+from gateway.responses.document import CANCELLED
 from gateway.responses.history import items_to_keep
 from gateway.responses.running import RunningResponses
-from gateway.translate.responses_document import CANCELLED
 from weft.durable.responses import ResponseStore, StoredResponse, response_not_found
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.reasons import Reason

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import msgspec
 from pydantic import TypeAdapter, ValidationError
 
-from gateway.schemas.responses import ResponsesRequest
-from gateway.schemas.responses_items import InputItem, Items
-from gateway.translate.responses import own_items
-from gateway.translate.responses_background import BackgroundRequest
+from gateway.responses.background_answer import BackgroundRequest
+from gateway.responses.item_schema import InputItem, Items
+from gateway.responses.payload import own_items
+from gateway.responses.schema import ResponsesRequest
 from weft.api.common.v1 import warning_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from gateway.translate.responses_background import (
+from gateway.responses.background_answer import (
     BackgroundRequest,
     BackgroundStream,
     attempt_of_number,

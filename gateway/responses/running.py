@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Generator
 from contextlib import contextmanager
 
+from gateway.responses.document import CANCELLED, IN_PROGRESS
 from gateway.responses.keeping import GrowingResponse, Keeping
-from gateway.translate.responses_document import CANCELLED, IN_PROGRESS
 from weft.kernel.errors import WeftError
 from weft.kernel.interrupt import Interruptible
 from weft.kernel.reasons import Reason

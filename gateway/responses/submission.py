@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from starlette.responses import Response
 from starlette.types import Scope
 
-from gateway.event_stream import EventStream
-from gateway.event_watches import EventWatches
-from gateway.facts import facts_of
-from gateway.generation import cut_off_seconds
-from gateway.identity import headers_of, idempotency_key_of
+from gateway.answers.event_stream import EventStream
+from gateway.answers.generation import cut_off_seconds
+from gateway.answers.unary import JsonAnswer, UnaryAnswer
+from gateway.http.event_watches import EventWatches
+from gateway.intake.headers import headers_of, idempotency_key_of
 from gateway.media import RequestMedia, supply
 from gateway.parts import GatewayParts
+from gateway.request_facts import facts_of
 from gateway.responses.background import BackgroundResponse, BackgroundResponses, StreamPosition
 from gateway.responses.origin import ORIGIN_KIND
-from gateway.schemas.responses import ResponsesRequest
-from gateway.unary import JsonAnswer, UnaryAnswer
+from gateway.responses.schema import ResponsesRequest
 from weft.api.common.v1 import chat_pb2
 from weft.dispatch.request_trace import RequestContext
 from weft.durable.durable_call import task_spec

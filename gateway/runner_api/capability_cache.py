@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 import structlog
 
+from gateway.answers.sse import encode_json
 from gateway.runner_api.capabilities import QueueFacts, capabilities_body
 from gateway.runner_api.facts import DeviceFacts, ModelStage, RunnerFacts
 from gateway.runner_api.ports import RunnerPort
-from gateway.translate.sse import encode_json
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

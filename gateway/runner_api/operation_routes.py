@@ -8,15 +8,16 @@ from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel
 from starlette.types import Receive
 
-from gateway.body import read_json_body
+from gateway.answers.sse import encode_json
 from gateway.errors import ClientGoneError, DetailedError, EdgeError
-from gateway.facts import facts_of
-from gateway.identity import headers_of, require_local_caller, timeout_seconds
-from gateway.interrupt import interrupt_on_disconnect
-from gateway.json_guard import parse
+from gateway.http.disconnect import interrupt_on_disconnect
+from gateway.intake.body import read_json_body
+from gateway.intake.headers import headers_of, require_local_caller, timeout_seconds
+from gateway.intake.json_guard import parse
+from gateway.intake.query import Query
 from gateway.openapi import json_body
-from gateway.query import Query
-from gateway.routes.resources import json_response
+from gateway.request_facts import facts_of
+from gateway.resources.endpoints import json_response
 from gateway.runner_api import operation_messages as messages
 from gateway.runner_api.operations_client import ENDED
 from gateway.runner_api.parts import RunnerApiParts
@@ -26,7 +27,6 @@ from gateway.runner_api.schemas import (
     LoadBody,
     UnloadBody,
 )
-from gateway.translate.sse import encode_json
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.interrupt import Interruptible

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from gateway.authentication import KeyRingSource
+from gateway.auth.authentication import KeyRingSource
 from gateway.ports import RequestDispatcher
 from gateway.runner_api.facts import DeviceFacts, RunnerFacts
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2

@@ -7,12 +7,16 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from gateway.app import add_openai, bare_app
-from gateway.app_server import AppServer
-from gateway.authentication import KeyGate, OpenGate
+from gateway.auth.authentication import KeyGate, OpenGate
+from gateway.auth.rate_limits import TenantRateLimits
+from gateway.http.app_server import AppServer
 from gateway.metrics import GatewayMetrics
+from gateway.openai.chat_schema import ChatRequest
+from gateway.openai.completion_schema import CompletionRequest
+from gateway.openai.embedding_schema import EmbeddingRequest
 from gateway.openapi import publish_schemas
 from gateway.parts import InferenceParts
-from gateway.rate_limits import TenantRateLimits
+from gateway.routing import publish_static_routes
 from gateway.runner_api.capability_cache import CapabilityCache
 from gateway.runner_api.metrics import RunnerMetrics, StateCollector
 from gateway.runner_api.observed import ObservedDispatcher, RequestObserver
@@ -21,8 +25,6 @@ from gateway.runner_api.parts import RunnerApiConfig, RunnerApiParts, queue_fact
 from gateway.runner_api.ports import RunnerApiPorts
 from gateway.runner_api.schemas import FlushBody, LoadBody, UnloadBody
 from gateway.runner_api.state_routes import add_metrics, add_state
-from gateway.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
-from gateway.static_routes import publish_static_routes
 from weft.kernel.clock import Clock, SystemClock
 
 _SCHEMAS = (ChatRequest, CompletionRequest, EmbeddingRequest, LoadBody, UnloadBody, FlushBody)

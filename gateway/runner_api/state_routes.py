@@ -2,13 +2,13 @@
 
 from fastapi import FastAPI, Request, Response
 
+from gateway.answers.sse import encode_json
 from gateway.errors import envelope, error_headers
-from gateway.facts import facts_of
 from gateway.metrics import CONTENT_TYPE, GatewayMetrics
+from gateway.request_facts import facts_of
 from gateway.runner_api.facts import ModelStage, RunnerStage
 from gateway.runner_api.parts import RunnerApiParts
 from gateway.runner_api.verdict import Verdict, verdict_of
-from gateway.translate.sse import encode_json
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 

@@ -5,15 +5,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from gateway.identity import request_context
-from gateway.json_guard import parse, require_few_members
+from gateway.answers.answer_builder import AnswerBuilder
+from gateway.answers.chunks import AnswerIdentity
+from gateway.intake.headers import request_context
+from gateway.intake.json_guard import parse, require_few_members
+from gateway.intake.request_limits import require_within
+from gateway.intake.request_model import HandledRequest
 from gateway.media import RequestMedia, supply
 from gateway.parts import InferenceParts
-from gateway.request_caps import require_within
-from gateway.schemas.base import HandledRequest
 from gateway.tasks.surface import SpecContext
-from gateway.translate.answer import AnswerBuilder
-from gateway.translate.pieces import AnswerIdentity
 from weft.api.common.v1 import event_pb2, warning_pb2
 from weft.api.router.v1 import task_pb2
 from weft.durable.durable_call import task_spec

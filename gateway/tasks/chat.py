@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 
 from gateway.media import RequestMedia
-from gateway.schemas import ChatRequest
+from gateway.openai import chat_payload
+from gateway.openai.chat_answer import ChatAnswer
+from gateway.openai.chat_schema import ChatRequest
+from gateway.openai.chat_tools import speaks_of_functions
 from gateway.tasks.base import JsonSurface, answer_identity, built
-from gateway.translate import chat
-from gateway.translate.chat_answer import ChatAnswer
-from gateway.translate.chat_tools import speaks_of_functions
 from weft.api.common.v1 import chat_pb2
 from weft.api.router.v1 import task_pb2
 from weft.durable.tasks import Task
@@ -33,10 +33,10 @@ class ChatSurface(JsonSurface[ChatRequest]):
             logprobs=bool(asked.logprobs),
             functions=speaks_of_functions(asked),
         )
-        return built(answer, outputs, chat.warnings_of(asked))
+        return built(answer, outputs, chat_payload.warnings_of(asked))
 
     def _model(self, asked: ChatRequest) -> str:
         return asked.model
 
     def _payload(self, asked: ChatRequest, media: RequestMedia) -> chat_pb2.ChatPayload:
-        return chat.to_payload(asked, self._parts.config.limits, media)
+        return chat_payload.to_payload(asked, self._parts.config.limits, media)

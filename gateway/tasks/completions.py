@@ -3,12 +3,12 @@
 from collections.abc import Iterable
 
 from gateway.media import RequestMedia
-from gateway.schemas import CompletionRequest
+from gateway.openai import completion_payload
+from gateway.openai.completion_answer import CompletionAnswer
+from gateway.openai.completion_schema import CompletionRequest
+from gateway.openai.extension_fields import unknown_extensions
+from gateway.openai.prompts import prompt_count
 from gateway.tasks.base import JsonSurface, answer_identity, built
-from gateway.translate import completions
-from gateway.translate.completion_answer import CompletionAnswer
-from gateway.translate.extra import unknown_extensions
-from gateway.translate.prompts import prompt_count
 from weft.api.common.v1 import completion_pb2
 from weft.api.router.v1 import task_pb2
 from weft.durable.tasks import Task
@@ -39,4 +39,4 @@ class CompletionSurface(JsonSurface[CompletionRequest]):
         return asked.model
 
     def _payload(self, asked: CompletionRequest, media: RequestMedia) -> completion_pb2.CompletionPayload:  # noqa: ARG002 - a completion has none
-        return completions.to_payload(asked, self._parts.config.limits)
+        return completion_payload.to_payload(asked, self._parts.config.limits)

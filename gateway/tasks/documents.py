@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 
 from google.protobuf.json_format import MessageToDict
 
+from gateway.answers.sse import encode_json
 from gateway.errors import words_of
 from gateway.tasks.surface import Surfaces
-from gateway.translate.sse import encode_json
 from weft.durable.tasks import Task, TaskAttempt, TaskChunk, TaskEvent, TaskFailure, TaskPage
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -17,7 +17,7 @@ JsonObject = dict[str, object]
 
 
 def task_json(task: Task, surfaces: Surfaces) -> JsonObject:
-    """A task; see `gateway.schemas.tasks.TaskObject`."""
+    """A task; see `gateway.tasks.schema.TaskObject`."""
     surface = surfaces.of_kind(task.origin_kind)
     return {
         "id": task.id,

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable
 
+from gateway.answers.chunks import unfinished_answer
 from gateway.media import RequestMedia
-from gateway.schemas import EmbeddingRequest
+from gateway.openai import embedding_payload
+from gateway.openai.embedding_schema import EmbeddingRequest
+from gateway.openai.prompts import prompt_count
 from gateway.tasks.base import JsonSurface
-from gateway.translate import embeddings
-from gateway.translate.pieces import unfinished_answer
-from gateway.translate.prompts import prompt_count
 from weft.api.common.v1 import embedding_pb2, receipt_pb2
 from weft.api.router.v1 import task_pb2
 from weft.durable.tasks import Task
@@ -26,7 +26,7 @@ class EmbeddingSurface(JsonSurface[EmbeddingRequest]):
         """See Surface.answer."""
         asked = self._asked(origin)
         vectors, receipt = vectors_of(outputs)
-        return embeddings.to_body(
+        return embedding_payload.to_body(
             vectors,
             expected=prompt_count(asked.input),
             model=receipt.model or task.model,
@@ -39,7 +39,7 @@ class EmbeddingSurface(JsonSurface[EmbeddingRequest]):
         return asked.model
 
     def _payload(self, asked: EmbeddingRequest, media: RequestMedia) -> embedding_pb2.EmbeddingPayload:  # noqa: ARG002 - an embedding has none
-        return embeddings.to_payload(asked, self._parts.config.limits)
+        return embedding_payload.to_payload(asked, self._parts.config.limits)
 
 
 def vectors_of(

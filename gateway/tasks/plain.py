@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 
+from gateway.openai import completion_payload, embedding_payload
+from gateway.openai.chat_answer import ChatAnswer
+from gateway.openai.completion_answer import CompletionAnswer
 from gateway.tasks.base import answer_identity, built
 from gateway.tasks.chat import ID_PREFIX as CHAT_PREFIX
 from gateway.tasks.completions import ID_PREFIX as COMPLETION_PREFIX
 from gateway.tasks.embeddings import vectors_of
 from gateway.tasks.surface import Surfaces
-from gateway.translate import completions, embeddings
-from gateway.translate.chat_answer import ChatAnswer
-from gateway.translate.completion_answer import CompletionAnswer
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2
 from weft.api.router.v1 import task_pb2
 from weft.durable.tasks import Task, TaskDetails, payload_of
@@ -40,12 +40,12 @@ def plain_answer(spec: task_pb2.TaskSpec, task: Task, outputs: Sequence[task_pb2
             answer = ChatAnswer(identity, choice_count=chat.choice_count or 1, logprobs=chat.logprobs)
             return built(answer, outputs)
         case completion_pb2.CompletionPayload() as completion:
-            count, identity = completions.choice_count(completion), answer_identity(COMPLETION_PREFIX, task)
+            count, identity = completion_payload.choice_count(completion), answer_identity(COMPLETION_PREFIX, task)
             logprobs = completion.HasField("logprobs")
             return built(CompletionAnswer(identity, choice_count=count, logprobs=logprobs), outputs)
         case embedding_pb2.EmbeddingPayload() as embedding:
             vectors, receipt = vectors_of(outputs)
-            return embeddings.to_body(
+            return embedding_payload.to_body(
                 vectors,
                 expected=len(embedding.inputs),
                 model=receipt.model or task.model,

@@ -6,12 +6,12 @@ A response in the background is another thing (`gateway.responses.background`): 
 from collections.abc import Iterable
 
 from gateway.media import RequestMedia
-from gateway.schemas.responses import ResponsesRequest
+from gateway.responses.answer import ResponsesAnswer
+from gateway.responses.background_answer import BackgroundDocument
+from gateway.responses.document import ResponseState
+from gateway.responses.payload import AskedResponse, Conversation, own_items, to_asked, wants_logprobs
+from gateway.responses.schema import ResponsesRequest
 from gateway.tasks.base import JsonSurface, built
-from gateway.translate.responses import AskedResponse, Conversation, own_items, to_asked, wants_logprobs
-from gateway.translate.responses_answer import ResponsesAnswer
-from gateway.translate.responses_background import BackgroundDocument
-from gateway.translate.responses_document import ResponseState
 from weft.api.common.v1 import chat_pb2
 from weft.api.router.v1 import task_pb2
 from weft.durable.tasks import Task

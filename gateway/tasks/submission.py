@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from starlette.types import Scope
 
-from gateway.facts import facts_of
-from gateway.identity import headers_of, idempotency_key_of, tenant_of
-from gateway.schemas.tasks import NewTaskBody
+from gateway.intake.headers import headers_of, idempotency_key_of, tenant_of
+from gateway.request_facts import facts_of
+from gateway.tasks.schema import NewTaskBody
 from gateway.tasks.surface import SpecContext, Surfaces
 from weft.durable.tasks import NewTask, Submitted, TaskPort
 from weft.kernel.errors import FieldError, WeftError, invalid_field

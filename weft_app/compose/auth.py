@@ -33,14 +33,14 @@ class KeyCheck:
 
     @property
     def ring(self) -> KeyRing:
-        """See gateway.authentication.KeyRingSource."""
+        """See gateway.auth.authentication.KeyRingSource."""
         if self._watcher is not None:
             return self._watcher.ring
         return KeyRing() if self._source is None else self._source()
 
     @property
     def is_ready(self) -> bool:
-        """See gateway.authentication.KeyRingSource."""
+        """See gateway.auth.authentication.KeyRingSource."""
         return self._source is not None if self._watcher is None else self._watcher.is_ready
 
     def interceptor(self) -> AuthInterceptor:

@@ -6,17 +6,22 @@ from dataclasses import dataclass
 import grpc
 
 import gateway.service
+from gateway.admin.keys_client import KeysClient
 from gateway.admin.operations_client import OperationsClient
 from gateway.admin.ports import AdminPorts
 from gateway.admin.runner_client import RunnerDescriptions
-from gateway.batches.config import BatchEdgeConfig
-from gateway.config import ConnectionLimits, GatewayConfig, RateLimitConfig, RequestLimits
-from gateway.edge_tls import EdgeTls
-from gateway.keys.client import KeysClient
+from gateway.config import (
+    BatchEdgeConfig,
+    ConnectionLimits,
+    EdgeTls,
+    GatewayConfig,
+    KeepResponses,
+    RateLimitConfig,
+    RequestLimits,
+)
 from gateway.media import MediaConfig
 from gateway.ports import GatewayPorts
-from gateway.registry_client import RegistryClient
-from gateway.responses.config import KeepResponses
+from gateway.resources.registry_client import RegistryClient
 from gateway.service import GatewayService
 from weft.dispatch import Dispatcher
 from weft.dispatch.fleet import FleetWatcher
@@ -110,9 +115,10 @@ def _rate_limits(section: RateLimitsSection | None) -> RateLimitConfig | None:
     if section is None:
         return None
     rates = {
-        tenant: parse_rate(text, f"gateway.rate_limits.tenants.{tenant}") for tenant, text in section.tenants.items()
+        tenant: parse_rate(text, f"gateway.auth.rate_limits.tenants.{tenant}")
+        for tenant, text in section.tenants.items()
     }
-    return RateLimitConfig(default=parse_rate(section.default, "gateway.rate_limits.default"), tenants=rates)
+    return RateLimitConfig(default=parse_rate(section.default, "gateway.auth.rate_limits.default"), tenants=rates)
 
 
 def build_gateway(config: WeftConfig, mesh: MeshClients) -> GatewayService:

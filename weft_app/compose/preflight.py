@@ -3,6 +3,7 @@
 import ipaddress
 import socket
 
+from gateway.http.tls import server_context
 from weft.kernel.errors import invalid_field
 from weft_app.compose.gateway import gateway_config
 from weft_app.compose.home import WeftHome
@@ -15,7 +16,7 @@ def require_startable(config: WeftConfig, home: WeftHome) -> None:
     """Raises INVALID_ARGUMENT naming the setting for which a start would be refused. Opens nothing, starts nothing."""
     gateway = gateway_config(config)
     exposure = gateway.exposure()
-    exposure.context()
+    server_context(exposure)
     if not _is_loopback(exposure.host):
         exposure.require_protection()
     router_config(config, home.address("weft"))

@@ -38,8 +38,7 @@ from test_gateway_requests import ScriptedRequests
 
 from gateway import GatewayConfig, build
 from gateway.app import create_app
-from gateway.batches.config import BatchEdgeConfig
-from gateway.config import ConnectionLimits
+from gateway.config import BatchEdgeConfig, ConnectionLimits
 from gateway.ports import GatewayPorts
 from weft.api.common.v1 import (
     audio_pb2,

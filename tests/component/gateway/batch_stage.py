@@ -11,7 +11,7 @@ from file_script import MemoryBatches, MemoryFiles
 from gateway_script import RunningGateway, serving
 
 from gateway import GatewayConfig
-from gateway.batches.config import BatchEdgeConfig
+from gateway.config import BatchEdgeConfig
 from weft.durable.files import BATCH_INPUT, NewFile
 
 PATH = "/v1/batches"

@@ -14,9 +14,9 @@ from pydantic.json_schema import models_json_schema
 from registry_script import ScriptedRegistry
 
 from gateway import GatewayConfig, GatewayService, build
+from gateway.admin.keys_port import KeysPort
 from gateway.admin.ports import AdminPorts
-from gateway.authentication import KeyRingSource
-from gateway.keys.ports import KeysPort
+from gateway.auth.authentication import KeyRingSource
 from gateway.media import MediaSource
 from gateway.ports import GatewayPorts, RegistryPort, RequestDispatcher, Whole
 from weft.api.common.v1 import (

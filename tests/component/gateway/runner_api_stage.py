@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 from gateway_script import FixedFleet, ScriptedDispatcher, model
 
-from gateway.authentication import KeyRingSource
+from gateway.auth.authentication import KeyRingSource
 from gateway.config import GatewayConfig
 from gateway.ports import RequestDispatcher
 from gateway.runner_api.facts import CacheCounts, DeviceFacts, ModelFacts, ModelStage, RunnerFacts, RunnerStage

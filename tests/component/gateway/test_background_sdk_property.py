@@ -16,7 +16,7 @@ from response_script import MemoryResponses
 from sdk_cases import Case, cases
 from task_script import ScriptedTasks, output
 
-from gateway.translate import responses_output
+from gateway.responses import output as responses_output
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 

@@ -23,7 +23,7 @@ from response_script import MemoryResponses
 from task_script import ScriptedTasks, output
 
 from gateway import GatewayConfig
-from gateway.translate import responses_output
+from gateway.responses import output as responses_output
 from weft.kernel.errors import WeftError
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason

@@ -14,8 +14,7 @@ from gateway_script import FixedFleet, ScriptedDispatcher
 from registry_script import ScriptedRegistry
 
 import gateway.service
-from gateway.config import ConnectionLimits, GatewayConfig
-from gateway.edge_tls import EdgeTls
+from gateway.config import ConnectionLimits, EdgeTls, GatewayConfig
 from gateway.ports import GatewayPorts
 from gateway.service import GatewayService
 from weft.kernel.errors import FieldError, WeftError

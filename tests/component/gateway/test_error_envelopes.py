@@ -21,7 +21,7 @@ from task_script import ScriptedTasks
 from gateway import GatewayConfig
 from gateway.app import create_app
 from gateway.ports import GatewayPorts
-from gateway.static_routes import ShortcutApp
+from gateway.routing import ShortcutApp
 from weft.kernel.errors import WeftError
 from weft.kernel.principal import KeyRing
 from weft.kernel.reasons import Reason

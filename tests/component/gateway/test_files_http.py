@@ -11,8 +11,7 @@ from file_script import MemoryFiles
 from gateway_script import RawResponse, RunningGateway, head, serving
 
 from gateway import GatewayConfig
-from gateway.batches.config import BatchEdgeConfig
-from gateway.config import ConnectionLimits
+from gateway.config import BatchEdgeConfig, ConnectionLimits
 from weft.durable.files import MAX_PIECE_BYTES, NewFile, StoredFile
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

@@ -10,9 +10,8 @@ from gateway_script import RunningGateway, ScriptedDispatcher, Step, delta, hell
 from response_script import MemoryResponses
 
 from gateway import GatewayConfig
-from gateway.config import RequestLimits
+from gateway.config import KeepResponses, RequestLimits
 from gateway.responses import history
-from gateway.responses.config import KeepResponses
 from gateway.responses.generation import RespondingGeneration
 from gateway.responses.keeping import Keeping
 from gateway.responses.running import RunningResponse, RunningResponses

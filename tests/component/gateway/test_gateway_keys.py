@@ -10,9 +10,9 @@ from gateway_script import FixedFleet, RunningGateway, ScriptedDispatcher, model
 from registry_script import ScriptedRegistry
 
 from gateway import GatewayConfig
-from gateway.access import OPEN_PATHS, access_of
 from gateway.admin.ports import AdminPorts
 from gateway.app import create_app
+from gateway.auth.access import OPEN_PATHS, access_of
 from gateway.ports import GatewayPorts
 from weft.kernel.principal import (
     DEFAULT_SCOPES,

@@ -5,7 +5,7 @@ import pytest
 from gateway_script import FixedFleet, ScriptedDispatcher, Step, agent, delta, finished, model, serving, usage
 from openai import APIError, InternalServerError, NotFoundError
 
-from gateway.routes.health import health_status
+from gateway.health import health_status
 from weft.api.common.v1 import completion_pb2, embedding_pb2, event_pb2
 from weft.dispatch.fleet import FleetView
 from weft.kernel.errors import WeftError

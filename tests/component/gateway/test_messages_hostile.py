@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from messages_script import claude_code_request
 
+from gateway.anthropic.payload import TranslatedMessages, to_payload
+from gateway.anthropic.schema import MessagesRequest
 from gateway.config import RequestLimits
-from gateway.json_guard import parse
+from gateway.intake.json_guard import parse
 from gateway.media import MediaConfig, RequestMedia
-from gateway.schemas.messages import MessagesRequest
-from gateway.translate.messages import TranslatedMessages, to_payload
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 

@@ -11,7 +11,7 @@ import pytest
 from gateway_script import FixedFleet
 
 from gateway.ports import EventFilter, MeshSettings
-from gateway.registry_client import RegistryClient
+from gateway.resources.registry_client import RegistryClient
 from weft.api.registry.v1 import (
     agent_pb2,
     declaration_service_pb2,

@@ -7,7 +7,7 @@ from gateway_script import ScriptedDispatcher
 from prometheus_client.parser import text_string_to_metric_families
 from runner_api_stage import GIB, ScriptedRunner, facts, runner_api
 
-from gateway.access import OPEN_PATHS, access_of
+from gateway.auth.access import OPEN_PATHS, access_of
 from gateway.runner_api.capability_cache import STALE_SECONDS, TTL_SECONDS
 from gateway.runner_api.facts import DeviceFacts, ModelFacts, ModelStage, RunnerStage
 from gateway.runner_api.metrics import MAX_TENANT_LABELS

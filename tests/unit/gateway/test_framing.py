@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.framing import framing_fault, open_chunk_bytes
+from gateway.http.framing import framing_fault, open_chunk_bytes
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from gateway.translate import embeddings
-from gateway.translate.chat_answer import ChatAnswer
-from gateway.translate.chat_stream import ChatStream
-from gateway.translate.completion_answer import CompletionAnswer
-from gateway.translate.completion_stream import CompletionStream
-from gateway.translate.pieces import AnswerIdentity
+from gateway.answers.chunks import AnswerIdentity
+from gateway.openai import embedding_payload
+from gateway.openai.chat_answer import ChatAnswer
+from gateway.openai.chat_stream import ChatStream
+from gateway.openai.completion_answer import CompletionAnswer
+from gateway.openai.completion_stream import CompletionStream
 from weft.api.common.v1 import embedding_pb2, event_pb2, receipt_pb2, usage_pb2
 from weft.kernel.errors import FieldError
 
@@ -115,6 +115,6 @@ def test_vectors_of_another_length_than_asked_are_no_answer(found: int) -> None:
     vectors = [embedding_pb2.Embedding(index=0, values=[1.0] * found)]
     usage = usage_pb2.Usage()
     with pytest.raises(FieldError, match=f"have {found}") as refused:
-        embeddings.to_body(vectors, expected=1, model="m", usage=usage, as_base64=False, dimensions=2)
+        embedding_payload.to_body(vectors, expected=1, model="m", usage=usage, as_base64=False, dimensions=2)
     assert refused.value.field == "dimensions"
-    assert embeddings.to_body(vectors, expected=1, model="m", usage=usage, as_base64=False, dimensions=found)
+    assert embedding_payload.to_body(vectors, expected=1, model="m", usage=usage, as_base64=False, dimensions=found)

@@ -6,12 +6,12 @@ import pytest
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from gateway.translate.chat_answer import ChatAnswer
-from gateway.translate.chat_stream import ChatStream
-from gateway.translate.completion_answer import CompletionAnswer
-from gateway.translate.completion_stream import CompletionStream
-from gateway.translate.pieces import AnswerIdentity
-from gateway.translate.sse import comment_of
+from gateway.answers.chunks import AnswerIdentity
+from gateway.answers.sse import comment_of
+from gateway.openai.chat_answer import ChatAnswer
+from gateway.openai.chat_stream import ChatStream
+from gateway.openai.completion_answer import CompletionAnswer
+from gateway.openai.completion_stream import CompletionStream
 from weft.api.common.v1 import event_pb2, receipt_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 
 from gateway.config import RequestLimits
-from gateway.json_guard import parse
-from gateway.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
-from gateway.translate import chat, completions, embeddings
-from gateway.translate.extra import NOT_USED
+from gateway.intake.json_guard import parse
+from gateway.openai import chat_payload, completion_payload, embedding_payload
+from gateway.openai.chat_schema import ChatRequest
+from gateway.openai.completion_schema import CompletionRequest
+from gateway.openai.embedding_schema import EmbeddingRequest
+from gateway.openai.extension_fields import NOT_USED
 from weft.api.common.v1 import chat_pb2, completion_pb2
 from weft.api.runner.v1 import generation_service_pb2
 from weft.dispatch.parameter_checks import MAX_EXTRA_BYTES, MAX_EXTRA_FIELDS
@@ -26,12 +28,12 @@ def chat_of(**fields: object) -> chat_pb2.ChatPayload:
 
 
 def _chat(raw: str) -> chat_pb2.ChatPayload:
-    return chat.to_payload(parse(ChatRequest, raw.encode(), max_depth=64), LIMITS)
+    return chat_payload.to_payload(parse(ChatRequest, raw.encode(), max_depth=64), LIMITS)
 
 
 def completion_of(**fields: object) -> completion_pb2.CompletionPayload:
     raw = json.dumps({**TEXT, **fields}).encode()
-    return completions.to_payload(parse(CompletionRequest, raw, max_depth=64), LIMITS)
+    return completion_payload.to_payload(parse(CompletionRequest, raw, max_depth=64), LIMITS)
 
 
 @pytest.mark.parametrize("payload_of", [chat_of, completion_of])
@@ -187,4 +189,4 @@ def test_embeddings_pass_over_unknown_fields_as_before() -> None:
     raw = json.dumps({"model": "m", "input": "p", "unheard_of": {"a": "x" * MAX_EXTRA_BYTES}}).encode()
     plain = json.dumps({"model": "m", "input": "p"}).encode()
     asked, bare = (parse(EmbeddingRequest, each, max_depth=64) for each in (raw, plain))
-    assert embeddings.to_payload(asked, LIMITS) == embeddings.to_payload(bare, LIMITS)
+    assert embedding_payload.to_payload(asked, LIMITS) == embedding_payload.to_payload(bare, LIMITS)

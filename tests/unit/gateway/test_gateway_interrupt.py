@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from gateway.errors import ClientGoneError
-from gateway.interrupt import interrupt_on_disconnect
+from gateway.http.disconnect import interrupt_on_disconnect
 from weft.kernel.interrupt import Interruptible
 
 

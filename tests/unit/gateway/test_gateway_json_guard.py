@@ -6,8 +6,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from gateway.json_guard import field_path, parse, parse_json, require_few_members, require_strict_json
-from gateway.schemas import ChatRequest
+from gateway.intake.json_guard import field_path, parse, parse_json, require_few_members, require_strict_json
+from gateway.openai.chat_schema import ChatRequest
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 

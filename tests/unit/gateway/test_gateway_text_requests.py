@@ -5,9 +5,10 @@ import json
 import pytest
 
 from gateway.config import RequestLimits
-from gateway.json_guard import parse
-from gateway.schemas import CompletionRequest, EmbeddingRequest
-from gateway.translate import completions, embeddings
+from gateway.intake.json_guard import parse
+from gateway.openai import completion_payload, embedding_payload
+from gateway.openai.completion_schema import CompletionRequest
+from gateway.openai.embedding_schema import EmbeddingRequest
 from weft.api.common.v1 import completion_pb2, embedding_pb2, usage_pb2
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
@@ -17,12 +18,12 @@ LIMITS = RequestLimits()
 
 def completion_of(**fields: object) -> completion_pb2.CompletionPayload:
     raw = json.dumps({"model": "m", "prompt": "p", **fields}).encode()
-    return completions.to_payload(parse(CompletionRequest, raw, max_depth=64), LIMITS)
+    return completion_payload.to_payload(parse(CompletionRequest, raw, max_depth=64), LIMITS)
 
 
 def embedding_of(**fields: object) -> embedding_pb2.EmbeddingPayload:
     raw = json.dumps({"model": "m", "input": "p", **fields}).encode()
-    return embeddings.to_payload(parse(EmbeddingRequest, raw, max_depth=64), LIMITS)
+    return embedding_payload.to_payload(parse(EmbeddingRequest, raw, max_depth=64), LIMITS)
 
 
 def prompts_of(prompts: "list[completion_pb2.PromptInput]") -> list[object]:
@@ -80,7 +81,7 @@ def test_completion_fields_are_passed_on() -> None:
     assert (payload.choice_count, payload.logprobs, payload.echo, payload.suffix) == (2, 0, True, "end")
     assert payload.HasField("logprobs")
     assert (payload.sampling.max_tokens, list(payload.sampling.stop)) == (4, ["x"])
-    assert completions.choice_count(completion_of(prompt=["a", "b"], n=3)) == 6
+    assert completion_payload.choice_count(completion_of(prompt=["a", "b"], n=3)) == 6
 
 
 @pytest.mark.parametrize(
@@ -120,7 +121,9 @@ def test_a_wrong_embedding_field_is_named(fields: dict[str, object], field: str)
 def test_vectors_are_returned_in_the_order_of_their_inputs() -> None:
     vectors = [embedding_pb2.Embedding(index=1, values=[2.0]), embedding_pb2.Embedding(index=0, values=[1.0])]
     body = json.loads(
-        embeddings.to_body(vectors, expected=2, model="m", usage=usage_pb2.Usage(prompt_tokens=4), as_base64=False)
+        embedding_payload.to_body(
+            vectors, expected=2, model="m", usage=usage_pb2.Usage(prompt_tokens=4), as_base64=False
+        )
     )
     assert [(entry["index"], entry["embedding"]) for entry in body["data"]] == [(0, [1.0]), (1, [2.0])]
     assert body["usage"] == {"prompt_tokens": 4, "total_tokens": 4}
@@ -130,5 +133,5 @@ def test_vectors_are_returned_in_the_order_of_their_inputs() -> None:
 def test_anything_but_one_vector_per_input_is_the_backends_fault(indexes: list[int]) -> None:
     vectors = [embedding_pb2.Embedding(index=index, values=[1.0]) for index in indexes]
     with pytest.raises(WeftError) as caught:
-        embeddings.to_body(vectors, expected=2, model="m", usage=usage_pb2.Usage(), as_base64=True)
+        embedding_payload.to_body(vectors, expected=2, model="m", usage=usage_pb2.Usage(), as_base64=True)
     assert caught.value.reason is Reason.BACKEND_PROTOCOL_ERROR

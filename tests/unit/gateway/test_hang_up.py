@@ -7,7 +7,7 @@ import pytest
 from starlette.types import Receive
 
 from gateway.errors import ClientGoneError
-from gateway.interrupt import HANG_UP_KEY, HangUp, listen_for_hang_up
+from gateway.http.disconnect import HANG_UP_KEY, HangUp, listen_for_hang_up
 from weft.kernel.interrupt import Interruptible
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from gateway.head_writer import HeadWriter
+from gateway.http.head_writer import HeadWriter
 
 
 class _Wire:

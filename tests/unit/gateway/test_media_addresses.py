@@ -7,8 +7,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from yarl import URL
 
+from gateway.config import MediaConfig
 from gateway.media.addresses import MAX_URL_CHARS, address_refusal, parse_url, require_allowed
-from gateway.media.config import MediaConfig
 from weft.kernel.address import is_host_name, is_host_pattern
 from weft.kernel.errors import FieldError
 

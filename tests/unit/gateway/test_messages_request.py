@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
+from gateway.anthropic.payload import TranslatedMessages, to_payload
+from gateway.anthropic.schema import MessagesRequest
+from gateway.anthropic.turns import TOOL_FAILED
 from gateway.config import RequestLimits
-from gateway.json_guard import parse
+from gateway.intake.json_guard import parse
 from gateway.media import MediaConfig, RequestMedia
-from gateway.schemas.messages import MessagesRequest
-from gateway.translate.messages import TranslatedMessages, to_payload
-from gateway.translate.messages_turns import TOOL_FAILED
 from weft.api.common.v1 import chat_pb2
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.json_objects import plain_object

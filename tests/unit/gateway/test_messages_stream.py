@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.translate.messages_answer import MessagesAnswer
-from gateway.translate.messages_stream import MessagesStream
-from gateway.translate.pieces import AnswerIdentity
+from gateway.answers.chunks import AnswerIdentity
+from gateway.anthropic.answer import MessagesAnswer
+from gateway.anthropic.stream import MessagesStream
 from weft.api.common.v1 import event_pb2, receipt_pb2, signal_pb2, usage_pb2, warning_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

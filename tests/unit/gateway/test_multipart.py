@@ -3,7 +3,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.config import RequestLimits
-from gateway.multipart import Part, boundary_of, parts_of
+from gateway.intake.multipart import Part, boundary_of, parts_of
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from gateway.auth.rate_limits import TenantRateLimits
 from gateway.config import RateLimitConfig
 from gateway.errors import DetailedError
-from gateway.rate_limits import TenantRateLimits
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import FieldError
 from weft.kernel.reasons import Reason

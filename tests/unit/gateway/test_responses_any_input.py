@@ -7,14 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.config import RequestLimits
-from gateway.json_guard import parse
+from gateway.intake.json_guard import parse
 from gateway.media import MediaConfig, RequestMedia
+from gateway.responses.answer import ResponsesAnswer
+from gateway.responses.document import ResponseDocument, ResponseState
 from gateway.responses.history import conversation_of, items_to_keep
-from gateway.schemas.responses import ResponsesRequest
-from gateway.translate.responses import AskedResponse, own_items, to_asked
-from gateway.translate.responses_answer import ResponsesAnswer
-from gateway.translate.responses_document import ResponseDocument, ResponseState
-from gateway.translate.responses_ids import new_response_id
+from gateway.responses.ids import new_response_id
+from gateway.responses.payload import AskedResponse, own_items, to_asked
+from gateway.responses.schema import ResponsesRequest
 from weft.api.common.v1 import event_pb2, receipt_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

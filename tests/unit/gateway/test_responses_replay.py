@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_responses_sdk_stream import BEFORE, DELTA, FINISH, NOTICE, Answering, Event, end, events_in, read
 
+from gateway.responses.background_answer import BackgroundRequest, first_number, require_resumable
+from gateway.responses.ids import background_response_id, task_of
 from gateway.responses.replay import FROM_THE_START, Replay
-from gateway.schemas.responses import ResponsesRequest
-from gateway.translate.responses_background import BackgroundRequest, first_number, require_resumable
-from gateway.translate.responses_ids import background_response_id, task_of
+from gateway.responses.schema import ResponsesRequest
 from weft.api.common.v1 import event_pb2, warning_pb2
 from weft.api.router.v1 import task_pb2
 from weft.durable.tasks import Task, TaskChunk, TaskEvent, TaskFailure, TaskState, event_number
@@ -125,7 +125,7 @@ def test_an_end_in_the_middle_is_the_same_however_it_is_told(
 
 
 def test_an_id_at_random_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.translate.responses_output.output_item_id", lambda *_: new_id("msg"))
+    monkeypatch.setattr("gateway.responses.output.output_item_id", lambda *_: new_id("msg"))
     events = [*HELLO, *end()]
     news = [ended(events=len(events)), *cut(events, [])]
     assert told(news) != told(news)

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.schemas.responses import ResponsesRequest
-from gateway.translate.responses_document import ResponseDocument, ResponseState
-from gateway.translate.responses_stream import ResponsesStream
+from gateway.responses.document import ResponseDocument, ResponseState
+from gateway.responses.schema import ResponsesRequest
+from gateway.responses.stream import ResponsesStream
 from weft.api.common.v1 import event_pb2, receipt_pb2, signal_pb2, usage_pb2, warning_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.json_guard import parse
+from gateway.intake.json_guard import parse
 from gateway.runner_api import operation_messages as messages
 from gateway.runner_api.schemas import FlushBody, LoadBody
 from weft.api.operations.v1 import operation_pb2

@@ -3,7 +3,7 @@ from dataclasses import fields
 import pytest
 from pydantic import ValidationError
 
-from gateway.responses.config import KeepResponses
+from gateway.config import KeepResponses
 from router_svc.durable.responses.config import ResponseLimits
 from weft_app.compose.gateway import gateway_config
 from weft_app.config.config import WeftConfig

@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 import pytest
 
-from gateway.batches.config import BatchEdgeConfig
+from gateway.config import BatchEdgeConfig
 from router_svc.durable.batches.config import BatchLimits
 from router_svc.durable.tasks.config import TaskLimits
 from weft.dispatch.schema_guard import SchemaLimits

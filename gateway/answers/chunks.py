@@ -1,0 +1,83 @@
+"""Small parts of answers that every generating surface shares: usage, finish reasons, log probabilities, ids."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from weft.api.common.v1 import event_pb2, usage_pb2
+from weft.kernel.clock import Clock
+from weft.kernel.errors import WeftError
+from weft.kernel.names import new_id
+from weft.kernel.reasons import Reason
+
+FINISH_REASONS: dict[int, str] = {
+    event_pb2.FINISH_REASON_STOP: "stop",
+    event_pb2.FINISH_REASON_LENGTH: "length",
+    event_pb2.FINISH_REASON_TOOL_CALLS: "tool_calls",
+    event_pb2.FINISH_REASON_CONTENT_FILTER: "content_filter",
+}
+FUNCTION_CALL = "function_call"
+"""The word for `tool_calls` in answers of the older form."""
+ONE_CALL_ONLY = "the model made more than one call, and 'functions' has room for one; ask with 'tools'"
+# What OpenAI sends for "next to impossible"; JSON has no minus infinity.
+_LOWEST_LOGPROB = -9999.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerIdentity:
+    """What is the same on the answer and on each of its chunks."""
+
+    answer_id: str
+    created: int
+    """Unix time, seconds."""
+    model: str
+    """The name that was asked for; replaced by the model that answers as soon as that is known."""
+
+
+def new_identity(clock: Clock, prefix: str, model: str) -> AnswerIdentity:
+    """The identity of a new answer, whose id begins with `prefix`."""
+    return AnswerIdentity(answer_id=new_id(prefix), created=int(clock.utc_now().timestamp()), model=model)
+
+
+def finish_reason(value: int) -> str:
+    """OpenAI's word for a finish reason; one that is newer than this code reads as a natural end."""
+    return FINISH_REASONS.get(value, "stop")
+
+
+def text_finish_reason(value: int) -> str:
+    """The same for text completions, which know of no tools."""
+    return "stop" if value == event_pb2.FINISH_REASON_TOOL_CALLS else finish_reason(value)
+
+
+def usage_json(usage: usage_pb2.Usage) -> dict[str, object]:
+    """Token counts. The details are always there: 0 cached tokens is a fact, too."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_prompt_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+    }
+
+
+def chat_logprobs(logprobs: Iterable[event_pb2.TokenLogprob]) -> list[dict[str, object]]:
+    """`logprobs.content` of a chat choice. `top_logprobs` may be empty, but is always there."""
+    return [{**_token(entry), "top_logprobs": [_token(top) for top in entry.top]} for entry in logprobs]
+
+
+def finite_logprob(logprob: float) -> float:
+    """A log probability that JSON can carry."""
+    return logprob if math.isfinite(logprob) else _LOWEST_LOGPROB
+
+
+def _token(entry: event_pb2.TokenLogprob | event_pb2.TopLogprob) -> dict[str, object]:
+    return {
+        "token": entry.token,
+        "logprob": finite_logprob(entry.logprob),
+        "bytes": list(entry.raw_bytes) if entry.HasField("raw_bytes") else None,
+    }
+
+
+def unfinished_answer() -> WeftError:
+    """The error of an answer that ended while a choice had no finish reason."""
+    return WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the answer ended without a finish reason")

@@ -1,0 +1,128 @@
+"""From a translated request to its answer, streamed or whole: what chat and text completions share."""
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+from starlette.responses import Response
+from starlette.types import Scope
+
+from gateway.answers.answer_builder import AnswerBuilder
+from gateway.answers.sse import StreamEncoder, receipt_facts
+from gateway.answers.stream import StreamedAnswer
+from gateway.answers.unary import JsonAnswer, UnaryAnswer
+from gateway.media import RequestMedia, supply
+from gateway.parts import InferenceParts
+from gateway.ports import Generation
+from gateway.request_facts import facts_of
+from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2, warning_pb2
+from weft.dispatch.frames import Frame, GenerationPayload
+from weft.dispatch.request_trace import RequestContext
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A translated request and where it came from."""
+
+    parts: InferenceParts
+    scope: Scope
+    context: RequestContext
+    payload: GenerationPayload
+    warnings: Sequence[warning_pb2.Warning] = ()
+    """What its caller should know beside the answer, whoever answers."""
+    media: RequestMedia | None = None
+    """What of the payload, a chat's, is still to be fetched."""
+
+    def begin(self) -> Generation:
+        """Have it done. Nothing happens until the frames are read."""
+        if self.media is not None and self.media.addresses:
+            return SuppliedGeneration(self, self.media)
+        return self.dispatched()
+
+    def dispatched(self) -> Generation:
+        """Have it done with what is there."""
+        facts_of(self.scope).was_dispatched = True
+        generation = self.parts.dispatcher.generate(self.context, self.payload)
+        return WarnedGeneration(generation, self.warnings) if self.warnings else generation
+
+
+class SuppliedGeneration:
+    """A generation that has to wait until its media are fetched. A caller who hangs up ends the fetch, too."""
+
+    def __init__(self, work: Work, media: RequestMedia) -> None:
+        self._work = work
+        self._media = media
+        self._generation: Generation | None = None
+
+    @property
+    def receipt(self) -> receipt_pb2.Receipt | None:
+        """See Generation.receipt."""
+        return None if self._generation is None else self._generation.receipt
+
+    async def frames(self) -> AsyncGenerator[Frame]:
+        """See Generation.frames. Raises as `gateway.media.supply`."""
+        payload = self._work.payload
+        assert isinstance(payload, chat_pb2.ChatPayload)
+        await supply(payload, self._media, self._work.parts.media)
+        self._generation = self._work.dispatched()
+        async with aclosing(self._generation.frames()) as frames:
+            async for frame in frames:
+                yield frame
+
+
+class WarnedGeneration:
+    """A generation with warnings of the edge's own beside those of its runner."""
+
+    def __init__(self, generation: Generation, warnings: Sequence[warning_pb2.Warning]) -> None:
+        self._generation = generation
+        self._events = [event_pb2.InferenceEvent(warning=warning) for warning in warnings]
+
+    @property
+    def receipt(self) -> receipt_pb2.Receipt | None:
+        """See Generation.receipt."""
+        return self._generation.receipt
+
+    async def frames(self) -> AsyncGenerator[Frame]:
+        """See Generation.frames. Each attempt has the warnings: what an earlier one said does not count."""
+        async with aclosing(self._generation.frames()) as frames:
+            async for frame in frames:
+                yield self._with_warnings(frame)
+
+    def _with_warnings(self, frame: Frame) -> Frame:
+        for place, event in enumerate(frame, start=1):
+            if event.HasField("started"):
+                return [*frame[:place], *self._events, *frame[place:]]
+        return frame
+
+
+def streamed(work: Work, encoder: StreamEncoder) -> Response:
+    """The answer as server-sent events."""
+    return StreamedAnswer(work.parts, work.begin(), encoder, cut_off_seconds=cut_off_seconds(work.parts, work.context))
+
+
+def whole(work: Work, answer: AnswerBuilder) -> Response:
+    """The answer in one piece."""
+    parts, facts = work.parts, facts_of(work.scope)
+    work = replace(work, context=replace(work.context, whole=True))
+
+    async def produce() -> JsonAnswer:
+        generation = work.begin()
+        async with aclosing(generation.frames()) as frames:
+            async for frame in frames:
+                answer.add(frame)
+        body = answer.body()
+        parts.metrics.tokens_used(facts, answer.usage)
+        receipt = generation.receipt
+        told = [] if receipt is None else receipt_facts(receipt)
+        if answer.warnings:
+            told.append((b"x-weft-warnings", b"%d" % len(answer.warnings)))
+        return JsonAnswer(body, told)
+
+    return UnaryAnswer(produce, cut_off_seconds=cut_off_seconds(parts, work.context))
+
+
+def cut_off_seconds(parts: InferenceParts, context: RequestContext) -> float:
+    """When the edge itself ends a request that outlives its deadline."""
+    timeout = parts.config.request_timeout_seconds if context.timeout_seconds is None else context.timeout_seconds
+    # A task has no deadline that its dispatcher could keep: that of its caller is kept here, and to the second.
+    return timeout if context.journal is not None else timeout + parts.config.deadline_slack_seconds

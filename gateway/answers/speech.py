@@ -1,0 +1,92 @@
+"""A recording as it is made: bytes in, a chunked response out, and never a tidy end of one that broke off."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
+from typing import Any
+
+import structlog
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from gateway.errors import ClientGoneError
+from gateway.http.disconnect import abort_connection, deadline_passed, interrupt_on_disconnect
+from gateway.parts import InferenceParts
+from gateway.ports import Speech
+from gateway.request_facts import facts_of
+from weft.dispatch.streamed_call import SpeechPiece
+from weft.kernel.errors import WeftError
+from weft.kernel.interrupt import Interruptible
+from weft.kernel.reasons import Reason
+
+log = structlog.get_logger("weft.gateway")
+
+DEFAULT_MEDIA_TYPE = "application/octet-stream"
+
+
+class SlowListenerError(ClientGoneError):
+    """The caller is still there and does not read."""
+
+    def __init__(self) -> None:
+        super().__init__("the client did not read its recording")
+
+
+class SpokenAnswer(Response):
+    """Sends one recording.
+
+    A failure before its first byte is raised and becomes a status. After it, the connection is aborted: bytes of sound
+    have no room for an error, and a chunked body that ends well would be a whole recording.
+    """
+
+    def __init__(self, parts: InferenceParts, begin: Callable[[], Speech], *, cut_off_seconds: float) -> None:
+        self.status_code = 200
+        self.background: Any = None
+        self._parts = parts
+        self._begin = begin
+        self._cut_off_seconds = cut_off_seconds
+        self._has_begun = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it until its end, whichever it is."""
+        facts = facts_of(scope)
+        facts.was_dispatched = True
+        try:
+            with Interruptible() as block:
+                listener = asyncio.create_task(interrupt_on_disconnect(receive, block))
+                cut_off = asyncio.get_running_loop().call_later(self._cut_off_seconds, deadline_passed, block)
+                try:
+                    await self._pump(send)
+                finally:
+                    cut_off.cancel()
+                    listener.cancel()
+        except ClientGoneError:
+            raise
+        except WeftError as error:
+            if not self._has_begun:
+                raise
+            facts.error = error
+            log.warning("a recording broke off", request_id=facts.request_id, reason=error.reason.name.lower())
+            await abort_connection(scope, receive)
+
+    async def _pump(self, send: Send) -> None:
+        async with aclosing(self._begin().pieces()) as pieces:
+            async for piece in pieces:
+                if not self._has_begun:
+                    await send(_head(piece))
+                    self._has_begun = True
+                await self._write(send, piece.data, more=True)
+        if not self._has_begun:
+            raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the model sent a recording without a byte")
+        await self._write(send, b"", more=False)
+
+    async def _write(self, send: Send, data: bytes, *, more: bool) -> None:
+        try:
+            async with asyncio.timeout(self._parts.config.write_timeout_seconds):
+                await send({"type": "http.response.body", "body": data, "more_body": more})
+        except TimeoutError:
+            raise SlowListenerError from None
+
+
+def _head(first: SpeechPiece) -> dict[str, Any]:
+    media_type = first.media_type.encode("latin-1", "replace") or DEFAULT_MEDIA_TYPE.encode()
+    return {"type": "http.response.start", "status": 200, "headers": [(b"content-type", media_type)]}

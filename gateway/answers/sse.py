@@ -1,0 +1,176 @@
+"""The stream encoder that every generating surface shares: a frame of events in, the bytes of one write out."""
+
+from abc import ABC, abstractmethod
+
+import msgspec
+from google.protobuf import duration_pb2
+
+from gateway.answers.chunks import AnswerIdentity, unfinished_answer, usage_json
+from gateway.answers.warnings import MAX_NOTICES_TOLD, NOTICES, notice_json, notice_words
+from gateway.errors import envelope
+from weft.api.common.v1 import event_pb2, receipt_pb2, usage_pb2
+from weft.dispatch.frames import has_content
+from weft.kernel.errors import WeftError
+
+KEEPALIVE = b": keepalive\n\n"
+_DONE = b"data: [DONE]\n\n"
+_MAX_COMMENT_CHARS = 200
+_MAX_RAW_COMMENT_CHARS = 2_000
+
+encode_json = msgspec.json.Encoder().encode
+
+
+class StreamEncoder(ABC):
+    """Turns one answer's events into server-sent events. Feed it each frame in order.
+
+    Waiting, loading and prefill become comments, which clients skip. So do signals, warnings and tools that the mesh
+    runs, unless they were asked for as chunks. Until the answer begins, the mesh may begin again with another runner:
+    whatever comes before is held back, and forgotten when another attempt starts.
+    """
+
+    keepalive = KEEPALIVE
+    """What is sent in silences."""
+
+    def __init__(
+        self, identity: AnswerIdentity, *, choice_count: int, include_usage: bool, include_events: bool = False
+    ) -> None:
+        self._identity = identity
+        self._model = identity.model
+        self._include_usage = include_usage
+        self._include_events = include_events
+        self._open_choices = set(range(choice_count))
+        self._held: list[event_pb2.InferenceEvent] = []
+        self.has_content = False
+        """Whether the answer has begun: from here on nothing can be taken back."""
+        self.is_done = False
+        """Whether the last bytes of a complete answer have been encoded."""
+        self.usage = usage_pb2.Usage()
+        """Token counts, as far as known."""
+
+    def encode(self, frame: list[event_pb2.InferenceEvent]) -> bytes:
+        """The bytes of one write, possibly none. Raises BACKEND_PROTOCOL_ERROR for an end before every choice's."""
+        out: list[bytes] = []
+        for event in frame:
+            kind = event.WhichOneof("event")
+            if kind == "delta" and self.has_content:
+                self._encode_delta(event.delta, out)
+            elif kind == "delta" or kind in NOTICES:
+                self._take(event, out)
+            elif kind == "usage":
+                self.usage = event.usage
+            elif kind == "finished":
+                self._encode_end(event.finished.receipt, out)
+            elif kind == "started":
+                self._model = event.started.model or self._model
+                self._held.clear()
+            else:
+                out.append(comment_of(event, kind))
+        return b"".join(out)
+
+    def failure(self, error: WeftError, request_id: str = "") -> bytes:
+        """The last event of an answer that could not be completed. No [DONE] follows it."""
+        return b"data: " + envelope(error, request_id) + b"\n\n"
+
+    def _take(self, event: event_pb2.InferenceEvent, out: list[bytes]) -> None:
+        if not self.has_content:
+            if not has_content([event]):
+                self._hold(event)
+                return
+            self._begin(out)
+        self._encode(event, out)
+
+    def _hold(self, event: event_pb2.InferenceEvent) -> None:
+        # A delta may be the end of its choice and must stay; of warnings there is a limit.
+        is_warning = event.HasField("warning")
+        if not is_warning or sum(held.HasField("warning") for held in self._held) < MAX_NOTICES_TOLD:
+            self._held.append(event)
+
+    def _begin(self, out: list[bytes]) -> None:
+        self.has_content = True
+        for event in self._held:
+            self._encode(event, out)
+        self._held.clear()
+
+    def _encode(self, event: event_pb2.InferenceEvent, out: list[bytes]) -> None:
+        kind = event.WhichOneof("event")
+        if kind == "delta":
+            self._encode_delta(event.delta, out)
+        elif self._include_events and kind in NOTICES:
+            told = encode_json({kind: notice_json(event, kind)})
+            out.append(self._opening() + b'"choices":[],"weft":' + told + b"}\n\n")
+        else:
+            out.append(comment_of(event, kind))
+
+    def _encode_end(self, receipt: receipt_pb2.Receipt, out: list[bytes]) -> None:
+        if not self.has_content:
+            self._begin(out)
+        if self._open_choices:
+            raise unfinished_answer()
+        if not (self.usage.prompt_tokens or self.usage.completion_tokens):
+            self.usage = receipt.usage
+        if self._include_usage:
+            out.append(self._usage_chunk())
+        out.append(receipt_comment(receipt))
+        out.append(_DONE)
+        self.is_done = True
+
+    def _close_choice(self, index: int) -> None:
+        self._open_choices.discard(index)
+
+    @abstractmethod
+    def _encode_delta(self, delta: event_pb2.Delta, out: list[bytes]) -> None:
+        """Append the chunks of one delta."""
+
+    @abstractmethod
+    def _opening(self) -> bytes:
+        """The first bytes of every chunk, up to its choices."""
+
+    def _usage_chunk(self) -> bytes:
+        return self._opening() + b'"choices":[],"usage":' + encode_json(usage_json(self.usage)) + b"}\n\n"
+
+
+def comment_of(event: event_pb2.InferenceEvent, kind: str | None) -> bytes:
+    """What a client may read beside the content, as an SSE comment; nothing for other kinds of events."""
+    if kind == "queued":
+        facts = f": queued position={event.queued.position}"
+        facts += _eta(event.queued) + f" reason={event.queued.reason}"
+    elif kind == "loading":
+        share = f" progress={event.loading.progress:.2f}" if event.loading.HasField("progress") else ""
+        facts = f": loading{share}{_eta(event.loading)} stage={event.loading.stage}"
+    elif kind == "progress":
+        facts = f": prefill {event.progress.processed_tokens}/{event.progress.prompt_tokens} tokens"
+    elif kind in NOTICES:
+        facts = f": {notice_words(event, kind)}"
+    else:
+        return b""
+    # A line break inside a reason would end the comment and begin a field; and people read comments on terminals.
+    safe = "".join(character if character.isprintable() else " " for character in facts[:_MAX_RAW_COMMENT_CHARS])
+    return " ".join(safe.split())[:_MAX_COMMENT_CHARS].encode() + b"\n\n"
+
+
+def receipt_comment(receipt: receipt_pb2.Receipt) -> bytes:
+    """What happened to the request, before the end of a stream that completed."""
+    facts = receipt_facts(receipt)
+    return b": " + b" ".join(name + b"=" + value for name, value in facts) + b"\n\n"
+
+
+def receipt_facts(receipt: receipt_pb2.Receipt) -> list[tuple[bytes, bytes]]:
+    """What callers are told of a receipt, as response headers; times in whole milliseconds, unknown ones left out."""
+    cached = receipt.usage.cached_prompt_tokens
+    gpu_time = [(b"x-gpu-time-ms", b"%d" % _millis(receipt.gpu_time))] if receipt.HasField("gpu_time") else []
+    return [
+        (b"x-queue-wait-ms", b"%d" % _millis(receipt.queue_wait)),
+        (b"x-load-wait-ms", b"%d" % _millis(receipt.load_wait)),
+        *gpu_time,
+        (b"x-cache-hit", b"true" if cached else b"false"),
+        (b"x-cache-tokens-reused", b"%d" % cached),
+        (b"x-left-premises", b"true" if receipt.left_premises else b"false"),
+    ]
+
+
+def _eta(event: event_pb2.Queued | event_pb2.Loading) -> str:
+    return f" eta_seconds={event.eta.ToNanoseconds() / 1e9:.0f}" if event.HasField("eta") else ""
+
+
+def _millis(duration: duration_pb2.Duration) -> int:
+    return duration.ToMilliseconds()

@@ -1,0 +1,119 @@
+"""A streamed answer: events in, SSE out, and an honest end in every case."""
+
+import asyncio
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+import structlog
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from gateway.answers.chunks import unfinished_answer
+from gateway.answers.sse import StreamEncoder
+from gateway.answers.sse_writer import SlowReaderError, SseWriter
+from gateway.errors import ClientGoneError, internal_error, shutting_down
+from gateway.http.disconnect import abort_connection, deadline_passed, listen_for_hang_up
+from gateway.parts import InferenceParts
+from gateway.ports import Generation
+from gateway.request_facts import RequestFacts, facts_of
+from weft.kernel.errors import WeftError
+from weft.kernel.interrupt import Interruptible
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+log = structlog.get_logger("weft.gateway")
+
+
+class StreamedAnswer(Response):
+    """Sends one generation as server-sent events.
+
+    A failure before the status line is raised and becomes a status. After it, it becomes an error event, the last of
+    the stream; a stream without `[DONE]` and without an error event was cut, and its connection is aborted.
+    """
+
+    def __init__(
+        self, parts: InferenceParts, generation: Generation, encoder: StreamEncoder, *, cut_off_seconds: float
+    ) -> None:
+        self.status_code = 200
+        self.background: Any = None
+        self._parts = parts
+        self._generation = generation
+        self._encoder = encoder
+        self._cut_off_seconds = cut_off_seconds
+        self._guards: list[Callable[[], object]] = []
+        """What ends the watch over the caller and over the silences."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Stream until the end, whichever it is."""
+        facts = facts_of(scope)
+        writer = SseWriter(send, self._parts.config, self._parts.clock, keepalive=self._encoder.keepalive)
+        self._parts.metrics.stream_began()
+        try:
+            await self._run(scope, receive, writer, facts)
+        except SlowReaderError:
+            await abort_connection(scope, receive)
+            raise
+        finally:
+            self._parts.metrics.stream_ended()
+            self._parts.metrics.tokens_used(facts, self._encoder.usage)
+
+    async def _run(self, scope: Scope, receive: Receive, writer: SseWriter, facts: RequestFacts) -> None:
+        try:
+            with Interruptible() as block:
+                cut_off = asyncio.get_running_loop().call_later(self._cut_off_seconds, deadline_passed, block)
+                self._guards.append(listen_for_hang_up(scope, receive, block))
+                self._guards.append(asyncio.create_task(writer.keep_up(block)).cancel)
+                try:
+                    await self._pump(writer, facts)
+                finally:
+                    cut_off.cancel()
+                    self._dismiss_guards()
+        except ClientGoneError:
+            raise
+        except WeftError as error:
+            await self._fail(error, writer, facts)
+        except asyncio.CancelledError:
+            await self._fail(shutting_down(), writer, facts)
+        except Exception:
+            if not writer.is_committed:
+                raise
+            log.exception("stream failed unexpectedly", request_id=facts.request_id)
+            await self._fail(internal_error(), writer, facts)
+
+    async def _pump(self, writer: SseWriter, facts: RequestFacts) -> None:
+        encoder = self._encoder
+        async with aclosing(self._generation.frames()) as frames:
+            async for frame in frames:
+                began = encoder.has_content
+                data = encoder.encode(frame)
+                if encoder.is_done:
+                    # From here on a hang-up is no loss, and a finished answer must not be counted as cancelled.
+                    self._dismiss_guards()
+                    await writer.finish(data)
+                elif not (encoder.has_content or writer.is_committed):
+                    writer.hold(data)
+                elif data:
+                    await writer.write(data)
+                if encoder.has_content and not began:
+                    self._parts.metrics.first_token(facts, self._parts.age_seconds(facts))
+        if not encoder.is_done:
+            raise unfinished_answer()
+
+    async def _fail(self, error: WeftError, writer: SseWriter, facts: RequestFacts) -> None:
+        if self._encoder.is_done:
+            # The caller has the whole answer; what went wrong after it is not the answer's failure.
+            log.warning("failure after a complete answer", request_id=facts.request_id, reason=error.reason.name)
+            return
+        if not writer.is_committed:
+            raise error
+        facts.error = error
+        if not facts.was_dispatched:
+            log.info("refused", request_id=facts.request_id, reason=error.reason.name.lower(), message=error.message)
+        await writer.finish(self._encoder.failure(error, facts.request_id))
+
+    def _dismiss_guards(self) -> None:
+        for dismiss in self._guards:
+            dismiss()
+        self._guards.clear()

@@ -1,0 +1,1 @@
+"""Anthropic's Messages API: request schemas, translation to the mesh's messages, answers and streams."""

@@ -1,0 +1,110 @@
+"""Events to one `message`: what a caller of the Messages API gets who did not ask for a stream."""
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from gateway.answers.answer_builder import DocumentAnswer
+from gateway.answers.chunks import AnswerIdentity
+from gateway.anthropic.blocks import CUTTING, bad_arguments, is_whole_object, message_usage, stop_reason
+from weft.api.common.v1 import event_pb2
+from weft.kernel.names import new_id
+
+CALL_CUT = "tool_call_cut"
+"""The code of a warning about a call of a tool that its answer's end has cut."""
+
+
+@dataclass(slots=True)
+class _Block:
+    """A block of text or thinking."""
+
+    kind: str
+    pieces: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Call:
+    id: str
+    name: str
+    arguments: list[str] = field(default_factory=list)
+
+
+class MessagesAnswer(DocumentAnswer):
+    """One message, growing."""
+
+    def __init__(self, identity: AnswerIdentity) -> None:
+        super().__init__(identity, choice_count=1)
+        self._blocks: list[_Block | _Call] = []
+        self._calls: dict[int, _Call] = {}
+        self._has_refusal = False
+        self._finish = 0
+
+    def _add_delta(self, delta: event_pb2.Delta) -> None:
+        if delta.index:
+            return
+        self._add_text("thinking", delta.reasoning)
+        self._add_text("text", delta.text)
+        self._add_text("text", delta.refusal)
+        self._has_refusal = self._has_refusal or bool(delta.refusal)
+        for piece in delta.tool_calls:
+            self._add_call(piece)
+        if delta.finish_reason:
+            self._close_choice(0)
+            self._finish = delta.finish_reason
+
+    def _add_text(self, kind: str, text: str) -> None:
+        if not text:
+            return
+        last = self._blocks[-1] if self._blocks else None
+        if not isinstance(last, _Block) or last.kind != kind:
+            last = _Block(kind)
+            self._blocks.append(last)
+        last.pieces.append(text)
+
+    def _add_call(self, piece: event_pb2.ToolCallDelta) -> None:
+        call = self._calls.get(piece.index)
+        if call is None:
+            call = self._calls[piece.index] = _Call(piece.id or new_id("toolu"), piece.name)
+            self._blocks.append(call)
+        call.arguments.append(piece.arguments_text)
+
+    def _forget(self) -> None:
+        self._blocks.clear()
+        self._calls.clear()
+        self._has_refusal = False
+
+    def _document(self) -> dict[str, object]:
+        content = [told for told in map(self._told, self._blocks) if told is not None]
+        return {
+            "id": self._identity.answer_id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": content,
+            "stop_reason": stop_reason(self._finish, has_calls=bool(self._calls), has_refusal=self._has_refusal),
+            "stop_sequence": None,
+            "usage": message_usage(self.usage),
+        }
+
+    def _told(self, block: _Block | _Call) -> dict[str, object] | None:
+        if isinstance(block, _Call):
+            return self._told_call(block)
+        text = "".join(block.pieces)
+        if block.kind == "text":
+            return {"type": "text", "text": text}
+        return {"type": "thinking", "thinking": text, "signature": ""}
+
+    def _told_call(self, call: _Call) -> dict[str, object] | None:
+        """The call as a block; None, and a warning, for one that the end of the answer has cut."""
+        arguments = "".join(call.arguments)
+        if not arguments.strip():
+            # The model gave none.
+            arguments = "{}"
+        if is_whole_object(arguments):
+            # As the model wrote them: a number may be longer than the encoder's.
+            return {"type": "tool_use", "id": call.id, "name": call.name, "input": msgspec.Raw(arguments.encode())}
+        if self._finish not in CUTTING:
+            raise bad_arguments()
+        told = f"the answer ended within a call of {call.name[:64]}, which was left out"
+        self.warnings.append({"code": CALL_CUT, "field": None, "message": told})
+        return None

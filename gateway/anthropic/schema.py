@@ -1,0 +1,267 @@
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's Messages API.
+
+Fields of Anthropic's own service (caches, tiers, containers, regions) are accepted and not used.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Discriminator, Field, Tag
+
+from gateway.intake.request_model import MAX_INT32, HandledRequest, JsonMap, StopAtFirstError, StrictModel, text_or_list
+from gateway.openai.sampling_schema import MAX_STOP_CHARS, Share
+
+MAX_TOOL_NAME_CHARS = 128
+MAX_TOOL_USE_ID_CHARS = 256
+
+ToolName = Annotated[str, Field(min_length=1, max_length=MAX_TOOL_NAME_CHARS, pattern=r"^[A-Za-z0-9_-]+$")]
+ToolUseId = Annotated[str, Field(min_length=1, max_length=MAX_TOOL_USE_ID_CHARS)]
+
+_BLOCK_TYPES = frozenset({"text", "image", "tool_use", "tool_result", "thinking", "redacted_thinking"})
+_RESULT_TYPES = frozenset({"text", "image", "tool_reference"})
+_SOURCE_TYPES = frozenset({"base64", "url"})
+
+
+class TextBlock(StrictModel):
+    """Text."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Base64Source(StrictModel):
+    """A file in the request itself."""
+
+    type: Literal["base64"]
+    media_type: Annotated[str, Field(max_length=64)]
+    data: str
+
+
+class UrlSource(StrictModel):
+    """A file at an address."""
+
+    type: Literal["url"]
+    url: str
+
+
+class OtherSource(StrictModel):
+    """A kind of source that weft does not have, such as an uploaded file."""
+
+    type: str
+
+
+def _source_kind(value: object) -> str:
+    kind = value.get("type") if isinstance(value, dict) else None
+    return f"~{kind}" if isinstance(kind, str) and kind in _SOURCE_TYPES else "~other"
+
+
+Source = Annotated[
+    Annotated[Base64Source, Tag("~base64")] | Annotated[UrlSource, Tag("~url")] | Annotated[OtherSource, Tag("~other")],
+    Discriminator(_source_kind),
+]
+
+
+class ImageBlock(StrictModel):
+    """An image."""
+
+    type: Literal["image"]
+    source: Source
+
+
+class ToolUseBlock(StrictModel):
+    """A tool call that the assistant made earlier."""
+
+    type: Literal["tool_use"]
+    id: ToolUseId
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    input: JsonMap
+
+
+class ThinkingBlock(StrictModel):
+    """What the assistant thought earlier. The signature is accepted and not checked: weft's own is empty."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str | None = None
+
+
+class RedactedThinkingBlock(StrictModel):
+    """What another service's model thought, encrypted; nobody here can read it."""
+
+    type: Literal["redacted_thinking"]
+    data: str | None = None
+
+
+class ToolReferenceBlock(StrictModel):
+    """A tool that a search for tools has found."""
+
+    type: Literal["tool_reference"]
+    tool_name: Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class OtherBlock(StrictModel):
+    """A kind of block that weft does not have, such as a document."""
+
+    type: str
+
+
+def _block_kind(value: object) -> str:
+    kind = value.get("type") if isinstance(value, dict) else None
+    return f"~{kind}" if isinstance(kind, str) and kind in _BLOCK_TYPES else "~other"
+
+
+def _result_kind(value: object) -> str:
+    kind = value.get("type") if isinstance(value, dict) else None
+    return f"~{kind}" if isinstance(kind, str) and kind in _RESULT_TYPES else "~other"
+
+
+ResultBlock = Annotated[
+    Annotated[TextBlock, Tag("~text")]
+    | Annotated[ImageBlock, Tag("~image")]
+    | Annotated[ToolReferenceBlock, Tag("~tool_reference")]
+    | Annotated[OtherBlock, Tag("~other")],
+    Discriminator(_result_kind),
+]
+
+
+class ToolResultBlock(StrictModel):
+    """What a tool answered."""
+
+    type: Literal["tool_result"]
+    tool_use_id: ToolUseId
+    content: (
+        Annotated[
+            Annotated[str, Tag("~text")] | Annotated[list[ResultBlock], StopAtFirstError(), Tag("~list")],
+            text_or_list("Input should be a string or a list of content blocks"),
+        ]
+        | None
+    ) = None
+    is_error: bool | None = None
+
+
+ContentBlock = Annotated[
+    Annotated[TextBlock, Tag("~text")]
+    | Annotated[ImageBlock, Tag("~image")]
+    | Annotated[ToolUseBlock, Tag("~tool_use")]
+    | Annotated[ToolResultBlock, Tag("~tool_result")]
+    | Annotated[ThinkingBlock, Tag("~thinking")]
+    | Annotated[RedactedThinkingBlock, Tag("~redacted_thinking")]
+    | Annotated[OtherBlock, Tag("~other")],
+    Discriminator(_block_kind),
+]
+
+
+class MessageParam(StrictModel):
+    """One turn of the conversation."""
+
+    role: Literal["user", "assistant", "system"]
+    content: Annotated[
+        Annotated[str, Tag("~text")] | Annotated[list[ContentBlock], StopAtFirstError(), Tag("~list")],
+        text_or_list("Input should be a string or a list of content blocks"),
+    ]
+
+
+class FunctionTool(StrictModel):
+    """A function the model may call."""
+
+    type: Literal["custom"] | None = None
+    name: ToolName
+    description: str | None = None
+    input_schema: JsonMap
+    strict: bool | None = None
+
+
+class OtherTool(StrictModel):
+    """A tool of Anthropic's own, such as a web search. It is dropped, and a warning says so."""
+
+    type: str
+    name: str | None = None
+
+
+def _tool_kind(value: object) -> str:
+    kind = value.get("type") if isinstance(value, dict) else None
+    return "~function" if kind is None or kind == "custom" else "~other"
+
+
+ToolParam = Annotated[
+    Annotated[FunctionTool, Tag("~function")] | Annotated[OtherTool, Tag("~other")], Discriminator(_tool_kind)
+]
+
+
+class ToolChoiceParam(StrictModel):
+    """Whether the model must call a tool."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: ToolName | None = None
+    """For type `tool`."""
+    disable_parallel_tool_use: bool | None = None
+
+
+class ThinkingParam(StrictModel):
+    """Whether the model thinks before it answers. `adaptive` and `between_tools` leave that to the model."""
+
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+    budget_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
+    """For type `enabled`: how many tokens it may think for, where the engine can bound that."""
+    display: Annotated[str, Field(max_length=64)] | None = None
+    """Accepted, whatever it is: thinking is always shown as it is."""
+
+
+class OutputFormatParam(StrictModel):
+    """A JSON schema that the answer must follow."""
+
+    type: Literal["json_schema"]
+    schema_: JsonMap = Field(alias="schema")
+
+
+class OutputConfigParam(StrictModel):
+    """How the model puts its answer."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormatParam | None = None
+
+
+class MetadataParam(StrictModel):
+    """Accepted and not used."""
+
+    user_id: Annotated[str, Field(max_length=1024)] | None = None
+
+
+class CountTokensRequest(HandledRequest):
+    """What the tokens are counted of. Others than these fields are kept, to warn about extensions."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str
+    """A model or a pool of the mesh, `agent/` or `route/` and the name of one, or `auto`."""
+    messages: Annotated[list[MessageParam], Field(min_length=1), StopAtFirstError()]
+    system: (
+        Annotated[
+            Annotated[str, Tag("~text")] | Annotated[list[TextBlock], StopAtFirstError(), Tag("~list")],
+            text_or_list("Input should be a string or a list of text blocks"),
+        ]
+        | None
+    ) = None
+    tools: Annotated[list[ToolParam], StopAtFirstError()] | None = None
+    tool_choice: ToolChoiceParam | None = None
+    thinking: ThinkingParam | None = None
+    output_config: OutputConfigParam | None = None
+    output_format: OutputFormatParam | None = None
+    """An older place of `output_config.format`."""
+    thread: JsonMap | None = None
+    """A conversation that the server keeps: refused, in the words that make clients send all of it."""
+
+
+class MessagesRequest(CountTokensRequest):
+    """A message to be continued."""
+
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)]
+    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_p: Share | None = None
+    top_k: Annotated[int, Field(ge=0, le=MAX_INT32)] | None = None
+    stop_sequences: (
+        Annotated[list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]], StopAtFirstError()] | None
+    ) = None
+    stream: bool | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+    """Accepted and not used."""
+    metadata: MetadataParam | None = None

@@ -1,0 +1,194 @@
+"""Events to the events of a streamed message. Assembled by hand: this runs once per token of every stream.
+
+message_start, then for each block content_block_start, its deltas and content_block_stop, then message_delta and
+message_stop. One block is open at a time. The input of a tool goes out only as far as it can be the beginning of a JSON
+object, because clients parse it as it comes and fail on anything else.
+"""
+
+from gateway.answers.chunks import AnswerIdentity, unfinished_answer
+from gateway.answers.sse import StreamEncoder, encode_json, receipt_comment
+from gateway.anthropic.blocks import CUTTING, message_usage, stop_reason
+from gateway.anthropic.tool_calls import CallInput, OpenCalls
+from gateway.dialect import Dialect
+from gateway.errors import envelope
+from weft.api.common.v1 import event_pb2, receipt_pb2, usage_pb2
+from weft.kernel.errors import WeftError
+
+_END = b"}\n\n"
+_DELTA = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":{"type":%b,%b:'
+_STOP = b'event: content_block_stop\ndata: {"type":"content_block_stop","index":%d}\n\n'
+_MESSAGE_STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
+_KINDS: dict[str, tuple[bytes, bytes]] = {
+    "text": (b'"text_delta"', b'"text"'),
+    "thinking": (b'"thinking_delta"', b'"thinking"'),
+    "tool_use": (b'"input_json_delta"', b'"partial_json"'),
+}
+_EMPTY: dict[str, dict[str, object]] = {
+    "text": {"type": "text", "text": ""},
+    "thinking": {"type": "thinking", "thinking": "", "signature": ""},
+}
+
+
+class MessagesStream(StreamEncoder):
+    """One streamed message."""
+
+    keepalive = b'event: ping\ndata: {"type":"ping"}\n\n'
+
+    def __init__(self, identity: AnswerIdentity, estimated_prompt_tokens: int = 0) -> None:
+        """`estimated_prompt_tokens`: told by the first event where the engine has not counted the prompt yet."""
+        super().__init__(identity, choice_count=1, include_usage=True)
+        self._estimated_prompt_tokens = estimated_prompt_tokens
+        self._block = -1
+        """The index of the newest block; -1 before the first."""
+        self._kind = ""
+        """What is open: text, thinking, tool_use, or nothing."""
+        self._head = b""
+        """What every delta of the open block begins with."""
+        self._calls = OpenCalls()
+        self._late: list[tuple[str, str]] = []
+        self._has_refusal = False
+        self._finish = 0
+        self._prompt = usage_pb2.Usage()
+
+    def encode(self, frame: list[event_pb2.InferenceEvent]) -> bytes:
+        """See StreamEncoder.encode. Raises TOOL_CALL_INVALID for a call whose arguments are no JSON object."""
+        if not self.has_content:
+            for event in frame:
+                if event.HasField("progress"):
+                    # The first event of a message has a place for these, and no other source for them.
+                    self._prompt.prompt_tokens = event.progress.prompt_tokens
+                    self._prompt.cached_prompt_tokens = event.progress.cached_tokens
+                elif event.HasField("started"):
+                    self._prompt.Clear()
+        return super().encode(frame)
+
+    def failure(self, error: WeftError, request_id: str = "") -> bytes:
+        """The last event of a message that could not be completed. No message_stop follows it."""
+        return b"event: error\ndata: " + envelope(error, request_id, Dialect.ANTHROPIC) + b"\n\n"
+
+    def _begin(self, out: list[bytes]) -> None:
+        # Content is not kept waiting for a count: the last event has the engine's own.
+        counted = self._prompt.prompt_tokens or self.usage.prompt_tokens
+        known = self._prompt if self._prompt.prompt_tokens else self.usage
+        prompt = known if counted else usage_pb2.Usage(prompt_tokens=self._estimated_prompt_tokens)
+        message: dict[str, object] = {
+            "id": self._identity.answer_id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": message_usage(
+                usage_pb2.Usage(prompt_tokens=prompt.prompt_tokens, cached_prompt_tokens=prompt.cached_prompt_tokens)
+            ),
+        }
+        out += (b'event: message_start\ndata: {"type":"message_start","message":', encode_json(message), _END)
+        super()._begin(out)
+
+    def _encode_delta(self, delta: event_pb2.Delta, out: list[bytes]) -> None:
+        if delta.index:
+            return
+        if delta.reasoning:
+            self._say("thinking", delta.reasoning, out)
+        if delta.text:
+            self._say("text", delta.text, out)
+        if delta.refusal:
+            self._has_refusal = True
+            self._say("text", delta.refusal, out)
+        for piece in delta.tool_calls:
+            self._call(piece, out)
+        if delta.finish_reason:
+            self._finish = delta.finish_reason
+            self._close_choice(0)
+
+    def _say(self, kind: str, text: str, out: list[bytes]) -> None:
+        if self._kind == kind:
+            out += (self._head, encode_json(text), b"}", _END)
+        elif self._calls.is_within:
+            # In the middle of a call's arguments: told after them.
+            self._late.append((kind, text))
+        else:
+            self._close(out)
+            self._say_late(out)
+            if self._kind != kind:
+                self._close(out)
+                self._open(kind, _EMPTY[kind], out)
+            out += (self._head, encode_json(text), b"}", _END)
+
+    def _say_late(self, out: list[bytes]) -> None:
+        late, self._late = self._late, []
+        for kind, text in late:
+            self._say(kind, text, out)
+
+    def _call(self, piece: event_pb2.ToolCallDelta, out: list[bytes]) -> None:
+        call = self._calls.take(piece)
+        if call is None:
+            return
+        if call is not self._calls.open:
+            if self._calls.is_within:
+                # Two calls at once: this one is told when that one is over.
+                return
+            self._close(out)
+            self._open_call(call, out)
+        self._tell(call.sendable(), out)
+
+    def _open_call(self, call: CallInput, out: list[bytes]) -> None:
+        self._calls.begin(call)
+        self._open("tool_use", {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}, out)
+
+    def _tell(self, arguments: str, out: list[bytes]) -> None:
+        if arguments:
+            out += (self._head, encode_json(arguments), b"}", _END)
+
+    def _open(self, kind: str, block: dict[str, object], out: list[bytes]) -> None:
+        self._block += 1
+        self._kind = kind
+        self._head = _DELTA % (self._block, *_KINDS[kind])
+        out += (
+            b'event: content_block_start\ndata: {"type":"content_block_start","index":%d,"content_block":'
+            % self._block,
+            encode_json(block),
+            _END,
+        )
+
+    def _close(self, out: list[bytes], *, is_cut: bool = False) -> None:
+        if not self._kind:
+            return
+        if self._kind == "tool_use":
+            self._tell(self._calls.end(is_cut=is_cut), out)
+        elif self._kind == "thinking":
+            # Clients keep blocks as they came, and one without a signature is none to them.
+            out += (_DELTA % (self._block, b'"signature_delta"', b'"signature"'), b'""}', _END)
+        out.append(_STOP % self._block)
+        self._kind = ""
+
+    def _encode_end(self, receipt: receipt_pb2.Receipt, out: list[bytes]) -> None:
+        if not self.has_content:
+            self._begin(out)
+        if self._open_choices:
+            raise unfinished_answer()
+        self._finish_blocks(out)
+        if not (self.usage.prompt_tokens or self.usage.completion_tokens):
+            self.usage = receipt.usage
+        reason = stop_reason(self._finish, has_calls=self._calls.any, has_refusal=self._has_refusal)
+        told = {
+            "type": "message_delta",
+            "delta": {"stop_reason": reason, "stop_sequence": None},
+            "usage": message_usage(self.usage),
+        }
+        out += (b"event: message_delta\ndata: ", encode_json(told), b"\n\n", receipt_comment(receipt), _MESSAGE_STOP)
+        self.is_done = True
+
+    def _finish_blocks(self, out: list[bytes]) -> None:
+        is_cut = self._finish in CUTTING
+        self._close(out, is_cut=is_cut)
+        for call in self._calls.waiting:
+            self._open_call(call, out)
+            self._close(out, is_cut=is_cut)
+        self._say_late(out)
+        self._close(out)
+
+    def _opening(self) -> bytes:
+        # Nothing of a message has one: notices are comments on this surface.
+        return b""

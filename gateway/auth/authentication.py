@@ -1,0 +1,108 @@
+"""Who sends a request: the HTTP half of what `weft.kernel.principal` decides."""
+
+from typing import Protocol
+from urllib.parse import parse_qsl
+
+from starlette.types import Scope
+
+from gateway.auth.access import access_of, is_open
+from weft.kernel.clock import Clock
+from weft.kernel.errors import WeftError
+from weft.kernel.principal import KEY_PREFIX, LOCAL, KeyRing, Principal, authenticate, require_one_key
+from weft.kernel.reasons import Reason
+
+_BEARER = "bearer "
+_KEY_BEGINNING = f"{KEY_PREFIX}_".encode()
+_KEY_HEADERS = frozenset({b"authorization", b"x-api-key"})
+_NO_KEY = "-"
+"""Stands for credentials of another kind: a key that nobody has."""
+
+
+class KeyRingSource(Protocol):
+    """Who knows the keys; see `weft.dispatch.key_ring.KeyRingWatcher`."""
+
+    @property
+    def ring(self) -> KeyRing:
+        """Those that are good now."""
+        ...
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether they are known yet."""
+        ...
+
+
+class Gate(Protocol):
+    """Lets requests in."""
+
+    def admit(self, scope: Scope) -> Principal:
+        """Who sends it.
+
+        Raises UNAUTHENTICATED, PERMISSION_DENIED, MALFORMED_REQUEST for a header that is there twice, and
+        SERVICE_UNAVAILABLE before the keys are known.
+        """
+        ...
+
+
+class OpenGate:
+    """Everybody is let in: on loopback, where nobody asked for keys."""
+
+    def admit(self, scope: Scope) -> Principal:  # noqa: ARG002 - whoever it is
+        """See Gate.admit."""
+        return LOCAL
+
+
+class KeyGate:
+    """Whoever shows a good key is let in, to what the key is good for."""
+
+    def __init__(self, keys: KeyRingSource, clock: Clock) -> None:
+        self._keys = keys
+        self._clock = clock
+
+    def admit(self, scope: Scope) -> Principal:
+        """See Gate.admit."""
+        path: str = scope["path"]
+        if is_open(path):
+            return LOCAL
+        presented = _presented(scope)
+        if presented is not None and not self._keys.is_ready:
+            raise WeftError(Reason.SERVICE_UNAVAILABLE, "the gateway does not know the keys yet", retry_after_seconds=1)
+        principal = authenticate(self._keys.ring, presented, self._clock.utc_now())
+        access = access_of(scope["method"], path)
+        if access is not None:
+            principal.require(access)
+        return principal
+
+
+def require_once(scope: Scope, names: frozenset[bytes]) -> None:
+    """Raises MALFORMED_REQUEST where a header of these names is there twice: a proxy may have read the other one."""
+    found = [name for name, _ in scope["headers"] if name in names]
+    if len(found) > len(set(found)):
+        twice = next(name for name in found if found.count(name) > 1).decode()
+        raise WeftError(Reason.MALFORMED_REQUEST, f"the request must not have the header {twice} more than once")
+
+
+def _presented(scope: Scope) -> str | None:
+    """The key in either header; None: there is none. Authorization counts beside what is no key of a mesh.
+
+    Raises MALFORMED_REQUEST where one of the headers is there twice, UNAUTHENTICATED for two different keys.
+    """
+    require_once(scope, _KEY_HEADERS)
+    headers = dict(scope["headers"])
+    shown = []
+    given: bytes | None = headers.get(b"authorization")
+    if given is not None:
+        text = given.decode("latin-1")
+        shown.append(text[len(_BEARER) :].strip() if text[: len(_BEARER)].lower() == _BEARER else _NO_KEY)
+    given = headers.get(b"x-api-key")
+    if given is not None:
+        shown.append(given.decode("latin-1"))
+    if shown:
+        require_one_key([*shown, *_keys_in_query(scope)])
+    return shown[0] if shown else None
+
+
+def _keys_in_query(scope: Scope) -> list[str]:
+    """Keys in the address, which are never taken for a credential; beside one they may be those of someone else."""
+    query: bytes = scope["query_string"]
+    return [value for _, value in parse_qsl(query.decode("latin-1"))] if _KEY_BEGINNING in query else []

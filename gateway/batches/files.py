@@ -1,0 +1,150 @@
+"""/v1/files: what batches read and write."""
+
+from contextlib import aclosing
+
+from fastapi import FastAPI, Request, Response
+
+from gateway.answers.file import FileAnswer
+from gateway.batches.documents import file_json, list_json
+from gateway.batches.parts import FileParts
+from gateway.batches.pieces import each_in_time, in_pieces, in_time
+from gateway.batches.schema import DeletedFile, FileList, FileObject
+from gateway.batches.upload import FORM_BYTES, FileUpload
+from gateway.intake.body import body_pieces, multipart_boundary
+from gateway.intake.headers import tenant_of
+from gateway.intake.multipart_stream import MultipartStream
+from gateway.intake.query import Query
+from gateway.openapi import answers, file_content, form_body
+from gateway.parts import InferenceParts
+from gateway.request_facts import facts_of
+from gateway.resources.endpoints import json_response
+from gateway.responses.item_schema import MAX_ID_CHARS
+from weft.durable.files import BATCH_INPUT, BATCH_OUTPUT, NewFile, StoredFile
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.names import require_token
+
+MAX_LISTED = 10_000
+_PAGE = 1_000
+"""Files that the keeper is asked for at once."""
+_SURFACE = "files"
+_PATH = "/v1/files/{file_id}"
+_LIST = ("purpose", "limit", "order", "after")
+_PURPOSES = (BATCH_INPUT, BATCH_OUTPUT)
+
+
+def add_files(app: FastAPI, parts: InferenceParts, files: FileParts) -> None:
+    """Add the routes. A tenant sees its own files."""
+    timeout = parts.config.batches.store_timeout_seconds
+
+    async def create_file(request: Request) -> Response:
+        """Keep a file of requests, one per line, for a batch."""
+        facts_of(request.scope).surface = _SURFACE
+        tenant = tenant_of(request.scope)
+        with files.uploads.one():
+            return json_response(file_json(await _received(request, parts, files, tenant)))
+
+    async def list_files(request: Request) -> Response:
+        """Files, the newest first."""
+        facts_of(request.scope).surface = _SURFACE
+        query = Query(request.scope, frozenset(_LIST))
+        found, has_more = await _listed(files, tenant_of(request.scope), query, timeout)
+        return json_response(list_json([file_json(file) for file in found], has_more=has_more))
+
+    async def get_file(request: Request) -> Response:
+        """What is known of a file."""
+        tenant, file_id = _asked(request)
+        return json_response(file_json(await in_time(files.port.get(tenant, file_id), timeout)))
+
+    async def get_content(request: Request) -> Response:
+        """What is in a file."""
+        tenant, file_id = _asked(request)
+        file = await in_time(files.port.get(tenant, file_id), timeout)
+        content = each_in_time(files.port.read(tenant, file_id), timeout)
+        return FileAnswer(file, content, write_timeout_seconds=parts.config.write_timeout_seconds)
+
+    async def delete_file(request: Request) -> Response:
+        """Forget a file."""
+        tenant, file_id = _asked(request)
+        await in_time(files.port.delete(tenant, file_id), timeout)
+        return json_response({"id": file_id, "object": "file", "deleted": True})
+
+    for path, method, endpoint, extra in (
+        ("/v1/files", "POST", create_file, _creation()),
+        ("/v1/files", "GET", list_files, answers(FileList, query=_LIST)),
+        (_PATH, "GET", get_file, answers(FileObject, path="file_id")),
+        (f"{_PATH}/content", "GET", get_content, file_content(path="file_id")),
+        (_PATH, "DELETE", delete_file, answers(DeletedFile, path="file_id")),
+    ):
+        app.add_api_route(path, endpoint, methods=[method], tags=["openai"], openapi_extra=extra)
+
+
+def _creation() -> dict[str, object]:
+    form = form_body(None, files=("file",))
+    schema = form["requestBody"]["content"]["multipart/form-data"]["schema"]
+    schema["required"].append("purpose")
+    schema["properties"]["purpose"] = {"type": "string", "enum": [BATCH_INPUT]}
+    return form | answers(FileObject)
+
+
+def _asked(request: Request) -> tuple[str, str]:
+    facts_of(request.scope).surface = _SURFACE
+    file_id = require_token(request.path_params["file_id"], "file_id", MAX_ID_CHARS)
+    return tenant_of(request.scope), file_id
+
+
+async def _received(request: Request, parts: InferenceParts, files: FileParts, tenant: str) -> StoredFile:
+    config, bounds = parts.config, parts.config.batches
+    boundary = multipart_boundary(request.scope, config.limits)
+    body = body_pieces(
+        request.scope,
+        request.receive,
+        config,
+        max_bytes=bounds.max_file_bytes + FORM_BYTES,
+        timeout_seconds=bounds.upload_timeout_seconds,
+    )
+    async with aclosing(body):
+        upload = FileUpload(MultipartStream(body, boundary, config.limits), max_bytes=bounds.max_file_bytes)
+        new = NewFile(tenant=tenant, name=await upload.name(), purpose=BATCH_INPUT)
+        try:
+            return await files.port.save(new, in_pieces(upload.content()))
+        except WeftError:
+            # Whatever its keeper makes of a content that breaks off: this is why it did.
+            if upload.failure is not None:
+                raise upload.failure from None
+            raise
+
+
+async def _listed(files: FileParts, tenant: str, query: Query, timeout: float) -> tuple[list[StoredFile], bool]:
+    """Some files, and whether there are more. Raises INVALID_ARGUMENT naming the parameter, NOT_FOUND for `after`."""
+    purpose, order = query.text("purpose"), query.text("order") or "desc"
+    if "purpose" in query and purpose not in _PURPOSES:
+        raise invalid_field("purpose", f"must be one of {', '.join(_PURPOSES)}")
+    if order not in {"asc", "desc"}:
+        raise invalid_field("order", "must be 'asc' or 'desc'")
+    limit = query.count("limit", MAX_LISTED) or MAX_LISTED
+    after = require_token(query.text("after"), "after", MAX_ID_CHARS) if "after" in query else ""
+    if order == "desc":
+        return await _newest(files, tenant, purpose, after, limit, timeout=timeout)
+    # Keepers have them from the newest on; the other way round, all of them have to be seen.
+    everything, _ = await _newest(files, tenant, purpose, "", MAX_LISTED, timeout=timeout)
+    everything.reverse()
+    ids = [file.id for file in everything]
+    if after and after not in ids:
+        raise invalid_field("after", "names no file of this list")
+    start = ids.index(after) + 1 if after else 0
+    return everything[start : start + limit], start + limit < len(everything)
+
+
+async def _newest(
+    files: FileParts, tenant: str, purpose: str, after: str, limit: int, *, timeout: float
+) -> tuple[list[StoredFile], bool]:
+    found: list[StoredFile] = []
+    has_more = True
+    while has_more and len(found) < limit:
+        size = min(_PAGE, limit - len(found))
+        page = await in_time(files.port.list_page(tenant, purpose=purpose, after=after, limit=size), timeout)
+        found += page.files
+        # A page without a file would have no next one.
+        has_more = page.has_more and bool(page.files)
+        after = found[-1].id if found else after
+    return found, has_more

@@ -1,0 +1,72 @@
+"""GET and HEAD /health and /metrics."""
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse, PlainTextResponse
+
+from gateway.answers.sse import encode_json
+from gateway.errors import envelope, error_headers
+from gateway.metrics import CONTENT_TYPE
+from gateway.parts import GatewayParts
+from gateway.request_facts import facts_of
+from weft.dispatch.fleet import FleetView
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+_METHODS = ("GET", "HEAD")
+
+
+def add_health(app: FastAPI, parts: GatewayParts) -> None:
+    """Add the routes."""
+
+    async def health(request: Request) -> Response:
+        """200 while a router answers and a model is active or can be woken; 503 with the reason otherwise."""
+        facts = facts_of(request.scope)
+        facts.surface = "health"
+        has_router = parts.router is None or parts.router.is_there
+        status = health_status(parts.fleet.view, has_router=has_router)
+        if status == "ok":
+            return Response(encode_json({"status": status}), media_type="application/json")
+        facts.error = unhealthy(status)
+        return _unhealthy_response(status, facts.error, facts.request_id)
+
+    async def metrics(request: Request) -> Response:
+        """The gateway's metrics in the Prometheus text format."""
+        facts_of(request.scope).surface = "metrics"
+        return Response(parts.metrics.render(), media_type=CONTENT_TYPE)
+
+    for path, endpoint, kind in (("/health", health, JSONResponse), ("/metrics", metrics, PlainTextResponse)):
+        for method in _METHODS:
+            app.add_api_route(
+                path,
+                endpoint,
+                methods=[method],
+                tags=["operations"],
+                response_class=kind,
+                include_in_schema=method == "GET",
+            )
+
+
+def health_status(view: FleetView, *, has_router: bool = True) -> str:
+    """`ok`, `starting` before the fleet is known, `no_router` or `no_active_model`."""
+    if view.revision == 0:
+        return "starting"
+    if not has_router:
+        return "no_router"
+    return "ok" if any(model.reachable for model in view.models.values()) else "no_active_model"
+
+
+def unhealthy(status: str) -> WeftError:
+    """The error that goes with a status other than `ok`."""
+    if status == "starting":
+        return WeftError(Reason.SERVICE_UNAVAILABLE, "the gateway does not know the fleet yet")
+    if status == "no_router":
+        return WeftError(Reason.SERVICE_UNAVAILABLE, "no router answers; requests wait for one until their deadline")
+    return WeftError(Reason.NO_RUNNER_AVAILABLE, "no model is active")
+
+
+def _unhealthy_response(status: str, error: WeftError, request_id: str) -> Response:
+    # The status first, for probes; the envelope beside it, as on every other failure.
+    body = b'{"status":' + encode_json(status) + b"," + envelope(error, request_id)[1:]
+    response = Response(body, status_code=error.traits.http_status)
+    response.raw_headers = error_headers(error, body)
+    return response

@@ -1,0 +1,305 @@
+"""What must be refused before there is a request: uvicorn's httptools protocol with the limits it lacks.
+
+Measured on uvicorn 0.54: a 60 MB header is parsed for 16 s, half a header is held forever, a parse error is answered
+in plain text, and with pipelined requests a hang-up is told to the newest instead of the running one. Trailers are
+added to the headers of a request that already runs, so that a proxy and this server could see different callers.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import structlog
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from gateway.config import ConnectionLimits
+from gateway.errors import EdgeError, envelope, error_headers, http_status
+from gateway.http.connection_counts import ConnectionCounts
+from gateway.http.disconnect import ABORT_KEY, HANG_UP_KEY, HangUp
+from gateway.http.framing import DECLARED_BODY_KEY, MAX_CHUNK_LINE_BYTES, framing_fault, open_chunk_bytes
+from gateway.http.head_writer import HeadWriter
+from weft.kernel.errors import WeftError
+from weft.kernel.names import new_id
+from weft.kernel.reasons import Reason
+
+log = structlog.get_logger("weft.gateway")
+
+_FRAMING_BYTES = 32
+"""What a piece of a chunked body may have around it: its length, and two line ends."""
+
+_ORDINARY_BODY_BYTES = 10 * 1024 * 1024
+"""Of what is larger only files are taken, and a large file comes in many segments of a slow network: ..."""
+_LARGE_PIECE_BYTES = 1024
+"""... one more piece for so many bytes beyond that."""
+
+
+class EdgeServerConfig(uvicorn.Config):
+    """uvicorn's configuration with what `EdgeProtocol` needs besides."""
+
+    def __init__(
+        self, app: ASGIApp, *, limits: ConnectionLimits, on_refused: Callable[[int], None], **options: Any
+    ) -> None:
+        super().__init__(app, http=EdgeProtocol, timeout_keep_alive=limits.idle_seconds, **options)
+        self.limits = limits
+        self.counts = ConnectionCounts(limits)
+        self.on_refused = on_refused
+        self.is_stopping = False
+        """Set when the listeners close: a connection that was already being accepted is closed at once."""
+
+
+class EdgeProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    # With these beside the attributes of uvicorn's there would be more than instances can share the names of, and each
+    # connection would have a table of its own of 1.5 KB.
+    __slots__ = (
+        "_body_bytes",
+        "_body_pieces",
+        "_chunk_bytes",
+        "_head_bytes",
+        "_head_timer",
+        "_header_count",
+        "_is_chunked",
+        "_is_in_chunk",
+        "_is_reading_head",
+        "_is_refused",
+        "_limits",
+        "_linger_timer",
+        "_overhead_bytes",
+        "_refusal",
+        "_running",
+        "_server_config",
+        "_tail",
+    )
+
+    def __init__(
+        self,
+        config: EdgeServerConfig,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._limits = config.limits
+        self._server_config = config
+        self._head_bytes = 0
+        self._is_reading_head = True
+        self._body_pieces = 0
+        self._body_bytes = 0
+        self._overhead_bytes = 0
+        self._header_count = 0
+        self._is_chunked = False
+        self._is_in_chunk = False
+        self._chunk_bytes = 0
+        self._tail = b""
+        self._refusal: WeftError | None = None
+        self._is_refused = False
+        self._running: RequestResponseCycle | None = None
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._linger_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
+        """Begin a connection, if there may be one more."""
+        super().connection_made(transport)
+        refusal = self._server_config.counts.admit(self._peer)
+        if refusal is not None:
+            self._refuse(refusal)
+            transport.close()
+        elif self._server_config.is_stopping:
+            transport.close()
+        else:
+            self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell the running request, also when it is not the newest of a pipeline."""
+        running = self._running
+        if running is not None and not running.response_complete:
+            _tell_gone(running)
+        _cancel(self._head_timer, self._linger_timer)
+        self._server_config.counts.release(self._peer)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what arrived, counting while it belongs to a head."""
+        if self._is_refused or self.transport.is_closing():
+            return
+        if self._is_reading_head:
+            if self._head_timer is None:
+                self._expect_head()
+            self._head_bytes += len(data)
+        else:
+            self._overhead_bytes += len(data)
+        super().data_received(data)
+        if self._is_reading_head:
+            self._require_few_bytes(self._head_bytes, "headers")
+        else:
+            self._require_few_bytes(self._overhead_bytes - _FRAMING_BYTES * self._body_pieces, "trailers")
+            if self._is_chunked:
+                self._look_at_chunk(data)
+
+    def on_message_begin(self) -> None:
+        """A head begins."""
+        super().on_message_begin()
+        self._is_reading_head = True
+        self._header_count = 0
+        state = self.scope["state"]
+        state[ABORT_KEY] = self.transport.abort
+        state[HANG_UP_KEY] = HangUp(self.flow.resume_reading)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header; a trailer says nothing that would not have to be known before."""
+        self._header_count += 1
+        if self._header_count > self._limits.max_header_count:
+            what = "headers" if self._is_reading_head else "trailers"
+            limit = self._limits.max_header_count
+            self._stop_parsing(EdgeError(431, Reason.REQUEST_TOO_LARGE, f"more than {limit} {what}"))
+        if self._is_reading_head:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """A head is complete."""
+        fault = framing_fault(self.parser.get_http_version(), self.headers)
+        if fault is not None:
+            self._stop_parsing(fault)
+        self._is_reading_head = False
+        self._header_count = 0
+        self._head_bytes = 0
+        self._body_pieces = 0
+        self._body_bytes = 0
+        self._overhead_bytes = 0
+        self._tail = b""
+        self._is_chunked = any(name == b"transfer-encoding" for name, _ in self.headers)
+        self._is_in_chunk = False
+        _cancel(self._head_timer)
+        self._head_timer = None
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of a body: what matters here is only how many there are, and what came besides."""
+        self._body_pieces += 1
+        self._body_bytes += len(body)
+        self._overhead_bytes -= len(body)
+        self._chunk_bytes += len(body)
+        beyond = max(0, self._body_bytes - _ORDINARY_BODY_BYTES)
+        if self._body_pieces > self._limits.max_body_pieces + beyond // _LARGE_PIECE_BYTES:
+            self._stop_parsing(WeftError(Reason.REQUEST_TOO_LARGE, "the body arrives in too many pieces"))
+        super().on_body(body)
+
+    def on_chunk_header(self) -> None:
+        """A chunk of a body begins."""
+        self._is_in_chunk = True
+        self._chunk_bytes = 0
+
+    def on_chunk_complete(self) -> None:
+        """A chunk of a body has arrived."""
+        self._is_in_chunk = False
+
+    def on_message_complete(self) -> None:
+        """The request has arrived; the next bytes are another one's head."""
+        super().on_message_complete()
+        self._is_reading_head = True
+        _cancel(self._linger_timer)
+        self._linger_timer = None
+
+    def on_response_complete(self) -> None:
+        """Answered. What is still coming of the request is dropped, for a while."""
+        if not self._is_reading_head and not self.transport.is_closing():
+            self._linger()
+        super().on_response_complete()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """The connection was idle for long enough; one whose answer was never read is not waited for."""
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+        else:
+            super().timeout_keep_alive_handler()
+
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - the parser's words are for its log
+        """What uvicorn calls when the parser gives up, in our envelope."""
+        self._refuse(self._refusal or WeftError(Reason.MALFORMED_REQUEST, "this is not a valid HTTP request"))
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """What uvicorn says of an Upgrade: advice to install something, on the terminal of whoever runs the mesh."""
+
+    def _stop_parsing(self, refusal: WeftError) -> NoReturn:
+        """End the parser from one of its callbacks: `send_400_response` answers with the refusal."""
+        self._refusal = refusal
+        raise refusal
+
+    def _look_at_chunk(self, data: bytes) -> None:
+        """Tell the body's reader how long the body is at least: the rest of a chunk too large may never come."""
+        received = self._tail + data
+        self._tail = received[-MAX_CHUNK_LINE_BYTES:]
+        if self._is_in_chunk and self._running is self.cycle:
+            coming = open_chunk_bytes(received, self._chunk_bytes) - self._chunk_bytes
+            state = self.scope["state"]
+            if coming > 0 and state.get(DECLARED_BODY_KEY, 0) < self._body_bytes + coming:
+                state[DECLARED_BODY_KEY] = self._body_bytes + coming
+                self.cycle.message_event.set()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        cycle.transport = HeadWriter(self.transport, self.loop)  # type: ignore[assignment]  # all that a cycle uses
+        super()._start_asgi_task(cycle, app)
+
+    @property
+    def _peer(self) -> str:
+        return self.client[0] if self.client else ""
+
+    def _require_few_bytes(self, count: int, what: str) -> None:
+        limit = self._limits.max_header_bytes
+        if count > limit:
+            self._refuse(EdgeError(431, Reason.REQUEST_TOO_LARGE, f"more than {limit} bytes of {what}"))
+
+    def _expect_head(self) -> None:
+        self._head_timer = self.loop.call_later(self._limits.header_timeout_seconds, self._head_is_late)
+
+    def _linger(self) -> None:
+        self._linger_timer = self.loop.call_later(self._limits.linger_seconds, self.transport.abort)
+
+    def _head_is_late(self) -> None:
+        limit = self._limits.header_timeout_seconds
+        self._refuse(EdgeError(408, Reason.DEADLINE_EXCEEDED, f"no complete head within {limit:g} seconds"))
+
+    def _refuse(self, error: WeftError) -> None:
+        """Answer without the application, then drop what still comes. An answer under way is cut instead."""
+        running = self._running
+        if self._is_refused or self.transport.is_closing():
+            return
+        self._is_refused = True
+        if running is not None and not running.response_complete:
+            if running.response_started:
+                self.transport.abort()
+                return
+            _tell_gone(running)
+        self._server_config.on_refused(http_status(error))
+        request_id = new_id("req")
+        log.info("refused", request_id=request_id, reason=error.reason.name.lower(), message=error.message)
+        body = envelope(error, request_id)
+        headers = [
+            *error_headers(error, body),
+            (b"x-request-id", request_id.encode("ascii")),
+            (b"connection", b"close"),
+        ]
+        head = b"".join(b"%b: %b\r\n" % header for header in headers)
+        self.transport.write(b"HTTP/1.1 %d \r\n%b\r\n%b" % (http_status(error), head, body))
+        # Closing with unread bytes in the socket would reset the connection, and the peer might never see why.
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._linger()
+
+
+def _tell_gone(running: RequestResponseCycle) -> None:
+    """A request's caller has gone."""
+    running.disconnected = True
+    running.message_event.set()
+    running.scope["state"][HANG_UP_KEY].happen()
+
+
+def _cancel(*timers: asyncio.TimerHandle | None) -> None:
+    for timer in timers:
+        if timer is not None:
+            timer.cancel()

@@ -1,0 +1,48 @@
+"""TLS of the HTTP server: a context that reloads its certificate when the files change."""
+
+import ssl
+
+from gateway.config import Exposure
+from weft.kernel.errors import invalid_field
+from weft.kernel.tls import TlsSource
+
+
+def server_context(exposure: Exposure) -> ssl.SSLContext | None:
+    """Returns the TLS context of a listener, None for plain HTTP. Raises INVALID_ARGUMENT naming a wrong file."""
+    return None if exposure.tls is None else following_context(TlsSource(exposure.tls.files))
+
+
+def following_context(source: TlsSource) -> ssl.SSLContext:
+    """A context of a server whose every new handshake is with the files as they are by then."""
+    if source.files.certificate_file is None:
+        raise invalid_field(source.files.field("certificate_file"), "is missing")
+    version, _ = source.current()
+    newest = _context(source)
+
+    def choose(connection: ssl.SSLObject, _name: str | None, _context_of: ssl.SSLContext) -> None:
+        """Called at the first word of each client, whether it names a host or not."""
+        nonlocal version, newest
+        current, _ = source.current()
+        if current != version:
+            try:
+                newest = _context(source)
+            except (OSError, ValueError):
+                # They changed again since they were checked; the next handshake finds what they have become.
+                pass
+            else:
+                version = current
+        connection.context = newest
+
+    newest.sni_callback = choose
+    return newest
+
+
+def _context(source: TlsSource) -> ssl.SSLContext:
+    files = source.files
+    assert files.certificate_file is not None, "checked by its reader"
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    # A client that offers HTTP/2 alone is refused in the handshake rather than by a parser.
+    context.set_alpn_protocols(["http/1.1"])
+    context.load_cert_chain(files.certificate_file, files.key_file)
+    return context

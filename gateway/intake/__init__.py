@@ -1,0 +1,1 @@
+"""Requests: headers, bodies within their limits, strict JSON, forms and query parameters."""

@@ -1,0 +1,181 @@
+"""Reading a request's body, within its limits."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+from starlette.types import Receive, Scope
+
+from gateway.config import GatewayConfig, RequestLimits
+from gateway.errors import ClientGoneError, EdgeError
+from gateway.http.framing import DECLARED_BODY_KEY
+from gateway.intake.headers import Headers, headers_of
+from gateway.intake.json_guard import require_few_members
+from gateway.intake.multipart import Part, boundary_of, parts_of
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+_YAML_TYPES = frozenset({b"application/yaml", b"application/x-yaml"})
+_MAX_LENGTH_DIGITS = 20
+
+
+async def read_json_body(scope: Scope, receive: Receive, config: GatewayConfig) -> bytes:
+    """The whole body, which must be declared as JSON.
+
+    Raises MALFORMED_REQUEST for another content type, REQUEST_TOO_LARGE above `max_body_bytes` or `max_json_members`,
+    and as `read_body` besides.
+    """
+    if not _is_json(_media_type(headers_of(scope))):
+        raise WeftError(Reason.MALFORMED_REQUEST, "the Content-Type must be application/json")
+    return await _read_json(scope, receive, config)
+
+
+async def read_json_or_yaml_body(scope: Scope, receive: Receive, config: GatewayConfig) -> tuple[bytes, bool]:
+    """The whole body and whether it is YAML; it must be declared as either. Raises as `read_json_body`."""
+    media_type = _media_type(headers_of(scope))
+    if media_type in _YAML_TYPES:
+        return await read_body(scope, receive, config, max_bytes=config.max_body_bytes), True
+    if not _is_json(media_type):
+        raise WeftError(Reason.MALFORMED_REQUEST, "the Content-Type must be application/json or application/yaml")
+    return await _read_json(scope, receive, config), False
+
+
+async def read_multipart_body(scope: Scope, receive: Receive, config: GatewayConfig, *, max_bytes: int) -> list[Part]:
+    """The parts of a form with files, in order.
+
+    Raises MALFORMED_REQUEST for another content type or a body that is no such form, REQUEST_TOO_LARGE for too many
+    parts or too long headers, and as `read_body` besides.
+    """
+    boundary = multipart_boundary(scope, config.limits)
+    raw = await read_body(scope, receive, config, max_bytes=max_bytes)
+    # Tens of milliseconds for a large file, and others are served meanwhile.
+    return await asyncio.to_thread(parts_of, raw, boundary, config.limits)
+
+
+def multipart_boundary(scope: Scope, limits: RequestLimits) -> bytes:
+    """The boundary of a form with files. Raises MALFORMED_REQUEST for another content type, REQUEST_TOO_LARGE."""
+    headers = headers_of(scope)
+    if _media_type(headers) != b"multipart/form-data":
+        raise WeftError(Reason.MALFORMED_REQUEST, "the Content-Type must be multipart/form-data")
+    return boundary_of(headers.get(b"content-type", b""), limits)
+
+
+async def body_pieces(
+    scope: Scope, receive: Receive, config: GatewayConfig, *, max_bytes: int, timeout_seconds: float
+) -> AsyncGenerator[bytes]:
+    """The body as it comes in. What its reader takes for each piece is not counted as the caller's time.
+
+    Raises as `read_body`, with `timeout_seconds` instead of `body_timeout_seconds`.
+    """
+    _require_plain_and_small(scope, max_bytes)
+    loop, pace = asyncio.get_running_loop(), config.connections
+    size, waited, is_over = 0, 0.0, False
+    while not is_over:
+        allowed = min(timeout_seconds, pace.body_grace_seconds + size / pace.min_body_bytes_per_second)
+        began = loop.time()
+        try:
+            async with asyncio.timeout(allowed - waited):
+                message = await receive()
+        except TimeoutError:
+            raise _too_slow(config, waited + loop.time() - began, timeout_seconds) from None
+        waited += loop.time() - began
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        piece = message.get("body", b"")
+        size += len(piece)
+        if max(size, _declared_bytes(scope)) > max_bytes:
+            raise _too_large(max_bytes)
+        is_over = not message.get("more_body", False)
+        yield piece
+
+
+async def read_body(scope: Scope, receive: Receive, config: GatewayConfig, *, max_bytes: int) -> bytes:
+    """The whole body, whatever it is.
+
+    Raises MALFORMED_REQUEST for one that is compressed, REQUEST_TOO_LARGE above `max_bytes`, an EdgeError 408 if it
+    does not arrive in time or arrives too slowly, ClientGoneError if the caller hangs up first.
+    """
+    _require_plain_and_small(scope, max_bytes)
+    began = asyncio.get_running_loop().time()
+    pace = config.connections
+    try:
+        async with asyncio.timeout_at(began + min(config.body_timeout_seconds, pace.body_grace_seconds)) as timer:
+            return await _read(scope, receive, max_bytes, _Pace(timer, began, config))
+    except TimeoutError:
+        seconds = asyncio.get_running_loop().time() - began
+        raise _too_slow(config, seconds, config.body_timeout_seconds) from None
+
+
+async def _read_json(scope: Scope, receive: Receive, config: GatewayConfig) -> bytes:
+    raw = await read_body(scope, receive, config, max_bytes=config.max_body_bytes)
+    require_few_members(raw, config.limits.max_json_members)
+    return raw
+
+
+def _require_plain_and_small(scope: Scope, max_bytes: int) -> None:
+    headers = headers_of(scope)
+    if headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
+        raise WeftError(Reason.MALFORMED_REQUEST, "a Content-Encoding is not supported: send the body as it is")
+    declared = headers.get(b"content-length")
+    if declared is not None and declared.isdigit() and int(declared[:_MAX_LENGTH_DIGITS]) > max_bytes:
+        raise _too_large(max_bytes)
+
+
+def _media_type(headers: Headers) -> bytes:
+    # Also a guard: a page of another origin can send text/plain without asking, JSON and YAML only after a preflight.
+    return headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+
+
+def _is_json(media_type: bytes) -> bool:
+    kind, _, subtype = media_type.partition(b"/")
+    return kind == b"application" and (subtype == b"json" or subtype.endswith(b"+json"))
+
+
+class _Pace:
+    """Moves the end of a body's time as its bytes come in."""
+
+    __slots__ = ("_began", "_config", "_timer")
+
+    def __init__(self, timer: asyncio.Timeout, began: float, config: GatewayConfig) -> None:
+        self._timer = timer
+        self._began = began
+        self._config = config
+
+    def has_come(self, size: int) -> None:
+        """That many bytes have come so far."""
+        pace = self._config.connections
+        earned = pace.body_grace_seconds + size / pace.min_body_bytes_per_second
+        self._timer.reschedule(self._began + min(self._config.body_timeout_seconds, earned))
+
+
+async def _read(scope: Scope, receive: Receive, max_bytes: int, pace: _Pace) -> bytes:
+    pieces: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        piece = message.get("body", b"")
+        size += len(piece)
+        if max(size, _declared_bytes(scope)) > max_bytes:
+            raise _too_large(max_bytes)
+        pieces.append(piece)
+        if not message.get("more_body", False):
+            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pace.has_come(size)
+
+
+def _declared_bytes(scope: Scope) -> int:
+    """How long the body is at least, by the chunk that is under way."""
+    declared: int = scope.get("state", {}).get(DECLARED_BODY_KEY, 0)
+    return declared
+
+
+def _too_large(max_bytes: int) -> WeftError:
+    return WeftError(Reason.REQUEST_TOO_LARGE, f"the body is larger than {max_bytes} bytes")
+
+
+def _too_slow(config: GatewayConfig, seconds: float, limit: float) -> WeftError:
+    rate = config.connections.min_body_bytes_per_second
+    late = f"the body did not arrive within {limit:g} seconds"
+    slow = f"the body arrived more slowly than {rate} bytes per second"
+    return EdgeError(408, Reason.DEADLINE_EXCEEDED, late if seconds >= limit else slow)

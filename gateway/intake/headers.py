@@ -1,0 +1,235 @@
+"""What a request's head says: who asks for what. Where nobody needs a key, the caller is believed."""
+
+import math
+import re
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from starlette.types import Scope
+
+from gateway.auth.authentication import require_once
+from gateway.config import GatewayConfig
+from gateway.errors import EdgeError
+from gateway.intake.request_model import HandledRequest
+from gateway.request_facts import facts_of
+from weft.dispatch.agents import require_model_name
+from weft.dispatch.handling import cache_tag, require_session
+from weft.dispatch.request_trace import RequestContext
+from weft.durable.tasks import MAX_IDEMPOTENCY_KEY_CHARS
+from weft.kernel.errors import FieldError, WeftError, invalid_field
+from weft.kernel.names import (
+    MAX_CLIENT_CHARS,
+    MAX_REQUEST_ID_CHARS,
+    MAX_TENANT_CHARS,
+    is_token,
+    new_id,
+    require_token,
+)
+from weft.kernel.principal import LOCAL, MAY_LEAVE
+from weft.kernel.reasons import Reason
+from weft.kernel.request import CacheMode, Handling, Operation, Priority
+from weft.kernel.telemetry import TRACEPARENT, traceparent_of
+from weft.kernel.units import keep_alive_seconds
+
+_PRIORITIES = {b"high": Priority.HIGH, b"normal": Priority.NORMAL, b"low": Priority.LOW}
+_CACHE_MODES = {b"auto": CacheMode.AUTO, b"prefix": CacheMode.PREFIX, b"none": CacheMode.NONE}
+_SESSION_HEADERS = {
+    b"x-session-id": "X-Session-Id",
+    b"x-session-affinity": "X-Session-Affinity",
+    b"x-claude-code-session-id": "X-Claude-Code-Session-Id",
+}
+_LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+_MAX_TIMEOUT_CHARS = 16
+_ONCE = frozenset({b"x-tenant-id", b"origin"})
+_HOST = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[^\s/?#@\\:\[\]]+)(?::[0-9]{0,5})?")
+"""A name or an address, and a port: nothing that a URL would take for a user or a path."""
+
+Headers = Mapping[bytes, bytes]
+
+
+def headers_of(scope: Scope) -> Headers:
+    """The headers by lower-case name; of a repeated one the last."""
+    return dict(scope["headers"])
+
+
+def request_id_of(headers: Headers) -> str:
+    """The caller's own request id if it is a safe one, otherwise a new one."""
+    given = headers.get(b"x-request-id", b"").decode("latin-1")
+    return given if is_token(given, MAX_REQUEST_ID_CHARS) else new_id("req")
+
+
+def require_honest_head(scope: Scope, config: GatewayConfig) -> None:
+    """Refuse what the HTTP parser lets pass: headers too many, too large or twice, a foreign Host or Origin."""
+    raw = scope["headers"]
+    limits = config.connections
+    if len(raw) > limits.max_header_count:
+        raise EdgeError(431, Reason.REQUEST_TOO_LARGE, f"more than {limits.max_header_count} headers")
+    if sum(len(name) + len(value) for name, value in raw) > limits.max_header_bytes:
+        raise EdgeError(431, Reason.REQUEST_TOO_LARGE, f"more than {limits.max_header_bytes} bytes of headers")
+    require_once(scope, _ONCE)
+    hosts = [value for name, value in raw if name == b"host"]
+    if len(hosts) > 1 or (not hosts and scope["http_version"] != "1.0"):
+        raise WeftError(Reason.MALFORMED_REQUEST, "the request must have exactly one Host header")
+    if hosts:
+        _require_own_host(hosts[0], config)
+    origin = dict(raw).get(b"origin")
+    if origin is not None:
+        _require_own_origin(origin, config)
+
+
+def require_local_caller(scope: Scope) -> None:
+    """Where nobody needs a key: refuse a change that a page of another origin could have asked for.
+
+    A page has no key to show. On top of `require_honest_head`: the Host is a loopback name, whatever `allowed_hosts`
+    says, and an Origin is this very gateway, port and all. Raises PERMISSION_DENIED.
+    """
+    if facts_of(scope).principal is not LOCAL:
+        return
+    raw = scope["headers"]
+    host = next((value for name, value in raw if name == b"host"), b"").decode("latin-1").lower()
+    if _host_name(f"//{host}") not in _LOOPBACK_NAMES:
+        raise WeftError(
+            Reason.PERMISSION_DENIED, "resources are changed from this machine only: the Host must be a loopback name"
+        )
+    own = {f"http://{host}", f"https://{host}"}
+    if any(value.decode("latin-1").lower() not in own for name, value in raw if name == b"origin"):
+        raise WeftError(Reason.PERMISSION_DENIED, "pages of another origin may not change anything here")
+
+
+def _require_own_host(host: bytes, config: GatewayConfig) -> None:
+    text = host.decode("latin-1")
+    if _HOST.fullmatch(text) is None or not _is_own(_host_name(f"//{text}"), config):
+        raise WeftError(
+            Reason.PERMISSION_DENIED, "the Host header is not a name of this gateway; allow it with `allowed_hosts`"
+        )
+
+
+def _require_own_origin(origin: bytes, config: GatewayConfig) -> None:
+    if not _is_own(_host_name(origin.decode("latin-1")), config):
+        raise WeftError(Reason.PERMISSION_DENIED, "pages of another origin may not call this gateway")
+
+
+def _host_name(url: str) -> str | None:
+    try:
+        return urlsplit(url).hostname
+    except ValueError:
+        return None
+
+
+def _is_own(name: str | None, config: GatewayConfig) -> bool:
+    return name is not None and (name in _LOOPBACK_NAMES or name == config.host or name in config.allowed_hosts)
+
+
+def request_context(
+    scope: Scope, config: GatewayConfig, asked: HandledRequest, *, model: str, operation: Operation
+) -> RequestContext:
+    """The request as the dispatcher wants it. Raises INVALID_ARGUMENT naming the header or field that is wrong."""
+    headers = headers_of(scope)
+    principal = facts_of(scope).principal
+    priority = _priority(headers, asked)
+    if asked.allow_remote and not principal.may(MAY_LEAVE):
+        raise FieldError("allow_remote", f"the key lacks the scope {MAY_LEAVE}", Reason.PERMISSION_DENIED)
+    return RequestContext(
+        request_id=facts_of(scope).request_id,
+        tenant=tenant_of(scope),
+        caller=principal.name,
+        model=require_model_name(model, "model"),
+        operation=operation,
+        traceparent=_traceparent(headers),
+        priority=Priority.NORMAL if priority is None else priority,
+        names_priority=priority is not None,
+        allow_remote=bool(asked.allow_remote),
+        timeout_seconds=timeout_seconds(headers, config),
+        handling=_handling(headers, asked.keep_alive),
+        client_id=_client_id(headers, asked),
+        session=_session(headers, asked),
+    )
+
+
+def tenant_of(scope: Scope) -> str:
+    """Whose request it is: that of the key, or where callers are believed, what they say.
+
+    Raises INVALID_ARGUMENT naming the header, PERMISSION_DENIED where the key is of another tenant.
+    """
+    given = headers_of(scope).get(b"x-tenant-id")
+    claimed = "" if given is None else require_token(given.decode("latin-1"), "X-Tenant-ID", MAX_TENANT_CHARS)
+    return facts_of(scope).principal.tenant_for(claimed, "X-Tenant-ID")
+
+
+def _priority(headers: Headers, asked: HandledRequest) -> Priority | None:
+    """The band that header or field name; None: neither does."""
+    given = headers.get(b"x-priority")
+    if given is None:
+        return None if asked.x_priority is None else _PRIORITIES[asked.x_priority.encode()]
+    priority = _PRIORITIES.get(given)
+    if priority is None:
+        raise invalid_field("X-Priority", "must be 'high', 'normal' or 'low'")
+    return priority
+
+
+def idempotency_key_of(headers: Headers) -> str:
+    """What the same submission has the same of; empty: none. Raises INVALID_ARGUMENT naming the header."""
+    given = headers.get(b"idempotency-key")
+    if given is None:
+        return ""
+    key = given.decode("latin-1")
+    if not (0 < len(key) <= MAX_IDEMPOTENCY_KEY_CHARS and key.isascii() and key.isprintable()):
+        raise invalid_field("Idempotency-Key", f"must have 1 to {MAX_IDEMPOTENCY_KEY_CHARS} printable characters")
+    return key
+
+
+def _client_id(headers: Headers, asked: HandledRequest) -> str:
+    given = headers.get(b"x-client-id")
+    if given is not None:
+        return require_token(given.decode("latin-1"), "X-Client-Id", MAX_CLIENT_CHARS)
+    if not asked.x_client_id:
+        return ""
+    return require_token(asked.x_client_id, "x_client_id", MAX_CLIENT_CHARS)
+
+
+def _session(headers: Headers, asked: HandledRequest) -> str:
+    for header, name in _SESSION_HEADERS.items():
+        given = headers.get(header)
+        if given:
+            return require_session(given.decode("latin-1"), name)
+    key = asked.prompt_cache_key
+    return require_session(key, "prompt_cache_key") if isinstance(key, str) else ""
+
+
+def _handling(headers: Headers, keep_alive: object) -> Handling:
+    tag = headers.get(b"x-cache-tag")
+    return Handling(
+        cache_mode=_cache_mode(headers),
+        cache_tag="" if tag is None else cache_tag(tag.decode("latin-1"), "X-Cache-Tag"),
+        keep_alive_seconds=None if keep_alive is None else keep_alive_seconds(keep_alive, "keep_alive"),
+    )
+
+
+def _cache_mode(headers: Headers) -> CacheMode:
+    given = headers.get(b"x-cache-mode")
+    if given is None:
+        return CacheMode.AUTO
+    mode = _CACHE_MODES.get(given)
+    if mode is None:
+        raise invalid_field("X-Cache-Mode", "must be 'prefix', 'none' or 'auto'")
+    return mode
+
+
+def timeout_seconds(headers: Headers, config: GatewayConfig) -> float:
+    """How long the caller waits. Raises INVALID_ARGUMENT naming the header."""
+    given = headers.get(b"x-request-timeout-seconds")
+    if given is None:
+        return config.request_timeout_seconds
+    try:
+        seconds = float(given) if len(given) <= _MAX_TIMEOUT_CHARS else math.nan
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= config.request_timeout_seconds:
+        limit = config.request_timeout_seconds
+        raise invalid_field("X-Request-Timeout-Seconds", f"must be a number above 0 and at most {limit:g}")
+    return seconds
+
+
+def _traceparent(headers: Headers) -> str:
+    given = headers.get(TRACEPARENT.encode())
+    return traceparent_of({} if given is None else {TRACEPARENT: given.decode("latin-1")})

@@ -1,0 +1,172 @@
+"""Raw bytes to a request model, strictly: real JSON that reads one way only, and an error that names the field.
+
+What a body is checked for, besides being JSON: nesting, names that come twice in one object, numbers that no double
+holds (NaN, Infinity, 1e999), text that is not UTF-8 or that could not be encoded again (half a surrogate pair), and
+how many names it has. Measured: 6 us for 1 KiB, 0.1 ms for 100 KiB of messages, 7 ms for a string of 10 MB, 75 ms
+for 200,000 names.
+"""
+
+import json
+import math
+import re
+from collections import Counter
+from typing import Any, NoReturn, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails, from_json
+
+from gateway.intake.request_model import TAG_MARK
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.reasons import Reason
+
+Model = TypeVar("Model", bound=BaseModel)
+
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_MAX_MESSAGE_CHARS = 500
+_MAX_SEGMENT_CHARS = 64
+_MAY_HOLD_FLOATS = frozenset({dict, float, list})
+
+
+def parse(model: type[Model], raw: bytes, *, max_depth: int) -> Model:
+    """The request in `raw`. Raises MALFORMED_REQUEST for what is not JSON, INVALID_ARGUMENT naming the field else."""
+    doubt = require_strict_json(raw, max_depth)
+    try:
+        found = model.model_validate_json(raw)
+    except ValidationError as error:
+        details = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    else:
+        _require_no(doubt)
+        return found
+    raise _field_error(details)
+
+
+def parse_json(raw: bytes, *, max_depth: int) -> Any:
+    """The value in `raw`, for others to check. Raises MALFORMED_REQUEST for what is not JSON."""
+    doubt = require_strict_json(raw, max_depth)
+    try:
+        found = from_json(raw, allow_inf_nan=False)
+    except ValueError as error:
+        raise _not_json(str(error)) from None
+    _require_no(doubt)
+    return found
+
+
+def require_strict_json(raw: bytes, max_depth: int) -> str:
+    """Refuse what the parser would let pass. Raises MALFORMED_REQUEST, INVALID_ARGUMENT for an infinite number.
+
+    Returns why this is not JSON at all, or nothing: the parser says that better, and must not think otherwise.
+    """
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        raise _malformed("the body is not valid UTF-8") from None
+    try:
+        outline = _outline.decode(text)
+    except RecursionError:
+        raise _too_deep(max_depth) from None
+    except OverflowError:
+        raise invalid_field(_place_of_infinity(text), "is beyond the range of a double") from None
+    except ValueError as error:
+        return str(error)
+    _require_shallow(outline, max_depth)
+    return ""
+
+
+def require_few_members(raw: bytes, most: int) -> None:
+    """Refuse a body with more names in its objects than `most`. Raises REQUEST_TOO_LARGE."""
+    if raw.count(b":") > most and member_count(raw) > most:
+        raise WeftError(Reason.REQUEST_TOO_LARGE, f"the body has more than {most} names in its objects")
+
+
+def member_count(raw: bytes) -> int:
+    """Names in all objects of JSON together. Every name has its colon, and nothing else outside strings has one."""
+    return _STRING.sub(b"", raw).count(b":")
+
+
+def _containers_of(members: list[tuple[str, Any]]) -> list[Any]:
+    """What is left of an object in the outline: the arrays and objects in it."""
+    if len({name for name, _ in members}) < len(members):
+        ((name, _),) = Counter(name for name, _ in members).most_common(1)
+        shown = json.dumps(name[:_MAX_SEGMENT_CHARS])
+        raise _malformed(f"the body has the name {shown} twice in one object")
+    return [value for _, value in members if value.__class__ is list]
+
+
+def _finite(literal: str) -> float:
+    number = float(literal)
+    if not math.isfinite(number):
+        raise OverflowError
+    return number
+
+
+def _place_of_infinity(text: str) -> str:
+    """Where the number is that no double holds; nobody comes here with an honest body, so it may take its time."""
+    try:
+        left: list[tuple[tuple[int | str, ...], Any]] = [((), json.loads(text))]
+    except (RecursionError, ValueError):
+        return "body"
+    while left:
+        path, value = left.pop()
+        if value.__class__ is float and not math.isfinite(value):
+            return field_path(path) or "body"
+        if isinstance(value, dict | list):
+            members = value.items() if isinstance(value, dict) else enumerate(value)
+            left.extend(((*path, step), inner) for step, inner in members if inner.__class__ in _MAY_HOLD_FLOATS)
+    return "body"
+
+
+def _refuse_constant(literal: str) -> NoReturn:
+    raise _malformed(f"the body is not valid JSON: NaN and Infinity are no JSON numbers, and it has {literal}")
+
+
+_outline = json.JSONDecoder(object_pairs_hook=_containers_of, parse_float=_finite, parse_constant=_refuse_constant)
+"""Reads JSON into its arrays alone, objects as arrays too: enough to see what another reader could see otherwise."""
+
+
+def _require_shallow(outline: object, max_depth: int) -> None:
+    level = [outline] if outline.__class__ is list else []
+    depth = 0
+    while level:
+        depth += 1
+        if depth > max_depth:
+            raise _too_deep(max_depth)
+        level = [inner for outer in level for inner in outer if inner.__class__ is list]
+
+
+def _require_no(doubt: str) -> None:
+    """Two parsers that disagree: what one of them takes for something else is not handed on."""
+    if doubt:
+        raise _not_json(doubt)
+
+
+def _too_deep(max_depth: int) -> WeftError:
+    return _malformed(f"the body is nested deeper than {max_depth} levels")
+
+
+def _not_json(detail: str) -> WeftError:
+    return _malformed(f"the body is not valid JSON: {detail}"[:_MAX_MESSAGE_CHARS])
+
+
+def _malformed(message: str) -> WeftError:
+    return WeftError(Reason.MALFORMED_REQUEST, message)
+
+
+def _field_error(found: ErrorDetails) -> WeftError:
+    if found["type"] == "json_invalid":
+        return _not_json(found["msg"].removeprefix("Invalid JSON: "))
+    path = field_path(found["loc"])
+    if not path:
+        return _malformed("the body must be a JSON object")
+    return invalid_field(path, found["msg"].removeprefix("Value error, ")[:_MAX_MESSAGE_CHARS])
+
+
+def field_path(location: tuple[int | str, ...]) -> str:
+    """A pydantic location as a caller writes it: `messages[2].role`."""
+    path = ""
+    for segment in location:
+        if isinstance(segment, int):
+            path += f"[{segment}]"
+        elif not segment.startswith(TAG_MARK):
+            # A segment may be a key the caller chose.
+            path += f".{segment[:_MAX_SEGMENT_CHARS]}" if path else segment[:_MAX_SEGMENT_CHARS]
+    return path

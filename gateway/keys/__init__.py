@@ -1,1 +1,0 @@
-"""`/api/v1/keys`: API keys, for callers who show one that may manage them."""

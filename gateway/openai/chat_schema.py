@@ -1,0 +1,194 @@
+"""POST /v1/chat/completions."""
+
+from typing import Annotated, Literal
+
+from pydantic import AliasChoices, ConfigDict, Field, Tag
+
+from gateway.intake.request_model import MAX_INT32, JsonMap, StopAtFirstError, StrictModel, text_or_list
+from gateway.openai.chat_tool_schema import (
+    MAX_FUNCTIONS,
+    MAX_NAME_CHARS,
+    FunctionChoice,
+    FunctionDefinition,
+    FunctionName,
+    ToolChoice,
+    ToolDefinition,
+)
+from gateway.openai.sampling_schema import MAX_TOP_LOGPROBS, GenerationRequest
+
+__all__ = [
+    "MAX_NAME_CHARS",
+    "ChatRequest",
+    "ContentPart",
+    "FunctionCall",
+    "FunctionDefinition",
+    "FunctionName",
+    "ImageUrl",
+    "InputAudio",
+    "JsonSchemaDefinition",
+    "Message",
+    "Prediction",
+    "ResponseFormatChoice",
+    "TemplateArguments",
+    "ToolCallMade",
+    "ToolDefinition",
+]
+
+MAX_TOOL_CALL_ID_CHARS = 256
+MAX_METADATA_ENTRIES = 16
+MAX_METADATA_VALUE_CHARS = 512
+MAX_LABEL_CHARS = 512
+
+ToolCallId = Annotated[str, Field(min_length=1, max_length=MAX_TOOL_CALL_ID_CHARS)]
+
+
+class ImageUrl(StrictModel):
+    """An image as a data: URL, or an address that the gateway fetches."""
+
+    url: str
+    detail: Literal["auto", "low", "high", "original"] | None = None
+    """`original` is as good as `high`."""
+
+
+class InputAudio(StrictModel):
+    """A recording as base64."""
+
+    data: str
+    format: Literal["wav", "mp3"]
+
+
+class ContentPart(StrictModel):
+    """A piece of a message. `type` says which of the other fields holds it."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+    image_url: ImageUrl | None = None
+    input_audio: InputAudio | None = None
+
+
+class FunctionCall(StrictModel):
+    """A call the assistant made earlier."""
+
+    name: str = Field(min_length=1, max_length=256)
+    arguments: str
+
+
+class CustomCall(StrictModel):
+    """A call of a custom tool that the assistant of another server made earlier."""
+
+    name: str = Field(min_length=1, max_length=256)
+    input: str
+
+
+class ToolCallMade(StrictModel):
+    """A tool call in the conversation so far."""
+
+    id: ToolCallId
+    type: Literal["function", "custom"] = "function"
+    function: FunctionCall | None = None
+    custom: CustomCall | None = None
+
+
+Content = Annotated[
+    Annotated[str, Tag("~text")] | Annotated[list[ContentPart], StopAtFirstError(), Tag("~list")],
+    text_or_list("Input should be a string or a list of content parts"),
+]
+
+
+class Message(StrictModel):
+    """One turn of the conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    """`function`: the older form of `tool`; it names the function in `name`."""
+    content: Content | None = None
+    name: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
+    tool_calls: Annotated[list[ToolCallMade], Field(max_length=1024), StopAtFirstError()] | None = None
+    tool_call_id: ToolCallId | None = None
+    function_call: FunctionCall | None = None
+    """The older form of `tool_calls`."""
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    """Another spelling of `reasoning_content`, as some clients hand it back."""
+    refusal: str | None = None
+
+
+class JsonSchemaDefinition(StrictModel):
+    """A named schema the answer must follow."""
+
+    name: FunctionName
+    description: str | None = None
+    schema_: JsonMap | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormatChoice(StrictModel):
+    """The form of the answer."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaDefinition | None = None
+    schema_: JsonMap | None = Field(default=None, validation_alias=AliasChoices("schema", "value"))
+    """With `json_object`: the schema, as clients of llama.cpp's server and of huggingface write it."""
+
+
+class Prediction(StrictModel):
+    """Text that the answer is likely to repeat. Handed on to the engine."""
+
+    type: Literal["content"]
+    content: Content
+
+
+class TemplateArguments(StrictModel):
+    """Arguments of the model's chat template. Others than these are handed on."""
+
+    model_config = ConfigDict(extra="allow")
+
+    enable_thinking: bool | None = None
+
+
+class ChatRequest(GenerationRequest):
+    """A chat completion."""
+
+    messages: Annotated[list[Message], Field(min_length=1), StopAtFirstError()]
+    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
+    """The newer spelling of `max_tokens`; wins where both are given."""
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    tools: Annotated[list[ToolDefinition], StopAtFirstError()] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormatChoice | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    enable_thinking: bool | None = None
+    """Extension: whether a model that can think does so before it answers. Absent: the model's default."""
+    chat_template_kwargs: TemplateArguments | None = None
+    """Extension: `enable_thinking` in another place, as other servers have it."""
+    functions: Annotated[list[FunctionDefinition], Field(max_length=MAX_FUNCTIONS), StopAtFirstError()] | None = None
+    """The older form of `tools`; the answer then calls in the older form, too."""
+    function_call: FunctionChoice | None = None
+    """The older form of `tool_choice`."""
+    modalities: Annotated[list[Literal["text", "audio"]], Field(max_length=2), StopAtFirstError()] | None = None
+    """Answers are text; `audio` is refused."""
+    audio: JsonMap | None = None
+    """How an answer should sound. Accepted and not used: answers are text."""
+    verbosity: Literal["low", "medium", "high"] | None = None
+    """Handed on to the engine, as `prediction` and `web_search_options`."""
+    prediction: Prediction | None = None
+    web_search_options: JsonMap | None = None
+    store: bool | None = None
+    """Chat answers are not kept; true is a warning."""
+    moderation: JsonMap | None = None
+    """Not done, which is a warning."""
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
+    """Accepted and not used, as what follows: it is about OpenAI's own service."""
+    safety_identifier: Annotated[str, Field(max_length=MAX_LABEL_CHARS)] | None = None
+    prompt_cache_options: JsonMap | None = None
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
+    metadata: (
+        Annotated[
+            dict[str, Annotated[str, Field(max_length=MAX_METADATA_VALUE_CHARS)]],
+            Field(max_length=MAX_METADATA_ENTRIES),
+        ]
+        | None
+    ) = None
+    """Keys of at most 64 characters."""

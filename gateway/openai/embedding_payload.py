@@ -1,0 +1,86 @@
+"""Embeddings both ways."""
+
+import base64
+import math
+import sys
+from array import array
+from collections.abc import Sequence
+
+import msgspec
+
+from gateway.config import RequestLimits
+from gateway.openai.embedding_schema import EmbeddingRequest
+from gateway.openai.prompts import fill_prompts
+from weft.api.common.v1 import embedding_pb2, usage_pb2
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.reasons import Reason
+
+_encode = msgspec.json.Encoder().encode
+
+
+def to_payload(request: EmbeddingRequest, limits: RequestLimits) -> embedding_pb2.EmbeddingPayload:
+    """What the mesh is asked. Raises INVALID_ARGUMENT naming the field that is wrong."""
+    payload = embedding_pb2.EmbeddingPayload()
+    fill_prompts(payload.inputs, request.input, "input", max_prompts=limits.max_embedding_inputs, allow_empty=False)
+    if request.dimensions is not None:
+        payload.dimensions = request.dimensions
+    return payload
+
+
+def to_body(
+    embeddings: Sequence[embedding_pb2.Embedding],
+    *,
+    expected: int,
+    model: str,
+    usage: usage_pb2.Usage,
+    as_base64: bool,
+    dimensions: int | None = None,
+) -> bytes:
+    """The answer as JSON. `dimensions`: as many as the request asks for; None: as many as there are.
+
+    Raises BACKEND_PROTOCOL_ERROR unless there is one finite vector per input, INVALID_ARGUMENT where they are longer or
+    shorter than asked: an engine that does not know the parameter takes no notice of it.
+    """
+    ordered = sorted(embeddings, key=lambda embedding: embedding.index)
+    if [embedding.index for embedding in ordered] != list(range(expected)):
+        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the model did not return one vector per input")
+    if dimensions is not None:
+        _require_dimensions(ordered, dimensions)
+    render = _as_base64 if as_base64 else _as_floats
+    return _encode(
+        {
+            "object": "list",
+            "data": [
+                {"object": "embedding", "index": embedding.index, "embedding": render(embedding)}
+                for embedding in ordered
+            ],
+            "model": model,
+            "usage": {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens},
+        }
+    )
+
+
+def _require_dimensions(embeddings: Sequence[embedding_pb2.Embedding], wanted: int) -> None:
+    for embedding in embeddings:
+        if (found := len(embedding.values)) != wanted:
+            raise invalid_field("dimensions", f"this model's vectors have {found}, whatever is asked for; leave it out")
+
+
+def _as_floats(embedding: embedding_pb2.Embedding) -> list[float]:
+    values = list(embedding.values)
+    _require_finite(values)
+    return values
+
+
+def _as_base64(embedding: embedding_pb2.Embedding) -> str:
+    values = array("f", embedding.values)
+    _require_finite(values)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return base64.b64encode(values.tobytes()).decode("ascii")
+
+
+def _require_finite(values: Sequence[float]) -> None:
+    # One sum is enough: infinity and NaN survive every addition, and finite float32 cannot reach the end of double.
+    if not values or not math.isfinite(sum(values)):
+        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the model returned an empty vector or one that is not finite")

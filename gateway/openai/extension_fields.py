@@ -1,0 +1,50 @@
+"""Fields of a request that weft does not know: handed on, so that the engine uses them or the caller is warned."""
+
+from collections.abc import Mapping
+from itertools import islice
+
+from gateway.answers.warnings import MAX_NOTICES_TOLD
+from weft.api.common.v1 import json_value_pb2, warning_pb2
+from weft.dispatch.parameter_checks import MAX_EXTRA_BYTES, MAX_EXTRA_FIELDS, MAX_EXTRA_NAME_CHARS, take_bytes
+from weft.kernel.errors import invalid_field
+from weft.kernel.json_objects import add_member
+
+# Fields of the OpenAI API about OpenAI's own service: its accounts, prices, stores and caches. Accepted and not used,
+# without a warning, because clients send them on their own account.
+NOT_USED = frozenset({
+    "metadata", "moderation", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
+    "safety_identifier", "service_tier", "store", "user",
+})  # fmt: skip
+# A second spelling of a field that a request has in its first one.
+_SPELLINGS = frozenset({"repetition_penalty"})
+_MAX_SHOWN_CHARS = 64
+EXTENSION_PREFIX = "x_"
+"""Before fields that are about the mesh. No engine hears of them, known here or not."""
+
+
+def fill_extra(target: json_value_pb2.JsonObject, given: Mapping[str, object]) -> None:
+    """Add what is to be handed on; null is as good as absent. Raises INVALID_ARGUMENT naming a field too much."""
+    left = MAX_EXTRA_BYTES
+    for name, value in given.items():
+        if value is None or name in NOT_USED or name in _SPELLINGS or name.startswith(EXTENSION_PREFIX):
+            continue
+        field = name[:_MAX_SHOWN_CHARS] or "body"
+        if not 0 < len(name) <= MAX_EXTRA_NAME_CHARS:
+            raise invalid_field(field, f"names of fields have 1 to {MAX_EXTRA_NAME_CHARS} characters")
+        if len(target.fields) == MAX_EXTRA_FIELDS:
+            raise invalid_field(field, f"is one too many: at most {MAX_EXTRA_FIELDS} fields that weft does not know")
+        left = take_bytes(left, name, value, field)
+        add_member(target, name, value, field)
+
+
+def unknown_extensions(given: Mapping[str, object]) -> list[warning_pb2.Warning]:
+    """A warning for each field that is about the mesh and that weft does not know; at most MAX_NOTICES_TOLD."""
+    names = (name for name, value in given.items() if name.startswith(EXTENSION_PREFIX) and value is not None)
+    return [
+        warning_pb2.Warning(
+            code=warning_pb2.WARNING_CODE_UNSUPPORTED_PARAMETER,
+            field=name[:_MAX_SHOWN_CHARS],
+            message="is an extension that weft does not know; it was not used",
+        )
+        for name in islice(names, MAX_NOTICES_TOLD)
+    ]

@@ -1,0 +1,55 @@
+"""Reranking both ways: Jina's and Cohere's form, which llama.cpp's server and vLLM have, too."""
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from gateway.answers.chunks import AnswerIdentity
+from gateway.openai.model_call_schemas import RerankRequest
+from weft.api.common.v1 import rerank_pb2, usage_pb2
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+_encode = msgspec.json.Encoder().encode
+
+
+def to_payload(request: RerankRequest) -> rerank_pb2.RerankPayload:
+    """What the mesh is asked."""
+    payload = rerank_pb2.RerankPayload(query=request.query, documents=texts_of(request))
+    if request.top_n is not None:
+        payload.top_n = request.top_n
+    return payload
+
+
+def texts_of(request: RerankRequest) -> list[str]:
+    """The documents' texts, in order."""
+    return [document if isinstance(document, str) else document.text for document in request.documents]
+
+
+def to_body(
+    scores: Sequence[rerank_pb2.RerankScore], request: RerankRequest, identity: AnswerIdentity, usage: usage_pb2.Usage
+) -> bytes:
+    """The answer as JSON. Raises BACKEND_PROTOCOL_ERROR unless each score is a number for a document of its own."""
+    places = {score.index for score in scores}
+    if len(places) != len(scores) or not all(0 <= place < len(request.documents) for place in places):
+        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the model did not return one score per document")
+    if not all(math.isfinite(score.score) for score in scores):
+        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the model returned a score that is no number")
+    texts = texts_of(request) if request.return_documents else None
+    return _encode(
+        {
+            "id": identity.answer_id,
+            "object": "list",
+            "model": identity.model,
+            "results": [_result(score, texts) for score in scores],
+            "usage": {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens},
+        }
+    )
+
+
+def _result(score: rerank_pb2.RerankScore, texts: Sequence[str] | None) -> dict[str, object]:
+    result: dict[str, object] = {"index": score.index, "relevance_score": score.score}
+    if texts is not None:
+        result["document"] = {"text": texts[score.index]}
+    return result

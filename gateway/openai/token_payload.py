@@ -1,0 +1,65 @@
+"""Tokens both ways: requests as llama.cpp's server and vLLM take them, one answer that users of both can read."""
+
+import msgspec
+
+from gateway.config import RequestLimits
+from gateway.openai import chat_payload
+from gateway.openai.chat_schema import ChatRequest
+from gateway.openai.model_call_schemas import TokenizeRequest
+from weft.api.common.v1 import tokenize_pb2
+from weft.kernel.errors import invalid_field
+
+_encode = msgspec.json.Encoder().encode
+_KINDS = ("content", "prompt", "messages")
+
+
+def to_payload(request: TokenizeRequest, limits: RequestLimits) -> tokenize_pb2.TokenizePayload:
+    """What the mesh is asked. Raises INVALID_ARGUMENT naming the field that is wrong."""
+    given = [name for name in _KINDS if getattr(request, name) is not None]
+    if len(given) != 1:
+        raise invalid_field(given[1] if given else "content", f"exactly one of {', '.join(_KINDS)} must be set")
+    payload = tokenize_pb2.TokenizePayload(with_pieces=bool(request.with_pieces or request.return_token_strs))
+    if request.messages is not None:
+        asked = ChatRequest(
+            model=request.model,
+            messages=request.messages,
+            tools=request.tools,
+            enable_thinking=request.enable_thinking,
+            chat_template_kwargs=request.chat_template_kwargs,
+        )
+        payload.chat.CopyFrom(chat_payload.to_payload(asked, limits))
+        return payload
+    if request.tools:
+        raise invalid_field("tools", "go with messages")
+    said = (word for word in (request.add_special, request.add_special_tokens) if word is not None)
+    payload.add_special = next(said, request.content is None)
+    payload.text = request.prompt or "" if request.content is None else request.content
+    return payload
+
+
+def to_body(result: tokenize_pb2.TokenizeResult, request: TokenizeRequest, model: str) -> bytes:
+    """The answer as JSON."""
+    ids: list[int] = list(result.ids)
+    pieces = [_piece(piece) for piece in result.pieces]
+    has_pieces = len(pieces) == len(ids)
+    answer: dict[str, object] = {
+        "model": model,
+        "count": result.count,
+        "max_model_len": result.max_context_tokens or None,
+        "tokens": ids,
+    }
+    if request.with_pieces and has_pieces:
+        answer["tokens"] = [{"id": number, "piece": piece} for number, piece in zip(ids, pieces, strict=True)]
+    if request.return_token_strs and has_pieces:
+        answer["token_strs"] = [
+            piece if isinstance(piece, str) else bytes(piece).decode(errors="replace") for piece in pieces
+        ]
+    return _encode(answer)
+
+
+def _piece(piece: bytes) -> str | list[int]:
+    """A token may hold part of a character: then it is told as its bytes, as llama.cpp's server does."""
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return list(piece)

@@ -1,0 +1,221 @@
+"""The registry over gRPC, as `gateway.ports.RegistryPort`: documents on this side, messages on that one."""
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any, Literal
+
+import grpc
+
+from gateway.ports import AppliedResource, EventFilter, MeshSettings, PoolMembers, ResourcePage
+from gateway.resources.registry_calls import RegistryCalls
+from weft.api.registry.v1 import (
+    declaration_service_pb2,
+    declaration_service_pb2_grpc,
+    model_pb2,
+    registry_service_pb2,
+    registry_service_pb2_grpc,
+    runner_pb2,
+    settings_pb2,
+    settings_service_pb2,
+    settings_service_pb2_grpc,
+)
+from weft.dispatch.fleet import FleetSource
+from weft.documents.declared_fields import declared_field, document_field
+from weft.documents.document_base import ResourceKind
+from weft.documents.documents import Document, EventDocument, ModelDocument
+from weft.documents.messages import (
+    agent_document,
+    declared_document,
+    event_document,
+    kind_from_number,
+    kind_number,
+    model_document,
+    pool_document,
+    route_document,
+    runner_document,
+    to_declaration,
+)
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+FORCED_DELETE_TIMEOUT_SECONDS = 120.0
+"""Longest forced delete: the registry waits less than this for the requests of the model to end."""
+_OUTCOMES: dict[int, Literal["created", "configured", "unchanged"]] = {
+    declaration_service_pb2.ApplyResult.OUTCOME_CREATED: "created",
+    declaration_service_pb2.ApplyResult.OUTCOME_CONFIGURED: "configured",
+    declaration_service_pb2.ApplyResult.OUTCOME_UNCHANGED: "unchanged",
+}
+
+
+class RegistryClient:
+    """See `gateway.ports.RegistryPort`. `fleet` adds how a model does on its runner, which the registry tells apart."""
+
+    def __init__(self, registry: grpc.aio.Channel, fleet: FleetSource, *, timeout_seconds: float) -> None:
+        # Typed as synchronous by the generated code, whatever the channel.
+        self._resources: Any = registry_service_pb2_grpc.RegistryServiceStub(registry)
+        self._declarations: Any = declaration_service_pb2_grpc.DeclarationServiceStub(registry)
+        self._settings: Any = settings_service_pb2_grpc.SettingsServiceStub(registry)
+        self._fleet = fleet
+        self._calls = RegistryCalls(_callers_field, timeout_seconds=timeout_seconds)
+
+    async def list_page(self, kind: ResourceKind, page_size: int, page_token: str) -> ResourcePage:
+        """See RegistryPort.list_page."""
+        page: dict[str, Any] = {"page_size": page_size, "page_token": page_token}
+        documents: list[Document]
+        match kind:
+            case ResourceKind.MODEL:
+                found = await self._calls.ask(
+                    self._resources.ListModels, registry_service_pb2.ListModelsRequest(**page)
+                )
+                documents = [self._model(model) for model in found.models]
+            case ResourceKind.AGENT:
+                found = await self._calls.ask(
+                    self._resources.ListAgents, registry_service_pb2.ListAgentsRequest(**page)
+                )
+                documents = [agent_document(agent) for agent in found.agents]
+            case ResourceKind.RUNNER:
+                found = await self._calls.ask(
+                    self._resources.ListRunners, registry_service_pb2.ListRunnersRequest(**page)
+                )
+                documents = [runner_document(runner) for runner in found.runners]
+            case ResourceKind.POOL:
+                found = await self._calls.ask(self._resources.ListPools, registry_service_pb2.ListPoolsRequest(**page))
+                documents = [pool_document(pool) for pool in found.pools]
+            case ResourceKind.ROUTE:
+                found = await self._calls.ask(
+                    self._resources.ListRoutes, registry_service_pb2.ListRoutesRequest(**page)
+                )
+                documents = [route_document(route) for route in found.routes]
+        return ResourcePage(documents=documents, next_page_token=found.next_page_token)
+
+    async def get(self, kind: ResourceKind, name: str) -> Document:
+        """See RegistryPort.get."""
+        match kind:
+            case ResourceKind.MODEL:
+                found = await self._calls.ask(self._resources.GetModel, registry_service_pb2.GetModelRequest(name=name))
+                return self._model(found.model)
+            case ResourceKind.AGENT:
+                found = await self._calls.ask(self._resources.GetAgent, registry_service_pb2.GetAgentRequest(name=name))
+                return agent_document(found.agent)
+            case ResourceKind.RUNNER:
+                found = await self._calls.ask(
+                    self._resources.GetRunner, registry_service_pb2.GetRunnerRequest(name=name)
+                )
+                return runner_document(found.runner)
+            case ResourceKind.POOL:
+                found = await self._calls.ask(self._resources.GetPool, registry_service_pb2.GetPoolRequest(name=name))
+                return pool_document(found.pool)
+            case ResourceKind.ROUTE:
+                found = await self._calls.ask(self._resources.GetRoute, registry_service_pb2.GetRouteRequest(name=name))
+                return route_document(found.route)
+
+    async def members(self, model: str) -> PoolMembers:
+        """See RegistryPort.members."""
+        request = registry_service_pb2.GetModelMembersRequest(name=model)
+        pool = (await self._calls.ask(self._resources.GetModelMembers, request)).pool
+        return PoolMembers(
+            pool=pool.name,
+            is_explicit=pool.explicit,
+            size=pool.size,
+            active_count=pool.active_count,
+            members=[self._model(member) for member in pool.members],
+        )
+
+    async def list_events(self, events: EventFilter, limit: int) -> Sequence[EventDocument]:
+        """See RegistryPort.list_events."""
+        request = registry_service_pb2.ListEventsRequest(**_event_filter(events), limit=limit)
+        found = await self._calls.ask(self._resources.ListEvents, request)
+        return [event_document(event) for event in found.events]
+
+    async def watch_events(self, events: EventFilter) -> AsyncGenerator[EventDocument]:
+        """See RegistryPort.watch_events."""
+        call = self._resources.WatchEvents(registry_service_pb2.WatchEventsRequest(**_event_filter(events)))
+        async with aclosing(self._calls.follow(call)) as responses:
+            async for response in responses:
+                yield event_document(response.event)
+        raise WeftError(Reason.SERVICE_UNAVAILABLE, "the registry ended the watch; watch again")
+
+    async def apply(self, documents: Sequence[Document], *, dry_run: bool, adopt: bool) -> Sequence[AppliedResource]:
+        """See RegistryPort.apply."""
+        request = declaration_service_pb2.ApplyRequest(
+            declarations=[to_declaration(document) for document in documents], dry_run=dry_run, adopt=adopt
+        )
+        answer = await self._calls.ask(self._declarations.Apply, request)
+        return [_applied(result) for result in answer.results]
+
+    async def delete(self, kind: ResourceKind, name: str, *, force: bool) -> None:
+        """See RegistryPort.delete."""
+        request = declaration_service_pb2.DeleteRequest(kind=kind_number(kind), name=name, force=force)
+        timeout_seconds = FORCED_DELETE_TIMEOUT_SECONDS if force else None
+        await self._calls.ask(self._declarations.Delete, request, timeout_seconds)
+
+    async def settings(self) -> MeshSettings:
+        """See RegistryPort.settings."""
+        request = settings_service_pb2.GetSettingsRequest()
+        return _settings((await self._calls.ask(self._settings.GetSettings, request)).settings)
+
+    async def update_settings(self, settings: MeshSettings) -> MeshSettings:
+        """See RegistryPort.update_settings."""
+        request = settings_service_pb2.UpdateSettingsRequest(allow_cloud_fallback=settings.allow_cloud_fallback)
+        return _settings((await self._calls.ask(self._settings.UpdateSettings, request)).settings)
+
+    def _model(self, model: model_pb2.Model) -> ModelDocument:
+        return model_document(model, self._runner_of(model))
+
+    def _runner_of(self, model: model_pb2.Model) -> runner_pb2.Runner | None:
+        """The model's runner as far as the document wants it: with this one instance."""
+        runner = self._fleet.view.runners.get(model.runner)
+        instance = None if runner is None else runner.instances.get(model.manifest.name)
+        if runner is None or instance is None or not runner.active:
+            return None
+        state = runner_pb2.InstanceState(
+            model=instance.model,
+            phase=instance.phase.value,
+            slots_total=instance.slots_total,
+            slots_used=instance.slots_used,
+            load_progress=instance.load_progress,
+            context_tokens=instance.context_tokens,
+            detail=instance.detail,
+            memory=instance.memory,
+            unload_time=instance.unload_time,
+            pinned=instance.pinned,
+            fault_count=instance.fault_count,
+            last_fault=instance.last_fault,
+        )
+        if instance.load_eta_seconds is not None:
+            state.load_eta.FromNanoseconds(int(instance.load_eta_seconds * 1e9))
+        return runner_pb2.Runner(
+            name=runner.name,
+            status=runner_pb2.Runner.STATUS_ACTIVE,
+            capability=runner_pb2.Capability(instances=[state]),
+        )
+
+
+def _settings(settings: settings_pb2.MeshSettings) -> MeshSettings:
+    return MeshSettings(allow_cloud_fallback=settings.allow_cloud_fallback)
+
+
+def _event_filter(events: EventFilter) -> dict[str, Any]:
+    return {"kind": 0 if events.kind is None else kind_number(events.kind), "name": events.name}
+
+
+def _applied(result: declaration_service_pb2.ApplyResult) -> AppliedResource:
+    outcome = _OUTCOMES.get(result.outcome)
+    if outcome is None:
+        raise WeftError(Reason.INTERNAL, "the registry did not say what it has done; it may be of another version")
+    return AppliedResource(
+        kind=kind_from_number(result.kind),
+        name=result.name,
+        outcome=outcome,
+        before=declared_document(result.before),
+        after=declared_document(result.after),
+    )
+
+
+def _callers_field(field: str) -> str:
+    """A field of a request to the registry, as the caller of this API has written it."""
+    found = declared_field(field)
+    if found is None:
+        return document_field(field)
+    index, own = found
+    return f"documents[{index}].{own}" if own else f"documents[{index}]"

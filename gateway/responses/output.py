@@ -1,0 +1,267 @@
+"""The output items of a response while they grow: from deltas to items, whoever tells of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from gateway.answers.chunks import finite_logprob
+from gateway.openai.chat_schema import MAX_TOOL_CALL_ID_CHARS
+from gateway.responses.ids import call_id, output_item_id
+from weft.api.common.v1 import event_pb2
+
+OUTPUT_TEXT = "output_text"
+REFUSAL = "refusal"
+REASONING_TEXT = "reasoning_text"
+_HOMES = {OUTPUT_TEXT: "message", REFUSAL: "message", REASONING_TEXT: "reasoning"}
+_INCOMPLETE: dict[int, str] = {
+    event_pb2.FINISH_REASON_LENGTH: "max_output_tokens",
+    event_pb2.FINISH_REASON_CONTENT_FILTER: "content_filter",
+}
+
+Logprobs = list[dict[str, object]]
+
+
+@dataclass(slots=True)
+class Part:
+    """A piece of an item's content: text, a refusal, or reasoning."""
+
+    kind: str
+    index: int
+    pieces: list[str] = field(default_factory=list)
+    logprobs: Logprobs = field(default_factory=list)
+    head: bytes = b""
+    """The first bytes of each of its events, for whoever tells of them."""
+
+    @property
+    def text(self) -> str:
+        """What it says so far."""
+        return "".join(self.pieces)
+
+    def json(self, *, empty: bool = False) -> dict[str, object]:
+        """As JSON values; `empty`: as it was when it began."""
+        text = "" if empty else self.text
+        if self.kind == OUTPUT_TEXT:
+            logprobs = [] if empty else self.logprobs
+            return {"type": OUTPUT_TEXT, "annotations": [], "logprobs": logprobs, "text": text}
+        return {"type": self.kind, "refusal" if self.kind == REFUSAL else "text": text}
+
+
+@dataclass(slots=True)
+class Item:
+    """An output item. A function call has arguments, the others have parts."""
+
+    kind: str
+    """message, reasoning or function_call"""
+    id: str
+    index: int
+    parts: list[Part] = field(default_factory=list)
+    call_id: str = ""
+    name: str = ""
+    arguments: list[str] = field(default_factory=list)
+    status: str = "in_progress"
+    head: bytes = b""
+    """As `Part.head`, for a function call."""
+
+    def json(self, *, empty: bool = False, status: str = "") -> dict[str, object]:
+        """As JSON values; `empty`: as it was when it began; `status` in place of its own."""
+        said = status or self.status
+        if self.kind == "function_call":
+            return {
+                "type": self.kind,
+                "id": self.id,
+                "call_id": self.call_id,
+                "name": self.name,
+                "arguments": "" if empty else "".join(self.arguments),
+                "status": said,
+            }
+        parts = [] if empty else [part.json() for part in self.parts]
+        if self.kind == "reasoning":
+            return {
+                "type": self.kind,
+                "id": self.id,
+                "summary": [],
+                "content": parts,
+                "encrypted_content": None,
+                "status": said,
+            }
+        return {"type": self.kind, "id": self.id, "role": "assistant", "status": said, "content": parts}
+
+
+class OutputSink(Protocol):
+    """Told of each step, in order."""
+
+    def item_added(self, item: Item) -> None:
+        """An item began."""
+
+    def part_added(self, item: Item, part: Part) -> None:
+        """A piece of content began."""
+
+    def text_added(self, item: Item, part: Part, text: str, logprobs: Logprobs) -> None:
+        """A piece of content grew."""
+
+    def arguments_added(self, item: Item, text: str) -> None:
+        """A function call's arguments grew."""
+
+    def part_done(self, item: Item, part: Part) -> None:
+        """A piece of content is complete."""
+
+    def item_done(self, item: Item) -> None:
+        """An item is complete."""
+
+
+class NobodyListens:
+    """For an answer in one piece."""
+
+    def item_added(self, item: Item) -> None:
+        """See OutputSink."""
+
+    def part_added(self, item: Item, part: Part) -> None:
+        """See OutputSink."""
+
+    def text_added(self, item: Item, part: Part, text: str, logprobs: Logprobs) -> None:
+        """See OutputSink."""
+
+    def arguments_added(self, item: Item, text: str) -> None:
+        """See OutputSink."""
+
+    def part_done(self, item: Item, part: Part) -> None:
+        """See OutputSink."""
+
+    def item_done(self, item: Item) -> None:
+        """See OutputSink."""
+
+
+class OutputItems:
+    """The items of one response.
+
+    What is said in a row of one kind is one item. Function calls may grow in turns, so they stay open until the end.
+    """
+
+    def __init__(self, response_id: str, sink: OutputSink, *, logprobs: bool) -> None:
+        self._response_id = response_id
+        self._sink = sink
+        self._wants_logprobs = logprobs
+        self.items: list[Item] = []
+        self._open: Item | None = None
+        self._latest: Item | None = None
+        self._calls: dict[int, Item] = {}
+        self._call_ids: set[str] = set()
+        self._loose: Logprobs = []
+        """Probabilities of tokens that have no text yet: of half a character."""
+        self.finish_reason = 0
+        """A FinishReason; 0 until there is one."""
+
+    def add(self, delta: event_pb2.Delta) -> None:
+        """Take in a piece of the answer."""
+        logprobs = token_logprobs(delta.logprobs) if self._wants_logprobs and delta.logprobs else None
+        if delta.reasoning:
+            self._add_text(REASONING_TEXT, delta.reasoning, [])
+            logprobs = logprobs if delta.text else None
+        if delta.text:
+            if self._loose or logprobs:
+                logprobs, self._loose = self._loose + (logprobs or []), []
+            self._add_text(OUTPUT_TEXT, delta.text, logprobs or [])
+        elif logprobs:
+            self._loose += logprobs
+        if delta.refusal:
+            self._add_text(REFUSAL, delta.refusal, [])
+        for call in delta.tool_calls:
+            self._add_call(call)
+        if delta.finish_reason:
+            self.finish_reason = delta.finish_reason
+
+    def incomplete_reason(self) -> str | None:
+        """Why the answer is not whole although it came to an end; None: it is whole."""
+        return _INCOMPLETE.get(self.finish_reason)
+
+    def close(self) -> None:
+        """The answer came to its end: complete what is open. One that says nothing is an empty message."""
+        is_text = self._open is not None and self._open.parts[-1].kind == OUTPUT_TEXT
+        if not self.items or (is_text and self._loose):
+            self._add_text(OUTPUT_TEXT, "", self._loose)
+        # What was cut off is what grew last.
+        cut = self._latest if self.incomplete_reason() else None
+        if self._open is not None:
+            self._end_open("incomplete" if self._open is cut else "completed")
+        for call in self._calls.values():
+            self._end(call, "incomplete" if call is cut else "completed")
+        self._calls.clear()
+
+    def json(self, open_status: str) -> list[dict[str, object]]:
+        """All items as JSON values, those that are open with `open_status`."""
+        return [item.json(status=open_status if item.status == "in_progress" else "") for item in self.items]
+
+    def text(self) -> str:
+        """What the answer says, without reasoning and refusals."""
+        return "".join(part.text for item in self.items for part in item.parts if part.kind == OUTPUT_TEXT)
+
+    def _add_text(self, kind: str, text: str, logprobs: Logprobs) -> None:
+        item = self._open
+        part = item.parts[-1] if item is not None and item.parts else None
+        if item is None or part is None or part.kind != kind:
+            item, part = self._begin_part(kind)
+        self._latest = item
+        part.pieces.append(text)
+        if logprobs:
+            part.logprobs += logprobs
+        if text or logprobs:
+            self._sink.text_added(item, part, text, logprobs)
+
+    def _begin_part(self, kind: str) -> tuple[Item, Part]:
+        home, item = _HOMES[kind], self._open
+        if item is not None and item.kind == home:
+            self._sink.part_done(item, item.parts[-1])
+        else:
+            if item is not None:
+                self._end_open("completed")
+            item = self._open = self._begin_item(home)
+        part = Part(kind, len(item.parts))
+        item.parts.append(part)
+        self._sink.part_added(item, part)
+        return item, part
+
+    def _begin_item(self, kind: str, *, call_id: str = "", name: str = "") -> Item:
+        index = len(self.items)
+        item = Item(kind, output_item_id(self._response_id, kind, index), index, call_id=call_id, name=name)
+        self.items.append(item)
+        self._sink.item_added(item)
+        return item
+
+    def _add_call(self, call: event_pb2.ToolCallDelta) -> None:
+        item = self._calls.get(call.index)
+        if item is None:
+            if self._open is not None:
+                self._end_open("completed")
+            item = self._begin_item("function_call", call_id=self._fresh_call_id(call.id), name=call.name)
+            self._calls[call.index] = item
+        self._latest = item
+        if call.arguments_text:
+            item.arguments.append(call.arguments_text)
+            self._sink.arguments_added(item, call.arguments_text)
+
+    def _fresh_call_id(self, given: str) -> str:
+        """Clients tell calls apart by it; an engine that numbers them anew must not make two of them one."""
+        is_usable = 0 < len(given) <= MAX_TOOL_CALL_ID_CHARS and given not in self._call_ids
+        # Not at random: an answer that is read again later must be the same to the letter.
+        fresh = given if is_usable else call_id(self._response_id, len(self.items))
+        self._call_ids.add(fresh)
+        return fresh
+
+    def _end_open(self, status: str) -> None:
+        item, self._open = self._open, None
+        assert item is not None
+        self._sink.part_done(item, item.parts[-1])
+        self._end(item, status)
+
+    def _end(self, item: Item, status: str) -> None:
+        item.status = status
+        self._sink.item_done(item)
+
+
+def token_logprobs(logprobs: Sequence[event_pb2.TokenLogprob]) -> Logprobs:
+    """Log probabilities as the Responses API has them; unknown bytes are an empty list."""
+    return [{**_token(entry), "top_logprobs": [_token(top) for top in entry.top]} for entry in logprobs]
+
+
+def _token(entry: event_pb2.TokenLogprob | event_pb2.TopLogprob) -> dict[str, object]:
+    return {"token": entry.token, "logprob": finite_logprob(entry.logprob), "bytes": list(entry.raw_bytes)}

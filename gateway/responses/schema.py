@@ -1,0 +1,155 @@
+"""POST /v1/responses."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, Tag
+
+from gateway.intake.request_model import MAX_INT32, JsonMap, StopAtFirstError, StrictModel, by_shape, text_or_list
+from gateway.openai.chat_schema import TemplateArguments
+from gateway.openai.sampling_schema import MAX_STOP_CHARS, MAX_TOP_LOGPROBS, GenerationRequest, Share
+from gateway.responses.item_schema import ItemContent, ItemId, Items
+
+MAX_INCLUDES = 64
+MAX_METADATA_ENTRIES = 16
+MAX_METADATA_NAME_CHARS = 64
+MAX_METADATA_VALUE_CHARS = 512
+MAX_LANGUAGE_CHARS = 35
+"""The longest language tag that RFC 5646 asks implementations to take."""
+
+LanguageCode = Annotated[str, Field(min_length=1, max_length=MAX_LANGUAGE_CHARS, pattern=r"^[A-Za-z0-9_-]+$")]
+Metadata = Annotated[
+    dict[
+        Annotated[str, Field(max_length=MAX_METADATA_NAME_CHARS)],
+        Annotated[str, Field(max_length=MAX_METADATA_VALUE_CHARS)],
+    ],
+    Field(max_length=MAX_METADATA_ENTRIES),
+]
+
+
+class ResponseTool(StrictModel):
+    """A tool. Types other than `function` are accepted and dropped, with a warning."""
+
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: JsonMap | None = None
+    """JSON schema of the arguments."""
+    strict: bool | None = None
+
+
+class ToolReference(StrictModel):
+    """A tool by its name."""
+
+    type: str
+    name: str | None = None
+
+
+class ToolChoiceObject(StrictModel):
+    """A tool that must be called, or the tools that may be."""
+
+    type: str
+    name: str | None = None
+    mode: Literal["auto", "required"] | None = None
+    tools: Annotated[list[ToolReference], StopAtFirstError()] | None = None
+
+
+class ReasoningOptions(StrictModel):
+    """How much the model thinks."""
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    """The older spelling of `summary`."""
+
+
+class TextFormat(StrictModel):
+    """The form of the answer."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: JsonMap | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class TextOptions(StrictModel):
+    """What the text of the answer is like."""
+
+    format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class PoolMessage(StrictModel):
+    """Extension: a turn of a conversation without items."""
+
+    role: Literal["user", "assistant"]
+    content: ItemContent
+
+
+class Decoding(StrictModel):
+    """Extension: how to sample, in one object."""
+
+    beam_size: Annotated[int, Field(ge=1, le=64)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=MAX_INT32)] | None = None
+    top_p: Share | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0, le=2)] | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
+    stop: Annotated[list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]], StopAtFirstError()] | None = (
+        None
+    )
+
+
+class ResponsesRequest(GenerationRequest):
+    """A response."""
+
+    input: (
+        Annotated[
+            Annotated[str, Tag("~text")] | Annotated[Items, Tag("~list")],
+            text_or_list("Input should be a string or a list of items"),
+        ]
+        | None
+    ) = None
+    messages: Annotated[list[PoolMessage], Field(min_length=1), StopAtFirstError()] | None = None
+    """Extension: a conversation in place of `input`; the last turn is the user's."""
+    instructions: str | None = None
+    previous_response_id: ItemId | None = None
+    """A response that is kept: its input and output come before this one's input."""
+    store: bool | None = None
+    """Whether the response is kept. Absent: as the operator says (`gateway.keep_responses`)."""
+    max_output_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
+    tools: Annotated[list[ResponseTool], StopAtFirstError()] | None = None
+    tool_choice: (
+        Annotated[
+            Annotated[Literal["none", "auto", "required"], Tag("~text")] | Annotated[ToolChoiceObject, Tag("~object")],
+            by_shape("Input should be 'none', 'auto', 'required' or an object"),
+        ]
+        | None
+    ) = None
+    parallel_tool_calls: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    include: (
+        Annotated[list[Annotated[str, Field(max_length=128)]], Field(max_length=MAX_INCLUDES), StopAtFirstError()]
+        | None
+    ) = None
+    reasoning: ReasoningOptions | None = None
+    text: TextOptions | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    metadata: Metadata | None = None
+    safety_identifier: Annotated[str, Field(max_length=512)] | None = None
+    """Accepted and echoed, not used."""
+    background: bool | None = None
+    conversation: Any = None
+    prompt: Any = None
+    enable_thinking: bool | None = None
+    """Extension: whether a model that can think does so before it answers. Absent: the model's default."""
+    thinking: Literal["default", "enabled", "disabled"] | None = None
+    """Extension: the same in other words."""
+    chat_template_kwargs: TemplateArguments | None = None
+    """Extension: arguments of the model's chat template."""
+    decoding: Decoding | None = None
+    """Extension: how to sample, in one object."""
+    source_lang_code: LanguageCode | None = None
+    """Extension: the language of the input, for models that translate; absent, `auto` or `mixed`: any."""
+    target_lang_code: LanguageCode | None = None
+    """Extension: the language to translate to."""

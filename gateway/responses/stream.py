@@ -1,0 +1,234 @@
+"""Events to the events of a streamed response. Assembled by hand: this runs once per token of every stream.
+
+response.created, response.in_progress, then per item: output_item.added, its parts and deltas, output_item.done; in the
+end response.completed or response.incomplete, or response.failed and an `error` event after it. Every event has its
+name twice (as the SSE event and as `type`) and the next sequence number.
+
+`response.created` may go out before the answer begins: should another runner take over, it only begins to fill.
+"""
+
+import msgspec
+
+from gateway.answers.chunks import AnswerIdentity, unfinished_answer
+from gateway.answers.sse import StreamEncoder, comment_of, encode_json, receipt_comment
+from gateway.answers.warnings import MAX_NOTICES_TOLD, NOTICES, notice_json
+from gateway.errors import envelope
+from gateway.responses.document import CANCELLED, FAILED, IN_PROGRESS, ResponseDocument, ResponseState
+from gateway.responses.output import OUTPUT_TEXT, REASONING_TEXT, REFUSAL, Item, Logprobs, OutputItems, Part
+from weft.api.common.v1 import event_pb2, receipt_pb2
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+_TEXTS = {
+    OUTPUT_TEXT: b"response.output_text",
+    REFUSAL: b"response.refusal",
+    REASONING_TEXT: b"response.reasoning_text",
+}
+_ARGUMENTS = b"response.function_call_arguments"
+
+
+class ResponsesStream(StreamEncoder):
+    """One streamed response. It is the sink of its own output items."""
+
+    _is_kept_where_it_failed = False
+
+    def __init__(
+        self, document: ResponseDocument, state: ResponseState, *, logprobs: bool, include_events: bool = False
+    ) -> None:
+        identity = AnswerIdentity(answer_id=document.response_id, created=document.created, model=state.model)
+        super().__init__(identity, choice_count=1, include_usage=False, include_events=include_events)
+        self._state = state
+        self._document = document
+        self._items = OutputItems(document.response_id, self, logprobs=logprobs)
+        self._out: list[bytes] = []
+        self._sequence = 0
+        self._is_opened = False
+        self._final_status = ""
+
+    def encode(self, frame: list[event_pb2.InferenceEvent]) -> bytes:
+        """See StreamEncoder. The first bytes are the events with which every response begins."""
+        if self._is_opened:
+            return super().encode(frame)
+        for event in frame:
+            if event.HasField("started"):
+                self._model = event.started.model or self._model
+        return self._first_events() + super().encode(frame)
+
+    def snapshot(self, status: str = IN_PROGRESS) -> bytes:
+        """The response as it is now, as JSON; once it is concluded, as it has become."""
+        return self._render(self._final_status or status)
+
+    def conclude(self, receipt: receipt_pb2.Receipt) -> bytes:
+        """Its end is next: the whole response as JSON. Raises BACKEND_PROTOCOL_ERROR where it cannot be its end."""
+        self._out = []
+        if not self.has_content:
+            self._begin(self._out)
+        if self._open_choices:
+            raise unfinished_answer()
+        if not (self.usage.prompt_tokens or self.usage.completion_tokens):
+            self.usage = receipt.usage
+        self._final_status = self._document.conclude(self._state, self._items, receipt)
+        return self._render(self._final_status)
+
+    def not_kept(self, why: WeftError) -> None:
+        """It was to be kept and is not."""
+        self._state.note_not_kept(why)
+
+    def failure(self, error: WeftError, request_id: str = "") -> bytes:
+        """See StreamEncoder. Clients that stop at an `error` event have the whole response by then."""
+        opening = b"" if self._is_opened else self._first_events()
+        is_cancelled = error.reason is Reason.CANCELLED
+        if not is_cancelled:
+            self._state.error = error
+            self._state.is_stored = self._is_kept_where_it_failed and self._state.is_stored
+        failed = self._event(b"response.failed", self._render(CANCELLED if is_cancelled else FAILED))
+        return opening + failed + error_event(error, request_id, self._next())
+
+    def item_added(self, item: Item) -> None:
+        """See OutputSink."""
+        if item.kind == "function_call":
+            item.head = _delta_head(_ARGUMENTS, item, b"")
+        self._tell_item(b"response.output_item.added", item, empty=True)
+
+    def part_added(self, item: Item, part: Part) -> None:
+        """See OutputSink."""
+        part.head = _delta_head(_TEXTS[part.kind], item, b',"content_index":%d' % part.index)
+        self._tell_part(b"response.content_part.added", item, part, empty=True)
+
+    def text_added(self, item: Item, part: Part, text: str, logprobs: Logprobs) -> None:  # noqa: ARG002 - OutputSink
+        """See OutputSink."""
+        sequence = self._sequence
+        self._sequence = sequence + 1
+        if part.kind != OUTPUT_TEXT:
+            self._out += (part.head, encode_json(text), b',"sequence_number":%d}\n\n' % sequence)
+        elif not logprobs:
+            self._out += (part.head, encode_json(text), b',"logprobs":[],"sequence_number":%d}\n\n' % sequence)
+        else:
+            told = b',"logprobs":%b,"sequence_number":%d}\n\n' % (encode_json(logprobs), sequence)
+            self._out += (part.head, encode_json(text), told)
+
+    def arguments_added(self, item: Item, text: str) -> None:
+        """See OutputSink."""
+        self._out += (item.head, encode_json(text), b',"sequence_number":%d}\n\n' % self._next())
+
+    def part_done(self, item: Item, part: Part) -> None:
+        """See OutputSink."""
+        name = _TEXTS[part.kind] + b".done"
+        members = b'"item_id":%b,"output_index":%d,"content_index":%d,' % (
+            encode_json(item.id),
+            item.index,
+            part.index,
+        )
+        said = b'"refusal":' if part.kind == REFUSAL else b'"text":'
+        logprobs = b',"logprobs":' + encode_json(part.logprobs) if part.kind == OUTPUT_TEXT else b""
+        self._tell(name, members + said + encode_json(part.text) + logprobs)
+        self._tell_part(b"response.content_part.done", item, part)
+
+    def item_done(self, item: Item) -> None:
+        """See OutputSink."""
+        if item.kind == "function_call":
+            members = b'"item_id":%b,"output_index":%d,"name":%b,"arguments":%b' % (
+                encode_json(item.id),
+                item.index,
+                encode_json(item.name),
+                encode_json("".join(item.arguments)),
+            )
+            self._tell(_ARGUMENTS + b".done", members)
+        self._tell_item(b"response.output_item.done", item)
+
+    def _encode_delta(self, delta: event_pb2.Delta, out: list[bytes]) -> None:
+        self._out = out
+        self._items.add(delta)
+        if delta.finish_reason:
+            self._close_choice(delta.index)
+
+    def _encode(self, event: event_pb2.InferenceEvent, out: list[bytes]) -> None:
+        kind = event.WhichOneof("event")
+        if kind == "delta":
+            self._encode_delta(event.delta, out)
+            return
+        if kind in NOTICES:
+            told = notice_json(event, kind)
+            self._note(kind, told)
+            if self._include_events:
+                self._out = out
+                self._tell(b"response.weft", b'"%b":%b' % (kind.encode(), encode_json(told)))
+                return
+        out.append(comment_of(event, kind))
+
+    def _note(self, kind: str, told: dict[str, object]) -> None:
+        kept = {"warning": self._state.warnings, "signal": self._state.signals}.get(kind)
+        if kept is not None and len(kept) < MAX_NOTICES_TOLD:
+            kept.append(told)
+
+    def _encode_end(self, receipt: receipt_pb2.Receipt, out: list[bytes]) -> None:
+        if not self._final_status:
+            self.conclude(receipt)
+        out += self._out
+        self._out = out
+        out.append(receipt_comment(receipt))
+        if self._document.has_metrics:
+            self._tell(b"response.metrics", b'"metrics":' + encode_json(self._document.metrics(self._state)))
+        status = self._final_status
+        out.append(self._event(b"response." + status.encode(), self._render(status)))
+        self.is_done = True
+
+    def _opening(self) -> bytes:
+        return b""
+
+    def _first_events(self) -> bytes:
+        self._is_opened = True
+        response = self._render(IN_PROGRESS)
+        return self._event(b"response.created", response) + self._event(b"response.in_progress", response)
+
+    def _render(self, status: str) -> bytes:
+        state = self._state
+        state.model = self._model
+        state.usage = self.usage if self.usage.prompt_tokens or self.usage.completion_tokens else None
+        return self._document.render(status, state, self._items)
+
+    def _event(self, name: bytes, response: bytes) -> bytes:
+        return b'event: %b\ndata: {"type":"%b","sequence_number":%d,"response":%b}\n\n' % (
+            name,
+            name,
+            self._next(),
+            response,
+        )
+
+    def _tell(self, name: bytes, members: bytes) -> None:
+        head = b'event: %b\ndata: {"type":"%b",' % (name, name)
+        self._out += (head, members, b',"sequence_number":%d}\n\n' % self._next())
+
+    def _tell_item(self, name: bytes, item: Item, *, empty: bool = False) -> None:
+        self._tell(name, b'"output_index":%d,"item":%b' % (item.index, encode_json(item.json(empty=empty))))
+
+    def _tell_part(self, name: bytes, item: Item, part: Part, *, empty: bool = False) -> None:
+        place = b'"item_id":%b,"output_index":%d,"content_index":%d' % (encode_json(item.id), item.index, part.index)
+        self._tell(name, place + b',"part":' + encode_json(part.json(empty=empty)))
+
+    def _next(self) -> int:
+        sequence = self._sequence
+        self._sequence = sequence + 1
+        return sequence
+
+
+def error_event(error: WeftError, request_id: str, number: int) -> bytes:
+    """The event that clients raise for."""
+    fields: dict[str, object] = msgspec.json.decode(envelope(error, request_id))
+    told = fields["error"]
+    assert isinstance(told, dict)
+    # The Python client raises for a member `error`, and would pass over the others.
+    own = {"code": told["code"], "message": told["message"], "param": told["param"]}
+    members = encode_json({"type": "error", "sequence_number": number} | own | fields)
+    return b"event: error\ndata: " + members + b"\n\n"
+
+
+def _delta_head(name: bytes, item: Item, place: bytes) -> bytes:
+    """The first bytes of each delta of a part or of a call's arguments."""
+    return b'event: %b.delta\ndata: {"type":"%b.delta","item_id":%b,"output_index":%d%b,"delta":' % (
+        name,
+        name,
+        encode_json(item.id),
+        item.index,
+        place,
+    )

@@ -1,0 +1,125 @@
+"""Tools, tool choice and form of the answer, as the Responses API writes them: flat."""
+
+import re
+
+from gateway.config import RequestLimits
+from gateway.openai.chat_schema import MAX_NAME_CHARS
+from gateway.responses.schema import ResponseTool, TextFormat, ToolChoiceObject
+from weft.api.common.v1 import chat_pb2, warning_pb2
+from weft.dispatch.schema_guard import SchemaGuard, require_safe_schema
+from weft.kernel.errors import invalid_field
+from weft.kernel.json_objects import to_json_object
+
+FUNCTION = "function"
+_MODES: dict[str, chat_pb2.ToolChoice.Mode.ValueType] = {
+    "none": chat_pb2.ToolChoice.MODE_NONE,
+    "auto": chat_pb2.ToolChoice.MODE_AUTO,
+    "required": chat_pb2.ToolChoice.MODE_REQUIRED,
+}
+_NAME = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_NAME_CHARS}}}")
+_NAME_RULE = f"must be 1 to {MAX_NAME_CHARS} letters, digits, '_' or '-'"
+_MAX_SHOWN_CHARS = 64
+
+
+def fill_tools(
+    payload: chat_pb2.ChatPayload, tools: list[ResponseTool], limits: RequestLimits
+) -> list[warning_pb2.Warning]:
+    """Add the functions. Returns a warning for each other tool: a model that never hears of it cannot call it."""
+    if len(tools) > limits.max_tools:
+        raise invalid_field("tools", f"must have at most {limits.max_tools} entries")
+    warnings, guard = [], SchemaGuard(limits.schemas)
+    for index, tool in enumerate(tools):
+        field = f"tools[{index}]"
+        if tool.type == FUNCTION:
+            _fill_tool(payload.tools.add(), tool, field, guard)
+        else:
+            shown = tool.type[:_MAX_SHOWN_CHARS]
+            warnings.append(unsupported(field, f"tools of type '{shown}' are not offered here; it was left out"))
+    return warnings
+
+
+def _fill_tool(target: chat_pb2.Tool, tool: ResponseTool, field: str, guard: SchemaGuard) -> None:
+    target.function.name = _required_name(tool.name, f"{field}.name")
+    if tool.description is not None:
+        target.function.description = tool.description
+    if tool.parameters is not None:
+        schema = guard.require_safe(tool.parameters, f"{field}.parameters")
+        target.function.parameters.CopyFrom(to_json_object(schema, f"{field}.parameters"))
+    if tool.strict is not None:
+        target.function.strict = tool.strict
+
+
+def fill_tool_choice(payload: chat_pb2.ChatPayload, choice: str | ToolChoiceObject) -> None:
+    """Set whether and what must be called. Raises INVALID_ARGUMENT for what is not offered."""
+    if isinstance(choice, str):
+        _fill_mode(payload, choice, "tool_choice")
+    elif choice.type == FUNCTION:
+        name = choice.name
+        if name is None:
+            raise invalid_field("tool_choice.name", "is required")
+        if all(tool.function.name != name for tool in payload.tools):
+            raise invalid_field("tool_choice.name", "names none of the tools")
+        payload.tool_choice.function_name = name
+    elif choice.type == "allowed_tools":
+        _fill_allowed(payload, choice)
+    else:
+        raise invalid_field(
+            "tool_choice.type", "must be 'function' or 'allowed_tools': other tools are not offered here"
+        )
+
+
+def _fill_mode(payload: chat_pb2.ChatPayload, mode: str, field: str) -> None:
+    if mode == "required" and not payload.tools:
+        raise invalid_field(field, "cannot be 'required' without a tool of type 'function'")
+    payload.tool_choice.mode = _MODES[mode]
+
+
+def _fill_allowed(payload: chat_pb2.ChatPayload, choice: ToolChoiceObject) -> None:
+    """Only the tools that may be called are told to the model."""
+    if choice.tools is None or choice.mode is None:
+        raise invalid_field("tool_choice.tools" if choice.tools is None else "tool_choice.mode", "is required")
+    names = {tool.name for tool in choice.tools if tool.type == FUNCTION}
+    unknown = names - {tool.function.name for tool in payload.tools}
+    if unknown:
+        raise invalid_field("tool_choice.tools", "names a function that is none of the tools")
+    if not names:
+        raise invalid_field("tool_choice.tools", "must have a tool of type 'function'")
+    kept = [tool for tool in payload.tools if tool.function.name in names]
+    del payload.tools[:]
+    payload.tools.extend(kept)
+    _fill_mode(payload, choice.mode, "tool_choice.mode")
+
+
+def fill_format(payload: chat_pb2.ChatPayload, wanted: TextFormat, limits: RequestLimits) -> None:
+    """Set the form of the answer."""
+    target = payload.response_format
+    if wanted.type == "text":
+        target.text = True
+        return
+    if wanted.type == "json_object" and wanted.schema_ is None:
+        target.json_object = True
+        return
+    # An object with a schema is meant to follow it, as it is in chat completions.
+    name = "answer" if wanted.name is None and wanted.type == "json_object" else wanted.name
+    target.json_schema.name = _required_name(name, "text.format.name")
+    if wanted.schema_ is None:
+        raise invalid_field("text.format.schema", "is required for type 'json_schema'")
+    if wanted.description is not None:
+        target.json_schema.description = wanted.description
+    if wanted.strict is not None:
+        target.json_schema.strict = wanted.strict
+    schema = require_safe_schema(wanted.schema_, "text.format.schema", limits.schemas)
+    target.json_schema.schema.CopyFrom(to_json_object(schema, "text.format.schema"))
+
+
+def _required_name(name: str | None, field: str) -> str:
+    if name is None:
+        raise invalid_field(field, "is required")
+    if _NAME.fullmatch(name) is None:
+        raise invalid_field(field, _NAME_RULE)
+    return name
+
+
+def unsupported(field: str, message: str) -> warning_pb2.Warning:
+    """What a caller is told of a part of its request that was not used."""
+    return warning_pb2.Warning(code=warning_pb2.WARNING_CODE_UNSUPPORTED_PARAMETER, field=field, message=message)
