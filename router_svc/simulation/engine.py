@@ -4,23 +4,92 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
-from router_svc.policy.decisions import Decision, Loads, Placed, Rejects, StopsWaking, Waits, WakeFailure, Wakes
+from router_svc.policy.decisions import (
+    Decision,
+    Loads,
+    Placed,
+    Rejects,
+    RequestDecision,
+    StopsWaking,
+    Waits,
+    WakeFailure,
+    Wakes,
+)
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
+from router_svc.policy.endpoints.choice import Considered
 from router_svc.policy.endpoints.cluster_view import MeshChange
-from router_svc.simulation.checks import Auditor
-from router_svc.simulation.cold import ColdLines
-from router_svc.simulation.events import Events
-from router_svc.simulation.failures import Effects, plan_failures
-from router_svc.simulation.hosts import Host, Instance, Phase, World
-from router_svc.simulation.loading import Loader
+from router_svc.simulation.event_queue import Effects, Events, plan_failures
+from router_svc.simulation.hosts import Host, Instance, Phase, Targets, World
+from router_svc.simulation.invariants import Auditor
+from router_svc.simulation.metrics import ColdLines, Tallies
+from router_svc.simulation.runners import Attempt, Loader, Runners, Told
 from router_svc.simulation.scenario import Scenario
-from router_svc.simulation.serving import Attempt, Runners, Told
-from router_svc.simulation.story import Story
-from router_svc.simulation.surface import Scheduling
-from router_svc.simulation.tallies import Tallies
-from router_svc.simulation.targets import Targets
+from router_svc.simulation.scheduler_port import Scheduling
 from router_svc.simulation.traffic import SimulatedRequest, requests_of
 from weft.kernel.reasons import Reason
+
+MAX_LINES = 1_000
+"""Of one request; what comes after is not kept."""
+
+
+class Story:
+    """Keeps the words about the requests that it was asked to keep them of."""
+
+    def __init__(self, keys: Collection[int]) -> None:
+        self.lines: dict[int, list[tuple[float, str]]] = {key: [] for key in keys}
+        """By request: when, and what."""
+
+    def arrived(self, request: SimulatedRequest) -> None:
+        """It arrives."""
+        arrival = request.arrival
+        if arrival.key in self.lines:
+            until = "" if arrival.deadline_at is None else f", to be over by {arrival.deadline_at:.2f}"
+            words = (
+                f"arrives: {arrival.tenant} asks for {arrival.target}, priority {arrival.priority.name.lower()}, "
+                f"{arrival.prompt_tokens} prompt tokens, {request.output_tokens} to come{until}"
+            )
+            self._add(arrival.key, arrival.arrived_at, words)
+
+    def decided(self, key: int, now: float, decision: RequestDecision) -> None:
+        """A decision about it."""
+        if key not in self.lines:
+            return
+        match decision:
+            case Placed():
+                choice = decision.choice
+                how = f" by {choice.policy}, one of {choice.count}" if choice is not None else ""
+                self._add(key, now, f"attempt {decision.attempt} on {decision.candidate.model}{how}")
+                self._consider(key, now, choice.considered if choice is not None else ())
+            case Waits():
+                eta = "" if decision.eta_seconds is None else f", about {decision.eta_seconds:.1f} s"
+                self._add(key, now, f"waits at place {decision.position}: {decision.reason}{eta}")
+                self._consider(key, now, decision.considered)
+            case Loads():
+                eta = "" if decision.eta_seconds is None else f", about {decision.eta_seconds:.1f} s"
+                self._add(key, now, f"waits for a load: {decision.stage}{eta}")
+            case Rejects():
+                self._add(key, now, f"refused: {decision.message}")
+
+    def failed(self, key: int, now: float, attempt: Attempt, reason: Reason) -> None:
+        """An attempt failed before any content."""
+        if key in self.lines:
+            self._add(key, now, f"attempt {attempt.number} failed: {reason.name.lower()}")
+
+    def over(self, key: int, now: float, reason: Reason | None) -> None:
+        """It is over."""
+        if key in self.lines:
+            self._add(key, now, "served" if reason is None else f"over: {reason.name.lower()}")
+
+    def _consider(self, key: int, now: float, considered: tuple[Considered, ...]) -> None:
+        for one in considered:
+            words = "chosen" if one.chosen else one.gate or "free"
+            self._add(key, now, f"  {one.model} on {one.runner}, score {one.score:.2f}: {words}")
+
+    def _add(self, key: int, now: float, words: str) -> None:
+        lines = self.lines[key]
+        if len(lines) < MAX_LINES:
+            lines.append((now, words))
+
 
 TICK_SECONDS = 0.25
 """As the router's loop: how often the scheduler is asked while somebody waits."""

@@ -1,14 +1,18 @@
 """Small scenarios of all kinds, each from a seed: for looking for what breaks the rules."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
 from router_svc.policy.endpoints.routes import Route
 from router_svc.policy.limits import SchedulerLimits
+from router_svc.policy.scheduler import Scheduler
 from router_svc.policy.settings import ChoicePolicy, PoolSettings, RemotePermission, Settings, TenantSettings
-from router_svc.simulation.chance import Amount, chance
+from router_svc.simulation.engine import Extras, Simulation
+from router_svc.simulation.invariants import Auditor, InvariantError
 from router_svc.simulation.scenario import (
     GIBIBYTE,
+    Amount,
     Delays,
     Failure,
     FailureMode,
@@ -19,7 +23,9 @@ from router_svc.simulation.scenario import (
     Scenario,
     Tenant,
     Traffic,
+    chance,
 )
+from router_svc.simulation.scheduler_port import Scheduling
 from weft.kernel.request import CALLER_BANDS, Priority, Skill
 
 FEWEST_REQUESTS, MOST_REQUESTS = 30, 150
@@ -236,3 +242,27 @@ def _limits(random: Random) -> SchedulerLimits:
         max_cold_wait_seconds=random.choice((4.0, 10.0)),
         lower_band_patience_seconds=random.choice((0.5, 5.0)),
     )
+
+
+MakeScheduler = Callable[[Scenario], Scheduling]
+
+
+def real_scheduler(scenario: Scenario) -> Scheduling:
+    """The router's own."""
+    return Scheduler(scenario.limits, scenario.settings)
+
+
+def check_scenario(scenario: Scenario, make: MakeScheduler = real_scheduler) -> Simulation:
+    """Run a scenario with every check; returns what is over. Raises InvariantError."""
+    simulation = Simulation(scenario, make(scenario), Extras(auditor=Auditor(scenario)))
+    simulation.run()
+    return simulation
+
+
+def check_seed(seed: int, make: MakeScheduler = real_scheduler) -> Simulation:
+    """Run the random scenario of a seed with every check. Raises InvariantError that says how to do that again."""
+    try:
+        return check_scenario(random_scenario(seed), make)
+    except Exception as error:
+        again = f'python -c "from router_svc.simulation.replay import check_seed; check_seed({seed})"'
+        raise InvariantError(f"seed {seed}: {error!r}; to see it again: {again}") from error

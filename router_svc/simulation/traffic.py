@@ -9,8 +9,7 @@ from zlib import crc32
 
 from router_svc.policy.arrival import ROUTE_PREFIX, Arrival, Needs, context_class
 from router_svc.policy.settings import RemotePermission
-from router_svc.simulation.chance import chance
-from router_svc.simulation.scenario import Pattern, Rate, Scenario, Tenant, Traffic
+from router_svc.simulation.scenario import Pattern, Rate, Scenario, Tenant, Traffic, chance
 from weft.kernel.request import Operation, Priority
 
 

@@ -14,9 +14,8 @@ from mesh_process import eventually, user_environment, write_config
 from weft.api.common.v1 import chat_pb2, sampling_pb2
 from weft.api.router.v1 import task_pb2, task_service_pb2, task_service_pb2_grpc
 from weft.kernel.rpc import open_channel
-from weft_testing.torture.events import Event, Kind
-from weft_testing.torture.router_log import read_backend_log, read_router_log
-from weft_testing.torture.service import until_known
+from weft_testing.torture.history import Event, Kind, read_backend_log, read_router_log
+from weft_testing.torture.task_client import until_known
 
 MODEL = "m-a"
 CALL_SECONDS = 10.0

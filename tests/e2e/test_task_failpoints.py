@@ -12,8 +12,7 @@ from task_mesh import LEASE_SECONDS, MODEL, TaskMesh, Tasks, running_task_mesh, 
 
 from weft.api.common.v1 import error_reason_pb2
 from weft.api.router.v1 import task_pb2
-from weft_testing.torture.events import Kind
-from weft_testing.torture.history import expected_text
+from weft_testing.torture.history import Kind, expected_text
 
 TOKENS = 5
 

@@ -13,8 +13,7 @@ from task_mesh import QUICK_TASKS, TaskMesh, Tasks, all_over, running_task_mesh,
 
 from weft.api.router.v1 import task_pb2
 from weft_testing.fake_backend.process import run_fake_backend
-from weft_testing.torture.events import Kind
-from weft_testing.torture.history import expected_text
+from weft_testing.torture.history import Kind, expected_text
 
 SLOW, ABSENT, FAST = "m-slow", "m-absent", "m-fast"
 BACKLOG = 1000

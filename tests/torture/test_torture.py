@@ -11,7 +11,7 @@ import pytest
 
 from weft_testing.postgres_server import PYTHON_OF_THE_WHEEL, running_postgres
 from weft_testing.torture.checker import rules_broken
-from weft_testing.torture.events import Kind
+from weft_testing.torture.history import Kind
 from weft_testing.torture.mesh import Folder
 from weft_testing.torture.plan import STALE_ROUTERS, Plan
 from weft_testing.torture.run import Outcome, torture

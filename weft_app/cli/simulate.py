@@ -12,12 +12,12 @@ from typing import Annotated
 import typer
 
 from router_svc.policy.scheduler import Scheduler
-from router_svc.simulation.checks import Auditor
 from router_svc.simulation.engine import Extras, Simulation
-from router_svc.simulation.fifo import FifoScheduler
+from router_svc.simulation.fifo_baseline import FifoScheduler
 from router_svc.simulation.figures import Figures, figures_of
+from router_svc.simulation.invariants import Auditor
 from router_svc.simulation.scenario import Scenario
-from router_svc.simulation.surface import Scheduling
+from router_svc.simulation.scheduler_port import Scheduling
 from weft_app.cli.options import EXIT_INTERRUPTED, OutputFormat, OutputOption, note, reporting
 from weft_app.cli.output import print_document, say
 from weft_app.cli.simulation_output import document_of, story_text, summary_text

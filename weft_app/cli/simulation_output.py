@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from router_svc.simulation.figures import Figures, GroupFigures
+from router_svc.simulation.metrics import Waits
 from router_svc.simulation.scenario import Scenario
-from router_svc.simulation.tallies import Waits
 from weft_app.cli.output import Column, TextTable
 
 MAX_REASONS = 3

@@ -6,9 +6,9 @@ from pydantic import Field, model_validator
 
 from router_svc.policy.endpoints.routes import Route
 from router_svc.policy.limits import SchedulerLimits
-from router_svc.simulation.chance import Amount
 from router_svc.simulation.scenario import (
     GIBIBYTE,
+    Amount,
     Delays,
     Failure,
     FailureMode,

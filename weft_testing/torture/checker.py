@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from weft_testing.torture.events import Event, Kind
-from weft_testing.torture.history import CANCELLED, COMPLETED, TERMINAL, History, KeptTask, expected_text
+from weft_testing.torture.history import CANCELLED, COMPLETED, TERMINAL, Event, History, KeptTask, Kind, expected_text
 
 CLOCK_GRAIN_SECONDS = 0.002
 """Moments of two processes that are closer are not told apart: a log has milliseconds."""

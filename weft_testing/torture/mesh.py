@@ -15,7 +15,7 @@ import psutil
 
 from weft_testing.fake_backend.process import fake_backend_command
 from weft_testing.torture import submitter
-from weft_testing.torture.database import SQLITE_PREFIX
+from weft_testing.torture.final_state import SQLITE_PREFIX
 from weft_testing.torture.plan import RARE_MODEL, STEADY_MODEL, TOKENS_PER_SECOND, Plan
 from weft_testing.torture.submitter import Orders
 

@@ -9,15 +9,20 @@ from typing import TYPE_CHECKING
 from weft.kernel.rpc import open_channel
 from weft.kernel.service import start_task, stop_tasks
 from weft_testing.torture.checker import Violation, check, rules_broken
-from weft_testing.torture.database import read_database
-from weft_testing.torture.events import Event, Kind, occurrences, read_events
-from weft_testing.torture.history import History
+from weft_testing.torture.final_state import is_any_open, read_database, read_service
+from weft_testing.torture.history import (
+    Event,
+    History,
+    Kind,
+    occurrences,
+    read_backend_log,
+    read_events,
+    read_router_log,
+)
 from weft_testing.torture.killer import Killer
 from weft_testing.torture.mesh import Folder, Mesh, database_url
 from weft_testing.torture.plan import Plan, Target
-from weft_testing.torture.reading import is_any_open, read_service
-from weft_testing.torture.router_log import read_backend_log, read_router_log
-from weft_testing.torture.service import task_stub
+from weft_testing.torture.task_client import task_stub
 
 if TYPE_CHECKING:
     from weft.api.router.v1.task_service_pb2_grpc import TaskServiceAsyncStub

@@ -21,9 +21,9 @@ from grpc.aio import AioRpcError
 
 from weft.api.router.v1 import task_service_pb2
 from weft.kernel.rpc import open_channel
-from weft_testing.torture.events import Event, EventFile, Kind, read_events
+from weft_testing.torture.history import Event, EventFile, Kind, read_events
 from weft_testing.torture.plan import Submission, submission
-from weft_testing.torture.service import CALL_SECONDS, request_of, task_stub, until_answered, until_known
+from weft_testing.torture.task_client import CALL_SECONDS, request_of, task_stub, until_answered, until_known
 
 if TYPE_CHECKING:
     from weft.api.router.v1.task_service_pb2_grpc import TaskServiceAsyncStub

@@ -11,7 +11,7 @@ from grpc.aio import AioRpcError
 
 from weft.api.router.v1 import task_pb2, task_service_pb2, task_service_pb2_grpc
 from weft.kernel.rpc import new_server
-from weft_testing.torture.events import Event, EventFile, Kind, read_events
+from weft_testing.torture.history import Event, EventFile, Kind, read_events
 from weft_testing.torture.plan import submission
 from weft_testing.torture.submitter import Orders, submit
 

@@ -1,11 +1,10 @@
 """Durable requests in the background, in virtual time: what callers notice of them, and what they get."""
 
 from router_svc.policy.limits import SchedulerLimits
-from router_svc.simulation.chance import Amount
 from router_svc.simulation.engine import Simulation
-from router_svc.simulation.replay import real_scheduler
-from router_svc.simulation.scenario import HostGroup, ModelKind, Rate, Scenario, Tenant, Traffic
-from router_svc.simulation.tallies import Tally, Waits
+from router_svc.simulation.metrics import Tally, Waits
+from router_svc.simulation.random_scenario import real_scheduler
+from router_svc.simulation.scenario import Amount, HostGroup, ModelKind, Rate, Scenario, Tenant, Traffic
 from weft.kernel.request import Priority
 
 SECONDS = 200.0

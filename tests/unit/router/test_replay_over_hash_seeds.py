@@ -8,7 +8,7 @@ SCENARIOS = 25
 SAME_DECISIONS = f"""
 import hashlib
 from router_svc.policy.scheduler import Scheduler
-from router_svc.simulation.replay import check_seed
+from router_svc.simulation.random_scenario import check_seed
 
 digest = hashlib.sha256()
 

@@ -31,12 +31,10 @@ from simulation_controls import (
 
 from router_svc.policy.endpoints.routes import Route
 from router_svc.policy.limits import SchedulerLimits
-from router_svc.simulation.chance import Amount
-from router_svc.simulation.checks import Auditor, InvariantError
 from router_svc.simulation.hosts import Phase, World
-from router_svc.simulation.random_scenario import random_scenario
-from router_svc.simulation.replay import check_scenario, check_seed
-from router_svc.simulation.scenario import GIBIBYTE, HostGroup, ModelKind, Rate, Scenario, Tenant, Traffic
+from router_svc.simulation.invariants import Auditor, InvariantError
+from router_svc.simulation.random_scenario import check_scenario, check_seed, random_scenario
+from router_svc.simulation.scenario import GIBIBYTE, Amount, HostGroup, ModelKind, Rate, Scenario, Tenant, Traffic
 from weft.kernel.request import Priority
 
 SEEDS = 200

@@ -10,8 +10,7 @@ import pytest
 
 from router_svc.simulation.engine import Extras, Simulation
 from router_svc.simulation.figures import figures_of
-from router_svc.simulation.random_scenario import random_scenario
-from router_svc.simulation.replay import real_scheduler
+from router_svc.simulation.random_scenario import random_scenario, real_scheduler
 from router_svc.simulation.traffic import requests_of
 
 ROOT = Path(__file__).parents[3]
@@ -19,7 +18,7 @@ DIGEST_OF_RUNS = """
 from hashlib import sha256
 from router_svc.simulation.engine import Extras, Simulation
 from router_svc.simulation.random_scenario import random_scenario
-from router_svc.simulation.replay import real_scheduler
+from router_svc.simulation.random_scenario import real_scheduler
 digest = sha256()
 for seed in range(12):
     scenario = random_scenario(seed)

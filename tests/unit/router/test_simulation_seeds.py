@@ -2,8 +2,7 @@
 
 import pytest
 
-from router_svc.simulation.random_scenario import FEWEST_REQUESTS
-from router_svc.simulation.replay import check_seed
+from router_svc.simulation.random_scenario import FEWEST_REQUESTS, check_seed
 
 FIRST_SEED, SEEDS, SEEDS_AT_A_TIME = 0, 1000, 100
 

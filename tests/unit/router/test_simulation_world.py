@@ -10,13 +10,13 @@ import pytest
 
 from router_svc.policy.decisions import WakeFailure
 from router_svc.policy.settings import RemotePermission, Settings, TenantSettings
-from router_svc.simulation.chance import Amount, chance
-from router_svc.simulation.events import Events
-from router_svc.simulation.fairness import jain_index, max_min_shares
+from router_svc.simulation.event_queue import Events
+from router_svc.simulation.figures import jain_index, max_min_shares
 from router_svc.simulation.hosts import Instance, Phase, World
-from router_svc.simulation.loading import Loader
-from router_svc.simulation.replay import check_scenario
+from router_svc.simulation.random_scenario import check_scenario
+from router_svc.simulation.runners import Loader
 from router_svc.simulation.scenario import (
+    Amount,
     Delays,
     Failure,
     FailureMode,
@@ -27,6 +27,7 @@ from router_svc.simulation.scenario import (
     Scenario,
     Tenant,
     Traffic,
+    chance,
 )
 from router_svc.simulation.traffic import may_leave, requests_of
 from weft.kernel.reasons import Reason

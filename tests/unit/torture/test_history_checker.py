@@ -7,8 +7,17 @@ from typing import Any
 import pytest
 
 from weft_testing.torture.checker import check, rules_broken
-from weft_testing.torture.events import Event, Kind
-from weft_testing.torture.history import CANCELLED, COMPLETED, FAILED, AttemptRow, History, KeptTask, expected_text
+from weft_testing.torture.history import (
+    CANCELLED,
+    COMPLETED,
+    FAILED,
+    AttemptRow,
+    Event,
+    History,
+    KeptTask,
+    Kind,
+    expected_text,
+)
 
 PENDING, RUNNING = 1, 2
 

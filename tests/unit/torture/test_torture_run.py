@@ -6,11 +6,17 @@ from itertools import islice
 from pathlib import Path
 
 from weft_testing.torture.checker import Violation
-from weft_testing.torture.events import EventFile, Kind, occurrences, read_events
-from weft_testing.torture.history import COMPLETED
+from weft_testing.torture.history import (
+    COMPLETED,
+    EventFile,
+    Kind,
+    occurrences,
+    read_backend_log,
+    read_events,
+    read_router_log,
+)
 from weft_testing.torture.mesh import Folder
 from weft_testing.torture.plan import RARE_MODEL, Plan, Target, kills, submission
-from weft_testing.torture.router_log import read_backend_log, read_router_log
 from weft_testing.torture.run import Outcome
 
 PLAN = Plan(seed=7, kills=3, tasks=5)

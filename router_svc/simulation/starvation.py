@@ -13,9 +13,8 @@ from router_svc.policy.arrival import ROUTE_PREFIX, Arrival, Needs
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.cluster_view import MeshChange
 from router_svc.policy.limits import SchedulerLimits
-from router_svc.simulation.hosts import HOLDS_MEMORY, Instance, World
+from router_svc.simulation.hosts import HOLDS_MEMORY, Instance, Targets, World, lacks
 from router_svc.simulation.scenario import FailureMode, Scenario
-from router_svc.simulation.targets import Targets, lacks
 from weft.kernel.request import Priority
 
 SLACK_SECONDS = 3.0

@@ -10,12 +10,11 @@ from router_svc.policy.arrival import Arrival
 from router_svc.policy.decisions import Decision, Placed, Rejects, StopsWaking, Wakes
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.cluster_view import MeshChange
-from router_svc.simulation.hosts import Host, Phase, World
-from router_svc.simulation.patience import Patience
+from router_svc.simulation.hosts import Host, Phase, Targets, World, lacks
+from router_svc.simulation.runners import Attempt
 from router_svc.simulation.scenario import Scenario
-from router_svc.simulation.serving import Attempt
-from router_svc.simulation.surface import Scheduling
-from router_svc.simulation.targets import Targets, lacks
+from router_svc.simulation.scheduler_port import Scheduling
+from router_svc.simulation.starvation import Patience
 from router_svc.simulation.traffic import SimulatedRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority

@@ -15,7 +15,7 @@ from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.cluster_view import MeshChange
 from router_svc.policy.endpoints.failover import FailureKind, classify
 from router_svc.policy.limits import SchedulerLimits
-from router_svc.simulation.targets import lacks
+from router_svc.simulation.hosts import lacks
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
 
