@@ -60,7 +60,7 @@ class WakeEnd:
 
     error: WeftError | None = None
     """None: it succeeded."""
-    by_word: bool = False
+    self_reported: bool = False
     """The fleet does not show it, but the model's runner insists that it is awake."""
 
 
@@ -217,7 +217,7 @@ class SchedulingLoop:
         if not self._closed:
             error, now = end.error, self._clock.monotonic()
             failure = None if error is None else WakeFailure(reason=error.reason, message=error.message)
-            self._deliver(self._scheduler.wake_finished(model, failure, now, by_word=end.by_word))
+            self._deliver(self._scheduler.wake_finished(model, failure, now, self_reported=end.self_reported))
 
     def close(self) -> None:
         """Refuse everybody who waits, and everybody who comes."""

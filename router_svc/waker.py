@@ -119,9 +119,9 @@ class Waker:
     async def _wake(self, wakes: Wakes, finished: WakeFinished) -> None:
         log.info("waking", model=wakes.model, runner=wakes.runner, max_wait_seconds=wakes.max_wait_seconds)
         error: WeftError | None = None
-        by_word = False
+        self_reported = False
         try:
-            by_word = await self._within_bound(wakes)
+            self_reported = await self._within_bound(wakes)
         except WeftError as failed:
             error = _as_wake_failure(failed)
             log.warning("wake failed", model=wakes.model, runner=wakes.runner, error=error.message)
@@ -129,10 +129,10 @@ class Waker:
             error = WeftError(Reason.WAKE_FAILED, "an internal error; the router's log has the details")
             log.exception("wake failed unexpectedly", model=wakes.model, runner=wakes.runner)
         else:
-            log.info("woke", model=wakes.model, runner=wakes.runner, by_word=by_word)
+            log.info("woke", model=wakes.model, runner=wakes.runner, self_reported=self_reported)
         # Before anybody is told: the next request may begin the next wake at once.
         del self._tasks[wakes.model], self._given_up[wakes.model]
-        finished(WakeEnd(error=error, by_word=by_word))
+        finished(WakeEnd(error=error, self_reported=self_reported))
 
     async def _within_bound(self, wakes: Wakes) -> bool:
         """Whether that it is awake is known from its runner alone."""

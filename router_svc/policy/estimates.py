@@ -35,7 +35,7 @@ MAX_MEASURED_MODELS = 16_384
 MAX_MEASURED_KINDS = 65_536
 """Pools and tenants together of which answer lengths are kept."""
 
-Place = tuple[str, str]
+ModelHost = tuple[str, str]
 """A model on a host: the same model is not equally fast everywhere."""
 _Key = TypeVar("_Key", bound=Hashable)
 
@@ -133,8 +133,8 @@ class Estimates:
     """Learns from what is over; all methods are O(1)."""
 
     def __init__(self) -> None:
-        self._load_seconds: Averages[Place] = Averages(MAX_MEASURED_MODELS)
-        self._speeds: OrderedDict[Place, _Speed] = OrderedDict()
+        self._load_seconds: Averages[ModelHost] = Averages(MAX_MEASURED_MODELS)
+        self._speeds: OrderedDict[ModelHost, _Speed] = OrderedDict()
         """The one that was noted least recently is forgotten first."""
         self._output_tokens: Averages[tuple[str, str]] = Averages(MAX_MEASURED_KINDS)
         self._pool_output_tokens: Averages[str] = Averages(MAX_MEASURED_MODELS)
@@ -150,11 +150,11 @@ class Estimates:
             return
         if candidate.usual_load_seconds is not None:
             seconds = min(seconds, candidate.usual_load_seconds + MAX_EVICTION_SECONDS)
-        self._load_seconds.note(_place(candidate), seconds)
+        self._load_seconds.note(_model_host(candidate), seconds)
 
     def load_seconds(self, candidate: Candidate) -> float | None:
         """How long a load takes: as measured here, else by its runner's word; None: nobody knows."""
-        measured = self._load_seconds.get(_place(candidate))
+        measured = self._load_seconds.get(_model_host(candidate))
         return candidate.usual_load_seconds if measured is None else measured
 
     def note_served(
@@ -173,7 +173,7 @@ class Estimates:
         if not _is_measurement(seconds) or served.output_tokens <= 0:
             return
         tokens = float(min(served.output_tokens, MAX_OUTPUT_TOKENS))
-        self._note_speed(_place(candidate), seconds, first_content_seconds, tokens)
+        self._note_speed(_model_host(candidate), seconds, first_content_seconds, tokens)
         self._output_tokens.note((candidate.pool, tenant), tokens)
         self._pool_output_tokens.note(candidate.pool, tokens)
         self._note_length(candidate.pool, tokens, was_cut=limit is not None and tokens >= limit)
@@ -201,7 +201,7 @@ class Estimates:
 
     def speed(self, candidate: Candidate) -> Speed | None:
         """How fast one request is served there; None: nothing was measured there."""
-        speed = self._speeds.get(_place(candidate))
+        speed = self._speeds.get(_model_host(candidate))
         if speed is None:
             return None
         between = speed.token_seconds if speed.between_tokens_seconds is None else speed.between_tokens_seconds
@@ -209,7 +209,7 @@ class Estimates:
 
     def tokens_per_second(self, candidate: Candidate) -> float:
         """How fast one request is answered there once its answer has begun."""
-        speed = self._speeds.get(_place(candidate))
+        speed = self._speeds.get(_model_host(candidate))
         if speed is None:
             return DEFAULT_TOKENS_PER_SECOND
         seconds = speed.token_seconds
@@ -217,7 +217,7 @@ class Estimates:
 
     def service_seconds(self, candidate: Candidate, arrival: Arrival) -> float | None:
         """How long this request would take there from its grant to its end; None: nothing was measured there."""
-        speed = self._speeds.get(_place(candidate))
+        speed = self._speeds.get(_model_host(candidate))
         if speed is None:
             return None
         first = speed.first_content_seconds or 0.0
@@ -226,7 +226,7 @@ class Estimates:
 
     def mean_service_seconds(self, candidate: Candidate) -> float | None:
         """How long a request takes there, whatever it asks; None: nothing was measured there."""
-        speed = self._speeds.get(_place(candidate))
+        speed = self._speeds.get(_model_host(candidate))
         return None if speed is None else speed.service_seconds
 
     def _note_length(self, pool: str, tokens: float, *, was_cut: bool) -> None:
@@ -236,18 +236,18 @@ class Estimates:
         if len(self._lengths) > MAX_MEASURED_MODELS:
             self._lengths.popitem(last=False)
 
-    def _note_speed(self, place: Place, seconds: float, first: float | None, tokens: float) -> None:
+    def _note_speed(self, model_host: ModelHost, seconds: float, first: float | None, tokens: float) -> None:
         if first is not None:
             first = min(max(first, 0.0), seconds)
         token_seconds = (seconds - (first or 0.0)) / tokens
         # The first token ends the time to the first content: so many tokens have one pause less between them.
         between = None if first is None or tokens < 2 else (seconds - first) / (tokens - 1)
-        speed = self._speeds.get(place)
+        speed = self._speeds.get(model_host)
         if speed is not None:
             speed.note(seconds, token_seconds, first, between)
-            self._speeds.move_to_end(place)
+            self._speeds.move_to_end(model_host)
             return
-        self._speeds[place] = _Speed(seconds, token_seconds, first, between)
+        self._speeds[model_host] = _Speed(seconds, token_seconds, first, between)
         if len(self._speeds) > MAX_MEASURED_MODELS:
             self._speeds.popitem(last=False)
 
@@ -266,7 +266,7 @@ def wait_seconds(ahead: int, slots: int, mean_service_seconds: float | None) -> 
 _SHORTEST_TOKEN_SECONDS = 1e-6
 
 
-def _place(candidate: Candidate) -> Place:
+def _model_host(candidate: Candidate) -> ModelHost:
     # Where its host is not known, its runner tells two places apart.
     return (candidate.model, candidate.host or candidate.runner)
 

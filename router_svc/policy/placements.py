@@ -6,8 +6,8 @@ from router_svc.policy.endpoints.candidates import Candidate
 from router_svc.policy.endpoints.choice import Choice
 from router_svc.policy.endpoints.failover import FailureKind, RetryBudget, classify, may_be_the_requests
 from router_svc.policy.estimates import Estimates
-from router_svc.policy.loading.load_coordinator import LoadDesk
-from router_svc.policy.progress.wait_estimator import RunningWork
+from router_svc.policy.loading.load_coordinator import LoadCoordinator
+from router_svc.policy.progress.wait_estimator import RunningRequests
 from router_svc.policy.queue.fair_share import FairShare
 from router_svc.policy.queue.live_request import LiveRequest
 from router_svc.policy.queue.tenant_caps import TenantCaps
@@ -22,10 +22,10 @@ class Placements:
         self,
         index: CandidateIndex,
         estimates: Estimates,
-        running: RunningWork,
+        running: RunningRequests,
         shares: FairShare,
         caps: TenantCaps,
-        desk: LoadDesk,
+        loads: LoadCoordinator,
         retries: RetryBudget,
     ) -> None:
         self._index = index
@@ -33,28 +33,28 @@ class Placements:
         self._running = running
         self._shares = shares
         self._caps = caps
-        self._desk = desk
+        self._loads = loads
         self._retries = retries
 
     def may_try(self, request: LiveRequest, candidate: Candidate, now: float) -> bool:
         """Whether the attempt is a first one, or its line has a further one left."""
         if not request.is_retry:
             return True
-        return self._retries.allow(request.line, self._index.health.is_clean(candidate, now), now)
+        return self._retries.allow(request.queue, self._index.health.is_clean(candidate, now), now)
 
     def place(self, request: LiveRequest, choice: Choice, now: float) -> Placed:
         """It runs there from now on."""
         candidate, tenant = choice.candidate, request.arrival.tenant
         if request.attempt == request.arrival.attempts_used:
-            self._retries.note_first_attempt(request.line, now)
+            self._retries.note_first_attempt(request.queue, now)
         request.attempt += 1
         request.placed_on, request.placed_at, request.content_at = candidate, now, None
-        request.told, request.holds_slot = None, True
+        request.last_status, request.holds_slot = None, True
         request.charged = self._shares.charge(tenant, request.cost)
         self._caps.take(tenant)
         self._index.take(candidate, now)
         self._running.add(request, candidate)
-        self._desk.note_grant(candidate, now, durable=request.kind.durable)
+        self._loads.note_grant(candidate, now, durable=request.kind.durable)
         return Placed(
             key=request.key,
             candidate=candidate,
@@ -68,7 +68,7 @@ class Placements:
         """It works there beside those who hold slots: it costs its tenant nothing, and nobody waits because of it."""
         request.attempt += 1
         request.placed_on, request.placed_at, request.content_at = candidate, now, None
-        request.told, request.holds_slot, request.charged = None, False, 0.0
+        request.last_status, request.holds_slot, request.charged = None, False, 0.0
         return Placed(
             key=request.key,
             candidate=candidate,
@@ -135,7 +135,7 @@ class Placements:
         is_relieved = self._caps.release(tenant)
         self._index.release(candidate)
         self._running.remove(request, candidate)
-        self._desk.note_release(candidate, now, durable=request.kind.durable)
+        self._loads.note_release(candidate, now, durable=request.kind.durable)
         return candidate, is_relieved
 
 

@@ -25,7 +25,7 @@ def unknown_target(arrival: Arrival, some_names: str) -> Rejects:
     )
 
 
-def nobody_can(arrival: Arrival, summary: GateSummary, retry_after_seconds: float) -> Rejects:
+def no_candidate_can(arrival: Arrival, summary: GateSummary, retry_after_seconds: float) -> Rejects:
     """No member of its line can serve it as the mesh is."""
     comes_back = summary.reason in (Reason.NO_RUNNER_AVAILABLE, Reason.CLOCK_OFF)
     return Rejects(
@@ -67,7 +67,7 @@ def too_slow(
     )
 
 
-def made_room(
+def was_evicted(
     arrival: Arrival, waiting: int, depth: int, average_wait_seconds: float | None, retry_after_seconds: float
 ) -> Rejects:
     """The queue is full, and one that matters more or has less of it took its place."""

@@ -6,16 +6,16 @@ from math import inf
 
 from router_svc.policy import refusals
 from router_svc.policy.decisions import Decision, Rejects
-from router_svc.policy.endpoints.capacity import Outlook
+from router_svc.policy.endpoints.capacity import Capacity
 from router_svc.policy.limits import SchedulerLimits
-from router_svc.policy.loading.load_coordinator import LoadDesk
-from router_svc.policy.progress.status_notifier import Announcer, Rounds, says_the_same
-from router_svc.policy.progress.wait_estimator import Prospects
+from router_svc.policy.loading.load_coordinator import LoadCoordinator
+from router_svc.policy.progress.status_notifier import StatusNotifier, StatusSchedule, says_the_same
+from router_svc.policy.progress.wait_estimator import WaitEstimator
 from router_svc.policy.queue.admission import Admission
 from router_svc.policy.queue.fair_share import FairShare
 from router_svc.policy.queue.live_request import LiveRequest, RequestClass
-from router_svc.policy.queue.queue import Line
-from router_svc.policy.queue.queues import Lines
+from router_svc.policy.queue.queue import Queue
+from router_svc.policy.queue.queues import Queues
 
 _SPARE_ENTRIES = 256
 
@@ -50,29 +50,29 @@ class Expiries:
         return due
 
 
-class WaitingRoom:
+class RequestTable:
     """Requests come in, wait, may come back to wait, and leave."""
 
     def __init__(
         self,
         limits: SchedulerLimits,
-        lines: Lines,
+        queues: Queues,
         shares: FairShare,
-        prospects: Prospects,
-        desk: LoadDesk,
+        estimator: WaitEstimator,
+        loads: LoadCoordinator,
         admission: Admission,
-        announcer: Announcer,
+        notifier: StatusNotifier,
     ) -> None:
         self._limits = limits
-        self._lines = lines
+        self._queues = queues
         self._shares = shares
-        self._prospects = prospects
-        self._desk = desk
+        self._estimator = estimator
+        self._loads = loads
         self._admission = admission
-        self._announcer = announcer
+        self._notifier = notifier
         self._requests: dict[int, LiveRequest] = {}
         self._joined: set[str] = set()
-        self._rounds = Rounds(limits.tell_interval_seconds, self._waiting)
+        self._schedule = StatusSchedule(limits.tell_interval_seconds, self._waiting)
         self._expiries = Expiries()
 
     def get(self, key: int) -> LiveRequest | None:
@@ -83,13 +83,13 @@ class WaitingRoom:
         """The request of this number; it must not be over."""
         return self._requests[key]
 
-    def line(self, request: LiveRequest) -> Line:
+    def queue(self, request: LiveRequest) -> Queue:
         """The line that it belongs to."""
-        return self._lines.open(request.line)
+        return self._queues.open(request.queue)
 
-    def outlook(self, request: LiveRequest) -> Outlook:
+    def capacity(self, request: LiveRequest) -> Capacity:
         """The members of its line that it may go to."""
-        return self._prospects.outlook(self.line(request), request.kind)
+        return self._estimator.capacity(self.queue(request), request.kind)
 
     def take_joined(self) -> Collection[str]:
         """The lines that somebody joined since this was asked last."""
@@ -108,33 +108,33 @@ class WaitingRoom:
         del self._requests[request.key]
         self._shares.leave(request.arrival.tenant)
 
-    def queue(self, request: LiveRequest, now: float) -> None:
+    def enqueue(self, request: LiveRequest, now: float) -> None:
         """It waits from now on, where it belongs, which is not the end for one that waited before."""
-        line = self._lines.add(request, now)
+        queue = self._queues.add(request, now)
         of = _class_of(request)
-        self._joined.add(request.line)
+        self._joined.add(request.queue)
         request.queued_since = now - request.waited_seconds
         request.in_queue_since = now
-        outlook = self._prospects.outlook(line, request.kind)
+        capacity = self._estimator.capacity(queue, request.kind)
         if of.waiting == 1:
-            self.settle_pause(of, outlook, now)
-        self._desk.want(of, outlook)
+            self.settle_pause(of, capacity, now)
+        self._loads.note_demand(of, capacity)
         at = min(request.queued_since + self._limits.queue_timeout_seconds, self._longest_wait_ends_at(request))
         self._await_timeout(request, max(now, at))
 
-    def unqueue(self, request: LiveRequest, now: float) -> None:
+    def dequeue(self, request: LiveRequest, now: float) -> None:
         """It does not wait any more."""
         of = _class_of(request)
         request.waited_seconds = now - self._counted_from(request, of, now)
         request.in_queue_seconds += now - request.in_queue_since
         self._expiries.forget(request.key)
-        self._lines.remove(request, now)
+        self._queues.remove(request, now)
         if not of.waiting:
-            self._desk.want_no_more(of)
+            self._loads.drop_demand(of)
 
     def drop(self, request: LiveRequest, rejection: Rejects, now: float) -> Rejects:
         """One that waits is refused."""
-        self.unqueue(request, now)
+        self.dequeue(request, now)
         self.leave(request)
         return rejection
 
@@ -142,25 +142,25 @@ class WaitingRoom:
 
     def note_plan(self, now: float) -> None:
         """Loads were planned anew: those that are certain are waited for like those under way."""
-        for of, outlook in self._desk.wanting():
-            self.settle_pause(of, outlook, now)
+        for of, capacity in self._loads.demanding():
+            self.settle_pause(of, capacity, now)
 
-    def settle_pause(self, of: RequestClass, outlook: Outlook, now: float) -> None:
+    def settle_pause(self, of: RequestClass, capacity: Capacity, now: float) -> None:
         """The queue timeout stands still while a class waits for a load that is certain, and begins anew with its end.
 
         Loads that come to nothing do so only for a while, however many of them there are.
         """
-        if not outlook.is_cold or not (outlook.waking or outlook.loading or self._desk.is_decided(of)):
-            if of.is_paused and (not outlook.is_cold or of.may_pause(now, self._limits.max_load_pause_seconds)):
+        if not capacity.is_cold or not (capacity.waking or capacity.loading or self._loads.is_decided(of)):
+            if of.is_paused and (not capacity.is_cold or of.may_pause(now, self._limits.max_load_pause_seconds)):
                 of.counted_from = now
-            of.end_pause(for_good=not outlook.is_cold)
+            of.end_pause(for_good=not capacity.is_cold)
             return
         of.begin_pause(now)
-        if outlook.loading:
+        if capacity.loading:
             of.awaited_wake, of.awaited_began_at = None, inf
-        elif of.awaited_wake not in outlook.waking:
-            of.awaited_wake = next(iter(outlook.waking), None)
-            began_at = None if of.awaited_wake is None else self._desk.wakes.began_at(of.awaited_wake)
+        elif of.awaited_wake not in capacity.waking:
+            of.awaited_wake = next(iter(capacity.waking), None)
+            began_at = None if of.awaited_wake is None else self._loads.wakes.began_at(of.awaited_wake)
             of.awaited_began_at = inf if began_at is None else began_at
 
     def expire(self, now: float) -> list[Decision]:
@@ -188,9 +188,9 @@ class WaitingRoom:
             return None
         if is_due:
             since = request.in_queue_since - request.in_queue_seconds
-        outlook, gate = self.outlook(request), self._desk.gate_of(of)
-        refusal = self._admission.timed_out(request, self.line(request), outlook, now - since, now)
-        if gate is None or not outlook.is_cold:
+        capacity, gate = self.capacity(request), self._loads.gate_of(of)
+        refusal = self._admission.timed_out(request, self.queue(request), capacity, now - since, now)
+        if gate is None or not capacity.is_cold:
             return refusal
         return refusals.not_loaded(refusal, request.arrival, now - since, gate.reason)
 
@@ -214,30 +214,30 @@ class WaitingRoom:
 
     # -- words
 
-    def tell_due(self, now: float) -> list[Decision]:
+    def notify_due(self, now: float) -> list[Decision]:
         """Tell those whose turn it is where they stand, and refuse whoever waits in vain by now."""
         decisions: list[Decision] = []
-        for request in self._rounds.due(now, self._limits.max_told_per_tick):
-            gate = self._desk.gate_of(_class_of(request))
-            rejection = self._prospects.unreachable(request, self.line(request), self.outlook(request), gate, now)
+        for request in self._schedule.due(now, self._limits.max_told_per_tick):
+            gate = self._loads.gate_of(_class_of(request))
+            rejection = self._estimator.unreachable(request, self.queue(request), self.capacity(request), gate, now)
             if rejection is None:
-                decisions += self.tell(request, now)
+                decisions += self.notify(request, now)
             else:
                 decisions.append(self.drop(request, rejection, now))
         return decisions
 
-    def tell(self, request: LiveRequest, now: float) -> list[Decision]:
+    def notify(self, request: LiveRequest, now: float) -> list[Decision]:
         """Where it stands, unless it does not wait or knows. A durable one is told once: nobody sits and reads it."""
-        if request.waits_in is None or (request.kind.durable and request.told is not None):
+        if request.waits_in is None or (request.kind.durable and request.last_status is not None):
             return []
-        line = self.line(request)
-        word = self._announcer.word(request, line, self._prospects.outlook(line, request.kind), now)
+        queue = self.queue(request)
+        word = self._notifier.word(request, queue, self._estimator.capacity(queue, request.kind), now)
         if not request.kind.durable:
-            self._rounds.note_told(request, now)
-        if says_the_same(word, request.told):
+            self._schedule.note_sent(request, now)
+        if says_the_same(word, request.last_status):
             return []
-        request.told = word
-        request.was_told = True
+        request.last_status = word
+        request.has_status = True
         return [word]
 
     def _waiting(self, key: int) -> LiveRequest | None:

@@ -341,8 +341,10 @@ class Simulation:
             del self._wakes[wakes.model]
             if self._auditor is not None:
                 self._auditor.wake_ended(wakes.model)
-            by_word = failure is None and wakes.doubted
-            self._hear(self._scheduler.wake_finished(wakes.model, failure, self.events.now, by_word=by_word))
+            self_reported = failure is None and wakes.doubted
+            self._hear(
+                self._scheduler.wake_finished(wakes.model, failure, self.events.now, self_reported=self_reported)
+            )
 
     def _died(self, host: Host) -> None:
         host.note(self.events.now)

@@ -137,7 +137,7 @@ class FifoScheduler:
         failure: WakeFailure | None,
         now: float,
         *,
-        by_word: bool = False,  # noqa: ARG002 - the surface
+        self_reported: bool = False,  # noqa: ARG002 - the surface
     ) -> list[Decision]:
         """See Scheduler.wake_finished."""
         self._waking.discard(model)

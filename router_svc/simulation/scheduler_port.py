@@ -44,7 +44,7 @@ class Scheduling(Protocol):
         ...
 
     def wake_finished(
-        self, model: str, failure: WakeFailure | None, now: float, *, by_word: bool = False
+        self, model: str, failure: WakeFailure | None, now: float, *, self_reported: bool = False
     ) -> list[Decision]:
         """A wake ended."""
         ...

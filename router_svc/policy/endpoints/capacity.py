@@ -12,7 +12,7 @@ MAX_ASLEEP = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outlook:
+class Capacity:
     """Members that are up or asleep, permitted, and not tried in vain."""
 
     count: int = 0
@@ -39,11 +39,11 @@ class Outlook:
         return self.ready is None
 
 
-def outlook_of(
+def capacity_of(
     members: Iterable[Candidate],
     is_waking: Callable[[Candidate], bool],
     preference: Callable[[Candidate], tuple[object, ...]],
-) -> Outlook:
+) -> Capacity:
     """Look at the members of a line that those who wait may go to."""
     count = slots = loading_slots = 0
     takers: list[Candidate] = []
@@ -67,7 +67,7 @@ def outlook_of(
         else:
             asleep.append(member)
     asleep.sort(key=preference)
-    return Outlook(
+    return Capacity(
         count=count,
         slots=slots,
         ready=takers[0] if takers else None,

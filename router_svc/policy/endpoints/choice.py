@@ -12,7 +12,7 @@ SHOWN_OF_MANY = 4
 """Candidates that a choice among more than MAX_CONSIDERED names: it is made too often to describe them all."""
 
 
-class Wish(NamedTuple):
+class PickRequest(NamedTuple):
     """What a request wants of the candidate that is chosen for it. A tuple, because one is made for every try."""
 
     needs: Needs

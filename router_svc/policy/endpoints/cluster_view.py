@@ -11,26 +11,26 @@ from router_svc.policy.endpoints.host_memory import HostMemory
 from router_svc.policy.endpoints.routes import Route
 
 
-class FirstHand:
+class RunnerReports:
     """Remembers, per model of the fleet at most, what its runner said and against which word of the registry."""
 
     def __init__(self) -> None:
         self._said: dict[str, tuple[Candidate, Readiness]] = {}
 
-    def note(self, told: Candidate | None, readiness: Readiness) -> None:
+    def note(self, last_status: Candidate | None, readiness: Readiness) -> None:
         """Its runner said this. What is told to be down, or is not in the fleet (None), has no say."""
-        if told is not None and told.readiness is not Readiness.DOWN:
-            self._said[told.model] = (told, readiness)
+        if last_status is not None and last_status.readiness is not Readiness.DOWN:
+            self._said[last_status.model] = (last_status, readiness)
 
-    def corrected(self, told: Candidate) -> Candidate:
+    def corrected(self, last_status: Candidate) -> Candidate:
         """The model with what its runner said; whatever the registry has told anew since then counts again."""
-        said = self._said.get(told.model)
+        said = self._said.get(last_status.model)
         if said is None:
-            return told
-        if said[0] != told:
-            del self._said[told.model]
-            return told
-        return replace(told, readiness=said[1])
+            return last_status
+        if said[0] != last_status:
+            del self._said[last_status.model]
+            return last_status
+        return replace(last_status, readiness=said[1])
 
     def forget(self, model: str) -> None:
         """It is not in the mesh any more."""
@@ -61,17 +61,17 @@ _WHAT_COUNTS = attrgetter(
 
 
 @dataclass(slots=True)
-class Shift:
+class ViewDelta:
     """What a change of the mesh may have changed for those who wait."""
 
-    lines: set[str]
+    queues: set[str]
     """By name, some of which may be gone."""
     renames: bool = False
     """Whether targets may stand for other lines than before."""
     memory: bool = False
 
 
-class MeshBoard:
+class ClusterView:
     """Keeps the candidate index up to date with what is told."""
 
     def __init__(self, index: CandidateIndex, is_waking: Callable[[str], bool]) -> None:
@@ -79,47 +79,51 @@ class MeshBoard:
         self._is_waking = is_waking
         """Whether a wake of a model is under way."""
         self._told: dict[str, Candidate] = {}
-        self._first_hand = FirstHand()
+        self._first_hand = RunnerReports()
         self._by_host: dict[str, dict[str, Candidate]] = {}
         self._ready_since: dict[str, float] = {}
         self._routes: Mapping[str, Route] = {}
         self._cloud_fallback = False
         self.hosts: Mapping[str, HostMemory] = {}
 
-    def apply(self, change: MeshChange, now: float) -> Shift:
+    def apply(self, change: MeshChange, now: float) -> ViewDelta:
         """The mesh is different now."""
-        shift = Shift(set())
+        delta = ViewDelta(set())
         for model in change.gone:
-            self._drop(model, shift)
+            self._drop(model, delta)
         for candidate in change.candidates:
             self._told[candidate.model] = candidate
-            self._refresh(candidate.model, shift, now)
+            self._refresh(candidate.model, delta, now)
         if change.hosts is not None:
             self.hosts = change.hosts
-            shift.memory = True
+            delta.memory = True
         if change.routes is not None or change.cloud_fallback is not None:
-            self._set_routes(change, shift)
-        return shift
+            self._set_routes(change, delta)
+        return delta
 
-    def refresh(self, model: str, now: float) -> Shift:
+    def refresh(self, model: str, now: float) -> ViewDelta:
         """A wake of it has begun or ended, which says what its being down means."""
-        shift = Shift(set())
+        delta = ViewDelta(set())
         if model in self._told:
-            self._refresh(model, shift, now)
+            self._refresh(model, delta, now)
             candidate = self._index.table.candidate(model)
             if candidate is not None:
-                shift.lines |= set(self._index.table.lines_of(candidate))
-        return shift
+                delta.queues |= set(self._index.table.queues_of(candidate))
+        return delta
 
-    def believe(self, model: str, readiness: Readiness, now: float) -> Shift:
+    def apply_self_report(self, model: str, readiness: Readiness, now: float) -> ViewDelta:
         """Its runner said that it is so."""
         self._first_hand.note(self._told.get(model), readiness)
         return self.refresh(model, now)
 
     def is_doubted(self, candidate: Candidate) -> bool:
         """Whether the registry shows it as ready and its runner says that it is not."""
-        told = self._told.get(candidate.model)
-        return candidate.readiness is Readiness.ASLEEP and told is not None and told.readiness is Readiness.READY
+        last_status = self._told.get(candidate.model)
+        return (
+            candidate.readiness is Readiness.ASLEEP
+            and last_status is not None
+            and last_status.readiness is Readiness.READY
+        )
 
     def readiness_of(self, model: str) -> Readiness | None:
         """What it does now; None: it is not in the mesh."""
@@ -139,9 +143,9 @@ class MeshBoard:
             return None
         return candidate, memory
 
-    def route_of(self, line: str) -> Route | None:
+    def route_of(self, queue: str) -> Route | None:
         """The route whose line this is; None: it is a pool's."""
-        return self._routes.get(line.removeprefix(ROUTE_PREFIX)) if line.startswith(ROUTE_PREFIX) else None
+        return self._routes.get(queue.removeprefix(ROUTE_PREFIX)) if queue.startswith(ROUTE_PREFIX) else None
 
     def ready_on(self, host: str) -> Iterator[tuple[Candidate, float]]:
         """What takes requests on a host, and since when."""
@@ -155,7 +159,7 @@ class MeshBoard:
         more = ", ..." if len(names) > MAX_NAMES_IN_MESSAGE else ""
         return ", ".join(names[:MAX_NAMES_IN_MESSAGE]) + more if names else "none"
 
-    def _refresh(self, model: str, shift: Shift, now: float) -> None:
+    def _refresh(self, model: str, delta: ViewDelta, now: float) -> None:
         """Put what is known of a model into the index, if it is new."""
         before = self._index.table.candidate(model)
         candidate = self._first_hand.corrected(self._told[model])
@@ -168,37 +172,37 @@ class MeshBoard:
             self._take_off(before)
         self._put_on(candidate, before, now)
         if before is None or _WHAT_COUNTS(before) != _WHAT_COUNTS(candidate):
-            old_lines = set(self._index.table.lines_of(before)) if before is not None else set()
+            old_queues = set(self._index.table.queues_of(before)) if before is not None else set()
             self._index.table.put(candidate)
-            lines = set(self._index.table.lines_of(candidate))
-            shift.lines |= old_lines | lines
-            shift.renames |= old_lines != lines
+            queues = set(self._index.table.queues_of(candidate))
+            delta.queues |= old_queues | queues
+            delta.renames |= old_queues != queues
         else:
             self._index.table.put(candidate)
 
-    def _drop(self, model: str, shift: Shift) -> None:
+    def _drop(self, model: str, delta: ViewDelta) -> None:
         self._told.pop(model, None)
         self._first_hand.forget(model)
         self._ready_since.pop(model, None)
         before = self._index.table.candidate(model)
         if before is not None:
-            shift.lines |= set(self._index.table.lines_of(before))
-            shift.renames = True
+            delta.queues |= set(self._index.table.queues_of(before))
+            delta.renames = True
             self._take_off(before)
             self._index.table.drop(model)
 
-    def _set_routes(self, change: MeshChange, shift: Shift) -> None:
+    def _set_routes(self, change: MeshChange, delta: ViewDelta) -> None:
         if change.routes is not None:
             self._routes = change.routes
         if change.cloud_fallback is not None:
             self._cloud_fallback = change.cloud_fallback
-        shift.lines |= self._route_lines()
-        self._index.table.set_ladders(self._routes, cloud_fallback=self._cloud_fallback)
-        shift.lines |= self._route_lines()
-        shift.renames = True
+        delta.queues |= self._route_queues()
+        self._index.table.set_routes(self._routes, cloud_fallback=self._cloud_fallback)
+        delta.queues |= self._route_queues()
+        delta.renames = True
 
-    def _route_lines(self) -> set[str]:
-        return {line for line in self._index.table.lines() if line.startswith(ROUTE_PREFIX)}
+    def _route_queues(self) -> set[str]:
+        return {queue for queue in self._index.table.queues() if queue.startswith(ROUTE_PREFIX)}
 
     def _put_on(self, candidate: Candidate, before: Candidate | None, now: float) -> None:
         model = candidate.model

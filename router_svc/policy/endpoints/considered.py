@@ -1,20 +1,17 @@
 """Who was considered for a request, in words."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from router_svc.policy.endpoints.candidates import Readiness
+from router_svc.policy.endpoints.candidates import CandidateKey, Readiness
 from router_svc.policy.endpoints.capability import NO_FALLBACK, fits
-from router_svc.policy.endpoints.choice import MAX_CONSIDERED, SHOWN_OF_MANY, Considered, Wish
-from router_svc.policy.endpoints.health import Standing
-from router_svc.policy.endpoints.pool import Seat
+from router_svc.policy.endpoints.choice import MAX_CONSIDERED, SHOWN_OF_MANY, Considered, PickRequest
+from router_svc.policy.endpoints.health import HealthState
+from router_svc.policy.endpoints.pool import Endpoint, Pool
+from router_svc.policy.endpoints.routes import RouteStep
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from router_svc.policy.arrival import Needs
-    from router_svc.policy.endpoints.candidates import CandidateKey
-    from router_svc.policy.endpoints.pool import Pool
-    from router_svc.policy.endpoints.routes import Rung
 
 SAMPLE_SECONDS = 0.1
 MAX_SAMPLES = 1_024
@@ -29,124 +26,138 @@ _WARMTH = {
 _WORDS = {Readiness.LOADING: "loading", Readiness.ASLEEP: "asleep", Readiness.DOWN: "not heard of"}
 
 
-class Samples:
+class ConsideredSamples:
     """Who else was considered lately in lines of many: looking at them anew for every choice would cost too much."""
 
     def __init__(self) -> None:
         self._others: dict[tuple[str, Needs], tuple[float, tuple[Considered, ...]]] = {}
 
     def others(
-        self, line: str, rungs: "Sequence[Rung]", wish: Wish, now: float, chosen: Seat
+        self, queue: str, steps: Sequence[RouteStep], pick: PickRequest, now: float, chosen: Endpoint
     ) -> tuple[Considered, ...]:
         """As `consider` has them for a choice; of many, as they were SAMPLE_SECONDS ago, the chosen one among them."""
-        if wish.excluded or len(rungs) != 1 or count_of(rungs) <= MAX_CONSIDERED:
-            return consider(rungs, wish, now, besides=chosen, most=SHOWN_OF_MANY)
-        known = self._others.get((line, wish.needs))
+        if pick.excluded or len(steps) != 1 or count_of(steps) <= MAX_CONSIDERED:
+            return consider(steps, pick, now, besides=chosen, most=SHOWN_OF_MANY)
+        known = self._others.get((queue, pick.needs))
         if known is None or now >= known[0] + SAMPLE_SECONDS:
             if len(self._others) >= MAX_SAMPLES:
                 self._others.clear()
-            known = (now, consider(rungs, wish, now, most=SHOWN_OF_MANY))
-            self._others[line, wish.needs] = known
+            known = (now, consider(steps, pick, now, most=SHOWN_OF_MANY))
+            self._others[queue, pick.needs] = known
         return known[1]
 
 
 def consider(
-    rungs: "Sequence[Rung]", wish: Wish, now: float, *, besides: Seat | None = None, most: int = MAX_CONSIDERED
+    steps: Sequence[RouteStep],
+    pick: PickRequest,
+    now: float,
+    *,
+    besides: Endpoint | None = None,
+    most: int = MAX_CONSIDERED,
 ) -> tuple[Considered, ...]:
     """Who was considered, besides one: who is free, then who is ready, loading, asleep, down, or lacks something.
 
     Among equals by position on the ladder and by load. Of more than MAX_CONSIDERED only some, at most `most`.
     """
-    shown = most if count_of(rungs) > MAX_CONSIDERED else MAX_CONSIDERED
+    shown = most if count_of(steps) > MAX_CONSIDERED else MAX_CONSIDERED
     considered: dict[CandidateKey, Considered] = {}
-    for rung in rungs:
-        shelves = rung.pool.fitting(rung.needs(wish.needs))
-        for seat in rung.some_seats(shelves, shown):
-            if seat is besides or seat.key in considered:
+    for step in steps:
+        groups = step.pool.fitting(step.needs(pick.needs))
+        for endpoint in step.some_endpoints(groups, shown):
+            if endpoint is besides or endpoint.key in considered:
                 continue
-            if rung.leaves_out(seat):
-                considered[seat.key] = _described(seat, _UNFIT, rung.position, NO_FALLBACK)
-            elif seat.shelf in shelves and seat.key not in wish.excluded and not rung.gate and seat.health.is_quiet:
-                considered[seat.key] = _as_it_is(seat, rung.position)
+            if step.leaves_out(endpoint):
+                considered[endpoint.key] = _described(endpoint, _UNFIT, step.position, NO_FALLBACK)
+            elif (
+                endpoint.group in groups
+                and endpoint.key not in pick.excluded
+                and not step.gate
+                and endpoint.health.is_quiet
+            ):
+                considered[endpoint.key] = _as_it_is(endpoint, step.position)
             else:
-                considered[seat.key] = _consider(rung, seat, wish, now)
+                considered[endpoint.key] = _consider(step, endpoint, pick, now)
     return tuple(sorted(considered.values(), key=_preference)[:shown])
 
 
-def count_of(rungs: "Sequence[Rung]") -> int:
+def count_of(steps: Sequence[RouteStep]) -> int:
     """How many there are to choose among."""
-    return rungs[0].count() if len(rungs) == 1 else sum(rung.count() for rung in rungs)
+    return steps[0].count() if len(steps) == 1 else sum(step.count() for step in steps)
 
 
-def score_of_chosen(rungs: "Sequence[Rung]", chosen: Seat) -> float:
+def score_of_chosen(steps: Sequence[RouteStep], chosen: Endpoint) -> float:
     """What the chosen one is shown with: above that of all others."""
-    position = rungs[0].position if len(rungs) == 1 else next(rung.position for rung in rungs if rung.holds(chosen))
+    position = steps[0].position if len(steps) == 1 else next(step.position for step in steps if step.holds(chosen))
     return _score(_CHOSEN, position, chosen)
 
 
-def gate(seat: Seat, wish: Wish, now: float) -> str:
+def gate(endpoint: Endpoint, pick: PickRequest, now: float) -> str:
     """What keeps a candidate from serving a request now, in words; empty: nothing."""
-    if lacking := fits(seat.candidate, wish.needs):
+    if lacking := fits(endpoint.candidate, pick.needs):
         return lacking
-    if seat.key in wish.excluded:
+    if endpoint.key in pick.excluded:
         return "tried in vain for this request"
-    if seat.candidate.readiness is Readiness.READY and seat.held_for is None and (unwell := seat.health.gate(now)):
-        return unwell
-    return _state(seat) or (_cap(seat.pool) if seat.pool.is_at_its_cap else "")
+    if (
+        endpoint.candidate.readiness is Readiness.READY
+        and endpoint.held_for is None
+        and (unhealthy := endpoint.health.gate(now))
+    ):
+        return unhealthy
+    return _state(endpoint) or (_cap(endpoint.pool) if endpoint.pool.is_at_its_cap else "")
 
 
-def _state(seat: Seat) -> str:
+def _state(endpoint: Endpoint) -> str:
     """What keeps it from any request, but for how it did and for its pool."""
-    candidate = seat.candidate
+    candidate = endpoint.candidate
     if candidate.readiness is not Readiness.READY:
         return _WORDS[candidate.readiness]
-    if seat.held_for is not None:
-        return f"held for {seat.held_for or 'another model'} to be loaded"
-    if seat.is_full:
+    if endpoint.held_for is not None:
+        return f"held for {endpoint.held_for or 'another model'} to be loaded"
+    if endpoint.is_full:
         return f"all {candidate.slots} slots are busy"
-    if seat.runner_is_full:
-        return f"its runner works on {seat.runner.requests} requests, which is all it takes"
-    if seat.health.standing is Standing.ON_TRIAL and seat.trying:
+    if endpoint.runner_is_full:
+        return f"its runner works on {endpoint.runner.requests} requests, which is all it takes"
+    if endpoint.health.state is HealthState.ON_TRIAL and endpoint.trying:
         return "one request tries whether it works again"
     return ""
 
 
-def _cap(pool: "Pool") -> str:
+def _cap(pool: Pool) -> str:
     return f"{pool.name} has {pool.in_flight} of {pool.settings.max_in_flight} requests running"
 
 
-def _as_it_is(seat: Seat, position: int) -> Considered:
+def _as_it_is(endpoint: Endpoint, position: int) -> Considered:
     """One whom nothing keeps from the request but what keeps it from any other; worked out once per change of it."""
-    known = seat.considered
+    known = endpoint.considered
     if known is None or known[0] != position:
-        candidate = seat.candidate
-        why_not = "" if seat.is_open else _state(seat)
+        candidate = endpoint.candidate
+        why_not = "" if endpoint.is_open else _state(endpoint)
         warmth = _FREE if not why_not else _WARMTH[candidate.readiness]
-        known = seat.considered = (position, _described(seat, warmth, position, why_not))
-    if seat.is_open and seat.pool.is_at_its_cap:
-        return _described(seat, _READY, position, _cap(seat.pool))
+        known = endpoint.considered = (position, _described(endpoint, warmth, position, why_not))
+    if endpoint.is_open and endpoint.pool.is_at_its_cap:
+        return _described(endpoint, _READY, position, _cap(endpoint.pool))
     return known[1]
 
 
-def _consider(rung: "Rung", seat: Seat, wish: Wish, now: float) -> Considered:
-    lacking = fits(seat.candidate, wish.needs)
-    why_not = lacking or gate(seat, wish, now) or rung.gate
-    warm = _WARMTH[seat.candidate.readiness] if why_not else _FREE
+def _consider(step: RouteStep, endpoint: Endpoint, pick: PickRequest, now: float) -> Considered:
+    lacking = fits(endpoint.candidate, pick.needs)
+    why_not = lacking or gate(endpoint, pick, now) or step.gate
+    warm = _WARMTH[endpoint.candidate.readiness] if why_not else _FREE
     warmth = _UNFIT if lacking else warm
-    return _described(seat, warmth, rung.position, why_not)
+    return _described(endpoint, warmth, step.position, why_not)
 
 
-def _described(seat: Seat, warmth: int, position: int, why_not: str) -> Considered:
+def _described(endpoint: Endpoint, warmth: int, position: int, why_not: str) -> Considered:
     return Considered(
-        model=seat.candidate.model,
-        runner=seat.candidate.runner,
-        score=_score(warmth, position, seat),
+        model=endpoint.candidate.model,
+        runner=endpoint.candidate.runner,
+        score=_score(warmth, position, endpoint),
         gate=why_not,
     )
 
 
-def _score(warmth: int, position: int, seat: Seat) -> float:
-    below = position + min(seat.share, 1.0) / 2
+def _score(warmth: int, position: int, endpoint: Endpoint) -> float:
+    below = position + min(endpoint.share, 1.0) / 2
     return warmth + 1 / (1 + below)
 
 

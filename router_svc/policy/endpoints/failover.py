@@ -91,10 +91,10 @@ class RetryBudget:
         self._limits = limits
         self._balances: dict[str, _Balance] = {}
 
-    def note_first_attempt(self, line: str, now: float) -> None:
+    def note_first_attempt(self, queue: str, now: float) -> None:
         """A request of the line has its first attempt."""
         limits = self._limits
-        balance = self._balance(line)
+        balance = self._balance(queue)
         if balance.attempts == limits.max_retry_balance:
             balance.looked_at = now
             return
@@ -102,12 +102,12 @@ class RetryBudget:
         gained = max(limits.retry_share, balance.gain(now, limits))
         balance.attempts = min(balance.attempts + gained, limits.max_retry_balance)
 
-    def allow(self, line: str, candidate_is_clean: bool, now: float) -> bool:
+    def allow(self, queue: str, candidate_is_clean: bool, now: float) -> bool:
         """Whether a request of the line may have one more attempt, which is then taken off its budget.
 
         `candidate_is_clean`: whether it would go to somebody who has not failed lately.
         """
-        balance = self._balance(line)
+        balance = self._balance(queue)
         balance.attempts += balance.gain(now, self._limits)
         if candidate_is_clean:
             balance.attempts = max(balance.attempts - 1, -self._limits.max_retry_debt)
@@ -117,13 +117,13 @@ class RetryBudget:
         balance.attempts -= 1
         return True
 
-    def forget(self, line: str) -> None:
+    def forget(self, queue: str) -> None:
         """There is no such line any more."""
-        self._balances.pop(line, None)
+        self._balances.pop(queue, None)
 
-    def _balance(self, line: str) -> _Balance:
+    def _balance(self, queue: str) -> _Balance:
         """A new line has all of its reserve."""
-        balance = self._balances.get(line)
+        balance = self._balances.get(queue)
         if balance is None:
-            balance = self._balances[line] = _Balance(self._limits.retry_reserve)
+            balance = self._balances[queue] = _Balance(self._limits.retry_reserve)
         return balance

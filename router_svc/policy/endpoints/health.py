@@ -22,7 +22,7 @@ NEVER = float("-inf")
 _BROKE = "broke"
 
 
-class Standing(Enum):
+class HealthState(Enum):
     """Whether a candidate gets requests, by how it did."""
 
     WORKS = "works"
@@ -73,7 +73,7 @@ class _Window:
         return self._good + self._good_before + self.broken
 
 
-class Health:
+class EndpointHealth:
     """How one candidate did. A new incarnation of its runner has a new one."""
 
     __slots__ = (
@@ -93,13 +93,13 @@ class Health:
         "_window",
         "_worked_since",
         "paused",
-        "standing",
+        "state",
     )
 
     def __init__(self, limits: SchedulerLimits) -> None:
         self._limits = limits
         self.paused = False
-        self.standing = Standing.WORKS
+        self.state = HealthState.WORKS
         self._paused_until = self._ejected_until = self._broke_at = NEVER
         self._paused_for = self._cause = ""
         self._busy_in_a_row = self._breaks_in_a_row = self._ejections_in_a_row = 0
@@ -116,8 +116,8 @@ class Health:
         self._busy_in_a_row = self._breaks_in_a_row = self._shared_in_a_row = 0
         self._has_succeeded = True
         self._note(good=True, now=now)
-        if self.standing is Standing.ON_TRIAL:
-            self.standing = Standing.WORKS
+        if self.state is HealthState.ON_TRIAL:
+            self.state = HealthState.WORKS
             self._worked_since = now
             self._window = _Window()
 
@@ -142,7 +142,7 @@ class Health:
                 self._broke_at = now
                 self._breaks_in_a_row += 1
                 self._note(good=False, now=now)
-                return self.standing is not Standing.EJECTED and self._is_outlier()
+                return self.state is not HealthState.EJECTED and self._is_outlier()
             case FailureKind.LACKS | FailureKind.FINAL:
                 pass
         return False
@@ -165,24 +165,24 @@ class Health:
         In a row: it broke again before it had worked for as long as it was left alone the last time.
         """
         limits = self._limits
-        again = self.standing is Standing.ON_TRIAL or now - self._worked_since < self._last_ejection_seconds
+        again = self.state is HealthState.ON_TRIAL or now - self._worked_since < self._last_ejection_seconds
         self._ejections_in_a_row = self._ejections_in_a_row + 1 if again else 1
         seconds = min(limits.ejection_base_seconds * self._ejections_in_a_row, limits.max_ejection_seconds)
         self._last_ejection_seconds = seconds
         self._ejected_until = now + seconds
-        self.standing = Standing.EJECTED
+        self.state = HealthState.EJECTED
 
     def advance(self, now: float) -> None:
         """Time passed: end the pause and the ejection that are over."""
         if self.paused and self._paused_until <= now:
             self.paused = False
-        if self.standing is Standing.EJECTED and self._ejected_until <= now:
-            self.standing = Standing.ON_TRIAL
+        if self.state is HealthState.EJECTED and self._ejected_until <= now:
+            self.state = HealthState.ON_TRIAL
 
     @property
     def is_quiet(self) -> bool:
         """Whether there is nothing to say about it."""
-        return not self.paused and self.standing is Standing.WORKS
+        return not self.paused and self.state is HealthState.WORKS
 
     @property
     def next_end(self) -> float | None:
@@ -190,22 +190,22 @@ class Health:
         ends = []
         if self.paused:
             ends.append(self._paused_until)
-        if self.standing is Standing.EJECTED:
+        if self.state is HealthState.EJECTED:
             ends.append(self._ejected_until)
         return min(ends, default=None)
 
     @property
     def has_proven_itself(self) -> bool:
         """Whether a request there went well, and none broke since."""
-        return self._has_succeeded and not self._breaks_in_a_row and self.standing is Standing.WORKS
+        return self._has_succeeded and not self._breaks_in_a_row and self.state is HealthState.WORKS
 
     def has_not_failed_lately(self, now: float) -> bool:
         """Whether nothing broke there for a while."""
-        return self.standing is Standing.WORKS and now - self._broke_at >= self._limits.clean_after_seconds
+        return self.state is HealthState.WORKS and now - self._broke_at >= self._limits.clean_after_seconds
 
     def gate(self, now: float) -> str:
         """Why it gets no requests, in words; empty: it may get one."""
-        if self.standing is Standing.EJECTED:
+        if self.state is HealthState.EJECTED:
             return f"{self._cause}; tried again in {max(0.0, self._ejected_until - now):.0f} s"
         if self.paused:
             return f"{self._paused_for}; tried again in {max(0.0, self._paused_until - now):.1f} s"
@@ -226,7 +226,7 @@ class Health:
 
     def _is_outlier(self) -> bool:
         limits, window = self._limits, self._window
-        if self.standing is Standing.ON_TRIAL:
+        if self.state is HealthState.ON_TRIAL:
             self._cause = "broke again when it was tried"
         elif self._breaks_in_a_row >= limits.eject_after_failures:
             self._cause = f"broke {self._breaks_in_a_row} times in a row"

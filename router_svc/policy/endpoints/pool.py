@@ -1,7 +1,7 @@
 """The endpoints of one pool: candidates with their load and health, grouped by what they can serve.
 
-- `Seat` is one candidate with everything that changes about it from one request to the next.
-- `Shelf` holds the endpoints of a pool that can serve the same requests, ordered by the pool's selection policy.
+- `Endpoint` is one candidate with everything that changes about it from one request to the next.
+- `EndpointGroup` holds the endpoints of a pool that can serve the same requests, ordered by the selection policy.
 - `Pool` holds all endpoints of a pool, its concurrency cap and the hash ring of its ready members.
 
 Which free endpoint a request gets is decided in `selection.py`.
@@ -16,9 +16,9 @@ from math import ceil
 from router_svc.policy.arrival import Needs
 from router_svc.policy.endpoints.candidates import Candidate, CandidateKey, Readiness, RunnerKey
 from router_svc.policy.endpoints.capability import Profile, fits, profile_of
-from router_svc.policy.endpoints.choice import Considered, Wish
+from router_svc.policy.endpoints.choice import Considered, PickRequest
 from router_svc.policy.endpoints.hash_ring import Ring
-from router_svc.policy.endpoints.health import Health, Standing
+from router_svc.policy.endpoints.health import EndpointHealth, HealthState
 from router_svc.policy.settings import PoolSettings
 
 MAX_STALE_SHARE = 2
@@ -33,7 +33,7 @@ MAX_REMEMBERED_NEEDS = 1_024
 """Distinct needs for which the matching groups are cached."""
 NEVER_GRANTED = -1
 # Endpoints are settled twice per request, and looking up a member of an Enum takes longer than the rest of it.
-_READY, _WORKS, _ON_TRIAL = Readiness.READY, Standing.WORKS, Standing.ON_TRIAL
+_READY, _WORKS, _ON_TRIAL = Readiness.READY, HealthState.WORKS, HealthState.ON_TRIAL
 
 Rank = tuple[float, ...]
 """Sort key of the free endpoints of a group; the lowest is selected first."""
@@ -42,12 +42,12 @@ Rank = tuple[float, ...]
 class RunnerLoad:
     """Number of requests that one runner incarnation works on, over all its models."""
 
-    __slots__ = ("key", "limits", "requests", "seats")
+    __slots__ = ("endpoints", "key", "limits", "requests")
 
     def __init__(self, key: RunnerKey) -> None:
         self.key = key
         self.requests = 0
-        self.seats: dict[CandidateKey, Seat] = {}
+        self.endpoints: dict[CandidateKey, Endpoint] = {}
         """The runner's endpoints that are in the cluster."""
         self.limits: Counter[int] = Counter()
         """Request limits of the runner's candidates, and how many candidates have each limit."""
@@ -62,7 +62,7 @@ class RunnerLoad:
             self.limits[becomes] += 1
 
 
-class Seat:
+class Endpoint:
     """One candidate in its pool, with its load and health. Only the pool and the candidate index change it."""
 
     __slots__ = (
@@ -71,6 +71,7 @@ class Seat:
         "considered",
         "entry",
         "granted",
+        "group",
         "health",
         "held_for",
         "in_flight",
@@ -82,18 +83,17 @@ class Seat:
         "pool",
         "rank",
         "runner",
-        "shelf",
         "trying",
     )
 
-    def __init__(self, candidate: Candidate, pool: "Pool", runner: RunnerLoad, health: Health) -> None:
+    def __init__(self, candidate: Candidate, pool: "Pool", runner: RunnerLoad, health: EndpointHealth) -> None:
         self.candidate = candidate
         self.key: CandidateKey = candidate.key
         self.runner = runner
         self.health = health
         self.pool = pool
         """The pool that counts its requests, also after it left that pool."""
-        self.shelf: Shelf | None = None
+        self.group: EndpointGroup | None = None
         """None: its candidate left the cluster, and requests still run on it."""
         self.in_flight = 0
         self.granted = NEVER_GRANTED
@@ -140,112 +140,116 @@ class Seat:
         """Recompute what it is open for, after any change of it."""
         self.considered = None
         takes = self.candidate.readiness is _READY and self.held_for is None
-        standing = self.health.standing
-        self.is_usable = is_usable = takes and standing is _WORKS
+        state = self.health.state
+        self.is_usable = is_usable = takes and state is _WORKS
         has_room = takes and not (self.is_full or self.health.paused or self.runner_is_full)
-        self.is_open = is_open = has_room and (is_usable or (standing is _ON_TRIAL and not self.trying))
+        self.is_open = is_open = has_room and (is_usable or (state is _ON_TRIAL and not self.trying))
         self.is_spare = has_room and not is_open
 
 
-_Entry = tuple[Rank, CandidateKey, int, Seat]
+_Entry = tuple[Rank, CandidateKey, int, Endpoint]
 
 
-class Shelf:
+class EndpointGroup:
     """Endpoints of one pool with equal profiles: a heap of the open ones with lazy invalidation, and a list of them."""
 
-    def __init__(self, profile: Profile, rank: Callable[[Seat], Rank]) -> None:
+    def __init__(self, profile: Profile, rank: Callable[[Endpoint], Rank]) -> None:
         self.profile = profile
-        self.open: list[Seat] = []
-        self.spare: dict[CandidateKey, Seat] = {}
-        self.seats: dict[CandidateKey, Seat] = {}
+        self.open: list[Endpoint] = []
+        self.spare: dict[CandidateKey, Endpoint] = {}
+        self.endpoints: dict[CandidateKey, Endpoint] = {}
         self.usable = 0
         """Number of endpoints that take requests at all."""
         self._rank = rank
         self._heap: list[_Entry] = []
         self._numbers = count(1)
 
-    def put(self, seat: Seat) -> bool:
+    def put(self, endpoint: Endpoint) -> bool:
         """Reorder an endpoint of this group that changed. Returns whether the change made it free."""
-        was_usable, was_open, was_free = seat.is_usable, seat.is_open, seat.is_open or seat.is_spare
-        seat.settle()
-        self.usable += seat.is_usable - was_usable
-        if was_open and not seat.is_open:
-            self._close(seat)
-        elif seat.is_open:
-            self._order(seat, is_new=not was_open)
-        if seat.is_spare:
-            self.spare[seat.key] = seat
+        was_usable, was_open, was_free = endpoint.is_usable, endpoint.is_open, endpoint.is_open or endpoint.is_spare
+        endpoint.settle()
+        self.usable += endpoint.is_usable - was_usable
+        if was_open and not endpoint.is_open:
+            self._close(endpoint)
+        elif endpoint.is_open:
+            self._order(endpoint, is_new=not was_open)
+        if endpoint.is_spare:
+            self.spare[endpoint.key] = endpoint
         elif self.spare:
-            self.spare.pop(seat.key, None)
-        return not was_free and (seat.is_open or seat.is_spare)
+            self.spare.pop(endpoint.key, None)
+        return not was_free and (endpoint.is_open or endpoint.is_spare)
 
-    def add(self, seat: Seat) -> None:
+    def add(self, endpoint: Endpoint) -> None:
         """Add an endpoint to this group."""
-        self.seats[seat.key] = seat
-        seat.shelf = self
-        self.put(seat)
+        self.endpoints[endpoint.key] = endpoint
+        endpoint.group = self
+        self.put(endpoint)
 
-    def remove(self, seat: Seat) -> None:
+    def remove(self, endpoint: Endpoint) -> None:
         """Remove an endpoint from this group; it is then neither open nor usable."""
-        if seat.is_open:
-            self._close(seat)
-        self.usable -= seat.is_usable
-        self.spare.pop(seat.key, None)
-        del self.seats[seat.key]
-        seat.is_open = seat.is_spare = seat.is_usable = False
-        seat.shelf = None
+        if endpoint.is_open:
+            self._close(endpoint)
+        self.usable -= endpoint.is_usable
+        self.spare.pop(endpoint.key, None)
+        del self.endpoints[endpoint.key]
+        endpoint.is_open = endpoint.is_spare = endpoint.is_usable = False
+        endpoint.group = None
 
-    def first(self, excluded: Collection[CandidateKey]) -> Seat | None:
+    def first(self, excluded: Collection[CandidateKey]) -> Endpoint | None:
         """Return the open endpoint of the lowest rank that is not excluded; None: there is none."""
         heap = self._heap
         aside: list[_Entry] = []
         found = None
         while heap:
-            _, key, number, seat = heap[0]
+            _, key, number, endpoint = heap[0]
             # Entries are numbered per group, so an endpoint that moved may have this number in its new group.
-            if seat.entry != number or seat.shelf is not self:
+            if endpoint.entry != number or endpoint.group is not self:
                 heappop(heap)
             elif key in excluded:
                 aside.append(heappop(heap))
             else:
-                found = seat
+                found = endpoint
                 break
         for entry in aside:
             heappush(heap, entry)
         return found
 
-    def some_of_the_best(self, most: int) -> list[Seat]:
+    def some_of_the_best(self, most: int) -> list[Endpoint]:
         """Return some of the open endpoints of low rank, the lowest one among them; unordered."""
-        return [seat for _, _, number, seat in self._heap[:most] if seat.entry == number and seat.shelf is self]
+        return [
+            endpoint
+            for _, _, number, endpoint in self._heap[:most]
+            if endpoint.entry == number and endpoint.group is self
+        ]
 
-    def _order(self, seat: Seat, *, is_new: bool) -> None:
-        rank = self._rank(seat)
+    def _order(self, endpoint: Endpoint, *, is_new: bool) -> None:
+        rank = self._rank(endpoint)
         if is_new:
-            seat.place = len(self.open)
-            self.open.append(seat)
-        elif rank == seat.rank:
+            endpoint.place = len(self.open)
+            self.open.append(endpoint)
+        elif rank == endpoint.rank:
             return
-        seat.rank, seat.entry = rank, next(self._numbers)
-        heappush(self._heap, (rank, seat.key, seat.entry, seat))
+        endpoint.rank, endpoint.entry = rank, next(self._numbers)
+        heappush(self._heap, (rank, endpoint.key, endpoint.entry, endpoint))
         if len(self._heap) > MAX_STALE_SHARE * len(self.open) + MIN_STALE_ENTRIES:
             self._heap = [(each.rank, each.key, each.entry, each) for each in self.open]
             heapify(self._heap)
 
-    def _close(self, seat: Seat) -> None:
+    def _close(self, endpoint: Endpoint) -> None:
         last = self.open.pop()
-        if last is not seat:
-            self.open[seat.place] = last
-            last.place = seat.place
-        seat.entry = 0
+        if last is not endpoint:
+            self.open[endpoint.place] = last
+            last.place = endpoint.place
+        endpoint.entry = 0
 
 
 class Pool:
     """The endpoints of one pool. It exists while it has members, or requests of earlier members still run."""
 
-    def __init__(self, name: str, settings: PoolSettings, rank: Callable[[Seat], Rank], load_factor: float) -> None:
+    def __init__(self, name: str, settings: PoolSettings, rank: Callable[[Endpoint], Rank], load_factor: float) -> None:
         self.name = name
         self.settings = settings
-        self.seats: dict[CandidateKey, Seat] = {}
+        self.endpoints: dict[CandidateKey, Endpoint] = {}
         self.in_flight = 0
         """Requests on its members and on its earlier members."""
         self.breaks_in_a_row = 0
@@ -256,8 +260,8 @@ class Pool:
         self._rank = rank
         self._load_factor = load_factor
         """Multiple of its share of the pool's load up to which an endpoint is preferred for its cache."""
-        self._shelves: dict[Profile, Shelf] = {}
-        self._fitting: dict[Needs, tuple[Shelf, ...]] = {}
+        self._groups: dict[Profile, EndpointGroup] = {}
+        self._fitting: dict[Needs, tuple[EndpointGroup, ...]] = {}
         self._ready: dict[str, CandidateKey] = {}
         """Ready members, by model."""
         self._ring: Ring | None = None
@@ -270,7 +274,7 @@ class Pool:
     @property
     def has_spare(self) -> bool:
         """Whether ejection alone keeps some members from requests."""
-        return any(shelf.spare for shelf in self._shelves.values())
+        return any(group.spare for group in self._groups.values())
 
     @property
     def has_free(self) -> bool:
@@ -278,133 +282,146 @@ class Pool:
         if 0 < self.settings.max_in_flight <= self.in_flight:
             return False
         # No any(): this runs several times per request.
-        for shelf in self._shelves.values():  # noqa: SIM110
-            if shelf.open or shelf.spare:
+        for group in self._groups.values():  # noqa: SIM110
+            if group.open or group.spare:
                 return True
         return False
 
     # -- membership
 
-    def add(self, seat: Seat) -> None:
+    def add(self, endpoint: Endpoint) -> None:
         """Add a member."""
-        self.seats[seat.key] = seat
-        self._count(seat, 1)
-        self._shelf_for(seat).add(seat)
+        self.endpoints[endpoint.key] = endpoint
+        self._count(endpoint, 1)
+        self._group_for(endpoint).add(endpoint)
 
-    def remove(self, seat: Seat) -> None:
+    def remove(self, endpoint: Endpoint) -> None:
         """Remove a member; requests that still run on it count here until they end."""
-        self._count(seat, -1)
-        self._remove_from_shelf(seat)
-        del self.seats[seat.key]
+        self._count(endpoint, -1)
+        self._remove_from_group(endpoint)
+        del self.endpoints[endpoint.key]
 
-    def change(self, seat: Seat, candidate: Candidate) -> None:
+    def change(self, endpoint: Endpoint, candidate: Candidate) -> None:
         """Replace the candidate of a member."""
-        was = seat.candidate
-        self._count(seat, -1)
-        seat.candidate = candidate
-        self._count(seat, 1)
-        assert seat.shelf is not None, "every endpoint of a pool is in a group"
+        was = endpoint.candidate
+        self._count(endpoint, -1)
+        endpoint.candidate = candidate
+        self._count(endpoint, 1)
+        assert endpoint.group is not None, "every endpoint of a pool is in a group"
         if _same_profile(was, candidate):
-            seat.shelf.put(seat)
+            endpoint.group.put(endpoint)
         else:
-            self._remove_from_shelf(seat)
-            self._shelf_for(seat).add(seat)
+            self._remove_from_group(endpoint)
+            self._group_for(endpoint).add(endpoint)
 
     # -- which members can serve a request
 
-    def fitting(self, needs: Needs) -> tuple[Shelf, ...]:
+    def fitting(self, needs: Needs) -> tuple[EndpointGroup, ...]:
         """Return the groups whose endpoints can serve such requests."""
         found = self._fitting.get(needs)
         if found is None:
             if len(self._fitting) >= MAX_REMEMBERED_NEEDS:
                 self._fitting.clear()
-            found = tuple(shelf for profile, shelf in self._shelves.items() if not fits(profile, needs))
+            found = tuple(group for profile, group in self._groups.items() if not fits(profile, needs))
             self._fitting[needs] = found
         return found
 
-    def spare_seats(self, wish: Wish) -> list[Seat]:
+    def spare_endpoints(self, pick: PickRequest) -> list[Endpoint]:
         """Return the endpoints for a request that only their ejection keeps from it."""
         return [
-            seat for shelf in self.fitting(wish.needs) for seat in shelf.spare.values() if seat.key not in wish.excluded
+            endpoint
+            for group in self.fitting(pick.needs)
+            for endpoint in group.spare.values()
+            if endpoint.key not in pick.excluded
         ]
 
-    def has_usable(self, wish: Wish) -> bool:
+    def has_usable(self, pick: PickRequest) -> bool:
         """Whether a healthy member takes such requests, now or once it has a free slot."""
-        shelves = self.fitting(wish.needs)
-        usable = sum(shelf.usable for shelf in shelves)
-        if not usable or not wish.excluded:
+        groups = self.fitting(pick.needs)
+        usable = sum(group.usable for group in groups)
+        if not usable or not pick.excluded:
             return usable > 0
-        known = (self.seats.get(key) for key in wish.excluded)
-        return usable > sum(seat is not None and seat.is_usable and seat.shelf in shelves for seat in known)
+        known = (self.endpoints.get(key) for key in pick.excluded)
+        return usable > sum(
+            endpoint is not None and endpoint.is_usable and endpoint.group in groups for endpoint in known
+        )
 
-    def other_is_usable(self, seat: Seat) -> bool:
+    def other_is_usable(self, endpoint: Endpoint) -> bool:
         """Whether a healthy member other than this one takes requests of some kind."""
-        usable = sum(shelf.usable for shelf in self._shelves.values())
-        return usable > (seat.is_usable and seat.pool is self)
+        usable = sum(group.usable for group in self._groups.values())
+        return usable > (endpoint.is_usable and endpoint.pool is self)
 
-    def permitted(self, needs: Needs, excluded: Collection[CandidateKey]) -> Iterator[Seat]:
+    def permitted(self, needs: Needs, excluded: Collection[CandidateKey]) -> Iterator[Endpoint]:
         """Yield the members that meet the needs and are neither excluded nor down."""
-        for shelf in self.fitting(needs):
-            for seat in shelf.seats.values():
-                if seat.key not in excluded and seat.candidate.readiness is not Readiness.DOWN:
-                    yield seat
+        for group in self.fitting(needs):
+            for endpoint in group.endpoints.values():
+                if endpoint.key not in excluded and endpoint.candidate.readiness is not Readiness.DOWN:
+                    yield endpoint
 
-    def open_seat(self, key: CandidateKey, shelves: Sequence[Shelf], excluded: Collection[CandidateKey]) -> Seat | None:
+    def open_endpoint(
+        self, key: CandidateKey, groups: Sequence[EndpointGroup], excluded: Collection[CandidateKey]
+    ) -> Endpoint | None:
         """Return a member by its key if it is free for a request."""
-        seat = self.seats.get(key)
-        return seat if seat is not None and seat.is_open and seat.shelf in shelves and key not in excluded else None
+        endpoint = self.endpoints.get(key)
+        return (
+            endpoint
+            if endpoint is not None and endpoint.is_open and endpoint.group in groups and key not in excluded
+            else None
+        )
 
-    def bears_more(self, seat: Seat) -> bool:
+    def bears_more(self, endpoint: Endpoint) -> bool:
         """Whether one more request leaves a member within its bounded share of the pool's load."""
         mean = (self.in_flight + 1) / (self.ready_slots or 1)
-        return seat.in_flight < ceil(self._load_factor * mean * seat.candidate.slots)
+        return endpoint.in_flight < ceil(self._load_factor * mean * endpoint.candidate.slots)
 
-    def owner_on_ring(self, key: int, shelves: Sequence[Shelf], excluded: Collection[CandidateKey]) -> Seat | None:
+    def owner_on_ring(
+        self, key: int, groups: Sequence[EndpointGroup], excluded: Collection[CandidateKey]
+    ) -> Endpoint | None:
         """Return the owner of a key, or the next ring member that is free and within its share of the load."""
         for name in self._ready_ring().walk(key, MAX_RING_STEPS):
-            seat = self.open_seat(self._ready[name], shelves, excluded)
-            if seat is not None and self.bears_more(seat):
-                return seat
+            endpoint = self.open_endpoint(self._ready[name], groups, excluded)
+            if endpoint is not None and self.bears_more(endpoint):
+                return endpoint
         return None
 
-    def some_seats(self, shelves: Sequence[Shelf], most: int) -> Iterable[Seat]:
+    def some_endpoints(self, groups: Sequence[EndpointGroup], most: int) -> Iterable[Endpoint]:
         """Return all members where they are few; otherwise the ones of best rank, filled up with others.
 
-        `shelves`: the groups that can serve the request.
+        `groups`: the groups that can serve the request.
         """
-        if len(self.seats) <= most:
-            return self.seats.values()
-        some = [seat for shelf in shelves for seat in shelf.some_of_the_best(most)]
+        if len(self.endpoints) <= most:
+            return self.endpoints.values()
+        some = [endpoint for group in groups for endpoint in group.some_of_the_best(most)]
         if len(some) >= most:
             return some
-        return dict.fromkeys((*some, *islice(self.seats.values(), MAX_SAMPLED_PER_SHOWN * most)))
+        return dict.fromkeys((*some, *islice(self.endpoints.values(), MAX_SAMPLED_PER_SHOWN * most)))
 
-    def _shelf_for(self, seat: Seat) -> Shelf:
-        profile = profile_of(seat.candidate)
-        shelf = self._shelves.get(profile)
-        if shelf is None:
-            shelf = self._shelves[profile] = Shelf(profile, self._rank)
+    def _group_for(self, endpoint: Endpoint) -> EndpointGroup:
+        profile = profile_of(endpoint.candidate)
+        group = self._groups.get(profile)
+        if group is None:
+            group = self._groups[profile] = EndpointGroup(profile, self._rank)
             self._fitting.clear()
-        return shelf
+        return group
 
-    def _remove_from_shelf(self, seat: Seat) -> None:
-        shelf = seat.shelf
-        assert shelf is not None, "every endpoint of a pool is in a group"
-        shelf.remove(seat)
-        if not shelf.seats:
-            del self._shelves[shelf.profile]
+    def _remove_from_group(self, endpoint: Endpoint) -> None:
+        group = endpoint.group
+        assert group is not None, "every endpoint of a pool is in a group"
+        group.remove(endpoint)
+        if not group.endpoints:
+            del self._groups[group.profile]
             self._fitting.clear()
 
-    def _count(self, seat: Seat, sign: int) -> None:
+    def _count(self, endpoint: Endpoint, sign: int) -> None:
         """Add a member's candidate to the totals (sign 1), or subtract it (sign -1)."""
-        candidate = seat.candidate
+        candidate = endpoint.candidate
         if candidate.readiness is not Readiness.DOWN:
             self.up += sign
         if candidate.readiness is not Readiness.READY:
             return
         self.ready_slots += sign * candidate.slots
         if sign > 0:
-            self._ready[candidate.model] = seat.key
+            self._ready[candidate.model] = endpoint.key
         else:
             del self._ready[candidate.model]
         if self._ring is not None and sign > 0:

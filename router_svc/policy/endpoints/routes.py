@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 from router_svc.policy.arrival import ROUTE_PREFIX, Needs
 from router_svc.policy.endpoints.candidates import Candidate, CandidateKey, Readiness
-from router_svc.policy.endpoints.choice import Wish
-from router_svc.policy.endpoints.pool import Pool, Seat, Shelf
+from router_svc.policy.endpoints.choice import PickRequest
+from router_svc.policy.endpoints.pool import Endpoint, EndpointGroup, Pool
 from router_svc.policy.endpoints.selection import Selector, choose_ejected, policy_name
 
 
@@ -28,7 +28,7 @@ class Route:
 PRIMARY = 0
 
 
-class Rung:
+class RouteStep:
     """One entry of a route in the current cluster: a pool, or one model of a pool.
 
     It applies the route's rule for remote candidates: where it takes none, a request's permit is ignored.
@@ -36,7 +36,7 @@ class Rung:
 
     __slots__ = ("_only", "gate", "pool", "position", "takes_remote")
 
-    def __init__(self, position: int, pool: Pool, only: Seat | None, *, takes_remote: bool) -> None:
+    def __init__(self, position: int, pool: Pool, only: Endpoint | None, *, takes_remote: bool) -> None:
         self.position = position
         self.pool = pool
         self.takes_remote = takes_remote
@@ -50,26 +50,26 @@ class Rung:
         """Return the needs as they apply to the candidates of this step."""
         return replace(needs, allow_remote=False) if needs.allow_remote and not self.takes_remote else needs
 
-    def choose(self, selector: Selector, wish: Wish) -> tuple[Seat, str] | None:
+    def choose(self, selector: Selector, pick: PickRequest) -> tuple[Endpoint, str] | None:
         """Select a free endpoint of this step, with the name of the policy; None: none is free for the request."""
-        wish = self._allowed(wish)
+        pick = self._allowed(pick)
         if self._only is None:
-            return selector.choose(self.pool, wish)
-        return (self._only, policy_name(self.pool)) if self._is_free(self._only.is_open, wish) else None
+            return selector.choose(self.pool, pick)
+        return (self._only, policy_name(self.pool)) if self._is_free(self._only.is_open, pick) else None
 
-    def choose_ejected(self, wish: Wish) -> tuple[Seat, str] | None:
+    def choose_ejected(self, pick: PickRequest) -> tuple[Endpoint, str] | None:
         """Select an endpoint of this step that only its ejection keeps from the request."""
-        wish = self._allowed(wish)
+        pick = self._allowed(pick)
         if self._only is None:
-            return choose_ejected(self.pool, wish)
-        return (self._only, policy_name(self.pool)) if self._is_free(self._only.is_spare, wish) else None
+            return choose_ejected(self.pool, pick)
+        return (self._only, policy_name(self.pool)) if self._is_free(self._only.is_spare, pick) else None
 
-    def has_usable(self, wish: Wish) -> bool:
+    def has_usable(self, pick: PickRequest) -> bool:
         """Whether a healthy endpoint of this step takes such requests, now or once it has a free slot."""
-        wish = self._allowed(wish)
+        pick = self._allowed(pick)
         if self._only is None:
-            return self.pool.has_usable(wish)
-        return self._only.is_usable and self._fits(wish)
+            return self.pool.has_usable(pick)
+        return self._only.is_usable and self._fits(pick)
 
     def has_free(self) -> bool:
         """Whether some endpoint of this step may be free, if only for some requests."""
@@ -77,49 +77,49 @@ class Rung:
             return self.pool.has_free
         return not self.pool.is_at_its_cap and (self._only.is_open or self._only.is_spare)
 
-    def permitted(self, needs: Needs, excluded: Collection[CandidateKey]) -> Iterator[Seat]:
+    def permitted(self, needs: Needs, excluded: Collection[CandidateKey]) -> Iterator[Endpoint]:
         """Yield the endpoints of this step that meet the needs and are neither excluded nor down."""
-        needs, seat = self.needs(needs), self._only
-        if seat is None:
+        needs, endpoint = self.needs(needs), self._only
+        if endpoint is None:
             yield from self.pool.permitted(needs, excluded)
         elif (
-            seat.shelf in self.pool.fitting(needs)
-            and seat.key not in excluded
-            and seat.candidate.readiness is not Readiness.DOWN
+            endpoint.group in self.pool.fitting(needs)
+            and endpoint.key not in excluded
+            and endpoint.candidate.readiness is not Readiness.DOWN
         ):
-            yield seat
+            yield endpoint
 
-    def has_other_usable(self, seat: Seat) -> bool:
+    def has_other_usable(self, endpoint: Endpoint) -> bool:
         """Whether this step has a healthy endpoint other than this one."""
         if self._only is None:
-            return self.pool.other_is_usable(seat)
-        return self._only.is_usable and self._only is not seat
+            return self.pool.other_is_usable(endpoint)
+        return self._only.is_usable and self._only is not endpoint
 
     # -- members
 
-    def seats(self) -> Iterator[Seat]:
+    def endpoints(self) -> Iterator[Endpoint]:
         """Yield the endpoints of this step."""
-        return (seat for seat in self._all() if not self.leaves_out(seat))
+        return (endpoint for endpoint in self._all() if not self.leaves_out(endpoint))
 
-    def stripped(self) -> Iterator[Seat]:
+    def stripped(self) -> Iterator[Endpoint]:
         """Yield the remote endpoints that the cluster's settings exclude from this step."""
-        return (seat for seat in self._all() if self.leaves_out(seat))
+        return (endpoint for endpoint in self._all() if self.leaves_out(endpoint))
 
-    def some_seats(self, shelves: Sequence[Shelf], most: int) -> Iterable[Seat]:
-        """Return some endpoints as `Pool.some_seats` does, excluded remote ones included."""
-        return self.pool.some_seats(shelves, most) if self._only is None else (self._only,)
+    def some_endpoints(self, groups: Sequence[EndpointGroup], most: int) -> Iterable[Endpoint]:
+        """Return some endpoints as `Pool.some_endpoints` does, excluded remote ones included."""
+        return self.pool.some_endpoints(groups, most) if self._only is None else (self._only,)
 
-    def leaves_out(self, seat: Seat) -> bool:
+    def leaves_out(self, endpoint: Endpoint) -> bool:
         """Whether the cluster's settings exclude this endpoint from this step."""
-        return seat.candidate.remote and not self.takes_remote
+        return endpoint.candidate.remote and not self.takes_remote
 
-    def holds(self, seat: Seat) -> bool:
+    def holds(self, endpoint: Endpoint) -> bool:
         """Whether the endpoint belongs to this step."""
-        return seat.pool is self.pool and self._only in (None, seat)
+        return endpoint.pool is self.pool and self._only in (None, endpoint)
 
     def count(self) -> int:
         """Number of endpoints, excluded remote ones included."""
-        return len(self.pool.seats) if self._only is None else 1
+        return len(self.pool.endpoints) if self._only is None else 1
 
     def up(self) -> int:
         """Number of endpoints that are not down."""
@@ -137,23 +137,23 @@ class Rung:
         """Requests that run on the endpoints."""
         return self.pool.in_flight if self._only is None else self._only.in_flight
 
-    def _allowed(self, wish: Wish) -> Wish:
-        if self.takes_remote or not wish.needs.allow_remote:
-            return wish
-        return wish._replace(needs=self.needs(wish.needs))
+    def _allowed(self, pick: PickRequest) -> PickRequest:
+        if self.takes_remote or not pick.needs.allow_remote:
+            return pick
+        return pick._replace(needs=self.needs(pick.needs))
 
-    def _is_free(self, is_free: bool, wish: Wish) -> bool:
-        return is_free and not self.pool.is_at_its_cap and self._fits(wish)
+    def _is_free(self, is_free: bool, pick: PickRequest) -> bool:
+        return is_free and not self.pool.is_at_its_cap and self._fits(pick)
 
-    def _fits(self, wish: Wish) -> bool:
+    def _fits(self, pick: PickRequest) -> bool:
         assert self._only is not None, "only a step with a single model is checked"
-        return self._only.key not in wish.excluded and self._only.shelf in self.pool.fitting(wish.needs)
+        return self._only.key not in pick.excluded and self._only.group in self.pool.fitting(pick.needs)
 
-    def _all(self) -> Iterable[Seat]:
-        return self.pool.seats.values() if self._only is None else (self._only,)
+    def _all(self) -> Iterable[Endpoint]:
+        return self.pool.endpoints.values() if self._only is None else (self._only,)
 
 
-class Ladder:
+class ResolvedRoute:
     """A route over the pools and models that there are."""
 
     def __init__(self, route: Route, *, cloud_fallback: bool) -> None:
@@ -164,38 +164,41 @@ class Ladder:
         """Whether a candidate that an entry of this name stands for belongs to it."""
         return self._cloud_fallback or not candidate.remote or self.route.candidates[PRIMARY] == name
 
-    def rungs(self, pool_called: Callable[[str], Pool | None], seat_of: Callable[[str], Seat | None]) -> Iterator[Rung]:
+    def steps(
+        self, pool_called: Callable[[str], Pool | None], endpoint_of: Callable[[str], Endpoint | None]
+    ) -> Iterator[RouteStep]:
         """Its entries that the mesh has, best first. A name that is both a pool's and a model's is the pool's."""
         for position, name in enumerate(self.route.candidates):
             takes_remote = position == PRIMARY or self._cloud_fallback
             pool = pool_called(name)
             if pool is not None:
-                yield Rung(position, pool, None, takes_remote=takes_remote)
+                yield RouteStep(position, pool, None, takes_remote=takes_remote)
                 continue
-            seat = seat_of(name)
-            if seat is not None:
-                yield Rung(position, seat.pool, seat, takes_remote=takes_remote)
+            endpoint = endpoint_of(name)
+            if endpoint is not None:
+                yield RouteStep(position, endpoint.pool, endpoint, takes_remote=takes_remote)
 
 
-class Ladders:
+class RouteTable:
     """All routes, by their lines."""
 
     def __init__(self, routes: Mapping[str, Route], *, cloud_fallback: bool) -> None:
-        self.lines = {
-            f"{ROUTE_PREFIX}{name}": Ladder(route, cloud_fallback=cloud_fallback) for name, route in routes.items()
+        self.queues = {
+            f"{ROUTE_PREFIX}{name}": ResolvedRoute(route, cloud_fallback=cloud_fallback)
+            for name, route in routes.items()
         }
         self._naming: dict[str, list[str]] = {}
         """The lines with an entry of a name."""
-        for line, ladder in self.lines.items():
-            for name in ladder.route.candidates:
-                self._naming.setdefault(name, []).append(line)
+        for queue, resolved in self.queues.items():
+            for name in resolved.route.candidates:
+                self._naming.setdefault(name, []).append(queue)
 
-    def of(self, line: str) -> Ladder | None:
+    def of(self, queue: str) -> ResolvedRoute | None:
         """The ladder of a line; None: it is no route's."""
-        return self.lines.get(line)
+        return self.queues.get(queue)
 
-    def lines_with(self, candidate: Candidate, names: Sequence[str]) -> Iterator[str]:
+    def queues_with(self, candidate: Candidate, names: Sequence[str]) -> Iterator[str]:
         """The lines that a candidate is in, by the names that stand for it; some of them twice."""
         if self._naming:
             for name in names:
-                yield from (line for line in self._naming.get(name, ()) if self.lines[line].admits(candidate, name))
+                yield from (queue for queue in self._naming.get(name, ()) if self.queues[queue].admits(candidate, name))

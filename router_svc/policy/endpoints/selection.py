@@ -16,9 +16,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import attrgetter
 
 from router_svc.policy.endpoints.candidates import CandidateKey
-from router_svc.policy.endpoints.choice import Wish
+from router_svc.policy.endpoints.choice import PickRequest
 from router_svc.policy.endpoints.hash_ring import hash_bytes, mix
-from router_svc.policy.endpoints.pool import Pool, Rank, Seat, Shelf
+from router_svc.policy.endpoints.pool import Endpoint, EndpointGroup, Pool, Rank
 from router_svc.policy.settings import ChoicePolicy
 
 LEAST_LOADED, RANDOM, ROUND_ROBIN = "least_loaded", "random", "round_robin"
@@ -31,22 +31,22 @@ MAX_DRAWS = 8
 _order = attrgetter("rank", "key")
 
 
-def by_load(seat: Seat) -> Rank:
+def by_load(endpoint: Endpoint) -> Rank:
     """Rank by the share of slots granted, then by the load that the runner reports, then by the oldest grant.
 
     A router that has just started knows of no grants.
     """
-    candidate = seat.candidate
+    candidate = endpoint.candidate
     slots = candidate.slots or 1
-    return (seat.in_flight / slots, candidate.slots_reported_used / slots, seat.granted)
+    return (endpoint.in_flight / slots, candidate.slots_reported_used / slots, endpoint.granted)
 
 
-def by_turn(seat: Seat) -> Rank:
+def by_turn(endpoint: Endpoint) -> Rank:
     """Rank by the number of the last grant, so that turns rotate within one moment too."""
-    return (seat.granted,)
+    return (endpoint.granted,)
 
 
-_RANKS: Mapping[ChoicePolicy, Callable[[Seat], Rank]] = {ChoicePolicy.ROUND_ROBIN: by_turn}
+_RANKS: Mapping[ChoicePolicy, Callable[[Endpoint], Rank]] = {ChoicePolicy.ROUND_ROBIN: by_turn}
 _NAMES = {
     ChoicePolicy.LEAST_LOADED: LEAST_LOADED,
     ChoicePolicy.RANDOM: RANDOM,
@@ -56,7 +56,7 @@ _NAMES = {
 """Name of a choice that no affinity made."""
 
 
-def rank_for(policy: ChoicePolicy) -> Callable[[Seat], Rank]:
+def rank_for(policy: ChoicePolicy) -> Callable[[Endpoint], Rank]:
     """Return the rank that orders the free endpoints of a pool with this policy."""
     return _RANKS.get(policy, by_load)
 
@@ -66,7 +66,7 @@ def policy_name(pool: Pool) -> str:
     return _NAMES[pool.settings.policy]
 
 
-class RecentPlaces:
+class RecentEndpoints:
     """Bounded table of the endpoint that last served each key of a pool; evicts the least recently used key."""
 
     def __init__(self, max_entries: int) -> None:
@@ -93,104 +93,106 @@ class Selector:
     """Selects endpoints, and remembers over all pools which ones served sessions and prompt prefixes."""
 
     def __init__(self, *, max_sessions: int, max_prefixes: int) -> None:
-        self.sessions = RecentPlaces(max_sessions)
-        self.prefixes = RecentPlaces(max_prefixes)
+        self.sessions = RecentEndpoints(max_sessions)
+        self.prefixes = RecentEndpoints(max_prefixes)
 
-    def choose(self, pool: Pool, wish: Wish) -> tuple[Seat, str] | None:
+    def choose(self, pool: Pool, pick: PickRequest) -> tuple[Endpoint, str] | None:
         """Return a free endpoint and the name of the policy that chose it; None: none is free for the request.
 
         The choice is recorded as if it was taken, so that the next request of the session goes there too.
         """
         if pool.is_at_its_cap:
             return None
-        shelves = pool.fitting(wish.needs)
-        chosen = self._by_session(pool, shelves, wish) if wish.affinity_key else None
+        groups = pool.fitting(pick.needs)
+        chosen = self._by_session(pool, groups, pick) if pick.affinity_key else None
         if chosen is None:
-            chosen = self._by_policy(pool, shelves, wish)
+            chosen = self._by_policy(pool, groups, pick)
         if chosen is not None:
-            self._remember(pool, chosen[0], wish)
+            self._remember(pool, chosen[0], pick)
         return chosen
 
-    def _by_session(self, pool: Pool, shelves: Sequence[Shelf], wish: Wish) -> tuple[Seat, str] | None:
+    def _by_session(
+        self, pool: Pool, groups: Sequence[EndpointGroup], pick: PickRequest
+    ) -> tuple[Endpoint, str] | None:
         """Return the endpoint that last served the session if it is free, else the owner of the session on the ring.
 
         A request does not wait for a cache.
         """
-        where = self.sessions.find(pool.name, wish.affinity_key)
-        seat = None if where is None else pool.open_seat(where, shelves, wish.excluded)
-        seat = seat or pool.owner_on_ring(hash_bytes(wish.affinity_key), shelves, wish.excluded)
-        return None if seat is None else (seat, SESSION_AFFINITY)
+        where = self.sessions.find(pool.name, pick.affinity_key)
+        endpoint = None if where is None else pool.open_endpoint(where, groups, pick.excluded)
+        endpoint = endpoint or pool.owner_on_ring(hash_bytes(pick.affinity_key), groups, pick.excluded)
+        return None if endpoint is None else (endpoint, SESSION_AFFINITY)
 
-    def _by_policy(self, pool: Pool, shelves: Sequence[Shelf], wish: Wish) -> tuple[Seat, str] | None:
+    def _by_policy(self, pool: Pool, groups: Sequence[EndpointGroup], pick: PickRequest) -> tuple[Endpoint, str] | None:
         policy = pool.settings.policy
         if policy is ChoicePolicy.PREFIX_AFFINITY:
-            seat = self._by_prefix(pool, shelves, wish)
-            if seat is not None:
-                return seat, PREFIX_AFFINITY
+            endpoint = self._by_prefix(pool, groups, pick)
+            if endpoint is not None:
+                return endpoint, PREFIX_AFFINITY
         if policy is ChoicePolicy.RANDOM:
-            seat = draw(shelves, wish.excluded, wish.seed)
+            endpoint = draw(groups, pick.excluded, pick.seed)
         else:
-            seat = first_of(shelves, wish.excluded)
-        return None if seat is None else (seat, _NAMES[policy])
+            endpoint = first_of(groups, pick.excluded)
+        return None if endpoint is None else (endpoint, _NAMES[policy])
 
-    def _by_prefix(self, pool: Pool, shelves: Sequence[Shelf], wish: Wish) -> Seat | None:
+    def _by_prefix(self, pool: Pool, groups: Sequence[EndpointGroup], pick: PickRequest) -> Endpoint | None:
         """Return the endpoint that last served the longest known prefix, else the ring owner of the shortest one.
 
         The shortest one, since it is what related prompts share, and every router finds the same owner.
         """
-        digests = wish.prefix_digests[:MAX_DIGESTS]
+        digests = pick.prefix_digests[:MAX_DIGESTS]
         for digest in reversed(digests):
             where = self.prefixes.find(pool.name, digest)
-            seat = None if where is None else pool.open_seat(where, shelves, wish.excluded)
-            if seat is not None and pool.bears_more(seat):
-                return seat
-        return pool.owner_on_ring(digests[0], shelves, wish.excluded) if digests else None
+            endpoint = None if where is None else pool.open_endpoint(where, groups, pick.excluded)
+            if endpoint is not None and pool.bears_more(endpoint):
+                return endpoint
+        return pool.owner_on_ring(digests[0], groups, pick.excluded) if digests else None
 
-    def _remember(self, pool: Pool, seat: Seat, wish: Wish) -> None:
-        if wish.affinity_key:
-            self.sessions.note(pool.name, wish.affinity_key, seat.key)
+    def _remember(self, pool: Pool, endpoint: Endpoint, pick: PickRequest) -> None:
+        if pick.affinity_key:
+            self.sessions.note(pool.name, pick.affinity_key, endpoint.key)
         if pool.settings.policy is ChoicePolicy.PREFIX_AFFINITY:
-            for digest in wish.prefix_digests[:MAX_DIGESTS]:
-                self.prefixes.note(pool.name, digest, seat.key)
+            for digest in pick.prefix_digests[:MAX_DIGESTS]:
+                self.prefixes.note(pool.name, digest, endpoint.key)
 
 
-def choose_ejected(pool: Pool, wish: Wish) -> tuple[Seat, str] | None:
+def choose_ejected(pool: Pool, pick: PickRequest) -> tuple[Endpoint, str] | None:
     """Return the least loaded endpoint that only its ejection keeps from the request, for when no other works."""
     if pool.is_at_its_cap:
         return None
-    spare = pool.spare_seats(wish)
+    spare = pool.spare_endpoints(pick)
     if not spare:
         return None
-    return min(spare, key=lambda seat: (by_load(seat), seat.key)), LEAST_LOADED
+    return min(spare, key=lambda endpoint: (by_load(endpoint), endpoint.key)), LEAST_LOADED
 
 
-def first_of(shelves: Sequence[Shelf], excluded: Collection[CandidateKey]) -> Seat | None:
+def first_of(groups: Sequence[EndpointGroup], excluded: Collection[CandidateKey]) -> Endpoint | None:
     """Return the open endpoint of the lowest rank over several groups of one pool; None: there is none."""
-    if len(shelves) == 1:
-        return shelves[0].first(excluded)
-    firsts = [seat for shelf in shelves if (seat := shelf.first(excluded)) is not None]
+    if len(groups) == 1:
+        return groups[0].first(excluded)
+    firsts = [endpoint for group in groups if (endpoint := group.first(excluded)) is not None]
     return min(firsts, key=_order, default=None)
 
 
-def draw(shelves: Sequence[Shelf], excluded: Collection[CandidateKey], seed: int) -> Seat | None:
+def draw(groups: Sequence[EndpointGroup], excluded: Collection[CandidateKey], seed: int) -> Endpoint | None:
     """Return a random open endpoint that is not excluded; the same seed draws the same one from the same groups."""
-    count = sum(len(shelf.open) for shelf in shelves)
+    count = sum(len(group.open) for group in groups)
     if not count:
         return None
     number = seed
     for _ in range(MAX_DRAWS):
         number = mix(number)
-        seat = _at(shelves, number % count)
-        if seat.key not in excluded:
-            return seat
+        endpoint = _at(groups, number % count)
+        if endpoint.key not in excluded:
+            return endpoint
     begin = number % count
-    following = (_at(shelves, (begin + step) % count) for step in range(min(count, len(excluded) + 1)))
-    return next((seat for seat in following if seat.key not in excluded), None)
+    following = (_at(groups, (begin + step) % count) for step in range(min(count, len(excluded) + 1)))
+    return next((endpoint for endpoint in following if endpoint.key not in excluded), None)
 
 
-def _at(shelves: Sequence[Shelf], index: int) -> Seat:
-    for shelf in shelves:
-        if index < len(shelf.open):
-            return shelf.open[index]
-        index -= len(shelf.open)
+def _at(groups: Sequence[EndpointGroup], index: int) -> Endpoint:
+    for group in groups:
+        if index < len(group.open):
+            return group.open[index]
+        index -= len(group.open)
     raise IndexError(index)

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 
 from router_svc.policy.endpoints.candidate_index import CandidateIndex
 from router_svc.policy.endpoints.candidates import Candidate, CandidateKey, Readiness
-from router_svc.policy.endpoints.capacity import Outlook
-from router_svc.policy.endpoints.cluster_view import MeshBoard
+from router_svc.policy.endpoints.capacity import Capacity
+from router_svc.policy.endpoints.cluster_view import ClusterView
 from router_svc.policy.estimates import Estimates
 from router_svc.policy.limits import SchedulerLimits
-from router_svc.policy.loading.load_plan import Demand, GateWord, LoadPlan, Resident
+from router_svc.policy.loading.load_plan import Demand, LoadGate, LoadPlan, Resident
 from router_svc.policy.loading.load_planner import LoadPlanner
-from router_svc.policy.loading.wake_tracker import WakeBook
+from router_svc.policy.loading.wake_tracker import WakeTracker
 from router_svc.policy.queue.live_request import RequestClass
-from router_svc.policy.queue.queue import Line
+from router_svc.policy.queue.queue import Queue
 from weft.kernel.request import Priority
 
 Shape = tuple[str, tuple[str, ...], int, bool]
@@ -28,9 +28,9 @@ class _Group:
     """Classes of one line that the same models could be loaded for."""
 
     asleep: tuple[Candidate, ...]
-    outlook: Outlook
+    capacity: Capacity
     classes: list[RequestClass] = field(default_factory=list)
-    band: Priority = Priority.LOW
+    priority: Priority = Priority.LOW
     account: float = 0.0
 
 
@@ -43,24 +43,24 @@ class Demands:
 
 
 def demands_of(
-    wanting: Mapping[RequestClass, Outlook], worth_asking: Callable[[Outlook], tuple[Candidate, ...]], now: float
+    demanding: Mapping[RequestClass, Capacity], worth_asking: Callable[[Capacity], tuple[Candidate, ...]], now: float
 ) -> Demands:
     """One demand for all classes of a line that the same models could be loaded for, durable ones apart.
 
     A demand is named like its line; those of a line that want only some of its models name them too.
     """
     groups: dict[Shape, _Group] = {}
-    for of, outlook in wanting.items():
-        asleep, first = worth_asking(outlook), of.turn()
+    for of, capacity in demanding.items():
+        asleep, first = worth_asking(capacity), of.head()
         if not asleep or first is None:
             continue
-        shape = (of.line, tuple(candidate.model for candidate in asleep), outlook.slots, of.kind.durable)
+        shape = (of.queue, tuple(candidate.model for candidate in asleep), capacity.slots, of.kind.durable)
         group = groups.get(shape)
         if group is None:
-            group = groups[shape] = _Group(asleep, outlook, band=first[0], account=first[1].account)
+            group = groups[shape] = _Group(asleep, capacity, priority=first[0], account=first[1].account)
         group.classes.append(of)
         group.account = min(group.account, first[1].account)
-        group.band = min(group.band, first[0])
+        group.priority = min(group.priority, first[0])
     widest: dict[tuple[str, bool], Shape] = {}
     for shape in groups:
         known = widest.get((shape[0], shape[3]))
@@ -74,25 +74,25 @@ def demands_of(
 
 
 def _named(shape: Shape, *, is_widest: bool) -> str:
-    line, models, slots, is_durable = shape
+    queue, models, slots, is_durable = shape
     which = "" if is_widest else f" ({', '.join(models)}; {slots} slots)"
-    return f"{line}{which}{_DURABLE if is_durable else ''}"
+    return f"{queue}{which}{_DURABLE if is_durable else ''}"
 
 
 def _demand(label: str, group: _Group, now: float) -> Demand:
     classes = group.classes
     deadlines = [deadline for of in classes if (deadline := of.earliest_deadline()) is not None]
     return Demand(
-        line=label,
+        queue=label,
         asleep=group.asleep,
         waiting=sum(of.waiting for of in classes),
-        band=group.band,
+        priority=group.priority,
         oldest_arrived_at=min(of.oldest_arrived_at() for of in classes),
         waited_seconds=max(0.0, sum(of.waiting * now - of.arrived_sum for of in classes)),
         queued_tokens=sum(of.queued_tokens for of in classes),
         account=group.account,
-        ready_slots=group.outlook.slots,
-        loading_slots=group.outlook.loading_slots,
+        ready_slots=group.capacity.slots,
+        loading_slots=group.capacity.loading_slots,
         deadline_at=min(deadlines, default=None),
     )
 
@@ -102,29 +102,29 @@ REVIEW_INTERVAL_SECONDS = 0.05
 
 
 @dataclass(slots=True)
-class _Standing:
+class _QueuedDemand:
     """What waits for one resident, over all lines that it is in."""
 
     queued_tokens: float = 0.0
     durable_tokens: float = 0.0
     account: float = math.inf
-    band: Priority | None = None
+    priority: Priority | None = None
 
 
 @dataclass(slots=True)
-class LoadDesk:
+class LoadCoordinator:
     """Collects demands and residents, and asks the planner."""
 
     index: CandidateIndex
-    board: MeshBoard
-    wakes: WakeBook
+    cluster: ClusterView
+    wakes: WakeTracker
     estimates: Estimates
     limits: SchedulerLimits
-    line_of: Callable[[str], Line | None]
+    queue_of: Callable[[str], Queue | None]
     _planner: LoadPlanner = field(init=False)
-    _wanting: dict[RequestClass, Outlook] = field(default_factory=dict)
+    _demanding: dict[RequestClass, Capacity] = field(default_factory=dict)
     """Classes in which somebody waits and that have sleeping members."""
-    _gates: Mapping[str, GateWord] = field(default_factory=dict)
+    _gates: Mapping[str, LoadGate] = field(default_factory=dict)
     _label_of: Mapping[RequestClass, str] = field(default_factory=dict)
     """What the demand of each class was called."""
     _decided: frozenset[str] = frozenset()
@@ -144,18 +144,18 @@ class LoadDesk:
     def __post_init__(self) -> None:
         self._planner = LoadPlanner(self.limits, self.estimates)
 
-    def want(self, of: RequestClass, outlook: Outlook) -> None:
+    def note_demand(self, of: RequestClass, capacity: Capacity) -> None:
         """Somebody waits in this class, whose members are these now."""
-        if not outlook.asleep:
-            self.want_no_more(of)
+        if not capacity.asleep:
+            self.drop_demand(of)
             return
-        self._is_urgent |= of not in self._wanting
+        self._is_urgent |= of not in self._demanding
         self._is_stale = True
-        self._wanting[of] = outlook
+        self._demanding[of] = capacity
 
-    def want_no_more(self, of: RequestClass) -> None:
+    def drop_demand(self, of: RequestClass) -> None:
         """Nobody waits in this class, or none of its members sleeps."""
-        if self._wanting.pop(of, None) is not None:
+        if self._demanding.pop(of, None) is not None:
             self._is_urgent = True
 
     def note_change(self) -> None:
@@ -198,17 +198,17 @@ class LoadDesk:
         self._failed_at.pop(model, None)
         self.wakes.forget(model)
 
-    def gate_of(self, of: RequestClass) -> GateWord | None:
+    def gate_of(self, of: RequestClass) -> LoadGate | None:
         """What a class waits for that cannot be loaded yet; None: nothing of the kind."""
-        return self._gates.get(self._label_of.get(of, of.line))
+        return self._gates.get(self._label_of.get(of, of.queue))
 
     def is_decided(self, of: RequestClass) -> bool:
         """Whether a load for this class is certain, and only waits for others to give way or to be loaded before it."""
         return self._label_of.get(of) in self._decided
 
-    def wanting(self) -> Iterable[tuple[RequestClass, Outlook]]:
+    def demanding(self) -> Iterable[tuple[RequestClass, Capacity]]:
         """Who wants a load, and what they can hope for; only to be read."""
-        return self._wanting.items()
+        return self._demanding.items()
 
     def is_held(self, candidate: Candidate) -> bool:
         """Whether it takes no new requests because it gives way."""
@@ -216,7 +216,7 @@ class LoadDesk:
 
     def is_due(self, now: float) -> bool:
         """Whether the planner should be asked now."""
-        if not self._wanting:
+        if not self._demanding:
             return bool(self._held or self._gates or (self.wakes.under_way and self._is_stale))
         return self._is_urgent or (self._is_stale and now >= self._reviewed_at + REVIEW_INTERVAL_SECONDS)
 
@@ -227,11 +227,11 @@ class LoadDesk:
     def review(self, now: float) -> tuple[LoadPlan, frozenset[CandidateKey]]:
         """Ask the planner. Returns its plan and who is not held any more."""
         self._reviewed_at, self._is_urgent, self._is_stale = now, False, False
-        asked = demands_of(self._wanting, lambda outlook: self._worth_asking(outlook, now), now)
+        asked = demands_of(self._demanding, lambda capacity: self._worth_asking(capacity, now), now)
         hosts = {candidate.host for demand in asked.demands for candidate in demand.asleep if candidate.host}
         residents = {host: self._residents_of(host) for host in sorted(hosts)}
         loading = self._loading_on(residents)
-        plan = self._planner.review(asked.demands, residents, self.board.hosts, self._waking(), now, loading=loading)
+        plan = self._planner.review(asked.demands, residents, self.cluster.hosts, self._waking(), now, loading=loading)
         lifted = self._held - plan.hold
         if plan.hold != self._held:
             self._held = plan.hold
@@ -246,57 +246,57 @@ class LoadDesk:
 
     def _loading_on(self, hosts: Iterable[str]) -> set[str]:
         """Models that hold memory of these hosts and load."""
-        books = (self.board.hosts[host] for host in hosts if host in self.board.hosts)
+        books = (self.cluster.hosts[host] for host in hosts if host in self.cluster.hosts)
         named = (
             self.index.table.candidate(holder.name) for book in books for holder in book.holders if holder.is_model
         )
         return {each.model for each in named if each is not None and each.readiness is Readiness.LOADING}
 
-    def band_for(self, candidate: Candidate) -> Priority:
+    def priority_for(self, candidate: Candidate) -> Priority:
         """The highest band of those for whom it is to be woken."""
-        firsts = (of.turn() for of, outlook in self._wanting.items() if candidate in outlook.asleep)
+        firsts = (of.head() for of, capacity in self._demanding.items() if candidate in capacity.asleep)
         return min((first[0] for first in firsts if first is not None), default=Priority.NORMAL)
 
-    def _worth_asking(self, outlook: Outlook, now: float) -> tuple[Candidate, ...]:
+    def _worth_asking(self, capacity: Capacity, now: float) -> tuple[Candidate, ...]:
         """The sleeping members. Where others serve, load or wake, those are left alone whose load has just failed."""
-        if outlook.is_cold and not outlook.loading and not outlook.waking:
-            return outlook.asleep
+        if capacity.is_cold and not capacity.loading and not capacity.waking:
+            return capacity.asleep
         since = now - self.limits.failed_load_pause_seconds
         failed_at = self._failed_at
-        return tuple(each for each in outlook.asleep if failed_at.get(each.model, -math.inf) <= since)
+        return tuple(each for each in capacity.asleep if failed_at.get(each.model, -math.inf) <= since)
 
     def _residents_of(self, host: str) -> list[Resident]:
-        return [self._resident(candidate, since) for candidate, since in self.board.ready_on(host)]
+        return [self._resident(candidate, since) for candidate, since in self.cluster.ready_on(host)]
 
     def _resident(self, candidate: Candidate, since: float) -> Resident:
-        standing = self._standing(self.index.table.lines_of(candidate))
+        state = self._standing(self.index.table.queues_of(candidate))
         return Resident(
             candidate=candidate,
             active=self.index.in_flight(candidate),
             durable_active=self._durable_on.get(candidate.key, 0),
-            queued_tokens=standing.queued_tokens,
-            durable_tokens=standing.durable_tokens,
-            account=standing.account,
-            band=standing.band,
+            queued_tokens=state.queued_tokens,
+            durable_tokens=state.durable_tokens,
+            account=state.account,
+            priority=state.priority,
             last_granted_at=self._granted_at.get(candidate.model, -math.inf),
             last_used_at=self._used_at.get(candidate.model, -math.inf),
             since=since,
         )
 
-    def _standing(self, lines: Iterable[str]) -> _Standing:
-        standing = _Standing()
-        for name in lines:
-            line = self.line_of(name)
-            if line is None or not line.waiting:
+    def _standing(self, queues: Iterable[str]) -> _QueuedDemand:
+        state = _QueuedDemand()
+        for name in queues:
+            queue = self.queue_of(name)
+            if queue is None or not queue.waiting:
                 continue
-            for of in line.classes.values():
+            for of in queue.classes.values():
                 if of.kind.durable:
-                    standing.durable_tokens += of.queued_tokens
+                    state.durable_tokens += of.queued_tokens
                 else:
-                    standing.queued_tokens += of.queued_tokens
-                first = of.turn()
+                    state.queued_tokens += of.queued_tokens
+                first = of.head()
                 if first is None:
                     continue
-                standing.band = first[0] if standing.band is None else min(standing.band, first[0])
-                standing.account = min(standing.account, first[1].account)
-        return standing
+                state.priority = first[0] if state.priority is None else min(state.priority, first[0])
+                state.account = min(state.account, first[1].account)
+        return state

@@ -12,11 +12,11 @@ from weft.kernel.request import Priority
 class Demand:
     """A line in which requests wait, and the sleeping models that could serve them. Times are monotonic seconds."""
 
-    line: str
+    queue: str
     asleep: tuple[Candidate, ...]
     """Those that could be loaded for its head requests, in the same order every time; at most 16."""
     waiting: int
-    band: Priority
+    priority: Priority
     """Of the request whose turn is next in it."""
     oldest_arrived_at: float
     waited_seconds: float
@@ -34,7 +34,7 @@ class Demand:
     @property
     def is_durable(self) -> bool:
         """Whether durable requests wait, which have a demand of their own."""
-        return self.band is Priority.DURABLE
+        return self.priority is Priority.DURABLE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class Resident:
     """The same of durable requests."""
     account: float = math.inf
     """Of the tenant whose turn is next there; infinite when nobody waits."""
-    band: Priority | None = None
+    priority: Priority | None = None
     """Of the request whose turn is next there; None: nobody waits."""
     last_granted_at: float = -math.inf
     """When a request last went there; minus infinity: never."""
@@ -82,7 +82,7 @@ class Resident:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class LoadStart:
     """A model is to be woken now."""
 
     candidate: Candidate
@@ -93,7 +93,7 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GateWord:
+class LoadGate:
     """What a line waits for that cannot be loaded yet."""
 
     reason: str
@@ -106,14 +106,14 @@ class GateWord:
 class LoadPlan:
     """What to do about loads now."""
 
-    begin: tuple[Start, ...] = ()
+    begin: tuple[LoadStart, ...] = ()
     hold: frozenset[CandidateKey] = frozenset()
     """Models that give way: they finish what they have and take nothing new. Replaces what was held before."""
     instead: Mapping[CandidateKey, str] = field(default_factory=dict)
     """For each that is held, the model that is to be loaded in its place."""
     give_up: tuple[str, ...] = ()
     """Models whose load is under way and cannot get its memory: those who wait for it are better off in the queue."""
-    gates: Mapping[str, GateWord] = field(default_factory=dict)
+    gates: Mapping[str, LoadGate] = field(default_factory=dict)
     """By line; a line that is not named waits for nothing of this kind."""
     decided: frozenset[str] = frozenset()
     """Lines without a model whose load is certain, and only waits for its victims or for loads that come before it."""

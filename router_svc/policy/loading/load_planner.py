@@ -29,8 +29,8 @@ from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.host_memory import HostMemory
 from router_svc.policy.estimates import Estimates
 from router_svc.policy.limits import SchedulerLimits
-from router_svc.policy.loading.load_plan import Demand, GateWord, LoadPlan, Resident, Start
-from router_svc.policy.loading.load_review import Case, Option, Review, Swap
+from router_svc.policy.loading.load_plan import Demand, LoadGate, LoadPlan, LoadStart, Resident
+from router_svc.policy.loading.load_review import LoadCase, LoadOption, PlannedLoad, Review
 from router_svc.policy.loading.memory_gate import (
     HostSpace,
     held_by_other_loads,
@@ -52,7 +52,7 @@ class LoadPlanner:
         self._limits = limits
         self._estimates = estimates
         self._costs = SwapCosts(limits, estimates)
-        self._swaps: dict[str, Swap] = {}
+        self._planned: dict[str, PlannedLoad] = {}
         """By model."""
         self._last_resident: OrderedDict[str, float] = OrderedDict()
         self._no_memory_until: OrderedDict[str, float] = OrderedDict()
@@ -80,10 +80,10 @@ class LoadPlanner:
             _remember(self._last_resident, resident.candidate.model, now)
         for demand in demands:
             review.note(demand)
-        self._keep_swaps({demand.line: demand for demand in demands}, review)
+        self._keep_planned({demand.queue: demand for demand in demands}, review)
         for demand in sorted(demands, key=lambda each: self._turn(each, now)):
             self._consider(demand, review)
-        instead = {key: model for model, swap in self._swaps.items() for key in review.held_by(swap)}
+        instead = {key: model for model, swap in self._planned.items() for key in review.held_by(swap)}
         return LoadPlan(
             begin=tuple(review.begin),
             hold=frozenset(instead),
@@ -95,7 +95,7 @@ class LoadPlanner:
 
     def note_no_memory(self, model: str, now: float) -> None:
         """A load that was begun found no memory after all; it is tried again after a pause."""
-        self._swaps.pop(model, None)
+        self._planned.pop(model, None)
         _remember(self._no_memory_until, model, now + self._limits.memory_retry_seconds)
 
     def turn_seconds(self, candidate: Candidate) -> float:
@@ -115,38 +115,38 @@ class LoadPlanner:
         is_due = due_at <= now
         deadline = math.inf if demand.deadline_at is None else demand.deadline_at
         due_order = due_at if is_due else math.inf
-        return (not is_due, due_order, demand.band, demand.account, deadline, demand.oldest_arrived_at)
+        return (not is_due, due_order, demand.priority, demand.account, deadline, demand.oldest_arrived_at)
 
-    def _keep_swaps(self, demands: Mapping[str, Demand], review: Review) -> None:
+    def _keep_planned(self, demands: Mapping[str, Demand], review: Review) -> None:
         """Drop what is over or not wanted any more, reserve room for the rest, begin what can begin."""
-        for model, swap in tuple(self._swaps.items()):
+        for model, swap in tuple(self._planned.items()):
             if not (model in review.waking if swap.begun else self._still_stands(swap, demands, review)):
-                del self._swaps[model]
+                del self._planned[model]
                 continue
-            review.swaps.setdefault(swap.line, []).append(swap)
+            review.swaps.setdefault(swap.queue, []).append(swap)
             review.look_again(swap)
             if swap.begun and swap.candidate.host in review.residents:
                 here = frozenset(victim.candidate.key for victim in review.present(swap))
                 # Whoever is loaded again later is not held for this load a second time.
-                swap.left = frozenset(key for key in swap.left | swap.victims - here if key[0] not in self._swaps)
+                swap.left = frozenset(key for key in swap.left | swap.victims - here if key[0] not in self._planned)
                 swap.victims = here
             space = review.space(swap.candidate)
             if space is not None:
                 self._make_room_for_stuck(swap, space, review)
-                if review.give_up_in_vain(swap, space, _loads(model, demands.get(swap.line)), self._limits):
+                if review.give_up_in_vain(swap, space, _loads(model, demands.get(swap.queue)), self._limits):
                     _remember(self._doubted_until, model, review.now + self._limits.book_doubt_seconds)
                 is_booked = space.has_booked(swap.candidate)
                 swap.was_booked &= is_booked
                 if is_booked and not swap.was_booked and model in review.doubted:
                     swap.victims = frozenset()  # more were held than had to go
-                giving = swap.victims | swap.left - review.keys_on(swap.candidate.host)
-                review.reserve(space, swap.candidate, giving, is_booked=is_booked and not swap.was_booked)
+                evicted = swap.victims | swap.left - review.keys_on(swap.candidate.host)
+                review.reserve(space, swap.candidate, evicted, is_booked=is_booked and not swap.was_booked)
             if not swap.begun:
                 self._begin_when_idle(swap, review)
 
-    def _still_stands(self, swap: Swap, demands: Mapping[str, Demand], review: Review) -> bool:
+    def _still_stands(self, swap: PlannedLoad, demands: Mapping[str, Demand], review: Review) -> bool:
         """Whether a load that waits for its victims is still wanted, and they are enough; else it is planned anew."""
-        demand = demands.get(swap.line)
+        demand = demands.get(swap.queue)
         if demand is None or (swap.is_cold and demand.ready_slots > 0) or swap.candidate.model in review.waking:
             return False
         now_asleep = next((each for each in demand.asleep if each.key == swap.candidate.key), None)
@@ -154,26 +154,28 @@ class LoadPlanner:
         if now_asleep is None or space is None:
             return False
         swap.candidate = now_asleep
-        yielding = [victim for victim in review.present(swap) if self._costs.yields_to(demand, victim, review.now)]
-        able = [victim for victim in yielding if space.may_give_way(victim)]
+        evictable = [
+            victim for victim in review.present(swap) if self._costs.may_be_evicted_for(demand, victim, review.now)
+        ]
+        able = [victim for victim in evictable if space.is_evictable(victim)]
         needed = space.victims(now_asleep, able, lambda victim: (0.0, self._costs.loss(victim, review.now)))
         if needed is None:
             return False
         swap.victims = frozenset(victim.candidate.key for victim in needed)
         return True
 
-    def _begin_when_idle(self, swap: Swap, review: Review) -> None:
+    def _begin_when_idle(self, swap: PlannedLoad, review: Review) -> None:
         """Begin a load once those that give way for it have finished what they had."""
         victims = review.present(swap)
         if all(victim.active == 0 for victim in victims):
             swap.begun, swap.begun_at = True, review.now
-            review.begin.append(Start(candidate=swap.candidate, why=swap.why, evicts=bool(victims)))
+            review.begin.append(LoadStart(candidate=swap.candidate, why=swap.why, evicts=bool(victims)))
             return
         word = held_until_idle(swap.candidate, swap.candidate.host, victims)
-        review.decided.add(swap.line)
-        review.gates[swap.line] = GateWord(reason=word, eta_seconds=self._ready_in(swap.candidate, victims))
+        review.decided.add(swap.queue)
+        review.gates[swap.queue] = LoadGate(reason=word, eta_seconds=self._ready_in(swap.candidate, victims))
 
-    def _make_room_for_stuck(self, swap: Swap, space: HostSpace, review: Review) -> None:
+    def _make_room_for_stuck(self, swap: PlannedLoad, space: HostSpace, review: Review) -> None:
         """A load under way for which there is no room after all: others give way for it, once their turns are over.
 
         It was begun while nobody knew its host's memory, or somebody else took it meanwhile. The ledger evicts only
@@ -185,22 +187,22 @@ class LoadPlanner:
         over = [
             resident
             for resident in review.residents.get(swap.candidate.host, ())
-            if space.may_give_way(resident)
+            if space.is_evictable(resident)
             and not (swap.is_durable and resident.serves_callers)
             and not self._costs.turn_left(resident, Priority.LOW, review.now)
         ]
-        giving = space.victims(swap.candidate, over, lambda each: (0.0, self._loss(each, review))) or ()
-        swap.victims = frozenset(victim.candidate.key for victim in giving)
+        evicted = space.victims(swap.candidate, over, lambda each: (0.0, self._loss(each, review))) or ()
+        swap.victims = frozenset(victim.candidate.key for victim in evicted)
 
     def _consider(self, demand: Demand, review: Review) -> None:
         """Whether a line gets one more load now."""
         slots_to_come = self._slots_to_come(demand, review)
-        pending = next((swap for swap in self._swaps_of(demand, review) if not swap.begun), None)
+        pending = next((swap for swap in self._planned_for(demand, review) if not swap.begun), None)
         if pending is not None:
-            word = review.gates.get(pending.line)
-            review.decided.add(demand.line)
+            word = review.gates.get(pending.queue)
+            review.decided.add(demand.queue)
             if word is not None:
-                review.gates[demand.line] = word
+                review.gates[demand.queue] = word
             return
         counts = (review.waiting_for(each.model, durable=demand.is_durable) for each in demand.asleep)
         waiting = max(counts, default=demand.waiting)
@@ -212,31 +214,31 @@ class LoadPlanner:
             return
         self._decide(demand, options[0], is_first=slots_to_come == 0, review=review)
 
-    def _swaps_of(self, demand: Demand, review: Review) -> list[Swap]:
-        own = review.swaps.get(demand.line, [])
-        shared = [self._swaps[each.model] for each in demand.asleep if each.model in self._swaps]
-        return own + [swap for swap in shared if swap.line != demand.line]
+    def _planned_for(self, demand: Demand, review: Review) -> list[PlannedLoad]:
+        own = review.swaps.get(demand.queue, [])
+        shared = [self._planned[each.model] for each in demand.asleep if each.model in self._planned]
+        return own + [swap for swap in shared if swap.queue != demand.queue]
 
     def _slots_to_come(self, demand: Demand, review: Review) -> int:
         """Slots of the models that are being loaded for this line, whoever began that."""
-        loading = {swap.candidate.model: swap.candidate for swap in self._swaps_of(demand, review) if swap.begun}
+        loading = {swap.candidate.model: swap.candidate for swap in self._planned_for(demand, review) if swap.begun}
         loading |= {each.model: each for each in demand.asleep if each.model in review.waking}
         return demand.loading_slots + sum(max(1, candidate.slots) for candidate in loading.values())
 
-    def _options(self, demand: Demand, review: Review) -> list[Option]:
+    def _options(self, demand: Demand, review: Review) -> list[LoadOption]:
         """Every way to load something for this line, the best first."""
         candidates = [
             candidate
             for candidate in demand.asleep
             if candidate.model not in review.waking
-            and candidate.model not in self._swaps
+            and candidate.model not in self._planned
             and self._no_memory_until.get(candidate.model, -math.inf) <= review.now
         ]
-        key = (tuple(candidate.model for candidate in candidates), demand.band, demand.ready_slots > 0)
+        key = (tuple(candidate.model for candidate in candidates), demand.priority, demand.ready_slots > 0)
         found = review.options.get(key)
         if found is None:
             found = review.options[key] = [self._option(demand, candidate, review) for candidate in candidates]
-        is_route = demand.line.startswith(ROUTE_PREFIX)
+        is_route = demand.queue.startswith(ROUTE_PREFIX)
 
         def rank(place: int) -> tuple[bool, bool, float, int]:
             option = found[place]
@@ -245,12 +247,12 @@ class LoadPlanner:
 
         return [found[place] for place in sorted(range(len(found)), key=rank)]
 
-    def _option(self, demand: Demand, candidate: Candidate, review: Review) -> Option:
+    def _option(self, demand: Demand, candidate: Candidate, review: Review) -> LoadOption:
         space, load_seconds = review.space(candidate), self._costs.load_seconds(candidate)
         # One that is larger than its host is asked for all the same: the ledger refuses it at once, with the figures.
         if space is None or space.fits(candidate) or not space.could_ever_fit(candidate):
             cost = self._costs.cost(demand, candidate, (), review.now)
-            return Option(
+            return LoadOption(
                 candidate=candidate,
                 space=space,
                 victims=(),
@@ -259,11 +261,11 @@ class LoadPlanner:
                 effort_seconds=cost + load_seconds,
             )
         able = self._able(demand, candidate, review)
-        turns = {each.candidate.key: self._costs.turn_left(each, demand.band, review.now) for each in able}
+        turns = {each.candidate.key: self._costs.turn_left(each, demand.priority, review.now) for each in able}
         victims = space.victims(candidate, able, lambda each: (turns[each.candidate.key], self._loss(each, review)))
         cost = self._costs.cost(demand, candidate, victims or (), review.now)
         turn_left = max((turns[victim.candidate.key] for victim in victims or ()), default=0.0)
-        return Option(
+        return LoadOption(
             candidate=candidate,
             space=space,
             victims=victims,
@@ -278,10 +280,10 @@ class LoadPlanner:
             known = review.losses[resident.candidate.key] = self._costs.loss(resident, review.now)
         return known
 
-    def _decide(self, demand: Demand, option: Option, *, is_first: bool, review: Review) -> None:
+    def _decide(self, demand: Demand, option: LoadOption, *, is_first: bool, review: Review) -> None:
         """Begin it, make its victims leave, or say what it waits for."""
         due_at, is_cold = self._due_at(demand), demand.ready_slots == 0 and is_first
-        case = Case(
+        case = LoadCase(
             demand=demand,
             joint=review.joint(demand, option.candidate),
             option=option,
@@ -297,33 +299,33 @@ class LoadPlanner:
                 self._start(case, option.victims, review)
                 return
             if case.is_due:
-                review.decided.add(demand.line)
+                review.decided.add(demand.queue)
             if case.is_due and option.space is not None:
                 # Nobody else takes what it waits for; the turn that it waits for may still be cut short.
                 review.reserve(option.space, option.candidate, (victim.candidate.key for victim in option.victims))
         if is_cold:
-            review.gates[demand.line] = self._gate_word(case, option.victims, review.now)
+            review.gates[demand.queue] = self._gate_word(case, option.victims, review.now)
 
-    def _is_to_begin(self, case: Case, victims: Sequence[Resident], now: float) -> bool:
+    def _is_to_begin(self, case: LoadCase, victims: Sequence[Resident], now: float) -> bool:
         is_free = case.is_cold and not victims
         return is_free or case.is_due or self._costs.is_worth_it(case.joint, case.option.candidate, victims, now)
 
-    def _wait_for_others(self, case: Case, review: Review) -> None:
+    def _wait_for_others(self, case: LoadCase, review: Review) -> None:
         """It does not fit, whoever of those that may be asked gives way."""
-        candidate, space, line = case.option.candidate, case.option.space, case.demand.line
+        candidate, space, queue = case.option.candidate, case.option.space, case.demand.queue
         assert space is not None, "only where the memory is known can it be missing"
         if not case.is_cold:
             return
-        if space.is_kept_from(candidate):
-            review.gates[line] = GateWord(reason=held_for_good(candidate, space))
+        if space.is_blocked_for_good(candidate):
+            review.gates[queue] = LoadGate(reason=held_for_good(candidate, space))
             return
         if case.is_due:
-            review.decided.add(line)
+            review.decided.add(queue)
             # It waits for loads that were decided before; nobody who comes after it takes what they leave.
             able = self._able(case.demand, candidate, review)
             review.reserve(space, candidate, (each.candidate.key for each in able))
-        before = [each.candidate.model for each in self._swaps.values() if each.candidate.host == candidate.host]
-        review.gates[line] = GateWord(reason=held_by_other_loads(candidate, space, before))
+        before = [each.candidate.model for each in self._planned.values() if each.candidate.host == candidate.host]
+        review.gates[queue] = LoadGate(reason=held_by_other_loads(candidate, space, before))
 
     def _able(self, demand: Demand, candidate: Candidate, review: Review) -> list[Resident]:
         """Who may be asked to give way for it. Members of a pool do not make room for each other."""
@@ -332,29 +334,29 @@ class LoadPlanner:
             resident
             for resident in review.residents.get(candidate.host, ())
             if space is not None
-            and space.may_give_way(resident)
-            and self._costs.yields_to(demand, resident, review.now)
+            and space.is_evictable(resident)
+            and self._costs.may_be_evicted_for(demand, resident, review.now)
             and not (demand.ready_slots > 0 and resident.candidate.pool == candidate.pool)
         ]
 
-    def _start(self, case: Case, victims: Sequence[Resident], review: Review) -> None:
-        option, giving = case.option, frozenset(victim.candidate.key for victim in victims)
-        swap = Swap(
+    def _start(self, case: LoadCase, victims: Sequence[Resident], review: Review) -> None:
+        option, evicted = case.option, frozenset(victim.candidate.key for victim in victims)
+        swap = PlannedLoad(
             candidate=option.candidate,
-            line=case.demand.line,
-            victims=giving,
+            queue=case.demand.queue,
+            victims=evicted,
             is_cold=case.is_cold,
             why=self._why(case, victims),
             is_durable=case.demand.is_durable,
             was_booked=option.space is not None and option.space.has_booked(option.candidate),
         )
-        self._swaps[option.candidate.model] = swap
-        review.swaps.setdefault(swap.line, []).append(swap)
+        self._planned[option.candidate.model] = swap
+        review.swaps.setdefault(swap.queue, []).append(swap)
         if option.space is not None:
-            review.reserve(option.space, option.candidate, giving)
+            review.reserve(option.space, option.candidate, evicted)
         self._begin_when_idle(swap, review)
 
-    def _why(self, case: Case, victims: Sequence[Resident]) -> str:
+    def _why(self, case: LoadCase, victims: Sequence[Resident]) -> str:
         option = case.option
         if option.space is None:
             return "the memory that it takes is not known; the ledger decides"
@@ -362,20 +364,20 @@ class LoadPlanner:
             fits = option.space.fits(option.candidate)
             room = "there is room for it" if fits else "it is larger than its host, which the ledger has to say"
             return room if case.is_cold else f"{room}, and those that are ready are not enough"
-        gives_way = f"{', '.join(victim.candidate.model for victim in victims)} gives way"
+        being_evicted = f"{', '.join(victim.candidate.model for victim in victims)} gives way"
         if case.is_due:
-            return f"{case.demand.line} waited as long as a line without a model may; {gives_way}"
+            return f"{case.demand.queue} waited as long as a line without a model may; {being_evicted}"
         value = self._costs.value(case.joint)
-        return f"waiting is worth {value:.1f} s, the swap costs {option.cost:.1f} s; {gives_way}"
+        return f"waiting is worth {value:.1f} s, the swap costs {option.cost:.1f} s; {being_evicted}"
 
-    def _gate_word(self, case: Case, victims: Sequence[Resident], now: float) -> GateWord:
+    def _gate_word(self, case: LoadCase, victims: Sequence[Resident], now: float) -> LoadGate:
         candidate, until_due = case.option.candidate, max(0.0, case.due_at - now)
         until_worth = self._costs.seconds_until_worth(case.joint, candidate, victims, now)
         decided_in = until_due if until_worth is None else min(until_due, until_worth)
         ready_in = self._ready_in(candidate, victims)
         eta = None if ready_in is None else max(case.option.turn_left, decided_in) + ready_in
         reason = held_until_idle(candidate, candidate.host, victims)
-        return GateWord(reason=reason, eta_seconds=None if eta == math.inf else eta)
+        return LoadGate(reason=reason, eta_seconds=None if eta == math.inf else eta)
 
     def _ready_in(self, candidate: Candidate, victims: Iterable[Resident]) -> float | None:
         """How long it takes to load it from the moment at which `victims` are held; None: nobody can tell."""
@@ -393,14 +395,14 @@ class LoadPlanner:
             return
         soonest = min(paused, key=lambda each: self._no_memory_until[each.model])
         space = review.space(soonest)
-        if space is not None and space.is_kept_from(soonest):
-            review.gates[demand.line] = GateWord(reason=held_for_good(soonest, space))
+        if space is not None and space.is_blocked_for_good(soonest):
+            review.gates[demand.queue] = LoadGate(reason=held_for_good(soonest, space))
             return
         seconds = self._no_memory_until[soonest.model] - review.now
         load = self._estimates.load_seconds(soonest)
         eta_seconds = None if load is None else seconds + load
         reason = refused_lately(soonest, seconds)
-        review.gates[demand.line] = GateWord(reason=reason, eta_seconds=eta_seconds)
+        review.gates[demand.queue] = LoadGate(reason=reason, eta_seconds=eta_seconds)
 
 
 def _loads(model: str, demand: Demand | None) -> bool:

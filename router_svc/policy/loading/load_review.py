@@ -6,18 +6,18 @@ from dataclasses import dataclass, field, replace
 from router_svc.policy.endpoints.candidates import Candidate, CandidateKey
 from router_svc.policy.endpoints.host_memory import HostMemory
 from router_svc.policy.limits import SchedulerLimits
-from router_svc.policy.loading.load_plan import Demand, GateWord, Resident, Start
+from router_svc.policy.loading.load_plan import Demand, LoadGate, LoadStart, Resident
 from router_svc.policy.loading.memory_gate import HostSpace
-from router_svc.policy.loading.swap_cost import BAND_WEIGHTS
+from router_svc.policy.loading.swap_cost import PRIORITY_WEIGHTS
 from weft.kernel.request import Priority
 
 
 @dataclass(slots=True, kw_only=True)
-class Swap:
+class PlannedLoad:
     """A load that is decided: it waits until its victims are idle, or is under way."""
 
     candidate: Candidate
-    line: str
+    queue: str
     victims: frozenset[CandidateKey]
     is_cold: bool
     why: str
@@ -36,7 +36,7 @@ class Swap:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
+class LoadOption:
     """One way to load one model."""
 
     candidate: Candidate
@@ -58,13 +58,13 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class LoadCase:
     """A line that wants a load, and the best way to it."""
 
     demand: Demand
     joint: Demand
     """With what waits in other lines that the model would serve too."""
-    option: Option
+    option: LoadOption
     is_cold: bool
     """Whether nothing takes its requests, and nothing is on the way to."""
     due_at: float
@@ -91,19 +91,19 @@ class Review:
     """Requests that wait, over all lines, by the models that could serve them; durable ones apart."""
     waited: dict[AskedOf, float] = field(default_factory=dict)
     """How many seconds they waited, each by what it counts for."""
-    swaps: dict[str, list[Swap]] = field(default_factory=dict)
+    swaps: dict[str, list[PlannedLoad]] = field(default_factory=dict)
     """By line."""
     losses: dict[CandidateKey, float] = field(default_factory=dict)
     """What is lost when they give way, by whoever was asked about."""
-    options: dict[OptionsKey, list[Option]] = field(default_factory=dict)
+    options: dict[OptionsKey, list[LoadOption]] = field(default_factory=dict)
     """What was found already, as long as nothing else is promised."""
     loading: Container[str] = frozenset()
     """Models that load, by their runners' word or because they are being woken."""
     doubted: Container[str] = frozenset()
     """Models that did not get the memory that the book said was free."""
-    begin: list[Start] = field(default_factory=list)
+    begin: list[LoadStart] = field(default_factory=list)
     give_up: list[str] = field(default_factory=list)
-    gates: dict[str, GateWord] = field(default_factory=dict)
+    gates: dict[str, LoadGate] = field(default_factory=dict)
     decided: set[str] = field(default_factory=set)
     """See LoadPlan.decided."""
 
@@ -118,7 +118,7 @@ class Review:
             )
         return self.spaces[candidate.host]
 
-    def look_again(self, swap: Swap) -> None:
+    def look_again(self, swap: PlannedLoad) -> None:
         """A runner may say only after its load was begun what a model takes; what was known once stays known."""
         now = self.waking.get(swap.candidate.model)
         if swap.begun and now is not None and now.memory_bytes > 0:
@@ -131,7 +131,10 @@ class Review:
     def note(self, demand: Demand) -> None:
         """A line waits."""
         for candidate in demand.asleep:
-            asked, counted = (candidate.model, demand.is_durable), BAND_WEIGHTS[demand.band] * demand.waited_seconds
+            asked, counted = (
+                (candidate.model, demand.is_durable),
+                PRIORITY_WEIGHTS[demand.priority] * demand.waited_seconds,
+            )
             self.waiting[asked] = self.waiting.get(asked, 0) + demand.waiting
             self.waited[asked] = self.waited.get(asked, 0.0) + counted
 
@@ -143,15 +146,15 @@ class Review:
     def joint(self, demand: Demand, candidate: Candidate) -> Demand:
         """With what waits in other lines that `candidate` would serve too, each second by what it counts for."""
         asked = (candidate.model, demand.is_durable)
-        waited_seconds = self.waited[asked] / BAND_WEIGHTS[demand.band]
+        waited_seconds = self.waited[asked] / PRIORITY_WEIGHTS[demand.priority]
         return replace(demand, waiting=self.waiting[asked], waited_seconds=waited_seconds)
 
-    def reserve(self, space: HostSpace, candidate: Candidate, giving: Iterable[CandidateKey], **other: bool) -> None:
+    def reserve(self, space: HostSpace, candidate: Candidate, evicted: Iterable[CandidateKey], **other: bool) -> None:
         """See HostSpace.reserve. What was found before it may not be possible any more."""
         self.options.clear()
-        space.reserve(candidate, giving, **other)
+        space.reserve(candidate, evicted, **other)
 
-    def give_up_in_vain(self, swap: Swap, space: HostSpace, loads: bool, limits: SchedulerLimits) -> bool:
+    def give_up_in_vain(self, swap: PlannedLoad, space: HostSpace, loads: bool, limits: SchedulerLimits) -> bool:
         """Give up a load under way that waits inside of its runner for memory that does not come.
 
         Either somebody took it who gives way for nobody, or it seems to be free and is not granted. It would keep its
@@ -161,7 +164,7 @@ class Review:
         """
         candidate = swap.candidate
         waits = swap.begun and not space.has_booked(candidate) and space.could_ever_fit(candidate)
-        is_kept = waits and space.is_kept_from(candidate)
+        is_kept = waits and space.is_blocked_for_good(candidate)
         is_misjudged = waits and loads and space.fits(candidate)
         if not is_kept and not is_misjudged:
             swap.in_vain_since = None
@@ -175,13 +178,13 @@ class Review:
         self.give_up.append(candidate.model)
         return is_misjudged
 
-    def held_by(self, swap: Swap) -> Iterable[CandidateKey]:
+    def held_by(self, swap: PlannedLoad) -> Iterable[CandidateKey]:
         """Those of its victims that still take requests; all of them on a host of which nothing was told."""
         if swap.candidate.host not in self.residents:
             return swap.victims
         return [victim.candidate.key for victim in self.present(swap)]
 
-    def present(self, swap: Swap) -> list[Resident]:
+    def present(self, swap: PlannedLoad) -> list[Resident]:
         """Those of its victims that still take requests."""
         among = self.residents.get(swap.candidate.host, ())
         return [resident for resident in among if resident.candidate.key in swap.victims]

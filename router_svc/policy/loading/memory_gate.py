@@ -42,7 +42,7 @@ class HostSpace:
         """What comes free when it gives way."""
         return self._held_by(resident.candidate.model)
 
-    def may_give_way(self, resident: Resident) -> bool:
+    def is_evictable(self, resident: Resident) -> bool:
         """Whether it may be asked to, and no other load counts on its memory already."""
         return resident.candidate.key not in self._spoken_for and not self.is_pinned(resident)
 
@@ -109,7 +109,7 @@ class HostSpace:
             return holder.held_bytes
         return 0 if resident is None else resident.candidate.memory_bytes
 
-    def kept_for_good(self) -> list[MemoryHolder]:
+    def unevictable(self) -> list[MemoryHolder]:
         """Holders that give way for nobody: programs, pinned and unowned models, the largest first."""
         pinned = {model for model, resident in self._residents.items() if self.is_pinned(resident)}
         kept = [
@@ -119,12 +119,12 @@ class HostSpace:
         ]
         return sorted(kept, key=lambda holder: (-holder.held_bytes, holder.name))
 
-    def is_kept_from(self, candidate: Candidate) -> bool:
+    def is_blocked_for_good(self, candidate: Candidate) -> bool:
         """Whether it would not fit even if all gave way that ever do."""
-        kept = sum(holder.held_bytes for holder in self.kept_for_good())
+        kept = sum(holder.held_bytes for holder in self.unevictable())
         return candidate.memory_bytes > self.memory.total_bytes - kept - self.unleased_bytes()
 
-    def in_motion(self) -> list[MemoryHolder]:
+    def in_transition(self) -> list[MemoryHolder]:
         """Who holds memory and takes no requests: models that load, and whoever is on its way out."""
         return [
             holder
@@ -152,7 +152,7 @@ def held_until_idle(candidate: Candidate, host: str, victims: Sequence[Resident]
 
 def held_for_good(candidate: Candidate, space: HostSpace) -> str:
     """Others hold it that give way for nobody."""
-    words = [f"{_short(holder.name)} ({_why_kept(holder)})" for holder in space.kept_for_good()]
+    words = [f"{_short(holder.name)} ({_why_kept(holder)})" for holder in space.unevictable()]
     unleased = space.unleased_bytes()
     if unleased:
         words.append(f"processes without a lease ({size_words(unleased)})")
@@ -161,7 +161,7 @@ def held_for_good(candidate: Candidate, space: HostSpace) -> str:
 
 def held_by_other_loads(candidate: Candidate, space: HostSpace, before: Sequence[str]) -> str:
     """Loads that were decided earlier come first (`before`: their models), or somebody is still on its way out."""
-    moving = [holder for holder in space.in_motion() if holder.name not in before]
+    moving = [holder for holder in space.in_transition() if holder.name not in before]
     words = [f"{model} (loaded before it)" for model in before]
     words += [f"{_short(holder.name)} ({_doing(holder, space)})" for holder in moving]
     if not words:

@@ -15,7 +15,7 @@ from weft.kernel.request import Priority
 
 UNKNOWN_LOAD_SECONDS = 5.0
 """What a load counts for that was never measured."""
-BAND_WEIGHTS = {
+PRIORITY_WEIGHTS = {
     Priority.SYSTEM: 16.0,
     Priority.HIGH: 4.0,
     Priority.NORMAL: 1.0,
@@ -42,15 +42,15 @@ class SwapCosts:
         wanted = self.limits.swap_quantum_ratio * self.load_seconds(candidate)
         return max(self.limits.min_turn_seconds, min(wanted, self.limits.max_cold_wait_seconds))
 
-    def turn_left(self, resident: Resident, band: Priority, now: float) -> float:
+    def turn_left(self, resident: Resident, priority: Priority, now: float) -> float:
         """How long it need not give way yet for a request of this band; 0: it is over, or nobody wants it.
 
         Whoever goes first waits for the shortest turn only.
         """
         if not resident.is_wanted:
             return 0.0
-        serves = Priority.DURABLE if resident.serves_durable_only else resident.band
-        goes_first = serves is not None and band < serves
+        serves = Priority.DURABLE if resident.serves_durable_only else resident.priority
+        goes_first = serves is not None and priority < serves
         turn = self.limits.min_turn_seconds if goes_first else self.turn_seconds(resident.candidate)
         return max(0.0, resident.since + turn - now)
 
@@ -64,7 +64,7 @@ class SwapCosts:
         if not resident.is_wanted:
             kept_idle_seconds = min(reload_seconds, self.limits.min_turn_seconds)
             return max(0.0, kept_idle_seconds - (now - resident.last_granted_at))
-        weight = BAND_WEIGHTS[Priority.NORMAL if resident.band is None else resident.band]
+        weight = PRIORITY_WEIGHTS[Priority.NORMAL if resident.priority is None else resident.priority]
         tokens = resident.queued_tokens if resident.serves_callers else resident.durable_tokens
         return reload_seconds + weight * tokens / self._pace(resident.candidate)
 
@@ -77,7 +77,7 @@ class SwapCosts:
         lost = own_load_counts = 0.0
         for victim in victims:
             if victim.serves_durable_only and not demand.is_durable:
-                counts = BAND_WEIGHTS[Priority.DURABLE]
+                counts = PRIORITY_WEIGHTS[Priority.DURABLE]
                 lost += counts * self.load_seconds(victim.candidate)
             else:
                 counts = 1.0 if victim.is_wanted else 0.0
@@ -87,7 +87,7 @@ class SwapCosts:
             own_load_counts = 1.0
         return lost + own_load_counts * self.load_seconds(candidate)
 
-    def yields_to(self, demand: Demand, resident: Resident, now: float) -> bool:
+    def may_be_evicted_for(self, demand: Demand, resident: Resident, now: float) -> bool:
         """Whether it may give way: to durable requests only if no caller wants it, nor has for a while."""
         if not demand.is_durable:
             return True
@@ -95,7 +95,7 @@ class SwapCosts:
 
     def value(self, demand: Demand) -> float:
         """What it is worth to those who wait."""
-        return BAND_WEIGHTS[demand.band] * demand.waited_seconds
+        return PRIORITY_WEIGHTS[demand.priority] * demand.waited_seconds
 
     def is_worth_it(self, demand: Demand, candidate: Candidate, victims: Sequence[Resident], now: float) -> bool:
         """Whether the swap is begun for its own sake: what waits is worth it, or fairness between tenants is.
@@ -103,13 +103,13 @@ class SwapCosts:
         Accounts count only within one band. A tenant that had more than its share by a quantum waits for its bound.
         """
         rivals = _rivals(victims)
-        if rivals and demand.band > min(rivals):
+        if rivals and demand.priority > min(rivals):
             return False
         cost = self.cost(demand, candidate, victims, now)
-        same_band = [victim for victim in victims if victim.band == demand.band]
-        if same_band:
-            lead = min(victim.account for victim in same_band) - demand.account
-            quantum = self.limits.swap_quantum_ratio * cost * max(self._pace(victim.candidate) for victim in same_band)
+        same_class = [victim for victim in victims if victim.priority == demand.priority]
+        if same_class:
+            lead = min(victim.account for victim in same_class) - demand.account
+            quantum = self.limits.swap_quantum_ratio * cost * max(self._pace(victim.candidate) for victim in same_class)
             if abs(lead) >= quantum:
                 return lead > 0
         return self.value(demand) >= cost
@@ -119,10 +119,10 @@ class SwapCosts:
     ) -> float | None:
         """When what waits will be worth the swap, if nobody else comes; None: never, or nobody can tell."""
         rivals = _rivals(victims)
-        if rivals and demand.band >= min(rivals):
+        if rivals and demand.priority >= min(rivals):
             return None
         missing = self.cost(demand, candidate, victims, now) - self.value(demand)
-        return max(0.0, missing / (BAND_WEIGHTS[demand.band] * max(1, demand.waiting)))
+        return max(0.0, missing / (PRIORITY_WEIGHTS[demand.priority] * max(1, demand.waiting)))
 
     def _pace(self, candidate: Candidate) -> float:
         """Tokens per second of all its slots together."""
@@ -130,4 +130,4 @@ class SwapCosts:
 
 
 def _rivals(victims: Sequence[Resident]) -> list[Priority]:
-    return [victim.band for victim in victims if victim.band is not None]
+    return [victim.priority for victim in victims if victim.priority is not None]

@@ -28,7 +28,7 @@ class WakeStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settled:
+class SettledWakes:
     """Wakes that were said to have succeeded, and what the fleet shows of them."""
 
     ready: tuple[tuple[Candidate, float], ...] = ()
@@ -47,7 +47,7 @@ class _Wake:
     """When it was said to have succeeded, which the fleet still has to confirm."""
 
 
-class WakeBook:
+class WakeTracker:
     """Remembers; the scheduler decides. Holds one entry per model of the fleet at most."""
 
     def __init__(self, settle_seconds: float) -> None:
@@ -119,7 +119,7 @@ class WakeBook:
         self._woken.discard(model)
         self._under_way.pop(model, None)
 
-    def settle(self, readiness_of: Callable[[str], Readiness | None], now: float) -> Settled | None:
+    def settle(self, readiness_of: Callable[[str], Readiness | None], now: float) -> SettledWakes | None:
         """End what was woken and is ready, or is not ready in time; None: nothing of the kind."""
         if not self._woken:
             return None
@@ -144,7 +144,7 @@ class WakeBook:
                 del self._under_way[model]
         if not (ready or unsettled or loading):
             return None
-        return Settled(ready=tuple(ready), unsettled=tuple(unsettled), loading=tuple(loading))
+        return SettledWakes(ready=tuple(ready), unsettled=tuple(unsettled), loading=tuple(loading))
 
     def status(self, model: str, now: float, usual_seconds: float | None = None) -> WakeStatus:
         """How far the wake of this model is; it must be waking. `usual_seconds`: of a load, for one never woken."""

@@ -8,12 +8,12 @@ from router_svc.policy.arrival import Arrival
 from router_svc.policy.decisions import Loads, Waits
 from router_svc.policy.endpoints.candidate_index import CandidateIndex
 from router_svc.policy.endpoints.candidates import Candidate
-from router_svc.policy.endpoints.capacity import Outlook
-from router_svc.policy.loading.load_coordinator import LoadDesk
-from router_svc.policy.loading.wake_tracker import WakeBook, WakeStatus
-from router_svc.policy.progress.wait_estimator import Prospects
+from router_svc.policy.endpoints.capacity import Capacity
+from router_svc.policy.loading.load_coordinator import LoadCoordinator
+from router_svc.policy.loading.wake_tracker import WakeStatus, WakeTracker
+from router_svc.policy.progress.wait_estimator import WaitEstimator
 from router_svc.policy.queue.live_request import LiveRequest
-from router_svc.policy.queue.queue import Line
+from router_svc.policy.queue.queue import Queue
 from router_svc.policy.queue.tenant_caps import TenantCaps
 from router_svc.policy.settings import Settings
 
@@ -26,15 +26,15 @@ def slots_are_busy(target: str, slots: int) -> str:
     return f"all {slots} slots of {target} are busy"
 
 
-def nobody_is_free(target: str, busy: int, unwell: Sequence[tuple[str, str]]) -> str:
-    """Some candidates that take requests have free slots and get none. `unwell`: their models, and why.
+def none_is_free(target: str, busy: int, unhealthy: Sequence[tuple[str, str]]) -> str:
+    """Some candidates that take requests have free slots and get none. `unhealthy`: their models, and why.
 
     `busy`: how many others have no free slot.
     """
-    named = [f"{model} ({why})" for model, why in unwell[:MAX_UNWELL_NAMED]]
-    if len(unwell) > MAX_UNWELL_NAMED:
-        named.append(f"and {len(unwell) - MAX_UNWELL_NAMED} more")
-    full = [f"{busy} of {busy + len(unwell)} replicas have no free slot"] if busy else []
+    named = [f"{model} ({why})" for model, why in unhealthy[:MAX_UNWELL_NAMED]]
+    if len(unhealthy) > MAX_UNWELL_NAMED:
+        named.append(f"and {len(unhealthy) - MAX_UNWELL_NAMED} more")
+    full = [f"{busy} of {busy + len(unhealthy)} replicas have no free slot"] if busy else []
     return f"{target} takes no request now: {', '.join([*full, *named])}"
 
 
@@ -48,7 +48,7 @@ def pool_is_full(pool: str, most: int) -> str:
     return f"pool {pool} has {most} of {most} requests running"
 
 
-def gives_way(model: str) -> str:
+def being_evicted(model: str) -> str:
     """What could serve it gives way to another model."""
     return f"{model} gives way to another model for a turn"
 
@@ -90,7 +90,7 @@ def whole(seconds: float | None) -> float | None:
     return None if seconds is None else float(math.ceil(round(seconds, 3)))
 
 
-class Rounds:
+class StatusSchedule:
     """The order in which those who wait are looked at. All wait for the same interval, so it is a simple queue."""
 
     def __init__(self, interval_seconds: float, waiting: Callable[[int], LiveRequest | None]) -> None:
@@ -98,10 +98,10 @@ class Rounds:
         self._waiting = waiting
         self._next: deque[tuple[float, int]] = deque()
 
-    def note_told(self, request: LiveRequest, now: float) -> None:
+    def note_sent(self, request: LiveRequest, now: float) -> None:
         """It was looked at; its next turn is in an interval."""
-        request.tell_at = now + self._interval
-        self._next.append((request.tell_at, request.key))
+        request.status_at = now + self._interval
+        self._next.append((request.status_at, request.key))
 
     def due(self, now: float, most: int) -> list[LiveRequest]:
         """Whose turn it is, at most so many; each must be noted again."""
@@ -109,74 +109,74 @@ class Rounds:
         while self._next and self._next[0][0] <= now and len(due) < most:
             at, key = self._next.popleft()
             request = self._waiting(key)
-            if request is not None and request.tell_at == at:
-                request.tell_at = math.inf
+            if request is not None and request.status_at == at:
+                request.status_at = math.inf
                 due.append(request)
         return due
 
 
-class Announcer:
+class StatusNotifier:
     """Finds the word for one who waits."""
 
     def __init__(
         self,
         index: CandidateIndex,
-        wakes: WakeBook,
-        prospects: Prospects,
-        desk: LoadDesk,
+        wakes: WakeTracker,
+        estimator: WaitEstimator,
+        loads: LoadCoordinator,
         caps: TenantCaps,
         settings: Settings,
     ) -> None:
         self._index = index
         self._wakes = wakes
-        self._prospects = prospects
-        self._desk = desk
+        self._estimator = estimator
+        self._loads = loads
         self._caps = caps
         self._settings = settings
 
-    def word(self, request: LiveRequest, line: Line, outlook: Outlook, now: float) -> Waits | Loads:
+    def word(self, request: LiveRequest, queue: Queue, capacity: Capacity, now: float) -> Waits | Loads:
         """What it waits for, now."""
         arrival = request.arrival
         tenant_most = self._caps.most(arrival.tenant)
         if tenant_most and self._caps.running(arrival.tenant) >= tenant_most:
             reason = tenant_is_full(arrival.tenant, self._caps.running(arrival.tenant), tenant_most)
-            return self._waits(request, line, line.position_of(request), reason, None, now)
-        if outlook.ready is not None:
-            return self._word_of_slots(request, line, outlook, now)
+            return self._waits(request, queue, queue.position_of(request), reason, None, now)
+        if capacity.ready is not None:
+            return self._word_of_slots(request, queue, capacity, now)
         of = request.waits_in
         if of is not None and of.awaited_wake is not None:
             candidate = self._index.table.candidate(of.awaited_wake)
             if candidate is not None:
-                usual = self._prospects.usual_load(candidate)
+                usual = self._estimator.usual_load(candidate)
                 return waits_for_wake(arrival, candidate, self._wakes.status(of.awaited_wake, now, usual))
-        loading = [known for model in outlook.loading if (known := self._index.table.candidate(model)) is not None]
+        loading = [known for model in capacity.loading if (known := self._index.table.candidate(model)) is not None]
         if loading:
             return waits_for_load(arrival, loading)
-        gate = self._desk.gate_of(of) if of is not None else None
+        gate = self._loads.gate_of(of) if of is not None else None
         reason = nothing_is_loaded(arrival.target) if gate is None else gate.reason
         eta = None if gate is None else gate.eta_seconds
-        return self._waits(request, line, line.position_of(request), reason, eta, now)
+        return self._waits(request, queue, queue.position_of(request), reason, eta, now)
 
-    def _word_of_slots(self, request: LiveRequest, line: Line, outlook: Outlook, now: float) -> Waits:
-        ready = outlook.ready
+    def _word_of_slots(self, request: LiveRequest, queue: Queue, capacity: Capacity, now: float) -> Waits:
+        ready = capacity.ready
         assert ready is not None, "only where somebody takes requests are there slots to wait for"
-        position = line.position_of(request)
-        eta = self._prospects.told_slot_wait(request, line, outlook, position, now)
+        position = queue.position_of(request)
+        eta = self._estimator.shown_slot_wait(request, queue, capacity, position, now)
         most = self._settings.pool(ready.pool).max_in_flight
-        if most and self._index.in_flight_of_line(ready.pool) >= most:
+        if most and self._index.in_flight_of_queue(ready.pool) >= most:
             reason = pool_is_full(ready.pool, most)
-        elif outlook.taker_count == 1 and self._desk.is_held(ready):
-            reason, eta = gives_way(ready.model), None
-        elif unwell := self._prospects.unwell(line, request, now):
-            busy = max(0, outlook.taker_count - len(unwell))
-            reason = nobody_is_free(request.arrival.target, busy, unwell)
+        elif capacity.taker_count == 1 and self._loads.is_held(ready):
+            reason, eta = being_evicted(ready.model), None
+        elif unhealthy := self._estimator.unhealthy(queue, request, now):
+            busy = max(0, capacity.taker_count - len(unhealthy))
+            reason = none_is_free(request.arrival.target, busy, unhealthy)
             eta = eta if busy else None
         else:
-            reason = slots_are_busy(request.arrival.target, outlook.slots)
-        return self._waits(request, line, position, reason, eta, now)
+            reason = slots_are_busy(request.arrival.target, capacity.slots)
+        return self._waits(request, queue, position, reason, eta, now)
 
     def _waits(
-        self, request: LiveRequest, line: Line, position: int, reason: str, eta: float | None, now: float
+        self, request: LiveRequest, queue: Queue, position: int, reason: str, eta: float | None, now: float
     ) -> Waits:
         """With who could serve it, if it is the first word."""
         return Waits(
@@ -184,5 +184,5 @@ class Announcer:
             position=position,
             reason=reason,
             eta_seconds=whole(eta),
-            considered=() if request.was_told else self._prospects.considered(line, request, now),
+            considered=() if request.has_status else self._estimator.considered(queue, request, now),
         )

@@ -8,16 +8,16 @@ from router_svc.policy.arrival import ROUTE_PREFIX, Arrival
 from router_svc.policy.decisions import Rejects
 from router_svc.policy.endpoints.candidate_index import CandidateIndex
 from router_svc.policy.endpoints.candidates import Candidate, CandidateKey, Readiness
-from router_svc.policy.endpoints.capacity import Outlook, outlook_of
-from router_svc.policy.endpoints.choice import Considered, Wish
-from router_svc.policy.endpoints.cluster_view import MeshBoard
+from router_svc.policy.endpoints.capacity import Capacity, capacity_of
+from router_svc.policy.endpoints.choice import Considered, PickRequest
+from router_svc.policy.endpoints.cluster_view import ClusterView
 from router_svc.policy.endpoints.considered import SAMPLE_SECONDS
 from router_svc.policy.estimates import Estimates, wait_seconds
 from router_svc.policy.limits import SchedulerLimits
-from router_svc.policy.loading.load_plan import GateWord
-from router_svc.policy.loading.wake_tracker import WakeBook
-from router_svc.policy.queue.live_request import Kind, LiveRequest
-from router_svc.policy.queue.queue import MAX_REMEMBERED_KINDS, Line
+from router_svc.policy.loading.load_plan import LoadGate
+from router_svc.policy.loading.wake_tracker import WakeTracker
+from router_svc.policy.queue.live_request import LiveRequest, RequestKind
+from router_svc.policy.queue.queue import MAX_REMEMBERED_KINDS, Queue
 from weft.kernel.request import Operation
 
 MAX_SLOTS_LOOKED_AT = 64
@@ -28,7 +28,7 @@ OVERDUE_SHARE = 0.25
 """Of its estimated length: how much longer a request takes that took longer than that already."""
 
 
-class RunningWork:
+class RunningRequests:
     """The requests that hold slots, by candidate."""
 
     def __init__(self, estimates: Estimates) -> None:
@@ -89,45 +89,45 @@ class RunningWork:
 
 GENERATES = frozenset({Operation.CHAT, Operation.COMPLETION})
 """Operations whose answers grow token by token."""
-Parts = tuple[tuple[str, float], ...]
+WaitParts = tuple[tuple[str, float], ...]
 """What something takes: words and seconds."""
 
 
-class Prospects:
+class WaitEstimator:
     """Looks; it changes nothing but what it remembers of earlier looks."""
 
     def __init__(
         self,
         index: CandidateIndex,
-        board: MeshBoard,
-        wakes: WakeBook,
+        cluster: ClusterView,
+        wakes: WakeTracker,
         estimates: Estimates,
-        running: RunningWork,
+        running: RunningRequests,
         limits: SchedulerLimits,
     ) -> None:
         self._index = index
-        self._board = board
+        self._cluster = cluster
         self._wakes = wakes
         self._estimates = estimates
         self._running = running
         self._limits = limits
 
-    def outlook(self, line: Line, kind: Kind) -> Outlook:
+    def capacity(self, queue: Queue, kind: RequestKind) -> Capacity:
         """The members of a line that requests of this kind may go to."""
-        known = line.outlooks.get(kind)
+        known = queue.capacities.get(kind)
         if known is None:
-            members = self._members(line, kind)
-            in_order = line.name.startswith(ROUTE_PREFIX)
+            members = self._members(queue, kind)
+            in_order = queue.name.startswith(ROUTE_PREFIX)
             preference = self._works if in_order else self._preference
-            if len(line.outlooks) >= MAX_REMEMBERED_KINDS:
-                line.outlooks.clear()
-            known = line.outlooks[kind] = outlook_of(members, self._wakes.is_waking, preference)
+            if len(queue.capacities) >= MAX_REMEMBERED_KINDS:
+                queue.capacities.clear()
+            known = queue.capacities[kind] = capacity_of(members, self._wakes.is_waking, preference)
         return known
 
-    def wish(self, request: LiveRequest) -> Wish:
+    def pick(self, request: LiveRequest) -> PickRequest:
         """What it wants of the candidate that is chosen for it."""
         arrival, kind = request.arrival, request.kind
-        return Wish(
+        return PickRequest(
             needs=kind.needs,
             excluded=self._excluded(kind) if kind.failed_wakes else kind.excluded,
             affinity_key=arrival.affinity_key,
@@ -135,39 +135,39 @@ class Prospects:
             seed=arrival.key,
         )
 
-    def considered(self, line: Line, request: LiveRequest, now: float) -> tuple[Considered, ...]:
+    def considered(self, queue: Queue, request: LiveRequest, now: float) -> tuple[Considered, ...]:
         """Who could serve a request and what keeps each from it, at most as old as words about waiting may be."""
-        known = line.considered.get(request.kind)
+        known = queue.considered.get(request.kind)
         if known is not None and now < known[0] + self._limits.tell_interval_seconds:
             return known[1]
-        seen = self._index.considered(line.name, self.wish(request), now)
-        if len(line.considered) >= MAX_REMEMBERED_KINDS:
-            line.considered.clear()
-        line.considered[request.kind] = (now, seen)
+        seen = self._index.considered(queue.name, self.pick(request), now)
+        if len(queue.considered) >= MAX_REMEMBERED_KINDS:
+            queue.considered.clear()
+        queue.considered[request.kind] = (now, seen)
         return seen
 
-    def unwell(self, line: Line, request: LiveRequest, now: float) -> Sequence[tuple[str, str]]:
+    def unhealthy(self, queue: Queue, request: LiveRequest, now: float) -> Sequence[tuple[str, str]]:
         """Models that are ready, have a free slot, and get no request; with what keeps it from them, in words."""
-        known = line.unwell.get(request.kind)
+        known = queue.unhealthy.get(request.kind)
         if known is not None and now < known[0] + SAMPLE_SECONDS:
             return known[1]
-        seen = self._index.unwell(line.name, self.wish(request), now)
-        if len(line.unwell) >= MAX_REMEMBERED_KINDS:
-            line.unwell.clear()
-        line.unwell[request.kind] = (now, seen)
+        seen = self._index.unhealthy(queue.name, self.pick(request), now)
+        if len(queue.unhealthy) >= MAX_REMEMBERED_KINDS:
+            queue.unhealthy.clear()
+        queue.unhealthy[request.kind] = (now, seen)
         return seen
 
-    def slot_wait(self, line: Line, outlook: Outlook, position: int, now: float) -> float | None:
+    def slot_wait(self, queue: Queue, capacity: Capacity, position: int, now: float) -> float | None:
         """How long the one at this position waits for a slot of those that take requests; None: nobody knows."""
-        rate = line.pace.grants_per_second(now)
+        rate = queue.grant_rate.grants_per_second(now)
         if rate is not None:
             return position / rate
-        if outlook.ready is None:
+        if capacity.ready is None:
             return None
-        return wait_seconds(position - 1, outlook.slots, self._estimates.mean_service_seconds(outlook.ready))
+        return wait_seconds(position - 1, capacity.slots, self._estimates.mean_service_seconds(capacity.ready))
 
-    def told_slot_wait(
-        self, request: LiveRequest, line: Line, outlook: Outlook, position: int, now: float
+    def shown_slot_wait(
+        self, request: LiveRequest, queue: Queue, capacity: Capacity, position: int, now: float
     ) -> float | None:
         """What a request is told of its wait for a slot; None: it is not known.
 
@@ -176,31 +176,31 @@ class Prospects:
         no lengths were measured, and only when it is steady.
         """
         if request.kind.durable or request.kind.needs.operation not in GENERATES:
-            return self.slot_wait(line, outlook, position, now)
-        callers = [of for of in line.classes.values() if not of.kind.durable]
+            return self.slot_wait(queue, capacity, position, now)
+        callers = [of for of in queue.classes.values() if not of.kind.durable]
         waiting = sum(of.waiting for of in callers)
         mean = sum(of.expected_tokens for of in callers) / waiting if waiting else request.expected_tokens
-        wait = self._running.wait_seconds(outlook.takers, outlook.slots, position - 1, mean, now)
-        if wait is not None or not line.pace.is_steady(now):
+        wait = self._running.wait_seconds(capacity.takers, capacity.slots, position - 1, mean, now)
+        if wait is not None or not queue.grant_rate.is_steady(now):
             return wait
-        return self.slot_wait(line, outlook, position, now)
+        return self.slot_wait(queue, capacity, position, now)
 
-    def load_wait(self, outlook: Outlook, gate: GateWord | None, now: float) -> float | None:
+    def load_wait(self, capacity: Capacity, gate: LoadGate | None, now: float) -> float | None:
         """How long a cold line waits until one of its members takes requests; None: nobody knows."""
         known: list[float] = []
-        for model in outlook.waking:
+        for model in capacity.waking:
             status = self._wakes.status(model, now, self._usual(model))
             if status.eta_seconds is not None:
                 known.append(status.eta_seconds)
-        for model in outlook.loading:
+        for model in capacity.loading:
             candidate = self._index.table.candidate(model)
             if candidate is not None and candidate.load_eta_seconds is not None:
                 known.append(candidate.load_eta_seconds)
-        if known or outlook.waking or outlook.loading:
+        if known or capacity.waking or capacity.loading:
             return min(known, default=None)
         if gate is not None:
             return gate.eta_seconds
-        loads = (self._estimates.load_seconds(candidate) for candidate in outlook.asleep)
+        loads = (self._estimates.load_seconds(candidate) for candidate in capacity.asleep)
         return min((seconds for seconds in loads if seconds is not None), default=None)
 
     def usual_load(self, candidate: Candidate) -> float | None:
@@ -212,27 +212,27 @@ class Prospects:
         return self._estimates.service_seconds(candidate, arrival)
 
     def parts(
-        self, request: LiveRequest, line: Line, outlook: Outlook, position: int, gate: GateWord | None, now: float
-    ) -> Parts:
+        self, request: LiveRequest, queue: Queue, capacity: Capacity, position: int, gate: LoadGate | None, now: float
+    ) -> WaitParts:
         """What it takes from now on to serve one that waits or would wait; what nobody knows counts nothing."""
-        served_by = outlook.ready or (outlook.asleep[0] if outlook.asleep else None)
-        if outlook.ready is not None:
-            waits = ("in the queue", self.slot_wait(line, outlook, position, now))
+        served_by = capacity.ready or (capacity.asleep[0] if capacity.asleep else None)
+        if capacity.ready is not None:
+            waits = ("in the queue", self.slot_wait(queue, capacity, position, now))
         else:
-            waits = ("until a model is loaded", self.load_wait(outlook, gate, now))
+            waits = ("until a model is loaded", self.load_wait(capacity, gate, now))
         answer = None if served_by is None else self.service(served_by, request.arrival)
         return tuple((what, seconds) for what, seconds in (waits, ("to answer", answer)) if seconds is not None)
 
     def unreachable(
-        self, request: LiveRequest, line: Line, outlook: Outlook, gate: GateWord | None, now: float
+        self, request: LiveRequest, queue: Queue, capacity: Capacity, gate: LoadGate | None, now: float
     ) -> Rejects | None:
         """A refusal of one that would certainly end too late, by what is known; None: it may be in time."""
         if request.deadline_at is None:
             return None
         if now >= request.deadline_at:
             return refusals.deadline_passed(request.arrival)
-        position = line.position_of(request)
-        parts = self.parts(request, line, outlook, position, gate, now)
+        position = queue.position_of(request)
+        parts = self.parts(request, queue, capacity, position, gate, now)
         left = request.deadline_at - now
         if sum(seconds for _, seconds in parts) <= left:
             return None
@@ -249,7 +249,7 @@ class Prospects:
             return None
         return refusals.deadline_unreachable(request.arrival, (("to answer", answer),), request.deadline_at - now)
 
-    def _excluded(self, kind: Kind) -> frozenset[CandidateKey]:
+    def _excluded(self, kind: RequestKind) -> frozenset[CandidateKey]:
         """Where it was tried in vain, and what it could not wake as long as that sleeps.
 
         Not even a primary that its route pins is waited for then.
@@ -258,18 +258,18 @@ class Prospects:
         asleep = {each.key for each in failed if each is not None and each.readiness is Readiness.ASLEEP}
         return kind.excluded | asleep
 
-    def _members(self, line: Line, kind: Kind) -> Iterator[Candidate]:
+    def _members(self, queue: Queue, kind: RequestKind) -> Iterator[Candidate]:
         members = (
             member
-            for member in self._index.permitted(line.name, kind.needs, kind.excluded)
+            for member in self._index.permitted(queue.name, kind.needs, kind.excluded)
             if not (member.readiness is Readiness.ASLEEP and member.model in kind.failed_wakes)
         )
-        route = self._board.route_of(line.name)
+        route = self._cluster.route_of(queue.name)
         if route is None or not route.pin_primary:
             return members
-        everybody, primary = list(members), route.candidates[0]
-        pinned = [member for member in everybody if primary in (member.model, member.pool)]
-        return iter(pinned or everybody)
+        keys, primary = list(members), route.candidates[0]
+        pinned = [member for member in keys if primary in (member.model, member.pool)]
+        return iter(pinned or keys)
 
     def _usual(self, model: str) -> float | None:
         candidate = self._index.table.candidate(model)

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from weft.kernel.request import Priority
 
-Place = tuple[float, float, int]
+QueuePosition = tuple[float, float, int]
 """Deadline or infinity, arrival, key: who of a tenant goes first is the lower one."""
 
-_Entry = tuple[float, Place, str]
+_Entry = tuple[float, QueuePosition, str]
 """Account, first request, tenant."""
 
 _SPARE_ENTRIES = 64
@@ -24,10 +24,10 @@ _SPARE_HEAD = 64
 
 
 @dataclass(slots=True)
-class SortedPlaces:
+class SortedPositions:
     """Places in order. Taking the first one costs nothing much, however many there are."""
 
-    _places: list[Place] = field(default_factory=list)
+    _places: list[QueuePosition] = field(default_factory=list)
     _gone: int = 0
     """So many at the front are no longer there."""
 
@@ -35,28 +35,28 @@ class SortedPlaces:
         return len(self._places) - self._gone
 
     @property
-    def first(self) -> Place:
+    def first(self) -> QueuePosition:
         """Whose turn is next; there must be one."""
         return self._places[self._gone]
 
     @property
-    def last(self) -> Place:
+    def last(self) -> QueuePosition:
         """Whose turn comes after all others'; there must be one."""
         return self._places[-1]
 
-    def at(self, index: int) -> Place | None:
+    def at(self, index: int) -> QueuePosition | None:
         """The one after so many others; None: there are not so many."""
         index += self._gone
         return self._places[index] if index < len(self._places) else None
 
-    def add(self, place: Place) -> None:
+    def add(self, place: QueuePosition) -> None:
         """Put it where it belongs, which is the end for most."""
         if len(self) and place > self._places[-1]:
             self._places.append(place)
         else:
             bisect.insort(self._places, place, lo=self._gone)
 
-    def remove(self, place: Place) -> None:
+    def remove(self, place: QueuePosition) -> None:
         """Take it out; it must be there."""
         if self._places[self._gone] != place:
             index = bisect.bisect_left(self._places, place, lo=self._gone)
@@ -68,22 +68,22 @@ class SortedPlaces:
             del self._places[: self._gone]
             self._gone = 0
 
-    def ahead_of(self, place: Place) -> int:
+    def ahead_of(self, place: QueuePosition) -> int:
         """How many go before this one, whether it is there or not."""
         if self._places[-1] == place:
             return len(self._places) - self._gone - 1
         return bisect.bisect_left(self._places, place, lo=self._gone) - self._gone
 
-    def everybody(self) -> list[int]:
+    def request_keys(self) -> list[int]:
         """The keys of all, in order."""
         return [place[2] for place in self._places[self._gone :]]
 
 
-class Turn(NamedTuple):
+class TenantHead(NamedTuple):
     """Whose turn it is in a band of a class. A tuple, because one is made for every line that is looked at."""
 
     account: float
-    place: Place
+    place: QueuePosition
     tenant: str
 
     @property
@@ -96,11 +96,11 @@ class Turn(NamedTuple):
 class FairQueue:
     """One band of one class. Tenants who may not have more running are set aside until they are listed again."""
 
-    band: Priority
+    priority: Priority
     account_of: Callable[[str], float]
     may_run: Callable[[str], bool]
     """Whether a tenant may have one more request running."""
-    _tenants: dict[str, SortedPlaces] = field(default_factory=dict)
+    _tenants: dict[str, SortedPositions] = field(default_factory=dict)
     _heap: list[_Entry] = field(default_factory=list)
     """By account and first request, lazily put right: both only ever rise, but for a request that goes before the first
     one, with which its tenant is entered anew.
@@ -110,17 +110,17 @@ class FairQueue:
     _aside: set[str] = field(default_factory=set)
     waiting: int = 0
 
-    def add(self, tenant: str, place: Place) -> None:
+    def add(self, tenant: str, place: QueuePosition) -> None:
         """A request of this tenant waits."""
         places = self._tenants.get(tenant)
         if places is None:
-            places = self._tenants[tenant] = SortedPlaces()
+            places = self._tenants[tenant] = SortedPositions()
         places.add(place)
         self.waiting += 1
         if places.first is place and tenant not in self._aside:
             self._enter(tenant, places)
 
-    def remove(self, tenant: str, place: Place) -> None:
+    def remove(self, tenant: str, place: QueuePosition) -> None:
         """This request of this tenant does not wait any more; it must have waited."""
         places = self._tenants[tenant]
         places.remove(place)
@@ -130,7 +130,7 @@ class FairQueue:
             self._entries.pop(tenant, None)
             self._aside.discard(tenant)
 
-    def turn(self) -> Turn | None:
+    def head(self) -> TenantHead | None:
         """Whose turn it is; None: nobody's, or only tenants wait who may not have more running."""
         heap = self._heap
         while heap:
@@ -143,30 +143,30 @@ class FairQueue:
                 self._entries[tenant] = (current, first, tenant)
                 heapq.heapreplace(heap, self._entries[tenant])
             elif self.may_run(tenant):
-                return Turn(account, place, tenant)
+                return TenantHead(account, place, tenant)
             else:
                 heapq.heappop(heap)
                 del self._entries[tenant]
                 self._aside.add(tenant)
         return None
 
-    def list_again(self, tenant: str) -> None:
+    def reactivate(self, tenant: str) -> None:
         """It may have more running again."""
         if tenant in self._aside:
             self._aside.discard(tenant)
             self._enter(tenant, self._tenants[tenant])
 
-    def ahead_of(self, tenant: str, place: Place) -> int:
+    def ahead_of(self, tenant: str, place: QueuePosition) -> int:
         """How many of the tenant's own requests go before this one."""
         places = self._tenants.get(tenant)
         return 0 if places is None else places.ahead_of(place)
 
-    def last_of(self, tenant: str) -> Place | None:
+    def last_of(self, tenant: str) -> QueuePosition | None:
         """The tenant's last request; None: it has none here."""
         places = self._tenants.get(tenant)
         return None if places is None else places.last
 
-    def place_of(self, tenant: str, index: int) -> Place | None:
+    def queue_position(self, tenant: str, index: int) -> QueuePosition | None:
         """The tenant's request that comes after so many of its own; None: it has none here."""
         places = self._tenants.get(tenant)
         return None if places is None else places.at(index)
@@ -175,11 +175,11 @@ class FairQueue:
         """The earliest one of all who wait; infinity: none has one."""
         return min((places.first[0] for places in self._tenants.values()), default=math.inf)
 
-    def everybody(self) -> list[int]:
+    def request_keys(self) -> list[int]:
         """The keys of all who wait, tenant by tenant."""
-        return [key for places in self._tenants.values() for key in places.everybody()]
+        return [key for places in self._tenants.values() for key in places.request_keys()]
 
-    def _enter(self, tenant: str, places: SortedPlaces) -> None:
+    def _enter(self, tenant: str, places: SortedPositions) -> None:
         entry = self._entries[tenant] = (self.account_of(tenant), places.first, tenant)
         heapq.heappush(self._heap, entry)
         if len(self._heap) > 2 * len(self._tenants) + _SPARE_ENTRIES:
@@ -187,6 +187,6 @@ class FairQueue:
             heapq.heapify(self._heap)
 
 
-def place_of(key: int, arrived_at: float, deadline_at: float | None) -> Place:
+def queue_position(key: int, arrived_at: float, deadline_at: float | None) -> QueuePosition:
     """Where a request stands among those of its tenant."""
     return (math.inf if deadline_at is None else deadline_at, arrived_at, key)

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field, replace
 from router_svc.policy.arrival import Arrival, Needs
 from router_svc.policy.decisions import Loads, Rejects, Waits
 from router_svc.policy.endpoints.candidates import Candidate, CandidateKey
-from router_svc.policy.queue.fair_queue import FairQueue, Place, Turn, place_of
+from router_svc.policy.queue.fair_queue import FairQueue, QueuePosition, TenantHead, queue_position
 from weft.kernel.request import Priority
 
-BANDS = tuple(Priority)
+PRIORITIES = tuple(Priority)
 _SPARE_ENTRIES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class RequestKind:
     """What makes requests of a line interchangeable."""
 
     needs: Needs
@@ -34,11 +34,11 @@ class Kind:
     def __hash__(self) -> int:
         return self._hash
 
-    def without(self, candidate: CandidateKey) -> "Kind":
+    def without(self, candidate: CandidateKey) -> "RequestKind":
         """The same after it was tried there in vain."""
         return replace(self, excluded=self.excluded | {candidate})
 
-    def not_waking(self, model: str) -> "Kind":
+    def not_waking(self, model: str) -> "RequestKind":
         """The same after the wake of this model failed."""
         return replace(self, failed_wakes=self.failed_wakes | {model})
 
@@ -50,12 +50,12 @@ class LiveRequest:
     key: int
     """The scheduler's number for it."""
     arrival: Arrival
-    place: Place
+    place: QueuePosition
     deadline_at: float | None
     """Its own or its route's, whichever is earlier."""
     attempt: int
-    kind: Kind
-    line: str
+    kind: RequestKind
+    queue: str
     cost: float = 0.0
     """Estimated tokens."""
     expected_tokens: float = 0.0
@@ -87,20 +87,20 @@ class LiveRequest:
     waits_in: "RequestClass | None" = None
     last_failure: Rejects | None = None
     """What it is told when nothing is left to try."""
-    told: Waits | Loads | None = None
-    tell_at: float = 0.0
-    was_told: bool = False
+    last_status: Waits | Loads | None = None
+    status_at: float = 0.0
+    has_status: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class RequestClass:
     """Requests of one line that can stand in for each other."""
 
-    line: str
-    kind: Kind
+    queue: str
+    kind: RequestKind
     account_of: Callable[[str], float]
     may_run: Callable[[str], bool]
-    bands: list[FairQueue | None] = field(default_factory=lambda: [None] * len(BANDS))
+    priorities: list[FairQueue | None] = field(default_factory=lambda: [None] * len(PRIORITIES))
     waiting: int = 0
     queued_tokens: float = 0.0
     expected_tokens: float = 0.0
@@ -123,10 +123,10 @@ class RequestClass:
     def add(self, request: LiveRequest) -> None:
         """It waits from now on."""
         arrival = request.arrival
-        queue = self.bands[arrival.priority]
-        if queue is None:
-            queue = self.bands[arrival.priority] = FairQueue(arrival.priority, self.account_of, self.may_run)
-        queue.add(arrival.tenant, request.place)
+        fair_queue = self.priorities[arrival.priority]
+        if fair_queue is None:
+            fair_queue = self.priorities[arrival.priority] = FairQueue(arrival.priority, self.account_of, self.may_run)
+        fair_queue.add(arrival.tenant, request.place)
         request.waits_in = self
         self.waiting += 1
         self.queued_tokens += request.cost
@@ -141,9 +141,9 @@ class RequestClass:
     def remove(self, request: LiveRequest) -> None:
         """It waits no more."""
         arrival = request.arrival
-        queue = self.bands[arrival.priority]
-        assert queue is not None, "only who waits can be taken out"
-        queue.remove(arrival.tenant, request.place)
+        fair_queue = self.priorities[arrival.priority]
+        assert fair_queue is not None, "only who waits can be taken out"
+        fair_queue.remove(arrival.tenant, request.place)
         request.waits_in = None
         self.waiting -= 1
         self.queued_tokens -= request.cost
@@ -154,17 +154,17 @@ class RequestClass:
             self.queued_tokens = self.expected_tokens = self.arrived_sum = 0.0
             self._arrivals.clear()
 
-    def turn(self) -> tuple[Priority, Turn] | None:
+    def head(self) -> tuple[Priority, TenantHead] | None:
         """Whose turn it is, in the highest band that has somebody; None: nobody's."""
-        for queue in self.bands:
-            if queue is not None and queue.waiting and (turn := queue.turn()) is not None:
-                return queue.band, turn
+        for fair_queue in self.priorities:
+            if fair_queue is not None and fair_queue.waiting and (head := fair_queue.head()) is not None:
+                return fair_queue.priority, head
         return None
 
-    def turn_in(self, band: Priority) -> Turn | None:
+    def head_in(self, priority: Priority) -> TenantHead | None:
         """Whose turn it is in this band; None: nobody's."""
-        queue = self.bands[band]
-        return queue.turn() if queue is not None and queue.waiting else None
+        fair_queue = self.priorities[priority]
+        return fair_queue.head() if fair_queue is not None and fair_queue.waiting else None
 
     def oldest_arrived_at(self) -> float:
         """When the one arrived that waits longest; somebody must wait."""
@@ -174,16 +174,16 @@ class RequestClass:
 
     def earliest_deadline(self) -> float | None:
         """The earliest deadline of those who wait; None: none has one."""
-        earliest = min((queue.earliest_deadline() for queue in self.queues()), default=float("inf"))
+        earliest = min((fair_queue.earliest_deadline() for fair_queue in self.fair_queues()), default=float("inf"))
         return None if earliest == float("inf") else earliest
 
-    def everybody(self) -> list[int]:
+    def request_keys(self) -> list[int]:
         """The keys of all who wait, band by band."""
-        return [key for queue in self.queues() for key in queue.everybody()]
+        return [key for fair_queue in self.fair_queues() for key in fair_queue.request_keys()]
 
-    def queues(self) -> Iterator[FairQueue]:
+    def fair_queues(self) -> Iterator[FairQueue]:
         """The bands that have somebody."""
-        return (queue for queue in self.bands if queue is not None and queue.waiting)
+        return (fair_queue for fair_queue in self.priorities if fair_queue is not None and fair_queue.waiting)
 
     def begin_pause(self, now: float) -> None:
         """They wait for a load from now on, if they do not yet."""
@@ -208,8 +208,8 @@ class RequestClass:
 
 def live_request(
     arrival: Arrival,
-    line: str,
-    kind: Kind,
+    queue: str,
+    kind: RequestKind,
     *,
     deadline_at: float | None,
     cost: float,
@@ -220,13 +220,13 @@ def live_request(
     return LiveRequest(
         key=arrival.key,
         arrival=arrival,
-        place=place_of(arrival.key, arrival.arrived_at, deadline_at),
+        place=queue_position(arrival.key, arrival.arrived_at, deadline_at),
         deadline_at=deadline_at,
         attempt=arrival.attempts_used,
         waited_seconds=max(0.0, now - arrival.arrived_at),
         in_queue_seconds=max(0.0, now - arrival.arrived_at),
         kind=kind,
-        line=line,
+        queue=queue,
         cost=cost,
         keep_alive_seconds=keep_alive_seconds,
     )

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from router_svc.policy.arrival import Needs
 from router_svc.policy.limits import SchedulerLimits
-from router_svc.policy.queue.fair_queue import Turn
+from router_svc.policy.queue.fair_queue import TenantHead
 from router_svc.policy.queue.fair_share import MIN_COST, Account, FairShare
-from router_svc.policy.queue.live_request import BANDS, Kind, LiveRequest, RequestClass
+from router_svc.policy.queue.live_request import PRIORITIES, LiveRequest, RequestClass, RequestKind
 from weft.kernel.request import Priority
 
 if TYPE_CHECKING:
-    from router_svc.policy.endpoints.capacity import Outlook
+    from router_svc.policy.endpoints.capacity import Capacity
     from router_svc.policy.endpoints.choice import Considered
 
 
@@ -25,7 +25,7 @@ MIN_STEADY_GRANTS = 8.0
 """Grants of a backlogged line, older ones faded, below which their pace is chance."""
 
 
-class Pace:
+class GrantRate:
     """Grants per second of one line while it is backlogged, and how long those who were granted had waited."""
 
     def __init__(self, window_seconds: float) -> None:
@@ -88,25 +88,25 @@ _MOST_SAVED_GRANTS = 1.0
 out even over several turns, and who could not be served for a while does not get many turns in a row."""
 
 
-class Candidacy(NamedTuple):
+class QueueEntry(NamedTuple):
     """A request whose turn it could be. A tuple, because one is made for every line that is looked at."""
 
     rank: Rank
-    band: Priority
-    turn: Turn
+    priority: Priority
+    head: TenantHead
     of: RequestClass
 
 
 @dataclass(slots=True)
-class _Waiters:
+class _TenantBacklog:
     """Those of one tenant in one band. Its account is the same one as long as any of its requests is not over."""
 
     account: Account
-    pace: Pace
+    grant_rate: GrantRate
     count: int = 0
 
 
-class Line:
+class Queue:
     """Classes of requests, and who of them goes first. Bands before tenants, tenants by account."""
 
     def __init__(self, name: str, limits: SchedulerLimits, shares: FairShare, may_run: Callable[[str], bool]) -> None:
@@ -115,31 +115,31 @@ class Line:
         """Everybody who waits here."""
         self.callers_waiting = 0
         """Of them, requests of callers: by these they are told where they stand, and refused."""
-        self.outlooks: dict[Kind, Outlook] = {}
+        self.capacities: dict[RequestKind, Capacity] = {}
         """What its members can do for requests of a kind; emptied with every change of that."""
-        self.unwell: dict[Kind, tuple[float, Sequence[tuple[str, str]]]] = {}
+        self.unhealthy: dict[RequestKind, tuple[float, Sequence[tuple[str, str]]]] = {}
         """Who gets no requests for another reason than its slots, as of when; emptied like the outlooks."""
-        self.considered: dict[Kind, tuple[float, tuple[Considered, ...]]] = {}
+        self.considered: dict[RequestKind, tuple[float, tuple[Considered, ...]]] = {}
         """Who could serve requests of a kind, as of when; emptied like the outlooks."""
-        self.pace = Pace(limits.pace_window_seconds)
-        self.classes: dict[Kind, RequestClass] = {}
-        self._kinds: tuple[dict[Needs, Kind], dict[Needs, Kind]] = ({}, {})
+        self.grant_rate = GrantRate(limits.pace_window_seconds)
+        self.classes: dict[RequestKind, RequestClass] = {}
+        self._kinds: tuple[dict[Needs, RequestKind], dict[Needs, RequestKind]] = ({}, {})
         """Of callers; of durable requests."""
         self._limits = limits
         self._shares = shares
         self._may_run = may_run
-        self._crowd: tuple[dict[str, _Waiters], ...] = tuple({} for _ in BANDS)
+        self._backlogs: tuple[dict[str, _TenantBacklog], ...] = tuple({} for _ in PRIORITIES)
         """Who waits, by band."""
         self._places: dict[str, int] = {}
         """Which callers wait how often, over all their bands."""
-        self._by_band = [0] * len(BANDS)
+        self._by_priority = [0] * len(PRIORITIES)
         self._weight_waiting = 0.0
-        self._passed_over = [0.0] * len(BANDS)
+        self._passed_over = [0.0] * len(PRIORITIES)
         """By band: grants to higher ones since it had its last one, while somebody waited in it."""
         self._due_after = _due_after(limits)
         self._first_due_after = min(self._due_after)
 
-    def keeps_waiting(self, band: Priority) -> bool:
+    def keeps_waiting(self, priority: Priority) -> bool:
         """Whether a request of this band that arrives is not served before some who wait.
 
         Durable requests that only fill what is free keep no caller waiting; their share, once it is due, does.
@@ -147,16 +147,16 @@ class Line:
         if not self.waiting:
             return False
         is_due = self._passed_over[_DURABLE] >= self._due_after[_DURABLE]
-        return band is _DURABLE or bool(self.callers_waiting) or is_due
+        return priority is _DURABLE or bool(self.callers_waiting) or is_due
 
-    def kind_of(self, needs: Needs, *, durable: bool = False) -> Kind:
+    def kind_of(self, needs: Needs, *, durable: bool = False) -> RequestKind:
         """The kind of a request that was tried nowhere yet; the same one for equal needs."""
         kinds = self._kinds[durable]
         kind = kinds.get(needs)
         if kind is None:
             if len(kinds) >= MAX_REMEMBERED_KINDS:
                 kinds.clear()
-            kind = kinds[needs] = Kind(needs, durable=durable)
+            kind = kinds[needs] = RequestKind(needs, durable=durable)
         return kind
 
     def add(self, request: LiveRequest, now: float) -> None:
@@ -165,20 +165,20 @@ class Line:
         if found is None:
             found = self.classes[request.kind] = self._new_class(request.kind)
         found.add(request)
-        band, tenant = request.arrival.priority, request.arrival.tenant
-        if band is not _DURABLE:
+        priority, tenant = request.arrival.priority, request.arrival.tenant
+        if priority is not _DURABLE:
             places = self._places.get(tenant, 0)
             self._places[tenant] = places + 1
             if not places:
                 self._weight_waiting += self._shares.weight(tenant)
             self.callers_waiting += 1
             if self.callers_waiting == 1:
-                self.pace.note_backlog(now, waiting=True)
-        waiters = self._crowd[band].get(tenant)
-        if waiters is None:
-            waiters = self._crowd[band][tenant] = self._new_waiters(tenant, now)
-        waiters.count += 1
-        self._by_band[band] += 1
+                self.grant_rate.note_backlog(now, waiting=True)
+        backlog = self._backlogs[priority].get(tenant)
+        if backlog is None:
+            backlog = self._backlogs[priority][tenant] = self._new_backlog(tenant, now)
+        backlog.count += 1
+        self._by_priority[priority] += 1
         self.waiting += 1
 
     def remove(self, request: LiveRequest, now: float) -> None:
@@ -188,16 +188,16 @@ class Line:
         found.remove(request)
         if not found.waiting:
             del self.classes[found.kind]
-        band, tenant = request.arrival.priority, request.arrival.tenant
-        waiters = self._crowd[band][tenant]
-        waiters.count -= 1
-        if not waiters.count:
-            del self._crowd[band][tenant]
-        self._by_band[band] -= 1
-        if not self._by_band[band]:
-            self._passed_over[band] = 0.0
+        priority, tenant = request.arrival.priority, request.arrival.tenant
+        backlog = self._backlogs[priority][tenant]
+        backlog.count -= 1
+        if not backlog.count:
+            del self._backlogs[priority][tenant]
+        self._by_priority[priority] -= 1
+        if not self._by_priority[priority]:
+            self._passed_over[priority] = 0.0
         self.waiting -= 1
-        if band is _DURABLE:
+        if priority is _DURABLE:
             return
         self.callers_waiting -= 1
         places = self._places[tenant] = self._places[tenant] - 1
@@ -206,67 +206,67 @@ class Line:
             self._weight_waiting -= self._shares.weight(tenant)
         if not self.callers_waiting:
             self._weight_waiting = 0.0
-            self.pace.note_backlog(now, waiting=False)
+            self.grant_rate.note_backlog(now, waiting=False)
 
-    def candidacies(self, blocked: set[RequestClass], now: float) -> Iterator[Candidacy]:
+    def entries(self, blocked: set[RequestClass], now: float) -> Iterator[QueueEntry]:
         """Whose turn it could be, class by class."""
         overdue: Sequence[Priority] = ()
         if max(self._passed_over) >= self._first_due_after:
-            overdue = [band for band in BANDS if self._passed_over[band] >= self._due_after[band]]
+            overdue = [priority for priority in PRIORITIES if self._passed_over[priority] >= self._due_after[priority]]
         for of in self.classes.values():
             if of in blocked or not of.waiting:
                 continue
-            first = of.turn()
+            first = of.head()
             if first is None:
                 continue
-            band, turn = first
-            yield Candidacy((band, turn.account, turn.place), band, turn, of)
+            priority, head = first
+            yield QueueEntry((priority, head.account, head.place), priority, head, of)
             if overdue:
                 yield from self._overdue(of, overdue, now)
 
-    def note_grant(self, chosen: Candidacy, waited_seconds: float, now: float) -> None:
+    def note_grant(self, chosen: QueueEntry, waited_seconds: float, now: float) -> None:
         """It was granted a slot; it is still among those who wait."""
-        band = chosen.band
-        self._crowd[band][chosen.turn.tenant].pace.note_grant(waited_seconds, now)
-        self._passed_over[band] = 0.0 if band is not _DURABLE else self._still_owed()
-        self.note_placed(band, waited_seconds, now)
+        priority = chosen.priority
+        self._backlogs[priority][chosen.head.tenant].grant_rate.note_grant(waited_seconds, now)
+        self._passed_over[priority] = 0.0 if priority is not _DURABLE else self._still_owed()
+        self.note_placed(priority, waited_seconds, now)
 
-    def note_placed(self, band: Priority, waited_seconds: float, now: float) -> None:
+    def note_placed(self, priority: Priority, waited_seconds: float, now: float) -> None:
         """A request of this band, which waited here or was placed at once, was granted a slot.
 
         The pace is that of callers: it is what they are told and refused by.
         """
-        if band is not _DURABLE:
-            self.pace.note_grant(waited_seconds, now)
+        if priority is not _DURABLE:
+            self.grant_rate.note_grant(waited_seconds, now)
         if self.waiting:
-            self.note_passed_over(band, 1.0)
+            self.note_passed_over(priority, 1.0)
 
-    def note_passed_over(self, band: Priority, share: float) -> None:
+    def note_passed_over(self, priority: Priority, share: float) -> None:
         """A model that those who wait here want was given to a request of this band.
 
         `share`: how much of that grant was due to this line; less than 1 where several lines were passed over by it.
         """
-        for lower in BANDS[band + 1 :]:
-            if self._by_band[lower]:
+        for lower in PRIORITIES[priority + 1 :]:
+            if self._by_priority[lower]:
                 self._passed_over[lower] += share
 
     def places_of(self, tenant: str) -> int:
         """How many requests of this tenant wait here."""
         return self._places.get(tenant, 0) + self.waiting_of(tenant, _DURABLE)
 
-    def waiting_of(self, tenant: str, band: Priority) -> int:
+    def waiting_of(self, tenant: str, priority: Priority) -> int:
         """How many requests of this tenant wait in a band."""
-        waiters = self._crowd[band].get(tenant)
-        return 0 if waiters is None else waiters.count
+        backlog = self._backlogs[priority].get(tenant)
+        return 0 if backlog is None else backlog.count
 
-    def waiting_in(self, band: Priority) -> int:
+    def waiting_in(self, priority: Priority) -> int:
         """How many requests wait in a band."""
-        return self._by_band[band]
+        return self._by_priority[priority]
 
-    def pace_of(self, tenant: str, band: Priority) -> Pace | None:
+    def grant_rate_of(self, tenant: str, priority: Priority) -> GrantRate | None:
         """How fast the tenant's requests in a band are served; None: none waits there."""
-        waiters = self._crowd[band].get(tenant)
-        return None if waiters is None else waiters.pace
+        backlog = self._backlogs[priority].get(tenant)
+        return None if backlog is None else backlog.grant_rate
 
     def share_of(self, tenant: str) -> float:
         """The tenant's share among all callers who wait here and itself, 0 to 1. It must be active."""
@@ -283,95 +283,95 @@ class Line:
         each = account.mean_cost if account.was_charged else max(MIN_COST, cost) / account.weight
         return self._shares.account(tenant) + max(0.0, requests * each - account.credit)
 
-    def last_of_furthest(self, band: Priority, spared: str | None, cost: float) -> tuple[float, int] | None:
+    def last_of_furthest(self, priority: Priority, spared: str | None, cost: float) -> tuple[float, int] | None:
         """The last request of the tenant whose account will be highest when all that it has in a band is served.
 
         Returns that account and the request. `spared` is not counted; `cost`: see `account_after`. None: there is none.
         """
         others = [
-            (self.account_after(tenant, waiters.count, cost), tenant)
-            for tenant, waiters in self._crowd[band].items()
+            (self.account_after(tenant, backlog.count, cost), tenant)
+            for tenant, backlog in self._backlogs[priority].items()
             if tenant != spared
         ]
         if not others:
             return None
         account, furthest = max(others)
-        queues = (of.bands[band] for of in self.classes.values())
-        lasts = (queue.last_of(furthest) for queue in queues if queue is not None)
+        fair_queues = (of.priorities[priority] for of in self.classes.values())
+        lasts = (fair_queue.last_of(furthest) for fair_queue in fair_queues if fair_queue is not None)
         return account, max(place for place in lasts if place is not None)[2]
 
     def position_of(self, request: LiveRequest) -> int:
         """The place at which it would be served now, from 1 on: exact within a tenant, estimated between tenants."""
-        band, mine = request.arrival.priority, self._shares.active[request.arrival.tenant]
+        priority, mine = request.arrival.priority, self._shares.active[request.arrival.tenant]
         own, passed = self._own_ahead(request), 0
         until = mine.served + own * mine.mean_cost
-        crowd = self._crowd[band]
-        looks_at_ties = len(crowd) <= MAX_TENANTS_WITH_TIES
-        for other, waiters in islice(crowd.items(), MAX_TENANTS_COMPARED):
-            account = waiters.account
+        backlogs = self._backlogs[priority]
+        looks_at_ties = len(backlogs) <= MAX_TENANTS_WITH_TIES
+        for other, backlog in islice(backlogs.items(), MAX_TENANTS_COMPARED):
+            account = backlog.account
             behind = until - account.served
             if behind < 0 or account is mine:
                 continue
             turns = behind / account.mean_cost
-            if turns >= waiters.count:
-                passed += waiters.count
+            if turns >= backlog.count:
+                passed += backlog.count
                 continue
             whole = ceil(turns)
             if looks_at_ties and whole == turns and self._goes_first(other, whole, request):
                 whole += 1
             passed += whole
-        if len(crowd) > MAX_TENANTS_COMPARED:
-            passed = int(passed * len(crowd) / MAX_TENANTS_COMPARED)
-        return 1 + sum(self._by_band[:band]) + own + passed
+        if len(backlogs) > MAX_TENANTS_COMPARED:
+            passed = int(passed * len(backlogs) / MAX_TENANTS_COMPARED)
+        return 1 + sum(self._by_priority[:priority]) + own + passed
 
     def _own_ahead(self, request: LiveRequest) -> int:
-        band, tenant, place = request.arrival.priority, request.arrival.tenant, request.place
+        priority, tenant, place = request.arrival.priority, request.arrival.tenant, request.place
         ahead = 0
         for of in self.classes.values():
-            queue = of.bands[band]
-            if queue is not None:
-                ahead += queue.ahead_of(tenant, place)
+            fair_queue = of.priorities[priority]
+            if fair_queue is not None:
+                ahead += fair_queue.ahead_of(tenant, place)
         return ahead
 
     def _goes_first(self, other: str, turns: int, request: LiveRequest) -> bool:
         """Whether, with equal accounts after so many turns, this tenant's next request comes before this one."""
-        band, place = request.arrival.priority, request.place
+        priority, place = request.arrival.priority, request.place
         for of in self.classes.values():
-            queue = of.bands[band]
-            if queue is not None:
-                next_place = queue.place_of(other, turns)
+            fair_queue = of.priorities[priority]
+            if fair_queue is not None:
+                next_place = fair_queue.queue_position(other, turns)
                 if next_place is not None and next_place < place:
                     return True
         return False
 
-    def _overdue(self, of: RequestClass, bands: Sequence[Priority], now: float) -> Iterator[Candidacy]:
+    def _overdue(self, of: RequestClass, priorities: Sequence[Priority], now: float) -> Iterator[QueueEntry]:
         """Of several such bands the one goes first that was passed over most often, so that none waits for another.
 
         Durable requests waited long before they came here: their share is counted from the first grant on.
         """
-        for band in bands:
-            turn = of.turn_in(band)
-            patience = 0.0 if band is _DURABLE else self._limits.lower_band_patience_seconds
-            if turn is not None and now - turn.place[1] >= patience:
-                deadline_at, arrived_at, key = turn.place
-                how_often = self._passed_over[band] / self._due_after[band]
-                yield Candidacy((-1, -how_often, (arrived_at, deadline_at, key)), band, turn, of)
+        for priority in priorities:
+            head = of.head_in(priority)
+            patience = 0.0 if priority is _DURABLE else self._limits.lower_band_patience_seconds
+            if head is not None and now - head.place[1] >= patience:
+                deadline_at, arrived_at, key = head.place
+                how_often = self._passed_over[priority] / self._due_after[priority]
+                yield QueueEntry((-1, -how_often, (arrived_at, deadline_at, key)), priority, head, of)
 
     def _still_owed(self) -> float:
         """What is left for durable requests of the grants that went past them, when one of them gets its turn."""
-        band = _DURABLE
-        return max(0.0, min(_MOST_SAVED_GRANTS, self._passed_over[band] - self._due_after[band]))
+        priority = _DURABLE
+        return max(0.0, min(_MOST_SAVED_GRANTS, self._passed_over[priority] - self._due_after[priority]))
 
-    def _new_waiters(self, tenant: str, now: float) -> _Waiters:
-        pace = Pace(self._limits.pace_window_seconds)
-        pace.note_backlog(now, waiting=True)
-        return _Waiters(self._shares.active[tenant], pace)
+    def _new_backlog(self, tenant: str, now: float) -> _TenantBacklog:
+        grant_rate = GrantRate(self._limits.pace_window_seconds)
+        grant_rate.note_backlog(now, waiting=True)
+        return _TenantBacklog(self._shares.active[tenant], grant_rate)
 
-    def _new_class(self, kind: Kind) -> RequestClass:
+    def _new_class(self, kind: RequestKind) -> RequestClass:
         return RequestClass(self.name, kind, self._shares.account, self._may_run)
 
 
 def _due_after(limits: SchedulerLimits) -> tuple[float, ...]:
     """By band: grants to higher ones after which it has a turn. Infinite: never."""
     durable = max(1.0, 1.0 / limits.durable_share - 1.0) if limits.durable_share > 0.0 else inf
-    return tuple(durable if band is _DURABLE else limits.lower_band_every - 1.0 for band in BANDS)
+    return tuple(durable if priority is _DURABLE else limits.lower_band_every - 1.0 for priority in PRIORITIES)

@@ -6,7 +6,7 @@ from typing import Any
 from router_svc.policy.arrival import Needs
 from router_svc.policy.endpoints.candidate_index import CandidateIndex
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
-from router_svc.policy.endpoints.choice import Choice, Wish
+from router_svc.policy.endpoints.choice import Choice, PickRequest
 from router_svc.policy.endpoints.routes import Route
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.settings import ChoicePolicy, PoolSettings, Settings
@@ -44,26 +44,28 @@ def index(
     made = CandidateIndex(settings, SchedulerLimits(**(limits or {})))
     for candidate in members:
         made.table.put(candidate)
-    made.table.set_ladders({route.name: route for route in routes}, cloud_fallback=cloud_fallback)
+    made.table.set_routes({route.name: route for route in routes}, cloud_fallback=cloud_fallback)
     return made
 
 
-def wish(needs: Needs = CHAT, **changes: Any) -> Wish:
-    return Wish(needs=needs, **changes)
+def pick(needs: Needs = CHAT, **changes: Any) -> PickRequest:
+    return PickRequest(needs=needs, **changes)
 
 
-def place(mesh: CandidateIndex, line: str = "p", asked: Wish | None = None, now: float = 0.0) -> Candidate | None:
+def place(
+    mesh: CandidateIndex, queue: str = "p", asked: PickRequest | None = None, now: float = 0.0
+) -> Candidate | None:
     """Choose and take; None: nobody was free."""
-    choice = mesh.choose(line, asked or wish(), now)
+    choice = mesh.choose(queue, asked or pick(), now)
     if choice is None:
         return None
     mesh.take(choice.candidate, now)
     return choice.candidate
 
 
-def placed(mesh: CandidateIndex, times: int, line: str = "p", asked: Wish | None = None) -> list[str]:
+def placed(mesh: CandidateIndex, times: int, queue: str = "p", asked: PickRequest | None = None) -> list[str]:
     """The models that so many requests go to, one after the other; none of them ends."""
-    found = [place(mesh, line, asked) for _ in range(times)]
+    found = [place(mesh, queue, asked) for _ in range(times)]
     return [candidate.model if candidate is not None else "nobody" for candidate in found]
 
 

@@ -32,7 +32,7 @@ class ModelSpec:
 class Waiting:
     arrived_at: float
     tenant: str = "t"
-    band: Priority = Priority.NORMAL
+    priority: Priority = Priority.NORMAL
 
 
 @dataclass
@@ -114,8 +114,8 @@ class LoadWorld:
             readiness=Readiness.READY if ready else Readiness.ASLEEP,
         )
 
-    def arrive(self, model: str, tenant: str = "t", band: Priority = Priority.NORMAL) -> None:
-        self.models[model].queue.append(Waiting(arrived_at=self.now, tenant=tenant, band=band))
+    def arrive(self, model: str, tenant: str = "t", priority: Priority = Priority.NORMAL) -> None:
+        self.models[model].queue.append(Waiting(arrived_at=self.now, tenant=tenant, priority=priority))
 
     def make_ready(self, model: str) -> None:
         self.models[model].ready_since = self.now
@@ -177,7 +177,7 @@ class LoadWorld:
         return self.accounts.get(tenant, 0.0)
 
     def _next_of(self, state: ModelState) -> Waiting:
-        return min(state.queue, key=lambda each: (each.band, self._account(each.tenant), each.arrived_at))
+        return min(state.queue, key=lambda each: (each.priority, self._account(each.tenant), each.arrived_at))
 
     def _demands(self) -> list[Demand]:
         return [self._demand(state) for state in self.models.values() if state.queue and state.ready_since is None]
@@ -185,10 +185,10 @@ class LoadWorld:
     def _demand(self, state: ModelState) -> Demand:
         first = self._next_of(state)
         return Demand(
-            line=state.spec.name,
+            queue=state.spec.name,
             asleep=(self.candidate_of(state.spec),),
             waiting=len(state.queue),
-            band=first.band,
+            priority=first.priority,
             oldest_arrived_at=min(each.arrived_at for each in state.queue),
             waited_seconds=sum(self.now - each.arrived_at for each in state.queue),
             queued_tokens=len(state.queue) * state.spec.service_seconds * TOKENS_PER_SECOND,
@@ -207,7 +207,7 @@ class LoadWorld:
                     active=len(state.running),
                     queued_tokens=len(state.queue) * state.spec.service_seconds * TOKENS_PER_SECOND,
                     account=float("inf") if first is None else self._account(first.tenant),
-                    band=None if first is None else first.band,
+                    priority=None if first is None else first.priority,
                     last_granted_at=state.last_granted_at,
                     since=state.ready_since,
                 )

@@ -10,7 +10,7 @@ from router_svc.policy.decisions import Decision, Placed, Served, WakeFailure, W
 from router_svc.policy.endpoints.cluster_view import MeshChange
 from router_svc.policy.loading.load_plan import Demand, Resident
 from router_svc.policy.loading.swap_cost import SwapCosts
-from router_svc.policy.queue.queue import Candidacy, Line
+from router_svc.policy.queue.queue import Queue, QueueEntry
 from router_svc.policy.scheduler import Scheduler
 from router_svc.policy.settings import Settings
 from router_svc.simulation.scenario import Scenario
@@ -53,9 +53,9 @@ class Sound:
         return self.heard(self.inner.finish(key, now, served, failure))
 
     def wake_finished(
-        self, model: str, failure: WakeFailure | None, now: float, *, by_word: bool = False
+        self, model: str, failure: WakeFailure | None, now: float, *, self_reported: bool = False
     ) -> list[Decision]:
-        return self.heard(self.inner.wake_finished(model, failure, now, by_word=by_word))
+        return self.heard(self.inner.wake_finished(model, failure, now, self_reported=self_reported))
 
     def tick(self, now: float) -> list[Decision]:
         return self.heard(self.inner.tick(now))
@@ -138,7 +138,7 @@ class ForcesForDurable(Sound):
 
     def __init__(self, scenario: Scenario) -> None:
         super().__init__(scenario)
-        planner = self.inner._desk._planner
+        planner = self.inner._loads._planner
         planner._costs = YieldsAlways(planner._costs.limits, planner._costs.estimates)
 
 
@@ -153,17 +153,17 @@ class IdlesBesideDurable(Sound):
     def __init__(self, scenario: Scenario) -> None:
         super().__init__(scenario)
         for kind in scenario.models:
-            line = self.inner._lines.open(kind.name)
+            line = self.inner._queues.open(kind.name)
             line.keeps_waiting = _everybody_waits  # type: ignore[method-assign]  # the planted bug
-            line.candidacies = partial(_only_due, line.candidacies)  # type: ignore[method-assign]  # the planted bug
+            line.entries = partial(_only_due, line.entries)  # type: ignore[method-assign]  # the planted bug
 
 
-def _everybody_waits(band: Priority) -> bool:
-    return band in Priority
+def _everybody_waits(priority: Priority) -> bool:
+    return priority in Priority
 
 
-def _only_due(candidacies: Any, *asked: Any) -> Iterator[Candidacy]:
-    return (each for each in candidacies(*asked) if each.band is not Priority.DURABLE or each.rank[0] < 0)
+def _only_due(entries: Any, *asked: Any) -> Iterator[QueueEntry]:
+    return (each for each in entries(*asked) if each.priority is not Priority.DURABLE or each.rank[0] < 0)
 
 
 class ServesTheOldestLowerBand(Sound):
@@ -172,11 +172,11 @@ class ServesTheOldestLowerBand(Sound):
     def __init__(self, scenario: Scenario) -> None:
         super().__init__(scenario)
         for kind in scenario.models:
-            line = self.inner._lines.open(kind.name)
+            line = self.inner._queues.open(kind.name)
             line._overdue = partial(_oldest_first, line, line._overdue)  # type: ignore[method-assign]  # the planted bug
 
 
-def _oldest_first(line: Line, overdue: Any, *asked: Any) -> Iterator[Candidacy]:
+def _oldest_first(line: Queue, overdue: Any, *asked: Any) -> Iterator[QueueEntry]:
     found = list(overdue(*asked))
     if found:
         first = min(found, key=lambda each: each.rank[2])

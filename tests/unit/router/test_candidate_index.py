@@ -4,13 +4,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from index_harness import ANYWHERE, CHAT, chosen, index, member, place, placed, wish
+from index_harness import ANYWHERE, CHAT, chosen, index, member, pick, place, placed
 
 from router_svc.policy.arrival import Needs
 from router_svc.policy.endpoints.candidates import Readiness
 from router_svc.policy.endpoints.choice import MAX_CONSIDERED, SHOWN_OF_MANY
 from router_svc.policy.endpoints.failover import FailureKind
-from router_svc.policy.endpoints.pool import Seat
+from router_svc.policy.endpoints.pool import Endpoint
 from router_svc.policy.endpoints.routes import Route
 from weft.kernel.request import Operation
 
@@ -19,21 +19,21 @@ EMBED = Needs(Operation.EMBEDDING)
 
 def test_a_model_stands_for_its_pool_and_a_pool_for_itself() -> None:
     mesh = index(member("a"), member("b"), member("solo", pool="solo"))
-    assert [mesh.table.line_of(name) for name in ("a", "b", "p", "solo", "nothing")] == ["p", "p", "p", "solo", None]
-    assert sorted(mesh.table.lines()) == ["p", "solo"]
+    assert [mesh.table.queue_of(name) for name in ("a", "b", "p", "solo", "nothing")] == ["p", "p", "p", "solo", None]
+    assert sorted(mesh.table.queues()) == ["p", "solo"]
 
 
 def test_a_name_that_is_a_pools_and_a_models_is_the_pools() -> None:
     mesh = index(member("x", pool="p"), member("a", pool="x"))
-    assert mesh.table.line_of("x") == "x"
+    assert mesh.table.queue_of("x") == "x"
     assert [candidate.model for candidate in mesh.table.members("x")] == ["a"]
 
 
 def test_only_known_routes_are_lines() -> None:
     mesh = index(member("a"), routes=[Route(name="code", candidates=("a",))])
-    assert mesh.table.line_of("route/code") == "route/code"
-    assert mesh.table.line_of("route/other") is None
-    assert mesh.table.line_of("code") is None
+    assert mesh.table.queue_of("route/code") == "route/code"
+    assert mesh.table.queue_of("route/other") is None
+    assert mesh.table.queue_of("code") is None
 
 
 def test_a_candidate_is_in_the_lines_of_its_pool_and_of_the_routes_that_name_it() -> None:
@@ -43,26 +43,26 @@ def test_a_candidate_is_in_the_lines_of_its_pool_and_of_the_routes_that_name_it(
         Route(name="t", candidates=("b",)),
     ]
     mesh = index(member("a"), member("b"), routes=routes)
-    assert list(mesh.table.lines_of(member("a"))) == ["p", "route/r", "route/s"]
+    assert list(mesh.table.queues_of(member("a"))) == ["p", "route/r", "route/s"]
 
 
 def test_a_line_without_members_is_gone() -> None:
     mesh = index(member("a"))
     mesh.table.drop("a")
-    assert mesh.table.line_of("a") is None
-    assert list(mesh.table.lines()) == []
+    assert mesh.table.queue_of("a") is None
+    assert list(mesh.table.queues()) == []
     assert place(mesh) is None
     mesh.table.drop("a")
 
 
 def test_a_model_that_changes_its_pool_takes_what_runs_on_it_along() -> None:
     mesh = index(member("a"), member("b"))
-    running = place(mesh, asked=wish(excluded=frozenset({member("b").key})))
+    running = place(mesh, asked=pick(excluded=frozenset({member("b").key})))
     assert running is not None
     mesh.table.put(member("a", pool="q"))
-    assert (mesh.in_flight_of_line("p"), mesh.in_flight_of_line("q")) == (0, 1)
+    assert (mesh.in_flight_of_queue("p"), mesh.in_flight_of_queue("q")) == (0, 1)
     mesh.release(running)
-    assert (mesh.in_flight_of_line("q"), mesh.total_in_flight) == (0, 0)
+    assert (mesh.in_flight_of_queue("q"), mesh.total_in_flight) == (0, 0)
 
 
 def test_nobody_gets_more_than_it_has_slots_for() -> None:
@@ -133,7 +133,7 @@ def test_those_who_are_held_take_nothing_until_the_hold_is_lifted() -> None:
     mesh = index(member("a"), member("b"))
     mesh.table.hold(frozenset({member("a").key}), {member("a").key: "llama"})
     assert set(placed(mesh, 4)) == {"b"}
-    [held] = [each for each in mesh.considered("p", wish(), 0.0) if each.model == "a"]
+    [held] = [each for each in mesh.considered("p", pick(), 0.0) if each.model == "a"]
     assert held.gate == "held for llama to be loaded"
     mesh.table.hold(frozenset({member("b").key}))
     assert placed(mesh, 1) == ["a"]
@@ -160,13 +160,13 @@ def test_requests_on_an_incarnation_that_is_gone_count_until_they_end() -> None:
     mesh.table.put(member("a", slots=1, incarnation="2"))
     new = place(mesh)
     assert new is not None
-    assert (mesh.in_flight(old), mesh.in_flight(new), mesh.in_flight_of_line("p")) == (1, 1, 2)
+    assert (mesh.in_flight(old), mesh.in_flight(new), mesh.in_flight_of_queue("p")) == (1, 1, 2)
     assert not mesh.has_free("p")
     mesh.release(old)
     assert (mesh.in_flight(old), mesh.total_in_flight) == (0, 1)
     mesh.table.drop("a")
     mesh.release(new)
-    assert (mesh.in_flight_of_line("p"), mesh.total_in_flight) == (0, 0)
+    assert (mesh.in_flight_of_queue("p"), mesh.total_in_flight) == (0, 0)
 
 
 def test_what_runs_on_a_candidate_that_comes_back_still_takes_its_slots() -> None:
@@ -176,7 +176,7 @@ def test_what_runs_on_a_candidate_that_comes_back_still_takes_its_slots() -> Non
     mesh.table.drop("a")
     mesh.table.put(member("a", slots=1))
     assert place(mesh) is None
-    assert mesh.in_flight_of_line("p") == 1
+    assert mesh.in_flight_of_queue("p") == 1
     mesh.release(running)
     assert placed(mesh, 1) == ["a"]
 
@@ -190,22 +190,22 @@ def test_nothing_is_kept_of_who_is_gone() -> None:
         mesh.table.drop("a")
         mesh.release(running)
     table = mesh.table
-    assert (len(table._seats), len(table._runners), len(table.pools), len(table._pool_rungs)) == (0, 0, 0, 0)
+    assert (len(table._endpoints), len(table._runners), len(table.pools), len(table._pool_steps)) == (0, 0, 0, 0)
 
 
 def test_requests_go_only_to_who_has_what_they_need() -> None:
     mesh = index(member("a"), member("b", operations=frozenset({Operation.EMBEDDING})))
-    assert placed(mesh, 2, asked=wish(EMBED)) == ["b", "b"]
+    assert placed(mesh, 2, asked=pick(EMBED)) == ["b", "b"]
     assert [candidate.model for candidate in mesh.permitted("p", EMBED, frozenset())] == ["b"]
 
 
 def test_what_a_candidate_can_do_may_change() -> None:
     mesh = index(member("a"))
-    assert place(mesh, asked=wish(EMBED)) is None
+    assert place(mesh, asked=pick(EMBED)) is None
     mesh.table.put(member("a", operations=frozenset(Operation)))
-    assert placed(mesh, 1, asked=wish(EMBED)) == ["a"]
+    assert placed(mesh, 1, asked=pick(EMBED)) == ["a"]
     mesh.table.put(member("a"))
-    assert place(mesh, asked=wish(EMBED)) is None
+    assert place(mesh, asked=pick(EMBED)) is None
 
 
 def test_the_permitted_are_neither_excluded_nor_down() -> None:
@@ -221,7 +221,7 @@ def test_the_permitted_are_neither_excluded_nor_down() -> None:
 def test_excluded_candidates_are_not_chosen_and_stay_for_others() -> None:
     mesh = index(member("a"), member("b"), member("c"))
     excluded = frozenset({member("a").key, member("b").key})
-    assert placed(mesh, 2, asked=wish(excluded=excluded)) == ["c", "c"]
+    assert placed(mesh, 2, asked=pick(excluded=excluded)) == ["c", "c"]
     assert placed(mesh, 2) == ["a", "b"]
 
 
@@ -279,9 +279,9 @@ def test_a_choice_names_who_was_considered_and_what_kept_each_from_it() -> None:
     )
     only_b = frozenset(member(name).key for name in "aghi")
     only_i = frozenset(member(name).key for name in "abgh")
-    assert placed(mesh, 1, asked=wish(excluded=only_b)) + placed(mesh, 1, asked=wish(excluded=only_i)) == ["b", "i"]
+    assert placed(mesh, 1, asked=pick(excluded=only_b)) + placed(mesh, 1, asked=pick(excluded=only_i)) == ["b", "i"]
     mesh.health.note_failure(member("g"), FailureKind.BUSY, 0.0)
-    choice = mesh.choose("p", wish(excluded=frozenset({member("h").key})), 0.0)
+    choice = mesh.choose("p", pick(excluded=frozenset({member("h").key})), 0.0)
     assert choice is not None
     assert (chosen(choice), choice.policy, choice.count) == ("a", "least_loaded", 9)
     assert choice.considered[0].chosen
@@ -303,7 +303,7 @@ def test_what_is_said_of_a_candidate_follows_what_happens_to_it() -> None:
     mesh = index(member("a", slots=1), max_in_flight=2)
 
     def gate() -> str:
-        [only] = mesh.considered("p", wish(), 0.0)
+        [only] = mesh.considered("p", pick(), 0.0)
         return only.gate
 
     assert gate() == ""
@@ -318,7 +318,7 @@ def test_what_is_said_of_a_candidate_follows_what_happens_to_it() -> None:
     assert gate() == ""
     mesh.table.hold(frozenset({running.key}))
     assert gate() == "held for another model to be loaded"
-    [remote_asked] = mesh.considered("p", wish(EMBED), 0.0)
+    [remote_asked] = mesh.considered("p", pick(EMBED), 0.0)
     assert remote_asked.gate == "does not offer embedding"
 
 
@@ -326,12 +326,12 @@ def test_of_many_only_some_are_named_and_all_are_counted() -> None:
     mesh = index(*(member(f"m{number:03}") for number in range(200)))
     for number in range(100):
         mesh.table.put(member(f"m{number:03}", readiness=Readiness.ASLEEP))
-    choice = mesh.choose("p", wish(), 0.0)
+    choice = mesh.choose("p", pick(), 0.0)
     assert choice is not None
     assert (chosen(choice), choice.count) == ("m100", 200)
     assert len(choice.considered) == SHOWN_OF_MANY
     assert choice.considered[0].model == "m100"
-    considered = mesh.considered("p", wish(), 0.0)
+    considered = mesh.considered("p", pick(), 0.0)
     assert len(considered) == MAX_CONSIDERED
     assert considered[0].gate == ""
 
@@ -340,7 +340,7 @@ def test_who_can_serve_changes_with_the_permit() -> None:
     mesh = index(member("a", remote=True))
     assert place(mesh) is None
     assert list(mesh.permitted("p", CHAT, frozenset())) == []
-    assert placed(mesh, 1, asked=wish(ANYWHERE)) == ["a"]
+    assert placed(mesh, 1, asked=pick(ANYWHERE)) == ["a"]
     mesh.table.put(replace(member("a"), remote=False))
     assert placed(mesh, 1) == ["a"]
 
@@ -348,13 +348,13 @@ def test_who_can_serve_changes_with_the_permit() -> None:
 def test_a_request_in_a_pool_of_a_thousand_looks_at_no_other_member(monkeypatch: pytest.MonkeyPatch) -> None:
     mesh = index(*(member(f"m{number:04}") for number in range(1_000)))
     looked_at: list[str] = []
-    settle = Seat.settle
+    settle = Endpoint.settle
 
-    def counted(seat: Seat) -> None:
+    def counted(seat: Endpoint) -> None:
         looked_at.append(seat.candidate.model)
         settle(seat)
 
-    monkeypatch.setattr(Seat, "settle", counted)
+    monkeypatch.setattr(Endpoint, "settle", counted)
     for _ in range(100):
         running = place(mesh)
         assert running is not None

@@ -5,15 +5,15 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from index_harness import CHAT, index, member, wish
+from index_harness import CHAT, index, member, pick
 
 from router_svc.policy.arrival import Needs
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.capability import fits
-from router_svc.policy.endpoints.choice import Wish
+from router_svc.policy.endpoints.choice import PickRequest
 from router_svc.policy.endpoints.failover import FailureKind
-from router_svc.policy.endpoints.health import Standing
-from router_svc.policy.endpoints.pool import Seat
+from router_svc.policy.endpoints.health import HealthState
+from router_svc.policy.endpoints.pool import Endpoint
 from router_svc.policy.settings import ChoicePolicy
 from weft.kernel.request import Operation
 
@@ -87,10 +87,10 @@ class Looker:
         limit = candidate.runner_max_requests
         return self.in_flight(candidate) < candidate.slots and (not limit or self.on_runner(candidate) < limit)
 
-    def seat(self, candidate: Candidate) -> Seat:
-        return self.mesh.table._seats[candidate.key]
+    def seat(self, candidate: Candidate) -> Endpoint:
+        return self.mesh.table._endpoints[candidate.key]
 
-    def takes(self, candidate: Candidate, asked: Wish) -> bool:
+    def takes(self, candidate: Candidate, asked: PickRequest) -> bool:
         """Whether it would take such a request, were it not for how it did."""
         return (
             candidate.readiness is Readiness.READY
@@ -99,32 +99,32 @@ class Looker:
         )
 
     def works(self, candidate: Candidate) -> bool:
-        return self.seat(candidate).health.standing is Standing.WORKS
+        return self.seat(candidate).health.state is HealthState.WORKS
 
-    def free(self, line: str, asked: Wish) -> list[Candidate]:
-        members = [candidate for candidate in self.known.values() if candidate.pool == line]
+    def free(self, queue: str, asked: PickRequest) -> list[Candidate]:
+        members = [candidate for candidate in self.known.values() if candidate.pool == queue]
         able = [candidate for candidate in members if self.takes(candidate, asked)]
         free = [each for each in able if self.has_room(each) and not self.seat(each).health.paused]
-        on_trial = [each for each in free if self.seat(each).health.standing is Standing.ON_TRIAL]
+        on_trial = [each for each in free if self.seat(each).health.state is HealthState.ON_TRIAL]
         on_trial = [each for each in on_trial if not self.seat(each).trying]
         best = [each for each in free if self.works(each)] + on_trial
         if best or any(self.works(each) for each in able):
             return best
         return free
 
-    def ask(self, line: str, needs: Needs, excluded: set[str]) -> None:
+    def ask(self, queue: str, needs: Needs, excluded: set[str]) -> None:
         gone = frozenset(self.known[name].key for name in excluded if name in self.known)
-        asked = wish(needs, excluded=gone, seed=len(self.running))
+        asked = pick(needs, excluded=gone, seed=len(self.running))
         self.mesh.health.advance(self.now)
-        free = self.free(line, asked)
-        capped = self.in_line[line] >= MAX_IN_FLIGHT
-        choice = self.mesh.choose(line, asked, self.now)
+        free = self.free(queue, asked)
+        capped = self.in_line[queue] >= MAX_IN_FLIGHT
+        choice = self.mesh.choose(queue, asked, self.now)
         if capped or not free:
             assert choice is None, "somebody was chosen who is not free"
             return
         assert choice is not None, f"{[each.model for each in free]} were overlooked"
         assert choice.candidate in free
-        assert self.mesh.has_free(line), "it was said that nobody is free"
+        assert self.mesh.has_free(queue), "it was said that nobody is free"
         if self.policy is ChoicePolicy.LEAST_LOADED:
             least = min(self.in_flight(each) / each.slots for each in free)
             assert self.in_flight(choice.candidate) / choice.candidate.slots == least
@@ -134,12 +134,12 @@ class Looker:
     @property
     def in_line(self) -> Counter[str]:
         """Requests by pool: by the one that their candidate is in now, or was in when it went."""
-        return Counter({line: self.mesh.in_flight_of_line(line) for line in POOLS})
+        return Counter({queue: self.mesh.in_flight_of_queue(queue) for queue in POOLS})
 
     def step(self, kind: str, argument: object) -> None:
         match kind, argument:
-            case "ask", (str(line), Needs() as needs, set(excluded)):
-                self.ask(line, needs, excluded)
+            case "ask", (str(queue), Needs() as needs, set(excluded)):
+                self.ask(queue, needs, excluded)
             case "release", int(number) if number < len(self.running):
                 self.mesh.release(self.running.pop(number))
             case "put", (str(name), str(pool), Readiness() as readiness, int(slots), int(limit), bool(embeds)):
@@ -174,17 +174,17 @@ class Looker:
             assert self.mesh.table.candidate(candidate.model) == candidate
             assert self.mesh.in_flight(candidate) == self.in_flight(candidate)
             assert self.mesh.on_runner(candidate) == self.on_runner(candidate)
-        for line in POOLS:
-            members = [candidate for candidate in self.known.values() if candidate.pool == line]
-            assert sorted(each.model for each in self.mesh.table.members(line)) == sorted(
+        for queue in POOLS:
+            members = [candidate for candidate in self.known.values() if candidate.pool == queue]
+            assert sorted(each.model for each in self.mesh.table.members(queue)) == sorted(
                 each.model for each in members
             )
-            assert self.mesh.up(line) == sum(each.readiness is not Readiness.DOWN for each in members)
+            assert self.mesh.up(queue) == sum(each.readiness is not Readiness.DOWN for each in members)
             ready = [each.slots for each in members if each.readiness is Readiness.READY]
-            assert self.mesh.ready_slots(line) == sum(ready)
-            permitted = {each.model for each in self.mesh.permitted(line, CHAT, frozenset())}
+            assert self.mesh.ready_slots(queue) == sum(ready)
+            permitted = {each.model for each in self.mesh.permitted(queue, CHAT, frozenset())}
             assert permitted == {each.model for each in members if each.readiness is not Readiness.DOWN}
-        assert len(self.mesh.table._seats) <= len(self.known) + len(self.running)
+        assert len(self.mesh.table._endpoints) <= len(self.known) + len(self.running)
 
 
 @settings(max_examples=200, deadline=None)
@@ -200,7 +200,7 @@ def test_the_index_says_what_a_look_at_every_candidate_says(
 
 def test_the_look_notices_an_index_that_forgets_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     looker = Looker(ChoicePolicy.ROUND_ROBIN)
-    monkeypatch.setattr(looker.mesh, "hold", lambda _keys: None)
+    monkeypatch.setattr(looker.mesh.table, "hold", lambda _keys: None)
     looker.step("hold", {"a", "b", "c"})
     with pytest.raises(AssertionError, match="who is not free"):
         looker.step("ask", ("p", CHAT, set()))

@@ -1,7 +1,7 @@
 """What a candidate lacks, and why nobody of a line can serve a request."""
 
 import pytest
-from index_harness import CHAT, index, member, place, wish
+from index_harness import CHAT, index, member, pick, place
 
 from router_svc.policy.arrival import Needs, context_class
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
@@ -42,7 +42,7 @@ OFF = {"remote": True}
 def test_what_a_candidate_lacks_is_named(candidate: Candidate, needs: Needs, gate: str) -> None:
     assert fits(candidate, needs) == gate
     mesh = index(candidate)
-    assert (place(mesh, asked=wish(needs)) is not None) == (gate == "")
+    assert (place(mesh, asked=pick(needs)) is not None) == (gate == "")
 
 
 @pytest.mark.parametrize("context", [0, 1, 4095, 4096, 4097, 131_072])
@@ -133,5 +133,5 @@ def test_a_route_whose_local_candidates_are_only_down_does_not_blame_the_guard()
 
 def test_a_route_of_which_the_mesh_has_nothing_has_nobody_up() -> None:
     mesh = index(routes=[Route(name="r", candidates=("nothing",))])
-    assert mesh.table.line_of("route/r") == "route/r"
+    assert mesh.table.queue_of("route/r") == "route/r"
     assert mesh.refusal("route/r", CHAT).reason is Reason.NO_RUNNER_AVAILABLE

@@ -3,9 +3,9 @@
 from collections import Counter
 from dataclasses import replace
 
-from index_harness import CHAT, chosen, index, member, place, placed, wish
+from index_harness import CHAT, chosen, index, member, pick, place, placed
 
-from router_svc.policy.endpoints.choice import Wish
+from router_svc.policy.endpoints.choice import PickRequest
 from router_svc.policy.settings import ChoicePolicy
 from weft.kernel.request import Operation
 
@@ -39,37 +39,37 @@ def test_among_those_never_granted_the_first_by_name_is_chosen() -> None:
 def test_members_of_different_kinds_are_compared_with_each_other() -> None:
     mesh = index(member("a", context_tokens=4096), member("b", context_tokens=8192), member("c"))
     assert placed(mesh, 6) == ["a", "b", "c", "a", "b", "c"]
-    long = wish(replace(CHAT, context_tokens=8192))
+    long = pick(replace(CHAT, context_tokens=8192))
     assert placed(mesh, 2, asked=long) == ["b", "c"]
 
 
 def test_turns_go_round_whatever_the_load_and_within_one_moment() -> None:
     mesh = index(member("a", slots=9), member("b", slots=2), member("c", slots=9), policy=ChoicePolicy.ROUND_ROBIN)
     assert placed(mesh, 8) == ["a", "b", "c", "a", "b", "c", "a", "c"]
-    choice = mesh.choose("p", wish(), 0.0)
+    choice = mesh.choose("p", pick(), 0.0)
     assert choice is not None
     assert choice.policy == "round_robin"
 
 
 def test_a_turn_comes_back_to_who_was_excluded() -> None:
     mesh = index(member("a"), member("b"), member("c"), policy=ChoicePolicy.ROUND_ROBIN)
-    assert placed(mesh, 1, asked=wish(excluded=frozenset({member("a").key}))) == ["b"]
+    assert placed(mesh, 1, asked=pick(excluded=frozenset({member("a").key}))) == ["b"]
     assert placed(mesh, 3) == ["a", "c", "b"]
 
 
-def _drawn(asked: Wish, names: str, seeds: int) -> Counter[str]:
+def _drawn(asked: PickRequest, names: str, seeds: int) -> Counter[str]:
     mesh = index(*(member(name) for name in names), policy=ChoicePolicy.RANDOM)
     return Counter(chosen(mesh.choose("p", asked._replace(seed=seed), 0.0)) for seed in range(seeds))
 
 
 def test_chance_treats_all_alike() -> None:
-    drawn = _drawn(wish(), "abcde", 5_000)
+    drawn = _drawn(pick(), "abcde", 5_000)
     assert set(drawn) == set("abcde")
     assert all(900 < count < 1_100 for count in drawn.values())
 
 
 def test_chance_never_draws_who_is_excluded_and_treats_the_others_alike() -> None:
-    drawn = _drawn(wish(excluded=frozenset(member(name).key for name in "bd")), "abcde", 3_000)
+    drawn = _drawn(pick(excluded=frozenset(member(name).key for name in "bd")), "abcde", 3_000)
     assert set(drawn) == set("ace")
     assert all(900 < count < 1_100 for count in drawn.values())
 
@@ -78,29 +78,29 @@ def test_chance_finds_the_only_one_who_is_not_excluded() -> None:
     names = [f"m{number:03}" for number in range(200)]
     mesh = index(*(member(name) for name in names), policy=ChoicePolicy.RANDOM)
     excluded = frozenset(member(name).key for name in names[:-1])
-    found = {chosen(mesh.choose("p", wish(excluded=excluded, seed=seed), 0.0)) for seed in range(20)}
+    found = {chosen(mesh.choose("p", pick(excluded=excluded, seed=seed), 0.0)) for seed in range(20)}
     assert found == {"m199"}
     everybody = excluded | {member("m199").key}
-    assert mesh.choose("p", wish(excluded=everybody), 0.0) is None
+    assert mesh.choose("p", pick(excluded=everybody), 0.0) is None
 
 
 def test_the_same_seed_draws_the_same() -> None:
-    first, second = (_drawn(wish(), "abcdefgh", 50) for _ in range(2))
+    first, second = (_drawn(pick(), "abcdefgh", 50) for _ in range(2))
     assert first == second
 
 
 def test_chance_draws_only_among_the_free() -> None:
     mesh = index(member("a", slots=1), member("b", slots=1), member("c", slots=1), policy=ChoicePolicy.RANDOM)
-    assert sorted(placed(mesh, 4, asked=wish(seed=7))) == ["a", "b", "c", "nobody"]
+    assert sorted(placed(mesh, 4, asked=pick(seed=7))) == ["a", "b", "c", "nobody"]
 
 
 def test_one_that_can_do_more_since_it_was_ranked_is_not_chosen_by_its_earlier_rank() -> None:
     mesh = index(member("a", slots=2), member("b", slots=2))
-    first = mesh.choose("p", wish(), 0.0)
+    first = mesh.choose("p", pick(), 0.0)
     assert first is not None
     busy = first.candidate
     mesh.take(busy, 0.0)
     mesh.table.put(replace(busy, operations=frozenset(Operation)))
-    second = mesh.choose("p", wish(seed=1), 0.0)
+    second = mesh.choose("p", pick(seed=1), 0.0)
     assert second is not None
     assert second.candidate.model != busy.model, "the other one is idle"

@@ -21,21 +21,21 @@ TOOK = Served(prompt_tokens=100, cached_tokens=0, output_tokens=100)
 class Load:
     """One slot, and as many of each band before it as are asked for; whoever was served is replaced by its like."""
 
-    def __init__(self, mesh: Mesh, *bands: Priority, waiting: int = 4, target: str = "m") -> None:
+    def __init__(self, mesh: Mesh, *priorities: Priority, waiting: int = 4, target: str = "m") -> None:
         self.mesh = mesh
         self.now = 0.0
-        self.bands: dict[int, Priority] = {}
+        self.priorities: dict[int, Priority] = {}
         self.targets: dict[int, str] = {}
         self.running: list[int] = []
         self.served: list[Priority] = []
         self.refused: dict[int, Reason] = {}
         for _ in range(waiting):
-            for band in bands:
+            for band in priorities:
                 self.ask(band, target)
 
     def ask(self, band: Priority, target: str = "m", **fields: Any) -> list[Decision]:
-        key = len(self.bands) + 1
-        self.bands[key], self.targets[key] = band, target
+        key = len(self.priorities) + 1
+        self.priorities[key], self.targets[key] = band, target
         fields = {"tenant": band.name.lower(), "prompt_tokens": 10, **fields}
         decisions = self.mesh.submit(arrival(key, target, priority=band, arrived_at=self.now, **fields), self.now)
         self.hear(decisions)
@@ -49,14 +49,14 @@ class Load:
             for key in self.running[:]:
                 self.running.remove(key)
                 self.hear(self.mesh.finish(key, self.now))
-                self.ask(self.bands[key], self.targets[key])
+                self.ask(self.priorities[key], self.targets[key])
         return self.served[already:]
 
     def hear(self, decisions: list[Decision]) -> None:
         self.refused |= rejected(decisions)
         for key in placed(decisions):
             self.running.append(key)
-            self.served.append(self.bands[key])
+            self.served.append(self.priorities[key])
 
 
 def mesh_of(*candidates: Any, settings: Settings | None = None, **limits: Any) -> Mesh:

@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router_svc.policy.queue.fair_queue import FairQueue, SortedPlaces, place_of
+from router_svc.policy.queue.fair_queue import FairQueue, SortedPositions, queue_position
 from weft.kernel.request import Priority
 
 
@@ -18,10 +18,10 @@ class Desk:
         self.queue = FairQueue(Priority.NORMAL, self.accounts.__getitem__, lambda tenant: tenant not in self.capped)
 
     def add(self, key: int, tenant: str, deadline_at: float | None = None, arrived_at: float = 0.0) -> None:
-        self.queue.add(tenant, place_of(key, arrived_at, deadline_at))
+        self.queue.add(tenant, queue_position(key, arrived_at, deadline_at))
 
     def take(self, cost: float = 1.0) -> int | None:
-        turn = self.queue.turn()
+        turn = self.queue.head()
         if turn is None:
             return None
         self.queue.remove(turn.tenant, turn.place)
@@ -62,7 +62,7 @@ def test_a_tenant_that_may_not_have_more_running_is_passed_over_and_comes_back()
     assert [desk.take(), desk.take()] == [2, None]
     desk.capped = set()
     assert desk.take() is None, "nobody said so yet"
-    desk.queue.list_again("a")
+    desk.queue.reactivate("a")
     assert desk.take() == 1
 
 
@@ -74,7 +74,7 @@ def test_a_new_first_request_of_a_tenant_that_was_set_aside_waits_with_it() -> N
     desk.add(2, "a", arrived_at=1.0)
     assert desk.take() is None
     desk.capped = set()
-    desk.queue.list_again("a")
+    desk.queue.reactivate("a")
     assert desk.take() == 2
 
 
@@ -114,7 +114,7 @@ def test_whatever_comes_and_goes_the_turn_is_the_lowest_account_and_then_the_fir
     for key, (step, tenant, deadline, figure) in enumerate(steps):
         if step == "add":
             desk.add(key, tenant, deadline, figure)
-            waiting[key] = (tenant, place_of(key, figure, deadline))
+            waiting[key] = (tenant, queue_position(key, figure, deadline))
         elif step == "drop" and waiting:
             gone = sorted(waiting)[int(figure * (len(waiting) - 1))]
             desk.queue.remove(*waiting.pop(gone))
@@ -137,7 +137,7 @@ def test_whatever_comes_and_goes_the_turn_is_the_lowest_account_and_then_the_fir
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 1000)), max_size=300))
 def test_places_stay_in_order_however_many_left_from_the_front(steps: list[tuple[bool, int]]) -> None:
-    places = SortedPlaces()
+    places = SortedPositions()
     model: list[tuple[float, float, int]] = []
     for key, (is_add, figure) in enumerate(steps):
         if is_add or not model:
@@ -148,5 +148,5 @@ def test_places_stay_in_order_however_many_left_from_the_front(steps: list[tuple
             gone = model.pop(0 if figure % 3 else figure % len(model))
             places.remove(gone)
         assert len(places) == len(model)
-        assert [place[2] for place in model] == places.everybody()
+        assert [place[2] for place in model] == places.request_keys()
         assert not model or (places.first, places.last) == (model[0], model[-1])

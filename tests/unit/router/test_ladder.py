@@ -3,11 +3,11 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from index_harness import ANYWHERE, CHAT, index, member, place, placed, wish
+from index_harness import ANYWHERE, CHAT, index, member, pick, place, placed
 
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.failover import FailureKind
-from router_svc.policy.endpoints.routes import Route, Rung
+from router_svc.policy.endpoints.routes import Route, RouteStep
 from router_svc.policy.settings import ChoicePolicy
 
 LINE = "route/r"
@@ -38,7 +38,7 @@ def test_a_ready_fallback_answers_before_a_primary_that_is_not_ready(readiness: 
 def test_a_pinned_primary_is_waited_for_as_long_as_it_is_there(readiness: Readiness) -> None:
     mesh = index(solo("big", readiness=readiness), solo("small"), routes=[ladder("big", "small", pin_primary=True)])
     assert place(mesh, LINE) is None
-    gates = {each.model: each.gate for each in mesh.considered(LINE, wish(), 0.0)}
+    gates = {each.model: each.gate for each in mesh.considered(LINE, pick(), 0.0)}
     assert gates["small"] == "big is waited for"
     mesh.table.put(solo("big", readiness=Readiness.DOWN))
     assert placed(mesh, 1, LINE) == ["small"]
@@ -51,8 +51,8 @@ def test_a_pinned_primary_that_is_busy_is_waited_for() -> None:
 
 def test_a_pinned_primary_that_was_tried_in_vain_or_lacks_something_is_not_waited_for() -> None:
     mesh = index(solo("big", context_tokens=1024), solo("small"), routes=[ladder("big", "small", pin_primary=True)])
-    assert placed(mesh, 1, LINE, wish(excluded=frozenset({solo("big").key}))) == ["small"]
-    assert placed(mesh, 1, LINE, wish(type(CHAT)(CHAT.operation, context_tokens=2048))) == ["small"]
+    assert placed(mesh, 1, LINE, pick(excluded=frozenset({solo("big").key}))) == ["small"]
+    assert placed(mesh, 1, LINE, pick(type(CHAT)(CHAT.operation, context_tokens=2048))) == ["small"]
 
 
 def test_an_entry_may_be_a_pool_and_its_policy_chooses_in_it() -> None:
@@ -90,7 +90,7 @@ def test_preference_is_position_among_the_free_then_warmth_then_load() -> None:
         routes=[ladder("asleep", "busy", "loading", "second", "third")],
     )
     assert placed(mesh, 1, "busy") == ["busy"]
-    choice = mesh.choose(LINE, wish(), 0.0)
+    choice = mesh.choose(LINE, pick(), 0.0)
     assert choice is not None
     assert [each.model for each in choice.considered] == ["second", "third", "busy", "loading", "asleep"]
     assert choice.count == 5
@@ -110,29 +110,29 @@ def test_without_the_fallback_to_the_cloud_remote_models_are_no_members_but_as_p
     cloud, other = solo("cloud", remote=True), solo("other", remote=True)
     mesh = index(cloud, other, solo("local"), routes=[ladder("local", "cloud", "other")], cloud_fallback=False)
     assert [candidate.model for candidate in mesh.table.members(LINE)] == ["local"]
-    assert LINE not in mesh.table.lines_of(cloud)
-    assert placed(mesh, 5, LINE, wish(ANYWHERE)) == ["local"] * 4 + ["nobody"]
-    mesh.table.set_ladders({"r": ladder("local", "cloud", "other")}, cloud_fallback=True)
-    assert LINE in mesh.table.lines_of(cloud)
-    assert placed(mesh, 1, LINE, wish(ANYWHERE)) == ["cloud"]
-    mesh.table.set_ladders({"r": ladder("cloud", "other")}, cloud_fallback=False)
-    assert LINE in mesh.table.lines_of(cloud)
-    assert placed(mesh, 4, LINE, wish(ANYWHERE)) == ["cloud"] * 3 + ["nobody"]
+    assert LINE not in mesh.table.queues_of(cloud)
+    assert placed(mesh, 5, LINE, pick(ANYWHERE)) == ["local"] * 4 + ["nobody"]
+    mesh.table.set_routes({"r": ladder("local", "cloud", "other")}, cloud_fallback=True)
+    assert LINE in mesh.table.queues_of(cloud)
+    assert placed(mesh, 1, LINE, pick(ANYWHERE)) == ["cloud"]
+    mesh.table.set_routes({"r": ladder("cloud", "other")}, cloud_fallback=False)
+    assert LINE in mesh.table.queues_of(cloud)
+    assert placed(mesh, 4, LINE, pick(ANYWHERE)) == ["cloud"] * 3 + ["nobody"]
     assert placed(mesh, 1, LINE) == ["nobody"]
 
 
 def test_a_fallback_that_the_cloud_guard_leaves_out_is_explained_and_not_only_counted() -> None:
     mesh = index(solo("local"), solo("cloud", remote=True), routes=[ladder("local", "cloud")], cloud_fallback=False)
-    choice = mesh.choose(LINE, wish(ANYWHERE), 0.0)
+    choice = mesh.choose(LINE, pick(ANYWHERE), 0.0)
     assert choice is not None
     assert {each.model: each.gate for each in choice.considered} == {
         "local": "",
         "cloud": "off the premises, and the mesh does not fall back to such models",
     }
     assert choice.count == 2
-    assert len(mesh.considered(LINE, wish(ANYWHERE), 0.0)) == 2
-    mesh.table.set_ladders({"r": ladder("local", "cloud")}, cloud_fallback=True)
-    assert {each.gate for each in mesh.considered(LINE, wish(ANYWHERE), 0.0)} == {""}
+    assert len(mesh.considered(LINE, pick(ANYWHERE), 0.0)) == 2
+    mesh.table.set_routes({"r": ladder("local", "cloud")}, cloud_fallback=True)
+    assert {each.gate for each in mesh.considered(LINE, pick(ANYWHERE), 0.0)} == {""}
 
 
 def test_of_a_mixed_pool_as_fallback_only_the_local_members_count() -> None:
@@ -143,7 +143,7 @@ def test_of_a_mixed_pool_as_fallback_only_the_local_members_count() -> None:
         routes=[ladder("first", "p")],
         cloud_fallback=False,
     )
-    assert placed(mesh, 3, LINE, wish(ANYWHERE)) == ["first", "here", "nobody"]
+    assert placed(mesh, 3, LINE, pick(ANYWHERE)) == ["first", "here", "nobody"]
     assert [candidate.model for candidate in mesh.table.members(LINE)] == ["first", "here"]
 
 
@@ -191,45 +191,45 @@ class Premises:
         self.now = 0.0
         self.guard(cloud_fallback=True)
         # Every table knows the way to the cloud before anything is forbidden.
-        for line in ("cloud", "far", "mixed", "route/r", "route/s"):
+        for queue in ("cloud", "far", "mixed", "route/r", "route/s"):
             for key in KEYS:
-                self.ask(line, allow_remote=True, key=key, prompt=1, excluded=set())
+                self.ask(queue, allow_remote=True, key=key, prompt=1, excluded=set())
                 while self.running:
                     self.mesh.release(self.running.pop())
 
     def guard(self, *, cloud_fallback: bool) -> None:
         self.cloud_fallback = cloud_fallback
-        self.mesh.table.set_ladders(ROUTES, cloud_fallback=cloud_fallback)
+        self.mesh.table.set_routes(ROUTES, cloud_fallback=cloud_fallback)
 
-    def ask(self, line: str, *, allow_remote: bool, key: bytes, prompt: int, excluded: set[str]) -> None:
-        asked = wish(
+    def ask(self, queue: str, *, allow_remote: bool, key: bytes, prompt: int, excluded: set[str]) -> None:
+        asked = pick(
             ANYWHERE if allow_remote else CHAT,
             affinity_key=key,
             prefix_digests=tuple(range(prompt)),
             excluded=frozenset(known(name).key for name in excluded),
             seed=len(self.running),
         )
-        line = self.mesh.table.line_of(line) or line
-        candidate = place(self.mesh, line, asked, self.now)
-        for allowed in self.mesh.permitted(line, asked.needs, frozenset()):
-            self.check(line, allowed, allow_remote=allow_remote)
+        queue = self.mesh.table.queue_of(queue) or queue
+        candidate = place(self.mesh, queue, asked, self.now)
+        for allowed in self.mesh.permitted(queue, asked.needs, frozenset()):
+            self.check(queue, allowed, allow_remote=allow_remote)
         if candidate is not None:
             self.running.append(candidate)
             assert candidate.model not in excluded
-            self.check(line, candidate, allow_remote=allow_remote)
+            self.check(queue, candidate, allow_remote=allow_remote)
 
-    def check(self, line: str, candidate: Candidate, *, allow_remote: bool) -> None:
+    def check(self, queue: str, candidate: Candidate, *, allow_remote: bool) -> None:
         if not candidate.remote:
             return
         assert allow_remote, "bytes would leave the premises without a permit"
-        if line.startswith("route/") and not self.cloud_fallback:
-            route = ROUTES[line.removeprefix("route/")]
+        if queue.startswith("route/") and not self.cloud_fallback:
+            route = ROUTES[queue.removeprefix("route/")]
             assert candidate.model == route.candidates[0], "a fallback would leave the premises against the settings"
 
     def step(self, kind: str, argument: object) -> None:
         match kind, argument:
-            case "ask", (str(line), bool(allow_remote), bytes(key), int(prompt), set(excluded)):
-                self.ask(line, allow_remote=allow_remote, key=key, prompt=prompt, excluded=excluded)
+            case "ask", (str(queue), bool(allow_remote), bytes(key), int(prompt), set(excluded)):
+                self.ask(queue, allow_remote=allow_remote, key=key, prompt=prompt, excluded=excluded)
             case "release", int(number) if number < len(self.running):
                 self.mesh.release(self.running.pop(number))
             case "readiness", (str(name), Readiness() as readiness):
@@ -270,7 +270,7 @@ def test_the_property_notices_an_index_that_ignores_the_permit(
 def test_the_property_notices_a_ladder_that_ignores_the_guard(
     policy: ChoicePolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Rung, "needs", lambda _rung, needs: needs)
+    monkeypatch.setattr(RouteStep, "needs", lambda _rung, needs: needs)
     premises = Premises(policy)
     premises.guard(cloud_fallback=False)
     with pytest.raises(AssertionError, match="against the settings"):

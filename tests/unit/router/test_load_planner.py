@@ -18,15 +18,15 @@ from weft.kernel.request import Priority
 LIMITS = SchedulerLimits()
 
 
-def demand(line: str, *asleep: Candidate, **other: object) -> Demand:
+def demand(queue: str, *asleep: Candidate, **other: object) -> Demand:
     fields: dict[str, object] = {
         "waiting": 1,
-        "band": Priority.NORMAL,
+        "priority": Priority.NORMAL,
         "oldest_arrived_at": 100.0,
         "waited_seconds": 0.0,
         "queued_tokens": 50.0,
     }
-    return Demand(line=line, asleep=asleep, **{**fields, **other})  # type: ignore[arg-type]
+    return Demand(queue=queue, asleep=asleep, **{**fields, **other})  # type: ignore[arg-type]
 
 
 def resident(model: str, *, gib: float = 4.0, pool: str = "", host: str = "host-a", **other: object) -> Resident:
@@ -35,7 +35,7 @@ def resident(model: str, *, gib: float = 4.0, pool: str = "", host: str = "host-
 
 
 def busy(model: str, **other: object) -> Resident:
-    wanted: dict[str, object] = {"active": 1, "queued_tokens": 500.0, "account": 0.0, "band": Priority.NORMAL}
+    wanted: dict[str, object] = {"active": 1, "queued_tokens": 500.0, "account": 0.0, "priority": Priority.NORMAL}
     return resident(model, **{**wanted, **other})  # type: ignore[arg-type]
 
 
@@ -274,8 +274,8 @@ def test_one_who_waits_for_the_bound_is_told_how_long_that_is() -> None:
         desk.estimates.note_load(candidate(model), 8.0)
         taken = Served(prompt_tokens=1, cached_tokens=0, output_tokens=100)
         desk.estimates.note_served(candidate(model), "t", taken, 1.0)
-    asked = demand("b", candidate("b"), band=Priority.LOW)
-    incumbent = busy("a", queued_tokens=1e6, band=Priority.HIGH)
+    asked = demand("b", candidate("b"), priority=Priority.LOW)
+    incumbent = busy("a", queued_tokens=1e6, priority=Priority.HIGH)
     plan = desk.review([asked], [incumbent], book(("a", 4.0)), now=105.0)
     assert plan.gates["b"].eta_seconds == LIMITS.max_cold_wait_seconds - 5.0 + 1.0 + 8.0
     assert held(plan) == set()

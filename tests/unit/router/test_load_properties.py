@@ -22,7 +22,7 @@ class Scenario:
     specs: list[ModelSpec]
     rates: list[float]
     """Seconds between two arrivals for each model."""
-    bands: list[Priority]
+    priorities: list[Priority]
     stops: list[float]
     """When each model's arrivals stop."""
     book_steps: int
@@ -44,7 +44,7 @@ class Scenario:
             count = world.now / self.rates[number]
             is_time = int(count) != int((world.now - STEP_SECONDS) / self.rates[number]) or world.now == 0
             if is_time and world.now < self.stops[number]:
-                world.arrive(spec.name, tenant=f"tenant-{number % 3}", band=self.bands[number])
+                world.arrive(spec.name, tenant=f"tenant-{number % 3}", priority=self.priorities[number])
 
 
 def some_specs(count: int, *, pinned: bool) -> st.SearchStrategy[list[ModelSpec]]:
@@ -73,7 +73,7 @@ def scenarios(draw: st.DrawFn, *, pinned: bool = False) -> Scenario:
     return Scenario(
         specs=draw(some_specs(count, pinned=pinned)),
         rates=draw(_some([0.25, 0.5, 1.0, 3.0, 10.0, 40.0], count)),
-        bands=draw(_some(BANDS, count)),
+        priorities=draw(_some(BANDS, count)),
         stops=draw(_some([5.0, 40.0, 90.0], count)),
         book_steps=draw(st.sampled_from([1, 2, 4])),
         loads_are_known=draw(st.booleans()),

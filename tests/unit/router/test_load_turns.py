@@ -32,9 +32,9 @@ def test_a_cold_request_is_served_within_the_bound_under_a_constant_stream_for_t
     world.make_ready("busy")
     for step in range(int(80 / STEP_SECONDS)):
         for _ in range(2):
-            world.arrive("busy", tenant="many", band=Priority.HIGH)
+            world.arrive("busy", tenant="many", priority=Priority.HIGH)
         if step == 40:
-            world.arrive("cold", tenant="one", band=Priority.LOW)
+            world.arrive("cold", tenant="one", priority=Priority.LOW)
         world.step()
     (begun,) = world.models["cold"].begun_at
     longest = world.limits.max_cold_wait_seconds + world.models["busy"].spec.service_seconds
@@ -101,7 +101,7 @@ def test_a_model_that_fits_is_not_kept_waiting_by_one_that_does_not() -> None:
     world = LoadWorld(specs, {"host-a": 8.0})
     world.make_ready("busy")
     for _ in range(40):
-        world.arrive("busy", band=Priority.HIGH)
+        world.arrive("busy", priority=Priority.HIGH)
     world.arrive("large")
     world.run(1)
     world.arrive("small")
@@ -164,10 +164,10 @@ def test_a_low_priority_queue_gives_way_to_a_high_one_after_the_shortest_turn_on
     specs = [ModelSpec(name="a", load_seconds=8.0, slots=2), ModelSpec(name="b", load_seconds=8.0)]
     world = LoadWorld(specs, {"host-a": 6.0})
     for _ in range(100):
-        world.arrive("a", band=Priority.LOW)
+        world.arrive("a", priority=Priority.LOW)
     world.run(8.25)
     for _ in range(10):
-        world.arrive("b", band=Priority.HIGH)
+        world.arrive("b", priority=Priority.HIGH)
     world.run(12)
     (begun,) = world.models["b"].begun_at
     assert begun - 8.0 < world.limits.swap_quantum_ratio * 8.0

@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from index_harness import index, member, place, wish
+from index_harness import index, member, pick, place
 
 from router_svc.policy.endpoints.candidate_index import CandidateIndex
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
@@ -12,7 +12,7 @@ from router_svc.policy.endpoints.routes import Route
 from weft.kernel.reasons import Reason
 
 A, B, C = member("a"), member("b"), member("c")
-TO_A = wish(excluded=frozenset({B.key, C.key}))
+TO_A = pick(excluded=frozenset({B.key, C.key}))
 
 
 def break_down(mesh: CandidateIndex, candidate: Candidate, times: int, now: float) -> None:
@@ -22,12 +22,12 @@ def break_down(mesh: CandidateIndex, candidate: Candidate, times: int, now: floa
 
 def takes(mesh: CandidateIndex, candidate: Candidate, now: float) -> bool:
     """Whether it is among those whom a request may go to, when it need not be the only one."""
-    found = mesh.choose("p", wish(excluded=frozenset({A.key, B.key, C.key} - {candidate.key})), now)
+    found = mesh.choose("p", pick(excluded=frozenset({A.key, B.key, C.key} - {candidate.key})), now)
     return found is not None
 
 
 def gate_of(mesh: CandidateIndex, candidate: Candidate, now: float) -> str:
-    return next(each.gate for each in mesh.considered("p", wish(), now) if each.model == candidate.model)
+    return next(each.gate for each in mesh.considered("p", pick(), now) if each.model == candidate.model)
 
 
 def goes_to(mesh: CandidateIndex, now: float, requests: int = 12) -> set[str]:
@@ -195,7 +195,7 @@ def test_who_is_ejected_is_needed_by_a_request_that_has_tried_all_others() -> No
     assert not takes(index(A, B, C), member("d"), 5.0)
     assert place(mesh, asked=TO_A, now=5.0) == A
     mesh.release(A)
-    assert place(mesh, asked=wish(excluded=frozenset({A.key, B.key})), now=5.0) is None
+    assert place(mesh, asked=pick(excluded=frozenset({A.key, B.key})), now=5.0) is None
 
 
 def test_nobody_is_kept_waiting_for_who_is_ejected_while_others_are_only_busy() -> None:

@@ -29,7 +29,7 @@ from router_svc.policy.decisions import Decision
 from router_svc.policy.endpoints import capability
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.cluster_view import MeshChange
-from router_svc.policy.endpoints.routes import Ladder, Route
+from router_svc.policy.endpoints.routes import ResolvedRoute, Route
 from router_svc.policy.scheduler import Scheduler
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
@@ -132,14 +132,14 @@ def test_the_search_finds_a_scheduler_that_loses_a_permit(careless: Callable[...
 
 @contextmanager
 def _ladders_without_a_guard(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    honest = Ladder.__init__
+    honest = ResolvedRoute.__init__
 
-    def unguarded(self: Ladder, route: Route, *, cloud_fallback: bool) -> None:
+    def unguarded(self: ResolvedRoute, route: Route, *, cloud_fallback: bool) -> None:
         del cloud_fallback
         honest(self, route, cloud_fallback=True)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Ladder, "__init__", unguarded)
+        patch.setattr(ResolvedRoute, "__init__", unguarded)
         yield
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from index_harness import index, member, wish
+from index_harness import index, member, pick
 
 from router_svc.policy.endpoints.candidate_index import CandidateIndex
 from router_svc.policy.endpoints.failover import FailureKind, RetryBudget
@@ -21,7 +21,7 @@ NO_PAUSES: dict[str, Any] = {"break_pause_seconds": 0.0, "eject_after_failures":
 class NoBudget(RetryBudget):
     """Allows everything: what happens without one."""
 
-    def allow(self, line: str, candidate_is_clean: bool, now: float) -> bool:
+    def allow(self, queue: str, candidate_is_clean: bool, now: float) -> bool:
         return True
 
 
@@ -55,7 +55,7 @@ class Steps:
     def _serve(self, told: Told) -> None:
         excluded: set[tuple[str, str, str]] = set()
         for attempt in range(MAX_ATTEMPTS):
-            choice = self.mesh.choose(LINE, wish(excluded=frozenset(excluded)), self.now)
+            choice = self.mesh.choose(LINE, pick(excluded=frozenset(excluded)), self.now)
             if choice is None:
                 break
             candidate = choice.candidate

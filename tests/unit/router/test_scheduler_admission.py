@@ -235,7 +235,7 @@ def test_a_flood_of_a_higher_band_does_not_keep_a_lower_one_out_of_its_part_of_t
 
 def test_in_overload_a_lower_band_gets_its_part_of_what_is_served() -> None:
     mesh = scheduler(candidate())
-    bands: dict[int, Priority] = {}
+    priorities: dict[int, Priority] = {}
     served: list[Priority] = []
     key = running = 1
     mesh.submit(arrival(1), 0.0)
@@ -243,11 +243,11 @@ def test_in_overload_a_lower_band_gets_its_part_of_what_is_served() -> None:
         now = step / 2
         for band in (Priority.NORMAL, Priority.NORMAL, Priority.NORMAL, Priority.LOW):
             key += 1
-            bands[key] = band
+            priorities[key] = band
             mesh.submit(arrival(key, priority=band, tenant=band.name, arrived_at=now), now)
         mesh.tick(now)
         (running,) = placed(mesh.finish(running, now))
-        served.append(bands[running])
+        served.append(priorities[running])
     assert served[100:].count(Priority.LOW) == pytest.approx(len(served[100:]) / 8, rel=0.1)
 
 
@@ -259,5 +259,5 @@ def test_callers_who_name_ever_other_tools_do_not_fill_the_routers_memory() -> N
         mesh.submit(arrival(key, tools=frozenset({f"tool-{key}"})), 0.0)
         mesh.submit(arrival(-key, context_tokens=key), 0.0)
         mesh.finish(-key, 0.0)
-    line = mesh._lines.open("m")
-    assert max(len(line.outlooks), len(line.considered)) <= MAX_REMEMBERED_KINDS
+    line = mesh._queues.open("m")
+    assert max(len(line.capacities), len(line.considered)) <= MAX_REMEMBERED_KINDS

@@ -121,12 +121,16 @@ class Observer:
                 self.incarnations[runner] += 1
                 self.believed -= {model for model in MODELS if model[-1] == runner}
                 self.hear(self.mesh.show(self.fleet(), self.now))
-            case "wake", (int(index), None | str() as error, bool(by_word)) if self.waking:
+            case "wake", (int(index), None | str() as error, bool(self_reported)) if self.waking:
                 model = sorted(self.waking)[index % len(self.waking)]
                 self.waking.remove(model)
                 self.woken_at = self.now if error is None else self.woken_at
-                self.believed |= {model} if error is None and by_word else set()
-                self.hear(self.mesh.wake_finished(model, failed(error) if error else None, self.now, by_word=by_word))
+                self.believed |= {model} if error is None and self_reported else set()
+                self.hear(
+                    self.mesh.wake_finished(
+                        model, failed(error) if error else None, self.now, self_reported=self_reported
+                    )
+                )
             case "wait", float(seconds):
                 self.now += seconds
                 self.hear(self.mesh.tick(self.now))

@@ -169,7 +169,7 @@ def test_woken_but_never_reported_ready_is_a_failure_after_the_settle_time() -> 
 def test_a_runner_that_insists_is_believed_until_the_registry_has_news() -> None:
     mesh = scheduler(asleep())
     mesh.submit(arrival(1), 0.0)
-    assert placed(mesh.wake_finished("m", None, 5.0, by_word=True)) == {1: "a"}
+    assert placed(mesh.wake_finished("m", None, 5.0, self_reported=True)) == {1: "a"}
     mesh.finish(1, 6.0)
     assert placed(mesh.submit(arrival(2, arrived_at=3600.0), 3600.0)) == {2: "a"}
     mesh.finish(2, 3601.0)
@@ -181,7 +181,7 @@ def test_a_runner_that_is_told_to_be_down_has_no_say() -> None:
     mesh = scheduler(asleep())
     mesh.submit(arrival(1), 0.0)
     becomes(mesh, 1.0, candidate(readiness=Readiness.DOWN))
-    assert placed(mesh.wake_finished("m", None, 5.0, by_word=True)) == {}
+    assert placed(mesh.wake_finished("m", None, 5.0, self_reported=True)) == {}
 
 
 def test_a_model_that_is_shown_as_ready_and_again_and_again_is_not_is_woken() -> None:
@@ -192,7 +192,7 @@ def test_a_model_that_is_shown_as_ready_and_again_and_again_is_not_is_woken() ->
         assert placed(mesh.tick(attempt + 0.5)) == {1: "a"}
     decisions = mesh.report_failed(1, 3, Reason.BACKEND_NOT_READY, 3.0)
     assert Wakes(model="m", runner="a", max_wait_seconds=60.0, doubted=True) in decisions
-    assert placed(mesh.wake_finished("m", None, 5.0, by_word=True)) == {1: "a"}
+    assert placed(mesh.wake_finished("m", None, 5.0, self_reported=True)) == {1: "a"}
 
 
 @pytest.mark.parametrize(

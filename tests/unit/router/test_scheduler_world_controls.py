@@ -12,9 +12,9 @@ from router_svc.policy.decisions import Decision, Placed
 from router_svc.policy.endpoints.candidate_index import CandidateIndex
 from router_svc.policy.endpoints.candidates import Readiness
 from router_svc.policy.endpoints.cluster_view import MeshChange
-from router_svc.policy.endpoints.pool import Pool, Seat
+from router_svc.policy.endpoints.pool import Endpoint, Pool
 from router_svc.policy.queue.tenant_caps import TenantCaps
-from router_svc.policy.request_table import WaitingRoom
+from router_svc.policy.request_table import RequestTable
 from router_svc.policy.scheduler import Scheduler
 from weft.kernel.request import Priority
 
@@ -28,15 +28,15 @@ def ignore_tenant_caps(patch: pytest.MonkeyPatch) -> None:
 
 def ignore_pool_caps(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Pool, "is_at_its_cap", property(lambda _pool: False))
-    patch.setattr(Pool, "has_free", property(lambda pool: any(shelf.open for shelf in pool._shelves.values())))
+    patch.setattr(Pool, "has_free", property(lambda pool: any(group.open for group in pool._groups.values())))
 
 
 def ignore_slots(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Seat, "is_full", property(lambda _seat: False))
+    patch.setattr(Endpoint, "is_full", property(lambda _seat: False))
 
 
 def ignore_the_runners_limit(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Seat, "runner_is_full", property(lambda _seat: False))
+    patch.setattr(Endpoint, "runner_is_full", property(lambda _seat: False))
 
 
 def ignore_permits(patch: pytest.MonkeyPatch) -> None:
@@ -73,13 +73,13 @@ def leak_slots(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_who_timed_out(patch: pytest.MonkeyPatch) -> None:
-    expire = WaitingRoom.expire
+    expire = RequestTable.expire
 
-    def silently(room: WaitingRoom, now: float) -> list[Decision]:
+    def silently(room: RequestTable, now: float) -> list[Decision]:
         expire(room, now)
         return []
 
-    patch.setattr(WaitingRoom, "expire", silently)
+    patch.setattr(RequestTable, "expire", silently)
 
 
 def run(seed: int) -> None:
@@ -87,8 +87,8 @@ def run(seed: int) -> None:
     chance = random.Random(seed)
     world = World(queue_timeout_seconds=5.0)
     for _ in range(120):
-        target, band, tenant = chance.choice(TARGETS), chance.choice(tuple(Priority)), chance.choice(TENANTS)
-        world.submit(target, band, tenant, allow_remote=chance.random() < 0.5)
+        target, priority, tenant = chance.choice(TARGETS), chance.choice(tuple(Priority)), chance.choice(TENANTS)
+        world.submit(target, priority, tenant, allow_remote=chance.random() < 0.5)
         if chance.random() < 0.2:
             world.set_guard(cloud_fallback=chance.random() < 0.5)
         if chance.random() < 0.1:

@@ -102,15 +102,15 @@ def rush(*shares: tuple[str, Priority, float], route: bool = False) -> Scenario:
         name="rush",
         hosts=(HostGroup(name="h"),),
         models=(ModelKind(name="m", slots=1, loaded=True),),
-        tenants=tuple(Tenant(name=band.name.lower(), bands={band: 1.0}) for band in sorted(Priority)),
+        tenants=tuple(Tenant(name=priority.name.lower(), bands={priority: 1.0}) for priority in sorted(Priority)),
         traffic=tuple(
             Traffic(
-                tenant=band.name.lower(),
+                tenant=priority.name.lower(),
                 target=target,
                 rate=Rate(per_second=rate),
                 output_tokens=Amount(mean=10.0, highest=10.0),
             )
-            for target, band, rate in shares
+            for target, priority, rate in shares
         ),
         routes={"r": Route(name="r", candidates=("m",))} if route else {},
         limits=SchedulerLimits(queue_depth_per_runner=100, overload_after_seconds=1e9),

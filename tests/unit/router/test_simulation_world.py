@@ -65,8 +65,8 @@ class Loads:
     def changed(self, instance: Instance) -> None:
         self.changes.append((instance.name, instance.phase))
 
-    def wake(self, name: str, band: Priority = Priority.NORMAL) -> WakeFailure | None:
-        return self.loader.wake(self.world.instances[name], band)
+    def wake(self, name: str, priority: Priority = Priority.NORMAL) -> WakeFailure | None:
+        return self.loader.wake(self.world.instances[name], priority)
 
     def run(self) -> float:
         while self.events.next_at is not None:
