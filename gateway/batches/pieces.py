@@ -59,7 +59,7 @@ async def in_time(answer: Awaitable[Answer], seconds: float) -> Answer:
         async with asyncio.timeout(seconds):
             return await answer
     except TimeoutError:
-        message = "whoever keeps files and batches does not answer in time"
+        message = "file and batch store timed out"
         raise WeftError(Reason.SERVICE_UNAVAILABLE, message, retry_after_seconds=1) from None
 
 

@@ -178,7 +178,7 @@ class BackgroundResponses:
             async with asyncio.timeout(self._timeout_seconds):
                 replay = await self._replayed(found)
         except TimeoutError:
-            raise WeftError(Reason.SERVICE_UNAVAILABLE, "whoever runs tasks does not answer in time") from None
+            raise WeftError(Reason.SERVICE_UNAVAILABLE, "task store timed out") from None
         except WeftError as error:
             if error.reason is Reason.NOT_FOUND:
                 raise response_not_found(found.id) from None

@@ -39,4 +39,4 @@ class BoundedStore:
             async with asyncio.timeout(self._timeout_seconds):
                 return await answer
         except TimeoutError:
-            raise WeftError(Reason.SERVICE_UNAVAILABLE, "whoever keeps responses does not answer in time") from None
+            raise WeftError(Reason.SERVICE_UNAVAILABLE, "response store timed out") from None

@@ -51,6 +51,4 @@ class BoundedTasks:
             async with asyncio.timeout(self._timeout_seconds):
                 return await answer
         except TimeoutError:
-            raise WeftError(
-                Reason.SERVICE_UNAVAILABLE, "whoever keeps the tasks does not answer in time", retry_after_seconds=2
-            ) from None
+            raise WeftError(Reason.SERVICE_UNAVAILABLE, "task store timed out", retry_after_seconds=2) from None

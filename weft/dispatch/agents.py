@@ -25,7 +25,7 @@ MAX_AGENTS_NAMED = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentRequest:
-    """A request for an agent, as its model is asked."""
+    """A request for an agent, translated to a request for its model."""
 
     context: RequestContext
     payload: chat_pb2.ChatPayload
@@ -49,7 +49,7 @@ def require_model_name(text: str, field: str) -> str:
 
 
 def require_target(text: str, field: str) -> str:
-    """Return `text` if a router may be asked for it: a name, or ROUTE_PREFIX and a name. Else INVALID_ARGUMENT."""
+    """Returns `text` if a router accepts it: a name, or ROUTE_PREFIX and a name. Raises INVALID_ARGUMENT."""
     require_name(text.removeprefix(ROUTE_PREFIX), field)
     return text
 
@@ -154,7 +154,7 @@ def _placing_name(view: FleetView, agent: AgentView) -> str | None:
     model = view.models.get(agent.target)
     if model is None:
         return None
-    # A pool of strangers may be called like the model; then only its own pool's name leads to it.
+    # A pool of unrelated models may have the model's name; then only its own pool's name leads to it.
     return model.pool if _is_pool(view, model.name) else model.name
 
 

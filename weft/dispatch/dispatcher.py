@@ -52,7 +52,7 @@ class UnaryMethod(Generic[ResultT]):
     method: Callable[[grpc.aio.Channel], Any]
     """The method on a channel."""
     result: Callable[[Any], ResultT]
-    """What the caller wants of a response."""
+    """Extracts the caller's result from a response."""
 
 
 EMBED: UnaryMethod[list[embedding_pb2.Embedding]] = UnaryMethod(
@@ -153,7 +153,7 @@ __all__ = ["Dispatcher", "EmbeddingCall", "GenerationCall", "SpeechCall", "Unary
 class Dispatcher:
     """Turns requests into calls. One per process that has callers: each gateway, each router.
 
-    Nothing happens until a call's frames or pieces are read, or its result is awaited.
+    A call starts when its frames or chunks are read, or its result is awaited.
     """
 
     def __init__(
@@ -197,9 +197,9 @@ class Dispatcher:
     def transcribe(
         self, context: RequestContext, payload: audio_pb2.TranscriptionPayload
     ) -> UnaryCall[audio_pb2.Transcription]:
-        """Words of a recording."""
+        """The text of a recording."""
         return UnaryCall(self._tools, context, payload, TRANSCRIBE)
 
     def speak(self, context: RequestContext, payload: audio_pb2.SpeechPayload) -> SpeechCall:
-        """Spoken words."""
+        """Speech for a text."""
         return SpeechCall(self._tools, context, payload)

@@ -40,12 +40,12 @@ class ExpectedMesh:
         self._agents = {agent.name: agent for agent in agents}
 
     def clear(self) -> None:
-        """The start is over: what has not come by now is as unknown as anything else."""
+        """Ends the expectation: from now on a missing model is unknown."""
         self._models.clear()
         self._agents.clear()
 
     def shown(self, view: FleetView) -> FleetView:
-        """`view` with what is expected and not there. What has come once is not expected any more."""
+        """`view` with what is expected and not there yet. What has arrived once is not expected again."""
         if not (self._models or self._agents) or view.revision == 0:
             return view
         for name in [name for name in self._models if _has_come(view, view.models.get(name))]:

@@ -1,4 +1,4 @@
-"""The read model of the mesh: every runner, model, agent and route, as the registry's Watch tells of them."""
+"""The read model of the mesh: every runner, model, agent and route, from the registry's Watch."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class Phase(Enum):
-    """Where an instance is in its life; see `registry.v1.InstanceState.Phase`."""
+    """The life cycle phase of an instance; see `registry.v1.InstanceState.Phase`."""
 
     IDLE = runner_pb2.InstanceState.PHASE_IDLE
     LOADING = runner_pb2.InstanceState.PHASE_LOADING
@@ -63,7 +63,7 @@ class InstanceView:
     memory: runner_pb2.InstanceMemory | None = None
     """Its accelerator memory, only ever read; None: its runner says nothing of it."""
     unload_time: "Timestamp | None" = None
-    """When it goes to sleep if nothing is asked of it; None: not by itself."""
+    """Time at which it is unloaded if idle; None: never."""
     pinned: bool = False
     """Whether it is never evicted for another model."""
     load_eta_seconds: float | None = None
@@ -115,11 +115,11 @@ class ModelView:
     created_at_seconds: int
     """Unix time of its first publication."""
     hibernating: bool = False
-    """It sleeps and a request wakes it; then it is not active."""
+    """The model sleeps and a request wakes it; it is then not active."""
     wake: WakePlan | None = None
     """Who can wake it; None: it never sleeps."""
     skills: frozenset[Skill] | None = None
-    """What it can do beyond text; None: unknown, and it is asked for everything."""
+    """Abilities beyond text; None: unknown, every request is tried."""
     expected: bool = False
     """Whether it is only configured so far: its runner is being started, and nothing else of it is known."""
 
@@ -160,7 +160,9 @@ class RouteView:
     """Models or pools, by name, best first."""
     description: str
     budget_seconds: float | None
-    """Who would take longer from arrival to end is refused, who has begun is not; None: the request's own deadline."""
+    """Time limit from arrival to the end of the answer; a request that cannot meet it is refused, a running one is not
+    stopped. None: the request's own deadline.
+    """
     keep_alive_seconds: float | None
     """How long the model stays loaded after a request; negative: until it is unloaded; None: as it is configured."""
     pin_primary: bool
@@ -178,7 +180,7 @@ class SettingsView:
 
 
 class FleetSource(Protocol):
-    """Who knows the mesh; see `weft.dispatch.fleet_watcher`."""
+    """The source of the current FleetView; see `FleetWatcher`."""
 
     @property
     def view(self) -> "FleetView":
@@ -224,7 +226,7 @@ def apply_watch(view: FleetView, response: registry_service_pb2.WatchResponse) -
 
 
 def _changed(view: FleetView, change: registry_service_pb2.Change) -> dict[str, Any]:
-    """The parts of a view that one change makes anew; none for a change that this version does not know."""
+    """The parts of a view that one change replaces; none for a change that this version does not know."""
     changed: dict[str, Any] = {}
     match change.WhichOneof("kind"):
         case "runner":
@@ -356,7 +358,7 @@ FleetListener = Callable[[FleetView], None]
 
 
 class FleetWatcher:
-    """Follows the registry's Watch and tells listeners each new FleetView; reconnects for as long as it runs."""
+    """Follows the registry's Watch and passes each new FleetView to listeners; reconnects for as long as it runs."""
 
     def __init__(self, registry: grpc.aio.Channel, clock: Clock, *, include_ticket_keys: bool = False) -> None:
         self._stub = cast("RegistryServiceAsyncStub", registry_service_pb2_grpc.RegistryServiceStub(registry))
@@ -405,7 +407,7 @@ class FleetWatcher:
                     why=error.details(),
                 )
             except Exception:
-                # A watcher that ended would leave its service with an ever older view, and nobody would know.
+                # A watcher that ended would leave its service with a view that grows stale unnoticed.
                 log.exception("registry watch failed unexpectedly, watching again")
             # A snapshot is a success, also of a mesh in which nothing has changed.
             pause = FIRST_RETRY_SECONDS if self._is_following else min(pause * 2, MAX_RETRY_SECONDS)

@@ -1,4 +1,4 @@
-"""The words every hop uses about a stream: what goes in, what comes out, and what counts as content."""
+"""The types of a generation stream that every hop uses: requests, frames, and what counts as content."""
 
 from weft.api.common.v1 import chat_pb2, completion_pb2, event_pb2
 

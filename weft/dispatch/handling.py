@@ -17,7 +17,7 @@ Options = inference_service_pb2.RequestOptions | serve_options_pb2.ServeOptions
 
 
 def serve_options(handling: Handling, priority: Priority, *, whole: bool = False) -> serve_options_pb2.ServeOptions:
-    """What a runner is told. `whole`: nobody reads the answer before it is complete."""
+    """The options sent to a runner. `whole`: the answer is not read before it is complete."""
     options = serve_options_pb2.ServeOptions(
         cache_mode=handling.cache_mode.value,  # type: ignore[arg-type]  # same numbers
         cache_tag=handling.cache_tag,
@@ -51,7 +51,7 @@ def priority_of(options: inference_service_pb2.RequestOptions) -> Priority:
 
 
 def client_of(options: inference_service_pb2.RequestOptions) -> str:
-    """Who the caller says it is; empty: nobody in particular. Raises INVALID_ARGUMENT for what no client can be."""
+    """The client id that the caller states; empty: none. Raises INVALID_ARGUMENT for an invalid one."""
     return require_token(options.client_id, "options.client_id", MAX_CLIENT_CHARS) if options.client_id else ""
 
 

@@ -1,6 +1,6 @@
-"""Keeps the API keys that are good by the registry's WatchKeys, for whoever authenticates callers.
+"""The ring of valid API keys, kept current by the registry's WatchKeys.
 
-The last ring stays in force while the registry is away: callers go on, and a revocation arrives once it is back.
+The last ring stays in force while the registry is away: callers are served, and a revocation arrives once it is back.
 """
 
 import asyncio
@@ -74,7 +74,7 @@ class KeyRingWatcher:
                     why=error.details(),
                 )
             except Exception:
-                # A watcher that ended would never hear of a revocation again, and nobody would know.
+                # A watcher that ended would miss revocations unnoticed.
                 log.exception("watch of keys failed unexpectedly, watching again")
             pause = FIRST_RETRY_SECONDS if self._heard != heard else min(pause * 2, MAX_RETRY_SECONDS)
             await self._clock.sleep(pause)

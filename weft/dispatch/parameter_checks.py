@@ -20,7 +20,7 @@ MAX_IMAGES = 10
 MAX_SOURCE_IMAGES = 16
 MAX_IMAGE_PROMPT_CHARS = 32_000
 MAX_SPEECH_CHARS = 4096
-"""Of the words that are spoken, and of how they are to be said."""
+"""Characters of the text to speak, and of the instructions how."""
 MAX_TRANSCRIPTION_PROMPT_CHARS = 4096
 MAX_WORD_CHARS = 64
 """A voice, a language, a size, a quality."""

@@ -1,4 +1,4 @@
-"""What a scheduler is told of a payload: its size, what it takes to answer it, and what its beginning looks like.
+"""The description of a payload for the scheduler: size, required skills, and digests of its beginning.
 
 The prompt itself stays with the dispatcher. Pure.
 """
@@ -26,7 +26,7 @@ TOKENS_PER_MESSAGE = 4
 TOKENS_PER_MEDIUM = 512
 """An image of usual size in a vision model, or some 20 s of audio."""
 PREFIX_CHUNK_CHARS = 1_024
-"""Two prompts are told apart in steps of this; some 256 tokens."""
+"""Prompts are compared in steps of this many characters; about 256 tokens."""
 MAX_PREFIX_CHUNKS = 32
 _DIGEST_BYTES = 8
 _KEY_BYTES = 16

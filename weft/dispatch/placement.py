@@ -34,7 +34,7 @@ class PlacementRequest:
     attempts_used: int = 0
     """Attempts granted by an earlier placement of it; attempt numbers go on from there."""
     traceparent: str = ""
-    """W3C trace context; empty: none. Carried, never looked at."""
+    """W3C trace context; empty: none. Passed on unread."""
     prompt_tokens: int = 0
     """An estimate; 0: unknown."""
     max_output_tokens: int | None = None
@@ -48,7 +48,7 @@ class PlacementRequest:
     prefix_digests: tuple[int, ...] = ()
     """Digests of ever longer beginnings of its prompt, salted with its tenant."""
     client_id: str = ""
-    """Who its caller says it is; empty: nobody in particular."""
+    """The client id that the caller states; empty: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +104,7 @@ class Placement(Protocol):
     ) -> None: ...
 
     async def next_decision(self) -> Decision:
-        """The scheduler's next word. Raises the WeftError of a rejection, or SERVICE_UNAVAILABLE for a lost router."""
+        """The scheduler's next decision. Raises the error of a rejection, SERVICE_UNAVAILABLE for a lost router."""
         ...
 
     async def report_first_content(self, attempt: int) -> None:
@@ -116,16 +116,16 @@ class Placement(Protocol):
         ...
 
     async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> None:
-        """The request ended, with UNSPECIFIED when it completed. Never raises.
+        """Reports the end of the request, with UNSPECIFIED when it completed. Never raises.
 
-        `receipt`: what happened, only ever read; None: nobody knows.
+        `receipt` is only read; None: unknown.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolQueue:
-    """How much is asked of one pool, or of one route."""
+    """The load of one pool, or of one route."""
 
     pool: str
     """Its name; or `route/` and a route's."""
@@ -133,13 +133,13 @@ class PoolQueue:
     max_waiting: int
     """How many may wait."""
     running: int
-    """Requests that the router has running on its models, by whichever name they were asked for."""
+    """Requests running on its models, under any name."""
     average_wait_seconds: float | None = None
-    """Of the requests that were placed lately; None: none were."""
+    """Average over recently placed requests; None: none were placed."""
 
 
 class PlacementPort(Protocol):
-    """Who places requests."""
+    """Places requests on runners."""
 
     def place(self, request: PlacementRequest) -> Placement:
         """Ask for a place. Nothing happens until the returned context is entered."""
@@ -147,10 +147,10 @@ class PlacementPort(Protocol):
 
 
 class QueueSource(Protocol):
-    """Who knows how long the queues are; see `RouterPort`."""
+    """Source of queue lengths; see `RouterPort`."""
 
     async def queues(self) -> Sequence[PoolQueue]:
-        """By pool, in order of their names. Raises SERVICE_UNAVAILABLE for a lost router."""
+        """Queues by pool, sorted by name. Raises SERVICE_UNAVAILABLE for a lost router."""
         ...
 
 

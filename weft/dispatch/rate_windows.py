@@ -1,4 +1,4 @@
-"""Moving windows: how much each key took in the last second, minute or hour. One implementation for every surface.
+"""Sliding windows: how much each key used in the last second, minute or hour. One implementation for every API.
 
 The algorithm is that of the library `limits`. Its memory storage reads the machine's clock by itself, keeps an entry
 for every single token and a thread that clears up; this one counts on a `Clock`, in at most BUCKETS_PER_WINDOW steps
@@ -22,7 +22,9 @@ from weft.kernel.units import Rate
 BUCKETS_PER_WINDOW = 256
 """What is counted within a 256th of a window leaves it together, at the time of the newest: never too early."""
 EVERYBODY_ELSE = "+everybody-else"
-"""The key of those beyond a bound. No tenant and no client can be called so: names begin with a letter or a digit."""
+"""The key shared by all keys beyond a bound. It cannot collide: names of tenants and clients begin with a letter or a
+digit.
+"""
 
 MAX_RATES_KEPT = 1024
 """Rates whose form for the library is kept; configurations have fewer."""
@@ -33,7 +35,7 @@ class Claim:
     """Something that is to be counted."""
 
     key: str
-    """Whose window it is; keys of different kinds must differ by themselves."""
+    """Key of the window; keys of different kinds must differ by themselves."""
     who: str
     """The same for people, such as "Tenant community-x"."""
     rate: Rate
@@ -101,7 +103,7 @@ class RateWindows:
 
 
 class TrackedKeys:
-    """Keys that nobody configured: so many are counted one by one, those beyond share a window."""
+    """Keys without a configured limit: a bounded number is counted separately, all others share one window."""
 
     def __init__(self, windows: RateWindows, rates: Sequence[Rate], max_keys: int, prefix: str, clock: Clock) -> None:
         """`rates` are those of every such key; `prefix` sets them apart from other kinds of keys."""
@@ -216,7 +218,7 @@ class _WindowStorage(Storage, MovingWindowSupport):
         return (window.buckets[0].newest if window.buckets else now), window.total
 
     def correct(self, key: str, length: int, amount: int, counted_at: float) -> None:
-        """Count more or less than was asked for; a key that was forgotten stays so."""
+        """Corrects a count afterwards; a forgotten key stays forgotten."""
         now, window = self._clock.monotonic(), self._windows.get(key)
         if window is None:
             return
@@ -227,7 +229,7 @@ class _WindowStorage(Storage, MovingWindowSupport):
             window.take_back(-amount, counted_at)
 
     def seconds_until_free(self, key: str, rate: Rate, amount: int) -> float:
-        """How long until so much fits, if nothing else is asked for."""
+        """Seconds until the amount fits, without further use."""
         now, window = self._clock.monotonic(), self._windows.get(key)
         if window is None:
             return 0.0

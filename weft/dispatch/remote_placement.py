@@ -107,7 +107,7 @@ class RemotePlace:
             await self._call.code()
 
     async def _write(self, request: pb.PlaceRequest) -> None:
-        """Send a word to the router. A router that is gone is noticed by the next read, not here."""
+        """Sends a message to the router. A lost router is noticed by the next read, not here."""
         assert self._call is not None, "a report before the placement was entered"
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             await self._call.write(request)
@@ -119,7 +119,7 @@ def _open_to_proto(request: PlacementRequest) -> pb.PlaceOpen:
         tenant=request.tenant,
         model=request.model,
         operation=request.operation.value,  # type: ignore[arg-type]  # same numbers
-        # Not set is normal too, and says that nobody named it.
+        # Unset means normal too, and that the caller named no class.
         priority=request.priority.wire if request.names_priority else 0,  # type: ignore[arg-type]  # same numbers
         allow_remote=request.allow_remote,
         attempts_used=request.attempts_used,

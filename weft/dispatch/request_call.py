@@ -57,11 +57,11 @@ class RequestCall:
 
     @property
     def receipt(self) -> receipt_pb2.Receipt | None:
-        """What happened, once it is over; None before that."""
+        """The receipt, once the request has ended; None before."""
         return self._receipt
 
     def read_whole(self, *, whole: bool) -> None:
-        """From the next attempt on: whether nobody reads the answer before it is complete."""
+        """Sets whether the answer is read only when complete, from the next attempt on."""
         self._context = self._journey.context = replace(self._context, whole=whole)
 
     def _place(
@@ -141,7 +141,7 @@ class RequestCall:
         return self._receipt
 
     async def _report_failed(self, placement: ReconnectingPlacement, error: Exception) -> None:
-        """Tell the router what became of it, for those who ask it later."""
+        """Reports the failure to the router, which keeps it for `weft explain`."""
         await placement.report_finished(_reason_of(error), self._close_failed(error))
 
     def _close_left(self) -> None:
@@ -152,7 +152,7 @@ class RequestCall:
 
 
 def waiting_event(decision: WaitingInQueue | LoadingModel) -> event_pb2.InferenceEvent:
-    """The event that tells a client what a scheduler's word means."""
+    """The client's event for a decision of the scheduler."""
     event = event_pb2.InferenceEvent()
     if isinstance(decision, WaitingInQueue):
         event.queued.position = decision.position
@@ -169,19 +169,19 @@ def waiting_event(decision: WaitingInQueue | LoadingModel) -> event_pb2.Inferenc
 
 
 def runner_error(error: grpc.aio.AioRpcError) -> WeftError:
-    """Why a call to a runner failed. Our own cancel never gets here, so a cancelled call is the runner's doing."""
+    """The error of a failed call to a runner; a cancelled call is the runner's doing, ours never gets here."""
     found = error_from_call(error, Reason.WORKER_LOST)
     if found.reason is Reason.CANCELLED:
-        return WeftError(Reason.WORKER_LOST, "the runner gave the request up")
+        return WeftError(Reason.WORKER_LOST, "the runner dropped the request")
     if found.reason is Reason.DEADLINE_EXCEEDED:
         found.message = "the answer was not complete before the deadline of the request or of its route"
     return found
 
 
 def require_cancelled() -> None:
-    """Where a call to a runner ends as if it had been cancelled: raises WORKER_LOST unless this task really was.
+    """Raises WORKER_LOST for a cancelled call to a runner unless this task was really cancelled.
 
-    gRPC says so of a call whose channel was closed under it, too, and that is no wish of the caller's.
+    gRPC also reports a call as cancelled whose channel was closed under it.
     """
     task = asyncio.current_task()
     if task is None or not task.cancelling():
@@ -189,7 +189,7 @@ def require_cancelled() -> None:
 
 
 def reported_error(rejection: WeftError, attempt: WeftError | None) -> WeftError:
-    """What the caller is told: a scheduler that gives up after a failed attempt repeats only the attempt's reason."""
+    """The error for the caller: a scheduler that gives up after a failed attempt repeats only the attempt's reason."""
     return attempt if attempt is not None and attempt.reason is rejection.reason else rejection
 
 

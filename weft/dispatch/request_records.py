@@ -33,10 +33,10 @@ class RequestsUnderWay:
 
 
 class RequestSource(Protocol):
-    """Who remembers requests. Raises SERVICE_UNAVAILABLE for a lost router."""
+    """Source of request records. Raises SERVICE_UNAVAILABLE for a lost router."""
 
     async def request(self, request_id: str, tenant: str = "") -> request_pb2.RequestRecord:
-        """One request, if it is the tenant's; empty: whoever's it is. Raises NOT_FOUND."""
+        """One request of the tenant; an empty tenant: any. Raises NOT_FOUND."""
         ...
 
     async def requests(self, limit: int = DEFAULT_LISTED, tenant: str = "") -> RequestsUnderWay:
@@ -80,8 +80,8 @@ class RemoteRequests:
 
 
 def not_remembered(request_id: str) -> WeftError:
-    """What is said of a request that nobody knows, or that is another tenant's."""
+    """NOT_FOUND for a request that is unknown or another tenant's."""
     return WeftError(
         Reason.NOT_FOUND,
-        f"no request {request_id} is remembered; a router forgets requests an hour after their end, and at its restart",
+        f"no request {request_id} is known; routers keep them for an hour after their end, and not across a restart",
     )

@@ -22,11 +22,11 @@ class WhenLeft(Enum):
 
     CANCEL = "cancel"
     KEEP = "keep"
-    """It goes on, and its answer is kept like that of any task."""
+    """It continues, and its answer is kept like that of any task."""
 
 
 def _nobody_asks(task_id: str) -> None:
-    """Nothing to do."""
+    """Does nothing."""
 
 
 def _nobody_ends_it() -> bool:
@@ -35,20 +35,20 @@ def _nobody_ends_it() -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Journal:
-    """That a request is run as a durable task which its caller watches."""
+    """Options of a request that runs as a durable task which its caller watches."""
 
     when_left: WhenLeft = WhenLeft.CANCEL
     idempotency_key: str = ""
     """See `NewTask`."""
     on_task: Callable[[str], None] = _nobody_asks
-    """Told the task's id as soon as it is durable."""
+    """Called with the task's id as soon as it is durable."""
     is_ended: Callable[[], bool] = _nobody_ends_it
-    """Whether somebody has ended the request: then its task does not go on, whatever it should do when left."""
+    """Whether the request was cancelled: then its task is ended, whatever `when_left` says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestContext:
-    """Who asks for what, as the edge understood it."""
+    """The caller, target and options of a request, as the edge understood them."""
 
     request_id: str
     tenant: str
@@ -64,17 +64,17 @@ class RequestContext:
     timeout_seconds: float | None = None
     """Time to the caller's deadline; None: no deadline."""
     agent: str = ""
-    """The agent that was asked for, once resolved; empty: none."""
+    """The agent that was requested, once resolved; empty: none."""
     handling: Handling = field(default_factory=Handling)
     """What it says about how its runner handles it."""
     client_id: str = ""
-    """Who the caller says it is, for profiles and figures; empty: nobody in particular."""
+    """The client id that the caller states, for profiles and statistics; empty: none."""
     caller: str = "local"
-    """Who sends it, for the log: `key:<id>`, `service:<name>` or `local`."""
+    """The caller for the log: `key:<id>`, `service:<name>` or `local`."""
     session: str = ""
     """Requests of one session go to the same runner where they can; empty: none."""
     whole: bool = False
-    """Whether nobody reads the answer before it is complete: it may come in few, large frames."""
+    """Whether the answer is read only when complete: it may come in few, large frames."""
     journal: Journal | None = None
     """None: it is no task, and ends with its caller's connection."""
 
@@ -126,7 +126,7 @@ class RequestTrace:
     _loading_since: float | None = None
 
     def note_waiting(self, decision: object, now: float) -> None:
-        """A scheduler's word that is not a grant; time under LoadingModel counts as load wait."""
+        """Records a decision that is not a grant; time under LoadingModel counts as load wait."""
         if isinstance(decision, LoadingModel):
             self._loading_since = self._loading_since or now
         else:

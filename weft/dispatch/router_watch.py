@@ -1,4 +1,4 @@
-"""Whether a router answers: asked again and again, because a frozen process keeps its connections open."""
+"""Health checks of the router in an interval, because a frozen process keeps its connections open."""
 
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -22,11 +22,11 @@ _PLACEMENT = placement_service_pb2.DESCRIPTOR.services_by_name["PlacementService
 
 
 class RouterSource(Protocol):
-    """Who knows whether there is a router."""
+    """Source of the router's availability."""
 
     @property
     def is_there(self) -> bool:
-        """Whether a router answered when it was asked last."""
+        """Whether a router answered the last health check."""
         ...
 
 

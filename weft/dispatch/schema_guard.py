@@ -33,7 +33,7 @@ class SchemaLimits:
     max_bytes: int = 64 * 1024
     """One schema as JSON."""
     max_total_bytes: int = 1024 * 1024
-    """All of them together."""
+    """Bytes of all schemas together."""
     max_depth: int = 32
     """Schemas within schemas."""
     max_nodes: int = 2000

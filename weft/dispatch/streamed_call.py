@@ -172,7 +172,7 @@ class SpeechPiece:
 
     data: bytes
     media_type: str
-    """Of the whole recording; empty in all pieces but the first."""
+    """Media type of the recording; empty in all chunks but the first."""
 
 
 class SpeechCall(RequestCall):
@@ -183,9 +183,9 @@ class SpeechCall(RequestCall):
         self._payload = payload
 
     async def pieces(self) -> AsyncGenerator[SpeechPiece]:
-        """Every piece in order, at least one, none without bytes.
+        """Every chunk in order, at least one, none empty.
 
-        Raises the WeftError that ended the request; `content_started` in its metadata says that pieces went out before
+        Raises the WeftError that ended the request; `content_started` in its metadata says that chunks went out before
         it. Leaving the iterator (aclose, cancel) cancels the runner's work.
         """
         try:

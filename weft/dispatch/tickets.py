@@ -19,7 +19,7 @@ from weft.kernel.reasons import Reason
 TICKET_LIFETIME_SECONDS = 30.0
 MAX_REMEMBERED_TICKETS = 65_536
 RETRY_AFTER_SECONDS = 1.0
-"""What callers are told to wait for a runner that is being registered."""
+"""Retry-after for a runner that is not registered yet."""
 
 
 def sign(claims: bytes, key: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""What holds for a resource and why, derived from what the registry tells of it."""
+"""Conditions of a resource with their reasons, derived from its status."""
 
 from weft.documents.statuses import (
     AgentStatus,
@@ -14,7 +14,7 @@ from weft.kernel.detail_words import MODEL_NOT_LISTED
 
 READY = "Ready"
 
-# Why a model of a live runner is not ready, by the phase of its instance, and what that means for a request.
+# Reason and message of a model that is not ready, by the phase of its instance.
 _NOT_READY: dict[str, tuple[str, str]] = {
     "idle": ("NotLoaded", "its backend does not run; the next request starts it"),
     "loading": ("Loading", "its backend loads"),

@@ -1,7 +1,7 @@
-"""Many tasks as one: the port of whoever keeps batches.
+"""Batches: the port to the batch store and its values.
 
-Whoever speaks the API of the lines makes tasks of them, and writes the files of results. Whoever asks names the tenant:
-another tenant's batch is NOT_FOUND. Every method raises SERVICE_UNAVAILABLE when the keeper cannot be reached.
+The caller speaks the API of the lines: it makes tasks of them, and writes the files of results. Every method takes the
+tenant: another tenant's batch is NOT_FOUND. Every method raises SERVICE_UNAVAILABLE when the store cannot be reached.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
@@ -24,14 +24,14 @@ MAX_METADATA_VALUE_CHARS = 512
 
 
 class BatchState(IntEnum):
-    """Where a batch is in its life, but for what its lines say; numbers as in `router.v1.BatchState`."""
+    """The state of a batch without that of its lines; numbers as in `router.v1.BatchState`."""
 
     FAILED = 1
     """Its lines are not right; nothing of it was begun."""
     IN_PROGRESS = 2
     """Lines wait or run."""
     FINALIZING = 3
-    """Every line is at its end, and the results are not written yet."""
+    """Every line has ended, and the results are not written yet."""
     FINISHED = 4
     """The results are written."""
 
@@ -111,7 +111,7 @@ class LineResult:
     origin: bytes
     """What the line was, as its submitter said."""
     outputs: Sequence[task_pb2.TaskOutput] = ()
-    """Of a completed one."""
+    """Outputs of a completed line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +123,7 @@ class BatchPage:
 
 
 class BatchPort(Protocol):
-    """Who keeps batches."""
+    """The batch store."""
 
     async def create(self, new: NewBatch, lines: AsyncIterator[BatchLine]) -> Batch:
         """Accept a batch; return once it and all its lines are durable. Until then none of them is begun.
@@ -142,7 +142,7 @@ class BatchPort(Protocol):
         ...
 
     async def cancel(self, tenant: str, batch_id: str) -> Batch:
-        """End every line that is not at its end. Raises NOT_FOUND."""
+        """Cancels every unfinished line. Raises NOT_FOUND."""
         ...
 
     def results(self, tenant: str, batch_id: str) -> AsyncGenerator[LineResult]:
@@ -155,5 +155,5 @@ class BatchPort(Protocol):
 
 
 def batch_not_found(batch_id: str) -> WeftError:
-    """What is said of a batch that nobody keeps, or that is another tenant's."""
-    return WeftError(Reason.NOT_FOUND, f"no batch {batch_id} is kept")
+    """NOT_FOUND for a batch that is unknown or another tenant's."""
+    return WeftError(Reason.NOT_FOUND, f"no batch {batch_id} exists")

@@ -1,7 +1,7 @@
-"""Requests that are run as durable tasks while their callers watch: as the edge sees them, like any other request.
+"""Requests that run as durable tasks while their callers watch: to the edge they look like any other request.
 
-A caller who leaves ends the task or leaves it to itself, as it said. What it has been told of an attempt that was lost
-is never continued with another's words: if that was content, it is told that the answer broke off.
+A caller who leaves cancels the task or lets it run, as its options say. Content of a lost attempt is never continued
+with another attempt's: the caller then gets an error that the answer broke off.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 
 TASK_ID = "task_id"
-"""Where an error's metadata has the task that goes on, or went."""
+"""Key of an error's metadata with the id of the task."""
 MIN_PENDING_SECONDS = 1.0
 _NANOSECONDS = 1e9
 _SPEC = "spec"
-"""What whoever keeps tasks calls a request."""
+"""Field name that the task store uses for a request."""
 _WATCH_AGAIN = frozenset({Reason.SERVICE_UNAVAILABLE, Reason.SHUTTING_DOWN, Reason.WATCH_LAGGED})
 """With these a watch has ended, and the task has not."""
 
@@ -38,7 +38,7 @@ class DurableCallConfig:
     """How patient it is."""
 
     outage_limit_seconds: float = 30.0
-    """After this long without whoever keeps the tasks the request fails."""
+    """Longest outage of the task store before the request fails."""
     retry_interval_seconds: float = 0.1
     """First pause before watching again; doubles up to one second."""
     settle_seconds: float = 5.0
@@ -130,10 +130,10 @@ class WatchedTask:
         """Empty until it is durable."""
 
     async def news(self) -> AsyncGenerator[TaskEvent]:
-        """Submit it and tell of it until its end, which is told last.
+        """Submits the task and yields its events, its final state last.
 
-        Closing it earlier is the caller's leaving. Raises as `TaskPort.submit`, SERVICE_UNAVAILABLE where whoever keeps
-        the tasks is away for too long.
+        Closing the iterator earlier means that the caller left. Raises as `TaskPort.submit`, and SERVICE_UNAVAILABLE
+        for a longer outage of the task store.
         """
         try:
             await self._submit()
@@ -172,7 +172,7 @@ class WatchedTask:
             idempotency_key=self._journal.idempotency_key,
             caller=context.caller,
         )
-        # A caller who leaves now must not leave a task behind that nobody knows of: whether it is durable is awaited.
+        # A caller who leaves during the submission must not leave an unknown task behind: its outcome is awaited.
         self._submitting = asyncio.ensure_future(self._tools.tasks.submit(new))
         try:
             self._begun(await asyncio.shield(self._submitting))
@@ -218,20 +218,20 @@ class WatchedTask:
             pause = min(pause * 2, 1.0)
 
     async def _leave(self) -> None:
-        """The caller has left, or is told of a failure: end the task, unless it is to go on."""
+        """Ends the task unless it is to continue: the caller has left, or was given an error."""
         if self._submitting is None:
             return
         if self._journal.when_left is WhenLeft.KEEP and not self._journal.is_ended():
             self._submitting.add_done_callback(_noted)
             log.info("caller left, task goes on", request_id=self._context.request_id, task_id=self.id or None)
             return
-        # Neither whoever ends this very task a second time nor the end of the wait ends that.
+        # A second cancellation or the timeout does not cancel the submission itself.
         ending = asyncio.ensure_future(self._end(self._submitting))
         await asyncio.wait((ending,), timeout=self._tools.config.settle_seconds)
 
     async def _end(self, submitting: "asyncio.Future[Submitted]") -> None:
         try:
-            # As long as the port takes: one that is durable only then is not to run for nobody.
+            # The timeout is the port's: a task that becomes durable late must not run without a caller.
             task_id = (await submitting).task.id
             async with asyncio.timeout(self._tools.config.settle_seconds):
                 await self._tools.tasks.cancel(self._context.tenant, task_id)
@@ -241,7 +241,7 @@ class WatchedTask:
 
 
 def _noted(submitting: "asyncio.Future[Submitted]") -> None:
-    """Nobody waits for it any more; a failure that nobody looks at would be a warning."""
+    """Retrieves the outcome of an abandoned future; an unretrieved error would be a warning."""
     if not submitting.cancelled():
         submitting.exception()
 
@@ -256,7 +256,7 @@ class DurableGeneration:
         self._is_whole = context.whole
         self._attempt = 0
         self._held: Frame = []
-        """Of this attempt, for a caller who is told nothing before the end: the next attempt may begin anew."""
+        """Frames of this attempt, for a caller who reads only the complete answer: the next attempt may start again."""
         self._has_content = False
         """Whether content has been handed on."""
         self._end: event_pb2.InferenceEvent | None = None
@@ -264,15 +264,15 @@ class DurableGeneration:
 
     @property
     def receipt(self) -> receipt_pb2.Receipt | None:
-        """What happened, once it is over; None before that, and where it did not complete."""
+        """The receipt, once the request has completed; None before that and otherwise."""
         return self._receipt
 
     async def frames(self) -> AsyncGenerator[Frame]:
-        """Every frame that is kept; while it waits, why.
+        """Yields every stored frame and, while the task waits, why.
 
-        Where nobody reads the answer before it is complete, it is one frame, of the attempt that completed. Raises the
-        WeftError that the task failed with, CANCELLED where somebody ended it, and the reason of an attempt that was
-        lost after content of it was handed on.
+        An answer that is read only when complete is one frame, of the attempt that completed. Raises the WeftError that
+        the task failed with, CANCELLED for a cancelled task, and the reason of an attempt that was lost after content
+        was sent.
         """
         async with aclosing(self._task.news()) as news:
             async for item in news:
@@ -286,7 +286,7 @@ class DurableGeneration:
         self._reach(piece.attempt)
         frame = list(piece.output.events)
         if frame and frame[-1].HasField("finished"):
-            # Not before the task itself is at its end: until then this attempt may still be lost.
+            # Held back until the task itself has ended: until then this attempt may still be lost.
             self._end = frame.pop()
         if self._is_whole:
             self._held += frame
@@ -324,11 +324,11 @@ class DurableEmbedding:
 
     @property
     def receipt(self) -> receipt_pb2.Receipt | None:
-        """What happened, once it is over; None before that, and where it did not complete."""
+        """The receipt, once the request has completed; None before that and otherwise."""
         return self._receipt
 
     async def result(self) -> list[embedding_pb2.Embedding]:
-        """The vectors. Raises the WeftError that the task failed with, CANCELLED where somebody ended it."""
+        """The vectors. Raises the WeftError that the task failed with, CANCELLED for a cancelled task."""
         vectors: list[embedding_pb2.Embedding] = []
         attempt = 0
         async with aclosing(self._task.news()) as news:
@@ -347,7 +347,7 @@ class DurableEmbedding:
 
 
 def require_completed(task: Task) -> None:
-    """Raises the WeftError that a task at its end failed with, CANCELLED where somebody ended it."""
+    """Raises the WeftError of a failed task, CANCELLED for a cancelled one."""
     about = {TASK_ID: task.id}
     if task.state is TaskState.CANCELLED:
         raise WeftError(Reason.CANCELLED, f"task {task.id} was cancelled", metadata=about)
@@ -359,7 +359,7 @@ def require_completed(task: Task) -> None:
 
 
 def _is_anew(item: TaskEvent, attempt: int) -> bool:
-    """Whether the attempt that was followed so far has come to nothing, and the task has not."""
+    """Whether the followed attempt was lost while the task continues."""
     if isinstance(item, TaskChunk):
         return item.attempt != attempt
     if item.state in {TaskState.FAILED, TaskState.CANCELLED}:
@@ -368,7 +368,7 @@ def _is_anew(item: TaskEvent, attempt: int) -> bool:
 
 
 def _is_ahead(task: Task, after: int) -> bool:
-    """Whether a task is complete, and pieces of its answer are still to come: then it is told once more after them."""
+    """Whether a completed task has chunks still to come: its final state is then sent once more after them."""
     return task.state is TaskState.COMPLETED and task.last_event > after
 
 

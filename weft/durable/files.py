@@ -1,7 +1,7 @@
-"""Files that batches read and write: the port of whoever keeps them.
+"""Files of batches: the port to the file store and its values.
 
-Whoever asks names the tenant: another tenant's file is NOT_FOUND. Every method raises SERVICE_UNAVAILABLE when the
-keeper cannot be reached.
+Every method takes the tenant: another tenant's file is NOT_FOUND. Every method raises SERVICE_UNAVAILABLE when the
+store cannot be reached.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
@@ -15,7 +15,7 @@ from weft.kernel.reasons import Reason
 FILE_PREFIX = "file"
 MAX_FILE_NAME_CHARS = 255
 MAX_PIECE_BYTES = 1024 * 1024
-"""Of what is read or written at once."""
+"""Size limit of one read or write."""
 BATCH_INPUT = "batch"
 BATCH_OUTPUT = "batch_output"
 
@@ -53,7 +53,7 @@ class FilePage:
 
 
 class FilePort(Protocol):
-    """Who keeps files."""
+    """The file store."""
 
     async def save(self, new: NewFile, content: AsyncIterator[bytes]) -> StoredFile:
         """Keep a file; return once it is durable. One whose content breaks off is not kept.
@@ -71,7 +71,7 @@ class FilePort(Protocol):
         ...
 
     def read(self, tenant: str, file_id: str) -> AsyncGenerator[bytes]:
-        """What is in it, in pieces. Raises NOT_FOUND."""
+        """Yields the content in chunks. Raises NOT_FOUND."""
         ...
 
     async def delete(self, tenant: str, file_id: str) -> None:
@@ -80,5 +80,5 @@ class FilePort(Protocol):
 
 
 def file_not_found(file_id: str) -> WeftError:
-    """What is said of a file that nobody keeps, or that is another tenant's."""
-    return WeftError(Reason.NOT_FOUND, f"no file {file_id} is kept")
+    """NOT_FOUND for a file that is unknown or another tenant's."""
+    return WeftError(Reason.NOT_FOUND, f"no file {file_id} exists")

@@ -1,4 +1,4 @@
-"""A `BatchPort` whose keeper is behind a channel."""
+"""A `BatchPort` over gRPC."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
@@ -41,7 +41,7 @@ class RemoteBatches:
         self._stub = cast("BatchServiceAsyncStub", batch_service_pb2_grpc.BatchServiceStub(channel))
 
     async def create(self, new: NewBatch, lines: AsyncIterator[BatchLine]) -> Batch:
-        """See BatchPort.create. `new.caller` does not travel: whoever keeps it knows who calls."""
+        """As BatchPort.create. `new.caller` is not sent: the store authenticates the caller itself."""
         call: Any = self._stub.CreateBatch(metadata=as_tenant(new.tenant))
         async with aclosing(_messages(new, lines)) as messages:
             done = await upload(call, messages, kind=_KIND, timeout_seconds=self._timeout_seconds)

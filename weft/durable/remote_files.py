@@ -1,4 +1,4 @@
-"""A `FilePort` whose keeper is behind a channel."""
+"""A `FilePort` over gRPC."""
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing

@@ -1,4 +1,4 @@
-"""A `ResponseStore` whose keeper is behind a channel."""
+"""A `ResponseStore` over gRPC."""
 
 from collections.abc import Sequence
 from datetime import UTC
@@ -67,10 +67,10 @@ class RemoteResponses:
 
 
 def _told(error: grpc.aio.AioRpcError) -> WeftError:
-    """Why a call failed: a keeper that is slow, or that stops meanwhile, is one that cannot be reached."""
+    """The error of a failed call: a store that is slow or stopping counts as unreachable."""
     found = error_from_call(error, Reason.SERVICE_UNAVAILABLE)
     if found.reason in {Reason.DEADLINE_EXCEEDED, Reason.CANCELLED}:
-        return WeftError(Reason.SERVICE_UNAVAILABLE, "whoever keeps responses does not answer in time")
+        return WeftError(Reason.SERVICE_UNAVAILABLE, "response store timed out")
     return found
 
 

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 TENANT = "x-tenant-id"
 TIMEOUT_SECONDS = 30.0
-"""Of everything but watching. A router whose database is locked answers within it that it is."""
+"""Timeout of every call but watch. A router whose database is locked answers within it."""
 
 AnswerT = TypeVar("AnswerT")
 
 
 class RemoteTasks:
-    """See TaskPort. Tenants are named beside the message: whoever calls must be believed that."""
+    """A TaskPort over gRPC. The tenant is sent as metadata: the caller must be trusted with it."""
 
     def __init__(self, channel: grpc.aio.Channel, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         self._timeout_seconds = timeout_seconds
@@ -102,10 +102,8 @@ async def _told(call: Awaitable[AnswerT]) -> AnswerT:
 
 
 def _meaning(error: grpc.aio.AioRpcError) -> WeftError:
-    """Why a call failed: a router that is slow, or that stops meanwhile, is one that cannot be reached."""
+    """The error of a failed call: a router that is slow or stopping counts as unreachable."""
     found = error_from_call(error, Reason.SERVICE_UNAVAILABLE)
     if found.reason in {Reason.DEADLINE_EXCEEDED, Reason.CANCELLED}:
-        return WeftError(
-            Reason.SERVICE_UNAVAILABLE, "whoever runs tasks does not answer in time", retry_after_seconds=1
-        )
+        return WeftError(Reason.SERVICE_UNAVAILABLE, "task store timed out", retry_after_seconds=1)
     return found

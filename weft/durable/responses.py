@@ -1,7 +1,7 @@
-"""Answers that callers may come back to: the port of whoever keeps them.
+"""Kept responses: the port to the response store and its values.
 
-An answer and its input are JSON that the keeper never looks into. Whoever asks names the tenant: another tenant's
-answer is NOT_FOUND.
+A response and its input are JSON that the store never parses. Every method takes the tenant: another tenant's response
+is NOT_FOUND.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class StoredResponse:
 
 
 class ResponseStore(Protocol):
-    """Who keeps answers. Every method raises SERVICE_UNAVAILABLE when the keeper cannot be reached."""
+    """The response store. Every method raises SERVICE_UNAVAILABLE when it cannot be reached."""
 
     async def save(self, response: StoredResponse) -> None:
         """Keep it; return once it is durable. One of the same id and tenant is replaced.
@@ -48,9 +48,9 @@ class ResponseStore(Protocol):
         ...
 
     async def chain(self, tenant: str, response_id: str) -> Sequence[StoredResponse]:
-        """It and all that it continues, the oldest first.
+        """The response and all those it continues, oldest first.
 
-        Raises NOT_FOUND where one of them is gone, INVALID_ARGUMENT where there are more than MAX_CHAIN.
+        Raises NOT_FOUND where one of them is gone, INVALID_ARGUMENT for more than MAX_CHAIN.
         """
         ...
 
@@ -60,5 +60,5 @@ class ResponseStore(Protocol):
 
 
 def response_not_found(response_id: str) -> WeftError:
-    """What is said of an answer that nobody keeps, or that is another tenant's."""
-    return WeftError(Reason.NOT_FOUND, f"no response {response_id} is kept")
+    """NOT_FOUND for a response that is unknown or another tenant's."""
+    return WeftError(Reason.NOT_FOUND, f"no response {response_id} exists")

@@ -1,6 +1,6 @@
-"""Calls to whoever keeps files and batches, behind a channel.
+"""gRPC calls to the file and batch stores.
 
-A keeper that is slow, or that stops meanwhile, is one that cannot be reached: SERVICE_UNAVAILABLE.
+A store that is slow or stopping counts as unreachable: SERVICE_UNAVAILABLE.
 """
 
 import asyncio
@@ -15,11 +15,11 @@ from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call
 
 TIMEOUT_SECONDS = 10.0
-"""Until a keeper answers, and takes or sends the next message of a stream."""
+"""Timeout of an answer, and of the next message of a stream."""
 WRITE_TIMEOUT_SECONDS = 60.0
-"""Until it takes the next piece of an upload at least: it writes what came before first, on a disk that may be slow."""
+"""Minimum timeout of a chunk of an upload: the store first writes the previous ones, on a disk that may be slow."""
 COMMIT_TIMEOUT_SECONDS = 600.0
-"""Until it answers that all is written: whoever gives up then does not know what became of it. A keeper that is gone is
+"""Minimum timeout of the final answer of an upload: after a timeout the outcome is unknown. A store that is gone is
 noticed long before, by its channel."""
 TENANT = "x-tenant-id"
 _WRITE_FAILED = "Internal error from Core"
@@ -46,9 +46,9 @@ async def upload(
     kind: str,
     timeout_seconds: float,
 ) -> ResultT:
-    """Send all messages, no faster than they are taken, and return what is answered.
+    """Sends all messages with back-pressure and returns the answer.
 
-    Raises what `messages` raises; then the keeper is told that no more comes, and keeps nothing.
+    Raises what `messages` raises; the store then gets a cancelled call and keeps nothing.
     """
     told = _Told(call)
     try:
@@ -62,7 +62,7 @@ async def upload(
                     await call.done_writing()
                 return await call
     finally:
-        # Nothing happens to a call that is over.
+        # Cancelling a finished call has no effect.
         call.cancel()
 
 
@@ -83,7 +83,7 @@ async def read_stream(
 
 
 async def _write(call: "grpc.aio.StreamUnaryCall[Any, Any]", message: object, timeout_seconds: float) -> bool:
-    """False: it is over already, and its answer says why."""
+    """Writes one message. False: the call has ended, and its answer says why."""
     try:
         async with asyncio.timeout(timeout_seconds):
             await call.write(message)
@@ -94,9 +94,9 @@ async def _write(call: "grpc.aio.StreamUnaryCall[Any, Any]", message: object, ti
 
 
 class _Told:
-    """What the keeper says of a call, even if a message is on its way to it at that moment.
+    """The status of a call, even if a write is in flight at that moment.
 
-    The write then fails, and grpc.aio (1.85) puts that failure in the place of the status that has just come.
+    The write then fails, and grpc.aio (1.85) replaces the status that has just arrived by that failure.
     """
 
     def __init__(self, call: "grpc.aio.StreamUnaryCall[Any, Any]") -> None:
@@ -104,11 +104,11 @@ class _Told:
         call.add_done_callback(self._note)
 
     def instead_of(self, error: grpc.aio.AioRpcError) -> grpc.aio.AioRpcError:
-        """Why the call failed, where `error` may only say that a write did."""
+        """The reason of the call's failure, where `error` may only report a failed write."""
         return error if self._first is None or error.details() != _WRITE_FAILED else self._first
 
     def _note(self, call: Any) -> None:
-        # What a call that is over says is there at once, though the functions are for those who wait.
+        # The status of a finished call is available at once, though its accessors are coroutines.
         code, details, trailer = (_at_once(each) for each in (call.code(), call.details(), call.trailing_metadata()))
         if self._first is None and details != _WRITE_FAILED:
             self._first = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), trailer, details)
@@ -138,4 +138,4 @@ def _explained(kind: str, told: _Told | None = None) -> Iterator[None]:
 
 
 def _silent(kind: str) -> WeftError:
-    return WeftError(Reason.SERVICE_UNAVAILABLE, f"whoever keeps {kind} does not answer in time")
+    return WeftError(Reason.SERVICE_UNAVAILABLE, f"the store of {kind} timed out")

@@ -1,7 +1,7 @@
-"""Requests that outlive their callers: the port of whoever runs them, and its values.
+"""Durable tasks: the port to the task store and its values.
 
-A task is executed at least once and has exactly one terminal state. Whoever asks names the tenant: another tenant's
-task is NOT_FOUND. Every method raises SERVICE_UNAVAILABLE when whoever keeps the tasks cannot be reached.
+A task is executed at least once and has exactly one terminal state. Every method takes the tenant: another tenant's
+task is NOT_FOUND. Every method raises SERVICE_UNAVAILABLE when the store cannot be reached.
 """
 
 from collections.abc import AsyncGenerator, Sequence
@@ -26,7 +26,7 @@ TaskPayload = chat_pb2.ChatPayload | completion_pb2.CompletionPayload | embeddin
 
 
 class TaskState(IntEnum):
-    """Where a task is in its life; numbers as in `router.v1.TaskState`. docs/tasks.md has the diagram."""
+    """The state of a task; numbers as in `router.v1.TaskState`. docs/tasks.md has the diagram."""
 
     PENDING = 1
     """It waits for a slot, or for its pool to have a runner at all."""
@@ -44,7 +44,7 @@ class TaskState(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskFailure:
-    """Why a task, or an attempt of it, came to nothing."""
+    """The failure of a task or of one attempt."""
 
     reason: Reason
     message: str
@@ -58,7 +58,7 @@ class Task:
     tenant: str
     state: TaskState
     model: str
-    """As it was asked for."""
+    """The requested target."""
     batch: str = ""
     """The batch that it is a line of; empty: none."""
     line: int = 0
@@ -67,12 +67,12 @@ class Task:
     """When it was claimed last; None: never."""
     ended_at: datetime | None = None
     expires_at: datetime | None = None
-    """When it fails unless it has been begun by then; None while it runs, and at its end."""
+    """Time at which it fails unless it has started by then; None while it runs and after its end."""
     attempt: int = 0
     """How often it was begun."""
     max_attempts: int
     error: TaskFailure | None = None
-    """Why it failed."""
+    """The failure of a failed task."""
     last_event: int = 0
     """Number of the last event that is kept of its current attempt; 0: none."""
     waiting_for: str = ""
@@ -106,7 +106,7 @@ class TaskDetails:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskChunk:
-    """A piece of an answer that is on disk."""
+    """A stored chunk of an answer."""
 
     attempt: int
     last_event: int
@@ -126,7 +126,7 @@ class NewTask:
     idempotency_key: str = ""
     """The same submission has the same key; empty: none."""
     caller: str = "local"
-    """Who sends it, for the log; see `RequestContext.caller`."""
+    """The caller for the log; see `RequestContext.caller`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,11 +160,11 @@ class TaskPage:
     next_page_token: str = ""
     """Empty: there is no further one."""
     notice: str = ""
-    """What whoever looks after the mesh must know of whoever keeps the tasks; empty: nothing."""
+    """A notice for operators about the task store; empty: none."""
 
 
 class TaskPort(Protocol):
-    """Who runs tasks."""
+    """The task store and its execution."""
 
     async def submit(self, new: NewTask) -> Submitted:
         """Accept a task; return once it is durable.
@@ -187,29 +187,28 @@ class TaskPort(Protocol):
         ...
 
     async def cancel(self, tenant: str, task_id: str) -> Task:
-        """End it, with its backend where it runs; one at its end stays as it is. Raises NOT_FOUND."""
+        """Cancels the task, with its backend where it runs; a finished one stays as it is. Raises NOT_FOUND."""
         ...
 
     async def delete(self, tenant: str, task_id: str) -> None:
-        """Forget one that is at its end. Raises NOT_FOUND, RESOURCE_IN_USE."""
+        """Deletes a finished task. Raises NOT_FOUND, RESOURCE_IN_USE."""
         ...
 
     def watch(self, tenant: str, task_id: str, after_event: int = 0) -> AsyncGenerator[TaskEvent]:
-        """The task as it is, every piece after that event, the task at each change; ends with the task at its end.
+        """Yields the task, every chunk after that event, and the task at each change; ends with the finished task.
 
-        An event of an attempt that was lost counts as none. Raises NOT_FOUND, TOO_MANY_RESOURCES where as many watch as
-        may.
+        The event of a lost attempt counts as none. Raises NOT_FOUND, and TOO_MANY_RESOURCES at the limit of watches.
         """
         ...
 
 
 def task_not_found(task_id: str) -> WeftError:
-    """What is said of a task that nobody keeps, or that is another tenant's."""
-    return WeftError(Reason.NOT_FOUND, f"no task {task_id} is kept; tasks are forgotten some time after their end")
+    """NOT_FOUND for a task that is unknown or another tenant's."""
+    return WeftError(Reason.NOT_FOUND, f"no task {task_id} exists; finished tasks are deleted after a retention time")
 
 
 def task_being_deleted() -> WeftError:
-    """What a submission is told whose idempotency key is that of a task that is forgotten meanwhile."""
+    """SERVICE_UNAVAILABLE for a submission whose idempotency key belongs to a task that is being deleted."""
     return WeftError(
         Reason.SERVICE_UNAVAILABLE, "the task of this idempotency key is just being deleted", retry_after_seconds=1
     )
@@ -231,6 +230,6 @@ def index_of(number: int) -> int:
 
 
 def payload_of(spec: task_pb2.TaskSpec) -> TaskPayload | None:
-    """What is asked; None: nothing that this version knows."""
+    """The payload of a spec; None: of a kind that this version does not know."""
     kind = spec.WhichOneof("payload")
     return None if kind is None else getattr(spec, kind)

@@ -4,7 +4,7 @@ import re
 from ipaddress import ip_address
 
 RUNNER_KEY = "weft-runner"
-"""Metadata key that tells a relay for which of its runners a call is."""
+"""Metadata key with the name of the runner that a relayed call is for."""
 
 TLS_PREFIX = "tls:"
 """Before `host:port`: TLS, wherever it is."""

@@ -13,7 +13,7 @@ from weft.kernel.reasons import Reason
 
 
 class Clock(Protocol):
-    """Where loops get time from."""
+    """The time source of loops."""
 
     def monotonic(self) -> float:
         """Seconds from an arbitrary start, never going back: for every duration inside one process."""
@@ -45,9 +45,9 @@ class SystemClock:
 
 
 class MeshClock:
-    """See weft.kernel.clock.Clock. Shows the time of day of `clock` until it is told the mesh's.
+    """A Clock whose time of day is `clock`'s until the mesh's time is set.
 
-    It goes on from there by the monotonic clock, so that a correction of the machine's own does not move it.
+    From then on it follows the monotonic clock, so that a correction of the machine's own clock does not move it.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -55,7 +55,7 @@ class MeshClock:
         self._told: tuple[datetime, float] | None = None
 
     def set(self, now: datetime) -> None:
-        """It is `now` in the mesh, an aware time in UTC."""
+        """Sets the mesh's current time: `now` is aware, in UTC."""
         self._told = now, self._clock.monotonic()
 
     def monotonic(self) -> float:

@@ -1,4 +1,4 @@
-"""Ending a piece of work from outside, with an error of the choice of whoever ends it."""
+"""Interruption of a block of work from outside, with an error chosen by the one who interrupts."""
 
 import asyncio
 from types import TracebackType

@@ -28,7 +28,7 @@ COUNT_KEYS: Final = (
 REFERENCE_KEYS: Final = ("$ref", "$dynamicRef", "$recursiveRef")
 WITH_SCHEMAS: Final = frozenset({*SCHEMA_KEYS, *LIST_KEYS, *MAP_KEYS})
 SHOWN_CHARS: Final = 64
-"""Of a property's name in the path of an error."""
+"""Characters of a property's name shown in the path of an error."""
 
 _MAX_REFERENCES_IN_A_ROW: Final = 64
 _MAX_INDEX_DIGITS: Final = 6
@@ -172,7 +172,7 @@ class _References:
         self.beside: list[tuple[str, Mapping[str, Any]]] = []
         self._places: dict[int, str] = {}
         self._resources: dict[int, Mapping[str, Any]] = {}
-        """By the id of a schema: the nearest one around it that has an `$id`, to which its references are relative."""
+        """The nearest enclosing schema with an `$id`, by the id of a schema: references are relative to it."""
         self._anchors: dict[str, Mapping[str, Any]] = {}
         self._known: dict[int, int] = {}
         self._open: set[int] = set()

@@ -1,4 +1,4 @@
-"""Who calls, and what they may do: one function turns any API key into one `Principal`, for HTTP and gRPC alike.
+"""The caller of a request and its permissions: one function turns any API key into one `Principal`, for HTTP and gRPC.
 
 A scope is a resource and a role, such as `models:view`; `*` stands for every resource, or for every role.
 """
@@ -28,7 +28,7 @@ _NO_DIGEST = bytes(32)
 
 
 class Resource(Enum):
-    """What roles are given for."""
+    """Resources that roles are granted for."""
 
     INFERENCE = "inference"
     """Requests to models, their receipts, and answers that are kept."""
@@ -47,11 +47,11 @@ class Resource(Enum):
     TELEMETRY = "telemetry"
     """Metrics, events, and who asks how often."""
     MESH = "mesh"
-    """What services of the mesh tell each other: places, tickets, sessions. Who has it can speak for any tenant."""
+    """Traffic among services of the mesh: placement, tickets, sessions. Its holder can act for any tenant."""
 
 
 class Role(Enum):
-    """What may be done with a resource. Those who may create or edit may also view."""
+    """Actions on a resource. Create and edit include view."""
 
     VIEW = "view"
     CREATE = "create"
@@ -61,7 +61,7 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What a call asks for."""
+    """The resource and role that a call needs."""
 
     resource: Resource
     role: Role
@@ -73,27 +73,27 @@ class Access:
 _EVERYTHING = frozenset(Access(resource, role) for resource in Resource for role in Role)
 MESH_ACCESS = Access(Resource.MESH, Role.CREATE)
 MAY_LEAVE = Access(Resource.REMOTE, Role.CREATE)
-"""What requests need that ask to leave the premises, besides their tenant's permission."""
+"""Scope that a request needs to leave the premises, besides its tenant's permission."""
 KEY_VARIABLES = frozenset({"WEFT_API_KEY", "WEFT_SERVICE_KEY", "WEFT_JOIN_TOKEN"})
-"""Environment variables that open a mesh. Programs that a runner starts do not get them: they are not ours."""
+"""Environment variables with keys of a mesh. They are removed from the environment of programs that a runner starts."""
 DEFAULT_SCOPES = ("inference:create", "inference:edit", "models:view")
-"""Of a key that is made without any."""
+"""Scopes of a key that is created without any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
-    """A caller who is known."""
+    """An authenticated caller."""
 
     name: str
     """For logs and the audit: `key:<id>`, `local`, or `service:<name>`."""
     tenant: str = DEFAULT_TENANT
-    """Whose requests it sends."""
+    """Tenant of its requests."""
     access: frozenset[Access] = frozenset()
     names_tenants: bool = False
-    """Whether it is believed which tenant a request is of."""
+    """Whether the caller may name the tenant of a request."""
 
     def may(self, access: Access) -> bool:
-        """Whether it may do that."""
+        """Whether it has this access."""
         return access in self.access
 
     def require(self, access: Access) -> None:
@@ -116,7 +116,7 @@ class Principal:
 
 
 LOCAL = Principal(name="local", access=_EVERYTHING, names_tenants=True)
-"""Whoever can reach a socket that only this machine's user can reach, or loopback where no keys are asked for."""
+"""The caller over a socket that only this machine's user can reach, or over loopback where no keys are required."""
 
 
 def service_principal(name: str) -> Principal:
@@ -150,7 +150,7 @@ def parse_scopes(texts: Iterable[str], field_name: str) -> frozenset[Access]:
 
 
 def kept_access(scopes: Iterable[str]) -> frozenset[Access]:
-    """What scopes that were kept stand for. One that is not known allows nothing: a newer release wrote it."""
+    """Access of stored scopes. An unknown scope, written by a newer release, grants nothing."""
     access = frozenset[Access]()
     for scope in scopes:
         with suppress(FieldError):
@@ -173,40 +173,40 @@ class KeyVerifier:
     """See `key_digest`."""
     expires_at: datetime | None = None
     previous_digest: bytes = b""
-    """Of the secret before the last rotation; empty: none."""
+    """Digest of the secret before the last rotation; empty: none."""
     previous_expires_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyRing:
-    """Every key that may be good."""
+    """All keys that may be valid."""
 
     pepper: bytes = b""
     keys: Mapping[str, KeyVerifier] = field(default_factory=dict)
 
 
 def key_digest(pepper: bytes, secret: str) -> bytes:
-    """What is kept of a secret: HMAC-SHA256. Secrets are random, so a slow hash would protect nothing more."""
+    """The stored digest of a secret: HMAC-SHA256. Secrets are random, so a slow hash would add no protection."""
     return hmac.digest(pepper, secret.encode(), sha256)
 
 
 def key_text(key_id: str, secret: str) -> str:
-    """A key as its owner has it."""
+    """The full text of a key."""
     return f"{KEY_PREFIX}_{key_id}_{secret}"
 
 
 def require_one_key(shown: Iterable[str]) -> None:
-    """Raises UNAUTHENTICATED where a call shows two different keys, in whichever places: none of them ranks first.
+    """Raises UNAUTHENTICATED for a call with two different keys: none takes precedence.
 
-    A proxy in front may have looked at the other one. Credentials that are no keys of a mesh count for nothing: SDKs
-    send the key of a provider beside ours.
+    A proxy in front may have checked the other one. Credentials that are no keys of a mesh are ignored: SDKs send a
+    provider's key beside ours.
     """
     if len({text for text in shown if len(text) <= MAX_KEY_CHARS and _KEY.fullmatch(text)}) > 1:
         raise WeftError(Reason.UNAUTHENTICATED, "the request shows two different keys: send one")
 
 
 def authenticate(ring: KeyRing, presented: str | None, now: datetime) -> Principal:
-    """The principal of a key. Raises UNAUTHENTICATED, which does not say what is wrong with a key that was shown."""
+    """Returns the principal of a key. Raises UNAUTHENTICATED, without saying what is wrong with the key."""
     if not presented:
         raise WeftError(
             Reason.UNAUTHENTICATED, "a key is needed: send 'Authorization: Bearer <key>', or 'x-api-key: <key>'"
@@ -231,7 +231,7 @@ _NOBODY = KeyVerifier(key_id="", tenant="", access=frozenset(), digest=_NO_DIGES
 def _is_good(verifier: KeyVerifier, digest: bytes, now: datetime) -> bool:
     is_current = hmac.compare_digest(digest, verifier.digest)
     until = verifier.previous_expires_at
-    # Compared with something in any case: how long this takes says nothing about the key.
+    # A comparison is made in any case: its duration says nothing about the key.
     is_previous = (
         hmac.compare_digest(digest, verifier.previous_digest or _NO_DIGEST) and until is not None and now < until
     )

@@ -1,7 +1,7 @@
-"""Why something did not succeed: one enum and the one table that maps it to gRPC, HTTP and retry behaviour.
+"""Reasons of failures: one enum and the table that maps it to gRPC, HTTP and retry behaviour.
 
 The numbers are those of `ErrorReason` in protos/weft/api/common/v1/error_reason.proto, whose comments define each
-reason; `tests/unit/kernel/test_reasons.py` holds the two together.
+reason; `tests/unit/kernel/test_reasons.py` compares the two.
 """
 
 from dataclasses import dataclass
@@ -68,7 +68,7 @@ class Reason(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ReasonTraits:
-    """What a reason means on each surface."""
+    """The meaning of a reason in each protocol."""
 
     grpc_code: str
     """Name of the grpc.StatusCode. Busy is RESOURCE_EXHAUSTED, broken is UNAVAILABLE: proxies eject on the latter."""
@@ -154,7 +154,7 @@ TRAITS: dict[Reason, ReasonTraits] = {
 
 
 def reason_of(number: int) -> Reason:
-    """The reason of a number that somebody else wrote; INTERNAL for one that this version does not know."""
+    """The reason of a received number; INTERNAL for one that this version does not know."""
     try:
         return Reason(number)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Words every part of the mesh uses about a request."""
+"""Enums and values that describe a request everywhere in the mesh."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -13,7 +13,7 @@ class Priority(IntEnum):
     NORMAL = 2
     LOW = 3
     DURABLE = 4
-    """Durable tasks: after everybody who waits for an answer, but with a share of their own. No caller can claim it."""
+    """Durable tasks: below all interactive requests, with a share of their own. No caller can claim it."""
 
     @property
     def wire(self) -> int:
@@ -42,7 +42,7 @@ class Skill(IntEnum):
 
 
 class Operation(IntEnum):
-    """What is asked of a model; numbers as in `registry.v1.ModelOperation`."""
+    """Operations of a model; numbers as in `registry.v1.ModelOperation`."""
 
     CHAT = 1
     COMPLETION = 2

@@ -29,17 +29,17 @@ _CALLER: ContextVar[Principal] = ContextVar("weft_caller", default=LOCAL)
 
 
 def caller() -> Principal:
-    """Who calls; whoever can reach a server that admits everybody is local."""
+    """The principal of the current call; LOCAL on a server that admits everyone."""
     return _CALLER.get()
 
 
 def set_caller(principal: Principal) -> None:
-    """For the rest of this task, which is one call's."""
+    """Sets the principal for the rest of this task, which serves one call."""
     _CALLER.set(principal)
 
 
 _OPEN = frozenset({"grpc.health.v1.Health"})
-"""Services that answer strangers."""
+"""Services open to unauthenticated callers."""
 _REFLECTION = frozenset({"grpc.reflection.v1alpha.ServerReflection", "grpc.reflection.v1.ServerReflection"})
 
 _INFERENCE = Access(Resource.INFERENCE, Role.CREATE)
@@ -118,7 +118,7 @@ _SERVICES: dict[str, dict[str, Access]] = {
 
 
 def access_of(method: str) -> Access | None:
-    """What a method such as `/package.Service/Method` asks for; None: nothing, strangers may call it."""
+    """The access that a method such as `/package.Service/Method` needs; None: open to everyone."""
     service, _, name = method.removeprefix("/").partition("/")
     if service in _OPEN:
         return None
@@ -129,7 +129,7 @@ AUTHORIZATION = "authorization"
 API_KEY = "x-api-key"
 _BEARER = "bearer "
 _NO_KEY = "-"
-"""Stands for credentials of another kind: a key that nobody has."""
+"""Stands for credentials of another kind: a key that matches none."""
 _UNIX = "unix:"
 _MAX_SERVICE_CHARS = 128
 
@@ -137,10 +137,10 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class AuthInterceptor(RpcGuard):
-    """Guards every method of a server. Where nobody needs a key, there is none."""
+    """Authenticates every method of a server, where keys are required."""
 
     def __init__(self, ring: Callable[[], KeyRing], clock: Clock) -> None:
-        """`ring` gives the keys that are good now."""
+        """`ring` returns the currently valid keys."""
         super().__init__()
         self._ring = ring
         self._clock = clock
@@ -159,7 +159,7 @@ class AuthInterceptor(RpcGuard):
     def _principal(self, context: Context) -> Principal:
         metadata = tuple(context.invocation_metadata() or ())
         shown = [key for key, _ in metadata if key in (AUTHORIZATION, API_KEY)]
-        # Of two of one name, whoever stands between may have looked at the other one.
+        # Of two headers with one name, a proxy may have checked the other one.
         presented = presented_key(dict(metadata)) if len(shown) == len(set(shown)) else _NO_KEY
         if presented is None:
             if (context.peer() or "").startswith(_UNIX):
@@ -171,7 +171,7 @@ class AuthInterceptor(RpcGuard):
 
 
 def presented_key(metadata: Mapping[str, str | bytes]) -> str | None:
-    """The key that a caller shows, in either place; None: none. What is no text is a key that nobody has.
+    """The key of a call, from either header; None: none. Credentials that are no text count as an unknown key.
 
     Raises UNAUTHENTICATED for two different keys.
     """
@@ -187,7 +187,7 @@ def presented_key(metadata: Mapping[str, str | bytes]) -> str | None:
 
 
 def _certified_name(context: Context) -> str | None:
-    """The name in the certificate of a caller whom the server's roots vouch for; None: there is none."""
+    """The name in a client certificate that the server's roots verify; None: none."""
     about = context.auth_context() or {}
     for field in ("peer_uri", "x509_subject_alternative_name", "x509_common_name"):
         names = about.get(field)

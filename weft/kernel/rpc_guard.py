@@ -19,7 +19,7 @@ _KINDS = {
     (True, False): grpc.stream_unary_rpc_method_handler,
     (True, True): grpc.stream_stream_rpc_method_handler,
 }
-"""By whether requests and whether responses are streamed."""
+"""Handler factories by whether requests and whether responses are streamed."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 

@@ -54,7 +54,7 @@ class Health:
         self._servicer = health_aio.HealthServicer()
 
     def register_check(self, server: grpc.aio.Server) -> None:
-        """Add the Check rpc and nothing else: for servers that strangers reach."""
+        """Adds only the Check rpc: for servers that unauthenticated callers reach."""
         check = grpc.unary_unary_rpc_method_handler(
             self._servicer.Check,
             request_deserializer=health_pb2.HealthCheckRequest.FromString,
@@ -84,10 +84,10 @@ class Health:
 
 
 def start_task(work: Coroutine[None, None, None], *, name: str) -> asyncio.Task[None]:
-    """Start one piece of work in the background: it ends by itself, and its failure concerns it alone.
+    """Starts a background task that ends by itself and whose failure concerns it alone.
 
-    A failure is logged when it happens. Work that goes on for as long as its process does is started with
-    `start_critical` or `start_restarting`.
+    A failure is logged when it happens. Loops that run as long as the process are started with `start_critical` or
+    `start_restarting`.
     """
     task = asyncio.create_task(work, name=name)
     task.add_done_callback(_log_unforeseen_end)
@@ -95,7 +95,7 @@ def start_task(work: Coroutine[None, None, None], *, name: str) -> asyncio.Task[
 
 
 def start_critical(work: Coroutine[None, None, None], *, name: str) -> asyncio.Task[None]:
-    """Start a loop that its process cannot do without: its unforeseen end is logged and ends the process.
+    """Starts a loop that the process depends on: its unforeseen end is logged and ends the process.
 
     The event loop's exception handler gets the task's name under CRITICAL_TASK; `weft_app.compose.critical` is that
     handler.
@@ -108,7 +108,7 @@ def start_critical(work: Coroutine[None, None, None], *, name: str) -> asyncio.T
 def start_restarting(
     make_work: Callable[[], Coroutine[None, None, None]], *, name: str, clock: Clock
 ) -> asyncio.Task[None]:
-    """Start a loop that keeps no state of its own: after an unforeseen end it is logged and started again.
+    """Starts a loop without state of its own: after an unforeseen end it is logged and restarted.
 
     The pause before that is FIRST_RESTART_PAUSE_SECONDS, doubled with each death up to MAX_RESTART_PAUSE_SECONDS.
     """

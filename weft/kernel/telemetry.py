@@ -29,10 +29,10 @@ _new_ids = RandomIdGenerator()
 
 
 class BoundedLogFile:
-    """A file that is moved to `<name>.1` and begun anew when it has grown past its limit.
+    """A log file that is rotated to `<name>.1` at its size limit.
 
-    Whoever logs never hears of a disk that is full or broken: what cannot be written is dropped, and the number of
-    dropped writes stands in the file once it can be written again.
+    Writers get no error for a full or broken disk: failed writes are dropped, and their number is written once the file
+    can be written again.
     """
 
     def __init__(self, path: Path, max_bytes: int) -> None:
@@ -79,7 +79,7 @@ class BoundedLogFile:
         full.close()
 
     def flush(self) -> None:
-        """Nothing to do: nothing is buffered."""
+        """Does nothing: writes are unbuffered."""
 
     def close(self) -> None:
         """Close the file."""

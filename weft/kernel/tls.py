@@ -20,7 +20,7 @@ _EXPIRED = 10
 """X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED of OpenSSL."""
 _HANDSHAKE_STEPS = 4
 MAX_FILE_BYTES = 1024 * 1024
-"""Of one PEM file: the roots that browsers trust take a fifth of it."""
+"""Size limit of one PEM file: the roots of browsers take a fifth of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +110,7 @@ def _require_private(files: TlsFiles, path: Path) -> None:
 def _require_pair(files: TlsFiles, certificate_file: Path, key_file: Path) -> None:
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        # A passphrase would be asked for on the terminal; none is ever given.
+        # A passphrase would be prompted for on the terminal; an empty one is passed instead.
         server.load_cert_chain(certificate_file, key_file, password="")
     except (ssl.SSLError, ValueError) as error:
         raise invalid_field(
@@ -133,7 +133,7 @@ def _require_pair(files: TlsFiles, certificate_file: Path, key_file: Path) -> No
 
 
 def _shake_hands(server: ssl.SSLContext, client: ssl.SSLContext) -> None:
-    """A handshake in memory: the standard library tells whether a certificate is valid now in no other way."""
+    """Runs a handshake in memory, the standard library's only check of a certificate's validity period."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = (client.wrap_bio(to_client, to_server), server.wrap_bio(to_server, to_client, server_side=True))
     for _ in range(_HANDSHAKE_STEPS):
@@ -149,21 +149,21 @@ def _unreadable(files: TlsFiles, name: str, error: OSError) -> FieldError:
 log = structlog.get_logger("weft.tls")
 
 _Stamp = tuple[tuple[int, int, int], ...]
-"""Of each file: its inode, size and time of change."""
+"""Inode, size and modification time of each file."""
 _READS = 3
-"""How often files are read that change while they are read."""
+"""Attempts to read files that change while they are read."""
 
 
 class TlsSource:
-    """What the files hold, read anew when they have changed. Files that cannot be used leave the old content in use.
+    """The contents of the TLS files, reloaded when they change. Unusable files leave the old content in use.
 
-    Safe to share between threads: gRPC asks for a server's certificate on a thread of its own.
+    Safe to share between threads: gRPC requests a server's certificate on a thread of its own.
     """
 
     def __init__(
         self, files: TlsFiles, *, interval_seconds: float = 0.0, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
-        """`interval_seconds`: files are looked at this often at most. Raises INVALID_ARGUMENT naming a wrong file."""
+        """`interval_seconds`: minimum time between checks of the files. Raises INVALID_ARGUMENT naming a wrong file."""
         self._files = files
         self._interval_seconds = interval_seconds
         self._monotonic = monotonic
@@ -175,11 +175,11 @@ class TlsSource:
 
     @property
     def files(self) -> TlsFiles:
-        """Where it is from."""
+        """The files it reads."""
         return self._files
 
     def current(self) -> tuple[int, TlsMaterial]:
-        """What is in use, and a number that grows with every change of it. Raises nothing."""
+        """The content in use, and a number that grows with every change of it. Raises nothing."""
         now = self._monotonic()
         if self._files.paths and now - self._looked >= self._interval_seconds:
             with self._lock:
@@ -213,16 +213,16 @@ class TlsSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerTls:
-    """How a gRPC server shows who it is, and whom it lets in."""
+    """A gRPC server's certificate, and which clients it admits."""
 
     files: TlsFiles
     """With a certificate and its key."""
     requires_clients: bool = False
     """Whether callers need a certificate that the roots of `files` vouch for."""
     allowed_clients: tuple[str, ...] = ()
-    """Patterns such as `weft://mesh/router-*` for the URIs in their certificates; empty: whoever has a certificate."""
+    """Patterns such as `weft://mesh/router-*` for the URIs in client certificates; empty: any certificate."""
     announced_host: str = ""
-    """What others call this machine by, for a server that listens on all its addresses."""
+    """The host name that others use for this machine, for a server that listens on all its addresses."""
 
     def credentials(self) -> grpc.ServerCredentials:
         """For a gRPC server; it follows the files. Raises INVALID_ARGUMENT naming what is missing or wrong."""

@@ -1,4 +1,4 @@
-"""Channels that prove who the caller is, and whose certificates follow their files."""
+"""Client channels with authentication, whose certificates follow their files."""
 
 import asyncio
 import threading
@@ -23,13 +23,13 @@ log = structlog.get_logger("weft.tls")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelSecurity:
-    """How a caller shows who it is and whom it trusts. The address says whether TLS is used (`weft.kernel.address`)."""
+    """A caller's credentials and trust roots. The address says whether TLS is used (`weft.kernel.address`)."""
 
     files: TlsFiles = field(default_factory=TlsFiles)
     api_key: str = field(default="", repr=False)
     """Sent as a Bearer token with every call: within TLS, or to this machine alone. Empty: none."""
     reload_interval_seconds: float = 5.0
-    """How often the files are looked at, at most."""
+    """Minimum time between checks of the files."""
 
 
 class ChannelOpener:
@@ -84,7 +84,7 @@ def _key_metadata(security: ChannelSecurity) -> tuple[tuple[str, str], ...]:
 
 
 class _Connection:
-    """A channel that ends when it is no longer wanted and the last of its calls is over."""
+    """A channel that closes once it is retired and its last call has ended."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.channel = channel
@@ -97,7 +97,7 @@ class _Connection:
         call.add_done_callback(self._leave)
 
     def retire(self, on_idle: Callable[[], None]) -> None:
-        """`on_idle` is called when the last call is over, now if there is none."""
+        """Calls `on_idle` when the last call has ended, at once if there is none."""
         self._on_idle = on_idle
         if self._calls == 0:
             on_idle()
@@ -109,7 +109,7 @@ class _Connection:
 
 
 class _Unchanging:
-    """One channel for good."""
+    """One channel that never changes."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._connection = _Connection(channel)
@@ -122,7 +122,7 @@ class _Unchanging:
 
 
 class _Following:
-    """The newest certificates for new calls; calls that have begun keep the connection that they have."""
+    """A channel per certificate: new calls use the newest, running calls keep theirs."""
 
     def __init__(self, source: TlsSource, connect: Callable[[TlsMaterial], grpc.aio.Channel]) -> None:
         self._source = source
@@ -280,7 +280,7 @@ class SecuredSyncChannel(grpc.Channel):
         self.close()
 
     def enter(self) -> _SyncConnection:
-        """The connection for a call that begins; the call leaves it when it is over."""
+        """The connection for a new call, which must leave it when it ends."""
         with self._lock:
             version, material = self._source.current()
             if version != self._version:
@@ -323,7 +323,7 @@ class SecuredSyncChannel(grpc.Channel):
         return _SyncMethod(self, "stream_stream", (names, keywords), self._extra)
 
     def _close_idle(self) -> None:
-        """Here rather than when a call ends: gRPC tells of that on a thread that must not close its own channel."""
+        """Closes idle channels; not at the end of a call: gRPC's thread must not close its own channel."""
         surplus = len(self._retired) - self._most
         ended = [one for number, one in enumerate(self._retired) if one.calls == 0 or number < surplus]
         self._retired = [one for one in self._retired if one not in ended]
@@ -350,7 +350,7 @@ class _SyncMethod:
             method = getattr(connection.channel, self._kind)(*names, **keywords)
             metadata = (*(metadata or ()), *self._extra) or None
             answer = method(*arguments, metadata=metadata, **options)
-            # A call that is over already takes no callback, and says so.
+            # A finished call takes no callback, and says so.
             is_left = self._kind.endswith("_stream") and answer.add_callback(connection.leave)
             return answer
         finally:

@@ -9,11 +9,11 @@ from enum import Enum
 from weft.kernel.errors import FieldError, invalid_field
 
 MAX_AMOUNT = 100_000
-"""Most requests of one window."""
+"""Maximum requests of one window."""
 MAX_TOKENS = 100_000_000
-"""Most tokens of one window."""
+"""Maximum tokens of one window."""
 MAX_RATES = 8
-"""Rates that one caller can have at once."""
+"""Maximum number of rates of one caller."""
 
 _WINDOW = r"/ ?(s|sec|second|m|min|minute|h|hour)"
 _RATE = re.compile(rf"(\d{{1,9}}) ?(?:req|reqs|requests?)?{_WINDOW}", re.IGNORECASE)
@@ -23,11 +23,11 @@ _WORDS = {1: "sec", 60: "min", 3600: "hour"}
 
 
 class RateUnit(Enum):
-    """What is counted."""
+    """The counted unit."""
 
     REQUESTS = "req"
     TOKENS = "tok"
-    """Of prompts and answers."""
+    """Tokens of prompts and answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def parse_rates(texts: Iterable[str], field: str) -> tuple[Rate, ...]:
 
 
 MAX_DURATION_SECONDS = 366 * 86_400.0
-"""A year. Whoever wants longer wants for ever, and says -1."""
+"""One year. A longer time is written as -1: no limit."""
 FOR_EVER = -1.0
 """What every negative length is read as."""
 MAX_DURATION_CHARS = 32

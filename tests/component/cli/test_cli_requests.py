@@ -187,7 +187,7 @@ def test_words_of_others_cannot_steer_the_terminal(mesh: Mesh) -> None:
 def test_explain_of_an_unknown_request_ends_with_the_code_for_not_found(mesh: Mesh) -> None:
     found = mesh.run("explain", "req-9")
     assert (found.exit_code, found.stdout) == (3, "")
-    assert "no request req-9 is remembered" in found.stderr
+    assert "no request req-9 is known" in found.stderr
 
 
 def test_kinds_of_what_a_router_remembers_are_taken_in_any_case_as_other_kinds_are(mesh: Mesh) -> None:

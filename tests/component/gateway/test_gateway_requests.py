@@ -127,7 +127,7 @@ async def test_another_tenants_request_is_not_found() -> None:
         for path, headers in (("req-3", {}), ("req-1", {"X-Tenant-ID": "b"}), ("req-9", {})):
             response = await gateway.request("GET", f"/v1/requests/{path}", headers=headers)
             error = body_of(response, 404)["error"]
-            assert (error["code"], "is remembered" in error["message"]) == ("not_found", True)
+            assert (error["code"], "is known" in error["message"]) == ("not_found", True)
         assert body_of(await gateway.request("GET", "/v1/requests/req-3", headers={"X-Tenant-ID": "b"}))
 
 

@@ -82,7 +82,7 @@ async def test_a_request_that_is_unknown_or_another_tenants_is_not_found_in_the_
     router.arrive(1, "r-1", "a")
     async with remote(router, tmp_path) as requests:
         for source in (requests, router.local):
-            with pytest.raises(WeftError, match=f"no request {request_id} is remembered") as caught:
+            with pytest.raises(WeftError, match=f"no request {request_id} is known") as caught:
                 await source.request(request_id, tenant)
             assert caught.value.reason is Reason.NOT_FOUND
 
