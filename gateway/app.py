@@ -21,6 +21,7 @@ from gateway.batches.files import add_files
 from gateway.batches.finishing import FinishingJobs
 from gateway.batches.parts import batch_parts, file_parts
 from gateway.config import GatewayConfig
+from gateway.endpoints import PUBLISHED
 from gateway.errors import EdgeError
 from gateway.health import add_health
 from gateway.http.event_watches import EventWatches
@@ -36,14 +37,11 @@ from gateway.openapi import publish_schemas
 from gateway.parts import GatewayParts, InferenceParts
 from gateway.ports import GatewayPorts
 from gateway.resources.declarations import add_declarations
-from gateway.resources.endpoints import add_resources
-from gateway.resources.events import add_events
-from gateway.resources.mesh_settings import add_settings
+from gateway.resources.endpoints import add_events, add_resources, add_settings
 from gateway.responses.create import add_responses, responses_parts
 from gateway.responses.retrieve import add_kept_responses
 from gateway.routing import ShortcutApp, publish_static_routes
-from gateway.tasks.bounded_port import BoundedTasks
-from gateway.tasks.dispatcher import JournalingDispatcher
+from gateway.tasks.dispatcher import BoundedTasks, JournalingDispatcher
 from gateway.tasks.endpoints import add_tasks
 from gateway.tasks.surfaces import surfaces_of
 from weft.kernel.clock import Clock, SystemClock
@@ -96,7 +94,7 @@ def create_app(
         add_tasks(app, parts, tasks, surfaces_of(parts))
     _add_files_and_batches(app, parts, ports, finishing or FinishingJobs(config.batches.max_finishing))
     publish_static_routes(app)
-    publish_schemas(app)
+    publish_schemas(app, PUBLISHED)
     return app
 
 

@@ -16,12 +16,36 @@ WeftError
 
 import math
 from collections.abc import Mapping
+from enum import Enum
 
 import msgspec
 
-from gateway.dialect import Dialect
 from weft.kernel.errors import COMPLETION_TOKENS, PROMPT_TOKENS, WeftError
 from weft.kernel.reasons import Reason
+
+_MESSAGES = "/v1/messages"
+_MODELS = "/v1/models"
+_VERSION = b"anthropic-version"
+
+
+class Dialect(Enum):
+    """A family of clients: how they want errors, and which header holds the id of a request."""
+
+    OPENAI = "openai"
+    ANTHROPIC = "anthropic"
+
+
+def dialect_of(path: str, headers: Mapping[bytes, bytes]) -> Dialect:
+    """The words for a path; of one that both families know, the header `anthropic-version` decides."""
+    if is_under(path, _MESSAGES) or (is_under(path, _MODELS) and _VERSION in headers):
+        return Dialect.ANTHROPIC
+    return Dialect.OPENAI
+
+
+def is_under(path: str, root: str) -> bool:
+    """Whether a path is `root` or below it."""
+    return path.startswith(root) and path[len(root) : len(root) + 1] in {"", "/"}
+
 
 MIN_RETRY_AFTER_SECONDS = 1
 # openai-js ignores a longer Retry-After, openai-py does not retry at all above 120 s.

@@ -7,8 +7,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.auth.authentication import Gate
 from gateway.config import GatewayConfig
-from gateway.dialect import Dialect, dialect_of
-from gateway.errors import ClientGoneError, envelope, error_headers, http_status, internal_error, shutting_down
+from gateway.errors import (
+    ClientGoneError,
+    Dialect,
+    dialect_of,
+    envelope,
+    error_headers,
+    http_status,
+    internal_error,
+    shutting_down,
+)
 from gateway.intake.headers import headers_of, request_id_of, require_honest_head
 from gateway.metrics import GatewayMetrics
 from gateway.request_facts import FACTS_KEY, RequestFacts

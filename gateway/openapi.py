@@ -7,87 +7,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from gateway.admin.key_schemas import KeyList, NewKeyBody, NewKeyDocument, RotateBody
-from gateway.admin.schemas import AdminModelList, FlushBody, GpuMemoryAnswer, LoadBody, UnloadBody
-from gateway.anthropic.schema import CountTokensRequest, MessagesRequest
-from gateway.batches.schema import BatchList, BatchObject, BatchRequest, DeletedFile, FileList, FileObject
-from gateway.openai.chat_schema import ChatRequest
-from gateway.openai.completion_schema import CompletionRequest
-from gateway.openai.embedding_schema import EmbeddingRequest
-from gateway.openai.model_call_schemas import (
-    ImageRequest,
-    RerankRequest,
-    SpeechRequest,
-    TokenizeRequest,
-    TranscriptionRequest,
-)
-from gateway.resources.schema import (
-    AgentList,
-    ApplyAnswer,
-    ApplyRequest,
-    EventList,
-    MeshConfig,
-    ModelList,
-    PoolList,
-    PoolMembersAnswer,
-    RouteList,
-    RunnerList,
-)
-from gateway.responses.kept_schema import DeletedResponse, ResponseItemList, ResponseObject
-from gateway.responses.schema import ResponsesRequest
-from gateway.tasks.schema import NewTaskBody, TaskList, TaskObject
-from weft.documents.operation_documents import AuditList, OperationList
-from weft.documents.request_documents import ClientList, RequestList
-
 _REF_TEMPLATE = "#/components/schemas/{model}"
-_PUBLISHED: tuple[type[BaseModel], ...] = (
-    ChatRequest,
-    CompletionRequest,
-    EmbeddingRequest,
-    RerankRequest,
-    TokenizeRequest,
-    ImageRequest,
-    SpeechRequest,
-    TranscriptionRequest,
-    MessagesRequest,
-    CountTokensRequest,
-    ResponsesRequest,
-    ResponseObject,
-    DeletedResponse,
-    ResponseItemList,
-    FileObject,
-    FileList,
-    DeletedFile,
-    BatchRequest,
-    BatchObject,
-    BatchList,
-    ApplyRequest,
-    ApplyAnswer,
-    PoolMembersAnswer,
-    ModelList,
-    AgentList,
-    RunnerList,
-    PoolList,
-    RouteList,
-    EventList,
-    MeshConfig,
-    KeyList,
-    NewKeyBody,
-    NewKeyDocument,
-    RotateBody,
-    AdminModelList,
-    GpuMemoryAnswer,
-    LoadBody,
-    UnloadBody,
-    FlushBody,
-    OperationList,
-    AuditList,
-    RequestList,
-    ClientList,
-    NewTaskBody,
-    TaskObject,
-    TaskList,
-)
 _ERROR_SCHEMA: dict[str, Any] = {
     "type": "object",
     "required": ["error"],
@@ -204,7 +124,7 @@ def _json(schema: str) -> dict[str, Any]:
     return {"application/json": {"schema": {"$ref": _REF_TEMPLATE.format(model=schema)}}}
 
 
-def publish_schemas(app: FastAPI, published: Sequence[type[BaseModel]] = _PUBLISHED) -> None:
+def publish_schemas(app: FastAPI, published: Sequence[type[BaseModel]]) -> None:
     """Build the document and add the schemas that `json_body` refers to."""
     _, definitions = models_json_schema([(model, "validation") for model in published], ref_template=_REF_TEMPLATE)
     schemas = app.openapi().setdefault("components", {}).setdefault("schemas", {})

@@ -9,10 +9,8 @@ from gateway.auth.authentication import Gate, OpenGate
 from gateway.auth.rate_limits import TenantRateLimits
 from gateway.config import GatewayConfig
 from gateway.http.event_watches import EventWatches
-from gateway.intake.durable import journal_of
-from gateway.intake.headers import request_context
-from gateway.intake.request_limits import require_within
-from gateway.intake.request_model import HandledRequest
+from gateway.intake.headers import journal_of, request_context
+from gateway.intake.request_model import HandledRequest, require_within
 from gateway.media import MediaSource, NoMediaSource, RequestMedia
 from gateway.metrics import GatewayMetrics
 from gateway.ports import RegistryPort, RequestDispatcher

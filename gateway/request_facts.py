@@ -5,7 +5,7 @@ from typing import cast
 
 from starlette.types import Scope
 
-from gateway.dialect import Dialect
+from gateway.errors import Dialect
 from weft.kernel.errors import WeftError
 from weft.kernel.principal import LOCAL, Principal
 

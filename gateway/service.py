@@ -8,8 +8,8 @@ from prometheus_client import CollectorRegistry
 from gateway.app import create_app
 from gateway.batches.finishing import FinishingJobs
 from gateway.config import GatewayConfig
-from gateway.http.app_server import AppServer
 from gateway.http.event_watches import EventWatches
+from gateway.http.server import AppServer
 from gateway.metrics import GatewayMetrics
 from gateway.ports import GatewayPorts
 from weft.kernel.clock import Clock, SystemClock

@@ -4,15 +4,15 @@ import structlog
 from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel
 
-from gateway.admin.key_schemas import KeyList, NewKeyBody, NewKeyDocument, RotateBody
-from gateway.admin.keys_port import KeysPort
+from gateway.admin.keys_port import KeyList, KeysPort, NewKeyBody, NewKeyDocument, RotateBody
 from gateway.admin.request import empty_body_or
+from gateway.answers.unary import json_response
 from gateway.intake.headers import require_local_caller
 from gateway.intake.query import Query
 from gateway.openapi import answers, json_body
 from gateway.parts import GatewayParts
 from gateway.request_facts import facts_of
-from gateway.resources.endpoints import API, SURFACE, json_response
+from gateway.resources.endpoints import API, SURFACE
 from weft.kernel.errors import WeftError
 from weft.kernel.names import require_name
 from weft.kernel.principal import DEFAULT_SCOPES, Access, Resource, Role, parse_scopes

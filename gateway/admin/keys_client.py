@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import grpc
 
-from gateway.admin.key_schemas import KeyDocument, KeyList, NewKeyBody, NewKeyDocument
+from gateway.admin.keys_port import KeyDocument, KeyList, NewKeyBody, NewKeyDocument
 from gateway.resources.registry_calls import RegistryCalls
 from weft.api.registry.v1 import key_service_pb2 as pb
 from weft.api.registry.v1 import key_service_pb2_grpc

@@ -6,13 +6,13 @@ import structlog
 from fastapi import Request, Response
 
 from gateway.admin.ports import AdminPorts, NewOperation
+from gateway.answers.unary import json_response
 from gateway.intake.body import read_json_body
 from gateway.intake.headers import headers_of, require_local_caller
 from gateway.intake.json_guard import parse
 from gateway.intake.query import Query
 from gateway.parts import GatewayParts
 from gateway.request_facts import facts_of
-from gateway.resources.endpoints import json_response
 from weft.api.operations.v1 import operation_pb2
 from weft.documents.document_base import DocumentPart
 from weft.kernel.names import DEFAULT_TENANT, MAX_TENANT_CHARS, is_token, new_id, require_request_id

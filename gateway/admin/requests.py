@@ -3,11 +3,11 @@
 from fastapi import FastAPI, Request, Response
 
 from gateway.admin.routes_models import plain
+from gateway.answers.unary import json_response
 from gateway.intake.headers import require_local_caller, tenant_of
 from gateway.intake.query import Query
 from gateway.openapi import answers
 from gateway.request_facts import facts_of
-from gateway.resources.endpoints import json_response
 from weft.dispatch.request_records import DEFAULT_LISTED, MAX_LISTED, RequestSource
 from weft.documents.request_documents import ClientList, RequestDocument, RequestList, client_document, request_document
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_token

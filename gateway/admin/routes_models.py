@@ -9,11 +9,12 @@ from gateway.admin.models_body import admin_model, model_memory, public_names, r
 from gateway.admin.ports import AdminPorts
 from gateway.admin.request import create_operation, empty_body_or
 from gateway.admin.schemas import AdminModelDocument, AdminModelList, FlushBody, GpuMemoryAnswer, LoadBody, UnloadBody
+from gateway.answers.unary import json_response
 from gateway.intake.query import Query
 from gateway.openapi import answers, json_body
 from gateway.parts import GatewayParts
 from gateway.request_facts import facts_of
-from gateway.resources.endpoints import json_response, name_of
+from gateway.resources.endpoints import name_of
 from weft.dispatch.fleet import ModelView
 from weft.dispatch.placement import PoolQueue
 from weft.documents.document_base import DocumentPart

@@ -10,12 +10,12 @@ from gateway.admin.request import requester
 from gateway.admin.routes_models import ADMIN, SURFACE, plain
 from gateway.answers.event_stream import EventStream
 from gateway.answers.sse import encode_json
+from gateway.answers.unary import json_response
 from gateway.intake.headers import require_local_caller
 from gateway.intake.query import Query
 from gateway.openapi import answers
 from gateway.parts import GatewayParts
 from gateway.request_facts import facts_of
-from gateway.resources.endpoints import json_response
 from weft.documents.operation_documents import AuditList, OperationDocument, OperationList
 from weft.kernel.names import MAX_NAME_CHARS, require_token
 

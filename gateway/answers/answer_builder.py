@@ -2,9 +2,8 @@
 
 from abc import ABC, abstractmethod
 
-from gateway.answers.chunks import AnswerIdentity, unfinished_answer
+from gateway.answers.chunks import MAX_NOTICES_TOLD, AnswerIdentity, signal_json, unfinished_answer, warning_json
 from gateway.answers.sse import encode_json
-from gateway.answers.warnings import MAX_NOTICES_TOLD, signal_json, warning_json
 from weft.api.common.v1 import event_pb2, usage_pb2
 
 

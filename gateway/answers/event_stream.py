@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.answers.sse import encode_json
-from gateway.answers.sse_writer import SlowReaderError, SseWriter
+from gateway.answers.stream import SlowReaderError, SseWriter
 from gateway.errors import ClientGoneError, envelope, internal_error, shutting_down
 from gateway.http.disconnect import abort_connection, interrupt_on_disconnect
 from gateway.http.event_watches import EventWatches

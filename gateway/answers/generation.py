@@ -10,7 +10,7 @@ from starlette.types import Scope
 from gateway.answers.answer_builder import AnswerBuilder
 from gateway.answers.sse import StreamEncoder, receipt_facts
 from gateway.answers.stream import StreamedAnswer
-from gateway.answers.unary import JsonAnswer, UnaryAnswer
+from gateway.answers.unary import JsonAnswer, UnaryAnswer, cut_off_seconds
 from gateway.media import RequestMedia, supply
 from gateway.parts import InferenceParts
 from gateway.ports import Generation
@@ -119,10 +119,3 @@ def whole(work: Work, answer: AnswerBuilder) -> Response:
         return JsonAnswer(body, told)
 
     return UnaryAnswer(produce, cut_off_seconds=cut_off_seconds(parts, work.context))
-
-
-def cut_off_seconds(parts: InferenceParts, context: RequestContext) -> float:
-    """When the edge itself ends a request that outlives its deadline."""
-    timeout = parts.config.request_timeout_seconds if context.timeout_seconds is None else context.timeout_seconds
-    # A task has no deadline that its dispatcher could keep: that of its caller is kept here, and to the second.
-    return timeout if context.journal is not None else timeout + parts.config.deadline_slack_seconds

@@ -5,8 +5,15 @@ from abc import ABC, abstractmethod
 import msgspec
 from google.protobuf import duration_pb2
 
-from gateway.answers.chunks import AnswerIdentity, unfinished_answer, usage_json
-from gateway.answers.warnings import MAX_NOTICES_TOLD, NOTICES, notice_json, notice_words
+from gateway.answers.chunks import (
+    MAX_NOTICES_TOLD,
+    NOTICES,
+    AnswerIdentity,
+    notice_json,
+    notice_words,
+    unfinished_answer,
+    usage_json,
+)
 from gateway.errors import envelope
 from weft.api.common.v1 import event_pb2, receipt_pb2, usage_pb2
 from weft.dispatch.frames import has_content

@@ -3,13 +3,19 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from gateway.answers.sse import encode_json, receipt_facts
 from gateway.errors import ClientGoneError
 from gateway.http.disconnect import deadline_passed, listen_for_hang_up
+from gateway.parts import InferenceParts
+from gateway.ports import Whole
+from gateway.request_facts import facts_of
+from weft.api.common.v1 import receipt_pb2
+from weft.dispatch.request_trace import RequestContext
 from weft.kernel.interrupt import Interruptible
 
 
@@ -55,3 +61,51 @@ class UnaryAnswer(Response):
                 cut_off.cancel()
                 stop_listening()
         raise ClientGoneError  # pragma: no cover - the block returns or raises
+
+
+def cut_off_seconds(parts: InferenceParts, context: RequestContext) -> float:
+    """When the edge itself ends a request that outlives its deadline."""
+    timeout = parts.config.request_timeout_seconds if context.timeout_seconds is None else context.timeout_seconds
+    # A task has no deadline that its dispatcher could keep: that of its caller is kept here, and to the second.
+    return timeout if context.journal is not None else timeout + parts.config.deadline_slack_seconds
+
+
+ResultT = TypeVar("ResultT")
+Begin = Callable[[], Whole[ResultT]]
+ToBody = Callable[[ResultT, receipt_pb2.Receipt], bytes]
+
+
+def answered(
+    parts: InferenceParts,
+    scope: Scope,
+    context: RequestContext,
+    begin: Begin[ResultT],
+    to_body: ToBody[ResultT],
+    media_type: bytes = b"application/json",
+) -> Response:
+    """The response to a request that `begin` has done and whose answer `to_body` writes."""
+    return UnaryAnswer(
+        _producer(parts, scope, begin, to_body, media_type), cut_off_seconds=cut_off_seconds(parts, context)
+    )
+
+
+def _producer(
+    parts: InferenceParts, scope: Scope, begin: Begin[ResultT], to_body: ToBody[ResultT], media_type: bytes
+) -> Callable[[], Awaitable[JsonAnswer]]:
+    facts = facts_of(scope)
+
+    async def produce() -> JsonAnswer:
+        facts.was_dispatched = True
+        call = begin()
+        result = await call.result()
+        receipt = call.receipt or receipt_pb2.Receipt()
+        body = to_body(result, receipt)
+        parts.metrics.tokens_used(facts, receipt.usage)
+        return JsonAnswer(body, receipt_facts(receipt), media_type)
+
+    return produce
+
+
+def json_response(body: object, status: int = 200) -> Response:
+    """A complete JSON response."""
+    return Response(encode_json(body), status_code=status, media_type="application/json")

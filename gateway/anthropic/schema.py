@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from gateway.intake.request_model import MAX_INT32, HandledRequest, JsonMap, StopAtFirstError, StrictModel, text_or_list
-from gateway.openai.sampling_schema import MAX_STOP_CHARS, Share
+from gateway.openai.sampling import MAX_STOP_CHARS, Share
 
 MAX_TOOL_NAME_CHARS = 128
 MAX_TOOL_USE_ID_CHARS = 256

@@ -3,11 +3,10 @@
 from fastapi import FastAPI, Request, Response
 
 from gateway.answers.sse import encode_json
-from gateway.answers.unary import JsonAnswer, UnaryAnswer
-from gateway.batches.documents import batch_json, batch_status, list_json
+from gateway.answers.unary import JsonAnswer, UnaryAnswer, json_response
+from gateway.batches.documents import BatchList, BatchObject, BatchRequest, batch_json, batch_status, list_json
 from gateway.batches.parts import BatchParts
 from gateway.batches.pieces import in_time
-from gateway.batches.schema import BatchList, BatchObject, BatchRequest
 from gateway.intake.body import read_json_body
 from gateway.intake.headers import tenant_of
 from gateway.intake.json_guard import parse
@@ -15,8 +14,7 @@ from gateway.intake.query import Query
 from gateway.openapi import answers, json_body
 from gateway.parts import InferenceParts
 from gateway.request_facts import facts_of
-from gateway.resources.endpoints import json_response
-from gateway.responses.item_schema import MAX_ID_CHARS
+from gateway.responses.schema import MAX_ID_CHARS
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import require_token
 

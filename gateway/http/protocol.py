@@ -7,7 +7,7 @@ added to the headers of a request that already runs, so that a proxy and this se
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import structlog
 import uvicorn
@@ -20,10 +20,63 @@ from gateway.errors import EdgeError, envelope, error_headers, http_status
 from gateway.http.connection_counts import ConnectionCounts
 from gateway.http.disconnect import ABORT_KEY, HANG_UP_KEY, HangUp
 from gateway.http.framing import DECLARED_BODY_KEY, MAX_CHUNK_LINE_BYTES, framing_fault, open_chunk_bytes
-from gateway.http.head_writer import HeadWriter
 from weft.kernel.errors import WeftError
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
+
+
+class Writes(Protocol):
+    """What of a transport an answer needs."""
+
+    def write(self, data: bytes) -> None:
+        """Send some bytes."""
+        ...
+
+    def close(self) -> None:
+        """Close it once everything is sent."""
+        ...
+
+    def is_closing(self) -> bool:
+        """Whether it is closed, or about to be."""
+        ...
+
+
+class HeadWriter:
+    """Holds the first write of one answer until its second, but at most until the event loop's next turn."""
+
+    __slots__ = ("_head", "_is_first", "_loop", "_transport")
+
+    def __init__(self, transport: Writes, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._is_first = True
+        self._head = b""
+
+    def write(self, data: bytes) -> None:
+        """See Writes.write."""
+        if self._is_first:
+            self._is_first, self._head = False, data
+            self._loop.call_soon(self._flush)
+        elif self._head:
+            head, self._head = self._head, b""
+            self._transport.write(head + data)
+        else:
+            self._transport.write(data)
+
+    def is_closing(self) -> bool:
+        """See Writes.is_closing."""
+        return self._transport.is_closing()
+
+    def close(self) -> None:
+        """See Writes.close."""
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        if self._head:
+            head, self._head = self._head, b""
+            self._transport.write(head)
+
 
 log = structlog.get_logger("weft.gateway")
 

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Mapping
+from functools import partial
 from urllib.parse import urlsplit
 
 from starlette.types import Scope
@@ -11,10 +12,10 @@ from gateway.auth.authentication import require_once
 from gateway.config import GatewayConfig
 from gateway.errors import EdgeError
 from gateway.intake.request_model import HandledRequest
-from gateway.request_facts import facts_of
+from gateway.request_facts import RequestFacts, facts_of
 from weft.dispatch.agents import require_model_name
 from weft.dispatch.handling import cache_tag, require_session
-from weft.dispatch.request_trace import RequestContext
+from weft.dispatch.request_trace import Journal, RequestContext, WhenLeft
 from weft.durable.tasks import MAX_IDEMPOTENCY_KEY_CHARS
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.names import (
@@ -27,7 +28,7 @@ from weft.kernel.names import (
 )
 from weft.kernel.principal import LOCAL, MAY_LEAVE
 from weft.kernel.reasons import Reason
-from weft.kernel.request import CacheMode, Handling, Operation, Priority
+from weft.kernel.request import TEXT_OPERATIONS, CacheMode, Handling, Operation, Priority
 from weft.kernel.telemetry import TRACEPARENT, traceparent_of
 from weft.kernel.units import keep_alive_seconds
 
@@ -233,3 +234,27 @@ def timeout_seconds(headers: Headers, config: GatewayConfig) -> float:
 def _traceparent(headers: Headers) -> str:
     given = headers.get(TRACEPARENT.encode())
     return traceparent_of({} if given is None else {TRACEPARENT: given.decode("latin-1")})
+
+
+def journal_of(scope: Scope, asked: HandledRequest, operation: Operation, *, is_possible: bool) -> Journal | None:
+    """What a request asks for; None: nothing of the kind.
+
+    Raises INVALID_ARGUMENT naming the field where it cannot be had: here (`is_possible`), or for this operation.
+    """
+    if asked.durable is None:
+        if asked.on_disconnect is not None:
+            raise invalid_field("on_disconnect", "goes with 'durable': 'wait'")
+        return None
+    if not is_possible:
+        raise invalid_field("durable", "there are no durable tasks here: leave it out")
+    if operation not in TEXT_OPERATIONS:
+        raise invalid_field("durable", "is for chats, completions and embeddings: leave it out")
+    return Journal(
+        when_left=WhenLeft(asked.on_disconnect or WhenLeft.CANCEL.value),
+        idempotency_key=idempotency_key_of(headers_of(scope)),
+        on_task=partial(_note_task, facts_of(scope)),
+    )
+
+
+def _note_task(facts: RequestFacts, task_id: str) -> None:
+    facts.task_id = task_id

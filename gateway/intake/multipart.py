@@ -1,10 +1,14 @@
 """Forms with files (RFC 7578), from a body that is whole and within its limit."""
 
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
+from pydantic import BaseModel, ValidationError
 from python_multipart.multipart import parse_options_header
 
 from gateway.config import RequestLimits
+from gateway.intake.json_guard import field_path
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 
@@ -127,3 +131,168 @@ def _no_head(raw: bytes, place: int, limits: RequestLimits) -> WeftError:
 def malformed(message: str) -> WeftError:
     """What is said of a body that is no such form."""
     return WeftError(Reason.MALFORMED_REQUEST, message)
+
+
+MAX_VALUE_BYTES = 8 * 1024
+"""Of a field that is no file."""
+_CRLF = b"\r\n"
+
+
+class MultipartStream:
+    """The parts of one body. What is held of it at any time is one piece of it, and a boundary's length."""
+
+    def __init__(self, pieces: AsyncIterator[bytes], boundary: bytes, limits: RequestLimits) -> None:
+        self._pieces = pieces
+        self._delimiter = b"\r\n--" + boundary
+        self._limits = limits
+        # The first boundary has no line end before it, unlike all others.
+        self._held = bytearray(_CRLF)
+        self._count = 0
+        self._has_begun = False
+
+    async def next_part(self) -> Part | None:
+        """The head of the next part, its data empty; None: there is none. What was not read of the last one is dropped.
+
+        Raises MALFORMED_REQUEST for what is not whole, REQUEST_TOO_LARGE for too many parts or too long headers of one.
+        """
+        if not self._has_begun:
+            await self._begin()
+        else:
+            async for _ in self.data():
+                pass
+        if await self._starts_with(b"--"):
+            await self._drain()
+            return None
+        if self._count == self._limits.max_parts:
+            raise WeftError(Reason.REQUEST_TOO_LARGE, f"the body has more than {self._limits.max_parts} parts")
+        if not await self._starts_with(_CRLF):
+            raise malformed("a boundary is not at the end of its line")
+        self._count += 1
+        return part_of(await self._head(), b"")
+
+    async def value(self) -> bytes:
+        """The data of a part that is no file. Raises REQUEST_TOO_LARGE above MAX_VALUE_BYTES."""
+        found = bytearray()
+        async for piece in self.data():
+            found += piece
+            if len(found) > MAX_VALUE_BYTES:
+                raise WeftError(Reason.REQUEST_TOO_LARGE, f"a field of the form is longer than {MAX_VALUE_BYTES} bytes")
+        return bytes(found)
+
+    async def data(self) -> AsyncGenerator[bytes]:
+        """What is left of the data of this part. Raises MALFORMED_REQUEST for a body that ends within it."""
+        delimiter, held = self._delimiter, self._held
+        while (end := held.find(delimiter)) < 0:
+            # All but what may be the beginning of a boundary.
+            ready = len(held) - len(delimiter) + 1
+            if ready > 0:
+                yield bytes(memoryview(held)[:ready])
+                del held[:ready]
+            if not await self._read():
+                raise malformed("the body ends within a part")
+        if end:
+            yield bytes(memoryview(held)[:end])
+        # The boundary stays, so that whoever asks again finds the end again.
+        del held[:end]
+
+    async def _begin(self) -> None:
+        self._has_begun = True
+        while len(self._held) < len(self._delimiter) and await self._read():
+            pass
+        if not self._held.startswith(self._delimiter):
+            raise malformed("the body does not begin with its boundary")
+
+    async def _starts_with(self, mark: bytes) -> bool:
+        """Whether the boundary, which is held, goes on with `mark`."""
+        place = len(self._delimiter)
+        while len(self._held) < place + len(mark) and await self._read():
+            pass
+        return self._held.startswith(mark, place)
+
+    async def _head(self) -> bytes:
+        """The headers of a part; what is held begins after them."""
+        limits, begin = self._limits, len(self._delimiter)
+        # From the line's end: a part without headers has nothing before the empty line.
+        most = begin + limits.max_part_header_bytes + len(HEADERS_END)
+        while (end := self._held.find(HEADERS_END, begin, most)) < 0:
+            if len(self._held) < most and await self._read():
+                continue
+            if len(self._held) - begin > limits.max_part_header_bytes:
+                raise too_long_head(limits)
+            raise malformed("the body ends within the headers of a part")
+        head = bytes(memoryview(self._held)[begin + len(_CRLF) : end])
+        del self._held[: end + len(HEADERS_END)]
+        await self._meet_empty_part()
+        return head
+
+    async def _meet_empty_part(self) -> None:
+        """The line end before the data may be that of the boundary, where there is no data."""
+        bare = self._delimiter[len(_CRLF) :]
+        while len(self._held) < len(bare) and bare.startswith(self._held) and await self._read():
+            pass
+        if self._held.startswith(bare):
+            self._held[:0] = _CRLF
+
+    async def _drain(self) -> None:
+        """What comes after the last boundary says nothing."""
+        while await self._read():
+            self._held.clear()
+
+    async def _read(self) -> bool:
+        """Hold one more piece; whether there was one."""
+        piece = await anext(self._pieces, None)
+        self._held += piece or b""
+        return piece is not None
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+_MAX_MESSAGE_CHARS = 500
+LIST_MARK = "[]"
+"""At the end of a field's name: it may be given several times."""
+
+
+class Form:
+    """A form with files."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._parts = parts
+
+    def files(self, name: str) -> list[Part]:
+        """The files of this name, in order. Raises INVALID_ARGUMENT for a value that should be one."""
+        found = [part for part in self._parts if part.name == name]
+        if any(part.filename is None for part in found):
+            raise invalid_field(name, "must be a file")
+        return found
+
+    def file(self, name: str) -> Part:
+        """The one file of this name. Raises INVALID_ARGUMENT for none, for several and for an empty one."""
+        found = self.files(name)
+        if len(found) != 1:
+            raise invalid_field(name, "must be one file")
+        if not found[0].data:
+            raise invalid_field(name, "must not be empty")
+        return found[0]
+
+    def words(self, name: str, known: frozenset[str]) -> list[str]:
+        """The values of a field that may be given several times. Raises INVALID_ARGUMENT for one that is not known."""
+        found = [part.text() for part in self._parts if part.name == name + LIST_MARK]
+        if not known.issuperset(found):
+            raise invalid_field(name, f"must be one of {', '.join(sorted(known))}")
+        return found
+
+    def read(self, model: type[Model], *, file_fields: frozenset[str]) -> Model:
+        """The fields that are no files, and come once, as a request. Raises INVALID_ARGUMENT naming the field."""
+        values: dict[str, str] = {}
+        for part in self._parts:
+            name = part.name
+            if name in file_fields or name.endswith(LIST_MARK):
+                continue
+            if name in values:
+                raise invalid_field(name, "is given twice")
+            values[name] = part.text()
+        try:
+            return model.model_validate_strings(values)
+        except ValidationError as error:
+            found = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        raise invalid_field(field_path(found["loc"]) or "body", found["msg"][:_MAX_MESSAGE_CHARS])

@@ -1,22 +1,25 @@
 """POST /v1/audio/transcriptions, /v1/audio/translations and /v1/audio/speech."""
 
+from collections.abc import Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
+import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 
-from gateway.answers.generation import cut_off_seconds
 from gateway.answers.speech import SpokenAnswer
-from gateway.answers.unary_call import answered
+from gateway.answers.unary import answered, cut_off_seconds
 from gateway.intake.body import read_json_body, read_multipart_body
-from gateway.intake.forms import Form
 from gateway.intake.json_guard import parse
-from gateway.openai import audio_payload
+from gateway.intake.multipart import Form, Part
 from gateway.openai.model_call_schemas import SpeechRequest, TranscriptionRequest
 from gateway.openapi import form_body, json_body
 from gateway.parts import InferenceParts
-from weft.api.common.v1 import audio_pb2, receipt_pb2
+from weft.api.common.v1 import audio_pb2, chat_pb2, receipt_pb2
+from weft.kernel.errors import FieldError
+from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 
 _FILES = frozenset({"file"})
@@ -40,7 +43,7 @@ def add_audio(app: FastAPI, parts: InferenceParts) -> None:
         raw = await read_json_body(scope, request.receive, parts.config)
         asked = parse(SpeechRequest, raw, max_depth=limits.max_json_depth)
         context = parts.context(scope, surface="speech", asked=asked, model=asked.model, operation=Operation.SPEECH)
-        payload = audio_payload.to_speech(asked)
+        payload = to_speech(asked)
         speech = partial(parts.dispatcher.speak, context, payload)
         return SpokenAnswer(parts, speech, cut_off_seconds=cut_off_seconds(parts, context))
 
@@ -71,12 +74,12 @@ async def _transcribed(request: Request, parts: InferenceParts, *, translates: b
     context = parts.context(
         scope, surface="transcriptions", asked=asked, model=asked.model, operation=Operation.TRANSCRIPTION
     )
-    granularities = form.words("timestamp_granularities", audio_payload.GRANULARITIES)
-    payload = audio_payload.to_transcription(asked, form.file("file"), granularities, translates=translates)
+    granularities = form.words("timestamp_granularities", GRANULARITIES)
+    payload = to_transcription(asked, form.file("file"), granularities, translates=translates)
 
     def to_body(transcription: audio_pb2.Transcription, receipt: receipt_pb2.Receipt) -> bytes:
         del receipt
-        return audio_payload.to_body(transcription, asked)
+        return transcription_body(transcription, asked)
 
     return answered(
         parts,
@@ -84,5 +87,126 @@ async def _transcribed(request: Request, parts: InferenceParts, *, translates: b
         context,
         lambda: parts.dispatcher.transcribe(context, payload),
         to_body,
-        audio_payload.media_type_of(asked),
+        media_type_of(asked),
     )
+
+
+_encode = msgspec.json.Encoder().encode
+GRANULARITIES = frozenset({"word", "segment"})
+TEXT = b"text/plain; charset=utf-8"
+_WITH_TIMES = frozenset({"srt", "vtt", "verbose_json"})
+_MEDIA_TYPES = MappingProxyType(
+    {"json": b"application/json", "verbose_json": b"application/json", "vtt": b"text/vtt; charset=utf-8"}
+)
+_UNTYPED = frozenset({"", "text/plain", "application/octet-stream"})
+_BY_SUFFIX = MappingProxyType(
+    {
+        "flac": "audio/flac",
+        "m4a": "audio/x-m4a",
+        "mp3": "audio/mpeg",
+        "mp4": "audio/mp4",
+        "mpeg": "audio/mpeg",
+        "mpga": "audio/mpeg",
+        "oga": "audio/ogg",
+        "ogg": "audio/ogg",
+        "wav": "audio/wav",
+        "webm": "audio/webm",
+    }
+)
+
+
+def to_transcription(
+    request: TranscriptionRequest, recording: Part, granularities: Sequence[str] = (), *, translates: bool
+) -> audio_pb2.TranscriptionPayload:
+    """What the mesh is asked. Raises UNSUPPORTED_OPERATION for what no runner offers."""
+    if request.stream:
+        raise FieldError("stream", "is not offered for transcriptions: leave it out", Reason.UNSUPPORTED_OPERATION)
+    if "word" in granularities:
+        message = "'word' is not offered: segments have times, words have none"
+        raise FieldError("timestamp_granularities", message, Reason.UNSUPPORTED_OPERATION)
+    payload = audio_pb2.TranscriptionPayload(
+        audio=chat_pb2.MediaPart(data=recording.data, media_type=_type_of(recording)),
+        language=request.language or "",
+        prompt=request.prompt or "",
+        translate=translates,
+        with_segments=request.response_format in _WITH_TIMES,
+    )
+    if request.temperature is not None:
+        payload.temperature = request.temperature
+    return payload
+
+
+def media_type_of(request: TranscriptionRequest) -> bytes:
+    """The content type of an answer in the form that was asked for."""
+    return _MEDIA_TYPES.get(request.response_format or "json", TEXT)
+
+
+def transcription_body(transcription: audio_pb2.Transcription, request: TranscriptionRequest) -> bytes:
+    """The answer in the form that was asked for. Raises UNSUPPORTED_OPERATION for times that the engine did not say."""
+    match request.response_format:
+        case "text":
+            return f"{transcription.text}\n".encode()
+        case "srt" | "vtt":
+            return _captions(transcription.segments, is_vtt=request.response_format == "vtt").encode()
+        case "verbose_json":
+            return _verbose(transcription)
+        case _:
+            return _encode({"text": transcription.text})
+
+
+def to_speech(request: SpeechRequest) -> audio_pb2.SpeechPayload:
+    """What the mesh is asked. Raises UNSUPPORTED_OPERATION for events instead of bytes."""
+    if request.stream_format == "sse":
+        message = "'sse' is not offered: bytes come as they are made; use audio"
+        raise FieldError("stream_format", message, Reason.UNSUPPORTED_OPERATION)
+    payload = audio_pb2.SpeechPayload(
+        input=request.input,
+        voice=request.voice,
+        format=request.response_format or "",
+        instructions=request.instructions or "",
+    )
+    if request.speed is not None:
+        payload.speed = request.speed
+    return payload
+
+
+def _verbose(transcription: audio_pb2.Transcription) -> bytes:
+    return _encode(
+        {
+            "task": "transcribe",
+            "language": transcription.language,
+            "duration": transcription.duration_seconds,
+            "text": transcription.text,
+            "segments": [
+                {"id": index, "start": part.start_seconds, "end": part.end_seconds, "text": part.text}
+                for index, part in enumerate(transcription.segments)
+            ],
+        }
+    )
+
+
+def _captions(segments: Sequence[audio_pb2.TranscriptionSegment], *, is_vtt: bool) -> str:
+    if not segments:
+        message = "the model said no times of its words: use json or text"
+        raise FieldError("response_format", message, Reason.UNSUPPORTED_OPERATION)
+    mark = "." if is_vtt else ","
+    blocks = [] if not is_vtt else ["WEBVTT\n"]
+    for number, part in enumerate(segments, start=1):
+        times = f"{_clock(part.start_seconds, mark)} --> {_clock(part.end_seconds, mark)}"
+        blocks.append(f"{times}\n{part.text.strip()}\n" if is_vtt else f"{number}\n{times}\n{part.text.strip()}\n")
+    return "\n".join(blocks)
+
+
+def _clock(seconds: float, mark: str) -> str:
+    milliseconds = round(max(0.0, seconds) * 1000)
+    minutes, rest = divmod(milliseconds, 60_000)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours:02}:{minutes:02}:{rest // 1000:02}{mark}{rest % 1000:03}"
+
+
+def _type_of(recording: Part) -> str:
+    """What the form says, else what the file's name says."""
+    if recording.media_type not in _UNTYPED:
+        return recording.media_type
+    suffix = (recording.filename or "").rpartition(".")[2].lower()
+    return _BY_SUFFIX.get(suffix, "application/octet-stream")

@@ -1,5 +1,6 @@
 """Events to one `chat.completion`: what a caller gets who did not ask for a stream."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,8 +12,9 @@ from gateway.answers.chunks import (
     chat_logprobs,
     finish_reason,
     usage_json,
+    warning_json,
 )
-from gateway.answers.warnings import warning_json
+from gateway.answers.sse import StreamEncoder, encode_json
 from weft.api.common.v1 import event_pb2, warning_pb2
 from weft.kernel.names import new_id
 
@@ -124,3 +126,127 @@ def _message(choice: _Choice) -> dict[str, Any]:
             for call in choice.calls.values()
         ]
     return message
+
+
+_END = b"}]}\n\n"
+_GOES_ON = b',"logprobs":null,"finish_reason":null' + _END
+_CALL_LEFT_OUT = b": warning tool_call_not_run " + ONE_CALL_ONLY.encode() + b"\n\n"
+_PREAMBLE = b'{"role":"assistant","content":""}' + _GOES_ON
+
+
+class ChatStream(StreamEncoder):
+    """One streamed chat answer."""
+
+    def __init__(
+        self,
+        identity: AnswerIdentity,
+        *,
+        choice_count: int,
+        logprobs: bool,
+        include_usage: bool = False,
+        include_events: bool = False,
+        functions: bool = False,
+    ) -> None:
+        """`functions`: calls are told in the older form, `function_call`."""
+        super().__init__(
+            identity, choice_count=choice_count, include_usage=include_usage, include_events=include_events
+        )
+        self._wants_logprobs = logprobs
+        self._functions = functions
+        self._heads: dict[int, bytes] = {}
+        self._places: dict[int, dict[int, int]] = {}
+        """By choice: the place of each of its calls. Clients take the index for a place in a list that they append to,
+        so calls are numbered as they come, whatever a model's server calls them."""
+
+    def _encode_delta(self, delta: event_pb2.Delta, out: list[bytes]) -> None:
+        index = delta.index
+        fields = self._fields(delta, index)
+        if self._functions and any(self._places[index][call.index] for call in delta.tool_calls):
+            out.append(_CALL_LEFT_OUT)
+        if not (fields or delta.finish_reason):
+            return
+        head = self._heads.get(index)
+        if head is None:
+            head = self._introduce(index, out)
+        if fields:
+            out += (head, b"{", fields, b"}", self._tail(delta))
+        if delta.finish_reason:
+            self._close_choice(index)
+            reason = finish_reason(delta.finish_reason)
+            if self._functions and reason == "tool_calls":
+                reason = FUNCTION_CALL
+            out += (head, b'{},"logprobs":null,"finish_reason":"', reason.encode(), b'"', _END)
+
+    def _introduce(self, index: int, out: list[bytes]) -> bytes:
+        """The preamble of a choice, and of those before it: clients keep choices in a list, in the order they come."""
+        for known in range(len(self._heads), index + 1):
+            self._heads[known] = self._head(known)
+            out += (self._heads[known], _PREAMBLE)
+        return self._heads[index]
+
+    def _fields(self, delta: event_pb2.Delta, index: int) -> bytes:
+        """The members of the chunk's delta object, without braces."""
+        text, reasoning, refusal = delta.text, delta.reasoning, delta.refusal
+        calls = delta.tool_calls
+        if text and not (reasoning or refusal or calls):
+            return b'"content":' + encode_json(text)
+        fields = []
+        if reasoning:
+            fields.append(b'"reasoning_content":' + encode_json(reasoning))
+        if text:
+            fields.append(b'"content":' + encode_json(text))
+        if refusal:
+            fields.append(b'"refusal":' + encode_json(refusal))
+        if calls and self._functions:
+            fields += self._function_call(calls, index)
+        elif calls:
+            fields.append(b'"tool_calls":' + encode_json([self._call(call, index) for call in calls]))
+        if not fields and self._wants_logprobs and delta.logprobs:
+            # A token that is only part of a character has a probability and no text yet.
+            return b'"content":""'
+        return b",".join(fields)
+
+    def _call(self, call: event_pb2.ToolCallDelta, choice: int) -> dict[str, object]:
+        """A piece of a tool call. Clients concatenate what they get, so id, type and name go out once."""
+        function: dict[str, object] = {"arguments": call.arguments_text}
+        place, is_new = self._place(call, choice)
+        if not is_new:
+            return {"index": place, "function": function}
+        function = {"name": call.name, **function}
+        return {"index": place, "id": call.id or new_id("call"), "type": "function", "function": function}
+
+    def _place(self, call: event_pb2.ToolCallDelta, choice: int) -> tuple[int, bool]:
+        """Which call of its choice this is, counted from 0, and whether it begins here."""
+        places = self._places.setdefault(choice, {})
+        is_new = call.index not in places
+        return places.setdefault(call.index, len(places)), is_new
+
+    def _function_call(self, calls: Iterable[event_pb2.ToolCallDelta], choice: int) -> list[bytes]:
+        """The pieces of the one call that the older form has room for, as one member."""
+        function: dict[str, str] = {}
+        for call in calls:
+            place, is_new = self._place(call, choice)
+            if place == 0:
+                if is_new:
+                    function["name"] = call.name
+                function["arguments"] = function.get("arguments", "") + call.arguments_text
+        return [b'"function_call":' + encode_json(function)] if function else []
+
+    def _tail(self, delta: event_pb2.Delta) -> bytes:
+        if not (self._wants_logprobs and delta.logprobs):
+            return _GOES_ON
+        logprobs = encode_json({"content": chat_logprobs(delta.logprobs), "refusal": None})
+        return b',"logprobs":' + logprobs + b',"finish_reason":null' + _END
+
+    def _head(self, index: int) -> bytes:
+        return self._opening() + b'"choices":[{"index":%d,"delta":' % index
+
+    def _opening(self) -> bytes:
+        identity = self._identity
+        opening = b'data: {"id":%b,"object":"chat.completion.chunk","created":%d,"model":%b,'
+        opening += b'"system_fingerprint":null,"service_tier":null,'
+        return opening % (
+            encode_json(identity.answer_id),
+            identity.created,
+            encode_json(self._model),
+        )

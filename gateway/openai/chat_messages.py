@@ -2,10 +2,21 @@
 
 from gateway.answers.sse import encode_json
 from gateway.media import RequestMedia
-from gateway.openai.chat_media import to_audio, to_image
-from gateway.openai.chat_schema import ContentPart, Message, ToolCallMade
+from gateway.openai.chat_schema import ContentPart, ImageUrl, InputAudio, Message, ToolCallMade
 from weft.api.common.v1 import chat_pb2
 from weft.kernel.errors import invalid_field
+
+
+def to_image(image: ImageUrl, field: str, media: RequestMedia) -> chat_pb2.MediaPart:
+    """An image; where it is an address, a part that `gateway.media.supply` fills. Errors name `field`.url."""
+    detail = image.detail or ""
+    return media.image(image.url, f"{field}.url", detail="high" if detail == "original" else detail)
+
+
+def to_audio(audio: InputAudio, field: str, media: RequestMedia) -> chat_pb2.MediaPart:
+    """A recording. Errors name `field`.data."""
+    return media.encoded_audio(audio.data, audio.format, f"{field}.data")
+
 
 _ROLES: dict[str, chat_pb2.Role.ValueType] = {
     "system": chat_pb2.ROLE_SYSTEM,

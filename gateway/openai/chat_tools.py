@@ -1,8 +1,7 @@
 """Tools of a chat completion and the choice among them, in today's form and in the older one of functions."""
 
 from gateway.config import RequestLimits
-from gateway.openai.chat_schema import ChatRequest
-from gateway.openai.chat_tool_schema import AllowedTools, FunctionDefinition, NamedFunction, ToolChoiceObject
+from gateway.openai.chat_schema import AllowedTools, ChatRequest, FunctionDefinition, NamedFunction, ToolChoiceObject
 from weft.api.common.v1 import chat_pb2
 from weft.dispatch.schema_guard import SchemaGuard
 from weft.kernel.errors import invalid_field

@@ -1,20 +1,44 @@
 """POST /v1/completions."""
 
+from typing import Annotated
+
 from fastapi import FastAPI, Request, Response
+from pydantic import Field
 
 from gateway.answers.chunks import new_identity
 from gateway.answers.generation import Work, streamed, whole
+from gateway.config import RequestLimits
 from gateway.intake.body import read_json_body
 from gateway.intake.json_guard import parse
-from gateway.openai import completion_payload
-from gateway.openai.completion_answer import CompletionAnswer
-from gateway.openai.completion_schema import CompletionRequest
-from gateway.openai.completion_stream import CompletionStream
-from gateway.openai.extension_fields import unknown_extensions
-from gateway.openai.sampling import wants_events, wants_usage
+from gateway.intake.request_model import TextsOrTokens
+from gateway.openai.completion_answer import CompletionAnswer, CompletionStream
+from gateway.openai.extension_fields import fill_extra, unknown_extensions
+from gateway.openai.prompts import fill_prompts
+from gateway.openai.sampling import (
+    MAX_TOP_LOGPROBS,
+    GenerationRequest,
+    fill_sampling,
+    require_choices,
+    require_stream_options_fit,
+    wants_events,
+    wants_usage,
+)
 from gateway.openapi import json_body
 from gateway.parts import InferenceParts
+from weft.api.common.v1 import completion_pb2
+from weft.kernel.errors import invalid_field
 from weft.kernel.request import Operation
+
+
+class CompletionRequest(GenerationRequest):
+    """A text completion: raw text in, continuation out."""
+
+    prompt: TextsOrTokens
+    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+    best_of: Annotated[int, Field(ge=1, le=128)] | None = None
+    """Only as many as `n`: nothing is generated and thrown away."""
 
 
 def add_completions(app: FastAPI, parts: InferenceParts) -> None:
@@ -29,10 +53,10 @@ def add_completions(app: FastAPI, parts: InferenceParts) -> None:
         context = parts.context(
             scope, surface="completions", asked=asked, model=asked.model, operation=Operation.COMPLETION
         )
-        payload = completion_payload.to_payload(asked, limits)
+        payload = to_payload(asked, limits)
         warnings = unknown_extensions(asked.model_extra or {})
         identity = new_identity(parts.clock, "cmpl", asked.model)
-        count, logprobs = completion_payload.choice_count(payload), asked.logprobs is not None
+        count, logprobs = choice_count(payload), asked.logprobs is not None
         if asked.stream:
             encoder = CompletionStream(
                 identity,
@@ -52,3 +76,28 @@ def add_completions(app: FastAPI, parts: InferenceParts) -> None:
         tags=["openai"],
         openapi_extra=json_body(CompletionRequest),
     )
+
+
+def to_payload(request: CompletionRequest, limits: RequestLimits) -> completion_pb2.CompletionPayload:
+    """What the mesh is asked. Raises INVALID_ARGUMENT naming the field that is wrong."""
+    require_stream_options_fit(request)
+    payload = completion_pb2.CompletionPayload()
+    fill_prompts(payload.prompts, request.prompt, "prompt", max_prompts=limits.max_prompts, allow_empty=True)
+    fill_sampling(payload.sampling, request, request.max_tokens, limits)
+    count = require_choices(request, limits)
+    if count != 1:
+        payload.choice_count = count
+    if request.best_of is not None and request.best_of != count:
+        raise invalid_field("best_of", "must equal 'n': every answer that is generated is returned")
+    if request.logprobs is not None:
+        payload.logprobs = request.logprobs
+    payload.echo = bool(request.echo)
+    if request.suffix is not None:
+        payload.suffix = request.suffix
+    fill_extra(payload.extra_parameters, request.model_extra or {})
+    return payload
+
+
+def choice_count(payload: completion_pb2.CompletionPayload) -> int:
+    """How many choices the answer has, over all prompts."""
+    return len(payload.prompts) * (payload.choice_count or 1)

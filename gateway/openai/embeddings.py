@@ -1,19 +1,41 @@
 """POST /v1/embeddings."""
 
-from fastapi import FastAPI, Request, Response
+import base64
+import math
+import sys
+from array import array
+from collections.abc import Sequence
+from typing import Annotated, Literal
 
-from gateway.answers.generation import cut_off_seconds
+import msgspec
+from fastapi import FastAPI, Request, Response
+from pydantic import Field
+
 from gateway.answers.sse import receipt_facts
-from gateway.answers.unary import JsonAnswer, UnaryAnswer
+from gateway.answers.unary import JsonAnswer, UnaryAnswer, cut_off_seconds
+from gateway.config import RequestLimits
 from gateway.intake.body import read_json_body
 from gateway.intake.json_guard import parse
-from gateway.openai import embedding_payload
-from gateway.openai.embedding_schema import EmbeddingRequest
+from gateway.intake.request_model import HandledRequest, TextsOrTokens
+from gateway.openai.prompts import fill_prompts
 from gateway.openapi import json_body
 from gateway.parts import InferenceParts
 from gateway.request_facts import facts_of
-from weft.api.common.v1 import receipt_pb2
+from weft.api.common.v1 import embedding_pb2, receipt_pb2, usage_pb2
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
+
+
+class EmbeddingRequest(HandledRequest):
+    """Vectors for one or more texts."""
+
+    model: str
+    """A model or a pool of the mesh, `route/` and the name of one, or `auto`."""
+    input: TextsOrTokens
+    encoding_format: Literal["float", "base64"] | None = None
+    """base64: little-endian float32. Absent: float."""
+    dimensions: Annotated[int, Field(ge=1, le=65_536)] | None = None
 
 
 def add_embeddings(app: FastAPI, parts: InferenceParts) -> None:
@@ -29,14 +51,14 @@ def add_embeddings(app: FastAPI, parts: InferenceParts) -> None:
         context = parts.context(
             scope, surface="embeddings", asked=asked, model=asked.model, operation=Operation.EMBEDDING
         )
-        payload = embedding_payload.to_payload(asked, limits)
+        payload = to_payload(asked, limits)
 
         async def produce() -> JsonAnswer:
             facts.was_dispatched = True
             call = parts.dispatcher.embed(context, payload)
             vectors = await call.result()
             receipt = call.receipt or receipt_pb2.Receipt()
-            body = embedding_payload.to_body(
+            body = to_body(
                 vectors,
                 expected=len(payload.inputs),
                 model=receipt.model or asked.model,
@@ -56,3 +78,74 @@ def add_embeddings(app: FastAPI, parts: InferenceParts) -> None:
         tags=["openai"],
         openapi_extra=json_body(EmbeddingRequest),
     )
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def to_payload(request: EmbeddingRequest, limits: RequestLimits) -> embedding_pb2.EmbeddingPayload:
+    """What the mesh is asked. Raises INVALID_ARGUMENT naming the field that is wrong."""
+    payload = embedding_pb2.EmbeddingPayload()
+    fill_prompts(payload.inputs, request.input, "input", max_prompts=limits.max_embedding_inputs, allow_empty=False)
+    if request.dimensions is not None:
+        payload.dimensions = request.dimensions
+    return payload
+
+
+def to_body(
+    embeddings: Sequence[embedding_pb2.Embedding],
+    *,
+    expected: int,
+    model: str,
+    usage: usage_pb2.Usage,
+    as_base64: bool,
+    dimensions: int | None = None,
+) -> bytes:
+    """The answer as JSON. `dimensions`: as many as the request asks for; None: as many as there are.
+
+    Raises BACKEND_PROTOCOL_ERROR unless there is one finite vector per input, INVALID_ARGUMENT where they are longer or
+    shorter than asked: an engine that does not know the parameter takes no notice of it.
+    """
+    ordered = sorted(embeddings, key=lambda embedding: embedding.index)
+    if [embedding.index for embedding in ordered] != list(range(expected)):
+        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the model did not return one vector per input")
+    if dimensions is not None:
+        _require_dimensions(ordered, dimensions)
+    render = _as_base64 if as_base64 else _as_floats
+    return _encode(
+        {
+            "object": "list",
+            "data": [
+                {"object": "embedding", "index": embedding.index, "embedding": render(embedding)}
+                for embedding in ordered
+            ],
+            "model": model,
+            "usage": {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens},
+        }
+    )
+
+
+def _require_dimensions(embeddings: Sequence[embedding_pb2.Embedding], wanted: int) -> None:
+    for embedding in embeddings:
+        if (found := len(embedding.values)) != wanted:
+            raise invalid_field("dimensions", f"this model's vectors have {found}, whatever is asked for; leave it out")
+
+
+def _as_floats(embedding: embedding_pb2.Embedding) -> list[float]:
+    values = list(embedding.values)
+    _require_finite(values)
+    return values
+
+
+def _as_base64(embedding: embedding_pb2.Embedding) -> str:
+    values = array("f", embedding.values)
+    _require_finite(values)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return base64.b64encode(values.tobytes()).decode("ascii")
+
+
+def _require_finite(values: Sequence[float]) -> None:
+    # One sum is enough: infinity and NaN survive every addition, and finite float32 cannot reach the end of double.
+    if not values or not math.isfinite(sum(values)):
+        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the model returned an empty vector or one that is not finite")

@@ -1,18 +1,23 @@
 """POST /v1/images/generations, /v1/images/edits and /v1/images/variations."""
 
+import base64
+from collections.abc import Sequence
+
+import msgspec
 from fastapi import FastAPI, Request, Response
 
-from gateway.answers.unary_call import answered
+from gateway.answers.unary import answered
 from gateway.intake.body import read_json_body, read_multipart_body
-from gateway.intake.forms import Form
 from gateway.intake.json_guard import parse
-from gateway.openai import image_payload
+from gateway.intake.multipart import Form
+from gateway.openai.extension_fields import fill_extra
 from gateway.openai.model_call_schemas import ImageRequest
 from gateway.openapi import form_body, json_body
 from gateway.parts import InferenceParts
 from gateway.request_facts import facts_of
-from weft.api.common.v1 import image_pb2, receipt_pb2
-from weft.kernel.errors import WeftError
+from weft.api.common.v1 import chat_pb2, image_pb2, receipt_pb2, usage_pb2
+from weft.dispatch.parameter_checks import MAX_SOURCE_IMAGES
+from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 
@@ -27,15 +32,15 @@ def add_images(app: FastAPI, parts: InferenceParts) -> None:
         """Make images from words."""
         raw = await read_json_body(request.scope, request.receive, parts.config)
         asked = parse(ImageRequest, raw, max_depth=limits.max_json_depth)
-        return _made(request, parts, asked, image_payload.to_payload(asked))
+        return _made(request, parts, asked, to_payload(asked))
 
     async def edit_images(request: Request) -> Response:
         """Make images from words and images."""
         scope = request.scope
         form = Form(await read_multipart_body(scope, request.receive, parts.config, max_bytes=limits.max_image_bytes))
         asked = form.read(ImageRequest, file_fields=_FILES)
-        payload = image_payload.to_payload(asked)
-        image_payload.add_sources(payload, form)
+        payload = to_payload(asked)
+        add_sources(payload, form)
         return _made(request, parts, asked, payload)
 
     async def vary_images(request: Request) -> Response:
@@ -57,6 +62,77 @@ def _made(request: Request, parts: InferenceParts, asked: ImageRequest, payload:
     context = parts.context(scope, surface="images", asked=asked, model=asked.model, operation=Operation.IMAGE)
 
     def to_body(made: list[image_pb2.GeneratedImage], receipt: receipt_pb2.Receipt) -> bytes:
-        return image_payload.to_body(made, int(parts.clock.utc_now().timestamp()), receipt.usage)
+        return image_body(made, int(parts.clock.utc_now().timestamp()), receipt.usage)
 
     return answered(parts, scope, context, lambda: parts.dispatcher.generate_images(context, payload), to_body)
+
+
+_encode = msgspec.json.Encoder().encode
+_IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/webp"})
+
+
+def to_payload(request: ImageRequest) -> image_pb2.ImagePayload:
+    """What the mesh is asked. Raises UNSUPPORTED_OPERATION for addresses instead of images."""
+    if request.response_format == "url":
+        message = "'url' is not offered: images come in the answer; use b64_json"
+        raise FieldError("response_format", message, Reason.UNSUPPORTED_OPERATION)
+    if request.stream:
+        raise FieldError(
+            "stream", "is not offered for images: they come when they are done", Reason.UNSUPPORTED_OPERATION
+        )
+    payload = image_pb2.ImagePayload(
+        prompt=request.prompt,
+        size=request.size or "",
+        quality=request.quality or "",
+        output_format=request.output_format or "",
+    )
+    if request.n is not None:
+        payload.count = request.n
+    fill_extra(payload.extra_parameters, request.model_extra or {})
+    return payload
+
+
+def add_sources(payload: image_pb2.ImagePayload, form: Form) -> None:
+    """The images that are worked from. Raises INVALID_ARGUMENT naming the field."""
+    images = [*form.files("image"), *form.files("image[]")]
+    if not images:
+        raise invalid_field("image", "must be a file")
+    if len(images) > MAX_SOURCE_IMAGES:
+        raise invalid_field("image", f"must be at most {MAX_SOURCE_IMAGES} files")
+    for image in images:
+        payload.images.append(_media(image.data, image.media_type, "image"))
+    masks = form.files("mask")
+    if len(masks) > 1:
+        raise invalid_field("mask", "must be one file")
+    for mask in masks:
+        payload.mask.CopyFrom(_media(mask.data, mask.media_type, "mask"))
+
+
+def image_body(images: Sequence[image_pb2.GeneratedImage], created: int, usage: usage_pb2.Usage) -> bytes:
+    """The answer as JSON. Raises BACKEND_PROTOCOL_ERROR for none."""
+    if not images or not all(image.image.data for image in images):
+        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the model returned no image")
+    tokens = usage.prompt_tokens + usage.completion_tokens
+    answer: dict[str, object] = {"created": created, "data": [_entry(image) for image in images]}
+    if tokens:
+        answer["usage"] = {
+            "input_tokens": usage.prompt_tokens,
+            "output_tokens": usage.completion_tokens,
+            "total_tokens": tokens,
+        }
+    return _encode(answer)
+
+
+def _entry(image: image_pb2.GeneratedImage) -> dict[str, object]:
+    entry: dict[str, object] = {"b64_json": base64.b64encode(image.image.data).decode("ascii")}
+    if image.revised_prompt:
+        entry["revised_prompt"] = image.revised_prompt
+    return entry
+
+
+def _media(data: bytes, media_type: str, field: str) -> chat_pb2.MediaPart:
+    if not data:
+        raise invalid_field(field, "must not be empty")
+    if media_type not in _IMAGE_TYPES:
+        raise invalid_field(field, f"must be one of {', '.join(sorted(_IMAGE_TYPES))}")
+    return chat_pb2.MediaPart(data=data, media_type=media_type)

@@ -5,8 +5,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from gateway.intake.request_model import MAX_INT32, HandledRequest, StopAtFirstError, StrictModel
-from gateway.openai.chat_schema import Message, TemplateArguments
-from gateway.openai.chat_tool_schema import ToolDefinition
+from gateway.openai.chat_schema import Message, TemplateArguments, ToolDefinition
 from weft.dispatch.parameter_checks import (
     MAX_DOCUMENTS,
     MAX_IMAGE_PROMPT_CHARS,

@@ -3,16 +3,21 @@
 Clients of Anthropic's API, who name its version in a header, get its shapes.
 """
 
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any
+
 from fastapi import FastAPI, Request, Response
 
 from gateway.answers.sse import encode_json
-from gateway.dialect import Dialect
-from gateway.openai.model_entries import anthropic_entry, anthropic_list, model_entry, model_list
+from gateway.errors import Dialect
 from gateway.parts import InferenceParts
 from gateway.request_facts import facts_of
-from weft.dispatch.agents import AGENT_PREFIX, ROUTE_PREFIX
+from weft.dispatch.agents import AGENT_PREFIX, ROUTE_PREFIX, agent_name_of, members_of
+from weft.dispatch.fleet import AgentView, FleetView, ModelView, RouteView
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
+from weft.kernel.request import Skill
 
 MAX_LISTED = 1000
 """Models of one page, for Anthropic's clients."""
@@ -78,3 +83,168 @@ def _page(request: Request, listed: dict[str, object]) -> dict[str, object]:
 
 def _json(document: dict[str, object]) -> Response:
     return Response(encode_json(document), media_type="application/json")
+
+
+OWNER = "weft"
+
+
+def model_list(view: FleetView) -> dict[str, Any]:
+    """The body of GET /v1/models: what a caller is meant to ask for.
+
+    A member of a pool can be asked by its name too, which reaches the whole pool; it is in the lists of resources.
+    """
+    pools = {model.pool for model in view.models.values()}
+    models = [_entry(name, members) for name, members in _by_name(view).items() if name in pools]
+    agents = [_agent_entry(view, agent) for _, agent in sorted(view.agents.items())]
+    routes = [_route_entry(view, route) for _, route in sorted(view.routes.items())]
+    return {"object": "list", "data": [*models, *(entry for entry in (*agents, *routes) if entry is not None)]}
+
+
+def model_entry(view: FleetView, name: str) -> dict[str, Any] | None:
+    """The body of GET /v1/models/{name}; None if nothing of this name can be asked."""
+    agent_name = agent_name_of(name)
+    if agent_name is not None:
+        agent = view.agents.get(agent_name)
+        return None if agent is None else _agent_entry(view, agent)
+    if name.startswith(ROUTE_PREFIX):
+        route = view.routes.get(name.removeprefix(ROUTE_PREFIX))
+        return None if route is None else _route_entry(view, route)
+    members = _by_name(view).get(name)
+    return None if members is None else _entry(name, members)
+
+
+def anthropic_list(listed: dict[str, Any], limit: int, *, after_id: str = "", before_id: str = "") -> dict[str, object]:
+    """A page of `model_list` in Anthropic's shape: the first `limit` entries, those after one, or the last before one.
+
+    Raises INVALID_ARGUMENT for a cursor that is not in the list, which changes with the fleet.
+    """
+    entries = listed["data"]
+    if after_id:
+        entries = entries[_place(entries, after_id, "after_id") + 1 :]
+    elif before_id:
+        entries = entries[: _place(entries, before_id, "before_id")]
+    page = entries[-limit:] if before_id else entries[:limit]
+    return {
+        "data": [anthropic_entry(entry) for entry in page],
+        "has_more": len(page) < len(entries),
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
+    }
+
+
+def anthropic_entry(entry: dict[str, Any]) -> dict[str, object]:
+    """An entry of `model_list` in Anthropic's shape."""
+    return {
+        "type": "model",
+        "id": entry["id"],
+        "display_name": entry["id"],
+        "created_at": datetime.fromtimestamp(entry["created"], UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "lifecycle": "active",
+        "max_input_tokens": entry["meta"]["context_tokens"] or None,
+        "meta": entry["meta"],
+    }
+
+
+def _place(entries: list[dict[str, Any]], name: str, field: str) -> int:
+    for place, entry in enumerate(entries):
+        if entry["id"] == name:
+            return place
+    raise invalid_field(field, "names nothing that is in the list now")
+
+
+def _by_name(view: FleetView) -> dict[str, list[ModelView]]:
+    """Reachable models by each name that reaches them, sorted.
+
+    A model's name reaches its whole pool, and a pool wins over a model of the same name.
+    """
+    names: dict[str, list[ModelView]] = {}
+    reachable = [model for model in view.models.values() if model.reachable]
+    for model in reachable:
+        names.setdefault(model.pool, []).append(model)
+    for model in reachable:
+        names.setdefault(model.name, names[model.pool])
+    return dict(sorted(names.items()))
+
+
+def _entry(name: str, members: list[ModelView]) -> dict[str, object]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": min(model.created_at_seconds for model in members),
+        "owned_by": OWNER,
+        "meta": _meta(members),
+    }
+
+
+def _agent_entry(view: FleetView, agent: AgentView) -> dict[str, object] | None:
+    """An agent as a model; None while nobody can answer for it."""
+    members = [model for model in members_of(view, agent) if model.reachable]
+    if agent.runner_gone or not members:
+        return None
+    about: dict[str, object] = {"agent": True, "model": agent.target, "description": agent.description}
+    return {
+        "id": AGENT_PREFIX + agent.name,
+        "object": "model",
+        "created": agent.created_at_seconds,
+        "owned_by": OWNER,
+        "meta": {**about, **_meta(members), "operations": ["chat"]},
+    }
+
+
+def _route_entry(view: FleetView, route: RouteView) -> dict[str, object] | None:
+    """A route as a model; None while no candidate of it can answer."""
+    members = _rungs(view, route)
+    if not members:
+        return None
+    about: dict[str, object] = {
+        "route": True,
+        "candidates": list(route.candidates),
+        "description": route.description,
+    }
+    return {
+        "id": ROUTE_PREFIX + route.name,
+        "object": "model",
+        "created": route.created_at_seconds,
+        "owned_by": OWNER,
+        "meta": {**about, **_meta(members)},
+    }
+
+
+def _rungs(view: FleetView, route: RouteView) -> list[ModelView]:
+    """The reachable models of a ladder: of each name the members of the pool so called, or else the model alone.
+
+    A fallback off the premises is none of them unless the mesh's settings allow it.
+    """
+    found: dict[str, ModelView] = {}
+    for position, name in enumerate(route.candidates):
+        pool = [model for model in view.models.values() if model.pool == name]
+        alone = [view.models[name]] if name in view.models else []
+        for model in pool or alone:
+            if model.reachable and (position == 0 or view.settings.allow_cloud_fallback or not model.remote):
+                found[model.name] = model
+    return list(found.values())
+
+
+def _meta(members: list[ModelView]) -> dict[str, object]:
+    return {
+        "status": "active" if any(model.active for model in members) else "hibernating",
+        "context_tokens": min((model.context_tokens for model in members if model.context_tokens), default=0),
+        "operations": _operations(members),
+        "members": sorted(model.name for model in members),
+        "remote": any(model.remote for model in members),
+        **_skills(members),
+    }
+
+
+def _skills(members: Iterable[ModelView]) -> dict[str, object]:
+    """What some of them can do, where each says it: one that says nothing may be able to do anything."""
+    known = [model.skills for model in members]
+    if any(skills is None for skills in known):
+        return {}
+    found = frozenset[Skill]().union(*(skills for skills in known if skills is not None))
+    return {"skills": [skill.name.lower() for skill in sorted(found)]}
+
+
+def _operations(members: Iterable[ModelView]) -> list[str]:
+    operations = set().union(*(model.operations for model in members))
+    return [operation.name.lower() for operation in sorted(operations)]

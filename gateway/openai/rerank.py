@@ -1,18 +1,22 @@
 """POST /v1/rerank and /rerank."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 
+import msgspec
 from fastapi import FastAPI, Request, Response
 
-from gateway.answers.chunks import new_identity
-from gateway.answers.unary_call import answered
+from gateway.answers.chunks import AnswerIdentity, new_identity
+from gateway.answers.unary import answered
 from gateway.intake.body import read_json_body
 from gateway.intake.json_guard import parse
-from gateway.openai import rerank_payload
 from gateway.openai.model_call_schemas import RerankRequest
 from gateway.openapi import json_body
 from gateway.parts import InferenceParts
-from weft.api.common.v1 import receipt_pb2, rerank_pb2
+from weft.api.common.v1 import receipt_pb2, rerank_pb2, usage_pb2
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 
 
@@ -26,12 +30,12 @@ def add_rerank(app: FastAPI, parts: InferenceParts) -> None:
         raw = await read_json_body(scope, request.receive, parts.config)
         asked = parse(RerankRequest, raw, max_depth=limits.max_json_depth)
         context = parts.context(scope, surface="rerank", asked=asked, model=asked.model, operation=Operation.RERANK)
-        payload = rerank_payload.to_payload(asked)
+        payload = to_payload(asked)
         identity = new_identity(parts.clock, "rerank", asked.model)
 
         def to_body(scores: list[rerank_pb2.RerankScore], receipt: receipt_pb2.Receipt) -> bytes:
             answerer = replace(identity, model=receipt.model or asked.model)
-            return rerank_payload.to_body(scores, asked, answerer, receipt.usage)
+            return rerank_body(scores, asked, answerer, receipt.usage)
 
         return answered(parts, scope, context, lambda: parts.dispatcher.rerank(context, payload), to_body)
 
@@ -39,3 +43,47 @@ def add_rerank(app: FastAPI, parts: InferenceParts) -> None:
         app.add_api_route(
             path, rerank_documents, methods=["POST"], tags=["openai"], openapi_extra=json_body(RerankRequest)
         )
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def to_payload(request: RerankRequest) -> rerank_pb2.RerankPayload:
+    """What the mesh is asked."""
+    payload = rerank_pb2.RerankPayload(query=request.query, documents=texts_of(request))
+    if request.top_n is not None:
+        payload.top_n = request.top_n
+    return payload
+
+
+def texts_of(request: RerankRequest) -> list[str]:
+    """The documents' texts, in order."""
+    return [document if isinstance(document, str) else document.text for document in request.documents]
+
+
+def rerank_body(
+    scores: Sequence[rerank_pb2.RerankScore], request: RerankRequest, identity: AnswerIdentity, usage: usage_pb2.Usage
+) -> bytes:
+    """The answer as JSON. Raises BACKEND_PROTOCOL_ERROR unless each score is a number for a document of its own."""
+    places = {score.index for score in scores}
+    if len(places) != len(scores) or not all(0 <= place < len(request.documents) for place in places):
+        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the model did not return one score per document")
+    if not all(math.isfinite(score.score) for score in scores):
+        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the model returned a score that is no number")
+    texts = texts_of(request) if request.return_documents else None
+    return _encode(
+        {
+            "id": identity.answer_id,
+            "object": "list",
+            "model": identity.model,
+            "results": [_result(score, texts) for score in scores],
+            "usage": {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens},
+        }
+    )
+
+
+def _result(score: rerank_pb2.RerankScore, texts: Sequence[str] | None) -> dict[str, object]:
+    result: dict[str, object] = {"index": score.index, "relevance_score": score.score}
+    if texts is not None:
+        result["document"] = {"text": texts[score.index]}
+    return result

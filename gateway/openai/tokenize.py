@@ -1,15 +1,19 @@
 """POST /tokenize and /v1/tokenize."""
 
+import msgspec
 from fastapi import FastAPI, Request, Response
 
-from gateway.answers.unary_call import answered
+from gateway.answers.unary import answered
+from gateway.config import RequestLimits
 from gateway.intake.body import read_json_body
 from gateway.intake.json_guard import parse
-from gateway.openai import token_payload
+from gateway.openai import chat as chat_payload
+from gateway.openai.chat_schema import ChatRequest
 from gateway.openai.model_call_schemas import TokenizeRequest
 from gateway.openapi import json_body
 from gateway.parts import InferenceParts
 from weft.api.common.v1 import receipt_pb2, tokenize_pb2
+from weft.kernel.errors import invalid_field
 from weft.kernel.request import Operation
 
 
@@ -23,12 +27,68 @@ def add_tokenize(app: FastAPI, parts: InferenceParts) -> None:
         raw = await read_json_body(scope, request.receive, parts.config)
         asked = parse(TokenizeRequest, raw, max_depth=limits.max_json_depth)
         context = parts.context(scope, surface="tokenize", asked=asked, model=asked.model, operation=Operation.TOKENIZE)
-        payload = token_payload.to_payload(asked, limits)
+        payload = to_payload(asked, limits)
 
         def to_body(result: tokenize_pb2.TokenizeResult, receipt: receipt_pb2.Receipt) -> bytes:
-            return token_payload.to_body(result, asked, receipt.model or asked.model)
+            return token_body(result, asked, receipt.model or asked.model)
 
         return answered(parts, scope, context, lambda: parts.dispatcher.tokenize(context, payload), to_body)
 
     for path in ("/tokenize", "/v1/tokenize"):
         app.add_api_route(path, tokenize, methods=["POST"], tags=["openai"], openapi_extra=json_body(TokenizeRequest))
+
+
+_encode = msgspec.json.Encoder().encode
+_KINDS = ("content", "prompt", "messages")
+
+
+def to_payload(request: TokenizeRequest, limits: RequestLimits) -> tokenize_pb2.TokenizePayload:
+    """What the mesh is asked. Raises INVALID_ARGUMENT naming the field that is wrong."""
+    given = [name for name in _KINDS if getattr(request, name) is not None]
+    if len(given) != 1:
+        raise invalid_field(given[1] if given else "content", f"exactly one of {', '.join(_KINDS)} must be set")
+    payload = tokenize_pb2.TokenizePayload(with_pieces=bool(request.with_pieces or request.return_token_strs))
+    if request.messages is not None:
+        asked = ChatRequest(
+            model=request.model,
+            messages=request.messages,
+            tools=request.tools,
+            enable_thinking=request.enable_thinking,
+            chat_template_kwargs=request.chat_template_kwargs,
+        )
+        payload.chat.CopyFrom(chat_payload.to_payload(asked, limits))
+        return payload
+    if request.tools:
+        raise invalid_field("tools", "go with messages")
+    said = (word for word in (request.add_special, request.add_special_tokens) if word is not None)
+    payload.add_special = next(said, request.content is None)
+    payload.text = request.prompt or "" if request.content is None else request.content
+    return payload
+
+
+def token_body(result: tokenize_pb2.TokenizeResult, request: TokenizeRequest, model: str) -> bytes:
+    """The answer as JSON."""
+    ids: list[int] = list(result.ids)
+    pieces = [_piece(piece) for piece in result.pieces]
+    has_pieces = len(pieces) == len(ids)
+    answer: dict[str, object] = {
+        "model": model,
+        "count": result.count,
+        "max_model_len": result.max_context_tokens or None,
+        "tokens": ids,
+    }
+    if request.with_pieces and has_pieces:
+        answer["tokens"] = [{"id": number, "piece": piece} for number, piece in zip(ids, pieces, strict=True)]
+    if request.return_token_strs and has_pieces:
+        answer["token_strs"] = [
+            piece if isinstance(piece, str) else bytes(piece).decode(errors="replace") for piece in pieces
+        ]
+    return _encode(answer)
+
+
+def _piece(piece: bytes) -> str | list[int]:
+    """A token may hold part of a character: then it is told as its bytes, as llama.cpp's server does."""
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return list(piece)

@@ -2,10 +2,12 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import structlog
 from fastapi import FastAPI, Request, Response
 
+from gateway.answers.unary import json_response
 from gateway.intake.body import read_json_or_yaml_body
 from gateway.intake.headers import require_local_caller
 from gateway.intake.json_guard import parse, parse_json
@@ -14,14 +16,13 @@ from gateway.openapi import answers, json_or_yaml_body
 from gateway.parts import GatewayParts
 from gateway.ports import AppliedResource
 from gateway.request_facts import facts_of
-from gateway.resources.declaration_files import documents_of_json, documents_of_yaml, the_only_document
-from gateway.resources.documents import applied_body
-from gateway.resources.endpoints import API, SURFACE, json_response, name_of
-from gateway.resources.schema import ApplyAnswer, ApplyRequest
+from gateway.resources.documents import ApplyAnswer, ApplyRequest, applied_body
+from gateway.resources.endpoints import API, SURFACE, name_of
 from weft.documents.document_base import ResourceKind
 from weft.documents.documents import DOCUMENT_TYPES, Document
-from weft.documents.files import parse_document
-from weft.kernel.errors import invalid_field
+from weft.documents.files import SourcedDocument, parse_document, read_documents, refuse_repeats
+from weft.kernel.errors import FieldError, WeftError, invalid_field
+from weft.kernel.reasons import Reason
 
 _OPTIONS = ("dryRun", "adopt")
 _PUTTABLE = (ResourceKind.MODEL, ResourceKind.AGENT, ResourceKind.ROUTE)
@@ -108,3 +109,48 @@ async def _apply(
         request_id = facts_of(request.scope).request_id
         log.info("resources applied", request_id=request_id, count=len(changed), first=changed[0])
     return results
+
+
+_SOURCE = "body"
+
+
+def documents_of_json(values: Sequence[Any]) -> list[Document]:
+    """The documents of an apply request. Raises INVALID_ARGUMENT naming `documents[<index>]` and the field in it."""
+    found = []
+    for index, value in enumerate(values):
+        where = f"documents[{index}]"
+        try:
+            found.append(SourcedDocument(document=parse_document(value), where=where))
+        except FieldError as error:
+            field = where if error.field == "document" else f"{where}.{error.field}"
+            raise invalid_field(field, error.message.removeprefix(f"{error.field}: ")) from None
+    try:
+        return _distinct(tuple(found))
+    except FieldError as error:
+        raise invalid_field(error.field.replace(": ", "."), error.message.removeprefix(f"{error.field}: ")) from None
+
+
+def documents_of_yaml(raw: bytes) -> list[Document]:
+    """The documents of a YAML stream. Raises as `read_documents`, and MALFORMED_REQUEST when there is none."""
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        raise WeftError(Reason.MALFORMED_REQUEST, "the body is not valid UTF-8") from None
+    documents = _distinct(read_documents(text, _SOURCE))
+    if not documents:
+        raise WeftError(Reason.MALFORMED_REQUEST, "the body has no document")
+    return documents
+
+
+def the_only_document(documents: Sequence[Document], kind: ResourceKind) -> Document:
+    """The document of a body that must hold one of a kind. Raises MALFORMED_REQUEST or INVALID_ARGUMENT."""
+    if len(documents) != 1:
+        raise WeftError(Reason.MALFORMED_REQUEST, f"the body has {len(documents)} documents; one is expected")
+    if documents[0].kind != kind.value:
+        raise invalid_field("kind", f"must be {kind.value} here")
+    return documents[0]
+
+
+def _distinct(documents: tuple[SourcedDocument, ...]) -> list[Document]:
+    refuse_repeats(documents)
+    return [sourced.document for sourced in documents]

@@ -1,11 +1,132 @@
 """Resources as the JSON of `/api/v1`: documents of `weft.documents`, and what stands around several of them."""
 
 from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+from gateway.intake.request_model import StopAtFirstError
 from gateway.ports import AppliedResource, PoolMembers, ResourcePage
 from weft.documents.document_base import ResourceKind
-from weft.documents.documents import Document, EventDocument
+from weft.documents.documents import (
+    AgentDocument,
+    Document,
+    EventDocument,
+    ModelDocument,
+    PoolDocument,
+    RouteDocument,
+    RunnerDocument,
+)
+from weft.documents.files import MAX_DOCUMENTS
 from weft.documents.yaml_nodes import plain
+
+
+class _Part(BaseModel):
+    """camelCase outside; an unknown field is refused, since a mistyped `dryRun` must not change anything."""
+
+    model_config = ConfigDict(
+        strict=True, allow_inf_nan=False, extra="forbid", frozen=True, alias_generator=to_camel, validate_by_name=False
+    )
+
+
+class ApplyRequest(_Part):
+    """Resources to bring to their declared state, all or none."""
+
+    documents: Annotated[list[Any], Field(min_length=1, max_length=MAX_DOCUMENTS), StopAtFirstError()]
+    """Model, agent, runner, pool and route documents; `status` in them is ignored."""
+    dry_run: bool = False
+    """Answer as if it were done, and change nothing."""
+    adopt: bool = False
+    """Take over what runners published: virtual resources that are named become public."""
+
+
+class ApplyResult(_Part):
+    """What was done for one document."""
+
+    kind: Literal["model", "agent", "runner", "pool", "route"]
+    name: str
+    outcome: Literal["created", "configured", "unchanged"]
+    before: Document | None = None
+    after: Document | None = None
+
+
+class ApplyAnswer(_Part):
+    """What was done, in the order of the documents."""
+
+    kind: Literal["ApplyAnswer"]
+    dry_run: bool
+    results: list[ApplyResult]
+
+
+class PoolMembersAnswer(_Part):
+    """The pool that a model is in."""
+
+    kind: Literal["PoolMembers"]
+    pool_name: str
+    explicit: bool
+    """Whether a member names the pool in its `poolName`."""
+    explicit_pool_name: str | None
+    """The pool's name if it is explicit."""
+    size: int
+    active_count: int
+    members: list[ModelDocument]
+
+
+class _Page(_Part):
+    next_page_token: str
+    """Empty at the end."""
+
+
+class ModelList(_Page):
+    """A page of models."""
+
+    kind: Literal["ModelList"]
+    items: list[ModelDocument]
+
+
+class AgentList(_Page):
+    """A page of agents."""
+
+    kind: Literal["AgentList"]
+    items: list[AgentDocument]
+
+
+class RunnerList(_Page):
+    """A page of runners."""
+
+    kind: Literal["RunnerList"]
+    items: list[RunnerDocument]
+
+
+class PoolList(_Page):
+    """A page of pools."""
+
+    kind: Literal["PoolList"]
+    items: list[PoolDocument]
+
+
+class RouteList(_Page):
+    """A page of routes."""
+
+    kind: Literal["RouteList"]
+    items: list[RouteDocument]
+
+
+class MeshConfig(_Part):
+    """What operators set for the whole mesh while it runs."""
+
+    allow_cloud_fallback: bool
+    """Whether a route may fall back to a model that sends bytes off the premises. A route's primary, and a model asked
+    for by its own name, are not concerned. Every request must allow it besides."""
+
+
+class EventList(_Part):
+    """Events, oldest first."""
+
+    kind: Literal["EventList"]
+    items: list[EventDocument]
+
 
 JsonObject = dict[str, object]
 

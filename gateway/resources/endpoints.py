@@ -7,17 +7,33 @@ import structlog
 from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel
 
-from gateway.answers.sse import encode_json
+from gateway.answers.event_stream import EventStream, encoded_events
+from gateway.answers.unary import json_response
+from gateway.intake.body import read_json_body
 from gateway.intake.headers import require_local_caller
+from gateway.intake.json_guard import parse
 from gateway.intake.query import Query
-from gateway.openapi import answers
+from gateway.openapi import answers, json_body
 from gateway.parts import GatewayParts
+from gateway.ports import EventFilter, MeshSettings
 from gateway.request_facts import facts_of
-from gateway.resources.documents import members_body, page_body
-from gateway.resources.schema import AgentList, ModelList, PoolList, PoolMembersAnswer, RouteList, RunnerList
-from weft.documents.document_base import ResourceKind
+from gateway.resources.documents import (
+    AgentList,
+    EventList,
+    MeshConfig,
+    ModelList,
+    PoolList,
+    PoolMembersAnswer,
+    RouteList,
+    RunnerList,
+    events_body,
+    members_body,
+    page_body,
+)
+from weft.documents.document_base import ResourceKind, parse_kind
 from weft.documents.documents import DOCUMENT_TYPES
 from weft.documents.yaml_nodes import plain
+from weft.kernel.errors import invalid_field
 from weft.kernel.names import require_name
 
 API = "/api/v1"
@@ -58,11 +74,6 @@ def add_resources(app: FastAPI, parts: GatewayParts) -> None:
             operation_id=f"delete_{kind.value}",
             openapi_extra=answers(None, path="name", query=_DELETE_OPTIONS),
         )
-
-
-def json_response(body: object, status: int = 200) -> Response:
-    """An answer of the admin surface."""
-    return Response(encode_json(body), status_code=status, media_type="application/json")
 
 
 def name_of(request: Request) -> str:
@@ -130,3 +141,79 @@ def _delete_endpoint(parts: GatewayParts, kind: ResourceKind) -> Endpoint:
         return Response(status_code=204)
 
     return delete_resource
+
+
+MAX_EVENTS = 1000
+
+_PARAMETERS = ("kind", "name", "limit", "watch")
+
+
+def add_events(app: FastAPI, parts: GatewayParts) -> None:
+    """Add the route."""
+
+    async def get_events(request: Request) -> Response:
+        """The newest events, oldest first; or with watch=1 a stream of server-sent events from now on."""
+        facts_of(request.scope).surface = SURFACE
+        query = Query(request.scope, frozenset(_PARAMETERS))
+        wanted, limit = _filter_of(query), query.count("limit", MAX_EVENTS)
+        if query.flag("watch"):
+            if limit:
+                raise invalid_field("limit", "goes with a list; a watch has no end")
+            return EventStream(parts, encoded_events(parts.registry.watch_events(wanted)))
+        return json_response(events_body(await parts.registry.list_events(wanted, limit)))
+
+    app.add_api_route(
+        f"{API}/events",
+        get_events,
+        methods=["GET"],
+        tags=["resources"],
+        openapi_extra=answers(EventList, query=_PARAMETERS),
+    )
+
+
+def _filter_of(query: Query) -> EventFilter:
+    kind = parse_kind(query.text("kind"), "kind") if "kind" in query else None
+    if "name" not in query:
+        return EventFilter(kind=kind)
+    if kind is None:
+        raise invalid_field("kind", "is required with name")
+    return EventFilter(kind=kind, name=require_name(query.text("name"), "name"))
+
+
+PATH = f"{API}/config"
+
+
+def add_settings(app: FastAPI, parts: GatewayParts) -> None:
+    """Add the routes."""
+    depth = parts.config.limits.max_json_depth
+
+    async def get_config(request: Request) -> Response:
+        """What is set for the whole mesh."""
+        facts_of(request.scope).surface = SURFACE
+        Query(request.scope)
+        return json_response(_body(await parts.registry.settings()))
+
+    async def put_config(request: Request) -> Response:
+        """Set it. The answer comes once it is kept; routers hear of it at once."""
+        facts = facts_of(request.scope)
+        facts.surface = SURFACE
+        require_local_caller(request.scope)
+        Query(request.scope)
+        raw = await read_json_body(request.scope, request.receive, parts.config)
+        wanted = parse(MeshConfig, raw, max_depth=depth)
+        settings = await parts.registry.update_settings(MeshSettings(allow_cloud_fallback=wanted.allow_cloud_fallback))
+        log.info("settings changed", request_id=facts.request_id, allow_cloud_fallback=settings.allow_cloud_fallback)
+        return json_response(_body(settings))
+
+    app.add_api_route(PATH, get_config, methods=["GET"], tags=["settings"], openapi_extra=answers(MeshConfig))
+    app.add_api_route(
+        PATH,
+        put_config,
+        methods=["PUT"],
+        tags=["settings"],
+        openapi_extra=json_body(MeshConfig) | answers(MeshConfig),
+    )
+
+
+def _body(settings: MeshSettings) -> dict[str, object]:
+    return {"allowCloudFallback": settings.allow_cloud_fallback}

@@ -1,29 +1,79 @@
 """Responses in the background: tasks, in the words of the Responses API.
 
-The response's id leads to its task (see `gateway.responses.ids`), and everything else is rendered from what
+The response's id leads to its task (see `gateway.responses.output`), and everything else is rendered from what
 is kept of the task, by any gateway. Whoever first sees its end keeps the response as others are kept, so that it
 outlives its task; until then it can be continued all the same.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
+import msgspec
 import structlog
+from pydantic import TypeAdapter, ValidationError
 
-from gateway.responses.background_answer import require_resumable
 from gateway.responses.history import items_to_keep
-from gateway.responses.ids import background_response_id, task_of
-from gateway.responses.origin import ORIGIN_KIND, ReadOrigin
-from gateway.responses.replay import FROM_THE_START, Replay
+from gateway.responses.output import background_response_id, task_of
+from gateway.responses.payload import own_items
+from gateway.responses.replay import FROM_THE_START, BackgroundRequest, Replay, require_resumable
+from gateway.responses.schema import InputItem, Items, ResponsesRequest
 from gateway.responses.stream import error_event
+from weft.api.common.v1 import warning_pb2
 from weft.durable.durable_call import of_request
 from weft.durable.responses import ResponseStore, StoredResponse, response_not_found
 from weft.durable.tasks import NewTask, Task, TaskPort, TaskState
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
+
+ORIGIN_KIND = "responses.background"
+"""`TaskSpec.origin_kind` of a response in the background."""
+_REFERENCE = "item_reference"
+
+_items = TypeAdapter(Items)
+
+
+_NONE = msgspec.Raw(b"")
+"""In place of items: those of the body are as they were."""
+
+
+class _Origin(msgspec.Struct, omit_defaults=True):
+    body: msgspec.Raw
+    items: msgspec.Raw = _NONE
+    warnings: list[bytes] = []
+
+
+class ReadOrigin:
+    """An origin, read."""
+
+    def __init__(self, raw: bytes, task_id: str) -> None:
+        """Raises INTERNAL where it cannot be read; `task_id` says whose it is."""
+        try:
+            origin = msgspec.json.decode(raw, type=_Origin)
+            asked = ResponsesRequest.model_validate_json(bytes(origin.body))
+            self.items: Sequence[InputItem] = (
+                _items.validate_json(bytes(origin.items)) if bytes(origin.items) else own_items(asked)
+            )
+            warnings = [warning_pb2.Warning.FromString(each) for each in origin.warnings]
+        except (msgspec.MsgspecError, ValidationError, WeftError) as error:
+            message = f"the request of task {task_id} cannot be read: {type(error).__name__}"
+            raise WeftError(Reason.INTERNAL, message) from None
+        self.request = BackgroundRequest(asked=asked, warnings=warnings)
+
+
+def origin_of(
+    raw: bytes, own: Sequence[InputItem], resolved: Sequence[InputItem], warnings: Sequence[warning_pb2.Warning]
+) -> bytes:
+    """The origin of a request. `own`: its input; `resolved`: the same, references replaced by what they name."""
+    items = _NONE
+    if any(item.kind == _REFERENCE for item in own):
+        told = [item.model_dump(mode="json", exclude_none=True) for item in resolved]
+        items = msgspec.Raw(msgspec.json.encode(told))
+    encoded = [warning.SerializeToString(deterministic=True) for warning in warnings]
+    return msgspec.json.encode(_Origin(body=msgspec.Raw(raw), items=items, warnings=encoded))
+
 
 _KEPT_STATES = frozenset({TaskState.COMPLETED, TaskState.CANCELLED})
 """As with other responses: those that failed are not kept beyond their task."""
@@ -254,3 +304,47 @@ def _stored(found: BackgroundResponse, task: Task, body: bytes) -> StoredRespons
         body=body,
         items=items_to_keep(found.origin.items, found.id),
     )
+
+
+_FIELD = "previous_response_id"
+
+
+class ContinuedResponses:
+    """A ResponseStore that keeps a response in the background when it is asked for, if it is at its end."""
+
+    def __init__(self, store: ResponseStore, background: BackgroundResponses) -> None:
+        self._store = store
+        self._background = background
+
+    async def save(self, response: StoredResponse) -> None:
+        """See ResponseStore.save."""
+        await self._store.save(response)
+
+    async def get(self, tenant: str, response_id: str) -> StoredResponse:
+        """See ResponseStore.get. One that cannot be continued is NOT_FOUND."""
+        try:
+            return await self._store.get(tenant, response_id)
+        except WeftError as missing:
+            if missing.reason is not Reason.NOT_FOUND:
+                raise
+        try:
+            return await self._background.kept(tenant, response_id, _FIELD)
+        except WeftError as error:
+            if error.reason is Reason.INVALID_ARGUMENT:
+                raise response_not_found(response_id) from None
+            raise
+
+    async def chain(self, tenant: str, response_id: str) -> Sequence[StoredResponse]:
+        """See ResponseStore.chain. Raises INVALID_ARGUMENT for one in the background that cannot be continued."""
+        try:
+            return await self._store.chain(tenant, response_id)
+        except WeftError as error:
+            if error.reason is not Reason.NOT_FOUND:
+                raise
+        # Those before it were kept when it was asked for: only the last can be missing.
+        await self._background.kept(tenant, response_id, _FIELD)
+        return await self._store.chain(tenant, response_id)
+
+    async def delete(self, tenant: str, response_id: str) -> None:
+        """See ResponseStore.delete."""
+        await self._store.delete(tenant, response_id)

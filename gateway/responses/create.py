@@ -14,20 +14,15 @@ from gateway.openapi import json_body
 from gateway.parts import GatewayParts
 from gateway.ports import Generation
 from gateway.request_facts import facts_of
-from gateway.responses.answer import ResponsesAnswer
-from gateway.responses.background import BackgroundResponses
-from gateway.responses.bounded_store import BoundedStore
-from gateway.responses.continued import ContinuedResponses
+from gateway.responses.background import BackgroundResponses, ContinuedResponses, origin_of
 from gateway.responses.document import ResponseDocument, ResponseState
-from gateway.responses.generation import RespondingGeneration
 from gateway.responses.history import conversation_of, items_to_keep
-from gateway.responses.ids import new_response_id
-from gateway.responses.keeping import GrowingResponse, Keeping
-from gateway.responses.origin import origin_of
+from gateway.responses.kept import BoundedStore
+from gateway.responses.output import new_response_id
 from gateway.responses.payload import Conversation, own_items, to_asked, wants_logprobs
-from gateway.responses.running import RunningResponse, RunningResponses
+from gateway.responses.running import GrowingResponse, Keeping, RespondingGeneration, RunningResponse, RunningResponses
 from gateway.responses.schema import ResponsesRequest
-from gateway.responses.stream import ResponsesStream
+from gateway.responses.stream import ResponsesAnswer, ResponsesStream
 from gateway.responses.submission import BackgroundParts, Submission, require_background
 from weft.dispatch.request_trace import RequestContext
 from weft.durable.responses import ResponseStore

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from gateway.media import RequestMedia
 from gateway.openai.chat_schema import ImageUrl
-from gateway.responses.item_schema import InputItem, InputPart
+from gateway.responses.schema import InputItem, InputPart
 from weft.api.common.v1 import chat_pb2
 from weft.kernel.errors import invalid_field
 

@@ -1,6 +1,8 @@
 """Responses by their ids, wherever they are: streamed here, kept, or in the background."""
 
-from collections.abc import AsyncGenerator, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -11,6 +13,39 @@ from gateway.responses.running import RunningResponses
 from weft.durable.responses import ResponseStore, StoredResponse, response_not_found
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.reasons import Reason
+
+Answer = TypeVar("Answer")
+
+
+class BoundedStore:
+    """A ResponseStore whose every method raises SERVICE_UNAVAILABLE where the answer takes too long."""
+
+    def __init__(self, store: ResponseStore, *, timeout_seconds: float) -> None:
+        self._store = store
+        self._timeout_seconds = timeout_seconds
+
+    async def save(self, response: StoredResponse) -> None:
+        """See ResponseStore.save."""
+        await self._in_time(self._store.save(response))
+
+    async def get(self, tenant: str, response_id: str) -> StoredResponse:
+        """See ResponseStore.get."""
+        return await self._in_time(self._store.get(tenant, response_id))
+
+    async def chain(self, tenant: str, response_id: str) -> Sequence[StoredResponse]:
+        """See ResponseStore.chain."""
+        return await self._in_time(self._store.chain(tenant, response_id))
+
+    async def delete(self, tenant: str, response_id: str) -> None:
+        """See ResponseStore.delete."""
+        await self._in_time(self._store.delete(tenant, response_id))
+
+    async def _in_time(self, answer: Awaitable[Answer]) -> Answer:
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                return await answer
+        except TimeoutError:
+            raise WeftError(Reason.SERVICE_UNAVAILABLE, "response store timed out") from None
 
 
 class _Body(msgspec.Struct):

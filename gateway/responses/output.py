@@ -1,13 +1,63 @@
 """The output items of a response while they grow: from deltas to items, whoever tells of them."""
 
+import re
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from gateway.answers.chunks import finite_logprob
 from gateway.openai.chat_schema import MAX_TOOL_CALL_ID_CHARS
-from gateway.responses.ids import call_id, output_item_id
 from weft.api.common.v1 import event_pb2
+from weft.durable.tasks import TASK_PREFIX
+
+_HEX_CHARS = 24
+_RESPONSE = "resp_"
+_ITEM = re.compile(rf"[a-z]{{2,8}}_([0-9a-f]{{{_HEX_CHARS}}})_i?[0-9]{{1,6}}")
+_BACKGROUND = re.compile(rf"{_RESPONSE}([0-9a-f]{{{_HEX_CHARS}}})")
+_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
+
+
+def new_response_id() -> str:
+    """An id that nobody can guess: 96 random bits."""
+    return _RESPONSE + secrets.token_hex(_HEX_CHARS // 2)
+
+
+def background_response_id(task_id: str) -> str:
+    """The id of the response that a task makes."""
+    return _RESPONSE + task_id.removeprefix(f"{TASK_PREFIX}-")
+
+
+def task_of(response_id: str) -> str | None:
+    """The task that would make a response; None: none of ours has such an id."""
+    found = _BACKGROUND.fullmatch(response_id)
+    return None if found is None else f"{TASK_PREFIX}-{found.group(1)}"
+
+
+def call_id(response_id: str, index: int) -> str:
+    """The id of a function call that came without one of its own; `index` is its place among the output items."""
+    return f"call_{response_id.removeprefix(_RESPONSE)}_{index}"
+
+
+def output_item_id(response_id: str, kind: str, index: int) -> str:
+    """The id of an output item; `kind` is its type, `index` its place."""
+    return f"{_prefix(kind)}_{response_id.removeprefix(_RESPONSE)}_{index}"
+
+
+def input_item_id(response_id: str, kind: str, index: int) -> str:
+    """The id of an input item that came without one."""
+    return f"{_prefix(kind)}_{response_id.removeprefix(_RESPONSE)}_i{index}"
+
+
+def response_of(item_id: str) -> str | None:
+    """The id of the response an item belongs to; None for an item that is none of ours."""
+    found = _ITEM.fullmatch(item_id)
+    return None if found is None else _RESPONSE + found.group(1)
+
+
+def _prefix(kind: str) -> str:
+    return _PREFIXES.get(kind, "item")
+
 
 OUTPUT_TEXT = "output_text"
 REFUSAL = "refusal"

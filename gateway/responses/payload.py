@@ -8,10 +8,17 @@ from gateway.media import RequestMedia
 from gateway.openai.extension_fields import fill_extra, unknown_extensions
 from gateway.openai.sampling import fill_sampling, require_choices, require_stream_options_fit
 from gateway.responses.input_items import PART_TYPES, ConversationBuilder
-from gateway.responses.item_schema import InputItem, InputPart
-from gateway.responses.schema import ResponsesRequest
-from gateway.responses.tool_pool import fill_decoding, fill_languages, languages_of, require_pool_messages
-from gateway.responses.tools import fill_format, fill_tool_choice, fill_tools, unsupported
+from gateway.responses.schema import InputItem, InputPart, ResponsesRequest
+from gateway.responses.tools import (
+    fill_decoding,
+    fill_format,
+    fill_languages,
+    fill_tool_choice,
+    fill_tools,
+    languages_of,
+    require_pool_messages,
+    unsupported,
+)
 from weft.api.common.v1 import chat_pb2, warning_pb2
 from weft.kernel.errors import invalid_field
 

@@ -16,10 +16,9 @@ from gateway.parts import GatewayParts
 from gateway.request_facts import facts_of
 from gateway.responses.background import StreamPosition
 from gateway.responses.create import SURFACE, ResponsesParts
-from gateway.responses.item_schema import MAX_ID_CHARS
 from gateway.responses.kept import KeptResponses, not_streamed_again
-from gateway.responses.kept_schema import DeletedResponse, ResponseItemList, ResponseObject
 from gateway.responses.replay import FROM_THE_START
+from gateway.responses.schema import MAX_ID_CHARS, DeletedResponse, ResponseItemList, ResponseObject
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import require_token
 from weft.kernel.reasons import Reason

@@ -1,14 +1,72 @@
 """Responses that are being streamed: what they are so far, and their end on somebody's word."""
 
 import asyncio
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Generator
+from contextlib import ExitStack, aclosing, contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol
 
+import structlog
+
+from gateway.ports import Generation
 from gateway.responses.document import CANCELLED, IN_PROGRESS
-from gateway.responses.keeping import GrowingResponse, Keeping
+from weft.api.common.v1 import receipt_pb2
+from weft.dispatch.frames import Frame
+from weft.durable.responses import ResponseStore, StoredResponse
 from weft.kernel.errors import WeftError
 from weft.kernel.interrupt import Interruptible
 from weft.kernel.reasons import Reason
+
+log = structlog.get_logger("weft.gateway")
+
+
+class GrowingResponse(Protocol):
+    """A response on its way; see `gateway.responses.stream` and `responses_answer`."""
+
+    def snapshot(self, status: str = ...) -> bytes:
+        """The response as it is now, as JSON; once it is concluded, as it has become."""
+        ...
+
+    def conclude(self, receipt: receipt_pb2.Receipt) -> bytes:
+        """Its end is next: the whole response as JSON. Raises BACKEND_PROTOCOL_ERROR where it cannot be its end."""
+        ...
+
+    def not_kept(self, why: WeftError) -> None:
+        """It was to be kept and is not."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keeping:
+    """Where a response is to be kept, and what is known of it before there is an answer."""
+
+    store: ResponseStore
+    id: str
+    tenant: str
+    previous_id: str
+    """The response it continues; empty: none."""
+    created_at: datetime
+    items: bytes
+    """Its own input, a JSON list of items."""
+
+    async def keep(self, growing: GrowingResponse, body: bytes) -> bool:
+        """Whether it is kept now; where it is not, `growing` says so."""
+        response = StoredResponse(
+            id=self.id,
+            tenant=self.tenant,
+            previous_id=self.previous_id,
+            created_at=self.created_at,
+            body=body,
+            items=self.items,
+        )
+        try:
+            await self.store.save(response)
+        except WeftError as error:
+            log.warning("response not kept", response_id=self.id, reason=error.reason.name.lower())
+            growing.not_kept(error)
+            return False
+        return True
 
 
 class RunningResponse:
@@ -97,3 +155,66 @@ class RunningResponses:
             yield
         finally:
             del self._running[running.response_id]
+
+
+class RespondingGeneration:
+    """A generation whose response others may look at, and which is kept before its last event is handed on."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        growing: GrowingResponse,
+        *,
+        keeping: Keeping | None,
+        running: RunningResponse | None,
+        everyone: RunningResponses,
+    ) -> None:
+        """`keeping`: None: it is not to be kept; `running`: None: nobody could know of it before its end."""
+        self._generation = generation
+        self._growing = growing
+        self._keeping = keeping
+        self._running = running
+        self._everyone = everyone
+
+    @property
+    def receipt(self) -> receipt_pb2.Receipt | None:
+        """See Generation.receipt."""
+        return self._generation.receipt
+
+    async def frames(self) -> AsyncGenerator[Frame]:
+        """See Generation.frames. Raises CANCELLED where somebody ended it."""
+        running = self._running
+        with ExitStack() as stack:
+            if running is not None:
+                stack.enter_context(self._everyone.joined(running))
+            try:
+                async with aclosing(self._generation.frames()) as frames:
+                    while (frame := await self._next(frames)) is not None:
+                        if not (frame and frame[-1].HasField("finished")):
+                            yield frame
+                            continue
+                        if len(frame) > 1:
+                            yield frame[:-1]
+                        await self._conclude(frame[-1].finished.receipt)
+                        # Whoever reads the last events slowly must not keep others from deleting what is kept.
+                        stack.close()
+                        yield frame[-1:]
+            except WeftError as error:
+                if running is not None and running.is_ended:
+                    await running.settled()
+                elif error.reason is Reason.CANCELLED and self._keeping is not None:
+                    self._growing.not_kept(error)
+                raise
+
+    async def _next(self, frames: AsyncGenerator[Frame]) -> Frame | None:
+        if self._running is None:
+            return await anext(frames, None)
+        with self._running.waiting():
+            return await anext(frames, None)
+
+    async def _conclude(self, receipt: receipt_pb2.Receipt) -> None:
+        if self._running is not None:
+            self._running.conclude()
+        body = self._growing.conclude(receipt)
+        if self._keeping is not None:
+            await self._keeping.keep(self._growing, body)

@@ -2,12 +2,72 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, Tag
+from pydantic import BaseModel, Field, Tag
 
 from gateway.intake.request_model import MAX_INT32, JsonMap, StopAtFirstError, StrictModel, by_shape, text_or_list
-from gateway.openai.chat_schema import TemplateArguments
-from gateway.openai.sampling_schema import MAX_STOP_CHARS, MAX_TOP_LOGPROBS, GenerationRequest, Share
-from gateway.responses.item_schema import ItemContent, ItemId, Items
+from gateway.openai.chat_schema import ImageUrl, InputAudio, TemplateArguments, ToolCallId
+from gateway.openai.sampling import MAX_STOP_CHARS, MAX_TOP_LOGPROBS, GenerationRequest, Share
+
+MAX_ID_CHARS = 128
+ItemId = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS)]
+MAX_CONTENT_PARTS = 4096
+
+ImageSource = Annotated[
+    Annotated[str, Tag("~text")] | Annotated[ImageUrl, Tag("~object")],
+    by_shape("Input should be a URL, or an object with one"),
+]
+"""`input_image` has the URL itself, `image_url` an object around it."""
+
+
+class InputPart(StrictModel):
+    """A piece of an item's content."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+    image_url: ImageSource | None = None
+    detail: Literal["auto", "low", "high", "original"] | None = None
+    file_id: str | None = None
+    input_audio: InputAudio | None = None
+
+
+Parts = Annotated[list[InputPart], Field(max_length=MAX_CONTENT_PARTS), StopAtFirstError()]
+ItemContent = Annotated[
+    Annotated[str, Tag("~text")] | Annotated[Parts, Tag("~list")],
+    text_or_list("Input should be a string or a list of content parts"),
+]
+
+
+class InputItem(StrictModel):
+    """One item: a message, a function call, its output, reasoning, or a reference to an item that is kept.
+
+    A list of content parts may stand for the items of one user message (see docs/responses.md).
+    """
+
+    type: str | None = None
+    """Absent: a message."""
+    id: ItemId | None = None
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: ItemContent | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    call_id: ToolCallId | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: ItemContent | None = None
+    summary: Parts | None = None
+    encrypted_content: str | None = None
+    text: str | None = None
+    image_url: ImageSource | None = None
+    detail: Literal["auto", "low", "high", "original"] | None = None
+
+    @property
+    def kind(self) -> str:
+        """Its type, the usual one where it is absent."""
+        return "message" if self.type is None else self.type
+
+
+Items = Annotated[list[InputItem], StopAtFirstError()]
+
 
 MAX_INCLUDES = 64
 MAX_METADATA_ENTRIES = 16
@@ -153,3 +213,33 @@ class ResponsesRequest(GenerationRequest):
     """Extension: the language of the input, for models that translate; absent, `auto` or `mixed`: any."""
     target_lang_code: LanguageCode | None = None
     """Extension: the language to translate to."""
+
+
+class ResponseObject(BaseModel):
+    """A response; docs/responses.md says what else it holds."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["queued", "in_progress", "completed", "incomplete", "cancelled", "failed"]
+    model: str
+    output: list[dict[str, Any]]
+    store: bool
+
+
+class DeletedResponse(BaseModel):
+    """A response that is forgotten."""
+
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
+class ResponseItemList(BaseModel):
+    """A page of input items."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool

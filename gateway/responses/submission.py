@@ -8,15 +8,13 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from gateway.answers.event_stream import EventStream
-from gateway.answers.generation import cut_off_seconds
-from gateway.answers.unary import JsonAnswer, UnaryAnswer
+from gateway.answers.unary import JsonAnswer, UnaryAnswer, cut_off_seconds
 from gateway.http.event_watches import EventWatches
 from gateway.intake.headers import headers_of, idempotency_key_of
 from gateway.media import RequestMedia, supply
 from gateway.parts import GatewayParts
 from gateway.request_facts import facts_of
-from gateway.responses.background import BackgroundResponse, BackgroundResponses, StreamPosition
-from gateway.responses.origin import ORIGIN_KIND
+from gateway.responses.background import ORIGIN_KIND, BackgroundResponse, BackgroundResponses, StreamPosition
 from gateway.responses.schema import ResponsesRequest
 from weft.api.common.v1 import chat_pb2
 from weft.dispatch.request_trace import RequestContext

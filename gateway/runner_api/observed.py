@@ -1,5 +1,6 @@
 """The dispatcher of a runner's own HTTP surface: the common one, watched, with a queue of one length for all models."""
 
+from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Generic, TypeVar
@@ -8,7 +9,6 @@ from gateway.errors import DetailedError
 from gateway.ports import Embedding, Generation, RequestDispatcher, Speech, Whole
 from gateway.runner_api.metrics import SUCCESS, RunnerMetrics
 from gateway.runner_api.ports import QueueView
-from gateway.runner_api.waits import WaitWindow
 from weft.api.common.v1 import audio_pb2, embedding_pb2, image_pb2, receipt_pb2, rerank_pb2, tokenize_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.dispatch.request_trace import RequestContext
@@ -16,6 +16,38 @@ from weft.dispatch.streamed_call import SpeechPiece
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+
+WINDOW_SECONDS = 300.0
+MAX_WAITS = 1024
+
+
+class WaitWindow:
+    """The waits of the last requests: at most MAX_WAITS of at most WINDOW_SECONDS ago."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._waits: deque[tuple[float, float]] = deque(maxlen=MAX_WAITS)
+
+    def note(self, seconds: float) -> None:
+        """A request waited this long."""
+        self._waits.append((self._clock.monotonic(), seconds))
+
+    def average_ms(self) -> int | None:
+        """Whole milliseconds; None: nobody came."""
+        waits = self._recent()
+        return round(sum(waits) / len(waits) * 1000) if waits else None
+
+    def p95_ms(self) -> int | None:
+        """What 95 of 100 did not exceed, in whole milliseconds (nearest rank); None: nobody came."""
+        waits = sorted(self._recent())
+        return round(waits[-(-len(waits) * 95 // 100) - 1] * 1000) if waits else None
+
+    def _recent(self) -> list[float]:
+        oldest = self._clock.monotonic() - WINDOW_SECONDS
+        while self._waits and self._waits[0][0] < oldest:
+            self._waits.popleft()
+        return [seconds for _, seconds in self._waits]
+
 
 FULL_RETRY_SECONDS = 5.0
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from starlette.types import Receive
 
 from gateway.answers.sse import encode_json
+from gateway.answers.unary import json_response
 from gateway.errors import ClientGoneError, DetailedError, EdgeError
 from gateway.http.disconnect import interrupt_on_disconnect
 from gateway.intake.body import read_json_body
@@ -17,16 +18,10 @@ from gateway.intake.json_guard import parse
 from gateway.intake.query import Query
 from gateway.openapi import json_body
 from gateway.request_facts import facts_of
-from gateway.resources.endpoints import json_response
 from gateway.runner_api import operation_messages as messages
+from gateway.runner_api.operation_messages import MAX_TOKEN_CHARS, FlushBody, LoadBody, UnloadBody
 from gateway.runner_api.operations_client import ENDED
 from gateway.runner_api.parts import RunnerApiParts
-from gateway.runner_api.schemas import (
-    MAX_TOKEN_CHARS,
-    FlushBody,
-    LoadBody,
-    UnloadBody,
-)
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.interrupt import Interruptible

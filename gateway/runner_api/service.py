@@ -9,21 +9,21 @@ from prometheus_client import CollectorRegistry
 from gateway.app import add_openai, bare_app
 from gateway.auth.authentication import KeyGate, OpenGate
 from gateway.auth.rate_limits import TenantRateLimits
-from gateway.http.app_server import AppServer
+from gateway.http.server import AppServer
 from gateway.metrics import GatewayMetrics
 from gateway.openai.chat_schema import ChatRequest
-from gateway.openai.completion_schema import CompletionRequest
-from gateway.openai.embedding_schema import EmbeddingRequest
+from gateway.openai.completions import CompletionRequest
+from gateway.openai.embeddings import EmbeddingRequest
 from gateway.openapi import publish_schemas
 from gateway.parts import InferenceParts
 from gateway.routing import publish_static_routes
-from gateway.runner_api.capability_cache import CapabilityCache
+from gateway.runner_api.capabilities import CapabilityCache
 from gateway.runner_api.metrics import RunnerMetrics, StateCollector
 from gateway.runner_api.observed import ObservedDispatcher, RequestObserver
+from gateway.runner_api.operation_messages import FlushBody, LoadBody, UnloadBody
 from gateway.runner_api.operation_routes import add_operations
 from gateway.runner_api.parts import RunnerApiConfig, RunnerApiParts, queue_facts
 from gateway.runner_api.ports import RunnerApiPorts
-from gateway.runner_api.schemas import FlushBody, LoadBody, UnloadBody
 from gateway.runner_api.state_routes import add_metrics, add_state
 from weft.kernel.clock import Clock, SystemClock
 

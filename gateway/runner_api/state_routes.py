@@ -6,9 +6,9 @@ from gateway.answers.sse import encode_json
 from gateway.errors import envelope, error_headers
 from gateway.metrics import CONTENT_TYPE, GatewayMetrics
 from gateway.request_facts import facts_of
+from gateway.runner_api.capabilities import Verdict, verdict_of
 from gateway.runner_api.facts import ModelStage, RunnerStage
 from gateway.runner_api.parts import RunnerApiParts
-from gateway.runner_api.verdict import Verdict, verdict_of
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 

@@ -17,7 +17,7 @@ JsonObject = dict[str, object]
 
 
 def task_json(task: Task, surfaces: Surfaces) -> JsonObject:
-    """A task; see `gateway.tasks.schema.TaskObject`."""
+    """A task; see `gateway.tasks.submission.TaskObject`."""
     surface = surfaces.of_kind(task.origin_kind)
     return {
         "id": task.id,

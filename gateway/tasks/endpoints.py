@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.types import Scope
 
 from gateway.answers.event_stream import EventStream
+from gateway.answers.unary import json_response
 from gateway.intake.body import read_json_body
 from gateway.intake.headers import headers_of, tenant_of
 from gateway.intake.json_guard import parse
@@ -16,12 +17,11 @@ from gateway.intake.query import Query
 from gateway.openapi import EVENTS, answers, json_body
 from gateway.parts import GatewayParts
 from gateway.request_facts import facts_of
-from gateway.resources.endpoints import API, json_response
+from gateway.resources.endpoints import API
 from gateway.tasks.documents import attempt_json, encoded_news, error_json, page_json, task_json
-from gateway.tasks.plain import answer_of
-from gateway.tasks.schema import NewTaskBody, TaskList, TaskObject
-from gateway.tasks.submission import model_of, new_task, submitted
+from gateway.tasks.submission import NewTaskBody, TaskList, TaskObject, model_of, new_task, submitted
 from gateway.tasks.surface import Surfaces
+from gateway.tasks.surfaces import answer_of
 from weft.api.router.v1 import task_pb2
 from weft.durable.tasks import DEFAULT_LISTED, MAX_LISTED, Task, TaskChunk, TaskPort, TaskQuery, TaskState
 from weft.kernel.errors import WeftError, invalid_field

@@ -4,16 +4,27 @@ Whoever takes in requests that nobody waits for (tasks, lines of batches) needs 
 `gateway.tasks.surfaces` has those that there are.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from starlette.types import Scope
 
+from gateway.answers.answer_builder import AnswerBuilder
+from gateway.answers.chunks import AnswerIdentity
+from gateway.intake.headers import request_context
+from gateway.intake.json_guard import parse, require_few_members
+from gateway.intake.request_model import HandledRequest, require_within
+from gateway.media import RequestMedia, supply
+from gateway.parts import InferenceParts
+from weft.api.common.v1 import event_pb2, warning_pb2
 from weft.api.router.v1 import task_pb2
-from weft.durable.tasks import Task
-from weft.kernel.errors import invalid_field
+from weft.durable.durable_call import task_spec
+from weft.durable.tasks import TASK_PREFIX, Task, TaskPayload
+from weft.kernel.errors import FieldError, invalid_field
+from weft.kernel.request import Operation
 
 
 def _nothing() -> None:
@@ -99,3 +110,108 @@ class Surfaces:
         if surface is None:
             raise invalid_field(field, f"must be one of {', '.join(self._by_endpoint)}")
         return surface
+
+
+AskedT = TypeVar("AskedT", bound=HandledRequest)
+
+
+@dataclass(frozen=True, slots=True)
+class _Translated:
+    spec: task_pb2.TaskSpec
+    media: RequestMedia
+
+
+class JsonSurface(ABC, Generic[AskedT]):
+    """A surface whose requests are JSON of one model; see `gateway.tasks.surface.Surface`."""
+
+    kind: str
+    endpoint: str
+    operation: Operation
+    schema: type[AskedT]
+
+    def __init__(self, parts: InferenceParts) -> None:
+        self._parts = parts
+
+    def spec(self, raw: bytes, about: SpecContext) -> task_pb2.TaskSpec:
+        """See Surface.spec."""
+        translated = self._translated(raw, about)
+        if translated.media.addresses:
+            field = translated.media.addresses[0].field
+            raise invalid_field(_within(about.field, field), "must be a data: URL: addresses are not fetched here")
+        return translated.spec
+
+    async def supplied_spec(self, raw: bytes, about: SpecContext) -> task_pb2.TaskSpec:
+        """See Surface.supplied_spec."""
+        translated = self._translated(raw, about)
+        about.before_fetching()
+        if translated.media.addresses:
+            try:
+                await supply(translated.spec.chat, translated.media, self._parts.media)
+            except FieldError as error:
+                raise _renamed(error, about.field) from None
+        return translated.spec
+
+    def _translated(self, raw: bytes, about: SpecContext) -> _Translated:
+        config = self._parts.config
+        require_few_members(raw, config.limits.max_json_members)
+        try:
+            asked = self._asked(raw)
+            model = self._model(asked)
+            context = request_context(about.scope, config, asked, model=model, operation=self.operation)
+            require_within(asked, config.limits)
+            media = self._parts.request_media(asked)
+            payload = self._payload(asked, media)
+        except FieldError as error:
+            raise _renamed(error, about.field) from None
+        spec = task_spec(context, payload, origin=raw, origin_kind=self.kind)
+        if about.is_repeatable:
+            spec.traceparent = ""
+        return _Translated(spec, media)
+
+    def _asked(self, raw: bytes) -> AskedT:
+        return parse(self.schema, raw, max_depth=self._parts.config.limits.max_json_depth)
+
+    @abstractmethod
+    def answer(self, origin: bytes, task: Task, outputs: Iterable[task_pb2.TaskOutput]) -> bytes:
+        """See Surface.answer."""
+
+    @abstractmethod
+    def _model(self, asked: AskedT) -> str:
+        """The name that is asked for."""
+
+    @abstractmethod
+    def _payload(self, asked: AskedT, media: RequestMedia) -> TaskPayload:
+        """What the mesh is asked. Raises INVALID_ARGUMENT naming the field."""
+
+
+def answer_identity(prefix: str, task: Task) -> AnswerIdentity:
+    """The id and birth of a task's answer: the same whenever somebody asks for it."""
+    own = task.id.removeprefix(f"{TASK_PREFIX}-")
+    return AnswerIdentity(answer_id=f"{prefix}-{own}", created=int(task.created_at.timestamp()), model=task.model)
+
+
+def built(
+    answer: AnswerBuilder,
+    outputs: Iterable[task_pb2.TaskOutput],
+    warnings: Sequence[warning_pb2.Warning] = (),
+) -> bytes:
+    """An answer of what is kept, with warnings of the edge's own beside those of the runner."""
+    own = [event_pb2.InferenceEvent(warning=warning) for warning in warnings]
+    for output in outputs:
+        for event in output.events:
+            answer.add([event])
+            if own and event.HasField("started"):
+                answer.add(own)
+    return answer.body()
+
+
+def _renamed(error: FieldError, outer: str) -> FieldError:
+    """Header names stay; fields of the body are told with where the body is."""
+    if not outer or error.field.startswith("X-"):
+        return error
+    words = error.message.removeprefix(f"{error.field}: ")
+    return FieldError(_within(outer, error.field), words, error.reason)
+
+
+def _within(outer: str, field: str) -> str:
+    return f"{outer}.{field}" if outer else field

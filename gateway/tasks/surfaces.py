@@ -1,13 +1,167 @@
 """The surfaces that there are."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from gateway.answers.chunks import unfinished_answer
+from gateway.media import RequestMedia
+from gateway.openai import chat as chat_payload
+from gateway.openai import completions as completion_payload
+from gateway.openai import embeddings as embedding_payload
+from gateway.openai.chat_answer import ChatAnswer
+from gateway.openai.chat_schema import ChatRequest
+from gateway.openai.chat_tools import speaks_of_functions
+from gateway.openai.completion_answer import CompletionAnswer
+from gateway.openai.completions import CompletionRequest
+from gateway.openai.embeddings import EmbeddingRequest
+from gateway.openai.extension_fields import unknown_extensions
+from gateway.openai.prompts import prompt_count
 from gateway.parts import InferenceParts
-from gateway.tasks.chat import ChatSurface
-from gateway.tasks.completions import CompletionSurface
-from gateway.tasks.embeddings import EmbeddingSurface
-from gateway.tasks.responses import ResponsesSurface
-from gateway.tasks.surface import Surface, Surfaces
+from gateway.responses.document import ResponseState
+from gateway.responses.payload import AskedResponse, Conversation, own_items, to_asked, wants_logprobs
+from gateway.responses.replay import BackgroundDocument
+from gateway.responses.schema import ResponsesRequest
+from gateway.responses.stream import ResponsesAnswer
+from gateway.tasks.surface import JsonSurface, Surface, Surfaces, answer_identity, built
+from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, receipt_pb2
+from weft.api.router.v1 import task_pb2
+from weft.durable.tasks import Task, TaskDetails, payload_of
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
+
+COMPLETION_ID_PREFIX = "cmpl"
+
+
+class CompletionSurface(JsonSurface[CompletionRequest]):
+    """`/v1/completions`."""
+
+    kind = "completions"
+    endpoint = "/v1/completions"
+    operation = Operation.COMPLETION
+    schema = CompletionRequest
+
+    def answer(self, origin: bytes, task: Task, outputs: Iterable[task_pb2.TaskOutput]) -> bytes:
+        """See Surface.answer."""
+        asked = self._asked(origin)
+        answer = CompletionAnswer(
+            answer_identity(COMPLETION_ID_PREFIX, task),
+            choice_count=prompt_count(asked.prompt) * (asked.n or 1),
+            logprobs=asked.logprobs is not None,
+        )
+        return built(answer, outputs, unknown_extensions(asked.model_extra or {}))
+
+    def _model(self, asked: CompletionRequest) -> str:
+        return asked.model
+
+    def _payload(self, asked: CompletionRequest, media: RequestMedia) -> completion_pb2.CompletionPayload:  # noqa: ARG002 - a completion has none
+        return completion_payload.to_payload(asked, self._parts.config.limits)
+
+
+class ResponsesSurface(JsonSurface[ResponsesRequest]):
+    """`/v1/responses`."""
+
+    kind = "responses"
+    endpoint = "/v1/responses"
+    operation = Operation.CHAT
+    schema = ResponsesRequest
+
+    def answer(self, origin: bytes, task: Task, outputs: Iterable[task_pb2.TaskOutput]) -> bytes:
+        """See Surface.answer."""
+        asked = self._asked(origin)
+        document = BackgroundDocument(asked, task, self._parts.clock)
+        document.ended_at = task.ended_at
+        state = ResponseState(model=asked.model, is_stored=False)
+        answer = ResponsesAnswer(document, state, logprobs=wants_logprobs(asked))
+        made = self._translate(asked, self._parts.request_media(asked))
+        return built(answer, outputs, made.warnings)
+
+    def _model(self, asked: ResponsesRequest) -> str:
+        return asked.model
+
+    def _payload(self, asked: ResponsesRequest, media: RequestMedia) -> chat_pb2.ChatPayload:
+        if asked.background:
+            raise invalid_field("background", "must be false: nobody waits for it anyway")
+        if asked.store:
+            raise invalid_field("store", "must be false: such a response is kept with its task, and nowhere else")
+        if asked.previous_response_id is not None:
+            raise invalid_field("previous_response_id", "is not offered here; send the whole input")
+        return self._translate(asked, media).payload
+
+    def _translate(self, asked: ResponsesRequest, media: RequestMedia) -> AskedResponse:
+        return to_asked(asked, Conversation(own_items(asked)), media, self._parts.config.limits)
+
+
+class EmbeddingSurface(JsonSurface[EmbeddingRequest]):
+    """`/v1/embeddings`."""
+
+    kind = "embeddings"
+    endpoint = "/v1/embeddings"
+    operation = Operation.EMBEDDING
+    schema = EmbeddingRequest
+
+    def answer(self, origin: bytes, task: Task, outputs: Iterable[task_pb2.TaskOutput]) -> bytes:
+        """See Surface.answer."""
+        asked = self._asked(origin)
+        vectors, receipt = vectors_of(outputs)
+        return embedding_payload.to_body(
+            vectors,
+            expected=prompt_count(asked.input),
+            model=receipt.model or task.model,
+            usage=receipt.usage,
+            as_base64=asked.encoding_format == "base64",
+            dimensions=asked.dimensions,
+        )
+
+    def _model(self, asked: EmbeddingRequest) -> str:
+        return asked.model
+
+    def _payload(self, asked: EmbeddingRequest, media: RequestMedia) -> embedding_pb2.EmbeddingPayload:  # noqa: ARG002 - an embedding has none
+        return embedding_payload.to_payload(asked, self._parts.config.limits)
+
+
+def vectors_of(
+    outputs: Iterable[task_pb2.TaskOutput],
+) -> tuple[list[embedding_pb2.Embedding], receipt_pb2.Receipt]:
+    """The vectors that are kept, and what happened. Raises BACKEND_PROTOCOL_ERROR where the end is missing."""
+    vectors: list[embedding_pb2.Embedding] = []
+    receipt: receipt_pb2.Receipt | None = None
+    for output in outputs:
+        vectors.extend(output.embeddings)
+        for event in output.events:
+            if event.HasField("finished"):
+                receipt = event.finished.receipt
+    if receipt is None:
+        raise unfinished_answer()
+    return vectors, receipt
+
+
+CHAT_ID_PREFIX = "chatcmpl"
+
+
+class ChatSurface(JsonSurface[ChatRequest]):
+    """`/v1/chat/completions`."""
+
+    kind = "chat"
+    endpoint = "/v1/chat/completions"
+    operation = Operation.CHAT
+    schema = ChatRequest
+
+    def answer(self, origin: bytes, task: Task, outputs: Iterable[task_pb2.TaskOutput]) -> bytes:
+        """See Surface.answer."""
+        asked = self._asked(origin)
+        answer = ChatAnswer(
+            answer_identity(CHAT_ID_PREFIX, task),
+            choice_count=asked.n or 1,
+            logprobs=bool(asked.logprobs),
+            functions=speaks_of_functions(asked),
+        )
+        return built(answer, outputs, chat_payload.warnings_of(asked))
+
+    def _model(self, asked: ChatRequest) -> str:
+        return asked.model
+
+    def _payload(self, asked: ChatRequest, media: RequestMedia) -> chat_pb2.ChatPayload:
+        return chat_payload.to_payload(asked, self._parts.config.limits, media)
 
 
 def surfaces_of(parts: InferenceParts, further: Sequence[Surface] = ()) -> Surfaces:
@@ -15,3 +169,43 @@ def surfaces_of(parts: InferenceParts, further: Sequence[Surface] = ()) -> Surfa
     return Surfaces(
         [ChatSurface(parts), CompletionSurface(parts), EmbeddingSurface(parts), ResponsesSurface(parts), *further]
     )
+
+
+_NO_REQUEST = frozenset({Reason.INVALID_ARGUMENT, Reason.MALFORMED_REQUEST})
+
+
+def answer_of(details: TaskDetails, surfaces: Surfaces, outputs: Sequence[task_pb2.TaskOutput]) -> bytes:
+    """What a completed task's endpoint would have answered. Raises BACKEND_PROTOCOL_ERROR for what is no answer."""
+    surface = surfaces.of_kind(details.spec.origin_kind)
+    if surface is None:
+        return plain_answer(details.spec, details.task, outputs)
+    try:
+        return surface.answer(details.spec.origin, details.task, outputs)
+    except WeftError as error:
+        if error.reason not in _NO_REQUEST:
+            raise
+        return plain_answer(details.spec, details.task, outputs)
+
+
+def plain_answer(spec: task_pb2.TaskSpec, task: Task, outputs: Sequence[task_pb2.TaskOutput]) -> bytes:
+    """An answer in the words of OpenAI's API. Raises BACKEND_PROTOCOL_ERROR for what is no answer."""
+    match payload_of(spec):
+        case chat_pb2.ChatPayload() as chat:
+            identity = answer_identity(CHAT_ID_PREFIX, task)
+            answer = ChatAnswer(identity, choice_count=chat.choice_count or 1, logprobs=chat.logprobs)
+            return built(answer, outputs)
+        case completion_pb2.CompletionPayload() as completion:
+            count, identity = completion_payload.choice_count(completion), answer_identity(COMPLETION_ID_PREFIX, task)
+            logprobs = completion.HasField("logprobs")
+            return built(CompletionAnswer(identity, choice_count=count, logprobs=logprobs), outputs)
+        case embedding_pb2.EmbeddingPayload() as embedding:
+            vectors, receipt = vectors_of(outputs)
+            return embedding_payload.to_body(
+                vectors,
+                expected=len(embedding.inputs),
+                model=receipt.model or task.model,
+                usage=receipt.usage,
+                as_base64=False,
+            )
+        case _:
+            raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the task asks for something that is not known here")

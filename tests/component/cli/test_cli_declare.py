@@ -8,7 +8,7 @@ from cli_harness import ScriptedMesh
 from cli_samples import some_model
 from jsonschema import Draft202012Validator
 
-from gateway.resources.schema import ApplyAnswer
+from gateway.resources.documents import ApplyAnswer
 from weft.api.registry.v1.registry_service_pb2 import Change
 from weft.documents.schemas import schemas
 from weft.kernel.errors import WeftError, invalid_field

@@ -12,9 +12,7 @@ from response_script import MemoryResponses
 from gateway import GatewayConfig
 from gateway.config import KeepResponses, RequestLimits
 from gateway.responses import history
-from gateway.responses.generation import RespondingGeneration
-from gateway.responses.keeping import Keeping
-from gateway.responses.running import RunningResponse, RunningResponses
+from gateway.responses.running import Keeping, RespondingGeneration, RunningResponse, RunningResponses
 from weft.api.common.v1 import chat_pb2
 from weft.dispatch.request_trace import RequestContext
 from weft.kernel.errors import WeftError

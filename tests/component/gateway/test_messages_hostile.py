@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from messages_script import claude_code_request
 
-from gateway.anthropic.payload import TranslatedMessages, to_payload
+from gateway.anthropic.messages import TranslatedMessages, to_payload
 from gateway.anthropic.schema import MessagesRequest
 from gateway.config import RequestLimits
 from gateway.intake.json_guard import parse

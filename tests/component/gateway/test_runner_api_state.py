@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from runner_api_stage import GIB, ScriptedRunner, facts, runner_api
 
 from gateway.auth.access import OPEN_PATHS, access_of
-from gateway.runner_api.capability_cache import STALE_SECONDS, TTL_SECONDS
+from gateway.runner_api.capabilities import STALE_SECONDS, TTL_SECONDS
 from gateway.runner_api.facts import DeviceFacts, ModelFacts, ModelStage, RunnerStage
 from gateway.runner_api.metrics import MAX_TENANT_LABELS
 from gateway.runner_api.parts import RunnerApiConfig

@@ -6,11 +6,9 @@ from typing import Any
 import pytest
 
 from gateway.answers.chunks import AnswerIdentity
-from gateway.openai import embedding_payload
-from gateway.openai.chat_answer import ChatAnswer
-from gateway.openai.chat_stream import ChatStream
-from gateway.openai.completion_answer import CompletionAnswer
-from gateway.openai.completion_stream import CompletionStream
+from gateway.openai import embeddings as embedding_payload
+from gateway.openai.chat_answer import ChatAnswer, ChatStream
+from gateway.openai.completion_answer import CompletionAnswer, CompletionStream
 from weft.api.common.v1 import embedding_pb2, event_pb2, receipt_pb2, usage_pb2
 from weft.kernel.errors import FieldError
 

@@ -8,10 +8,8 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from gateway.answers.chunks import AnswerIdentity
 from gateway.answers.sse import comment_of
-from gateway.openai.chat_answer import ChatAnswer
-from gateway.openai.chat_stream import ChatStream
-from gateway.openai.completion_answer import CompletionAnswer
-from gateway.openai.completion_stream import CompletionStream
+from gateway.openai.chat_answer import ChatAnswer, ChatStream
+from gateway.openai.completion_answer import CompletionAnswer, CompletionStream
 from weft.api.common.v1 import event_pb2, receipt_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

@@ -8,7 +8,7 @@ from google.protobuf.json_format import MessageToDict
 
 from gateway.config import RequestLimits
 from gateway.intake.json_guard import parse
-from gateway.openai.chat_payload import to_payload, warnings_of
+from gateway.openai.chat import to_payload, warnings_of
 from gateway.openai.chat_schema import ChatRequest
 from weft.api.common.v1 import chat_pb2
 from weft.api.runner.v1 import generation_service_pb2

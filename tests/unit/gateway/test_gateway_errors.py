@@ -3,10 +3,11 @@ import math
 
 import pytest
 
-from gateway.dialect import Dialect, dialect_of
 from gateway.errors import (
     DetailedError,
+    Dialect,
     EdgeError,
+    dialect_of,
     envelope,
     error_headers,
     http_status,

@@ -1,6 +1,6 @@
 from dataclasses import replace
 
-from gateway.openai.model_entries import model_entry, model_list
+from gateway.openai.models import model_entry, model_list
 from weft.dispatch.agents import known_names
 from weft.dispatch.fleet import FleetView, ModelView, RouteView, SettingsView
 from weft.kernel.request import Operation, Skill

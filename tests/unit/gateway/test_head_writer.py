@@ -2,7 +2,7 @@
 
 import asyncio
 
-from gateway.http.head_writer import HeadWriter
+from gateway.http.protocol import HeadWriter
 
 
 class _Wire:

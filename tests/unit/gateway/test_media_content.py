@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config import MediaConfig
-from gateway.media.audio_headers import mp3_seconds, wav_seconds
-from gateway.media.content import IMAGE_TYPES, checked_audio, checked_image, fetched_image
+from gateway.media.content import IMAGE_TYPES, checked_audio, checked_image, fetched_image, mp3_seconds, wav_seconds
 from gateway.media.image_headers import MAX_STEPS, media_type_of, size_of
 from weft.kernel.errors import FieldError
 from weft_testing.media_files import bmp, gif, jpeg, mp3, png, wav, webp, webp_lossless

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.anthropic.payload import TranslatedMessages, to_payload
+from gateway.anthropic.messages import TranslatedMessages, to_payload
 from gateway.anthropic.schema import MessagesRequest
 from gateway.anthropic.turns import TOOL_FAILED
 from gateway.config import RequestLimits

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.config import RequestLimits
-from gateway.intake.multipart import Part, parts_of
-from gateway.intake.multipart_stream import MAX_VALUE_BYTES, MultipartStream
+from gateway.intake.multipart import MAX_VALUE_BYTES, MultipartStream, Part, parts_of
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 

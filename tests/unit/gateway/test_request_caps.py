@@ -3,10 +3,10 @@ from typing import Any
 import pytest
 
 from gateway.config import RequestLimits
-from gateway.intake.request_limits import require_within
+from gateway.intake.request_model import require_within
 from gateway.openai.chat_schema import ChatRequest
-from gateway.openai.completion_schema import CompletionRequest
-from gateway.openai.embedding_schema import EmbeddingRequest
+from gateway.openai.completions import CompletionRequest
+from gateway.openai.embeddings import EmbeddingRequest
 from weft.kernel.errors import FieldError
 
 TIGHT = RequestLimits(

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from gateway.config import RequestLimits
 from gateway.intake.json_guard import parse
 from gateway.media import MediaConfig, RequestMedia
-from gateway.responses.answer import ResponsesAnswer
 from gateway.responses.document import ResponseDocument, ResponseState
 from gateway.responses.history import conversation_of, items_to_keep
-from gateway.responses.ids import new_response_id
+from gateway.responses.output import new_response_id
 from gateway.responses.payload import AskedResponse, own_items, to_asked
 from gateway.responses.schema import ResponsesRequest
+from gateway.responses.stream import ResponsesAnswer
 from weft.api.common.v1 import event_pb2, receipt_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

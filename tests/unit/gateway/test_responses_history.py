@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from gateway.config import RequestLimits
 from gateway.intake.json_guard import parse
 from gateway.media import MediaConfig, RequestMedia
-from gateway.responses.answer import ResponsesAnswer
 from gateway.responses.document import ResponseDocument, ResponseState
 from gateway.responses.history import conversation_of, exchange_of, items_to_keep
-from gateway.responses.ids import input_item_id, new_response_id, output_item_id, response_of
+from gateway.responses.output import input_item_id, new_response_id, output_item_id, response_of
 from gateway.responses.payload import own_items, to_asked
 from gateway.responses.schema import ResponsesRequest
+from gateway.responses.stream import ResponsesAnswer
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2
 from weft.durable.responses import StoredResponse, response_not_found
 from weft.kernel.errors import FieldError, WeftError

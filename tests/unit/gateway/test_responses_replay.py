@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_responses_sdk_stream import BEFORE, DELTA, FINISH, NOTICE, Answering, Event, end, events_in, read
 
-from gateway.responses.background_answer import BackgroundRequest, first_number, require_resumable
-from gateway.responses.ids import background_response_id, task_of
-from gateway.responses.replay import FROM_THE_START, Replay
+from gateway.responses.output import background_response_id, task_of
+from gateway.responses.replay import FROM_THE_START, BackgroundRequest, Replay, first_number, require_resumable
 from gateway.responses.schema import ResponsesRequest
 from weft.api.common.v1 import event_pb2, warning_pb2
 from weft.api.router.v1 import task_pb2

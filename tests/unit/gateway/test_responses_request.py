@@ -8,9 +8,8 @@ from google.protobuf.json_format import MessageToDict
 from gateway.config import RequestLimits
 from gateway.intake.json_guard import parse
 from gateway.media import MediaConfig, RequestMedia
-from gateway.responses.item_schema import InputItem
 from gateway.responses.payload import AskedResponse, Conversation, own_items, to_asked, uses_pool_envelope
-from gateway.responses.schema import ResponsesRequest
+from gateway.responses.schema import InputItem, ResponsesRequest
 from weft.api.common.v1 import chat_pb2
 from weft.kernel.errors import FieldError
 from weft.kernel.json_objects import plain_object

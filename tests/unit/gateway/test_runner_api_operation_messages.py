@@ -4,7 +4,7 @@ import pytest
 
 from gateway.intake.json_guard import parse
 from gateway.runner_api import operation_messages as messages
-from gateway.runner_api.schemas import FlushBody, LoadBody
+from gateway.runner_api.operation_messages import FlushBody, LoadBody
 from weft.api.operations.v1 import operation_pb2
 from weft.api.runner.v1 import runner_service_pb2
 from weft.kernel.errors import FieldError
