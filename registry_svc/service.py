@@ -27,7 +27,7 @@ from registry_svc.mesh.servicers import (
 )
 from registry_svc.mesh.sessions import Roster
 from registry_svc.mesh.settings import SettingsDesk
-from registry_svc.mesh.sql_store import SqlStore
+from registry_svc.mesh.store import SqlStore
 from registry_svc.mesh.unowned import UnownedModels
 from registry_svc.operations.governance_gate import build_gate
 from registry_svc.operations.service import OperationDesk

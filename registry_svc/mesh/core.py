@@ -10,8 +10,9 @@ from registry_svc.config import RegistryConfig
 from registry_svc.mesh.domain import Happening, JoinToken, MeshSettings
 from registry_svc.mesh.mesh_state import Mesh
 from registry_svc.mesh.policy.liveness import resumed
+from registry_svc.mesh.rows import StoredSession
 from registry_svc.mesh.session_state import Member
-from registry_svc.mesh.store import Store, StoredSession
+from registry_svc.mesh.store import Store
 from registry_svc.mesh.watch import Broadcaster, Change, EventLog, Revised, Snapshot, Watcher
 from registry_svc.writer import SingleWriter
 from weft.kernel.clock import Clock, MeshClock

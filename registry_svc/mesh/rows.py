@@ -2,7 +2,8 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from datetime import datetime
 from typing import Any
 
 import structlog
@@ -26,7 +27,6 @@ from registry_svc.mesh.domain import (
     Session,
     Standing,
 )
-from registry_svc.mesh.store import StoredPulse, StoredSession
 from weft.kernel.request import Operation, Skill
 from weft.wake.recipes import (
     DEFAULT_BROADCAST_ADDRESS,
@@ -38,6 +38,41 @@ from weft.wake.recipes import (
     WakeOnLanRecipe,
     WakePlan,
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredPulse:
+    """A runner's liveness on disk; may be older than what memory knows."""
+
+    runner: str
+    standing: Standing
+    last_heartbeat_at: datetime
+    inactive_since: datetime | None
+    """None while it is active."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredSession:
+    """A session with all its rows."""
+
+    session: Session
+    profile: RunnerProfile
+    pulse: StoredPulse
+    publications: tuple[Publication, ...]
+    agents: tuple[AgentPublication, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredMesh:
+    """Everything on disk. Each sequence is ordered by name or, tokens, by id."""
+
+    sessions: tuple[StoredSession, ...] = ()
+    models: tuple[DeclaredModel, ...] = ()
+    agents: tuple[DeclaredAgent, ...] = ()
+    routes: tuple[DeclaredRoute, ...] = ()
+    settings: MeshSettings | None = None
+    """None: none were ever saved."""
+    join_tokens: tuple[JoinToken, ...] = ()
 
 
 def plan_to_json(plan: WakePlan) -> str:

@@ -20,7 +20,7 @@ from registry_svc.mesh.policy.liveness import Pulse, heard, lost, share_of
 from registry_svc.mesh.policy.overlay import Publisher
 from registry_svc.mesh.policy.sessions import Holder
 from registry_svc.mesh.policy.unowned import is_loaded
-from registry_svc.mesh.store import StoredPulse, StoredSession
+from registry_svc.mesh.rows import StoredPulse, StoredSession
 
 
 @dataclass(slots=True, kw_only=True)

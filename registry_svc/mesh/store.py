@@ -1,57 +1,56 @@
 """The store port: what must outlive the registry process."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime
-from typing import Protocol
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+import structlog
+from sqlalchemy import Column, Row, Select, Table, bindparam, delete, insert, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from registry_svc.mesh.domain import (
-    AgentPublication,
     DeclaredAgent,
     DeclaredModel,
     DeclaredRoute,
     JoinToken,
     MeshSettings,
-    Publication,
-    RunnerProfile,
-    Session,
-    Standing,
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredPulse:
-    """A runner's liveness on disk; may be older than what memory knows."""
-
-    runner: str
-    standing: Standing
-    last_heartbeat_at: datetime
-    inactive_since: datetime | None
-    """None while it is active."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredSession:
-    """A session with all its rows."""
-
-    session: Session
-    profile: RunnerProfile
-    pulse: StoredPulse
-    publications: tuple[Publication, ...]
-    agents: tuple[AgentPublication, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredMesh:
-    """Everything on disk. Each sequence is ordered by name or, tokens, by id."""
-
-    sessions: tuple[StoredSession, ...] = ()
-    models: tuple[DeclaredModel, ...] = ()
-    agents: tuple[DeclaredAgent, ...] = ()
-    routes: tuple[DeclaredRoute, ...] = ()
-    settings: MeshSettings | None = None
-    """None: none were ever saved."""
-    join_tokens: tuple[JoinToken, ...] = ()
+from registry_svc.mesh.rows import (
+    SETTINGS_ID,
+    StoredMesh,
+    StoredPulse,
+    StoredSession,
+    Values,
+    agent_publication_of,
+    agent_row,
+    declared_agent_of,
+    declared_agent_row,
+    declared_model_of,
+    declared_route_of,
+    declared_route_row,
+    join_token_of,
+    join_token_row,
+    model_row,
+    publication_of,
+    pulse_row,
+    runner_row,
+    session_row,
+    settings_of,
+    settings_row,
+    stored_session_of,
+)
+from registry_svc.store.database import RegistryDatabase
+from registry_svc.store.schema import (
+    agents,
+    declared_agents,
+    declared_models,
+    declared_routes,
+    join_tokens,
+    mesh_settings,
+    models,
+    runners,
+    sessions,
+)
 
 
 class Store(Protocol):
@@ -114,3 +113,153 @@ class Store(Protocol):
     async def delete_join_token(self, token_id: str) -> None:
         """Forget a token; one that is not there is passed over."""
         ...
+
+
+log = structlog.get_logger("weft.registry.store")
+
+# Databases limit the parameters of one statement; PostgreSQL's and SQLite's limits are above 32,000.
+MAX_IDS_PER_STATEMENT = 1_000
+
+T = TypeVar("T")
+
+
+class _Published(Protocol):
+    @property
+    def runner(self) -> str: ...
+
+
+P = TypeVar("P", bound=_Published)
+
+
+class SqlStore(RegistryDatabase):
+    """See Store. One registry owns the database: see sqlite.py and postgres.py for how.
+
+    Raises INVALID_ARGUMENT when `database_url` is of no kind that is supported.
+    """
+
+    async def load(self) -> StoredMesh:
+        """See Store.load."""
+        async with self.transaction() as connection:
+            publications = _by_runner(await _rows(connection, models, publication_of))
+            published_agents = _by_runner(await _rows(connection, agents, agent_publication_of))
+            found = await connection.execute(
+                select(runners, sessions.c.request_id, sessions.c.ticket_key).join(sessions)
+            )
+            return StoredMesh(
+                sessions=tuple(
+                    stored_session_of(row, publications.get(row.name, ()), published_agents.get(row.name, ()))
+                    for row in _in_order(found.all(), "name")
+                ),
+                models=tuple(await _rows(connection, declared_models, declared_model_of)),
+                agents=tuple(await _rows(connection, declared_agents, declared_agent_of)),
+                routes=tuple(await _rows(connection, declared_routes, declared_route_of)),
+                settings=next(iter(await _rows(connection, mesh_settings, settings_of, order_by="id")), None),
+                join_tokens=tuple(await _rows(connection, join_tokens, join_token_of, order_by="id")),
+            )
+
+    async def save_session(self, stored: StoredSession, *, evicted: Sequence[str] = ()) -> None:
+        """See Store.save_session."""
+        # Deleting and inserting anew is upsert in the SQL that every database speaks.
+        async with self.transaction() as connection:
+            await _delete(connection, models.c.name, [each.manifest.name for each in stored.publications])
+            await _delete(connection, agents.c.name, [each.manifest.name for each in stored.agents])
+            await _delete(connection, sessions.c.id, [stored.session.id, *evicted])
+            await connection.execute(delete(sessions).where(sessions.c.id.in_(_holding(stored.profile.name))))
+            await _insert(connection, sessions, [session_row(stored.session)])
+            await _insert(connection, runners, [runner_row(stored)])
+            await _insert(connection, models, [model_row(each) for each in stored.publications])
+            await _insert(connection, agents, [agent_row(each) for each in stored.agents])
+
+    async def save_pulses(self, pulses: Sequence[StoredPulse]) -> None:
+        """See Store.save_pulses."""
+        if not pulses:
+            return
+        statement = update(runners).where(runners.c.name == bindparam("of_runner"))
+        async with self.transaction() as connection:
+            await connection.execute(statement, [{"of_runner": pulse.runner, **pulse_row(pulse)} for pulse in pulses])
+
+    async def delete_sessions(self, session_ids: Sequence[str]) -> None:
+        """See Store.delete_sessions."""
+        async with self.transaction() as connection:
+            # Runners go with their sessions, and models and agents with their runners.
+            await _delete(connection, sessions.c.id, session_ids)
+
+    async def save_declarations(
+        self, models: Sequence[DeclaredModel], agents: Sequence[DeclaredAgent], routes: Sequence[DeclaredRoute] = ()
+    ) -> None:
+        """See Store.save_declarations."""
+        async with self.transaction() as connection:
+            await _delete(connection, declared_models.c.name, [each.manifest.name for each in models])
+            await _delete(connection, declared_agents.c.name, [each.manifest.name for each in agents])
+            await _delete(connection, declared_routes.c.name, [each.manifest.name for each in routes])
+            await _insert(connection, declared_models, [model_row(each) for each in models])
+            await _insert(connection, declared_agents, [declared_agent_row(each) for each in agents])
+            await _insert(connection, declared_routes, [declared_route_row(each) for each in routes])
+
+    async def delete_names(self, models: Sequence[str], agents: Sequence[str], routes: Sequence[str] = ()) -> None:
+        """See Store.delete_names."""
+        async with self.transaction() as connection:
+            await _delete_names(connection, agent_names=agents, model_names=models)
+            await _delete(connection, declared_routes.c.name, routes)
+
+    async def save_settings(self, settings: MeshSettings) -> None:
+        """See Store.save_settings."""
+        async with self.transaction() as connection:
+            await connection.execute(delete(mesh_settings).where(mesh_settings.c.id == SETTINGS_ID))
+            await _insert(connection, mesh_settings, [settings_row(settings)])
+
+    async def save_join_token(self, token: JoinToken) -> None:
+        """See Store.save_join_token."""
+        async with self.transaction() as connection:
+            await _delete(connection, join_tokens.c.id, [token.id])
+            await _insert(connection, join_tokens, [join_token_row(token)])
+
+    async def delete_join_token(self, token_id: str) -> None:
+        """See Store.delete_join_token."""
+        async with self.transaction() as connection:
+            await _delete(connection, join_tokens.c.id, [token_id])
+
+
+async def _rows(
+    connection: AsyncConnection, table: Table, value_of: Callable[[Row[Any]], T], *, order_by: str = "name"
+) -> list[T]:
+    found = await connection.execute(select(table))
+    return [value_of(row) for row in _in_order(found.all(), order_by)]
+
+
+def _in_order(rows: Sequence[Row[Any]], column: str) -> list[Row[Any]]:
+    # Not ORDER BY: PostgreSQL sorts by the language of the database, where "b" comes before "C".
+    return sorted(rows, key=lambda row: str(getattr(row, column)))
+
+
+def _by_runner(published: Sequence[P]) -> dict[str, list[P]]:
+    grouped: dict[str, list[P]] = defaultdict(list)
+    for each in published:
+        grouped[each.runner].append(each)
+    return grouped
+
+
+def _holding(runner: str) -> Select[tuple[str]]:
+    """The id of the session that holds a runner's name.
+
+    The caller knows of none. But a COMMIT whose acknowledgement was lost is told as a failure and yet is there.
+    """
+    return select(runners.c.session_id).where(runners.c.name == runner)
+
+
+async def _insert(connection: AsyncConnection, table: Table, rows: list[Values]) -> None:
+    if rows:
+        await connection.execute(insert(table), rows)
+
+
+async def _delete(connection: AsyncConnection, key: Column[Any], values: Sequence[str]) -> None:
+    for start in range(0, len(values), MAX_IDS_PER_STATEMENT):
+        some = values[start : start + MAX_IDS_PER_STATEMENT]
+        await connection.execute(delete(key.table).where(key.in_(some)))
+
+
+async def _delete_names(connection: AsyncConnection, *, agent_names: Sequence[str], model_names: Sequence[str]) -> None:
+    for table in (agents, declared_agents):
+        await _delete(connection, table.c.name, agent_names)
+    for table in (models, declared_models):
+        await _delete(connection, table.c.name, model_names)

@@ -15,11 +15,9 @@ from registry_svc.operations.policy.governance import Validity
 from weft.api.operations.v1 import operation_pb2
 from weft.kernel.errors import invalid_field
 from weft.signing.actions import same_action
-from weft.signing.claims import read_payload
-from weft.signing.keys import public_text, read_public_key
-from weft.signing.op_token import MAX_KEY_BYTES, MIN_KEY_BYTES, OpToken, read_op_token, shared_key_code
-from weft.signing.signatures import SignedBytes, is_signed_by, read_signed
+from weft.signing.signatures import SignedBytes, is_signed_by, public_text, read_public_key, read_signed
 from weft.signing.strict_json import MAX_TOKEN_BYTES, MalformedToken, from_base64url, read_object
+from weft.signing.tokens import MAX_KEY_BYTES, MIN_KEY_BYTES, OpToken, read_op_token, read_payload, shared_key_code
 
 if TYPE_CHECKING:
     from joserfc.jwk import OKPKey

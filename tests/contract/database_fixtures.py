@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from registry_svc.mesh.sql_store import SqlStore
+from registry_svc.mesh.store import SqlStore
 from weft_testing.postgres_server import PYTHON_OF_THE_WHEEL, PostgresServer, running_postgres
 
 

@@ -19,7 +19,7 @@ from registry_svc.mesh.domain import (
     Session,
     Standing,
 )
-from registry_svc.mesh.store import StoredPulse, StoredSession
+from registry_svc.mesh.rows import StoredPulse, StoredSession
 from weft.kernel.request import Operation, Skill
 from weft.wake.recipes import CommandRecipe, HttpRecipe, WakePlan
 

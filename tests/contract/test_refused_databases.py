@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from registry_svc.mesh.sql_store import SqlStore
+from registry_svc.mesh.store import SqlStore
 from router_svc.store.database import RouterDatabase
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

@@ -17,7 +17,7 @@ from router_svc.store.database import RouterDatabase
 from router_svc.store.tables import SCHEMA, metadata, responses
 from weft.durable.responses import StoredResponse
 from weft.durable.tasks import TaskState
-from weft.sql.migrations import migrate
+from weft.sql.schema import migrate
 
 pytest_plugins = ("database_fixtures",)
 

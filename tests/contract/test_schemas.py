@@ -13,8 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from registry_svc.store.schema import SCHEMA as REGISTRY
 from router_svc.store.tables import SCHEMA as ROUTER
-from weft.sql.migrations import migrate
-from weft.sql.schema import Schema, bring_up_to_date
+from weft.sql.schema import Schema, bring_up_to_date, migrate
 
 pytest_plugins = ("database_fixtures",)
 

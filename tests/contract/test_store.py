@@ -25,8 +25,8 @@ from stored_values import (
 )
 
 from registry_svc.mesh.domain import Standing
-from registry_svc.mesh.sql_store import SqlStore
-from registry_svc.mesh.store import Store, StoredMesh, StoredPulse, StoredSession
+from registry_svc.mesh.rows import StoredMesh, StoredPulse, StoredSession
+from registry_svc.mesh.store import SqlStore, Store
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 

@@ -10,7 +10,7 @@ from stored_values import BEHAVIOUR, declared_agent
 
 from registry_svc.mesh.domain import NO_BEHAVIOUR, AgentBehaviour, Repetition
 from registry_svc.mesh.rows import behaviour_from_json, behaviour_to_json
-from registry_svc.mesh.sql_store import SqlStore
+from registry_svc.mesh.store import SqlStore
 
 BEHAVIOURS = [
     pytest.param(BEHAVIOUR, id="everything"),

@@ -9,7 +9,7 @@ from sqlalchemy import text
 
 from registry_svc.keys.domain import ApiKey
 from registry_svc.keys.key_store import MAX_IDS_PER_STATEMENT, KeyStore, SqlKeyStore, StoredKeys
-from registry_svc.mesh.sql_store import SqlStore
+from registry_svc.mesh.store import SqlStore
 from weft.kernel.errors import WeftError
 from weft.kernel.names import MAX_TENANT_CHARS
 from weft.kernel.reasons import Reason

@@ -9,11 +9,11 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from stored_values import BEHAVIOUR, declared_agent, stored
 
 from registry_svc.mesh.domain import NO_BEHAVIOUR
-from registry_svc.mesh.sql_store import SqlStore
+from registry_svc.mesh.store import SqlStore
 from registry_svc.store.schema import SCHEMA
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.sql.migrations import migrate
+from weft.sql.schema import migrate
 
 pytest_plugins = ("database_fixtures",)
 

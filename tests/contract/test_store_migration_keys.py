@@ -11,11 +11,11 @@ from stored_values import mesh_settings
 
 from registry_svc.keys.domain import ApiKey
 from registry_svc.keys.key_store import SqlKeyStore, StoredKeys
-from registry_svc.mesh.sql_store import SqlStore
+from registry_svc.mesh.store import SqlStore
 from registry_svc.store.schema import SCHEMA
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.sql.migrations import migrate
+from weft.sql.schema import migrate
 
 pytest_plugins = ("database_fixtures",)
 

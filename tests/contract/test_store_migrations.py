@@ -12,13 +12,13 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from stored_values import agent, stored
 
 from registry_svc.mesh.domain import Manifest, Publication, RunnerProfile, Session, Standing
-from registry_svc.mesh.sql_store import SqlStore
-from registry_svc.mesh.store import StoredMesh, StoredPulse, StoredSession
+from registry_svc.mesh.rows import StoredMesh, StoredPulse, StoredSession
+from registry_svc.mesh.store import SqlStore
 from registry_svc.store.schema import SCHEMA, metadata
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
-from weft.sql.migrations import migrate
+from weft.sql.schema import migrate
 
 pytest_plugins = ("database_fixtures",)
 

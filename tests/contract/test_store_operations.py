@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import update
 from stored_values import ELSEWHERE, NOW, WORDS, stored
 
-from registry_svc.mesh.sql_store import SqlStore
+from registry_svc.mesh.store import SqlStore
 from registry_svc.operations.operation_store import (
     NewOperation,
     NonceUsed,

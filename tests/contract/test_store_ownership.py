@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from stored_values import declared_model, publication, stored
 
-from registry_svc.mesh.sql_store import SqlStore
-from registry_svc.mesh.store import StoredMesh
+from registry_svc.mesh.rows import StoredMesh
+from registry_svc.mesh.store import SqlStore
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.wake.recipes import HttpRecipe, WakePlan

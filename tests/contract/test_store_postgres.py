@@ -10,8 +10,8 @@ import asyncpg
 import pytest
 from stored_values import agent, declared_model, stored
 
-from registry_svc.mesh.sql_store import SqlStore
-from registry_svc.mesh.store import StoredMesh
+from registry_svc.mesh.rows import StoredMesh
+from registry_svc.mesh.store import SqlStore
 from registry_svc.store import postgres as postgres_store
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason

@@ -14,7 +14,7 @@ from apart_mesh import Apart
 from mesh_process import MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
 
 from weft.api.operations.v1 import operation_pb2
-from weft.signing.op_token import make_op_token
+from weft.signing.tokens import make_op_token
 from weft_testing.free_port import free_port
 
 SECONDS = 30.0

@@ -45,10 +45,30 @@ def bring_up_to_date(connection: Connection, schema: Schema) -> None:
         versions.create(connection, checkfirst=known)
         connection.execute(versions.insert().values(version_num=schema.newest))
         return
-    # Alembic takes 7 MB of a host for as long as that lives, and is needed once per release.
-    from weft.sql.migrations import migrate  # noqa: PLC0415
-
     migrate(connection, schema)
+
+
+def migrate(connection: Connection, schema: Schema, revision: str = "head") -> None:
+    """Run every migration up to `revision` that `connection`'s database has not seen, inside its transaction.
+
+    Raises SERVICE_UNAVAILABLE when the database has a schema that this release does not know.
+    """
+    # Alembic takes 7 MB of a host for as long as the process lives, and is needed once per release.
+    from alembic import command  # noqa: PLC0415
+    from alembic.config import Config  # noqa: PLC0415
+    from alembic.util import CommandError  # noqa: PLC0415
+
+    config = Config(attributes={"connection": connection})
+    # Config interpolates '%', which may well be part of an installation path.
+    config.set_main_option("script_location", str(schema.scripts).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    try:
+        command.upgrade(config, revision)
+    except CommandError as error:
+        raise WeftError(
+            Reason.SERVICE_UNAVAILABLE,
+            "it has a schema this release does not know; run the release that wrote it, or a newer one",
+        ) from error
 
 
 def _require_own_file(connection: Connection) -> None:

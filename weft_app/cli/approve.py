@@ -9,9 +9,9 @@ import typer
 
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import require_name
-from weft.signing.claims import Claims, read_payload
+from weft.signing.actions import in_words
 from weft.signing.strict_json import MalformedToken
-from weft.signing.words import in_words
+from weft.signing.tokens import Claims, read_payload
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, reporting
 from weft_app.cli.output import safe_text, say
 from weft_app.cli.sign import (
@@ -47,8 +47,7 @@ def approve(
     """
     with reporting():
         try:
-            from weft.signing.keys import read_private_key  # noqa: PLC0415 - every command starts fast
-            from weft.signing.signatures import sign  # noqa: PLC0415
+            from weft.signing.signatures import read_private_key, sign  # noqa: PLC0415 - see `no_library`
         except ImportError as error:
             raise no_library() from error
         signed, claims = _read(file)

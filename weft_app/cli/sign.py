@@ -17,9 +17,8 @@ from weft.documents.operation_messages import flush_action, load_action, unload_
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import require_name
 from weft.kernel.reasons import Reason
-from weft.signing.claims import MAX_TEXT_CHARS, Terms, make_payload
-from weft.signing.op_token import MAX_SIGNERS, make_op_token, read_shared_key
 from weft.signing.strict_json import MAX_TOKEN_BYTES
+from weft.signing.tokens import MAX_SIGNERS, MAX_TEXT_CHARS, Terms, make_op_token, make_payload, read_shared_key
 from weft_app.cli.completion import complete_model
 from weft_app.cli.load_settings import (
     BudgetOption,
@@ -186,7 +185,7 @@ def new_key(
     """
     with reporting():
         try:
-            from weft.signing.keys import new_key_file  # noqa: PLC0415 - every command starts fast
+            from weft.signing.signatures import new_key_file  # noqa: PLC0415 - every command starts fast
         except ImportError as error:
             raise no_library() from error
         public = new_key_file(out, "--out")
@@ -358,8 +357,7 @@ def _make(action: operation_pb2.OperationAction, maker: Maker) -> None:
         return
     assert maker.key is not None, "one of the two is there"
     try:
-        from weft.signing.keys import read_private_key  # noqa: PLC0415 - every command starts fast
-        from weft.signing.signatures import sign  # noqa: PLC0415
+        from weft.signing.signatures import read_private_key, sign  # noqa: PLC0415 - see `no_library`
     except ImportError as error:
         raise no_library() from error
     private = read_private_key(maker.key, "--key")

@@ -1,4 +1,4 @@
-"""Run by alembic for every command; `weft.sql.migrations` hands it an open connection.
+"""Run by alembic for every command; `weft.sql.schema` hands it an open connection.
 
 Deliberately does not touch logging: that belongs to the process, not to a library.
 """

@@ -21,7 +21,7 @@ from weft.api.operations.v1 import operation_pb2, operation_service_pb2_grpc
 from weft.api.operations.v1 import operation_service_pb2 as pb
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import SERVER_OPTIONS
-from weft.signing.keys import new_key_file
+from weft.signing.signatures import new_key_file
 from weft_app.cli.main import app
 from weft_testing.fake_clock import FakeClock
 

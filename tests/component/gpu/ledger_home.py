@@ -16,7 +16,7 @@ from registry_svc.ledger.lease_store import SqlLeaseStore
 from registry_svc.ledger.ledger import Ledger
 from registry_svc.ledger.servicer import LeaseServicer
 from registry_svc.mesh.runner_calls import YieldAnswer, YieldRequest
-from registry_svc.mesh.sql_store import SqlStore
+from registry_svc.mesh.store import SqlStore
 from weft.api.registry.v1 import lease_service_pb2_grpc
 from weft.kernel.clock import SystemClock
 from weft.kernel.rpc import new_server

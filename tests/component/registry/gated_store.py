@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from registry_svc.mesh.domain import DeclaredAgent, DeclaredModel, DeclaredRoute, JoinToken, MeshSettings
-from registry_svc.mesh.sql_store import SqlStore
-from registry_svc.mesh.store import StoredMesh, StoredPulse, StoredSession
+from registry_svc.mesh.rows import StoredMesh, StoredPulse, StoredSession
+from registry_svc.mesh.store import SqlStore
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 

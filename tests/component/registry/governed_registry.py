@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from registry_svc.config import GovernanceMode, OperationSettings
-from registry_svc.mesh.sql_store import SqlStore
+from registry_svc.mesh.store import SqlStore
 from registry_svc.operations.actions import CheckedAction
 from registry_svc.operations.governance import Gatekeeper
 from registry_svc.operations.governance_gate import build_gate

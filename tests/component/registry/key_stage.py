@@ -13,7 +13,7 @@ from registry_svc.config import KeysConfig, RegistryConfig
 from registry_svc.keys.api_keys import ApiKeys
 from registry_svc.keys.key_store import SqlKeyStore
 from registry_svc.mesh.core import RegistryCore
-from registry_svc.mesh.sql_store import SqlStore
+from registry_svc.mesh.store import SqlStore
 from weft.api.registry.v1 import key_service_pb2 as pb
 from weft.api.registry.v1 import key_service_pb2_grpc
 from weft.dispatch.key_ring import KeyRingWatcher

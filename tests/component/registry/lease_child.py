@@ -19,7 +19,7 @@ from registry_svc.ledger.domain import Granted, MemoryRequest, Renewal
 from registry_svc.ledger.lease_store import SqlLeaseStore
 from registry_svc.ledger.ledger import Ledger
 from registry_svc.ledger.policy.leases import Grant, Lease
-from registry_svc.mesh.sql_store import SqlStore
+from registry_svc.mesh.store import SqlStore
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from registry_svc.config import OperationSettings
 from registry_svc.mesh.runner_calls import YieldAnswer, YieldRequest
-from registry_svc.mesh.sql_store import SqlStore
+from registry_svc.mesh.store import SqlStore
 from registry_svc.operations.actions import checked_action
 from registry_svc.operations.governance import Gatekeeper, OpenGate
 from registry_svc.operations.job import JobTools

@@ -24,7 +24,7 @@ from registry_svc.mesh.domain import (
     Session,
 )
 from registry_svc.mesh.policy.unowned import UNLOAD_GRACE_SECONDS, UNLOAD_RETRY_SECONDS, UnownedModel
-from registry_svc.mesh.sql_store import SqlStore
+from registry_svc.mesh.store import SqlStore
 from registry_svc.mesh.unowned import UnownedModels
 from registry_svc.operations.governance import GovernanceRules, OpenGate
 from registry_svc.operations.service import OperationDesk

@@ -32,7 +32,7 @@ from weft.api.operations.v1 import operation_pb2
 from weft.api.runner.v1 import load_pb2
 from weft.kernel.errors import FieldError
 from weft.signing.actions import token_fields
-from weft.signing.op_token import make_op_token, read_shared_key
+from weft.signing.tokens import make_op_token, read_shared_key
 from weft_testing.fake_clock import FakeClock
 
 PLAIN = {"operation": "model-load", "modelId": "qwen"}

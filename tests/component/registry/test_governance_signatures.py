@@ -31,9 +31,8 @@ from registry_svc.config import GovernanceMode, Signer
 from registry_svc.operations.governance import Refused
 from weft.api.operations.v1 import operation_pb2
 from weft.api.runner.v1 import load_pb2
-from weft.signing.claims import Terms, make_payload
-from weft.signing.keys import new_key_file, read_private_key
-from weft.signing.signatures import sign
+from weft.signing.signatures import new_key_file, read_private_key, sign
+from weft.signing.tokens import Terms, make_payload
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 from lease_stage import GIB, MARGIN, SimulatedHost, Stage, program
 
 from registry_svc.ledger.lease_store import SqlLeaseStore, StoredLedger
-from registry_svc.mesh.sql_store import SqlStore
+from registry_svc.mesh.store import SqlStore
 
 CHILD = Path(__file__).parent / "lease_child.py"
 ROOT = Path(__file__).parents[3]

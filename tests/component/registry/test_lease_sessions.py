@@ -14,7 +14,7 @@ from registry_svc.ledger.policy.leases import Holder, HolderKind
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.domain import Capability, Opening, RunnerProfile
 from registry_svc.mesh.sessions import Roster
-from registry_svc.mesh.sql_store import SqlStore
+from registry_svc.mesh.store import SqlStore
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

@@ -10,7 +10,7 @@ from registry_svc.config import RegistryConfig
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.domain import Opening
 from registry_svc.mesh.sessions import Roster
-from registry_svc.mesh.sql_store import SqlStore
+from registry_svc.mesh.store import SqlStore
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock

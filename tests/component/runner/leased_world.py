@@ -19,7 +19,7 @@ import yaml
 from registry_svc.config import LedgerConfig, RegistryConfig
 from registry_svc.ledger.domain import HostMemory
 from registry_svc.mesh.core import RegistryCore
-from registry_svc.mesh.sql_store import SqlStore
+from registry_svc.mesh.store import SqlStore
 from registry_svc.service import RegistryService
 from runner_svc.policy.life_events import Phase
 from weft.api.runner.v1 import runner_service_pb2 as pb

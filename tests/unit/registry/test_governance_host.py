@@ -12,9 +12,9 @@ from registry_svc.config import GovernanceMode
 from registry_svc.operations.governance import OpenGate
 from registry_svc.operations.governance_gate import StrictGate, build_gate
 from weft.kernel.errors import FieldError
-from weft.signing.keys import new_key_file
-from weft_app.compose.governance import KEY_PATH_VARIABLE, governance_config
+from weft.signing.signatures import new_key_file
 from weft_app.compose.home import WeftHome
+from weft_app.compose.registry import KEY_PATH_VARIABLE, governance_config
 from weft_app.config.config import WeftConfig
 from weft_app.config.registry_sections import GovernanceSection
 from weft_testing.fake_clock import FakeClock
