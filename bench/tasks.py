@@ -26,7 +26,7 @@ from bench.scenarios import SETTLE_SECONDS, Options
 from bench.submissions import SubmitJob, SubmitResult
 from router_svc.durable.tasks.config import TaskLimits
 from router_svc.durable.tasks.sql_store import SqlTaskStore
-from router_svc.durable.tasks.store_port import Ending, Lane, TaskRow
+from router_svc.durable.tasks.store_port import Lane, TaskOutcome, TaskRow
 from router_svc.store.database import RouterDatabase
 from weft.client.tasks import Tasks, connect_tasks
 from weft.documents.task_documents import TaskDocument
@@ -161,7 +161,7 @@ async def _claims(folder: Path, waiting: int) -> float:
             (task,) = await store.pending(lane, now, 1, limits.max_peeked_bytes)
             claim = await store.claim(task.id, "bench", now, now + limits.lease_seconds)
             assert claim is not None
-            assert await store.end(claim, Ending(state=TaskState.COMPLETED), now)
+            assert await store.end(claim, TaskOutcome(state=TaskState.COMPLETED), now)
         return (time.perf_counter() - began) / CLAIMS
     finally:
         await store.stop()

@@ -18,13 +18,13 @@ from router_svc.policy.decisions import (
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.choice import Considered
 from router_svc.policy.endpoints.cluster_view import MeshChange
-from router_svc.simulation.event_queue import Effects, Events, plan_failures
+from router_svc.simulation.event_queue import EventQueue, FailureHandlers, plan_failures
 from router_svc.simulation.hosts import Host, Instance, Phase, Targets, World
-from router_svc.simulation.invariants import Auditor
-from router_svc.simulation.metrics import ColdLines, Tallies
-from router_svc.simulation.runners import Attempt, Loader, Runners, Told
+from router_svc.simulation.invariants import InvariantChecker
+from router_svc.simulation.metrics import ColdWaitTracker, RunMetrics
+from router_svc.simulation.runners import Attempt, AttemptListener, Loader, Runners
 from router_svc.simulation.scenario import Scenario
-from router_svc.simulation.scheduler_port import Scheduling
+from router_svc.simulation.scheduler_port import SchedulerPort
 from router_svc.simulation.traffic import SimulatedRequest, requests_of
 from weft.kernel.reasons import Reason
 
@@ -32,7 +32,7 @@ MAX_LINES = 1_000
 """Of one request; what comes after is not kept."""
 
 
-class Story:
+class DecisionLog:
     """Keeps the words about the requests that it was asked to keep them of."""
 
     def __init__(self, keys: Collection[int]) -> None:
@@ -119,10 +119,10 @@ class OpenRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Extras:
+class RunOptions:
     """What a run may do besides."""
 
-    auditor: Auditor | None = None
+    checker: InvariantChecker | None = None
     explained: Collection[int] = field(default=())
     """Requests whose story is kept, by their numbers."""
 
@@ -130,25 +130,25 @@ class Extras:
 class Simulation:
     """One run of one scenario with one scheduler."""
 
-    def __init__(self, scenario: Scenario, scheduler: Scheduling, extras: Extras | None = None) -> None:
-        extras = extras or Extras()
+    def __init__(self, scenario: Scenario, scheduler: SchedulerPort, extras: RunOptions | None = None) -> None:
+        extras = extras or RunOptions()
         self.scenario = scenario
-        self.events = Events()
+        self.events = EventQueue()
         self.world = World(scenario)
-        self.tallies = Tallies(scenario.duration_seconds)
-        self.story = Story(extras.explained)
+        self.metrics = RunMetrics(scenario.duration_seconds)
+        self.decision_log = DecisionLog(extras.explained)
         self._scheduler = scheduler
-        self._auditor = extras.auditor
+        self._checker = extras.checker
         self.loader = Loader(self.events, scenario.delays, scenario.seed, self._changed)
-        told = Told(content=self._content, failed=self._failed, ended=self._ended)
+        told = AttemptListener(content=self._content, failed=self._failed, ended=self._ended)
         self._runners = Runners(self.events, scenario.delays, scenario.seed, told, self.loader.unload)
         self._targets = Targets(self.world, scenario.routes, cloud_fallback=scenario.cloud_fallback)
-        self._cold = ColdLines(self._targets, self.tallies)
+        self._cold = ColdWaitTracker(self._targets, self.metrics)
         self._requests = requests_of(scenario)
         self._open: dict[int, OpenRequest] = {}
         self._told_versions: dict[str, int] = {}
         self._wakes: dict[str, Wakes] = {}
-        self._books = {host.name: host.memory() for host in self.world.hosts.values() if host.has_book}
+        self._books = {host.name: host.memory() for host in self.world.hosts.values() if host.has_ledger}
         self._changed_books: set[str] = set()
         self._ticking = False
         self._all_arrived = False
@@ -157,7 +157,7 @@ class Simulation:
     @property
     def arrived(self) -> int:
         """Requests so far."""
-        return self.tallies.requests
+        return self.metrics.requests
 
     @property
     def is_over(self) -> bool:
@@ -179,8 +179,8 @@ class Simulation:
                 raise StuckError(f"time stands still at {moment} s: somebody decides the same over and over")
             if progress is not None and done % every_events == 0:
                 progress()
-        if self._auditor is not None:
-            self._auditor.ended(self._scheduler, self.world, self._open)
+        if self._checker is not None:
+            self._checker.ended(self._scheduler, self.world, self._open)
 
     def _begin(self) -> None:
         scenario = self.scenario
@@ -191,7 +191,7 @@ class Simulation:
             cloud_fallback=scenario.cloud_fallback,
         )
         self._apply(change)
-        plan_failures(scenario, self.world, self.events, Effects(died=self._died, returned=self._returned))
+        plan_failures(scenario, self.world, self.events, FailureHandlers(died=self._died, returned=self._returned))
         self._await_arrival()
 
     # Requests.
@@ -206,13 +206,13 @@ class Simulation:
     def _arrive(self, request: SimulatedRequest) -> None:
         self._await_arrival()
         now, key = self.events.now, request.arrival.key
-        self.tallies.arrived(request)
-        self.story.arrived(request)
+        self.metrics.arrived(request)
+        self.decision_log.arrived(request)
         opened = self._open[key] = OpenRequest(request=request)
-        if self._auditor is not None:
-            self._auditor.submitted(request, now)
+        if self._checker is not None:
+            self._checker.submitted(request, now)
         self._cold.waits(request.arrival, now)
-        self._hear(self._scheduler.submit(request.arrival, now))
+        self._carry_out_decisions(self._scheduler.submit(request.arrival, now))
         if request.leaves_at is not None and key in self._open:
             self.events.at(request.leaves_at, partial(self._leave, opened))
 
@@ -224,7 +224,7 @@ class Simulation:
         if attempt is not None:
             self._runners.leave(attempt)
         self._close(opened, Reason.CANCELLED)
-        self._hear(self._scheduler.finish(key, self.events.now))
+        self._carry_out_decisions(self._scheduler.finish(key, self.events.now))
 
     def _content(self, attempt: Attempt) -> None:
         self._scheduler.report_first_content(attempt.request.arrival.key, self.events.now)
@@ -235,11 +235,11 @@ class Simulation:
         if opened is None or opened.attempt is not attempt:
             return
         opened.attempt = None
-        self.story.failed(key, self.events.now, attempt, reason)
-        if self._auditor is not None:
-            self._auditor.failed(key, attempt, reason, self.events.now)
+        self.decision_log.failed(key, self.events.now, attempt, reason)
+        if self._checker is not None:
+            self._checker.failed(key, attempt, reason, self.events.now)
         self._cold.waits(attempt.request.arrival, self.events.now)
-        self._hear(self._scheduler.report_failed(key, attempt.number, reason, self.events.now))
+        self._carry_out_decisions(self._scheduler.report_failed(key, attempt.number, reason, self.events.now))
 
     def _ended(self, attempt: Attempt, reason: Reason | None) -> None:
         request, now = attempt.request, self.events.now
@@ -247,9 +247,9 @@ class Simulation:
         served = attempt.served if reason is None else None
         if reason is None:
             waited = opened.placed_at - request.arrival.arrived_at
-            self.tallies.served(request, waited_seconds=waited, cached_tokens=attempt.cached_tokens, now=now)
+            self.metrics.served(request, waited_seconds=waited, cached_tokens=attempt.cached_tokens, now=now)
         self._close(opened, reason)
-        self._hear(self._scheduler.finish(request.arrival.key, now, served, reason))
+        self._carry_out_decisions(self._scheduler.finish(request.arrival.key, now, served, reason))
 
     def _close(self, opened: OpenRequest, reason: Reason | None) -> None:
         """It is over; `reason` says why it was not served."""
@@ -257,28 +257,28 @@ class Simulation:
         del self._open[arrival.key]
         self._cold.no_longer_waits(arrival)
         if reason is not None:
-            self.tallies.lost(opened.request, reason, self.events.now)
-        self.story.over(arrival.key, self.events.now, reason)
-        if self._auditor is not None:
-            self._auditor.over(arrival.key, reason, self.events.now)
+            self.metrics.lost(opened.request, reason, self.events.now)
+        self.decision_log.over(arrival.key, self.events.now, reason)
+        if self._checker is not None:
+            self._checker.over(arrival.key, reason, self.events.now)
 
     # Decisions.
 
-    def _hear(self, decisions: Iterable[Decision]) -> None:
+    def _carry_out_decisions(self, decisions: Iterable[Decision]) -> None:
         for decision in decisions:
-            if self._auditor is not None:
-                self._auditor.decided(decision, self.events.now)
+            if self._checker is not None:
+                self._checker.decided(decision, self.events.now)
             match decision:
                 case Placed():
                     self._place(decision)
                 case Rejects():
-                    self.story.decided(decision.key, self.events.now, decision)
+                    self.decision_log.decided(decision.key, self.events.now, decision)
                     self._close(self._open[decision.key], decision.reason)
                 case Waits() | Loads():
                     opened = self._open[decision.key]
                     if opened.expected_at is None and decision.eta_seconds is not None:
                         opened.expected_at = self.events.now + decision.eta_seconds
-                    self.story.decided(decision.key, self.events.now, decision)
+                    self.decision_log.decided(decision.key, self.events.now, decision)
                 case Wakes():
                     self._wake(decision)
                 case StopsWaking():
@@ -289,9 +289,9 @@ class Simulation:
 
     def _tick(self) -> None:
         self._ticking = False
-        self._hear(self._scheduler.tick(self.events.now))
-        if self._auditor is not None:
-            self._auditor.ticked(self._scheduler, self.world, self.events.now)
+        self._carry_out_decisions(self._scheduler.tick(self.events.now))
+        if self._checker is not None:
+            self._checker.ticked(self._scheduler, self.world, self.events.now)
         if self.events.now > self.scenario.duration_seconds + MAX_OVERTIME_SECONDS:
             raise StuckError(f"{self._scheduler.waiting} requests of {self.scenario.name} wait for ever")
 
@@ -300,11 +300,11 @@ class Simulation:
         opened.placed_at = self.events.now
         opened.attempts += 1
         if opened.attempts == 1 and opened.expected_at is not None:
-            self.tallies.estimate_errors.append(abs(self.events.now - opened.expected_at))
-        self.story.decided(placed.key, self.events.now, placed)
+            self.metrics.estimate_errors.append(abs(self.events.now - opened.expected_at))
+        self.decision_log.decided(placed.key, self.events.now, placed)
         self._cold.no_longer_waits(opened.request.arrival)
         instance = self.world.instances[placed.candidate.model]
-        self.tallies.attempted(opened.attempts, host_is_failing=instance.host.is_failing)
+        self.metrics.attempted(opened.attempts, host_is_failing=instance.host.is_failing)
         opened.attempt = self._runners.begin(opened.request, placed, instance)
 
     # Models and hosts.
@@ -339,10 +339,10 @@ class Simulation:
     def _wake_ended(self, wakes: Wakes, failure: WakeFailure | None) -> None:
         if self._wakes.get(wakes.model) is wakes:
             del self._wakes[wakes.model]
-            if self._auditor is not None:
-                self._auditor.wake_ended(wakes.model)
+            if self._checker is not None:
+                self._checker.wake_ended(wakes.model)
             self_reported = failure is None and wakes.doubted
-            self._hear(
+            self._carry_out_decisions(
                 self._scheduler.wake_finished(wakes.model, failure, self.events.now, self_reported=self_reported)
             )
 
@@ -369,11 +369,11 @@ class Simulation:
         host, delays = instance.host, self.scenario.delays
         instance.version += 1
         self._cold.changed(instance, self.events.now)
-        if self._auditor is not None:
-            self._auditor.changed(host)
+        if self._checker is not None:
+            self._checker.changed(host)
         delay = delays.report_seconds if host.is_up else delays.death_noticed_seconds
         self.events.after(delay, partial(self._report, instance.candidate(), instance.version))
-        if host.has_book and instance.kind.memory_bytes:
+        if host.has_ledger and instance.kind.memory_bytes:
             if not self._changed_books:
                 self.events.after(delays.memory_watch_seconds, self._look_at_books)
             self._changed_books.add(host.name)
@@ -396,6 +396,6 @@ class Simulation:
         self._apply(MeshChange(hosts=dict(self._books)))
 
     def _apply(self, change: MeshChange) -> None:
-        if self._auditor is not None:
-            self._auditor.told(change, self.events.now)
-        self._hear(self._scheduler.apply(change, self.events.now))
+        if self._checker is not None:
+            self._checker.told(change, self.events.now)
+        self._carry_out_decisions(self._scheduler.apply(change, self.events.now))

@@ -12,7 +12,7 @@ from router_svc.simulation.scenario import Failure, FailureMode, Scenario
 Action: TypeAlias = Callable[[], None]
 
 
-class Events:
+class EventQueue:
     """A queue of actions by time; of two at one time the one that was planned first comes first."""
 
     def __init__(self) -> None:
@@ -43,14 +43,14 @@ class Events:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Effects:
+class FailureHandlers:
     """Who carries out what is more than a number."""
 
     died: Callable[[Host], None]
     returned: Callable[[Host], None]
 
 
-def plan_failures(scenario: Scenario, world: World, events: Events, effects: Effects) -> None:
+def plan_failures(scenario: Scenario, world: World, events: EventQueue, effects: FailureHandlers) -> None:
     """Plan the beginning and the end of every failure."""
     for failure in scenario.failures:
         for host in world.named(failure.hosts):
@@ -58,7 +58,7 @@ def plan_failures(scenario: Scenario, world: World, events: Events, effects: Eff
             events.at(failure.at_seconds + failure.for_seconds, partial(_end, failure, host, effects))
 
 
-def _begin(failure: Failure, host: Host, effects: Effects) -> None:
+def _begin(failure: Failure, host: Host, effects: FailureHandlers) -> None:
     match failure.mode:
         case FailureMode.DIES:
             if host.is_up:
@@ -69,7 +69,7 @@ def _begin(failure: Failure, host: Host, effects: Effects) -> None:
             host.slowness = failure.factor
 
 
-def _end(failure: Failure, host: Host, effects: Effects) -> None:
+def _end(failure: Failure, host: Host, effects: FailureHandlers) -> None:
     match failure.mode:
         case FailureMode.DIES:
             if not host.is_up:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from router_svc.simulation.engine import Simulation
 from router_svc.simulation.hosts import Host
-from router_svc.simulation.metrics import Tally, Waits, Who
+from router_svc.simulation.metrics import GroupMetrics, RequestGroup, Waits
 from router_svc.simulation.starvation import cold_wait_bound
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
@@ -78,40 +78,42 @@ class Figures:
 
 def figures_of(simulation: Simulation) -> Figures:
     """The figures of a run; also of one that was broken off."""
-    tallies, scenario = simulation.tallies, simulation.scenario
+    metrics, scenario = simulation.metrics, simulation.scenario
     seconds = min(simulation.events.now, scenario.duration_seconds) or 1.0
-    weights = {who.tenant: scenario.settings.tenant(who.tenant).weight for who in tallies.by_who}
-    tenants = _by(tallies.by_who, lambda who: who.tenant)
+    weights = {who.tenant: scenario.settings.tenant(who.tenant).weight for who in metrics.by_group}
+    tenants = _by(metrics.by_group, lambda who: who.tenant)
     # Durable requests get what is left over, whoever asks: what is divided fairly is the rest.
-    callers = {who: tally for who, tally in tallies.by_who.items() if who.band is not Priority.DURABLE}
+    callers = {who: tally for who, tally in metrics.by_group.items() if who.band is not Priority.DURABLE}
     shares = served_shares(_by(callers, lambda who: who.tenant), weights)
-    first = tallies.first_attempts
+    first = metrics.first_attempts
     return Figures(
         simulated_seconds=simulation.events.now,
         is_complete=simulation.is_over,
-        total=_group("all", tallies.total(), seconds),
+        total=_group("all", metrics.total(), seconds),
         tenants=tuple(_group(name, tally, seconds, shares.get(name)) for name, tally in tenants.items()),
-        targets=tuple(_group(name, tally, seconds) for name, tally in _by(tallies.by_who, lambda w: w.target).items()),
+        targets=tuple(
+            _group(name, tally, seconds) for name, tally in _by(metrics.by_group, lambda w: w.target).items()
+        ),
         bands=tuple(
             _group(name, tally, seconds)
-            for name, tally in _by(tallies.by_who, lambda who: who.band.name.lower()).items()
+            for name, tally in _by(metrics.by_group, lambda who: who.band.name.lower()).items()
         ),
         loads=simulation.loader.loads,
         swaps=simulation.loader.swaps,
-        cold_waits=Waits.of(tallies.cold_waits),
+        cold_waits=Waits.of(metrics.cold_waits),
         cold_wait_bound_seconds=cold_wait_bound(scenario, simulation.world),
-        estimate_errors=Waits.of(tallies.estimate_errors),
-        attempts=tallies.attempts,
-        attempts_per_request=tallies.attempts / first if first else 0.0,
+        estimate_errors=Waits.of(metrics.estimate_errors),
+        attempts=metrics.attempts,
+        attempts_per_request=metrics.attempts / first if first else 0.0,
         attempts_per_request_in_outage=(
-            tallies.attempts_in_outage / tallies.first_attempts_in_outage if tallies.first_attempts_in_outage else None
+            metrics.attempts_in_outage / metrics.first_attempts_in_outage if metrics.first_attempts_in_outage else None
         ),
         fairness=jain_index(list(shares.values())),
         hosts=_hosts(simulation.world.hosts.values(), simulation.events.now),
     )
 
 
-def served_shares(tenants: Mapping[str, Tally], weights: Mapping[str, float]) -> dict[str, float]:
+def served_shares(tenants: Mapping[str, GroupMetrics], weights: Mapping[str, float]) -> dict[str, float]:
     """For each tenant that asked for something: what it was served over its max-min fair share of what all were."""
     offered = {name: tally.offered_cost for name, tally in tenants.items() if tally.offered_cost}
     capacity = sum(tally.served_cost for tally in tenants.values())
@@ -119,14 +121,16 @@ def served_shares(tenants: Mapping[str, Tally], weights: Mapping[str, float]) ->
     return {name: tenants[name].served_cost / fair[name] for name in offered if fair[name]}
 
 
-def _by(by_who: Mapping[Who, Tally], name_of: Callable[[Who], str]) -> dict[str, Tally]:
-    groups: dict[str, Tally] = {}
-    for who in sorted(by_who, key=lambda each: (each.tenant, each.target, each.band)):
-        groups.setdefault(name_of(who), Tally()).add(by_who[who])
+def _by(
+    by_group: Mapping[RequestGroup, GroupMetrics], name_of: Callable[[RequestGroup], str]
+) -> dict[str, GroupMetrics]:
+    groups: dict[str, GroupMetrics] = {}
+    for who in sorted(by_group, key=lambda each: (each.tenant, each.target, each.band)):
+        groups.setdefault(name_of(who), GroupMetrics()).add(by_group[who])
     return groups
 
 
-def _group(name: str, tally: Tally, seconds: float, served_share: float | None = None) -> GroupFigures:
+def _group(name: str, tally: GroupMetrics, seconds: float, served_share: float | None = None) -> GroupFigures:
     return GroupFigures(
         name=name,
         requests=tally.requests,

@@ -8,7 +8,7 @@ from router_svc.policy.arrival import ROUTE_PREFIX, Needs
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.host_memory import HostMemory, MemoryHolder
 from router_svc.policy.endpoints.routes import Route
-from router_svc.simulation.scenario import HostGroup, ModelKind, Scenario, chance
+from router_svc.simulation.scenario import HostGroup, ModelKind, Scenario, seeded_random
 from weft.kernel.request import Operation, Priority
 
 PROGRAM = "a program"
@@ -92,7 +92,7 @@ class Instance:
 
     def draw_load_seconds(self, seed: int) -> float:
         """How long its next load takes."""
-        return self.kind.load_seconds.draw(chance(seed, f"loads/{self.name}/{self.loads}"))
+        return self.kind.load_seconds.draw(seeded_random(seed, f"loads/{self.name}/{self.loads}"))
 
     def remember(self, session: int) -> None:
         """It served a turn of this conversation."""
@@ -134,7 +134,7 @@ class Host:
         return not self.is_up or self.break_share > 0
 
     @property
-    def has_book(self) -> bool:
+    def has_ledger(self) -> bool:
         """Whether its memory is booked at all."""
         return self.total_bytes > 0
 
@@ -223,7 +223,7 @@ class World:
         for number, host in enumerate(hosts, start=1):
             name = kind.name if len(hosts) == 1 else f"{kind.name}-{number}"
             instance = Instance(name=name, kind=kind, host=host)
-            fits = not kind.memory_bytes or not host.has_book or host.free_bytes() >= kind.memory_bytes
+            fits = not kind.memory_bytes or not host.has_ledger or host.free_bytes() >= kind.memory_bytes
             if kind.remote or (kind.loaded and fits):
                 instance.phase = Phase.READY
             host.instances.append(instance)

@@ -13,8 +13,8 @@ from router_svc.policy.endpoints.cluster_view import MeshChange
 from router_svc.simulation.hosts import Host, Phase, Targets, World, lacks
 from router_svc.simulation.runners import Attempt
 from router_svc.simulation.scenario import Scenario
-from router_svc.simulation.scheduler_port import Scheduling
-from router_svc.simulation.starvation import Patience
+from router_svc.simulation.scheduler_port import SchedulerPort
+from router_svc.simulation.starvation import StarvationDetector
 from router_svc.simulation.traffic import SimulatedRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
@@ -37,7 +37,7 @@ class InvariantError(AssertionError):
 
 
 @dataclass(slots=True, kw_only=True)
-class Followed:
+class TrackedRequest:
     """A request that is not over, as its caller sees it."""
 
     request: SimulatedRequest
@@ -59,12 +59,12 @@ class Followed:
         return self.request.arrival
 
 
-class Auditor:
+class InvariantChecker:
     """Follows a run beside the scheduler and believes nothing of what it says. Raises InvariantError."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
-        self._followed: dict[int, Followed] = {}
+        self._followed: dict[int, TrackedRequest] = {}
         self._over: set[int] = set()
         self._told: dict[str, Candidate] = {}
         self._books: Mapping[str, HostMemory] = {}
@@ -78,7 +78,7 @@ class Auditor:
         self._of_tenant: Counter[str] = Counter()
         self._in_pool: Counter[str] = Counter()
         self._targets = Targets(World(scenario), scenario.routes, cloud_fallback=scenario.cloud_fallback)
-        self._patience = Patience(scenario, self._targets)
+        self._starvation = StarvationDetector(scenario, self._targets)
         self.checked = 0
         """Decisions that were looked at."""
 
@@ -86,7 +86,7 @@ class Auditor:
 
     def submitted(self, request: SimulatedRequest, now: float) -> None:
         """A request arrived."""
-        self._followed[request.arrival.key] = Followed(request=request, waits_since=now, quiet_since=now)
+        self._followed[request.arrival.key] = TrackedRequest(request=request, waits_since=now, quiet_since=now)
 
     def failed(self, key: int, attempt: Attempt, reason: Reason, now: float) -> None:
         """An attempt failed before any content."""
@@ -111,7 +111,7 @@ class Auditor:
             self._by_word.discard(candidate.model)
         if change.hosts is not None:
             self._books = change.hosts
-        self._patience.mesh_changed(change, now)
+        self._starvation.mesh_changed(change, now)
 
     def wake_ended(self, model: str) -> None:
         """A wake that the scheduler began has ended."""
@@ -120,7 +120,7 @@ class Auditor:
 
     def changed(self, host: Host) -> None:
         """A model on this host is in another state."""
-        if host.has_book:
+        if host.has_ledger:
             _demand(host.free_bytes() >= 0, f"{host.name} holds {-host.free_bytes()} bytes more than it has")
 
     # What the scheduler decides.
@@ -145,7 +145,7 @@ class Auditor:
         elif isinstance(decision, Rejects):
             self._check_refusal(decision, followed, now)
 
-    def ticked(self, scheduler: Scheduling, world: World, now: float) -> None:
+    def ticked(self, scheduler: SchedulerPort, world: World, now: float) -> None:
         """Look at everybody who waits."""
         waiting = [followed for followed in self._followed.values() if followed.on is None]
         running = len(self._followed) - len(waiting)
@@ -160,10 +160,10 @@ class Auditor:
                 self._demand_end(followed, world, now)
         free = [candidate for candidate in self._told.values() if self._has_room(candidate)]
         patient = [followed for followed in waiting if self._may_run(followed)]
-        found = self._patience.impatience(patient, free, world, now)
+        found = self._starvation.impatience(patient, free, world, now)
         _demand(found is None, found or "")
 
-    def ended(self, scheduler: Scheduling, world: World, left: Collection[int]) -> None:
+    def ended(self, scheduler: SchedulerPort, world: World, left: Collection[int]) -> None:
         """Nothing will happen any more."""
         _demand(not left and not self._followed, f"requests {sorted(self._followed)[:8]} were never over")
         _demand(scheduler.waiting == 0, f"{scheduler.waiting} wait at the end")
@@ -171,7 +171,7 @@ class Auditor:
         working = [instance.name for instance in world if instance.active]
         _demand(not working, f"{working} still work at the end")
 
-    def _check_place(self, placed: Placed, followed: Followed, now: float) -> None:
+    def _check_place(self, placed: Placed, followed: TrackedRequest, now: float) -> None:
         key, candidate, arrival = placed.key, placed.candidate, followed.arrival
         told = self._told.get(candidate.model)
         _demand(told is not None and told.key == candidate.key, f"request {key} is placed on {candidate.key}: unknown")
@@ -190,10 +190,10 @@ class Auditor:
         _demand(not late, f"request {key} is placed after its deadline")
         waiting = [each for each in self._followed.values() if each.on is None and each is not followed]
         passed_by = [each.arrival for each in waiting if self._may_run_anywhere(each)]
-        overtaken = self._patience.overtaken(arrival, self._told[candidate.model], passed_by, now)
+        overtaken = self._starvation.overtaken(arrival, self._told[candidate.model], passed_by, now)
         _demand(overtaken is None, overtaken or "")
 
-    def _check_refusal(self, rejects: Rejects, followed: Followed, now: float) -> None:
+    def _check_refusal(self, rejects: Rejects, followed: TrackedRequest, now: float) -> None:
         key, arrival, limits = rejects.key, followed.arrival, self._scenario.limits
         is_shed = arrival.priority is Priority.DURABLE and rejects.reason in _OF_QUEUES
         _demand(not is_shed, f"durable request {key} is refused: {rejects.reason.name.lower()}")
@@ -223,13 +223,13 @@ class Auditor:
             ]
             room = book.free_bytes + sum(holder.held_bytes for holder in yielding)
             # The book may be older than what runners said since.
-            fresh = self._patience.book_is_fresh(candidate.host, now)
+            fresh = self._starvation.book_is_fresh(candidate.host, now)
             _demand(room >= candidate.memory_bytes or not fresh, f"{model} is woken where it cannot fit")
             staying = (each for each in yielding if not each.is_leaving)
             kept = sum(holder.held_bytes for holder in staying if self._is_of_callers(holder.name, now))
             forced = fresh and self._wanted_only_by_durable(model) and room - kept < candidate.memory_bytes
             _demand(not forced, f"{model} is woken for durable requests in the place of what callers use")
-        self._patience.woken(candidate)
+        self._starvation.woken(candidate)
 
     def _wanted_only_by_durable(self, model: str) -> bool:
         bands = {
@@ -255,7 +255,7 @@ class Auditor:
     def _works(self, model: str) -> bool:
         return any(count for key, count in self._on_candidate.items() if key[0] == model)
 
-    def _take(self, followed: Followed, placed: Placed, now: float) -> None:
+    def _take(self, followed: TrackedRequest, placed: Placed, now: float) -> None:
         candidate, tenant = self._told[placed.candidate.model], followed.arrival.tenant
         followed.on, followed.attempts = candidate, placed.attempt
         followed.waited_seconds += now - followed.waits_since
@@ -272,7 +272,7 @@ class Auditor:
         pool = candidate.pool
         self._demand_at_most(self._in_pool[pool], settings.pool(pool).max_in_flight, f"requests in {pool}")
 
-    def _release(self, followed: Followed, now: float) -> None:
+    def _release(self, followed: TrackedRequest, now: float) -> None:
         candidate = followed.on
         followed.on, followed.waits_since, followed.quiet_since = None, now, now
         if candidate is not None:
@@ -283,7 +283,7 @@ class Auditor:
             self._of_tenant[followed.arrival.tenant] -= 1
             self._in_pool[candidate.pool] -= 1
 
-    def _demand_hope(self, followed: Followed, now: float) -> None:
+    def _demand_hope(self, followed: TrackedRequest, now: float) -> None:
         """Somebody must be left whom it can wait for."""
         members = self._targets.members(followed.arrival.target)
         hope = any(
@@ -298,7 +298,7 @@ class Auditor:
             f"request {followed.arrival.key} waits, and nobody can ever serve it",
         )
 
-    def _demand_end(self, followed: Followed, world: World, now: float) -> None:
+    def _demand_end(self, followed: TrackedRequest, world: World, now: float) -> None:
         """No caller waits for longer than the bounds, nor for longer than the queue timeout where nothing goes on."""
         limits, key = self._scenario.limits, followed.arrival.key
         members = self._targets.members(followed.arrival.target)
@@ -315,11 +315,11 @@ class Auditor:
         late = waited > most + slack and now > followed.awaited_until + longest_quiet
         _demand(not late, f"request {key} waits {waited:.1f} s; the bound is {most:.1f} s")
 
-    def _may_run_anywhere(self, followed: Followed) -> bool:
+    def _may_run_anywhere(self, followed: TrackedRequest) -> bool:
         """Whether it could have a slot that another one gets. Who was tried before may have to wait for its retry."""
         return not followed.attempts and self._may_run(followed)
 
-    def _may_run(self, followed: Followed) -> bool:
+    def _may_run(self, followed: TrackedRequest) -> bool:
         """Whether its tenant may have another request running."""
         cap = self._scenario.settings.tenant(followed.arrival.tenant).max_in_flight
         return not cap or self._of_tenant[followed.arrival.tenant] < cap

@@ -13,7 +13,7 @@ from weft.kernel.request import Priority
 
 
 @dataclass(frozen=True, slots=True)
-class Who:
+class RequestGroup:
     """What requests are told apart by."""
 
     tenant: str
@@ -22,7 +22,7 @@ class Who:
 
 
 @dataclass(slots=True, kw_only=True)
-class Tally:
+class GroupMetrics:
     """Requests of one kind."""
 
     requests: int = 0
@@ -39,7 +39,7 @@ class Tally:
     good_tokens: int = 0
     """Output tokens of requests that were served, and in time."""
 
-    def add(self, other: "Tally") -> None:
+    def add(self, other: "GroupMetrics") -> None:
         """Count another's too."""
         self.requests += other.requests
         self.served += other.served
@@ -70,12 +70,12 @@ class Waits:
         return Waits(*(ordered[round(last * share)] for share in (0.5, 0.95, 0.99, 1.0)))
 
 
-class Tallies:
+class RunMetrics:
     """All counts."""
 
     def __init__(self, horizon_seconds: float) -> None:
         self._horizon_seconds = horizon_seconds
-        self.by_who: dict[Who, Tally] = {}
+        self.by_group: dict[RequestGroup, GroupMetrics] = {}
         self.cold_waits = array("d")
         """Seconds in which somebody waited for a target with nothing loaded, until a load began."""
         self.estimate_errors = array("d")
@@ -117,16 +117,16 @@ class Tallies:
         tally.refusals[reason] += 1
         tally.refusal_waits.append(now - request.arrival.arrived_at)
 
-    def total(self, only: Iterable[Who] | None = None) -> Tally:
+    def total(self, only: Iterable[RequestGroup] | None = None) -> GroupMetrics:
         """All of those together; of everybody when none are named."""
-        total = Tally()
-        for who in self.by_who if only is None else only:
-            total.add(self.by_who[who])
+        total = GroupMetrics()
+        for who in self.by_group if only is None else only:
+            total.add(self.by_group[who])
         return total
 
-    def _tally(self, request: SimulatedRequest) -> Tally:
+    def _tally(self, request: SimulatedRequest) -> GroupMetrics:
         arrival = request.arrival
-        return self.by_who.setdefault(Who(arrival.tenant, arrival.target, arrival.priority), Tally())
+        return self.by_group.setdefault(RequestGroup(arrival.tenant, arrival.target, arrival.priority), GroupMetrics())
 
 
 _AWAKE = frozenset({Phase.CLAIMING, Phase.LOADING, Phase.READY})
@@ -142,12 +142,12 @@ class _Line:
     """Who waits, by key."""
 
 
-class ColdLines:
+class ColdWaitTracker:
     """One line for each target, apart for those who may leave the premises and those who may not."""
 
-    def __init__(self, targets: Targets, tallies: Tallies) -> None:
+    def __init__(self, targets: Targets, metrics: RunMetrics) -> None:
         self._targets = targets
-        self._tallies = tallies
+        self._metrics = metrics
         self._lines: dict[tuple[str, bool], _Line] = {}
         self._lines_of: dict[str, list[_Line]] = {}
         self._awake: dict[str, bool] = {}
@@ -169,7 +169,7 @@ class ColdLines:
         """A load of it begins."""
         for line in self._lines_of.get(instance.name, ()):
             if not line.awake and line.waiting:
-                self._tallies.cold_waits.append(now - line.wanted_since)
+                self._metrics.cold_waits.append(now - line.wanted_since)
 
     def changed(self, instance: Instance, now: float) -> None:
         """It is in another state."""

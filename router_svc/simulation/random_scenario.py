@@ -8,8 +8,8 @@ from router_svc.policy.endpoints.routes import Route
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.scheduler import Scheduler
 from router_svc.policy.settings import ChoicePolicy, PoolSettings, RemotePermission, Settings, TenantSettings
-from router_svc.simulation.engine import Extras, Simulation
-from router_svc.simulation.invariants import Auditor, InvariantError
+from router_svc.simulation.engine import RunOptions, Simulation
+from router_svc.simulation.invariants import InvariantChecker, InvariantError
 from router_svc.simulation.scenario import (
     GIBIBYTE,
     Amount,
@@ -23,9 +23,9 @@ from router_svc.simulation.scenario import (
     Scenario,
     Tenant,
     Traffic,
-    chance,
+    seeded_random,
 )
-from router_svc.simulation.scheduler_port import Scheduling
+from router_svc.simulation.scheduler_port import SchedulerPort
 from weft.kernel.request import CALLER_BANDS, Priority, Skill
 
 FEWEST_REQUESTS, MOST_REQUESTS = 30, 150
@@ -39,13 +39,13 @@ def random_scenario(seed: int) -> Scenario:
 
     In half of them durable requests come besides.
     """
-    scenario = _with_waits_in_vain(chance(seed, "waits"), _of_callers(seed))
-    random = chance(seed, "durable")
+    scenario = _with_waits_in_vain(seeded_random(seed, "waits"), _of_callers(seed))
+    random = seeded_random(seed, "durable")
     return _with_durable(random, scenario) if random.random() < 0.5 else scenario
 
 
 def _of_callers(seed: int) -> Scenario:
-    random = chance(seed, "scenario")
+    random = seeded_random(seed, "scenario")
     hosts = _hosts(random)
     models = _models(random, hosts)
     tenants = tuple(Tenant(name=f"t{number}", bands=_bands(random)) for number in range(random.randint(1, 4)))
@@ -244,17 +244,17 @@ def _limits(random: Random) -> SchedulerLimits:
     )
 
 
-MakeScheduler = Callable[[Scenario], Scheduling]
+MakeScheduler = Callable[[Scenario], SchedulerPort]
 
 
-def real_scheduler(scenario: Scenario) -> Scheduling:
+def real_scheduler(scenario: Scenario) -> SchedulerPort:
     """The router's own."""
     return Scheduler(scenario.limits, scenario.settings)
 
 
 def check_scenario(scenario: Scenario, make: MakeScheduler = real_scheduler) -> Simulation:
     """Run a scenario with every check; returns what is over. Raises InvariantError."""
-    simulation = Simulation(scenario, make(scenario), Extras(auditor=Auditor(scenario)))
+    simulation = Simulation(scenario, make(scenario), RunOptions(checker=InvariantChecker(scenario)))
     simulation.run()
     return simulation
 

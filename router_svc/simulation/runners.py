@@ -7,7 +7,7 @@ from itertools import accumulate
 from zlib import crc32
 
 from router_svc.policy.decisions import Placed, Served, WakeFailure
-from router_svc.simulation.event_queue import Events
+from router_svc.simulation.event_queue import EventQueue
 from router_svc.simulation.hosts import Host, Instance, Phase
 from router_svc.simulation.scenario import Delays
 from router_svc.simulation.traffic import SimulatedRequest
@@ -42,7 +42,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class AttemptListener:
     """Who hears how attempts go on."""
 
     content: Callable[[Attempt], None]
@@ -56,7 +56,7 @@ class Runners:
     """All attempts under way."""
 
     def __init__(
-        self, events: Events, delays: Delays, seed: int, told: Told, unload: Callable[[Instance], None]
+        self, events: EventQueue, delays: Delays, seed: int, told: AttemptListener, unload: Callable[[Instance], None]
     ) -> None:
         self._events = events
         self._delays = delays
@@ -184,7 +184,7 @@ class Loader:
     longest unused.
     """
 
-    def __init__(self, events: Events, delays: Delays, seed: int, changed: Callable[[Instance], None]) -> None:
+    def __init__(self, events: EventQueue, delays: Delays, seed: int, changed: Callable[[Instance], None]) -> None:
         self._events = events
         self._delays = delays
         self._seed = seed
@@ -232,7 +232,7 @@ class Loader:
     def victims(self, instance: Instance, band: Priority) -> list[Instance] | None:
         """Who must give way so that it fits, besides those who already do; None: it would not fit even then."""
         host, wanted = instance.host, instance.kind.memory_bytes
-        if not wanted or not host.has_book:
+        if not wanted or not host.has_ledger:
             return []
         missing = wanted - self._promised(host)
         if missing <= 0:
@@ -282,7 +282,7 @@ class Loader:
         """Begin the loads whose memory is there, in the order in which they were asked for."""
         while host.claims:
             instance = host.claims[0]
-            if host.has_book and instance.kind.memory_bytes > host.free_bytes():
+            if host.has_ledger and instance.kind.memory_bytes > host.free_bytes():
                 return
             host.claims.pop(0)
             self._begin(instance)

@@ -12,7 +12,7 @@ from router_svc.policy.settings import Settings
 from weft.kernel.request import Priority, Skill
 
 
-def chance(seed: int, purpose: str) -> Random:
+def seeded_random(seed: int, purpose: str) -> Random:
     """A source of its own for each purpose, so that drawing more for one changes nothing for another."""
     return Random(f"{seed}/{purpose}")  # noqa: S311 - a simulation, nothing secret
 

@@ -8,7 +8,7 @@ from router_svc.policy.endpoints.cluster_view import MeshChange
 from weft.kernel.reasons import Reason
 
 
-class Scheduling(Protocol):
+class SchedulerPort(Protocol):
     """See Scheduler, method by method."""
 
     @property

@@ -41,7 +41,7 @@ class Kind:
     needs: Needs
 
 
-class Patience:
+class StarvationDetector:
     """Remembers since when somebody is passed over."""
 
     def __init__(self, scenario: Scenario, targets: Targets) -> None:
@@ -190,7 +190,7 @@ def _could_fit(instance: Instance) -> bool:
     host = instance.host
     pinned = [other for other in host.instances if other.kind.pinned and other.phase in HOLDS_MEMORY]
     room = host.total_bytes - host.program_bytes - host.unowned_bytes - sum(other.kind.memory_bytes for other in pinned)
-    return host.is_up and (not host.has_book or instance.kind.memory_bytes <= room)
+    return host.is_up and (not host.has_ledger or instance.kind.memory_bytes <= room)
 
 
 def _turn_every(band: Priority, limits: SchedulerLimits) -> float:

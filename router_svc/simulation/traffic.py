@@ -9,7 +9,7 @@ from zlib import crc32
 
 from router_svc.policy.arrival import ROUTE_PREFIX, Arrival, Needs, context_class
 from router_svc.policy.settings import RemotePermission
-from router_svc.simulation.scenario import Pattern, Rate, Scenario, Tenant, Traffic, chance
+from router_svc.simulation.scenario import Pattern, Rate, Scenario, Tenant, Traffic, seeded_random
 from weft.kernel.request import Operation, Priority
 
 
@@ -59,11 +59,11 @@ class _Stream:
         traffic = scenario.traffic[number]
         self.number = number
         self._traffic = traffic
-        self._times = _times(traffic.rate, chance(scenario.seed, f"times/{number}"))
+        self._times = _times(traffic.rate, seeded_random(scenario.seed, f"times/{number}"))
         self._begins = traffic.from_seconds
         until = scenario.duration_seconds if traffic.until_seconds is None else traffic.until_seconds
         self._ends = min(until, scenario.duration_seconds)
-        self._facts = chance(scenario.seed, f"requests/{number}")
+        self._facts = seeded_random(scenario.seed, f"requests/{number}")
         self._allow_remote = may_leave(scenario, traffic)
         tenant = next(
             (known for known in scenario.tenants if known.name == traffic.tenant), Tenant(name=traffic.tenant)

@@ -11,7 +11,7 @@ from sqlalchemy import func, insert, select, update
 import router_svc.durable.batches.service
 from router_svc.durable.batches.config import BatchLimits
 from router_svc.durable.tasks.config import TaskLimits
-from router_svc.durable.tasks.task_events import TaskSignals
+from router_svc.durable.tasks.task_events import TaskEventBus
 from router_svc.store.database import RouterDatabase
 from router_svc.store.tables import task_attempts, task_pieces, tasks
 from weft.api.common.v1 import chat_pb2, event_pb2
@@ -24,7 +24,7 @@ from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock
 
 if TYPE_CHECKING:
-    from router_svc.durable.tasks.store_port import News
+    from router_svc.durable.tasks.store_port import StoreEvent
 
 NEW_FILE = NewFile(tenant="ann", name="lines.jsonl", purpose=BATCH_INPUT)
 DAY_SECONDS = 86_400.0
@@ -37,15 +37,15 @@ class World:
         self, database_url: str, *, clock: FakeClock | None = None, max_open_per_tenant: int = 200_000, **limits: Any
     ) -> None:
         self.clock = clock or FakeClock()
-        self.signals = TaskSignals()
-        self.news: list[News] = []
-        self.signals.subscribe(self.news.append)
+        self.events = TaskEventBus()
+        self.news: list[StoreEvent] = []
+        self.events.subscribe(self.news.append)
         self.database = RouterDatabase(database_url)
         self.service = router_svc.durable.batches.service.build(
             self.database,
             BatchLimits(**limits),
             TaskLimits(max_open_per_tenant=max_open_per_tenant),
-            self.signals,
+            self.events,
             clock=self.clock,
         )
         self.files = self.service.files
@@ -144,10 +144,10 @@ def many(number: int) -> AsyncIterator[BatchLine]:
     return lines(*(line(f"line-{place}") for place in range(number)))
 
 
-async def content(*pieces: bytes) -> AsyncIterator[bytes]:
+async def content(*chunks: bytes) -> AsyncIterator[bytes]:
     """They come one after the other."""
-    for piece in pieces:
-        yield piece
+    for chunk in chunks:
+        yield chunk
 
 
 def output(text: str) -> task_pb2.TaskOutput:

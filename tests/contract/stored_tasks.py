@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import select
 
 from router_svc.durable.tasks.sql_store import SqlTaskStore
-from router_svc.durable.tasks.store_port import Claim, Ending, Lane, NewPiece, PendingTask, TaskRow, TaskStore
+from router_svc.durable.tasks.store_port import Claim, Lane, NewChunk, PendingTask, TaskOutcome, TaskRow, TaskStore
 from router_svc.store.database import RouterDatabase
 from weft.api.common.v1 import event_pb2
 from weft.api.router.v1 import task_pb2
@@ -45,10 +45,10 @@ def a_row(name: str, *, lane: Lane = LANE, prompt: str = "hi", **changes: Any) -
     return TaskRow(**(fields | changes))
 
 
-def a_piece(first: int, *words: str) -> NewPiece:
+def a_chunk(first: int, *words: str) -> NewChunk:
     """One event for each word."""
     output = task_pb2.TaskOutput(events=[_event(word) for word in words])
-    return NewPiece(first_index=first, event_count=len(words), output=output.SerializeToString())
+    return NewChunk(first_index=first, event_count=len(words), output=output.SerializeToString())
 
 
 def _event(word: str) -> event_pb2.InferenceEvent:
@@ -77,8 +77,8 @@ async def seen(store: TaskStore, name: str, tenant: str = "ann") -> Task:
 
 async def said(store: TaskStore, name: str, attempt: int, after: int = 0, max_bytes: int = MUCH) -> list[str]:
     """What is kept of an answer, word by word."""
-    kept = await store.pieces(name, attempt, after, max_bytes)
-    return [event.delta.text for piece in kept for event in piece.output.events]
+    kept = await store.chunks(name, attempt, after, max_bytes)
+    return [event.delta.text for chunk in kept for event in chunk.output.events]
 
 
 async def waiting(store: TaskStore, lane: Lane = LANE, now: float = NOW, limit: int = 100) -> list[PendingTask]:
@@ -92,12 +92,12 @@ async def reverted(store: TaskStore, claim: Claim, now: float = NOW, **changes: 
     return await store.revert(claim, CRASH, **(fields | changes))
 
 
-DONE = Ending(state=TaskState.COMPLETED)
+DONE = TaskOutcome(state=TaskState.COMPLETED)
 
 
-def failed(message: str = "no", reason: Reason = Reason.INVALID_ARGUMENT) -> Ending:
+def failed(message: str = "no", reason: Reason = Reason.INVALID_ARGUMENT) -> TaskOutcome:
     """For good."""
-    return Ending(state=TaskState.FAILED, failure=TaskFailure(reason=reason, message=message))
+    return TaskOutcome(state=TaskState.FAILED, failure=TaskFailure(reason=reason, message=message))
 
 
 async def all_of(*awaited: Any) -> list[Any]:

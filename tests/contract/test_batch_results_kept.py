@@ -21,7 +21,7 @@ async def test_lines_that_ended_long_before_the_others_are_kept_until_the_result
         async def forgotten() -> int:
             await world.clock.advance(100)
             async with world.database.writing() as connection:
-                return await sql_transitions.forget_ended(connection, world.clock.utc_now().timestamp(), 10)
+                return await sql_transitions.purge_ended(connection, world.clock.utc_now().timestamp(), 10)
 
         made = await world.batches.create(world.new_batch(), many(2))
         await world.end(made.id, TaskState.COMPLETED, [0])

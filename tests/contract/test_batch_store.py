@@ -10,9 +10,9 @@ from stored_batches import DAY_SECONDS, NEW_FILE, World, content, line, lines, m
 
 from router_svc.durable.batches.item_intake import CHUNK_LINES, MAX_LANES_KNOWN
 from router_svc.durable.batches.uploads import INTAKE_LIMIT_SECONDS
-from router_svc.durable.tasks.sql_rows import UNBORN
-from router_svc.durable.tasks.store_port import Lane, LaneFilled, ManyChanged, News
-from router_svc.durable.tasks.task_events import PostgresNews
+from router_svc.durable.tasks.sql_rows import STAGED
+from router_svc.durable.tasks.store_port import Lane, LaneFilled, ManyChanged, StoreEvent
+from router_svc.durable.tasks.task_events import PostgresEvents
 from router_svc.store.tables import batches, task_attempts, task_specs, tasks
 from weft.api.common.v1 import priority_pb2
 from weft.durable.batches import BatchLine, BatchState, LineCounts, LineError
@@ -69,7 +69,7 @@ async def test_no_line_can_be_begun_and_nobody_sees_the_batch_before_all_lines_a
         assert world.news == []
 
     made = await world.batches.create(world.new_batch(), slow())
-    assert states == [[(UNBORN,)] * 2 * CHUNK_LINES]
+    assert states == [[(STAGED,)] * 2 * CHUNK_LINES]
     assert await world.rows(tasks.c.state) == [(TaskState.PENDING,)] * (2 * CHUNK_LINES + 1)
     assert [batch.id for batch in (await world.batches.list_page("ann")).batches] == [made.id]
 
@@ -411,9 +411,9 @@ async def test_two_routers_on_one_postgres_leave_what_the_other_takes_in(postgre
 
 async def test_another_router_on_one_postgres_hears_of_lines_that_wait_and_of_cancelled_ones(postgres_url: str) -> None:
     listening = "pg_stat_activity WHERE query ILIKE 'LISTEN%'"
-    heard: asyncio.Queue[News] = asyncio.Queue()
+    heard: asyncio.Queue[StoreEvent] = asyncio.Queue()
     async with running(postgres_url) as first, running(postgres_url) as second:
-        news = PostgresNews(second.database, "other", FakeClock())
+        news = PostgresEvents(second.database, "other", FakeClock())
         listener = asyncio.create_task(news.listen(heard.put_nowait))
         while not listener.done() and not await first.count(text(listening)):  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0)

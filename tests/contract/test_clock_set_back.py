@@ -75,7 +75,7 @@ async def test_a_task_that_ended_in_the_future_is_kept_as_long_as_any(kept: SqlT
     ended_at = (await seen(kept, "task-1")).ended_at
     assert ended_at is not None
     assert ended_at.timestamp() == BACK
-    assert await kept.forget_ended(BACK + 1.0, 10) == 1
+    assert await kept.purge_ended(BACK + 1.0, 10) == 1
 
 
 async def test_no_more_is_moved_at_once_than_asked_and_what_is_moved_stays(kept: SqlTaskStore) -> None:

@@ -43,9 +43,9 @@ async def test_a_file_of_any_length_is_kept_in_pieces_that_are_not_too_long(worl
     data = bytes(size)
     file = await world.files.save(NEW_FILE, content(data[: size // 2], data[size // 2 :]))
     assert file.size == size
-    pieces = [piece async for piece in world.files.read("ann", file.id)]
-    assert b"".join(pieces) == data
-    assert all(len(piece) <= MAX_PIECE_BYTES for piece in pieces)
+    chunks = [chunk async for chunk in world.files.read("ann", file.id)]
+    assert b"".join(chunks) == data
+    assert all(len(chunk) <= MAX_PIECE_BYTES for chunk in chunks)
 
 
 async def test_a_tenant_sees_and_deletes_only_its_own(world: World) -> None:

@@ -9,7 +9,7 @@ from stored_tasks import (
     LEASE,
     MAX_COMMIT_BATCH,
     NOW,
-    a_piece,
+    a_chunk,
     a_row,
     all_of,
     begun,
@@ -24,9 +24,9 @@ from stored_tasks import (
     waiting,
 )
 
-from router_svc.durable.tasks.sql_rows import UNBORN, insert_rows
+from router_svc.durable.tasks.sql_rows import STAGED, insert_rows
 from router_svc.durable.tasks.sql_store import SqlTaskStore
-from router_svc.durable.tasks.store_port import Ending, Lane, TaskStore
+from router_svc.durable.tasks.store_port import Lane, TaskOutcome, TaskStore
 from router_svc.store.database import RouterDatabase
 from router_svc.store.tables import task_attempts, task_pieces, task_specs, tasks
 from weft.durable.tasks import TaskFailure, TaskQuery, TaskState
@@ -155,7 +155,7 @@ async def test_a_token_of_another_query_or_of_nobody_is_refused(kept: TaskStore)
 
 async def test_a_line_of_a_batch_that_is_being_taken_in_is_nowhere(kept: TaskStore, beside: RouterDatabase) -> None:
     async with beside.writing() as connection:
-        await insert_rows(connection, [a_row("task-1", batch="batch-1")], state=UNBORN)
+        await insert_rows(connection, [a_row("task-1", batch="batch-1")], state=STAGED)
     assert await kept.get("ann", "task-1") is None
     assert await kept.details("ann", "task-1") is None
     assert (await kept.list_page("ann", TaskQuery(batch="batch-1"))).tasks == []
@@ -165,7 +165,7 @@ async def test_a_line_of_a_batch_that_is_being_taken_in_is_nowhere(kept: TaskSto
     assert await kept.lanes(NOW, None, 10) == []
     assert await waiting(kept) == []
     assert await kept.fail_expired(NOW + 9999, 10) == []
-    assert await kept.forget_ended(NOW + 9999, 10) == 0
+    assert await kept.purge_ended(NOW + 9999, 10) == 0
     assert await kept.open_counts() == {}
     assert await count(beside, tasks) == 1
 
@@ -225,7 +225,7 @@ async def test_open_tasks_are_counted_by_tenant(kept: TaskStore) -> None:
 async def test_a_cancelled_task_is_over_at_once_and_stays_so(kept: TaskStore) -> None:
     await kept.submit(a_row("task-1"))
     claim = await begun(kept, "task-2")
-    await kept.append(claim, [a_piece(1, "a")])
+    await kept.append(claim, [a_chunk(1, "a")])
     waited, ran = await kept.cancel("ann", "task-1", NOW + 1), await kept.cancel("ann", "task-2", NOW + 1)
     assert waited is not None
     assert ran is not None
@@ -248,7 +248,7 @@ async def test_only_what_is_over_is_deleted(kept: TaskStore, beside: RouterDatab
     await refused(Reason.RESOURCE_IN_USE, kept.delete("ann", (await kept.submit(a_row("task-1"))).task.id))
     claim = await claimed(kept, "task-1")
     await refused(Reason.RESOURCE_IN_USE, kept.delete("ann", "task-1"))
-    await kept.end(claim, Ending(state=TaskState.COMPLETED, pieces=[a_piece(1, "a")]), NOW)
+    await kept.end(claim, TaskOutcome(state=TaskState.COMPLETED, chunks=[a_chunk(1, "a")]), NOW)
     gone = await kept.delete("ann", "task-1")
     assert gone is not None
     assert gone.state is TaskState.COMPLETED

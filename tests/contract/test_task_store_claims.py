@@ -7,7 +7,7 @@ from stored_tasks import (
     LANE,
     LEASE,
     NOW,
-    a_piece,
+    a_chunk,
     a_row,
     all_of,
     begun,
@@ -22,7 +22,7 @@ from stored_tasks import (
 )
 
 from router_svc.durable.tasks.sql_transitions import MAX_ERROR_CHARS
-from router_svc.durable.tasks.store_port import Claim, Ending, TaskStore
+from router_svc.durable.tasks.store_port import Claim, TaskOutcome, TaskStore
 from router_svc.store.database import RouterDatabase
 from router_svc.store.tables import task_attempts, task_pieces, task_specs, tasks
 from weft.api.common.v1 import receipt_pb2
@@ -72,22 +72,22 @@ async def test_a_heartbeat_prolongs_all_of_an_owners_claims_and_no_others(kept: 
 
 async def test_an_answer_grows_and_is_read_from_any_event_on(kept: TaskStore) -> None:
     claim = await begun(kept, "task-1")
-    assert await kept.append(claim, [a_piece(1, "a", "b"), a_piece(3, "c")])
-    assert await kept.append(claim, [a_piece(4, "d", "e", "f")])
+    assert await kept.append(claim, [a_chunk(1, "a", "b"), a_chunk(3, "c")])
+    assert await kept.append(claim, [a_chunk(4, "d", "e", "f")])
     assert (await seen(kept, "task-1")).last_event == event_number(1, 6)
     words = ["a", "b", "c", "d", "e", "f"]
     for after in range(8):
         assert await said(kept, "task-1", 1, after) == words[after:]
-    assert [len(await kept.pieces("task-1", 1, after, 1)) for after in (0, 1, 2, 3, 5, 6)] == [1, 1, 1, 1, 1, 0]
-    (first, second, third) = await kept.pieces("task-1", 1, 0, 1 << 30)
+    assert [len(await kept.chunks("task-1", 1, after, 1)) for after in (0, 1, 2, 3, 5, 6)] == [1, 1, 1, 1, 1, 0]
+    (first, second, third) = await kept.chunks("task-1", 1, 0, 1 << 30)
     assert [each.last_event for each in (first, second, third)] == [event_number(1, n) for n in (2, 3, 6)]
-    assert await kept.pieces("task-1", 2, 0, 1 << 30) == ()
+    assert await kept.chunks("task-1", 2, 0, 1 << 30) == ()
 
 
 async def test_an_end_keeps_the_rest_of_the_answer_and_closes_the_attempt(kept: TaskStore) -> None:
     claim = await begun(kept, "task-1")
-    await kept.append(claim, [a_piece(1, "a")])
-    rest = Ending(state=TaskState.COMPLETED, pieces=[a_piece(2, "b")], receipt=RECEIPT.SerializeToString())
+    await kept.append(claim, [a_chunk(1, "a")])
+    rest = TaskOutcome(state=TaskState.COMPLETED, chunks=[a_chunk(2, "b")], receipt=RECEIPT.SerializeToString())
     assert await kept.end(claim, rest, NOW + 1)
     details = await kept.details("ann", "task-1")
     assert details is not None
@@ -112,45 +112,45 @@ async def test_a_failure_says_why_and_its_words_are_cut(kept: TaskStore) -> None
 
 async def test_what_a_late_writer_says_is_discarded(kept: TaskStore) -> None:
     late = await begun(kept, "task-1")
-    await kept.append(late, [a_piece(1, "late")])
+    await kept.append(late, [a_chunk(1, "late")])
     assert [each.claim for each in await kept.revert_expired(NOW + LEASE, 10)] == [late]
     current = await claimed(kept, "task-1", "r1", NOW + LEASE)
-    await kept.append(current, [a_piece(1, "good")])
+    await kept.append(current, [a_chunk(1, "good")])
     for stale in (late, current._replace(owner="r2"), current._replace(attempt=3)):
-        assert not await kept.append(stale, [a_piece(1, "bad")])
+        assert not await kept.append(stale, [a_chunk(1, "bad")])
         assert not await kept.append(stale, [])
-        assert not await kept.end(stale, Ending(state=TaskState.COMPLETED, pieces=[a_piece(2, "bad")]), NOW)
+        assert not await kept.end(stale, TaskOutcome(state=TaskState.COMPLETED, chunks=[a_chunk(2, "bad")]), NOW)
         assert not await kept.end(stale, failed(), NOW)
         assert not await reverted(kept, stale)
     assert await said(kept, "task-1", 2) == ["good"]
     assert await said(kept, "task-1", 1) == []
     assert await kept.end(current, DONE, NOW)
     assert not await kept.end(current, failed(), NOW)
-    assert not await kept.append(current, [a_piece(2, "bad")])
+    assert not await kept.append(current, [a_chunk(2, "bad")])
     assert not await reverted(kept, current)
     assert (await seen(kept, "task-1")).state is TaskState.COMPLETED
 
 
 async def test_a_write_that_nobody_was_told_of_may_be_done_again(kept: TaskStore, beside: RouterDatabase) -> None:
     claim = await begun(kept, "task-1")
-    for pieces in ([a_piece(1, "a", "b")], [a_piece(1, "a", "b")], [a_piece(1, "a", "b", "c")], [a_piece(4, "d")]):
-        assert await kept.append(claim, pieces)
+    for chunks in ([a_chunk(1, "a", "b")], [a_chunk(1, "a", "b")], [a_chunk(1, "a", "b", "c")], [a_chunk(4, "d")]):
+        assert await kept.append(claim, chunks)
     assert await said(kept, "task-1", 1) == ["a", "b", "c", "d"]
     async with beside.reading() as connection:
         size = (await connection.execute(select(tasks.c.result_size))).scalar_one()
-    assert size == len(a_piece(1, "a", "b", "c").output) + len(a_piece(4, "d").output)
-    ending = Ending(state=TaskState.COMPLETED, pieces=[a_piece(5, "e")])
+    assert size == len(a_chunk(1, "a", "b", "c").output) + len(a_chunk(4, "d").output)
+    outcome = TaskOutcome(state=TaskState.COMPLETED, chunks=[a_chunk(5, "e")])
     for _ in range(2):
-        assert await kept.end(claim, ending, NOW)
+        assert await kept.end(claim, outcome, NOW)
     assert await said(kept, "task-1", 1) == ["a", "b", "c", "d", "e"]
-    assert not await kept.end(claim._replace(owner="r2"), ending, NOW)
+    assert not await kept.end(claim._replace(owner="r2"), outcome, NOW)
 
 
 async def test_an_answer_with_a_hole_is_refused(kept: TaskStore) -> None:
     claim = await begun(kept, "task-1")
-    await kept.append(claim, [a_piece(1, "a", "b")])
+    await kept.append(claim, [a_chunk(1, "a", "b")])
     for first in (4, 2):
-        await refused(Reason.INTERNAL, kept.append(claim, [a_piece(first, "x")]))
+        await refused(Reason.INTERNAL, kept.append(claim, [a_chunk(first, "x")]))
     assert await said(kept, "task-1", 1) == ["a", "b"]
 
 
@@ -159,7 +159,7 @@ async def test_an_answer_with_a_hole_is_refused(kept: TaskStore) -> None:
 
 async def test_a_lost_attempt_is_forgotten_and_the_task_waits_anew(kept: TaskStore) -> None:
     claim = await begun(kept, "task-1")
-    await kept.append(claim, [a_piece(1, "a")])
+    await kept.append(claim, [a_chunk(1, "a")])
     assert await reverted(kept, claim, now=NOW + 50, ready_at=NOW + 60, receipt=RECEIPT.SerializeToString())
     task = await seen(kept, "task-1")
     assert (task.state, task.owner, task.attempt, task.last_event) == (TaskState.PENDING, "", 1, 0)
@@ -194,7 +194,7 @@ async def test_a_lease_without_a_heartbeat_is_lost_and_the_last_one_fails_the_ta
     for attempt, state in ((1, TaskState.PENDING), (2, TaskState.FAILED)):
         now = NOW + attempt * 100
         claim = await claimed(kept, "task-1", now=now)
-        await kept.append(claim, [a_piece(1, "a")])
+        await kept.append(claim, [a_chunk(1, "a")])
         assert await kept.revert_expired(now + LEASE - 1, 10) == ()
         (lost,) = await kept.revert_expired(now + LEASE, 10)
         assert (lost.claim, lost.lane, lost.state) == (claim, LANE, state)
@@ -227,11 +227,11 @@ async def test_what_ended_long_ago_is_forgotten_with_all_that_belongs_to_it(
 ) -> None:
     for number in range(4):
         claim = await begun(kept, f"task-{number}")
-        ending = Ending(state=TaskState.COMPLETED, pieces=[a_piece(1, "a")])
-        await kept.end(claim, ending, NOW + number)
-    assert await kept.forget_ended(NOW + 3, 2) == 2
+        outcome = TaskOutcome(state=TaskState.COMPLETED, chunks=[a_chunk(1, "a")])
+        await kept.end(claim, outcome, NOW + number)
+    assert await kept.purge_ended(NOW + 3, 2) == 2
     assert await kept.get("ann", "task-1") is None
-    assert await kept.forget_ended(NOW + 3, 2) == 1
-    assert await kept.forget_ended(NOW + 3, 2) == 0
+    assert await kept.purge_ended(NOW + 3, 2) == 1
+    assert await kept.purge_ended(NOW + 3, 2) == 0
     for table in (tasks, task_specs, task_attempts, task_pieces):
         assert await count(beside, table) == 1

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from stored_tasks import DONE, LANE, LEASE, MAX_COMMIT_BATCH, NOW, a_piece, a_row, begun, said, seen, store_on
+from stored_tasks import DONE, LANE, LEASE, MAX_COMMIT_BATCH, NOW, a_chunk, a_row, begun, said, seen, store_on
 
 from router_svc.durable.tasks.sql_store import SqlTaskStore
-from router_svc.durable.tasks.store_port import Ending, ManyChanged, News
+from router_svc.durable.tasks.store_port import ManyChanged, StoreEvent, TaskOutcome
 from router_svc.store.database import RouterDatabase
 from weft.durable.tasks import TaskQuery, TaskState
 from weft.kernel.errors import WeftError
@@ -182,7 +182,7 @@ async def test_a_lock_that_is_let_go_in_time_is_only_waited_for(kept: SqlTaskSto
 
 async def test_a_full_disk_acknowledges_nothing_and_still_reads(kept: SqlTaskStore) -> None:
     claim = await begun(kept, "task-1")
-    long = Ending(state=TaskState.COMPLETED, pieces=[a_piece(1, "x" * 2 * MOST_BYTES)])
+    long = TaskOutcome(state=TaskState.COMPLETED, chunks=[a_chunk(1, "x" * 2 * MOST_BYTES)])
     with full_disk():
         error = await refused(kept.end(claim, long, NOW))
         assert error.retry_after_seconds
@@ -214,7 +214,7 @@ async def test_a_postgres_whose_connections_are_cut_loses_nothing(
         await asyncio.to_thread(postgres.sql, CUT_ALL)
     await submitters.go_on()
     await submitters.check()
-    assert await store.append(claim, [a_piece(1, "a")])
+    assert await store.append(claim, [a_chunk(1, "a")])
     await store.stop()
 
 
@@ -224,7 +224,7 @@ async def test_a_postgres_that_is_restarted_is_found_again_with_its_news() -> No
         store = store_on(server.url(name))
         await store.start()
         claim = await begun(store, "task-1")
-        heard: asyncio.Queue[News] = asyncio.Queue()
+        heard: asyncio.Queue[StoreEvent] = asyncio.Queue()
         listening = asyncio.create_task(store.listen(heard.put_nowait))
         submitters = Submitters(store)
         await submitters.go_on()

@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from sqlalchemy import ColumnElement, delete
-from stored_tasks import CRASH, LANE, LEASE, MAX_COMMIT_BATCH, MUCH, NOW, a_piece, a_row, failed, said
+from stored_tasks import CRASH, LANE, LEASE, MAX_COMMIT_BATCH, MUCH, NOW, a_chunk, a_row, failed, said
 
 from router_svc.durable.tasks.sql_store import SqlTaskStore
-from router_svc.durable.tasks.store_port import Claim, Ending, Lane, TaskRow
+from router_svc.durable.tasks.store_port import Claim, Lane, TaskOutcome, TaskRow
 from router_svc.store.database import RouterDatabase
 from router_svc.store.tables import tasks
 from weft.durable.tasks import TaskQuery, TaskState, event_number
@@ -144,7 +144,7 @@ class TaskStoreMachine(RuleBasedStateMachine):
         claim, task = self.any_claim(data)
         is_held = task is not None and task.is_held_by(claim)
         first = 1 if again or task is None or not is_held else len(task.words) + 1
-        assert self.do(self.store.append(claim, [a_piece(first, *words)])) is is_held
+        assert self.do(self.store.append(claim, [a_chunk(first, *words)])) is is_held
         if is_held and task is not None:
             task.words[first - 1 :] = words
 
@@ -152,10 +152,10 @@ class TaskStoreMachine(RuleBasedStateMachine):
     @rule(data=st.data(), state=st.sampled_from([C, C, F]))
     def end(self, data: st.DataObject, state: TaskState) -> None:
         claim, task = self.any_claim(data)
-        ending = Ending(state=C) if state is C else failed()
+        outcome = TaskOutcome(state=C) if state is C else failed()
         is_held = task is not None and task.is_held_by(claim)
         is_done = task is not None and task.ended_by == (claim, state)
-        assert self.do(self.store.end(claim, ending, self.now)) is (is_held or is_done)
+        assert self.do(self.store.end(claim, outcome, self.now)) is (is_held or is_done)
         if is_held and task is not None:
             task.finish(state, self.now)
             task.ended_by = (claim, state)
@@ -219,10 +219,10 @@ class TaskStoreMachine(RuleBasedStateMachine):
         assert set(self.do(self.store.fail_expired(self.now, 100))) == {task.row.id for task in over}
 
     @rule()
-    def forget_ended(self) -> None:
+    def purge_ended(self) -> None:
         before = self.now - KEEP
         old = [name for name, task in self.tasks.items() if task.state.is_terminal and task.ended_at < before]
-        assert self.do(self.store.forget_ended(before, 100)) == len(old)
+        assert self.do(self.store.purge_ended(before, 100)) == len(old)
         for name in old:
             del self.tasks[name]
 

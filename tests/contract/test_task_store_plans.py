@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import bindparam, event, insert, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
-from stored_tasks import CRASH, DONE, LANE, LEASE, MUCH, NOW, a_piece, a_row, store_on
+from stored_tasks import CRASH, DONE, LANE, LEASE, MUCH, NOW, a_chunk, a_row, store_on
 
 from router_svc.durable.tasks import sql_reads, sql_rows, sql_transitions
 from router_svc.durable.tasks.sql_rows import values_of
@@ -44,14 +44,14 @@ USES: dict[str, tuple[Use, str]] = {
     "details": (lambda c: sql_reads.details(c, "t3", "task-9"), "uq_tasks_id"),
     "list_page": (lambda c: sql_reads.list_page(c, "t1", TaskQuery(page_size=2)), "ix_tasks_tenant_seq"),
     "list_page, a further one": (further_page, "ix_tasks_tenant_seq"),
-    "pieces": (lambda c: sql_reads.pieces(c, "task-10", 1, 1, MUCH), "pk_task_pieces"),
+    "pieces": (lambda c: sql_reads.chunks(c, "task-10", 1, 1, MUCH), "pk_task_pieces"),
     "lanes": (lambda c: sql_reads.lanes(c, NOW, None, 20), "ix_tasks_lane"),
     "lanes after one": (lambda c: sql_reads.lanes(c, NOW, Lane("m1", "t1", LANE.band), 20), "ix_tasks_lane"),
     "pending": (lambda c: sql_reads.pending(c, Lane("m1", "t1", LANE.band), NOW, 5, MUCH), "ix_tasks_lane"),
     "next_ready_at": (lambda c: sql_reads.next_ready_at(c, NOW - 10), "ix_tasks_ready"),
     "claim": (lambda c: sql_transitions.claim(c, "task-100", "r1", NOW, NOW + LEASE), "uq_tasks_id"),
     "renew": (lambda c: sql_transitions.renew(c, "r1", NOW + LEASE), "ix_tasks_lease"),
-    "append": (lambda c: FENCED.append(c, CLAIM, [a_piece(2, "b")]), "uq_tasks_id"),
+    "append": (lambda c: FENCED.append(c, CLAIM, [a_chunk(2, "b")]), "uq_tasks_id"),
     "end": (lambda c: FENCED.end(c, CLAIM, DONE, NOW), "uq_tasks_id"),
     "revert": (
         lambda c: FENCED.revert(c, CLAIM, CRASH, receipt=b"", counts=True, now=NOW, ready_at=NOW),
@@ -60,7 +60,7 @@ USES: dict[str, tuple[Use, str]] = {
     "cancel": (lambda c: sql_transitions.cancel(c, "t3", "task-10", NOW), "uq_tasks_id"),
     "revert_expired": (lambda c: sql_transitions.revert_expired(c, NOW + LEASE, 5), "ix_tasks_lease"),
     "fail_expired": (lambda c: sql_transitions.fail_expired(c, NOW + 3600, 5), "ix_tasks_expiry"),
-    "forget_ended": (lambda c: sql_transitions.forget_ended(c, NOW + 5, 5), "ix_tasks_ended"),
+    "forget_ended": (lambda c: sql_transitions.purge_ended(c, NOW + 5, 5), "ix_tasks_ended"),
 }
 
 
@@ -86,8 +86,8 @@ async def _fill(connection: AsyncConnection) -> None:
     await connection.execute(insert(task_specs), [{"task_id": name, "spec": b""} for name in names])
     begun = {"attempt": 1, "owner": "r1", "claimed_at": NOW, "ended_at": None, "reason": 0, "message": ""}
     await connection.execute(insert(task_attempts), [{"task_id": name, "receipt": b"", **begun} for name in run])
-    piece = {"attempt": 1, "first_index": 1, "event_count": 1, "output": b""}
-    await connection.execute(insert(task_pieces), [{"task_id": name, **piece} for name in run])
+    chunk = {"attempt": 1, "first_index": 1, "event_count": 1, "output": b""}
+    await connection.execute(insert(task_pieces), [{"task_id": name, **chunk} for name in run])
     await connection.commit()
     if connection.dialect.name == "postgresql":
         await connection.execute(text("ANALYZE"))

@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 
 import asyncpg
 import pytest
-from stored_tasks import DONE, LANE, LEASE, NOW, a_piece, a_row, all_of, begun, claimed, reverted, seen, store_on
+from stored_tasks import DONE, LANE, LEASE, NOW, a_chunk, a_row, all_of, begun, claimed, reverted, seen, store_on
 
 from router_svc.durable.tasks.sql_store import SqlTaskStore
-from router_svc.durable.tasks.store_port import Lane, LaneFilled, ManyChanged, News, TaskChanged
-from router_svc.durable.tasks.task_events import CHANNEL, MAX_PAYLOAD_BYTES, MAX_TOLD, TaskSignals
+from router_svc.durable.tasks.store_port import Lane, LaneFilled, ManyChanged, StoreEvent, TaskChanged
+from router_svc.durable.tasks.task_events import CHANNEL, MAX_PAYLOAD_BYTES, MAX_TOLD, TaskEventBus
 from weft.durable.tasks import TaskQuery, TaskState
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -19,7 +19,7 @@ from weft_testing.postgres_server import PostgresServer
 
 pytest_plugins = ("database_fixtures",)
 
-Heard = asyncio.Queue[News]
+Heard = asyncio.Queue[StoreEvent]
 LISTENS = f"query LIKE 'LISTEN%{CHANNEL}%' AND state = 'idle'"
 
 
@@ -81,8 +81,8 @@ async def test_a_lost_lease_is_reverted_by_one_router(routers: list[SqlTaskStore
     found = await asyncio.gather(*(store.revert_expired(NOW + LEASE, 100) for store in routers))
     assert sorted(lost.claim for some in found for lost in some) == sorted(claims)
     again = await claimed(routers[1], "task-0", "r2", NOW + LEASE)
-    assert not await routers[0].append(claims[0], [a_piece(1, "late")])
-    assert await routers[1].append(again, [a_piece(1, "good")])
+    assert not await routers[0].append(claims[0], [a_chunk(1, "late")])
+    assert await routers[1].append(again, [a_chunk(1, "good")])
 
 
 async def test_each_router_hears_what_others_do_and_not_itself(routers: list[SqlTaskStore]) -> None:
@@ -91,13 +91,13 @@ async def test_each_router_hears_what_others_do_and_not_itself(routers: list[Sql
         await hearer.submit(a_row("task-0"))
         claim = await begun(teller, "task-1")
         assert [await heard.get(), await heard.get()] == [LaneFilled(LANE), TaskChanged("task-1")]
-        await teller.append(claim, [a_piece(1, "a")])
+        await teller.append(claim, [a_chunk(1, "a")])
         await reverted(teller, claim)
         expected = [TaskChanged("task-1"), TaskChanged("task-1"), LaneFilled(LANE)]
         assert [await heard.get() for _ in expected] == expected
         await teller.cancel("ann", "task-1", NOW)
         assert await heard.get() == TaskChanged("task-1")
-        await teller.forget_ended(NOW + 1, 10)
+        await teller.purge_ended(NOW + 1, 10)
         assert await heard.get() == ManyChanged()
         assert heard.empty()
 
@@ -146,10 +146,10 @@ async def test_a_watcher_whose_router_does_not_hear_yet_is_woken_once_it_does(ro
     """What another router told in the moment of the start was missed, and the watcher waited for its next look."""
     teller, hearer = routers
     claim = await begun(teller, "task-1")
-    signals = TaskSignals()
-    with signals.watching("task-1") as news:
+    events = TaskEventBus()
+    with events.watching("task-1") as news:
         assert await teller.end(claim, DONE, NOW)
-        hearing = asyncio.create_task(hearer.listen(signals.announce))
+        hearing = asyncio.create_task(hearer.listen(events.publish))
         await news.wait()
     hearing.cancel()
     await asyncio.gather(hearing, return_exceptions=True)

@@ -12,12 +12,12 @@ from typing import Annotated
 import typer
 
 from router_svc.policy.scheduler import Scheduler
-from router_svc.simulation.engine import Extras, Simulation
+from router_svc.simulation.engine import RunOptions, Simulation
 from router_svc.simulation.fifo_baseline import FifoScheduler
 from router_svc.simulation.figures import Figures, figures_of
-from router_svc.simulation.invariants import Auditor
+from router_svc.simulation.invariants import InvariantChecker
 from router_svc.simulation.scenario import Scenario
-from router_svc.simulation.scheduler_port import Scheduling
+from router_svc.simulation.scheduler_port import SchedulerPort
 from weft_app.cli.options import EXIT_INTERRUPTED, OutputFormat, OutputOption, note, reporting
 from weft_app.cli.output import print_document, say
 from weft_app.cli.simulation_output import document_of, story_text, summary_text
@@ -25,7 +25,7 @@ from weft_app.compose.simulate import MAX_REQUESTS, load_scenario
 
 OURS = "weft"
 PROGRESS_SECONDS = 1.0
-_SCHEDULERS: Mapping[str, Callable[[Scenario], Scheduling]] = MappingProxyType(
+_SCHEDULERS: Mapping[str, Callable[[Scenario], SchedulerPort]] = MappingProxyType(
     {
         OURS: lambda scenario: Scheduler(scenario.limits, scenario.settings),
         "fifo": lambda scenario: FifoScheduler(scenario.limits),
@@ -89,8 +89,8 @@ def simulate(  # noqa: PLR0917 - options are parameters in typer
 
 def _run(scenario: Scenario, name: str, explained: tuple[int, ...], *, check: bool) -> _Run:
     begun_at = time.monotonic()
-    auditor = Auditor(scenario) if check else None
-    simulation = Simulation(scenario, _SCHEDULERS[name](scenario), Extras(auditor=auditor, explained=explained))
+    checker = InvariantChecker(scenario) if check else None
+    simulation = Simulation(scenario, _SCHEDULERS[name](scenario), RunOptions(checker=checker, explained=explained))
     was_broken_off = False
     progress = _Progress(simulation, name)
     try:
@@ -102,7 +102,7 @@ def _run(scenario: Scenario, name: str, explained: tuple[int, ...], *, check: bo
     return _Run(
         # It may be broken off between the last event and those that follow from it, which looks like an end.
         figures=replace(figures, is_complete=figures.is_complete and not was_broken_off),
-        stories=simulation.story.lines,
+        stories=simulation.decision_log.lines,
         wall_seconds=time.monotonic() - begun_at,
         was_broken_off=was_broken_off,
     )

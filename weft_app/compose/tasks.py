@@ -7,7 +7,7 @@ import router_svc.durable.tasks.service
 from router_svc.durable.batches.config import BatchLimits
 from router_svc.durable.batches.service import BatchService
 from router_svc.durable.tasks.config import TaskLimits
-from router_svc.durable.tasks.service import TaskParts, TaskService
+from router_svc.durable.tasks.service import TaskService, TaskServiceDeps
 from router_svc.service import RouterService
 from router_svc.store.database import RouterDatabase
 from weft.dispatch.agents import KnownNames
@@ -33,7 +33,7 @@ class DurableServices:
 def durable_services(config: WeftConfig, database: RouterDatabase, router: RouterService) -> DurableServices:
     """Tasks and batches in the router's database, placed by the router itself."""
     limits = task_limits(config.router.tasks, schema_limits(config.gateway.limits.schemas))
-    parts = TaskParts(
+    parts = TaskServiceDeps(
         placement=router.placement,
         fleet=router,
         channels=router.channels,
@@ -41,7 +41,7 @@ def durable_services(config: WeftConfig, database: RouterDatabase, router: Route
     )
     tasks = router_svc.durable.tasks.service.build(database, limits, parts)
     batches = router_svc.durable.batches.service.build(
-        database, batch_limits(config.router.batches), limits, tasks.signals, names=KnownNames(router)
+        database, batch_limits(config.router.batches), limits, tasks.events, names=KnownNames(router)
     )
     return DurableServices(tasks, batches)
 

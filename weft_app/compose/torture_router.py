@@ -18,9 +18,9 @@ from sqlalchemy import ColumnElement
 import router_svc.durable.tasks.service
 import router_svc.service
 from router_svc.durable.tasks.failpoints import Failpoint, Failpoints, NoFailpoints
-from router_svc.durable.tasks.service import TaskParts, TaskService
+from router_svc.durable.tasks.service import TaskService, TaskServiceDeps
 from router_svc.durable.tasks.sql_store import SqlTaskStore
-from router_svc.durable.tasks.store_port import Claim, Ending
+from router_svc.durable.tasks.store_port import Claim, TaskOutcome
 from router_svc.service import RouterService
 from router_svc.store.database import RouterDatabase
 from router_svc.store.tables import tasks
@@ -83,7 +83,7 @@ class UnfencedTaskStore(SqlTaskStore):
         renewed = await super().renew(owner, lease_until)
         return renewed | self._claims
 
-    async def end(self, claim: Claim, ending: Ending, now: float) -> bool:
+    async def end(self, claim: Claim, ending: TaskOutcome, now: float) -> bool:
         """See TaskStore.end."""
         self._claims.discard(claim)
         return await super().end(claim, ending, now)
@@ -106,7 +106,7 @@ def broken_tasks(
 ) -> TaskService:
     """Durable tasks on a router, with what is wrong."""
     limits = task_limits(config.router.tasks, schema_limits(config.gateway.limits.schemas))
-    parts = TaskParts(
+    parts = TaskServiceDeps(
         placement=router.placement,
         fleet=router,
         channels=router.channels,

@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 
 from router_svc.durable.batches.batch_sql import BatchTable
 from router_svc.durable.batches.config import BatchLimits
-from router_svc.durable.batches.item_intake import LineIntake
-from router_svc.durable.batches.item_sql import CHANGED_AT_ONCE, Line, LineContent, LineTable, Tally
-from router_svc.durable.batches.uploads import INTAKE_LIMIT_SECONDS, Intakes, came_too_slowly
+from router_svc.durable.batches.item_intake import ItemIntake
+from router_svc.durable.batches.item_sql import CHANGED_AT_ONCE, Item, ItemContent, ItemTable, ItemTally
+from router_svc.durable.batches.uploads import INTAKE_LIMIT_SECONDS, Uploads, upload_timed_out
 from router_svc.durable.tasks.config import TaskLimits
 from router_svc.durable.tasks.sql_rows import utc
 from router_svc.durable.tasks.store_port import ManyChanged
-from router_svc.durable.tasks.task_events import TaskSignals
+from router_svc.durable.tasks.task_events import TaskEventBus
 from router_svc.store.tables import MAX_ID_CHARS
 from weft.api.router.v1 import task_pb2
 from weft.dispatch.agents import KnownNames
@@ -98,10 +98,10 @@ class BatchTables:
     """Where batches are kept."""
 
     batches: BatchTable
-    lines: LineTable
+    lines: ItemTable
 
 
-class BatchKeeper:
+class BatchManager:
     """See `weft.durable.batches.BatchPort`."""
 
     def __init__(
@@ -109,7 +109,7 @@ class BatchKeeper:
         tables: BatchTables,
         limits: BatchLimits,
         task_limits: TaskLimits,
-        signals: TaskSignals,
+        events: TaskEventBus,
         clock: Clock,
         *,
         names: KnownNames | None = None,
@@ -118,10 +118,10 @@ class BatchKeeper:
         self._lines = tables.lines
         self._limits = limits
         self._task_limits = task_limits
-        self._signals = signals
+        self._events = events
         self._clock = clock
         self._names = names
-        self._creations = Intakes("batches", MAX_CREATIONS)
+        self._creations = Uploads("batches", MAX_CREATIONS)
 
     async def create(self, new: NewBatch, lines: AsyncIterator[BatchLine]) -> Batch:
         """See BatchPort.create. Raises DEADLINE_EXCEEDED, too, where the lines do not come to their end."""
@@ -208,7 +208,7 @@ class BatchKeeper:
         await self._drop_broken(now if all_broken else now - INTAKE_LIMIT_SECONDS)
         await self._settle_unended()
         over = now - self._limits.keep_batch_seconds
-        while await self._batches.forget_ended(over, SWEPT_AT_ONCE) == SWEPT_AT_ONCE:
+        while await self._batches.purge_ended(over, SWEPT_AT_ONCE) == SWEPT_AT_ONCE:
             pass
 
     async def stop(self, grace_seconds: float) -> None:
@@ -218,17 +218,17 @@ class BatchKeeper:
     async def _take_in(self, batch_id: str, new: NewBatch, now: float, lines: AsyncIterator[BatchLine]) -> int:
         room = await self._room(new.tenant)
         await self._batches.begin(batch_id, new, now)
-        intake = LineIntake(batch_id, new, now, room, (self._limits, self._task_limits), self._names)
+        intake = ItemIntake(batch_id, new, now, room, (self._limits, self._task_limits), self._names)
         async with aclosing(intake.chunks(lines)) as chunks:
             async for rows in chunks:
                 if not await self._lines.add(batch_id, rows):
-                    raise came_too_slowly("batch")
+                    raise upload_timed_out("batch")
         intake.require_room_for_all(await self._room(new.tenant))
         news = intake.news
         if not await self._lines.activate(batch_id, intake.count, news):
-            raise came_too_slowly("batch")
+            raise upload_timed_out("batch")
         for each in news:
-            self._signals.announce(each)
+            self._events.publish(each)
         return intake.count
 
     async def _room(self, tenant: str) -> int:
@@ -243,14 +243,14 @@ class BatchKeeper:
         tallies = await self._lines.tallies(unended)
         return [await self._counted(batch, tallies[batch.id]) if batch.id in tallies else batch for batch in found]
 
-    async def _counted(self, batch: Batch, tally: Tally) -> Batch:
+    async def _counted(self, batch: Batch, tally: ItemTally) -> Batch:
         counted = replace(batch, counts=tally.counts(batch.counts.total))
         ended_at = await self._freeze(batch.id, tally)
         if ended_at is None:
             return counted
         return replace(counted, state=BatchState.FINALIZING, lines_ended_at=utc(ended_at))
 
-    async def _freeze(self, batch_id: str, tally: Tally) -> float | None:
+    async def _freeze(self, batch_id: str, tally: ItemTally) -> float | None:
         """When the last of all lines ended; None: some are open."""
         if tally.open:
             return None
@@ -267,7 +267,7 @@ class BatchKeeper:
                 pass
         finally:
             # Whoever runs some of them ends its calls.
-            self._signals.announce(ManyChanged())
+            self._events.publish(ManyChanged())
 
     async def _drop_broken(self, before: float) -> None:
         more = True
@@ -308,9 +308,9 @@ def _batch_of(batch_id: str, new: NewBatch, now: float, state: BatchState, count
     )
 
 
-def _bunches(lines: Sequence[Line]) -> Iterator[Sequence[Line]]:
+def _bunches(lines: Sequence[Item]) -> Iterator[Sequence[Item]]:
     """So many lines at a time as are read at once."""
-    some: list[Line] = []
+    some: list[Item] = []
     size = 0
     for line in lines:
         if some and size + line.size > MAX_READ_BYTES:
@@ -322,7 +322,7 @@ def _bunches(lines: Sequence[Line]) -> Iterator[Sequence[Line]]:
         yield some
 
 
-def _result_of(line: Line, content: LineContent) -> LineResult:
+def _result_of(line: Item, content: ItemContent) -> LineResult:
     return LineResult(
         custom_id=line.custom_id,
         task=line.task,

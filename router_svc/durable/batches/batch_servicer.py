@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 
 from router_svc.callers import metadata_of, tenant_of
-from router_svc.durable.batches.uploads import IDLE_SECONDS, broken_off, patiently
+from router_svc.durable.batches.uploads import IDLE_SECONDS, incomplete_stream, with_idle_timeout
 from weft.api.router.v1 import batch_service_pb2 as pb
 from weft.api.router.v1 import batch_service_pb2_grpc
 from weft.durable.batches import BatchLine, BatchPort, LineResult, NewBatch
@@ -38,10 +38,12 @@ class BatchServicer(batch_service_pb2_grpc.BatchServiceServicer):
         """See BatchService.CreateBatch."""
         async with answering(context):
             tenant = _tenant(context)
-            async with aclosing(patiently(aiter(request_iterator), idle_seconds=self._idle_seconds)) as messages:
+            async with aclosing(
+                with_idle_timeout(aiter(request_iterator), idle_seconds=self._idle_seconds)
+            ) as messages:
                 first = await anext(messages, None)
                 if first is None:
-                    raise broken_off()
+                    raise incomplete_stream()
                 async with aclosing(_lines(first, messages)) as lines:
                     batch = await self._batches.create(_new(tenant, first.batch), lines)
             return pb.CreateBatchResponse(batch=batch_message(batch))
@@ -134,7 +136,7 @@ async def _lines(
         count += len(message.lines)
         last, message = message, await anext(messages, None)
     if not last.HasField("batch"):
-        raise broken_off()
+        raise incomplete_stream()
     if last.batch.total_count != count:
         raise invalid_field("batch.total_count", f"must be how many lines were sent, which is {count}")
 

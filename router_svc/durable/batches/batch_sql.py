@@ -18,15 +18,15 @@ from weft.durable.batches import Batch, BatchState, LineCounts, LineError, NewBa
 from weft.durable.files import BATCH_OUTPUT
 from weft.sql.moments import BoundedMoment, bring_back
 
-TAKING_IN = 0
+RECEIVING = 0
 """State of one whose lines are being taken in."""
-GOING = -1
+DELETING = -1
 """State of one that broke off, and whose lines are being deleted: no line comes to it any more."""
 _COUNTS = ("total", "completed", "failed", "cancelled", "expired")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unended:
+class OpenBatch:
     """A batch whose lines are not known to be at their end."""
 
     seq: int
@@ -52,7 +52,7 @@ class BatchTable:
         values = {
             "id": batch_id,
             "tenant": new.tenant,
-            "state": BatchState.FAILED if new.errors else TAKING_IN,
+            "state": BatchState.FAILED if new.errors else RECEIVING,
             "endpoint": new.endpoint,
             "input_file": new.input_file,
             "output_file": "",
@@ -75,7 +75,7 @@ class BatchTable:
 
     async def list_page(self, tenant: str, after: str, limit: int) -> Sequence[Batch] | None:
         """The newest first, older than one (empty: from the newest on); None: the tenant has none of that id."""
-        query = select(batches).where(batches.c.tenant == tenant, batches.c.state > TAKING_IN)
+        query = select(batches).where(batches.c.tenant == tenant, batches.c.state > RECEIVING)
         async with self._database.reading() as connection:
             if after:
                 place = (await connection.execute(_one(tenant, after))).first()
@@ -124,7 +124,7 @@ class BatchTable:
             await connection.execute(update(batches).where(batches.c.id == batch_id).values(values))
             return ""
 
-    async def unended(self, after_seq: int, limit: int) -> Sequence[Unended]:
+    async def unended(self, after_seq: int, limit: int) -> Sequence[OpenBatch]:
         """Those of all tenants whose lines are not known to be at their end, in their order."""
         query = (
             select(batches.c.seq, batches.c.tenant, batches.c.id, batches.c.cancelled_at)
@@ -134,7 +134,7 @@ class BatchTable:
         )
         async with self._database.reading() as connection:
             return [
-                Unended(seq=row.seq, tenant=row.tenant, id=row.id, is_cancelled=row.cancelled_at is not None)
+                OpenBatch(seq=row.seq, tenant=row.tenant, id=row.id, is_cancelled=row.cancelled_at is not None)
                 for row in await connection.execute(query)
             ]
 
@@ -153,14 +153,14 @@ class BatchTable:
         """Ids of those that are not whole and were begun before, the oldest first."""
         query = (
             select(batches.c.id)
-            .where(batches.c.state <= TAKING_IN, batches.c.created_at < before)
+            .where(batches.c.state <= RECEIVING, batches.c.created_at < before)
             .order_by(batches.c.seq)
             .limit(limit)
         )
         async with self._database.reading() as connection:
             return [row.id for row in await connection.execute(query)]
 
-    async def forget_ended(self, before: float, limit: int) -> int:
+    async def purge_ended(self, before: float, limit: int) -> int:
         """Forget those that ended before, or whose lines did and nobody wrote the results; how many."""
         over = (
             select(batches.c.seq)
@@ -184,7 +184,7 @@ async def _locked_state(connection: AsyncConnection, batch_id: str) -> int | Non
 
 
 def _one(tenant: str, batch_id: str) -> Select[tuple[object, ...]]:
-    return select(batches).where(batches.c.id == batch_id, batches.c.tenant == tenant, batches.c.state > TAKING_IN)
+    return select(batches).where(batches.c.id == batch_id, batches.c.tenant == tenant, batches.c.state > RECEIVING)
 
 
 def _batch_of(row: Row[tuple[object, ...]]) -> Batch:

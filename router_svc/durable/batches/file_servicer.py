@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 
 from router_svc.callers import metadata_of, tenant_of
-from router_svc.durable.batches.uploads import IDLE_SECONDS, broken_off, patiently
+from router_svc.durable.batches.uploads import IDLE_SECONDS, incomplete_stream, with_idle_timeout
 from weft.api.router.v1 import file_service_pb2 as pb
 from weft.api.router.v1 import file_service_pb2_grpc
 from weft.durable.files import BATCH_OUTPUT, MAX_PIECE_BYTES, FilePort, NewFile
@@ -36,10 +36,12 @@ class FileServicer(file_service_pb2_grpc.FileServiceServicer):
         """See FileService.UploadFile."""
         async with answering(context):
             tenant = _tenant(context)
-            async with aclosing(patiently(aiter(request_iterator), idle_seconds=self._idle_seconds)) as messages:
+            async with aclosing(
+                with_idle_timeout(aiter(request_iterator), idle_seconds=self._idle_seconds)
+            ) as messages:
                 first = await anext(messages, None)
                 if first is None:
-                    raise broken_off()
+                    raise incomplete_stream()
                 if first.file.purpose == BATCH_OUTPUT:
                     caller().require(MESH_ACCESS)
                 new = NewFile(tenant=tenant, name=first.file.name, purpose=first.file.purpose)
@@ -95,7 +97,7 @@ async def _content(first: pb.UploadFileRequest, messages: AsyncIterator[pb.Uploa
             raise invalid_field("file.byte_count", f"must be what was sent, which is {size}")
         yield message.data
     if not is_whole:
-        raise broken_off()
+        raise incomplete_stream()
 
 
 def _data(message: pb.UploadFileRequest) -> bytes:

@@ -9,7 +9,7 @@ from sqlalchemy import Row, Select, delete, false, func, insert, or_, select, tr
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from router_svc.durable.batches.config import BatchLimits
-from router_svc.durable.batches.uploads import INTAKE_LIMIT_SECONDS, Intakes, came_too_slowly
+from router_svc.durable.batches.uploads import INTAKE_LIMIT_SECONDS, Uploads, upload_timed_out
 from router_svc.durable.tasks.sql_rows import utc
 from router_svc.store.database import RouterDatabase
 from router_svc.store.tables import file_pieces, files
@@ -35,7 +35,7 @@ REMOVED_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class Usage:
     """How much a tenant keeps, what is being uploaded included."""
 
     count: int
@@ -57,12 +57,12 @@ class FileTable:
     def __init__(self, database: RouterDatabase) -> None:
         self._database = database
 
-    async def kept(self, tenant: str) -> Kept:
+    async def kept(self, tenant: str) -> Usage:
         """How much a tenant keeps."""
         async with self._database.reading() as connection:
             return await _kept(connection, tenant)
 
-    async def begin(self, file_id: str, new: NewFile, now: float, expires_at: float) -> Kept:
+    async def begin(self, file_id: str, new: NewFile, now: float, expires_at: float) -> Usage:
         """A file that is not whole; returns what its tenant keeps with it."""
         values = {
             "id": file_id,
@@ -193,10 +193,10 @@ def _one(tenant: str, file_id: str) -> Select[tuple[object, ...]]:
     return select(files).where(files.c.id == file_id, files.c.tenant == tenant, files.c.is_whole == true())
 
 
-async def _kept(connection: AsyncConnection, tenant: str) -> Kept:
+async def _kept(connection: AsyncConnection, tenant: str) -> Usage:
     query = select(func.count(), func.coalesce(func.sum(files.c.size), 0)).where(files.c.tenant == tenant)
     count, size = (await connection.execute(query)).one()
-    return Kept(count, int(size))
+    return Usage(count, int(size))
 
 
 def _file_of(row: Row[tuple[object, ...]]) -> StoredFile:
@@ -218,14 +218,14 @@ SWEPT_AT_ONCE = 100
 _PURPOSES = (BATCH_INPUT, BATCH_OUTPUT)
 
 
-class FileKeeper:
+class FileManager:
     """See `weft.durable.files.FilePort`."""
 
     def __init__(self, table: FileTable, limits: BatchLimits, clock: Clock) -> None:
         self._table = table
         self._limits = limits
         self._clock = clock
-        self._uploads = Intakes("files", MAX_UPLOADS)
+        self._uploads = Uploads("files", MAX_UPLOADS)
 
     async def save(self, new: NewFile, content: AsyncIterator[bytes]) -> StoredFile:
         """See FilePort.save. Raises INVALID_ARGUMENT, too, and DEADLINE_EXCEEDED where it does not come to its end."""
@@ -299,10 +299,10 @@ class FileKeeper:
                     # Answers may be longer than what was asked, and a batch whose answers fit nowhere would never end.
                     self._require_size(size)
                 kept = await self._table.kept(new.tenant)
-                self._require_room(Kept(kept.count, kept.size + len(piece.data)))
+                self._require_room(Usage(kept.count, kept.size + len(piece.data)))
                 file = await self._table.append(file_id, piece, is_last=is_last)
                 if file is None:
-                    raise came_too_slowly("file")
+                    raise upload_timed_out("file")
         assert file is not None, "there is always a last piece"
         return file
 
@@ -310,7 +310,7 @@ class FileKeeper:
         if size > self._limits.max_file_bytes:
             raise FieldError("file", f"must have at most {self._limits.max_file_bytes} bytes", Reason.REQUEST_TOO_LARGE)
 
-    def _require_room(self, kept: Kept) -> None:
+    def _require_room(self, kept: Usage) -> None:
         """Raises TOO_MANY_RESOURCES where a tenant that keeps so much keeps too much."""
         limits = self._limits
         if kept.count > limits.max_files_per_tenant:

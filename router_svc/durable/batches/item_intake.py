@@ -6,7 +6,7 @@ from hashlib import blake2b
 from router_svc.durable.batches.config import BatchLimits
 from router_svc.durable.tasks.config import TaskLimits
 from router_svc.durable.tasks.spec_validation import CheckedSpec, check_spec
-from router_svc.durable.tasks.store_port import Lane, LaneFilled, ManyChanged, News, TaskRow
+from router_svc.durable.tasks.store_port import Lane, LaneFilled, ManyChanged, StoreEvent, TaskRow
 from weft.dispatch.agents import KnownNames
 from weft.durable.batches import MAX_CUSTOM_ID_CHARS, BatchLine, NewBatch
 from weft.durable.tasks import TASK_PREFIX
@@ -23,7 +23,7 @@ MAX_LANES_KNOWN = 256
 _DIGEST_BYTES = 16
 
 
-class LineIntake:
+class ItemIntake:
     """Of one batch. `room`: how many more tasks its tenant may have that are not at their end."""
 
     def __init__(
@@ -51,7 +51,7 @@ class LineIntake:
         return self._count
 
     @property
-    def news(self) -> Sequence[News]:
+    def news(self) -> Sequence[StoreEvent]:
         """What is to be told when all lines are there."""
         if len(self._lanes) > MAX_LANES_KNOWN:
             return [ManyChanged()]

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from sqlalchemy import and_, case, delete, func, literal, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from router_svc.durable.batches.batch_sql import GOING, TAKING_IN
-from router_svc.durable.tasks.sql_rows import AT_ONCE, UNBORN, insert_rows, task_of
-from router_svc.durable.tasks.store_port import ManyChanged, News, TaskRow
-from router_svc.durable.tasks.task_events import tell
+from router_svc.durable.batches.batch_sql import DELETING, RECEIVING
+from router_svc.durable.tasks.sql_rows import READY_NOW, STAGED, insert_rows, task_of
+from router_svc.durable.tasks.store_port import ManyChanged, StoreEvent, TaskRow
+from router_svc.durable.tasks.task_events import notify_routers
 from router_svc.store.database import RouterDatabase
 from router_svc.store.tables import batches, task_attempts, task_pieces, task_specs, tasks
 from weft.durable.batches import BatchState, LineCounts
@@ -29,7 +29,7 @@ _COUNTED = ("completed", "failed", "cancelled", "expired")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tally:
+class ItemTally:
     """Where the lines of a batch are."""
 
     completed: int = 0
@@ -46,7 +46,7 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class Item:
     """A line, without what is long."""
 
     task: Task
@@ -56,7 +56,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LineContent:
+class ItemContent:
     """What is long of a line."""
 
     spec: bytes
@@ -64,7 +64,7 @@ class LineContent:
     """Of a completed one."""
 
 
-class LineTable:
+class ItemTable:
     """The tables of tasks, as far as they are lines of batches."""
 
     def __init__(self, database: RouterDatabase) -> None:
@@ -86,23 +86,23 @@ class LineTable:
         async with self._database.writing() as connection:
             if not await _is_coming_in(connection, batch_id):
                 return False
-            await insert_rows(connection, rows, state=UNBORN)
+            await insert_rows(connection, rows, state=STAGED)
             return True
 
-    async def activate(self, batch_id: str, total: int, news: Sequence[News]) -> bool:
+    async def activate(self, batch_id: str, total: int, news: Sequence[StoreEvent]) -> bool:
         """All lines are there: they wait from now on, and other routers hear the news. False: the batch is gone."""
         async with self._database.writing() as connection:
             done = await connection.execute(
                 update(batches)
-                .where(batches.c.id == batch_id, batches.c.state == TAKING_IN)
+                .where(batches.c.id == batch_id, batches.c.state == RECEIVING)
                 .values(state=BatchState.IN_PROGRESS, total_count=total)
             )
             if not done.rowcount:
                 return False
             await connection.execute(
                 update(tasks)
-                .where(tasks.c.batch_id == batch_id, tasks.c.state == UNBORN)
-                .values(state=TaskState.PENDING, ready_at=AT_ONCE)
+                .where(tasks.c.batch_id == batch_id, tasks.c.state == STAGED)
+                .values(state=TaskState.PENDING, ready_at=READY_NOW)
             )
             await self._tell(connection, news)
             return True
@@ -111,12 +111,12 @@ class LineTable:
         """Forget a batch that is not whole with its lines, some at a time; one that is whole stays."""
         async with self._database.writing() as connection:
             await connection.execute(
-                update(batches).where(batches.c.id == batch_id, batches.c.state == TAKING_IN).values(state=GOING)
+                update(batches).where(batches.c.id == batch_id, batches.c.state == RECEIVING).values(state=DELETING)
             )
-        going = select(batches.c.seq).where(batches.c.id == batch_id, batches.c.state == GOING)
+        going = select(batches.c.seq).where(batches.c.id == batch_id, batches.c.state == DELETING)
         some = (
             select(tasks.c.seq)
-            .where(tasks.c.batch_id == batch_id, tasks.c.state == UNBORN)
+            .where(tasks.c.batch_id == batch_id, tasks.c.state == STAGED)
             .order_by(tasks.c.line)
             .limit(CHANGED_AT_ONCE)
         )
@@ -129,7 +129,7 @@ class LineTable:
                 if not more:
                     await connection.execute(delete(batches).where(batches.c.id == batch_id))
 
-    async def tallies(self, batch_ids: Sequence[str]) -> Mapping[str, Tally]:
+    async def tallies(self, batch_ids: Sequence[str]) -> Mapping[str, ItemTally]:
         """Where the lines of some batches are."""
         # After the window's end, and for that reason: whether it was begun before and came back does not matter.
         is_expired = and_(
@@ -153,7 +153,7 @@ class LineTable:
                 found[row.batch_id][row.end_kind] = row.number
                 if row.last is not None:
                     last[row.batch_id] = max(row.last, last.get(row.batch_id, row.last))
-        return {batch_id: Tally(**ends, last_ended_at=last.get(batch_id)) for batch_id, ends in found.items()}
+        return {batch_id: ItemTally(**ends, last_ended_at=last.get(batch_id)) for batch_id, ends in found.items()}
 
     async def cancel_some(self, batch_id: str, now: float, limit: int) -> int:
         """End some lines that are not at their end, but for those that somebody else changes right now; how many."""
@@ -176,22 +176,22 @@ class LineTable:
             await self._cancel(connection, found, now)
             return bool(found)
 
-    async def page(self, batch_id: str, after_line: int, limit: int) -> Sequence[Line]:
+    async def page(self, batch_id: str, after_line: int, limit: int) -> Sequence[Item]:
         """Lines after one, in order."""
         query = (
             select(tasks, func.length(task_specs.c.spec).label("spec_size"))
             .join(task_specs, task_specs.c.task_id == tasks.c.id)
-            .where(tasks.c.batch_id == batch_id, tasks.c.line > after_line, tasks.c.state != UNBORN)
+            .where(tasks.c.batch_id == batch_id, tasks.c.line > after_line, tasks.c.state != STAGED)
             .order_by(tasks.c.line)
             .limit(limit)
         )
         async with self._database.reading() as connection:
             return [
-                Line(task=task_of(row), custom_id=row.custom_id, size=row.spec_size + row.result_size)
+                Item(task=task_of(row), custom_id=row.custom_id, size=row.spec_size + row.result_size)
                 for row in await connection.execute(query)
             ]
 
-    async def contents(self, lines: Sequence[Line]) -> Mapping[str, LineContent]:
+    async def contents(self, lines: Sequence[Item]) -> Mapping[str, ItemContent]:
         """What is long of some lines, by task; those that were forgotten meanwhile are not among them."""
         completed = [line.task.id for line in lines if line.task.state is TaskState.COMPLETED]
         pieces = (
@@ -207,7 +207,7 @@ class LineTable:
                 outputs[row.task_id].append(row.output)
             # After the pieces: a task that has its spec now had all its pieces then.
             return {
-                row.task_id: LineContent(spec=row.spec, outputs=outputs.get(row.task_id, ()))
+                row.task_id: ItemContent(spec=row.spec, outputs=outputs.get(row.task_id, ()))
                 for row in await connection.execute(specs)
             }
 
@@ -227,11 +227,11 @@ class LineTable:
         await self._tell(connection, [ManyChanged()])
         return done.rowcount
 
-    async def _tell(self, connection: AsyncConnection, news: Sequence[News]) -> None:
+    async def _tell(self, connection: AsyncConnection, news: Sequence[StoreEvent]) -> None:
         if self._database.is_shared:
-            await tell(connection, ORIGIN, news)
+            await notify_routers(connection, ORIGIN, news)
 
 
 async def _is_coming_in(connection: AsyncConnection, batch_id: str) -> bool:
-    query = select(batches.c.seq).where(batches.c.id == batch_id, batches.c.state == TAKING_IN).with_for_update()
+    query = select(batches.c.seq).where(batches.c.id == batch_id, batches.c.state == RECEIVING).with_for_update()
     return (await connection.execute(query)).first() is not None

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 import grpc
 import structlog
 
-from router_svc.durable.batches.batch_manager import BatchKeeper, BatchTables
+from router_svc.durable.batches.batch_manager import BatchManager, BatchTables
 from router_svc.durable.batches.batch_servicer import BatchServicer
 from router_svc.durable.batches.batch_sql import BatchTable
 from router_svc.durable.batches.config import BatchLimits
 from router_svc.durable.batches.file_servicer import FileServicer
-from router_svc.durable.batches.files import FileKeeper, FileTable
-from router_svc.durable.batches.item_sql import LineTable
+from router_svc.durable.batches.files import FileManager, FileTable
+from router_svc.durable.batches.item_sql import ItemTable
 from router_svc.durable.tasks.config import TaskLimits
-from router_svc.durable.tasks.task_events import TaskSignals
+from router_svc.durable.tasks.task_events import TaskEventBus
 from router_svc.store.database import RouterDatabase
 from weft.api.router.v1 import (
     batch_service_pb2,
@@ -39,7 +39,7 @@ log = structlog.get_logger("weft.router")
 class Sweeper:
     """One round when it starts, and one after each interval."""
 
-    def __init__(self, files: FileKeeper, batches: BatchKeeper, limits: BatchLimits, clock: Clock) -> None:
+    def __init__(self, files: FileManager, batches: BatchManager, limits: BatchLimits, clock: Clock) -> None:
         self._files = files
         self._batches = batches
         self._limits = limits
@@ -47,7 +47,7 @@ class Sweeper:
         self._sweeping: asyncio.Task[None] | None = None
 
     async def start(self, *, all_broken: bool) -> None:
-        """Begin. `all_broken`: see `FileKeeper.sweep`."""
+        """Begin. `all_broken`: see `FileManager.sweep`."""
         await self._once(all_broken=all_broken)
         self._sweeping = start_restarting(self._for_ever, name="batch-sweeper", clock=self._clock)
 
@@ -75,26 +75,26 @@ def build(
     database: RouterDatabase,
     limits: BatchLimits,
     task_limits: TaskLimits,
-    signals: TaskSignals,
+    events: TaskEventBus,
     *,
     clock: Clock | None = None,
     names: KnownNames | None = None,
 ) -> "BatchService":
-    """Files and batches in a database, not started. `signals`: of whoever runs the tasks in this process.
+    """Files and batches in a database, not started. `events`: of whoever runs the tasks in this process.
 
     `names`: of what lines may ask for; None: of anything.
     """
     chosen = clock or SystemClock()
-    files = FileKeeper(FileTable(database), limits, chosen)
-    tables = BatchTables(batches=BatchTable(database), lines=LineTable(database))
-    batches = BatchKeeper(tables, limits, task_limits, signals, chosen, names=names)
+    files = FileManager(FileTable(database), limits, chosen)
+    tables = BatchTables(batches=BatchTable(database), lines=ItemTable(database))
+    batches = BatchManager(tables, limits, task_limits, events, chosen, names=names)
     return BatchService(database, files, batches, Sweeper(files, batches, limits, chosen))
 
 
 class BatchService:
     """See weft.kernel.service.Service."""
 
-    def __init__(self, database: RouterDatabase, files: FileKeeper, batches: BatchKeeper, sweeper: Sweeper) -> None:
+    def __init__(self, database: RouterDatabase, files: FileManager, batches: BatchManager, sweeper: Sweeper) -> None:
         self._database = database
         self._files = files
         self._batches = batches

@@ -18,7 +18,7 @@ RETRY_SECONDS = 5.0
 log = structlog.get_logger("weft.router")
 
 
-class Intakes:
+class Uploads:
     """Those of one kind that come in at this moment."""
 
     def __init__(self, kind: str, most: int) -> None:
@@ -65,7 +65,7 @@ class Intakes:
             log.error("what broke off was not removed", kind=self._kind, reason=error.reason.name)  # noqa: TRY400
 
 
-def came_too_slowly(kind: str) -> WeftError:
+def upload_timed_out(kind: str) -> WeftError:
     """What is said of one that was given up meanwhile."""
     return WeftError(
         Reason.DEADLINE_EXCEEDED, f"the {kind} did not come in within {INTAKE_LIMIT_SECONDS:.0f} seconds; send it anew"
@@ -78,7 +78,7 @@ IDLE_SECONDS = 60.0
 MessageT = TypeVar("MessageT")
 
 
-async def patiently(
+async def with_idle_timeout(
     messages: AsyncIterator[MessageT], *, idle_seconds: float = IDLE_SECONDS
 ) -> AsyncGenerator[MessageT]:
     """Every message. Raises DEADLINE_EXCEEDED where none comes for so long."""
@@ -93,6 +93,6 @@ async def patiently(
         yield message
 
 
-def broken_off() -> WeftError:
+def incomplete_stream() -> WeftError:
     """What is said, to whoever may still hear it, of a stream that did not say that it is whole."""
     return WeftError(Reason.CANCELLED, "the stream broke off before it said how much it has")

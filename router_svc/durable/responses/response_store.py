@@ -17,7 +17,7 @@ from weft.sql.moments import BoundedMoment, bring_back
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class Usage:
     """How much a tenant keeps."""
 
     count: int = 0
@@ -31,7 +31,7 @@ class ResponseTable:
     def __init__(self, database: RouterDatabase) -> None:
         self._database = database
 
-    async def save(self, response: StoredResponse) -> Kept:
+    async def save(self, response: StoredResponse) -> Usage:
         """Keep it, instead of one of the same id; returns by how much the tenant keeps more.
 
         Raises ALREADY_EXISTS where the id is another tenant's.
@@ -42,11 +42,11 @@ class ResponseTable:
             found = (await connection.execute(query)).first()
             if found is None:
                 await connection.execute(insert(responses), values)
-                return Kept(1, size)
+                return Usage(1, size)
             if found.tenant != response.tenant:
                 raise WeftError(Reason.ALREADY_EXISTS, "a response of this id exists")
             await connection.execute(update(responses).where(responses.c.id == response.id), values)
-            return Kept(0, size - found.size)
+            return Usage(0, size - found.size)
 
     async def size_of(self, tenant: str, response_id: str) -> int | None:
         """Bytes of one answer; None: the tenant has none of this id."""
@@ -96,17 +96,17 @@ class ResponseTable:
         async with self._database.writing() as connection:
             return await bring_back(connection, [made], limit)
 
-    async def forget_before(self, moment: datetime) -> int:
+    async def purge_before(self, moment: datetime) -> int:
         """Forget the answers made before it; returns how many they were."""
         async with self._database.writing() as connection:
             done = await connection.execute(delete(responses).where(responses.c.created_at < moment))
             return done.rowcount
 
-    async def kept(self) -> Mapping[str, Kept]:
+    async def kept(self) -> Mapping[str, Usage]:
         """How much each tenant keeps."""
         query = select(responses.c.tenant, func.count(), func.sum(responses.c.size)).group_by(responses.c.tenant)
         async with self._database.reading() as connection:
-            return {tenant: Kept(count, int(size)) for tenant, count, size in await connection.execute(query)}
+            return {tenant: Usage(count, int(size)) for tenant, count, size in await connection.execute(query)}
 
 
 def _values(response: StoredResponse) -> dict[str, object]:
@@ -142,14 +142,14 @@ SWEPT_AT_ONCE = 100
 """Answers that one statement of a sweep moves: others have their turn in between."""
 
 
-class ResponseKeeper:
+class ResponseManager:
     """See `weft.durable.responses.ResponseStore`."""
 
     def __init__(self, table: ResponseTable, limits: ResponseLimits, clock: Clock) -> None:
         self._table = table
         self._limits = limits
         self._clock = clock
-        self._kept: dict[str, Kept] = {}
+        self._kept: dict[str, Usage] = {}
         """By tenant. Other routers on one database are seen at the next count."""
         self._total_bytes = 0
         """Of all tenants."""
@@ -161,7 +161,7 @@ class ResponseKeeper:
             raise WeftError(
                 Reason.REQUEST_TOO_LARGE, f"a response that is kept has at most {self._limits.max_bytes} bytes"
             )
-        if self._refusal(response.tenant, Kept(1, size)):
+        if self._refusal(response.tenant, Usage(1, size)):
             await self._require_replacement(response, size)
         self._add(response.tenant, await self._table.save(response))
 
@@ -190,35 +190,35 @@ class ResponseKeeper:
         size = await self._table.delete(tenant, response_id)
         if size is None:
             raise response_not_found(response_id)
-        self._add(tenant, Kept(-1, -size))
+        self._add(tenant, Usage(-1, -size))
 
     async def sweep(self) -> None:
         """Forget what is over, and count what is left."""
         now = self._clock.utc_now()
         while await self._table.bring_back(now, SWEPT_AT_ONCE):
             pass
-        await self._table.forget_before(now - timedelta(seconds=self._limits.keep_seconds))
+        await self._table.purge_before(now - timedelta(seconds=self._limits.keep_seconds))
         self._kept = dict(await self._table.kept())
         self._total_bytes = sum(kept.size for kept in self._kept.values())
 
     async def _require_replacement(self, response: StoredResponse, size: int) -> None:
         """A tenant that keeps all it may can still write again what it has."""
         known = await self._table.size_of(response.tenant, response.id)
-        more = Kept(1, size) if known is None else Kept(0, size - known)
+        more = Usage(1, size) if known is None else Usage(0, size - known)
         refusal = self._refusal(response.tenant, more)
         if refusal:
             raise WeftError(Reason.TOO_MANY_RESOURCES, refusal)
 
-    def _refusal(self, tenant: str, more: Kept) -> str:
+    def _refusal(self, tenant: str, more: Usage) -> str:
         """Why a tenant may not keep so much more; empty: it may."""
-        kept, limits = self._kept.get(tenant, Kept()), self._limits
+        kept, limits = self._kept.get(tenant, Usage()), self._limits
         if kept.count + more.count > limits.max_per_tenant or kept.size + more.size > limits.max_tenant_bytes:
             return "the tenant keeps as many responses as it may; delete some, or send 'store': false"
         if self._total_bytes + more.size > limits.max_total_bytes:
             return "as many responses are kept as may be (router.responses.max_total_bytes); send 'store': false"
         return ""
 
-    def _add(self, tenant: str, more: Kept) -> None:
-        kept = self._kept.get(tenant, Kept())
-        self._kept[tenant] = Kept(kept.count + more.count, kept.size + more.size)
+    def _add(self, tenant: str, more: Usage) -> None:
+        kept = self._kept.get(tenant, Usage())
+        self._kept[tenant] = Usage(kept.count + more.count, kept.size + more.size)
         self._total_bytes += more.size

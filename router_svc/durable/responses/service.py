@@ -8,7 +8,7 @@ import grpc
 import structlog
 
 from router_svc.durable.responses.config import ResponseLimits
-from router_svc.durable.responses.response_store import ResponseKeeper, ResponseTable
+from router_svc.durable.responses.response_store import ResponseManager, ResponseTable
 from router_svc.store.database import RouterDatabase
 from weft.api.router.v1 import stored_response_service_pb2, stored_response_service_pb2_grpc
 from weft.api.router.v1 import stored_response_service_pb2 as pb
@@ -102,7 +102,7 @@ class ResponseService:
         self._database = database
         self._limits = limits
         self._clock = clock
-        self._keeper = ResponseKeeper(ResponseTable(database), limits, clock)
+        self._keeper = ResponseManager(ResponseTable(database), limits, clock)
         self._sweeping: asyncio.Task[None] | None = None
 
     @property

@@ -12,7 +12,7 @@ async def no_database_time() -> float | None:
     return None
 
 
-class Wall:
+class DatabaseClock:
     """UTC as the database has it. Its clock is looked at now and then, and this machine's is corrected by it."""
 
     def __init__(self, clock: Clock, database_time: DatabaseTime = no_database_time) -> None:

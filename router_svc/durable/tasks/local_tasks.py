@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 import structlog
 
 from router_svc.durable.tasks.config import MEBIBYTE, TaskLimits
-from router_svc.durable.tasks.database_clock import Wall
+from router_svc.durable.tasks.database_clock import DatabaseClock
 from router_svc.durable.tasks.failpoints import Failpoint, Failpoints
-from router_svc.durable.tasks.monotonic_reads import TaskAnswers
+from router_svc.durable.tasks.monotonic_reads import MonotonicTasks
 from router_svc.durable.tasks.spec_validation import CheckedSpec, check_spec
 from router_svc.durable.tasks.store_port import Lane, LaneFilled, TaskChanged, TaskRow, TaskStore
-from router_svc.durable.tasks.sweeper import OpenCounts
+from router_svc.durable.tasks.sweeper import OpenTaskCounts
 from router_svc.durable.tasks.task_engine import TaskEngine
-from router_svc.durable.tasks.task_events import TaskSignals, wait_for_news
+from router_svc.durable.tasks.task_events import TaskEventBus, wait_for_event
 from weft.dispatch.agents import KnownNames
 from weft.durable.tasks import (
     MAX_IDEMPOTENCY_KEY_CHARS,
@@ -46,48 +46,48 @@ class TaskWatcher:
     """Watches tasks for callers."""
 
     def __init__(
-        self, answers: TaskAnswers, store: TaskStore, signals: TaskSignals, clock: Clock, limits: TaskLimits
+        self, answers: MonotonicTasks, store: TaskStore, events: TaskEventBus, clock: Clock, limits: TaskLimits
     ) -> None:
         self._answers = answers
         self._store = store
-        self._signals = signals
+        self._events = events
         self._clock = clock
         self._limits = limits
         self._watches = 0
 
     async def watch(self, tenant: str, task_id: str, after_event: int) -> AsyncGenerator[TaskEvent]:
         """See TaskPort.watch."""
-        with self._counted(), self._signals.watching(task_id) as news:
+        with self._counted(), self._events.watching(task_id) as event:
             told: Task | None = None
             last = after_event
             while True:
                 # Cleared first: what is told while it is read is looked at again.
-                news.clear()
+                event.clear()
                 task = await self._answers.get(tenant, task_id)
                 if told is None or (_has_moved(told, task) and not task.state.is_terminal):
                     yield task
                 told = task
-                async for piece in self._pieces(task, last):
-                    last = piece.last_event
-                    yield piece
+                async for chunk in self._chunks(task, last):
+                    last = chunk.last_event
+                    yield chunk
                 if task.state.is_terminal:
                     if attempt_of(last) <= task.attempt and last < task.last_event:
                         # It was deleted while its answer was read: the part that was told is not the whole.
                         raise task_not_found(task_id)
                     yield task
                     return
-                await wait_for_news(news, self._clock, self._limits.watch_poll_seconds)
+                await wait_for_event(event, self._clock, self._limits.watch_poll_seconds)
 
-    async def _pieces(self, task: Task, after_event: int) -> AsyncGenerator[TaskChunk]:
+    async def _chunks(self, task: Task, after_event: int) -> AsyncGenerator[TaskChunk]:
         """What is kept behind an event; one of an attempt that was lost counts as none."""
         index = index_of(after_event) if attempt_of(after_event) == task.attempt else 0
         while task.attempt:
-            pieces = await self._store.pieces(task.id, task.attempt, index, MAX_READ_BYTES)
-            if not pieces:
+            chunks = await self._store.chunks(task.id, task.attempt, index, MAX_READ_BYTES)
+            if not chunks:
                 return
-            for piece in pieces:
-                yield piece
-            index = index_of(pieces[-1].last_event)
+            for chunk in chunks:
+                yield chunk
+            index = index_of(chunks[-1].last_event)
 
     @contextmanager
     def _counted(self) -> Generator[None]:
@@ -115,15 +115,15 @@ _OF_NEW_TASKS = frozenset({Reason.TOO_MANY_RESOURCES, Reason.MODEL_NOT_FOUND})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LocalParts:
+class LocalTasksDeps:
     """What the port works with."""
 
-    answers: TaskAnswers
-    signals: TaskSignals
+    answers: MonotonicTasks
+    events: TaskEventBus
     engine: TaskEngine
-    counts: OpenCounts
+    counts: OpenTaskCounts
     watcher: TaskWatcher
-    wall: Wall
+    database_clock: DatabaseClock
     limits: TaskLimits
     failpoints: Failpoints
     names: KnownNames | None = None
@@ -133,78 +133,78 @@ class LocalParts:
 class LocalTasks:
     """See TaskPort."""
 
-    def __init__(self, parts: LocalParts) -> None:
-        self._parts = parts
+    def __init__(self, deps: LocalTasksDeps) -> None:
+        self._deps = deps
 
     async def submit(self, new: NewTask) -> Submitted:
         """See TaskPort.submit."""
-        parts = self._parts
-        checked = check_spec(new.spec, parts.limits, "spec")
-        row = _row_of(new, checked, parts.wall.now())
+        deps = self._deps
+        checked = check_spec(new.spec, deps.limits, "spec")
+        row = _row_of(new, checked, deps.database_clock.now())
         try:
-            if parts.names is not None and not new.spec.wait_for_model:
-                parts.names.require(checked.model, "spec.model")
-            await parts.counts.require(new.tenant)
+            if deps.names is not None and not new.spec.wait_for_model:
+                deps.names.require(checked.model, "spec.model")
+            await deps.counts.require(new.tenant)
         except WeftError as error:
             # Who sends the same again adds nothing, and may not know yet that it is kept.
-            known = None if error.reason not in _OF_NEW_TASKS else await parts.answers.submitted(row)
+            known = None if error.reason not in _OF_NEW_TASKS else await deps.answers.submitted(row)
             if known is None:
                 raise
             return replace(known, task=self._told(known.task))
-        submitted = await parts.answers.submit(row)
+        submitted = await deps.answers.submit(row)
         task = submitted.task
-        await parts.failpoints.reach(Failpoint.SUBMITTED, task.id)
+        await deps.failpoints.reach(Failpoint.SUBMITTED, task.id)
         if not submitted.existed:
-            parts.counts.add(new.tenant)
+            deps.counts.add(new.tenant)
             log.info("task accepted", task=task.id, tenant=new.tenant, model=task.model, caller=new.caller)
-            parts.signals.announce(LaneFilled(row.lane))
+            deps.events.publish(LaneFilled(row.lane))
         return replace(submitted, task=self._told(task))
 
     async def get(self, tenant: str, task_id: str) -> Task:
         """See TaskPort.get."""
-        return self._told(await self._parts.answers.get(tenant, task_id))
+        return self._told(await self._deps.answers.get(tenant, task_id))
 
     async def details(self, tenant: str, task_id: str) -> TaskDetails:
         """See TaskPort.details."""
-        found = await self._parts.answers.details(tenant, task_id)
+        found = await self._deps.answers.details(tenant, task_id)
         return replace(found, task=self._told(found.task))
 
     async def list_page(self, tenant: str, query: TaskQuery) -> TaskPage:
         """See TaskPort.list_page."""
         if not 1 <= query.page_size <= MAX_LISTED:
             raise invalid_field("page_size", f"must be 1 to {MAX_LISTED}")
-        page = await self._parts.answers.list_page(tenant, query)
+        page = await self._deps.answers.list_page(tenant, query)
         return replace(page, tasks=[self._told(task) for task in page.tasks])
 
     async def cancel(self, tenant: str, task_id: str) -> Task:
         """See TaskPort.cancel."""
-        parts = self._parts
-        before = await parts.answers.get(tenant, task_id)
+        deps = self._deps
+        before = await deps.answers.get(tenant, task_id)
         if before.state.is_terminal:
             return self._told(before)
-        found = await parts.answers.cancel(tenant, task_id, parts.wall.now())
+        found = await deps.answers.cancel(tenant, task_id, deps.database_clock.now())
         if found.state is TaskState.CANCELLED:
             log.info("task cancelled", task=task_id, attempt=found.attempt, owner=found.owner or None)
-        parts.engine.withdraw(task_id)
-        parts.signals.announce(TaskChanged(task_id))
+        deps.engine.withdraw(task_id)
+        deps.events.publish(TaskChanged(task_id))
         return replace(found, owner="")
 
     async def delete(self, tenant: str, task_id: str) -> None:
         """See TaskPort.delete."""
-        await self._parts.answers.delete(tenant, task_id)
-        self._parts.signals.announce(TaskChanged(task_id))
+        await self._deps.answers.delete(tenant, task_id)
+        self._deps.events.publish(TaskChanged(task_id))
 
     async def watch(self, tenant: str, task_id: str, after_event: int = 0) -> AsyncGenerator[TaskEvent]:
         """See TaskPort.watch."""
-        async with aclosing(self._parts.watcher.watch(tenant, task_id, after_event)) as watched:
-            async for news in watched:
-                yield self._told(news) if isinstance(news, Task) else news
+        async with aclosing(self._deps.watcher.watch(tenant, task_id, after_event)) as watched:
+            async for event in watched:
+                yield self._told(event) if isinstance(event, Task) else event
 
     def _told(self, task: Task) -> Task:
         """With what is known here of why it waits."""
         if task.state is not TaskState.PENDING:
             return task
-        return replace(task, waiting_for=self._parts.engine.waiting_for(task))
+        return replace(task, waiting_for=self._deps.engine.waiting_for(task))
 
 
 def _row_of(new: NewTask, checked: CheckedSpec, now: float) -> TaskRow:

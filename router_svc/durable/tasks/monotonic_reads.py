@@ -30,7 +30,7 @@ _Key = tuple[str, str]
 """Tenant and id: to another tenant a task does not exist, which says nothing of it."""
 
 
-class ShownTasks:
+class MonotonicReads:
     """Remembers what is shown for as long as a reading that began before is not answered."""
 
     def __init__(self) -> None:
@@ -97,12 +97,12 @@ MAX_READINGS = 8
 """So often details are read anew that were overtaken: each time a later state of this one task was shown meanwhile."""
 
 
-class TaskAnswers:
+class MonotonicTasks:
     """What a store says, in an order that never goes back. Methods as in TaskStore, with NOT_FOUND raised."""
 
     def __init__(self, store: TaskStore) -> None:
         self._store = store
-        self._shown = ShownTasks()
+        self._shown = MonotonicReads()
 
     async def submit(self, row: TaskRow) -> Submitted:
         """See TaskStore.submit."""

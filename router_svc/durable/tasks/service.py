@@ -9,16 +9,16 @@ import grpc
 
 from router_svc.callers import metadata_of, tenant_of
 from router_svc.durable.tasks.config import TaskLimits
-from router_svc.durable.tasks.database_clock import Wall
+from router_svc.durable.tasks.database_clock import DatabaseClock
 from router_svc.durable.tasks.failpoints import Failpoints, NoFailpoints
-from router_svc.durable.tasks.local_tasks import LocalParts, LocalTasks, TaskWatcher
-from router_svc.durable.tasks.monotonic_reads import TaskAnswers
+from router_svc.durable.tasks.local_tasks import LocalTasks, LocalTasksDeps, TaskWatcher
+from router_svc.durable.tasks.monotonic_reads import MonotonicTasks
 from router_svc.durable.tasks.sql_store import SqlTaskStore
 from router_svc.durable.tasks.store_port import TaskStore
-from router_svc.durable.tasks.sweeper import OpenCounts, TaskSweeper
+from router_svc.durable.tasks.sweeper import OpenTaskCounts, TaskSweeper
 from router_svc.durable.tasks.task_call import CallMaker, DispatchedCalls
-from router_svc.durable.tasks.task_engine import EngineParts, TaskEngine
-from router_svc.durable.tasks.task_events import TaskSignals
+from router_svc.durable.tasks.task_engine import EngineDeps, TaskEngine
+from router_svc.durable.tasks.task_events import TaskEventBus
 from router_svc.store.database import RouterDatabase
 from weft.api.router.v1 import task_service_pb2, task_service_pb2_grpc
 from weft.api.router.v1 import task_service_pb2 as pb
@@ -112,8 +112,8 @@ class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
             if request.after_event < 0:
                 raise invalid_field("after_event", "must not be negative")
             watched = self._tasks.watch(_tenant(context), _id(request.id), request.after_event)
-            async with aclosing(watched) as news:
-                async for each in news:
+            async with aclosing(watched) as event:
+                async for each in event:
                     yield event_message(each)
 
     async def DeleteTask(self, request: pb.DeleteTaskRequest, context: Context) -> pb.DeleteTaskResponse:  # noqa: N802
@@ -159,7 +159,7 @@ class OpenableTaskStore(TaskStore, Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskParts:
+class TaskServiceDeps:
     """What a router gives to the running of tasks."""
 
     placement: PlacementPort
@@ -173,7 +173,7 @@ class TaskParts:
 def build(
     database: RouterDatabase,
     limits: TaskLimits,
-    parts: TaskParts,
+    deps: TaskServiceDeps,
     *,
     clock: Clock | None = None,
     failpoints: Failpoints | None = None,
@@ -181,10 +181,10 @@ def build(
 ) -> "TaskService":
     """The running of tasks that are kept in a database, not started. `store`: who keeps them instead."""
     clock = clock or SystemClock()
-    calls = DispatchedCalls(placement=parts.placement, channels=parts.channels, fleet=parts.fleet, clock=clock)
+    calls = DispatchedCalls(placement=deps.placement, channels=deps.channels, fleet=deps.fleet, clock=clock)
     kept = store or SqlTaskStore(database, max_commit_batch=limits.max_commit_batch, clock=clock)
-    service = TaskService(kept, limits, calls, clock, failpoints or NoFailpoints(), names=KnownNames(parts.fleet))
-    parts.subscribe(service.engine.mesh_changed)
+    service = TaskService(kept, limits, calls, clock, failpoints or NoFailpoints(), names=KnownNames(deps.fleet))
+    deps.subscribe(service.engine.mesh_changed)
     return service
 
 
@@ -203,32 +203,32 @@ class TaskService:
     ) -> None:
         """`names`: of what tasks may ask for; None: of anything."""
         self._store = store
-        wall = Wall(clock, store.database_now)
-        self._wall = wall
+        database_clock = DatabaseClock(clock, store.database_now)
+        self._database_clock = database_clock
         self._limits = limits
-        self._signals = TaskSignals()
+        self._events = TaskEventBus()
         self._engine = TaskEngine(
-            EngineParts(
+            EngineDeps(
                 owner=new_id(OWNER_PREFIX),
                 store=store,
-                signals=self._signals,
-                wall=wall,
+                events=self._events,
+                database_clock=database_clock,
                 limits=limits,
                 calls=calls,
                 failpoints=failpoints,
             )
         )
-        self._counts = OpenCounts(store, limits, clock)
-        self._sweeper = TaskSweeper(store, self._signals, self._counts, wall, limits)
-        answers = TaskAnswers(store)
+        self._counts = OpenTaskCounts(store, limits, clock)
+        self._sweeper = TaskSweeper(store, self._events, self._counts, database_clock, limits)
+        answers = MonotonicTasks(store)
         self._tasks = LocalTasks(
-            LocalParts(
+            LocalTasksDeps(
                 answers=answers,
-                signals=self._signals,
+                events=self._events,
                 engine=self._engine,
                 counts=self._counts,
-                watcher=TaskWatcher(answers, store, self._signals, clock, limits),
-                wall=wall,
+                watcher=TaskWatcher(answers, store, self._events, clock, limits),
+                database_clock=database_clock,
                 limits=limits,
                 failpoints=failpoints,
                 names=names,
@@ -243,13 +243,13 @@ class TaskService:
 
     async def names_waited_for(self) -> frozenset[str]:
         """The names, as they were asked for, for which tasks wait to be begun. Raises SERVICE_UNAVAILABLE."""
-        lanes = await self._store.lanes(self._wall.now(), None, self._limits.max_lanes)
+        lanes = await self._store.lanes(self._database_clock.now(), None, self._limits.max_lanes)
         return frozenset(lane.model for lane in lanes)
 
     @property
-    def signals(self) -> TaskSignals:
+    def events(self) -> TaskEventBus:
         """News of tasks, for whoever writes tasks into the same database or wants to hear of them."""
-        return self._signals
+        return self._events
 
     @property
     def engine(self) -> TaskEngine:
@@ -269,13 +269,13 @@ class TaskService:
         """See Service.start. Raises SERVICE_UNAVAILABLE."""
         await self._store.start()
         try:
-            await self._wall.correct()
+            await self._database_clock.correct()
             await self._counts.count()
         except BaseException:
             await self._store.stop()
             raise
         await self._engine.start()
-        self._sweeping = start_restarting(self._sweeper.run, name="task-sweeper", clock=self._wall.clock)
+        self._sweeping = start_restarting(self._sweeper.run, name="task-sweeper", clock=self._database_clock.clock)
 
     async def stop(self, grace_seconds: float) -> None:
         """See Service.stop. What is not done within the grace is given back, for whoever comes next."""

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, and_, func, literal, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from router_svc.durable.tasks.sql_rows import UNBORN, task_of, utc
+from router_svc.durable.tasks.sql_rows import STAGED, task_of, utc
 from router_svc.durable.tasks.sql_transitions import IS_PENDING, IS_RUNNING, lane_of
 from router_svc.durable.tasks.store_port import Lane, PendingTask
 from router_svc.store.tables import task_attempts, task_pieces, task_specs, tasks
@@ -19,7 +19,7 @@ from weft.durable.tasks import MAX_LISTED, Task, TaskAttempt, TaskChunk, TaskDet
 from weft.kernel.errors import invalid_field
 from weft.kernel.reasons import reason_of
 
-MAX_PIECES_READ = 1_024
+MAX_CHUNKS_READ = 1_024
 """Pieces that one call hands out."""
 _LANE_ORDER = (tasks.c.model, tasks.c.tenant, tasks.c.band)
 _TOKEN_MARK_BYTES = 8
@@ -51,7 +51,7 @@ async def list_page(connection: AsyncConnection, tenant: str, query: TaskQuery) 
     size = max(1, min(query.page_size, MAX_LISTED))
     mark = _mark_of(tenant, query)
     before = _seq_of(query.page_token, mark) if query.page_token else None
-    statement = _newest_first(connection.dialect.name, tenant, before).where(tasks.c.state != UNBORN)
+    statement = _newest_first(connection.dialect.name, tenant, before).where(tasks.c.state != STAGED)
     if query.states:
         statement = statement.where(tasks.c.state.in_(sorted(state.value for state in query.states)))
     if query.model:
@@ -63,10 +63,10 @@ async def list_page(connection: AsyncConnection, tenant: str, query: TaskQuery) 
     return TaskPage(tasks=[task_of(row) for row in rows[:size]], next_page_token=token)
 
 
-async def pieces(
+async def chunks(
     connection: AsyncConnection, task_id: str, attempt: int, after_index: int, max_bytes: int
 ) -> Sequence[TaskChunk]:
-    """See TaskStore.pieces. Of a piece that the event is in the middle of, the rest."""
+    """See TaskStore.chunks. Of a piece that the event is in the middle of, the rest."""
     c = task_pieces.c
     of_attempt = and_(c.task_id == task_id, c.attempt == attempt)
     # The event after it may be in the middle of the piece that begins last before that.
@@ -75,7 +75,7 @@ async def pieces(
         select(c.first_index, func.length(c.output).label("size"))
         .where(of_attempt, c.first_index >= func.coalesce(first, 0))
         .order_by(c.first_index)
-        .limit(MAX_PIECES_READ)
+        .limit(MAX_CHUNKS_READ)
     )
     chosen = _as_many_as_fit((await connection.execute(sizes)).all(), max_bytes)
     if not chosen:
@@ -85,8 +85,8 @@ async def pieces(
         .where(of_attempt, c.first_index.between(chosen[0].first_index, chosen[-1].first_index))
         .order_by(c.first_index)
     )
-    found = [_piece_of(row, attempt, after_index) for row in await connection.execute(whole)]
-    return [piece for piece in found if piece is not None]
+    found = [_chunk_of(row, attempt, after_index) for row in await connection.execute(whole)]
+    return [chunk for chunk in found if chunk is not None]
 
 
 async def lanes(connection: AsyncConnection, now: float, after: Lane | None, limit: int) -> Sequence[Lane]:
@@ -189,7 +189,7 @@ def _newest_first(dialect: str, tenant: str, before: int | None) -> Select[Any]:
 
 
 def _owned(tenant: str, task_id: str) -> Select[Any]:
-    return select(tasks).where(tasks.c.id == task_id, tasks.c.tenant == tenant, tasks.c.state != UNBORN)
+    return select(tasks).where(tasks.c.id == task_id, tasks.c.tenant == tenant, tasks.c.state != STAGED)
 
 
 def _as_many_as_fit(rows: Sequence[Any], max_bytes: int) -> Sequence[Any]:
@@ -214,7 +214,7 @@ def _attempt_of(row: Any) -> TaskAttempt:
     )
 
 
-def _piece_of(row: Any, attempt: int, after_index: int) -> TaskChunk | None:
+def _chunk_of(row: Any, attempt: int, after_index: int) -> TaskChunk | None:
     last = row.first_index + row.event_count - 1
     if last <= after_index:
         return None

@@ -15,10 +15,10 @@ from weft.durable.tasks import Submitted, Task, TaskFailure, TaskState, event_nu
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
-UNBORN = 0
+STAGED = 0
 """State of a line whose batch is still being taken in: nobody sees it, and nobody begins it."""
 
-AT_ONCE = 0.0
+READY_NOW = 0.0
 """When a task is ready that need not pause, whatever time whoever looks has: clocks are set back, and two routers'
 never agree to the millisecond in which one tells the other."""
 
@@ -52,7 +52,7 @@ def values_of(row: TaskRow, state: int) -> dict[str, object]:
         "lease_seconds": None,
         "pending_limit_seconds": row.pending_limit_seconds,
         "window_ends_at": row.window_ends_at,
-        "ready_at": AT_ONCE,
+        "ready_at": READY_NOW,
         "expires_at": row.expires_at,
         "created_at": row.created_at,
         "started_at": None,

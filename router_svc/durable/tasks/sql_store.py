@@ -12,18 +12,18 @@ from router_svc.durable.tasks import sql_reads, sql_rows, sql_transitions
 from router_svc.durable.tasks.sql_transitions import moments_of
 from router_svc.durable.tasks.store_port import (
     Claim,
-    Ending,
+    ExpiredLease,
     Lane,
     LaneFilled,
-    LostLease,
     ManyChanged,
-    NewPiece,
-    News,
+    NewChunk,
     PendingTask,
+    StoreEvent,
     TaskChanged,
+    TaskOutcome,
     TaskRow,
 )
-from router_svc.durable.tasks.task_events import PostgresNews, tell
+from router_svc.durable.tasks.task_events import PostgresEvents, notify_routers
 from router_svc.store.database import RouterDatabase
 from router_svc.store.group_commit import GroupCommit
 from weft.durable.tasks import Submitted, Task, TaskChunk, TaskDetails, TaskFailure, TaskPage, TaskQuery
@@ -47,7 +47,7 @@ class SqlTaskStore:
         self._database = database
         self._commits = GroupCommit(database, max_batch=max_commit_batch)
         self._origin = new_id("news")
-        self._news = PostgresNews(database, self._origin, clock or SystemClock())
+        self._postgres_events = PostgresEvents(database, self._origin, clock or SystemClock())
         self._fenced = sql_transitions.FencedWrites(self._fence)
         self._is_open = False
 
@@ -100,10 +100,10 @@ class SqlTaskStore:
         page = await self._read(lambda connection: sql_reads.list_page(connection, tenant, query))
         return replace(page, notice=self._database.notice)
 
-    async def pieces(self, task_id: str, attempt: int, after_index: int, max_bytes: int) -> Sequence[TaskChunk]:
-        """See TaskStore.pieces."""
+    async def chunks(self, task_id: str, attempt: int, after_index: int, max_bytes: int) -> Sequence[TaskChunk]:
+        """See TaskStore.chunks."""
         return await self._read(
-            lambda connection: sql_reads.pieces(connection, task_id, attempt, after_index, max_bytes)
+            lambda connection: sql_reads.chunks(connection, task_id, attempt, after_index, max_bytes)
         )
 
     async def cancel(self, tenant: str, task_id: str, now: float) -> Task | None:
@@ -139,13 +139,13 @@ class SqlTaskStore:
         """See TaskStore.renew."""
         return await self._commits.run(lambda connection: sql_transitions.renew(connection, owner, lease_until))
 
-    async def append(self, claim: Claim, pieces: Sequence[NewPiece]) -> bool:
+    async def append(self, claim: Claim, chunks: Sequence[NewChunk]) -> bool:
         """See TaskStore.append."""
-        return await self._change(claim.task_id, lambda connection: self._fenced.append(connection, claim, pieces))
+        return await self._change(claim.task_id, lambda connection: self._fenced.append(connection, claim, chunks))
 
-    async def end(self, claim: Claim, ending: Ending, now: float) -> bool:
+    async def end(self, claim: Claim, outcome: TaskOutcome, now: float) -> bool:
         """See TaskStore.end."""
-        return await self._change(claim.task_id, lambda connection: self._fenced.end(connection, claim, ending, now))
+        return await self._change(claim.task_id, lambda connection: self._fenced.end(connection, claim, outcome, now))
 
     async def revert(
         self, claim: Claim, failure: TaskFailure, *, receipt: bytes, counts: bool, now: float, ready_at: float
@@ -162,10 +162,10 @@ class SqlTaskStore:
 
         return await self._commits.run(op)
 
-    async def revert_expired(self, now: float, limit: int) -> Sequence[LostLease]:
+    async def revert_expired(self, now: float, limit: int) -> Sequence[ExpiredLease]:
         """See TaskStore.revert_expired."""
 
-        async def op(connection: AsyncConnection) -> Sequence[LostLease]:
+        async def op(connection: AsyncConnection) -> Sequence[ExpiredLease]:
             lost = await sql_transitions.revert_expired(connection, now, limit)
             changed = [TaskChanged(each.claim.task_id) for each in lost]
             await self._tell(connection, [*changed, *(LaneFilled(each.lane) for each in lost)])
@@ -197,11 +197,11 @@ class SqlTaskStore:
 
         return await self._commits.run(op)
 
-    async def forget_ended(self, before: float, limit: int) -> int:
-        """See TaskStore.forget_ended."""
+    async def purge_ended(self, before: float, limit: int) -> int:
+        """See TaskStore.purge_ended."""
 
         async def op(connection: AsyncConnection) -> int:
-            count = await sql_transitions.forget_ended(connection, before, limit)
+            count = await sql_transitions.purge_ended(connection, before, limit)
             await self._tell(connection, [ManyChanged()] if count else [])
             return count
 
@@ -218,10 +218,10 @@ class SqlTaskStore:
         """
         return await self._read(sql_reads.database_now) if self._database.is_shared else None
 
-    async def listen(self, heard: Callable[[News], None]) -> None:
+    async def listen(self, heard: Callable[[StoreEvent], None]) -> None:
         """See TaskStore.listen."""
         if self._database.is_shared:
-            await self._news.listen(heard)
+            await self._postgres_events.listen(heard)
         await asyncio.get_running_loop().create_future()
 
     async def _read(self, op: Callable[[AsyncConnection], Awaitable[Done]]) -> Done:
@@ -239,6 +239,6 @@ class SqlTaskStore:
 
         return await self._commits.run(told)
 
-    async def _tell(self, connection: AsyncConnection, news: Sequence[News]) -> None:
-        if news and self._database.is_shared:
-            await tell(connection, self._origin, news)
+    async def _tell(self, connection: AsyncConnection, events: Sequence[StoreEvent]) -> None:
+        if events and self._database.is_shared:
+            await notify_routers(connection, self._origin, events)

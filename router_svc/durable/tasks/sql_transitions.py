@@ -7,8 +7,8 @@ from typing import Any
 from sqlalchemy import ColumnElement, Row, bindparam, delete, exists, func, insert, literal_column, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from router_svc.durable.tasks.sql_rows import AT_ONCE, UNBORN, task_of
-from router_svc.durable.tasks.store_port import LOST_LEASE, Claim, Ending, Lane, LostLease, NewPiece
+from router_svc.durable.tasks.sql_rows import READY_NOW, STAGED, task_of
+from router_svc.durable.tasks.store_port import LOST_LEASE, Claim, ExpiredLease, Lane, NewChunk, TaskOutcome
 from router_svc.store.tables import batches, task_attempts, task_pieces, tasks
 from weft.durable.batches import BatchState
 from weft.durable.tasks import Task, TaskFailure, TaskState
@@ -96,38 +96,38 @@ class FencedWrites:
 
     fence: Fence
 
-    async def append(self, connection: AsyncConnection, claim: Claim, pieces: Sequence[NewPiece]) -> bool:
+    async def append(self, connection: AsyncConnection, claim: Claim, chunks: Sequence[NewChunk]) -> bool:
         """See TaskStore.append. Pieces that are there from the first one's index on are replaced.
 
         Whoever does not know whether a write was done can so do it again. Raises INTERNAL where pieces are missing.
         """
-        if not pieces:
+        if not chunks:
             return await self._is_held(connection, claim)
-        first, size = pieces[0].first_index, sum(len(piece.output) for piece in pieces)
+        first, size = chunks[0].first_index, sum(len(chunk.output) for chunk in chunks)
         going_on = (
             update(tasks)
             .where(self.fence(claim), tasks.c.last_index == first - 1)
-            .values(last_index=_last_of(pieces), result_size=tasks.c.result_size + size)
+            .values(last_index=_last_of(chunks), result_size=tasks.c.result_size + size)
         )
-        if not (await connection.execute(going_on)).rowcount and not await self._rewind(connection, claim, pieces):
+        if not (await connection.execute(going_on)).rowcount and not await self._rewind(connection, claim, chunks):
             return False
-        await connection.execute(insert(task_pieces), [_piece_values(claim, piece) for piece in pieces])
+        await connection.execute(insert(task_pieces), [_chunk_values(claim, chunk) for chunk in chunks])
         return True
 
-    async def end(self, connection: AsyncConnection, claim: Claim, ending: Ending, now: float) -> bool:
+    async def end(self, connection: AsyncConnection, claim: Claim, outcome: TaskOutcome, now: float) -> bool:
         """See TaskStore.end. True as well where it is done already: see `append`."""
-        failure = ending.failure or TaskFailure(reason=Reason.UNSPECIFIED, message="")
-        if not await self.append(connection, claim, ending.pieces):
-            return await _has_ended_so(connection, claim, ending.state, failure)
+        failure = outcome.failure or TaskFailure(reason=Reason.UNSPECIFIED, message="")
+        if not await self.append(connection, claim, outcome.chunks):
+            return await _has_ended_so(connection, claim, outcome.state, failure)
         ended = (
             update(tasks)
             .where(self.fence(claim))
-            .values(state=ending.state.value, ended_at=now, **UNCLAIMED)
+            .values(state=outcome.state.value, ended_at=now, **UNCLAIMED)
             .values(error_reason=failure.reason.value, error_message=kept_text(failure.message))
         )
         if not (await connection.execute(ended)).rowcount:
             return False
-        await end_attempts(connection, [claim], failure, now, receipt=ending.receipt)
+        await end_attempts(connection, [claim], failure, now, receipt=outcome.receipt)
         return True
 
     async def revert(
@@ -146,13 +146,13 @@ class FencedWrites:
             update(tasks)
             .where(self.fence(claim))
             .values(state=TaskState.PENDING.value, failures=tasks.c.failures + int(counts), **UNCLAIMED)
-            .values(ready_at=ready_at if ready_at > now else AT_ONCE, expires_at=expiry_at(now), **NOTHING_SAID)
+            .values(ready_at=ready_at if ready_at > now else READY_NOW, expires_at=expiry_at(now), **NOTHING_SAID)
             .returning(tasks.c.model, tasks.c.tenant, tasks.c.band)
         )
         row = (await connection.execute(again)).first()
         if row is None:
             return None
-        await forget_pieces(connection, [claim])
+        await delete_chunks(connection, [claim])
         await end_attempts(connection, [claim], failure, now, receipt=receipt)
         return lane_of(row)
 
@@ -160,9 +160,9 @@ class FencedWrites:
         query = select(tasks.c.seq).where(self.fence(claim)).with_for_update()
         return (await connection.execute(query)).first() is not None
 
-    async def _rewind(self, connection: AsyncConnection, claim: Claim, pieces: Sequence[NewPiece]) -> bool:
+    async def _rewind(self, connection: AsyncConnection, claim: Claim, chunks: Sequence[NewChunk]) -> bool:
         """Forget what the pieces replace. False: the claim is lost."""
-        first = pieces[0].first_index
+        first = chunks[0].first_index
         query = select(tasks.c.last_index).where(self.fence(claim)).with_for_update()
         last: int | None = (await connection.execute(query)).scalar_one_or_none()
         if last is None:
@@ -174,8 +174,8 @@ class FencedWrites:
         next_index, size = (await connection.execute(rest)).one()
         if (next_index or 1) != first:
             raise WeftError(Reason.INTERNAL, "an answer's pieces do not follow one another")
-        total = int(size or 0) + sum(len(piece.output) for piece in pieces)
-        longer = update(tasks).where(self.fence(claim)).values(last_index=_last_of(pieces), result_size=total)
+        total = int(size or 0) + sum(len(chunk.output) for chunk in chunks)
+        longer = update(tasks).where(self.fence(claim)).values(last_index=_last_of(chunks), result_size=total)
         return bool((await connection.execute(longer)).rowcount)
 
 
@@ -184,7 +184,7 @@ _END_ATTEMPT = (
     .where(task_attempts.c.task_id == bindparam("of_task"), task_attempts.c.attempt == bindparam("of_attempt"))
     .where(task_attempts.c.ended_at.is_(None))
 )
-_FORGET_PIECES = delete(task_pieces).where(
+_DELETE_CHUNKS = delete(task_pieces).where(
     task_pieces.c.task_id == bindparam("of_task"), task_pieces.c.attempt == bindparam("of_attempt")
 )
 
@@ -197,9 +197,9 @@ async def end_attempts(
     await connection.execute(_END_ATTEMPT, [_named(each) | over for each in claims])
 
 
-async def forget_pieces(connection: AsyncConnection, claims: Sequence[Claim]) -> None:
+async def delete_chunks(connection: AsyncConnection, claims: Sequence[Claim]) -> None:
     """What these attempts said counts no more."""
-    await connection.execute(_FORGET_PIECES, [_named(each) for each in claims])
+    await connection.execute(_DELETE_CHUNKS, [_named(each) for each in claims])
 
 
 def _named(claim: Claim) -> dict[str, object]:
@@ -218,17 +218,17 @@ async def _has_ended_so(connection: AsyncConnection, claim: Claim, state: TaskSt
     return (await connection.execute(query)).first() is not None
 
 
-def _last_of(pieces: Sequence[NewPiece]) -> int:
-    return pieces[-1].first_index + pieces[-1].event_count - 1
+def _last_of(chunks: Sequence[NewChunk]) -> int:
+    return chunks[-1].first_index + chunks[-1].event_count - 1
 
 
-def _piece_values(claim: Claim, piece: NewPiece) -> dict[str, object]:
+def _chunk_values(claim: Claim, chunk: NewChunk) -> dict[str, object]:
     return {
         "task_id": claim.task_id,
         "attempt": claim.attempt,
-        "first_index": piece.first_index,
-        "event_count": piece.event_count,
-        "output": piece.output,
+        "first_index": chunk.first_index,
+        "event_count": chunk.event_count,
+        "output": chunk.output,
     }
 
 
@@ -263,7 +263,7 @@ async def delete_ended(connection: AsyncConnection, tenant: str, task_id: str) -
     return task_of(row)
 
 
-async def revert_expired(connection: AsyncConnection, now: float, limit: int) -> Sequence[LostLease]:
+async def revert_expired(connection: AsyncConnection, now: float, limit: int) -> Sequence[ExpiredLease]:
     """See TaskStore.revert_expired."""
     over = (
         select(tasks)
@@ -284,7 +284,7 @@ async def revert_expired(connection: AsyncConnection, now: float, limit: int) ->
         await connection.execute(_END.values(expires_at=expiry_at(now)), again)
     if failed:
         await connection.execute(_END, failed)
-    await forget_pieces(connection, claims)
+    await delete_chunks(connection, claims)
     await end_attempts(connection, claims, _LOST, now)
     return lost
 
@@ -304,8 +304,8 @@ async def fail_expired(connection: AsyncConnection, now: float, limit: int) -> S
     return [row.id for row in rows]
 
 
-async def forget_ended(connection: AsyncConnection, before: float, limit: int) -> int:
-    """See TaskStore.forget_ended."""
+async def purge_ended(connection: AsyncConnection, before: float, limit: int) -> int:
+    """See TaskStore.purge_ended."""
     is_awaited = exists().where(batches.c.id == tasks.c.batch_id, batches.c.state.in_(_UNWRITTEN))
     old = select(tasks.c.seq).where(IS_OVER, tasks.c.ended_at < before, ~is_awaited)
     old = old.order_by(tasks.c.ended_at).limit(limit)
@@ -314,13 +314,13 @@ async def forget_ended(connection: AsyncConnection, before: float, limit: int) -
 
 
 async def _owned(connection: AsyncConnection, tenant: str, task_id: str) -> Row[Any] | None:
-    query = select(tasks).where(tasks.c.id == task_id, tasks.c.tenant == tenant, tasks.c.state != UNBORN)
+    query = select(tasks).where(tasks.c.id == task_id, tasks.c.tenant == tenant, tasks.c.state != STAGED)
     return (await connection.execute(query.with_for_update())).first()
 
 
-def _lost(row: Any) -> LostLease:
+def _lost(row: Any) -> ExpiredLease:
     is_last = row.failures + 1 >= row.max_attempts
-    return LostLease(
+    return ExpiredLease(
         claim=Claim(row.id, row.owner, row.attempt),
         lane=lane_of(row),
         state=TaskState.FAILED if is_last else TaskState.PENDING,
@@ -329,7 +329,7 @@ def _lost(row: Any) -> LostLease:
 
 def _again(row: Any) -> dict[str, object]:
     state = {"of_seq": row.seq, "state": TaskState.PENDING.value, "failures": row.failures + 1}
-    return {**state, "ready_at": AT_ONCE, **UNCLAIMED, **NOTHING_SAID}
+    return {**state, "ready_at": READY_NOW, **UNCLAIMED, **NOTHING_SAID}
 
 
 def _failed(row: Any, now: float) -> dict[str, object]:

@@ -42,7 +42,7 @@ class ManyChanged:
     """More has changed than is told one by one, or news was missed: look at everything again."""
 
 
-News = LaneFilled | TaskChanged | ManyChanged
+StoreEvent = LaneFilled | TaskChanged | ManyChanged
 
 
 class Claim(NamedTuple):
@@ -100,7 +100,7 @@ class PendingTask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NewPiece:
+class NewChunk:
     """Events of a running attempt, to be kept."""
 
     first_index: int
@@ -111,12 +111,12 @@ class NewPiece:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
+class TaskOutcome:
     """How an attempt ends for good."""
 
     state: TaskState
     """COMPLETED or FAILED."""
-    pieces: Sequence[NewPiece] = ()
+    chunks: Sequence[NewChunk] = ()
     """What is still to be kept of its answer; committed with the end, or not at all."""
     failure: TaskFailure | None = None
     receipt: bytes = b""
@@ -124,7 +124,7 @@ class Ending:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LostLease:
+class ExpiredLease:
     """A claim whose heartbeat stopped."""
 
     claim: Claim
@@ -158,7 +158,7 @@ class TaskStore(Protocol):
         """The newest first. Raises INVALID_ARGUMENT for a page token that is not one."""
         ...
 
-    async def pieces(self, task_id: str, attempt: int, after_index: int, max_bytes: int) -> Sequence[TaskChunk]:
+    async def chunks(self, task_id: str, attempt: int, after_index: int, max_bytes: int) -> Sequence[TaskChunk]:
         """What is kept of an attempt's answer after an event, in order; as many as fit, but one at least."""
         ...
 
@@ -195,11 +195,11 @@ class TaskStore(Protocol):
         """Prolong all claims of an owner; those it still has."""
         ...
 
-    async def append(self, claim: Claim, pieces: Sequence[NewPiece]) -> bool:
+    async def append(self, claim: Claim, chunks: Sequence[NewChunk]) -> bool:
         """Keep a part of an answer. False: the claim is lost, and nothing was kept."""
         ...
 
-    async def end(self, claim: Claim, ending: Ending, now: float) -> bool:
+    async def end(self, claim: Claim, outcome: TaskOutcome, now: float) -> bool:
         """The attempt's end is the task's. False: the claim is lost, and nothing was kept."""
         ...
 
@@ -212,7 +212,7 @@ class TaskStore(Protocol):
         """
         ...
 
-    async def revert_expired(self, now: float, limit: int) -> Sequence[LostLease]:
+    async def revert_expired(self, now: float, limit: int) -> Sequence[ExpiredLease]:
         """Claims whose lease is over: the task waits again, or fails where it has no attempt left."""
         ...
 
@@ -228,7 +228,7 @@ class TaskStore(Protocol):
         """Fail those that waited too long: QUEUE_TIMEOUT, or DEADLINE_EXCEEDED where a window is over. Their ids."""
         ...
 
-    async def forget_ended(self, before: float, limit: int) -> int:
+    async def purge_ended(self, before: float, limit: int) -> int:
         """Forget tasks that ended before, but for lines of batches whose results are not written; how many."""
         ...
 
@@ -238,7 +238,7 @@ class TaskStore(Protocol):
 
     # -- news
 
-    async def listen(self, heard: Callable[[News], None]) -> None:
+    async def listen(self, heard: Callable[[StoreEvent], None]) -> None:
         """Hand on what other routers on this database tell, until cancelled. Without others it only waits.
 
         It says ManyChanged whenever it begins to listen: what was told before that was missed.

@@ -8,9 +8,9 @@ import asyncio
 import structlog
 
 from router_svc.durable.tasks.config import TaskLimits
-from router_svc.durable.tasks.database_clock import Wall
+from router_svc.durable.tasks.database_clock import DatabaseClock
 from router_svc.durable.tasks.store_port import ManyChanged, TaskChanged, TaskStore
-from router_svc.durable.tasks.task_events import TaskSignals
+from router_svc.durable.tasks.task_events import TaskEventBus
 from weft.durable.tasks import TaskState
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
@@ -20,7 +20,7 @@ RECOUNT_SECONDS = 5.0
 """A tenant that seems to have too many is counted again, but not more often than this."""
 
 
-class OpenCounts:
+class OpenTaskCounts:
     """Counted with every sweep; in between only what is added here is known: rather too many than too few."""
 
     def __init__(self, store: TaskStore, limits: TaskLimits, clock: Clock) -> None:
@@ -72,12 +72,17 @@ class TaskSweeper:
     """Sweeps in bounded batches, so that others have their turn in between."""
 
     def __init__(
-        self, store: TaskStore, signals: TaskSignals, counts: OpenCounts, wall: Wall, limits: TaskLimits
+        self,
+        store: TaskStore,
+        events: TaskEventBus,
+        counts: OpenTaskCounts,
+        database_clock: DatabaseClock,
+        limits: TaskLimits,
     ) -> None:
         self._store = store
-        self._signals = signals
+        self._events = events
         self._counts = counts
-        self._wall = wall
+        self._database_clock = database_clock
         self._limits = limits
 
     async def run(self) -> None:
@@ -88,7 +93,7 @@ class TaskSweeper:
             except WeftError as error:
                 # The next round does again what this one could not.
                 log.warning("tasks were not swept", why=error.message)
-            await self._wall.clock.sleep(self._limits.sweep_interval_seconds)
+            await self._database_clock.clock.sleep(self._limits.sweep_interval_seconds)
 
     async def sweep(self) -> None:
         """One round. Raises SERVICE_UNAVAILABLE."""
@@ -100,28 +105,30 @@ class TaskSweeper:
     async def _bring_back(self) -> None:
         limits = self._limits
         while True:
-            moved = await self._store.bring_back(self._wall.now(), limits.max_retry_delay_seconds, limits.sweep_batch)
+            moved = await self._store.bring_back(
+                self._database_clock.now(), limits.max_retry_delay_seconds, limits.sweep_batch
+            )
             if not moved:
                 return
             log.warning("moments of tasks lay too far off: the clock was set back", moments=moved)
-            self._signals.announce(ManyChanged())
+            self._events.publish(ManyChanged())
             await asyncio.sleep(0)
 
     async def _fail_expired(self) -> None:
         while True:
-            failed = await self._store.fail_expired(self._wall.now(), self._limits.sweep_batch)
+            failed = await self._store.fail_expired(self._database_clock.now(), self._limits.sweep_batch)
             for task_id in failed:
                 # The task says which of its limits it was.
                 log.info("task ended", task=task_id, state=TaskState.FAILED.name, reason="EXPIRED")
-                self._signals.announce(TaskChanged(task_id))
+                self._events.publish(TaskChanged(task_id))
             if len(failed) < self._limits.sweep_batch:
                 return
             await asyncio.sleep(0)
 
     async def _forget_ended(self) -> None:
-        before = self._wall.now() - self._limits.keep_seconds
+        before = self._database_clock.now() - self._limits.keep_seconds
         while True:
-            forgotten = await self._store.forget_ended(before, self._limits.sweep_batch)
+            forgotten = await self._store.purge_ended(before, self._limits.sweep_batch)
             if forgotten < self._limits.sweep_batch:
                 return
             await asyncio.sleep(0)

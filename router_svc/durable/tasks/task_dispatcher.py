@@ -15,7 +15,7 @@ GIVE_WAY_SHARE = 4
 
 
 @dataclass(slots=True)
-class LaneBook:
+class LaneState:
     """One lane. Times are monotonic."""
 
     lane: Lane
@@ -54,12 +54,12 @@ class LaneBook:
         return len(self.fresh) + len(self.refused) + len(self.offered)
 
 
-class TaskDesk:
+class TaskDispatcher:
     """The lanes of one router, in the order in which they take turns."""
 
     def __init__(self, limits: TaskLimits) -> None:
         self._limits = limits
-        self._books: dict[Lane, LaneBook] = {}
+        self._books: dict[Lane, LaneState] = {}
         self._last: Lane | None = None
         self._bytes = 0
         """Of all that are read and not claimed."""
@@ -80,7 +80,7 @@ class TaskDesk:
         if book is None and self.is_full:
             return False
         if book is None:
-            self._books[lane] = LaneBook(lane)
+            self._books[lane] = LaneState(lane)
         else:
             book.has_more = True
         return True
@@ -108,18 +108,18 @@ class TaskDesk:
             book.paused_until = book.refused_until = 0.0
             book.refusals = 0
 
-    def next_to_read(self, now: float) -> Sequence[LaneBook]:
+    def next_to_read(self, now: float) -> Sequence[LaneState]:
         """Lanes of which more should be read."""
         return [book for book in self._books.values() if self._wants_more(book, now)]
 
-    def room_in(self, book: LaneBook) -> tuple[int, int]:
+    def room_in(self, book: LaneState) -> tuple[int, int]:
         """How many tasks and bytes of a lane may be read; those that are known come first, and are read again."""
         left = self._limits.max_peeked_bytes - self._bytes
         again = sum(len(task.spec) for task in self._of(book))
         return self._limits.peeked_per_lane + book.known, max(1, left) + again
 
     def put(
-        self, book: LaneBook, tasks: Sequence[PendingTask], room: tuple[int, int], known_elsewhere: Container[str]
+        self, book: LaneState, tasks: Sequence[PendingTask], room: tuple[int, int], known_elsewhere: Container[str]
     ) -> None:
         """What was read of a lane with room for so much; nothing of it is taken twice."""
         have = {task.id for task in self._of(book)}
@@ -205,7 +205,7 @@ class TaskDesk:
                     queue.remove(found)
                     self._bytes -= len(found.spec)
 
-    def words_for(self, model: str, tenant: str) -> str:
+    def waiting_reason(self, model: str, tenant: str) -> str:
         """What was said last to those of a tenant who ask for a model."""
         return next(
             (book.words for lane, book in self._books.items() if (lane.model, lane.tenant) == (model, tenant)), ""
@@ -229,7 +229,7 @@ class TaskDesk:
         for lane in [lane for lane, book in self._books.items() if book.is_idle]:
             del self._books[lane]
 
-    def _wants_more(self, book: LaneBook, now: float) -> bool:
+    def _wants_more(self, book: LaneState, now: float) -> bool:
         if not book.has_more or book.fresh or book.paused_until > now:
             return False
         if len(book.refused) >= self._limits.peeked_per_lane:
@@ -239,17 +239,17 @@ class TaskDesk:
         left = self._limits.max_peeked_bytes - self._bytes
         return left >= self._limits.max_spec_bytes or not book.known
 
-    def _of(self, book: LaneBook) -> Iterable[PendingTask]:
+    def _of(self, book: LaneState) -> Iterable[PendingTask]:
         return (*book.fresh, *book.refused, *book.offered.values())
 
-    def _leave(self, task: PendingTask) -> LaneBook | None:
+    def _leave(self, task: PendingTask) -> LaneState | None:
         book = self._books.get(task.lane)
         if book is None or book.offered.pop(task.id, None) is None:
             return None
         self._bytes -= len(task.spec)
         return book
 
-    def _put_back(self, task: PendingTask) -> LaneBook | None:
+    def _put_back(self, task: PendingTask) -> LaneState | None:
         book = self._books.get(task.lane)
         if book is None or book.offered.pop(task.id, None) is None:
             return None

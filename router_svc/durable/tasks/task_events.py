@@ -10,16 +10,16 @@ import structlog
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from router_svc.durable.tasks.store_port import Lane, LaneFilled, ManyChanged, News, TaskChanged
+from router_svc.durable.tasks.store_port import Lane, LaneFilled, ManyChanged, StoreEvent, TaskChanged
 from router_svc.store.database import RouterDatabase
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.request import Priority
 
-Listener = Callable[[News], None]
+Listener = Callable[[StoreEvent], None]
 
 
-class TaskSignals:
+class TaskEventBus:
     """Hands on news to whoever listens in this process."""
 
     def __init__(self) -> None:
@@ -30,13 +30,13 @@ class TaskSignals:
         """Be told everything, in the order it happens. A listener must not raise, and must not wait."""
         self._listeners.append(listener)
 
-    def announce(self, news: News) -> None:
+    def publish(self, event: StoreEvent) -> None:
         """Something is on disk."""
         for listener in self._listeners:
-            listener(news)
-        if isinstance(news, TaskChanged):
-            _set(self._watchers.get(news.task_id, ()))
-        elif isinstance(news, ManyChanged):
+            listener(event)
+        if isinstance(event, TaskChanged):
+            _set(self._watchers.get(event.task_id, ()))
+        elif isinstance(event, ManyChanged):
             for watchers in self._watchers.values():
                 _set(watchers)
 
@@ -64,18 +64,18 @@ def _set(events: "list[asyncio.Event] | tuple[()]") -> None:
         event.set()
 
 
-async def wait_for_news(news: asyncio.Event, clock: Clock, seconds: float) -> bool:
+async def wait_for_event(event: asyncio.Event, clock: Clock, seconds: float) -> bool:
     """Whether there was news within so many seconds."""
-    if news.is_set():
+    if event.is_set():
         return True
-    waiting = asyncio.ensure_future(news.wait())
+    waiting = asyncio.ensure_future(event.wait())
     sleeping = asyncio.ensure_future(clock.sleep(max(0.0, seconds)))
     try:
         await asyncio.wait((waiting, sleeping), return_when=asyncio.FIRST_COMPLETED)
     finally:
         waiting.cancel()
         sleeping.cancel()
-    return news.is_set()
+    return event.is_set()
 
 
 log = structlog.get_logger("weft.tasks")
@@ -93,14 +93,14 @@ FIRST_PAUSE_SECONDS = 0.25
 MAX_PAUSE_SECONDS = 30.0
 
 
-async def tell(connection: AsyncConnection, origin: str, news: Sequence[News]) -> None:
+async def notify_routers(connection: AsyncConnection, origin: str, events: Sequence[StoreEvent]) -> None:
     """Tell the other routers with this transaction; `origin` is who does not want to hear it. Not for SQLite."""
-    distinct = list(dict.fromkeys(news))
+    distinct = list(dict.fromkeys(events))
     for payload in _payloads(origin, distinct if len(distinct) <= MAX_TOLD else [ManyChanged()]):
         await connection.execute(select(func.pg_notify(CHANNEL, payload)))
 
 
-class PostgresNews:
+class PostgresEvents:
     """Hears what other routers tell."""
 
     def __init__(self, database: RouterDatabase, origin: str, clock: Clock) -> None:
@@ -109,7 +109,7 @@ class PostgresNews:
         self._clock = clock
         self._pause_seconds = FIRST_PAUSE_SECONDS
 
-    async def listen(self, heard: Callable[[News], None]) -> None:
+    async def listen(self, heard: Callable[[StoreEvent], None]) -> None:
         """Hand on news until cancelled; ManyChanged whenever it begins to hear: what was told before was missed."""
         while True:
             try:
@@ -126,7 +126,7 @@ class PostgresNews:
             await self._clock.sleep(self._pause_seconds)
             self._pause_seconds = min(2 * self._pause_seconds, MAX_PAUSE_SECONDS)
 
-    async def _hear(self, connection: AsyncConnection, heard: Callable[[News], None]) -> None:
+    async def _hear(self, connection: AsyncConnection, heard: Callable[[StoreEvent], None]) -> None:
         """Returns when the connection is gone."""
         driver: Any = (await connection.get_raw_connection()).driver_connection
         gone = asyncio.Event()
@@ -149,17 +149,17 @@ class PostgresNews:
             await asyncio.gather(napping, waiting, return_exceptions=True)
         return gone.is_set()
 
-    def _pass_on(self, payload: str, heard: Callable[[News], None]) -> None:
-        origin, news = _parsed(payload)
+    def _pass_on(self, payload: str, heard: Callable[[StoreEvent], None]) -> None:
+        origin, events = _parsed(payload)
         if origin != self._origin:
-            for each in news:
+            for each in events:
                 heard(each)
 
 
-def _payloads(origin: str, news: Sequence[News]) -> Sequence[str]:
+def _payloads(origin: str, events: Sequence[StoreEvent]) -> Sequence[str]:
     payloads: list[str] = []
     words: list[object] = []
-    for each in news:
+    for each in events:
         longer = json.dumps([origin, *words, _word_of(each)], separators=(",", ":"))
         if words and len(longer) > MAX_PAYLOAD_BYTES:
             payloads.append(json.dumps([origin, *words], separators=(",", ":")))
@@ -168,8 +168,8 @@ def _payloads(origin: str, news: Sequence[News]) -> Sequence[str]:
     return [*payloads, json.dumps([origin, *words], separators=(",", ":"))] if words else payloads
 
 
-def _word_of(news: News) -> object:
-    match news:
+def _word_of(event: StoreEvent) -> object:
+    match event:
         case LaneFilled(lane):
             return [lane.model, lane.tenant, lane.band.value]
         case TaskChanged(task_id):
@@ -178,7 +178,7 @@ def _word_of(news: News) -> object:
             return 0
 
 
-def _parsed(payload: str) -> tuple[str, Sequence[News]]:
+def _parsed(payload: str) -> tuple[str, Sequence[StoreEvent]]:
     """What a newer release says otherwise means that something has changed."""
     try:
         origin, *words = json.loads(payload)
@@ -187,7 +187,7 @@ def _parsed(payload: str) -> tuple[str, Sequence[News]]:
         return "", [ManyChanged()]
 
 
-def _news_of(word: Any) -> News:
+def _news_of(word: Any) -> StoreEvent:
     if isinstance(word, str):
         return TaskChanged(word)
     if word == 0:

@@ -9,20 +9,20 @@ from enum import Enum
 import structlog
 
 from router_svc.durable.tasks.config import TaskLimits
-from router_svc.durable.tasks.database_clock import Wall
+from router_svc.durable.tasks.database_clock import DatabaseClock
 from router_svc.durable.tasks.failpoints import Failpoint, Failpoints
 from router_svc.durable.tasks.store_port import (
     Claim,
-    Ending,
     LaneFilled,
-    NewPiece,
-    News,
+    NewChunk,
     PendingTask,
+    StoreEvent,
     TaskChanged,
+    TaskOutcome,
     TaskStore,
 )
 from router_svc.durable.tasks.task_call import CallMaker, ClaimMissedError, TaskCall
-from router_svc.durable.tasks.task_events import TaskSignals
+from router_svc.durable.tasks.task_events import TaskEventBus
 from router_svc.policy.task_retry import (
     AttemptHistory,
     GivesUp,
@@ -44,21 +44,21 @@ _NOT_KEPT = frozenset({"queued", "loading", "progress", None})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordingParts:
+class RecorderDeps:
     """What a recording works with."""
 
     limits: TaskLimits
     clock: Clock
     is_watched: Callable[[], bool]
-    write: Callable[[Sequence[NewPiece]], Awaitable[None]]
+    write: Callable[[Sequence[NewChunk]], Awaitable[None]]
     """Returns once they are on disk; raises where they never will be."""
 
 
-class Recording:
+class OutputRecorder:
     """The answer of one attempt. Its runner waits while a part of it is being written."""
 
-    def __init__(self, parts: RecordingParts) -> None:
-        self._parts = parts
+    def __init__(self, deps: RecorderDeps) -> None:
+        self._deps = deps
         self._turn = asyncio.Lock()
         self._waiting: list[event_pb2.InferenceEvent] = []
         self._embeddings: task_pb2.TaskOutput | None = None
@@ -85,18 +85,18 @@ class Recording:
             if kept[-1].WhichOneof("event") == "finished":
                 self._is_over = True
                 return
-            if self._waiting_bytes >= self._parts.limits.max_piece_bytes or (is_first and self._parts.is_watched()):
+            if self._waiting_bytes >= self._deps.limits.max_piece_bytes or (is_first and self._deps.is_watched()):
                 await self._write()
             else:
                 self._has_more.set()
 
     async def keep_writing(self) -> None:
         """Write what has been said a moment ago, until cancelled: a runner that pauses keeps nothing back."""
-        limits = self._parts.limits
+        limits = self._deps.limits
         while True:
             await self._has_more.wait()
-            watched = self._parts.is_watched()
-            await self._parts.clock.sleep(
+            watched = self._deps.is_watched()
+            await self._deps.clock.sleep(
                 limits.watched_piece_interval_seconds if watched else limits.piece_interval_seconds
             )
             async with self._turn:
@@ -104,16 +104,16 @@ class Recording:
                 if not self._is_over:
                     await self._write()
 
-    async def rest(self) -> Sequence[NewPiece]:
+    async def rest(self) -> Sequence[NewChunk]:
         """What is not on disk yet, once nothing is being written."""
         async with self._turn:
             self._has_more.clear()
-            return self._pieces()
+            return self._chunks()
 
     def _take(self, events: list[event_pb2.InferenceEvent], output: task_pb2.TaskOutput) -> None:
         size = output.ByteSize()
         self._bytes += size
-        limit = self._parts.limits.max_result_bytes
+        limit = self._deps.limits.max_result_bytes
         if self._bytes > limit:
             raise WeftError(
                 Reason.REQUEST_TOO_LARGE,
@@ -125,33 +125,33 @@ class Recording:
             self._embeddings = output
 
     async def _write(self) -> None:
-        pieces = self._pieces()
-        if not pieces:
+        chunks = self._chunks()
+        if not chunks:
             return
-        await self._parts.write(pieces)
+        await self._deps.write(chunks)
         self._written += len(self._waiting)
         self._waiting.clear()
         self._waiting_bytes = 0
 
-    def _pieces(self) -> list[NewPiece]:
+    def _chunks(self) -> list[NewChunk]:
         """What waits, cut where a piece has what it may have; an event is never cut."""
         if self._embeddings is not None:
-            return [NewPiece(first_index=1, event_count=1, output=self._embeddings.SerializeToString())]
-        pieces: list[NewPiece] = []
+            return [NewChunk(first_index=1, event_count=1, output=self._embeddings.SerializeToString())]
+        chunks: list[NewChunk] = []
         first = 0
         size = 0
         for place, event in enumerate(self._waiting):
             length = event.ByteSize()
-            if place > first and size + length > self._parts.limits.max_piece_bytes:
-                pieces.append(self._piece(first, place))
+            if place > first and size + length > self._deps.limits.max_piece_bytes:
+                chunks.append(self._chunk(first, place))
                 first, size = place, 0
             size += length
         if first < len(self._waiting):
-            pieces.append(self._piece(first, len(self._waiting)))
-        return pieces
+            chunks.append(self._chunk(first, len(self._waiting)))
+        return chunks
 
-    def _piece(self, first: int, end: int) -> NewPiece:
-        return NewPiece(
+    def _chunk(self, first: int, end: int) -> NewChunk:
+        return NewChunk(
             first_index=self._written + first + 1,
             event_count=end - first,
             output=task_pb2.TaskOutput(events=self._waiting[first:end]).SerializeToString(),
@@ -168,7 +168,7 @@ WRITE_PATIENCE_SECONDS = 300.0
 """After so long without a database a result is dropped, and its task is begun again."""
 
 
-class Stop(Enum):
+class StopReason(Enum):
     """Why an attempt is ended from outside."""
 
     LOST = "lost"
@@ -182,19 +182,19 @@ class Stop(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunTools:
+class RunDeps:
     """What every task is run with."""
 
     owner: str
     store: TaskStore
-    signals: TaskSignals
-    wall: Wall
+    events: TaskEventBus
+    database_clock: DatabaseClock
     limits: TaskLimits
     calls: CallMaker
     failpoints: Failpoints
     admit: Callable[["TaskRun"], bool]
     """Whether one attempt more may be under way; this one is counted then."""
-    announce: Callable[[News], None]
+    publish: Callable[[StoreEvent], None]
     """Something of a task that runs here is on disk."""
     on_claimed: Callable[["TaskRun"], None]
     """Told at once: another task can be offered in its stead."""
@@ -203,8 +203,8 @@ class RunTools:
 class TaskRun:
     """One task: offered until a slot is granted, then claimed and run."""
 
-    def __init__(self, tools: RunTools, task: PendingTask) -> None:
-        self._tools = tools
+    def __init__(self, deps: RunDeps, task: PendingTask) -> None:
+        self._deps = deps
         self.task = task
         self.claim: Claim | None = None
         """None: it is only offered."""
@@ -221,15 +221,15 @@ class TaskRun:
         """When it may be begun again, after an attempt that came to nothing."""
         self._was_taken = False
         """Whether a runner has said anything since the claim."""
-        self._stop: Stop | None = None
+        self._stop: StopReason | None = None
         self._call: TaskCall | None = None
         self._reading: asyncio.Task[None] | None = None
         self._helpers: list[asyncio.Task[None]] = []
-        self._recording = Recording(
-            RecordingParts(
-                limits=tools.limits,
-                clock=tools.wall.clock,
-                is_watched=lambda: tools.signals.is_watched(task.id),
+        self._recording = OutputRecorder(
+            RecorderDeps(
+                limits=deps.limits,
+                clock=deps.database_clock.clock,
+                is_watched=lambda: deps.events.is_watched(task.id),
                 write=self._append,
             )
         )
@@ -244,7 +244,7 @@ class TaskRun:
         """Whether it was ended from outside."""
         return self._stop is not None
 
-    def stop(self, why: Stop) -> None:
+    def stop(self, why: StopReason) -> None:
         """End it: the offer is withdrawn, or the runner's work is ended. The first word holds."""
         self._stop = self._stop or why
         # A claim under way is waited for: whether it is on disk must be known.
@@ -271,7 +271,7 @@ class TaskRun:
     # -- before the claim
 
     async def _read(self) -> None:
-        self._call = self._tools.calls.make(self.task, self._take)
+        self._call = self._deps.calls.make(self.task, self._take)
         async with aclosing(self._call.outputs()) as outputs:
             async for output in outputs:
                 if self.claim is None:
@@ -284,28 +284,28 @@ class TaskRun:
 
     async def _take(self) -> None:
         """Claim it: a slot is there. Raises ClaimMissedError."""
-        tools = self._tools
-        self.is_turned_away = self._stop is None and not tools.admit(self)
+        deps = self._deps
+        self.is_turned_away = self._stop is None and not deps.admit(self)
         if self._stop is not None or self.is_turned_away:
             raise ClaimMissedError
         claim = await self._claim()
         if claim is None:
             raise ClaimMissedError
-        await tools.failpoints.reach(Failpoint.CLAIMED, self.task.id)
+        await deps.failpoints.reach(Failpoint.CLAIMED, self.task.id)
         if self._stop is not None:
             raise ClaimMissedError
         self._help(self._write_on(), "task-writer")
         self._help(self._watch_time(), "task-timer")
         if self._call is not None:
             # Anybody may begin to watch a task that runs; lines of batches are read when they are at their end.
-            self._call.read_whole(bool(self.task.batch) and not tools.signals.is_watched(self.task.id))
+            self._call.read_whole(bool(self.task.batch) and not deps.events.is_watched(self.task.id))
         log.info("task started", task=self.task.id, attempt=claim.attempt, owner=claim.owner)
 
     async def _claim(self) -> Claim | None:
-        tools, now = self._tools, self._tools.wall.now()
+        deps, now = self._deps, self._deps.database_clock.now()
         self.is_claiming = True
         try:
-            claim = await tools.store.claim(self.task.id, tools.owner, now, now + tools.limits.lease_seconds)
+            claim = await deps.store.claim(self.task.id, deps.owner, now, now + deps.limits.lease_seconds)
             self.claim = claim
         except WeftError as error:
             self.refusal, self.is_unwritten = error, True
@@ -314,8 +314,8 @@ class TaskRun:
             self.is_claiming = False
         if claim is not None:
             log.info("task claimed", task=claim.task_id, attempt=claim.attempt, owner=claim.owner)
-            tools.on_claimed(self)
-            tools.announce(TaskChanged(claim.task_id))
+            deps.on_claimed(self)
+            deps.publish(TaskChanged(claim.task_id))
         return claim
 
     async def _note_refusal(self, error: WeftError) -> None:
@@ -332,30 +332,30 @@ class TaskRun:
 
     async def _conclude(self, claim: Claim, error: WeftError | None) -> None:
         match self._stop:
-            case Stop.LOST:
+            case StopReason.LOST:
                 _log_lost(claim)
-            case Stop.CANCELLED:
+            case StopReason.CANCELLED:
                 log.info("task attempt cancelled", task=claim.task_id, attempt=claim.attempt, owner=claim.owner)
-            case Stop.HALTED:
+            case StopReason.HALTED:
                 await self._stop_helpers()
                 failure = TaskFailure(reason=Reason.SHUTTING_DOWN, message="the router stopped")
                 await self._revert(claim, failure, TryAgain(0.0, counts=False))
-            case Stop.TIMED_OUT:
+            case StopReason.TIMED_OUT:
                 await self._stop_helpers()
-                seconds = self._tools.limits.run_timeout_seconds
+                seconds = self._deps.limits.run_timeout_seconds
                 words = f"the attempt took longer than {seconds:g} s (router.tasks.run_timeout_seconds)"
                 # Of what was being written it is not known whether it is on disk.
                 await self._fail(claim, WeftError(Reason.DEADLINE_EXCEEDED, words), ())
             case None:
-                pieces = await self._recording.rest()
+                chunks = await self._recording.rest()
                 await self._stop_helpers()
                 if error is None:
-                    await self._end(claim, TaskState.COMPLETED, pieces, None)
+                    await self._end(claim, TaskState.COMPLETED, chunks, None)
                 else:
-                    await self._fail(claim, error, pieces)
+                    await self._fail(claim, error, chunks)
 
-    async def _fail(self, claim: Claim, error: WeftError, pieces: Sequence[NewPiece]) -> None:
-        limits = self._tools.limits
+    async def _fail(self, claim: Claim, error: WeftError, chunks: Sequence[NewChunk]) -> None:
+        limits = self._deps.limits
         verdict = after_failed_attempt(
             error.reason,
             error.message,
@@ -370,60 +370,60 @@ class TaskRun:
         )
         if isinstance(verdict, GivesUp):
             failure = TaskFailure(reason=verdict.reason, message=verdict.message)
-            kept = () if error.reason is Reason.REQUEST_TOO_LARGE else pieces
+            kept = () if error.reason is Reason.REQUEST_TOO_LARGE else chunks
             await self._end(claim, TaskState.FAILED, kept, failure)
         else:
             failure = TaskFailure(reason=error.reason, message=error.message)
             await self._revert(claim, failure, verdict)
 
     async def _end(
-        self, claim: Claim, state: TaskState, pieces: Sequence[NewPiece], failure: TaskFailure | None
+        self, claim: Claim, state: TaskState, chunks: Sequence[NewChunk], failure: TaskFailure | None
     ) -> None:
-        tools = self._tools
-        ending = Ending(state=state, pieces=pieces, failure=failure, receipt=self._receipt())
-        if not await self._settle(claim, lambda: tools.store.end(claim, ending, tools.wall.now())):
+        deps = self._deps
+        outcome = TaskOutcome(state=state, chunks=chunks, failure=failure, receipt=self._receipt())
+        if not await self._settle(claim, lambda: deps.store.end(claim, outcome, deps.database_clock.now())):
             _log_lost(claim)
             return
-        await tools.failpoints.reach(Failpoint.ENDED, claim.task_id)
+        await deps.failpoints.reach(Failpoint.ENDED, claim.task_id)
         reason = None if failure is None else failure.reason.name
         log.info("task ended", task=claim.task_id, attempt=claim.attempt, state=state.name, reason=reason)
-        tools.announce(TaskChanged(claim.task_id))
+        deps.publish(TaskChanged(claim.task_id))
 
     async def _revert(self, claim: Claim, failure: TaskFailure, again: TryAgain) -> None:
-        tools, receipt, counts = self._tools, self._receipt(), again.counts
+        deps, receipt, counts = self._deps, self._receipt(), again.counts
 
         def write() -> Coroutine[None, None, bool]:
-            now = tools.wall.now()
+            now = deps.database_clock.now()
             ready_at = now + again.pause_seconds
-            return tools.store.revert(claim, failure, receipt=receipt, counts=counts, now=now, ready_at=ready_at)
+            return deps.store.revert(claim, failure, receipt=receipt, counts=counts, now=now, ready_at=ready_at)
 
         if not await self._settle(claim, write):
             _log_lost(claim)
             return
-        self.ready_at = tools.wall.now() + again.pause_seconds
+        self.ready_at = deps.database_clock.now() + again.pause_seconds
         reason = failure.reason.name
         log.info("task reverted", task=claim.task_id, attempt=claim.attempt, reason=reason, counts=counts)
-        tools.announce(TaskChanged(claim.task_id))
-        tools.announce(LaneFilled(self.task.lane))
+        deps.publish(TaskChanged(claim.task_id))
+        deps.publish(LaneFilled(self.task.lane))
 
-    async def _append(self, pieces: Sequence[NewPiece]) -> None:
+    async def _append(self, chunks: Sequence[NewChunk]) -> None:
         claim = self.claim
         assert claim is not None, "only what is claimed says something"
-        if not await self._settle(claim, lambda: self._tools.store.append(claim, pieces)):
-            self._stop = self._stop or Stop.LOST
+        if not await self._settle(claim, lambda: self._deps.store.append(claim, chunks)):
+            self._stop = self._stop or StopReason.LOST
             raise ClaimMissedError
-        self._tools.announce(TaskChanged(claim.task_id))
+        self._deps.publish(TaskChanged(claim.task_id))
 
     async def _settle(self, claim: Claim, write: Callable[[], Awaitable[bool]]) -> bool:
         """Write under the claim, again and again while the database is away. False: the claim is lost, or given up."""
-        clock = self._tools.wall.clock
+        clock = self._deps.database_clock.clock
         give_up_at = clock.monotonic() + WRITE_PATIENCE_SECONDS
         pause = FIRST_WRITE_PAUSE_SECONDS
         while True:
             try:
                 return await write()
             except WeftError as error:
-                if self._stop is Stop.LOST or clock.monotonic() >= give_up_at:
+                if self._stop is StopReason.LOST or clock.monotonic() >= give_up_at:
                     log.warning("task result dropped", task=claim.task_id, attempt=claim.attempt, why=error.message)
                     return False
             await clock.sleep(pause)
@@ -433,11 +433,11 @@ class TaskRun:
         try:
             await self._recording.keep_writing()
         except ClaimMissedError:
-            self.stop(Stop.LOST)
+            self.stop(StopReason.LOST)
 
     async def _watch_time(self) -> None:
-        await self._tools.wall.clock.sleep(self._tools.limits.run_timeout_seconds)
-        self.stop(Stop.TIMED_OUT)
+        await self._deps.database_clock.clock.sleep(self._deps.limits.run_timeout_seconds)
+        self.stop(StopReason.TIMED_OUT)
 
     def _help(self, work: Coroutine[None, None, None], name: str) -> None:
         self._helpers.append(start_task(work, name=f"{name}-{self.task.id}"))
@@ -468,7 +468,7 @@ def _words_of(output: task_pb2.TaskOutput) -> str:
     return ""
 
 
-def _error_of(reading: asyncio.Task[None], stop: Stop | None) -> WeftError | None:
+def _error_of(reading: asyncio.Task[None], stop: StopReason | None) -> WeftError | None:
     """What ended a request; None: it is complete, or was ended from outside."""
     if reading.cancelled() and stop is None:
         # gRPC says so, too, of a call whose channel was closed under it: what was said until then is no whole answer.

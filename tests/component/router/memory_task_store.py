@@ -9,12 +9,12 @@ from router_svc.durable.tasks.sql_rows import utc
 from router_svc.durable.tasks.store_port import (
     LOST_LEASE,
     Claim,
-    Ending,
+    ExpiredLease,
     Lane,
-    LostLease,
-    NewPiece,
-    News,
+    NewChunk,
     PendingTask,
+    StoreEvent,
+    TaskOutcome,
     TaskRow,
 )
 from weft.api.common.v1 import receipt_pb2
@@ -50,7 +50,7 @@ class Kept:
     started_at: float | None = None
     ended_at: float | None = None
     error: TaskFailure | None = None
-    pieces: list[NewPiece] = field(default_factory=list)
+    chunks: list[NewChunk] = field(default_factory=list)
     attempts: list[TaskAttempt] = field(default_factory=list)
 
     def has(self, claim: Claim) -> bool:
@@ -58,7 +58,7 @@ class Kept:
 
     @property
     def last_index(self) -> int:
-        return self.pieces[-1].first_index + self.pieces[-1].event_count - 1 if self.pieces else 0
+        return self.chunks[-1].first_index + self.chunks[-1].event_count - 1 if self.chunks else 0
 
     def end(self, state: TaskState, now: float, failure: TaskFailure | None, receipt: bytes = b"") -> None:
         self.state, self.ended_at, self.error = state, now, failure
@@ -78,7 +78,7 @@ class Kept:
 
     def wait_again(self, now: float, ready_at: float) -> None:
         self.state, self.owner, self.ready_at = TaskState.PENDING, "", ready_at
-        self.pieces.clear()
+        self.chunks.clear()
         window = self.row.window_ends_at
         self.expires_at = now + self.row.pending_limit_seconds if window is None else window
 
@@ -115,18 +115,18 @@ class MemoryTaskStore:
         """All that ever were."""
         self.reads = 0
         """How often lanes were read."""
-        self.ended: list[tuple[Claim, Ending, bool]] = []
+        self.ended: list[tuple[Claim, TaskOutcome, bool]] = []
         """Every word about an end, and whether it counted."""
         self.claims_answer_late: asyncio.Event | None = None
         """A claim that is on disk is acknowledged when it is set."""
-        self._heard: Callable[[News], None] | None = None
+        self._heard: Callable[[StoreEvent], None] | None = None
 
     def only(self) -> Kept:
         """The one task."""
         (kept,) = self.kept.values()
         return kept
 
-    def tell(self, news: News) -> None:
+    def tell(self, news: StoreEvent) -> None:
         """News of another router."""
         assert self._heard is not None
         self._heard(news)
@@ -178,21 +178,21 @@ class MemoryTaskStore:
         ]
         return TaskPage(tasks=found[: query.page_size])
 
-    async def pieces(self, task_id: str, attempt: int, after_index: int, max_bytes: int) -> Sequence[TaskChunk]:
+    async def chunks(self, task_id: str, attempt: int, after_index: int, max_bytes: int) -> Sequence[TaskChunk]:
         self._look()
         kept = self.kept.get(task_id)
         if kept is None or kept.attempt != attempt:
             return []
         found: list[TaskChunk] = []
         size = 0
-        for piece in kept.pieces:
-            last = piece.first_index + piece.event_count - 1
+        for chunk in kept.chunks:
+            last = chunk.first_index + chunk.event_count - 1
             if last <= after_index:
                 continue
-            size += len(piece.output)
+            size += len(chunk.output)
             if found and size > max_bytes:
                 break
-            output = task_pb2.TaskOutput.FromString(piece.output)
+            output = task_pb2.TaskOutput.FromString(chunk.output)
             found.append(TaskChunk(attempt=attempt, last_event=event_number(attempt, last), output=output))
         return found
 
@@ -272,21 +272,21 @@ class MemoryTaskStore:
             kept.lease_until = lease_until
         return frozenset(Claim(kept.row.id, owner, kept.attempt) for kept in mine)
 
-    async def append(self, claim: Claim, pieces: Sequence[NewPiece]) -> bool:
+    async def append(self, claim: Claim, chunks: Sequence[NewChunk]) -> bool:
         kept = self._held(claim)
         if kept is None:
             return False
-        assert pieces[0].first_index == kept.last_index + 1, "pieces follow one another"
-        kept.pieces.extend(pieces)
+        assert chunks[0].first_index == kept.last_index + 1, "pieces follow one another"
+        kept.chunks.extend(chunks)
         return True
 
-    async def end(self, claim: Claim, ending: Ending, now: float) -> bool:
+    async def end(self, claim: Claim, outcome: TaskOutcome, now: float) -> bool:
         kept = self._held(claim)
-        self.ended.append((claim, ending, kept is not None))
+        self.ended.append((claim, outcome, kept is not None))
         if kept is None:
             return False
-        kept.pieces.extend(ending.pieces)
-        kept.end(ending.state, now, ending.failure, ending.receipt)
+        kept.chunks.extend(outcome.chunks)
+        kept.end(outcome.state, now, outcome.failure, outcome.receipt)
         return True
 
     async def revert(
@@ -300,7 +300,7 @@ class MemoryTaskStore:
         kept.wait_again(now, ready_at)
         return True
 
-    async def revert_expired(self, now: float, limit: int) -> Sequence[LostLease]:
+    async def revert_expired(self, now: float, limit: int) -> Sequence[ExpiredLease]:
         self._look()
         over = [kept for kept in self.kept.values() if kept.state is TaskState.RUNNING and kept.lease_until <= now]
         return [self._take_back(kept, now) for kept in over[:limit]]
@@ -316,7 +316,7 @@ class MemoryTaskStore:
             kept.end(TaskState.FAILED, now, TaskFailure(reason=Reason.QUEUE_TIMEOUT, message="it waited too long"))
         return [kept.row.id for kept in over[:limit]]
 
-    async def forget_ended(self, before: float, limit: int) -> int:
+    async def purge_ended(self, before: float, limit: int) -> int:
         self._look()
         over = [kept.row.id for kept in self.kept.values() if kept.ended_at is not None and kept.ended_at < before]
         for task_id in over[:limit]:
@@ -327,7 +327,7 @@ class MemoryTaskStore:
         self._look()
         return Counter(kept.row.lane.tenant for kept in self.kept.values() if not kept.state.is_terminal)
 
-    async def listen(self, heard: Callable[[News], None]) -> None:
+    async def listen(self, heard: Callable[[StoreEvent], None]) -> None:
         self._heard = heard
         await asyncio.get_running_loop().create_future()
 
@@ -352,7 +352,7 @@ class MemoryTaskStore:
             if kept.state is TaskState.PENDING and kept.ready_at <= now < kept.expires_at
         ]
 
-    def _take_back(self, kept: Kept, now: float) -> LostLease:
+    def _take_back(self, kept: Kept, now: float) -> ExpiredLease:
         claim = Claim(kept.row.id, kept.owner, kept.attempt)
         failure = TaskFailure(reason=LOST_LEASE, message="the router that ran it is gone")
         kept.failures += 1
@@ -361,4 +361,4 @@ class MemoryTaskStore:
         else:
             kept.end_attempt(failure, now)
             kept.wait_again(now, now)
-        return LostLease(claim=claim, lane=kept.row.lane, state=kept.state)
+        return ExpiredLease(claim=claim, lane=kept.row.lane, state=kept.state)

@@ -165,7 +165,7 @@ class TaskBench:
             created_at=now,
         )
         await self.store.submit(row)
-        self.service.signals.announce(LaneFilled(lane))
+        self.service.events.publish(LaneFilled(lane))
 
     async def begun(self, spec: task_pb2.TaskSpec | None = None) -> tuple[Task, ScriptedCall]:
         """A task that runs."""

@@ -18,7 +18,7 @@ from router_svc.durable.batches.batch_servicer import BatchServicer
 from router_svc.durable.batches.config import BatchLimits
 from router_svc.durable.batches.file_servicer import FileServicer
 from router_svc.durable.tasks.config import TaskLimits
-from router_svc.durable.tasks.task_events import TaskSignals
+from router_svc.durable.tasks.task_events import TaskEventBus
 from router_svc.store.database import RouterDatabase
 from weft.api.common.v1 import chat_pb2, event_pb2
 from weft.api.router.v1 import (
@@ -76,7 +76,7 @@ def built(
 ) -> "router_svc.durable.batches.service.BatchService":
     database = RouterDatabase(f"sqlite+aiosqlite:///{path}")
     return router_svc.durable.batches.service.build(
-        database, BatchLimits(**limits), TaskLimits(), TaskSignals(), clock=clock
+        database, BatchLimits(**limits), TaskLimits(), TaskEventBus(), clock=clock
     )
 
 
@@ -300,11 +300,11 @@ async def test_a_batch_is_made_counted_cancelled_and_its_results_are_written(mak
         found = await kept.batches.get("ann", made.id)
         assert found == made
         kept.write(f"UPDATE tasks SET state = {TaskState.COMPLETED:d}, attempt = 1, ended_at = 1e9 WHERE line = 1")
-        pieces = ", ".join(
+        chunks = ", ".join(
             f"((SELECT id FROM tasks WHERE line = 1), 1, {index}, 1, X'{output(text).SerializeToString().hex()}')"
             for index, text in enumerate(("well", " done"), start=1)
         )
-        kept.write(f"INSERT INTO task_pieces VALUES {pieces}")
+        kept.write(f"INSERT INTO task_pieces VALUES {chunks}")
         await refused(Reason.RESOURCE_IN_USE, kept.batches.finish("ann", made.id, output_file="", error_file=""))
         found = await kept.batches.cancel("ann", made.id)
         assert found.counts == LineCounts(total=len(names), completed=1, cancelled=len(names) - 1)
@@ -538,7 +538,7 @@ async def test_a_line_for_a_model_that_nothing_has_is_refused_by_its_number_and_
     """The batch was accepted, and in progress until its window ended."""
     database = RouterDatabase(f"sqlite+aiosqlite:///{path}")
     service = router_svc.durable.batches.service.build(
-        database, BatchLimits(), TaskLimits(), TaskSignals(), names=KnownNames(NoMesh())
+        database, BatchLimits(), TaskLimits(), TaskEventBus(), names=KnownNames(NoMesh())
     )
     await service.start()
     try:

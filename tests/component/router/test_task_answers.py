@@ -9,7 +9,7 @@ import pytest
 from memory_task_store import MemoryTaskStore
 from task_harness import NOTICE_SECONDS, TENANT, TaskBench, chat_spec, task_bench
 
-from router_svc.durable.tasks.monotonic_reads import MAX_REMEMBERED, ShownTasks
+from router_svc.durable.tasks.monotonic_reads import MAX_REMEMBERED, MonotonicReads
 from router_svc.durable.tasks.store_port import TaskRow
 from weft.durable.tasks import NewTask, Submitted, Task, TaskDetails, TaskPage, TaskQuery, TaskState
 from weft.kernel.errors import WeftError
@@ -199,7 +199,7 @@ def _task(state: TaskState, attempt: int = 0, *, task_id: str = "task-1") -> Tas
 
 
 def test_nothing_is_remembered_once_every_reading_is_answered() -> None:
-    shown = ShownTasks()
+    shown = MonotonicReads()
     with shown.reading():
         shown.show(_task(TaskState.CANCELLED))
     with shown.reading():
@@ -207,7 +207,7 @@ def test_nothing_is_remembered_once_every_reading_is_answered() -> None:
 
 
 def test_what_is_remembered_for_one_long_reading_has_a_bound() -> None:
-    shown = ShownTasks()
+    shown = MonotonicReads()
     with shown.reading():
         for _ in range(MAX_REMEMBERED + 1):
             with shown.reading():

@@ -12,7 +12,7 @@ from task_harness import FINISHED, NOTICE_SECONDS, chat_spec, embedding_spec, te
 
 import router_svc.durable.tasks.service
 from router_svc.durable.tasks.config import TaskLimits
-from router_svc.durable.tasks.service import TaskParts
+from router_svc.durable.tasks.service import TaskServiceDeps
 from router_svc.loop import Books, LoopParts, SchedulingLoop
 from router_svc.placement import LocalPlacement
 from router_svc.policy.limits import SchedulerLimits
@@ -153,7 +153,7 @@ async def mesh_of(tmp_path: Path, limits: TaskLimits = FAST) -> AsyncIterator[tu
     server.add_insecure_port(runner.address)
     await server.start()
     mesh = Mesh(runner)
-    parts = TaskParts(
+    parts = TaskServiceDeps(
         placement=LocalPlacement(mesh.loop), fleet=mesh, channels=mesh.channels, subscribe=mesh.tell.append
     )
     database = RouterDatabase(f"sqlite+aiosqlite:///{tmp_path / 'router.db'}")

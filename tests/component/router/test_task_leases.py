@@ -83,7 +83,7 @@ async def test_a_piece_that_comes_too_late_ends_the_work_at_once() -> None:
         call.say(text("late"))
         await bench.advance(0.25)
         await left(call)
-        assert not bench.store.kept[task.id].pieces
+        assert not bench.store.kept[task.id].chunks
 
 
 async def test_leases_of_a_router_that_is_gone_are_taken_back_and_their_tasks_are_begun_again() -> None:
@@ -166,8 +166,8 @@ async def test_a_result_waits_for_a_database_that_is_locked_for_longer_than_the_
         done = await bench.until(task.id, TaskState.COMPLETED)
         assert done.attempt == 1
         assert len(bench.calls.made) == 1
-        (piece_one, *rest) = await bench.store.pieces(task.id, 1, 0, 1 << 20)
-        words = [event.delta.text for piece in (piece_one, *rest) for event in piece.output.events]
+        (piece_one, *rest) = await bench.store.chunks(task.id, 1, 0, 1 << 20)
+        words = [event.delta.text for chunk in (piece_one, *rest) for event in chunk.output.events]
         assert words == ["half", " and all", ""]
 
 
@@ -220,7 +220,7 @@ async def test_a_claim_that_was_never_acknowledged_is_given_back_and_is_no_attem
     async with task_bench(limits=TaskLimits(max_attempts=1)) as bench:
         task = await bench.submit()
         call = await bench.calls.next()
-        owner = bench.service.engine._parts.owner
+        owner = bench.service.engine._deps.owner
         # The claim is on disk, and its acknowledgement was lost with the connection.
         assert await bench.store.claim(task.id, owner, now_of(bench.clock), now_of(bench.clock) + 15)
         call.granted.set()

@@ -49,8 +49,8 @@ async def test_a_finished_answer_is_kept_whole_with_its_receipt() -> None:
         assert receipt.host == "titan"
         kinds = [
             event.WhichOneof("event")
-            for piece in await bench.store.pieces(task.id, 1, 0, 1 << 20)
-            for event in piece.output.events
+            for chunk in await bench.store.chunks(task.id, 1, 0, 1 << 20)
+            for event in chunk.output.events
         ]
         assert kinds == ["started", "delta", "delta", "finished"]
 
@@ -61,9 +61,9 @@ async def test_the_last_of_an_answer_is_committed_together_with_its_end() -> Non
         call.say(text("one"))
         call.finish()
         await bench.until(task.id, TaskState.COMPLETED)
-        ((_, ending, counted),) = bench.store.ended
+        ((_, outcome, counted),) = bench.store.ended
         assert counted
-        assert [piece.event_count for piece in ending.pieces] == [2]
+        assert [chunk.event_count for chunk in outcome.chunks] == [2]
 
 
 async def test_an_embedding_is_kept_with_all_its_vectors() -> None:
@@ -74,8 +74,8 @@ async def test_an_embedding_is_kept_with_all_its_vectors() -> None:
         call.words.put_nowait(task_pb2.TaskOutput(events=[finished], embeddings=vectors))
         call.words.put_nowait(None)
         await bench.until(task.id, TaskState.COMPLETED)
-        (piece,) = await bench.store.pieces(task.id, 1, 0, 1 << 20)
-        assert list(piece.output.embeddings) == vectors
+        (chunk,) = await bench.store.chunks(task.id, 1, 0, 1 << 20)
+        assert list(chunk.output.embeddings) == vectors
 
 
 async def test_a_lost_attempt_reverts_the_task_and_its_pieces_and_is_made_again_after_a_pause() -> None:
@@ -83,11 +83,11 @@ async def test_a_lost_attempt_reverts_the_task_and_its_pieces_and_is_made_again_
         task, call = await bench.begun()
         call.say(text("half"))
         await bench.advance(1)
-        assert bench.store.only().pieces
+        assert bench.store.only().chunks
         call.fail(DIED)
         reverted = await bench.until(task.id, TaskState.PENDING)
         assert (reverted.attempt, reverted.last_event) == (1, 0)
-        assert not bench.store.only().pieces
+        assert not bench.store.only().chunks
         await bench.settle()
         assert bench.calls.unseen == 0, "the pause is not over"
         await bench.advance(1)
@@ -323,9 +323,9 @@ async def test_long_answers_are_written_piece_by_piece_in_order() -> None:
         call.say(text("y" * 300))
         call.finish()
         await bench.until(task.id, TaskState.COMPLETED)
-        pieces = bench.store.only().pieces
-        assert [piece.first_index for piece in pieces] == [1, 3, 5, 6, 7]
-        assert all(len(piece.output) <= 100 or piece.event_count == 1 for piece in pieces)
+        chunks = bench.store.only().chunks
+        assert [chunk.first_index for chunk in chunks] == [1, 3, 5, 6, 7]
+        assert all(len(chunk.output) <= 100 or chunk.event_count == 1 for chunk in chunks)
 
 
 async def test_a_runner_that_pauses_keeps_nothing_back() -> None:
@@ -333,9 +333,9 @@ async def test_a_runner_that_pauses_keeps_nothing_back() -> None:
         _, call = await bench.begun()
         call.say(text("one"))
         await bench.settle()
-        assert not bench.store.only().pieces
+        assert not bench.store.only().chunks
         await bench.advance(0.25)
-        assert [piece.event_count for piece in bench.store.only().pieces] == [1]
+        assert [chunk.event_count for chunk in bench.store.only().chunks] == [1]
 
 
 async def test_only_lines_of_batches_that_nobody_watches_are_asked_for_whole() -> None:
@@ -406,11 +406,11 @@ async def test_a_piece_is_shown_only_once_it_is_on_disk() -> None:
         call.say(text("one"))
         await bench.settle()
         bench.store.is_failing = False
-        assert not bench.store.only().pieces
+        assert not bench.store.only().chunks
         await bench.advance(0.2)
-        piece = await watch.next()
-        assert isinstance(piece, TaskChunk)
-        assert [event.delta.text for event in piece.output.events] == ["one"]
+        chunk = await watch.next()
+        assert isinstance(chunk, TaskChunk)
+        assert [event.delta.text for event in chunk.output.events] == ["one"]
         await watch.close()
 
 
@@ -418,7 +418,7 @@ async def test_news_of_a_lane_nobody_waits_in_is_harmless() -> None:
     async with task_bench() as bench:
         task = await bench.submit()
         await bench.calls.next()
-        bench.service.signals.announce(LaneFilled(bench.store.only().row.lane._replace(model="other")))
+        bench.service.events.publish(LaneFilled(bench.store.only().row.lane._replace(model="other")))
         await bench.settle()
         assert bench.calls.unseen == 0
         assert (await bench.get(task.id)).state is TaskState.PENDING

@@ -12,7 +12,7 @@ from router_svc.durable.tasks.config import TaskLimits
 from router_svc.durable.tasks.failpoints import NoFailpoints
 from router_svc.durable.tasks.service import TaskService
 from router_svc.durable.tasks.store_port import Claim, Lane, PendingTask
-from router_svc.durable.tasks.sweeper import OpenCounts
+from router_svc.durable.tasks.sweeper import OpenTaskCounts
 from router_svc.durable.tasks.task_call import DispatchedCalls
 from weft.durable.tasks import TaskChunk, TaskState
 from weft.kernel.errors import WeftError
@@ -67,10 +67,10 @@ class SlowReads(MemoryTaskStore):
         await self.answers.wait()
         return found
 
-    async def pieces(self, task_id: str, attempt: int, after_index: int, max_bytes: int) -> Sequence[TaskChunk]:
+    async def chunks(self, task_id: str, attempt: int, after_index: int, max_bytes: int) -> Sequence[TaskChunk]:
         if self.forgets_pieces:
             await self.delete(TENANT, task_id)
-        return await super().pieces(task_id, attempt, after_index, max_bytes)
+        return await super().chunks(task_id, attempt, after_index, max_bytes)
 
 
 async def test_a_call_that_was_broken_off_under_it_is_no_whole_answer() -> None:
@@ -140,7 +140,7 @@ async def test_a_last_word_is_not_shown_before_the_end_is_on_disk() -> None:
         call.say(text("all"))
         call.say(FINISHED)
         await bench.advance(1)
-        assert bench.store.only().pieces == []
+        assert bench.store.only().chunks == []
         call.words.put_nowait(None)
         await bench.until(task.id, TaskState.COMPLETED)
         assert bench.store.only().last_index == 2
@@ -174,7 +174,7 @@ async def test_who_sends_a_key_again_gets_the_task_though_the_tenant_has_as_many
 
 async def test_tasks_that_are_being_counted_count_and_a_count_that_is_given_up_forgets_none() -> None:
     store = SlowReads()
-    counts = OpenCounts(store, TaskLimits(max_open_per_tenant=1), FakeClock())
+    counts = OpenTaskCounts(store, TaskLimits(max_open_per_tenant=1), FakeClock())
     counts.add(TENANT)
     store.answers.clear()
     counting = asyncio.create_task(counts.count())

@@ -164,7 +164,7 @@ async def test_whoever_leaves_a_watch_does_not_end_the_task() -> None:
         watch = bench.watch(task.id)
         await a_task(watch)
         await watch.close()
-        assert not bench.service.signals.is_watched(task.id)
+        assert not bench.service.events.is_watched(task.id)
         call.finish()
         await bench.until(task.id, TaskState.COMPLETED)
 

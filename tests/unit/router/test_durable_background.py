@@ -2,7 +2,7 @@
 
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.simulation.engine import Simulation
-from router_svc.simulation.metrics import Tally, Waits
+from router_svc.simulation.metrics import GroupMetrics, Waits
 from router_svc.simulation.random_scenario import real_scheduler
 from router_svc.simulation.scenario import Amount, HostGroup, ModelKind, Rate, Scenario, Tenant, Traffic
 from weft.kernel.request import Priority
@@ -43,8 +43,8 @@ def run(scenario: Scenario) -> Simulation:
     return simulation
 
 
-def tally(simulation: Simulation, band: Priority) -> Tally:
-    return simulation.tallies.total(who for who in simulation.tallies.by_who if who.band is band)
+def tally(simulation: Simulation, band: Priority) -> GroupMetrics:
+    return simulation.metrics.total(who for who in simulation.metrics.by_group if who.band is band)
 
 
 def waits(simulation: Simulation) -> Waits:

@@ -32,7 +32,7 @@ from simulation_controls import (
 from router_svc.policy.endpoints.routes import Route
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.simulation.hosts import Phase, World
-from router_svc.simulation.invariants import Auditor, InvariantError
+from router_svc.simulation.invariants import InvariantChecker, InvariantError
 from router_svc.simulation.random_scenario import check_scenario, check_seed, random_scenario
 from router_svc.simulation.scenario import GIBIBYTE, Amount, HostGroup, ModelKind, Rate, Scenario, Tenant, Traffic
 from weft.kernel.request import Priority
@@ -176,13 +176,13 @@ def test_memory_that_is_booked_twice_is_found() -> None:
         for scenario in map(random_scenario, range(SEEDS))
         if sum(model.memory_bytes for model in scenario.models if not model.remote) > scenario.hosts[0].memory_bytes > 0
     )
-    world, auditor = World(scenario), Auditor(scenario)
-    hosts = [host for host in world.hosts.values() if host.has_book]
+    world, checker = World(scenario), InvariantChecker(scenario)
+    hosts = [host for host in world.hosts.values() if host.has_ledger]
     for host in hosts:
-        auditor.changed(host)
+        checker.changed(host)
     crowded = max(hosts, key=lambda host: sum(each.kind.memory_bytes for each in host.instances) - host.total_bytes)
     for instance in crowded.instances:
         instance.phase = Phase.READY
         instance.host.program_bytes = instance.host.total_bytes
     with pytest.raises(InvariantError, match="more than it has"):
-        auditor.changed(crowded)
+        checker.changed(crowded)

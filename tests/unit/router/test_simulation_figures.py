@@ -11,7 +11,7 @@ from router_svc.simulation.fifo_baseline import FifoScheduler
 from router_svc.simulation.figures import Figures, figures_of
 from router_svc.simulation.random_scenario import real_scheduler
 from router_svc.simulation.scenario import Failure, FailureMode, Scenario, Traffic
-from router_svc.simulation.scheduler_port import Scheduling
+from router_svc.simulation.scheduler_port import SchedulerPort
 from weft_app.compose.simulate import load_scenario
 
 SCENARIOS = Path(__file__).parents[3] / "examples" / "scenarios"
@@ -20,11 +20,11 @@ PER_SECOND = {"big": 1.5, "small": 0.15, "tiny": 0.15}
 MODELS = ("qwen", "llama", "mistral")
 
 
-def fifo(scenario: Scenario) -> Scheduling:
+def fifo(scenario: Scenario) -> SchedulerPort:
     return FifoScheduler(scenario.limits)
 
 
-def run(scenario: Scenario, make: Callable[[Scenario], Scheduling] = real_scheduler) -> Figures:
+def run(scenario: Scenario, make: Callable[[Scenario], SchedulerPort] = real_scheduler) -> Figures:
     simulation = Simulation(scenario, make(scenario))
     simulation.run()
     return figures_of(simulation)

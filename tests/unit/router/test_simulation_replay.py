@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from router_svc.simulation.engine import Extras, Simulation
+from router_svc.simulation.engine import RunOptions, Simulation
 from router_svc.simulation.figures import figures_of
 from router_svc.simulation.random_scenario import random_scenario, real_scheduler
 from router_svc.simulation.traffic import requests_of
@@ -24,25 +24,25 @@ for seed in range(12):
     scenario = random_scenario(seed)
     simulation = Simulation(scenario, real_scheduler(scenario), Extras(explained=range(1, 200)))
     simulation.run()
-    digest.update(repr(simulation.story.lines).encode())
+    digest.update(repr(simulation.decision_log.lines).encode())
 print(digest.hexdigest())
 """
 
 
-def story(seed: int, scenario_seed: int) -> object:
+def decision_log(seed: int, scenario_seed: int) -> object:
     scenario = replace(random_scenario(scenario_seed), seed=seed)
-    simulation = Simulation(scenario, real_scheduler(scenario), Extras(explained=range(1, 200)))
+    simulation = Simulation(scenario, real_scheduler(scenario), RunOptions(explained=range(1, 200)))
     simulation.run()
-    return simulation.story.lines, figures_of(simulation)
+    return simulation.decision_log.lines, figures_of(simulation)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_same_seed_gives_the_same_run(seed: int) -> None:
-    assert story(seed, seed) == story(seed, seed)
+    assert decision_log(seed, seed) == decision_log(seed, seed)
 
 
 def test_another_seed_gives_another_run() -> None:
-    assert story(1, 1) != story(2, 1)
+    assert decision_log(1, 1) != decision_log(2, 1)
 
 
 def test_a_run_does_not_depend_on_how_the_process_hashes_words() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from router_svc.policy.decisions import WakeFailure
 from router_svc.policy.settings import RemotePermission, Settings, TenantSettings
-from router_svc.simulation.event_queue import Events
+from router_svc.simulation.event_queue import EventQueue
 from router_svc.simulation.figures import jain_index, max_min_shares
 from router_svc.simulation.hosts import Instance, Phase, World
 from router_svc.simulation.random_scenario import check_scenario
@@ -27,7 +27,7 @@ from router_svc.simulation.scenario import (
     Scenario,
     Tenant,
     Traffic,
-    chance,
+    seeded_random,
 )
 from router_svc.simulation.traffic import may_leave, requests_of
 from weft.kernel.reasons import Reason
@@ -57,7 +57,7 @@ class Loads:
     """A loader and its world, stepped by hand."""
 
     def __init__(self, made: Scenario) -> None:
-        self.events = Events()
+        self.events = EventQueue()
         self.world = World(made)
         self.changes: list[tuple[str, Phase]] = []
         self.loader = Loader(self.events, made.delays, made.seed, self.changed)
@@ -93,12 +93,12 @@ def test_amounts_have_their_mean_and_variation_and_keep_their_bounds() -> None:
 
 
 def test_what_is_drawn_for_one_purpose_does_not_change_what_is_drawn_for_another() -> None:
-    first, other = chance(1, "loads"), chance(1, "times")
+    first, other = seeded_random(1, "loads"), seeded_random(1, "times")
     values = [first.random() for _ in range(3)]
     other.random()
-    again = chance(1, "loads")
+    again = seeded_random(1, "loads")
     assert [again.random() for _ in range(3)] == values
-    assert chance(2, "loads").random() != values[0]
+    assert seeded_random(2, "loads").random() != values[0]
 
 
 @pytest.mark.parametrize("pattern", Pattern)
@@ -209,7 +209,7 @@ def test_a_conversation_that_comes_back_to_its_model_has_its_prompt_in_the_cache
     stream = Traffic(tenant="t", target="a", rate=Rate(per_second=0.2), sessions=2, session_cached_share=0.75)
     alone = replace(stream, sessions=0)
     longer = [scenario(traffic=(each,), duration_seconds=1000.0) for each in (stream, alone)]
-    cached, fresh = (check_scenario(each).tallies.total() for each in longer)
+    cached, fresh = (check_scenario(each).metrics.total() for each in longer)
     assert cached.served_cost < 0.9 * cached.offered_cost
     assert fresh.served_cost > 0.9 * fresh.offered_cost
 
