@@ -1,16 +1,16 @@
 """Requests that run: who pays for them, what was learned when they end."""
 
 from router_svc.policy.decisions import Placed, Served
-from router_svc.policy.endpoints.candidate_index import CandidateIndex
 from router_svc.policy.endpoints.candidates import Candidate
 from router_svc.policy.endpoints.choice import Choice
+from router_svc.policy.endpoints.cluster_view import ClusterView
 from router_svc.policy.endpoints.failover import FailureKind, RetryBudget, classify, may_be_the_requests
 from router_svc.policy.estimates import Estimates
+from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.loading.load_coordinator import LoadCoordinator
 from router_svc.policy.progress.wait_estimator import RunningRequests
-from router_svc.policy.queue.fair_share import FairShare
 from router_svc.policy.queue.live_request import LiveRequest
-from router_svc.policy.queue.tenant_caps import TenantCaps
+from router_svc.policy.queue.queues import Queues
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 
@@ -20,38 +20,36 @@ class Placements:
 
     def __init__(
         self,
-        index: CandidateIndex,
+        limits: SchedulerLimits,
+        cluster: ClusterView,
+        queues: Queues,
+        loads: LoadCoordinator,
         estimates: Estimates,
         running: RunningRequests,
-        shares: FairShare,
-        caps: TenantCaps,
-        loads: LoadCoordinator,
-        retries: RetryBudget,
     ) -> None:
-        self._index = index
+        self._index = cluster.index
+        self._queues = queues
+        self._loads = loads
         self._estimates = estimates
         self._running = running
-        self._shares = shares
-        self._caps = caps
-        self._loads = loads
-        self._retries = retries
+        self.retries = RetryBudget(limits)
 
     def may_try(self, request: LiveRequest, candidate: Candidate, now: float) -> bool:
         """Whether the attempt is a first one, or its line has a further one left."""
         if not request.is_retry:
             return True
-        return self._retries.allow(request.queue, self._index.health.is_clean(candidate, now), now)
+        return self.retries.allow(request.queue, self._index.health.is_clean(candidate, now), now)
 
     def place(self, request: LiveRequest, choice: Choice, now: float) -> Placed:
         """It runs there from now on."""
         candidate, tenant = choice.candidate, request.arrival.tenant
         if request.attempt == request.arrival.attempts_used:
-            self._retries.note_first_attempt(request.queue, now)
+            self.retries.note_first_attempt(request.queue, now)
         request.attempt += 1
         request.placed_on, request.placed_at, request.content_at = candidate, now, None
         request.last_status, request.holds_slot = None, True
-        request.charged = self._shares.charge(tenant, request.cost)
-        self._caps.take(tenant)
+        request.charged = self._queues.shares.charge(tenant, request.cost)
+        self._queues.caps.take(tenant)
         self._index.take(candidate, now)
         self._running.add(request, candidate)
         self._loads.note_grant(candidate, now, durable=request.kind.durable)
@@ -131,8 +129,8 @@ class Placements:
         request.placed_on = None
         if not request.holds_slot:
             return candidate, False
-        self._shares.correct(tenant, request.charged, tokens)
-        is_relieved = self._caps.release(tenant)
+        self._queues.shares.correct(tenant, request.charged, tokens)
+        is_relieved = self._queues.caps.release(tenant)
         self._index.release(candidate)
         self._running.remove(request, candidate)
         self._loads.note_release(candidate, now, durable=request.kind.durable)

@@ -4,15 +4,12 @@ from dataclasses import replace
 
 from router_svc.policy import refusals
 from router_svc.policy.decisions import Decision, Rejects, WakeFailure
-from router_svc.policy.endpoints.candidate_index import CandidateIndex
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.cluster_view import ClusterView, ViewDelta
 from router_svc.policy.endpoints.failover import RetryBudget
-from router_svc.policy.estimates import Estimates
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.loading.load_coordinator import LoadCoordinator
 from router_svc.policy.loading.load_plan import LoadStart
-from router_svc.policy.loading.wake_tracker import WakeTracker
 from router_svc.policy.progress.wait_estimator import WaitEstimator
 from router_svc.policy.queue.live_request import LiveRequest
 from router_svc.policy.queue.queue import Queue
@@ -21,31 +18,34 @@ from router_svc.policy.request_table import RequestTable
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
 
+UNSETTLED = WakeFailure(reason=Reason.WAKE_FAILED, message="it woke but did not report ready")
+
 
 class Reconciler:
-    """Refuses who waits in vain, moves who waits under another name, and keeps the load desk informed."""
+    """Applies changes of the mesh, and the beginnings and ends of wakes, to the requests that wait."""
 
     def __init__(
         self,
         limits: SchedulerLimits,
-        index: CandidateIndex,
         cluster: ClusterView,
         queues: Queues,
-        estimator: WaitEstimator,
         loads: LoadCoordinator,
+        estimator: WaitEstimator,
+        requests: RequestTable,
         retries: RetryBudget,
     ) -> None:
         self._limits = limits
-        self._index = index
         self._cluster = cluster
+        self._index = cluster.index
         self._queues = queues
-        self._estimator = estimator
         self._loads = loads
+        self._estimator = estimator
+        self._requests = requests
         self._retries = retries
 
-    def follow(self, delta: ViewDelta, requests: RequestTable, now: float) -> list[Decision]:
+    def follow(self, delta: ViewDelta, now: float) -> list[Decision]:
         """What members of these lines can do has changed."""
-        decisions = self._rename(requests, now) if delta.renames else []
+        decisions = self._rename(now) if delta.renames else []
         for name in sorted(delta.queues):
             queue = self._queues.get(name)
             if queue is None:
@@ -54,7 +54,7 @@ class Reconciler:
             queue.considered.clear()
             queue.unhealthy.clear()
             if queue.waiting:
-                decisions += self._look(queue, requests, now)
+                decisions += self._look(queue, now)
             elif self._index.table.queue_of(name) != name:
                 self._queues.drop(name)
                 self._retries.forget(name)
@@ -68,99 +68,75 @@ class Reconciler:
         summary = self._index.refusal(queue, kind.needs, request.arrival.target)
         return refusals.no_candidate_can(request.arrival, summary, self._limits.full_retry_seconds)
 
-    def is_exhausted(self, request: LiveRequest, requests: RequestTable) -> bool:
+    def is_exhausted(self, request: LiveRequest) -> bool:
         """Whether no further attempt may be made, or none could be."""
         if request.failures >= self._limits.max_attempts or request.bounces > self._limits.max_bounces:
             return True
-        return not requests.capacity(request).count
+        return not self._requests.capacity(request).count
 
-    def _look(self, queue: Queue, requests: RequestTable, now: float) -> list[Decision]:
+    def _look(self, queue: Queue, now: float) -> list[Decision]:
         decisions: list[Decision] = []
-        for of in tuple(queue.classes.values()):
-            capacity = self._estimator.capacity(queue, of.kind)
+        for request_class in tuple(queue.classes.values()):
+            capacity = self._estimator.capacity(queue, request_class.kind)
             if capacity.count:
-                requests.settle_pause(of, capacity, now)
-                self._loads.note_demand(of, capacity)
+                self._requests.settle_pause(request_class, capacity, now)
+                self._loads.note_demand(request_class, capacity)
                 continue
-            in_vain = map(requests.live, of.request_keys())
-            decisions.extend(requests.drop(request, self.no_candidate(request), now) for request in in_vain)
+            in_vain = map(self._requests.live, request_class.request_keys())
+            decisions.extend(self._requests.drop(request, self.no_candidate(request), now) for request in in_vain)
         return decisions
 
-    def _rename(self, requests: RequestTable, now: float) -> list[Decision]:
+    def _rename(self, now: float) -> list[Decision]:
         """Names may stand for other lines now, or for none."""
         decisions: list[Decision] = []
-        for request in [requests.live(key) for of in self._queues.classes() for key in of.request_keys()]:
+        keys = [key for request_class in self._queues.classes() for key in request_class.request_keys()]
+        for request in map(self._requests.live, keys):
             name = self._index.table.queue_of(request.arrival.target)
             if name is None:
                 rejection = refusals.unknown_target(request.arrival, self._cluster.some_names())
-                decisions.append(requests.drop(request, rejection, now))
+                decisions.append(self._requests.drop(request, rejection, now))
             elif name != request.queue:
-                requests.dequeue(request, now)
+                self._requests.dequeue(request, now)
                 request.queue = name
-                requests.enqueue(request, now)
+                self._requests.enqueue(request, now)
         return decisions
 
-
-UNSETTLED = WakeFailure(reason=Reason.WAKE_FAILED, message="it woke but did not report ready")
-
-
-class WakeController:
-    """Follows every wake from its beginning to its end."""
-
-    def __init__(
-        self,
-        limits: SchedulerLimits,
-        wakes: WakeTracker,
-        cluster: ClusterView,
-        queues: Queues,
-        loads: LoadCoordinator,
-        estimates: Estimates,
-        reconciler: Reconciler,
-    ) -> None:
-        self._limits = limits
-        self._wakes = wakes
-        self._cluster = cluster
-        self._queues = queues
-        self._loads = loads
-        self._estimates = estimates
-        self._reconciler = reconciler
-
-    def begin(self, start: LoadStart, requests: RequestTable, now: float) -> list[Decision]:
+    def begin(self, start: LoadStart, now: float) -> list[Decision]:
         """A model is to be woken. One for which others give way goes before all other loads of its host."""
         candidate = start.candidate
         priority = Priority.SYSTEM if start.evicts else self._loads.priority_for(candidate)
         doubted = self._cluster.is_doubted(candidate)
-        wakes = self._wakes.begin(candidate, now, doubted=doubted, priority=priority, why=start.why)
-        return [wakes, *self._refresh(candidate.model, requests, now)]
+        wakes = self._loads.wakes.begin(candidate, now, doubted=doubted, priority=priority, why=start.why)
+        return [wakes, *self._refresh(candidate.model, now)]
 
-    def succeed(self, model: str, requests: RequestTable, now: float, *, self_reported: bool) -> list[Decision]:
+    def succeed(self, model: str, now: float, *, self_reported: bool) -> list[Decision]:
         """A wake succeeded, as its runner says; the mesh has to confirm it, or `self_reported`: without it."""
-        self._wakes.note_woken(model, now)
+        self._loads.wakes.note_woken(model, now)
         decisions: list[Decision] = []
         if self_reported:
             delta = self._cluster.apply_self_report(model, Readiness.READY, now)
-            decisions += self._reconciler.follow(delta, requests, now)
+            decisions += self.follow(delta, now)
         self._loads.note_change()
-        return decisions + self.settle(requests, now)
+        return decisions + self.settle(now)
 
-    def settle(self, requests: RequestTable, now: float) -> list[Decision]:
+    def settle(self, now: float) -> list[Decision]:
         """What was woken is ready, or should be."""
-        settled = self._wakes.settle(self._cluster.readiness_of, now)
+        settled = self._loads.wakes.settle(self._cluster.readiness_of, now)
         if settled is None:
             return []
         for candidate, seconds in settled.ready:
             # What its runner says now: before its first load it could not say anything.
             usual = self._cluster.usual_load_of(candidate.model) or candidate.usual_load_seconds
-            self._estimates.note_load(replace(candidate, usual_load_seconds=usual), seconds)
+            self._estimator.note_load(replace(candidate, usual_load_seconds=usual), seconds)
         decisions: list[Decision] = []
         for model in settled.loading:
-            decisions += self._refresh(model, requests, now)
+            decisions += self._refresh(model, now)
         for model in settled.unsettled:
-            decisions += self.fail(model, UNSETTLED, requests, now)
+            decisions += self.fail(model, UNSETTLED, now)
         self._loads.note_change()
         return decisions
 
-    def fail(self, model: str, failure: WakeFailure, requests: RequestTable, now: float) -> list[Decision]:
+    def fail(self, model: str, failure: WakeFailure, now: float) -> list[Decision]:
         """Refuse who waited for this wake and has nothing else left to try.
 
         For lack of memory nobody is refused, unless the host could never have as much.
@@ -169,42 +145,41 @@ class WakeController:
         lacks_memory = failure.reason is Reason.INSUFFICIENT_MEMORY
         too_large = self._cluster.larger_than_its_host(model) if lacks_memory else None
         if lacks_memory and too_large is None:
-            self._wakes.note_put_off(model)
+            self._loads.wakes.note_put_off(model)
             self._loads.note_no_memory(model, now)
         elif self._cluster.readiness_of(model) is None:
             # It is not in the mesh any more: nothing of it is remembered.
-            self._wakes.note_put_off(model)
+            self._loads.wakes.note_put_off(model)
         else:
-            waited = [of for of in self._queues.classes() if of.awaited_wake == model]
-            self._wakes.note_failed(model)
+            waited = [request_class for request_class in self._queues.classes() if request_class.awaited_wake == model]
+            self._loads.wakes.note_failed(model)
             self._loads.note_failed(model, now)
-            for request in [requests.live(key) for of in waited for key in of.request_keys()]:
+            keys = [key for request_class in waited for key in request_class.request_keys()]
+            for request in map(self._requests.live, keys):
                 if too_large is None:
                     refusal = refusals.wake_failed(request.key, model, failure.message)
                 else:
                     refusal = refusals.never_fits(request.key, *too_large)
-                decisions += self._wait_for_another(request, model, refusal, requests, now)
-        return decisions + self._refresh(model, requests, now)
+                decisions += self._wait_for_another(request, model, refusal, now)
+        return decisions + self._refresh(model, now)
 
-    def doubt(self, request: LiveRequest, candidate: Candidate, requests: RequestTable, now: float) -> list[Decision]:
+    def doubt(self, request: LiveRequest, candidate: Candidate, now: float) -> list[Decision]:
         """A model that is shown as ready and again and again is not: the view is old, and it sleeps."""
         if not candidate.runner_wakes or request.bounces < self._limits.stale_view_bounces:
             return []
         delta = self._cluster.apply_self_report(candidate.model, Readiness.ASLEEP, now)
-        return self._reconciler.follow(delta, requests, now)
+        return self.follow(delta, now)
 
-    def _wait_for_another(
-        self, request: LiveRequest, model: str, refusal: Rejects, requests: RequestTable, now: float
-    ) -> list[Decision]:
-        requests.dequeue(request, now)
+    def _wait_for_another(self, request: LiveRequest, model: str, refusal: Rejects, now: float) -> list[Decision]:
+        self._requests.dequeue(request, now)
         request.kind = request.kind.not_waking(model)
         request.failures += 1
         request.last_failure = refusal
-        if self._reconciler.is_exhausted(request, requests):
-            requests.leave(request)
+        if self.is_exhausted(request):
+            self._requests.leave(request)
             return [refusal]
-        requests.enqueue(request, now)
+        self._requests.enqueue(request, now)
         return []
 
-    def _refresh(self, model: str, requests: RequestTable, now: float) -> list[Decision]:
-        return self._reconciler.follow(self._cluster.refresh(model, now), requests, now)
+    def _refresh(self, model: str, now: float) -> list[Decision]:
+        return self.follow(self._cluster.refresh(model, now), now)

@@ -12,7 +12,6 @@ from router_svc.policy.loading.load_coordinator import LoadCoordinator
 from router_svc.policy.progress.status_notifier import StatusNotifier, StatusSchedule, says_the_same
 from router_svc.policy.progress.wait_estimator import WaitEstimator
 from router_svc.policy.queue.admission import Admission
-from router_svc.policy.queue.fair_share import FairShare
 from router_svc.policy.queue.live_request import LiveRequest, RequestClass
 from router_svc.policy.queue.queue import Queue
 from router_svc.policy.queue.queues import Queues
@@ -57,19 +56,16 @@ class RequestTable:
         self,
         limits: SchedulerLimits,
         queues: Queues,
-        shares: FairShare,
-        estimator: WaitEstimator,
         loads: LoadCoordinator,
-        admission: Admission,
+        estimator: WaitEstimator,
         notifier: StatusNotifier,
     ) -> None:
         self._limits = limits
         self._queues = queues
-        self._shares = shares
-        self._estimator = estimator
         self._loads = loads
-        self._admission = admission
+        self._estimator = estimator
         self._notifier = notifier
+        self.admission = Admission(limits)
         self._requests: dict[int, LiveRequest] = {}
         self._joined: set[str] = set()
         self._schedule = StatusSchedule(limits.tell_interval_seconds, self._waiting)
@@ -101,36 +97,36 @@ class RequestTable:
     def enter(self, request: LiveRequest) -> None:
         """It arrived. It neither waits nor runs yet."""
         self._requests[request.key] = request
-        self._shares.enter(request.arrival.tenant)
+        self._queues.shares.enter(request.arrival.tenant)
 
     def leave(self, request: LiveRequest) -> None:
         """It is over. It neither waits nor runs any more."""
         del self._requests[request.key]
-        self._shares.leave(request.arrival.tenant)
+        self._queues.shares.leave(request.arrival.tenant)
 
     def enqueue(self, request: LiveRequest, now: float) -> None:
         """It waits from now on, where it belongs, which is not the end for one that waited before."""
         queue = self._queues.add(request, now)
-        of = _class_of(request)
+        request_class = _class_of(request)
         self._joined.add(request.queue)
         request.queued_since = now - request.waited_seconds
         request.in_queue_since = now
         capacity = self._estimator.capacity(queue, request.kind)
-        if of.waiting == 1:
-            self.settle_pause(of, capacity, now)
-        self._loads.note_demand(of, capacity)
+        if request_class.waiting == 1:
+            self.settle_pause(request_class, capacity, now)
+        self._loads.note_demand(request_class, capacity)
         at = min(request.queued_since + self._limits.queue_timeout_seconds, self._longest_wait_ends_at(request))
         self._await_timeout(request, max(now, at))
 
     def dequeue(self, request: LiveRequest, now: float) -> None:
         """It does not wait any more."""
-        of = _class_of(request)
-        request.waited_seconds = now - self._counted_from(request, of, now)
+        request_class = _class_of(request)
+        request.waited_seconds = now - self._counted_from(request, request_class, now)
         request.in_queue_seconds += now - request.in_queue_since
         self._expiries.forget(request.key)
         self._queues.remove(request, now)
-        if not of.waiting:
-            self._loads.drop_demand(of)
+        if not request_class.waiting:
+            self._loads.drop_demand(request_class)
 
     def drop(self, request: LiveRequest, rejection: Rejects, now: float) -> Rejects:
         """One that waits is refused."""
@@ -142,26 +138,30 @@ class RequestTable:
 
     def note_plan(self, now: float) -> None:
         """Loads were planned anew: those that are certain are waited for like those under way."""
-        for of, capacity in self._loads.demanding():
-            self.settle_pause(of, capacity, now)
+        for request_class, capacity in self._loads.demanding():
+            self.settle_pause(request_class, capacity, now)
 
-    def settle_pause(self, of: RequestClass, capacity: Capacity, now: float) -> None:
+    def settle_pause(self, request_class: RequestClass, capacity: Capacity, now: float) -> None:
         """The queue timeout stands still while a class waits for a load that is certain, and begins anew with its end.
 
         Loads that come to nothing do so only for a while, however many of them there are.
         """
-        if not capacity.is_cold or not (capacity.waking or capacity.loading or self._loads.is_decided(of)):
-            if of.is_paused and (not capacity.is_cold or of.may_pause(now, self._limits.max_load_pause_seconds)):
-                of.counted_from = now
-            of.end_pause(for_good=not capacity.is_cold)
+        is_certain = capacity.waking or capacity.loading or self._loads.is_decided(request_class)
+        if not capacity.is_cold or not is_certain:
+            may_pause = not capacity.is_cold or request_class.may_pause(now, self._limits.max_load_pause_seconds)
+            if request_class.is_paused and may_pause:
+                request_class.counted_from = now
+            request_class.end_pause(for_good=not capacity.is_cold)
             return
-        of.begin_pause(now)
+        request_class.begin_pause(now)
         if capacity.loading:
-            of.awaited_wake, of.awaited_began_at = None, inf
-        elif of.awaited_wake not in capacity.waking:
-            of.awaited_wake = next(iter(capacity.waking), None)
-            began_at = None if of.awaited_wake is None else self._loads.wakes.began_at(of.awaited_wake)
-            of.awaited_began_at = inf if began_at is None else began_at
+            request_class.awaited_wake, request_class.awaited_began_at = None, inf
+        elif request_class.awaited_wake not in capacity.waking:
+            request_class.awaited_wake = next(iter(capacity.waking), None)
+            began_at = (
+                None if request_class.awaited_wake is None else self._loads.wakes.began_at(request_class.awaited_wake)
+            )
+            request_class.awaited_began_at = inf if began_at is None else began_at
 
     def expire(self, now: float) -> list[Decision]:
         """Refuse those whose deadline or queue timeout has come."""
@@ -173,31 +173,31 @@ class RequestTable:
         return decisions
 
     def _expiry(self, request: LiveRequest, now: float) -> Rejects | None:
-        of = _class_of(request)
+        request_class = _class_of(request)
         if request.deadline_at is not None and now >= request.deadline_at:
             return refusals.deadline_passed(request.arrival)
         if request.kind.durable:
             return None
-        since = self._counted_from(request, of, now)
+        since = self._counted_from(request, request_class, now)
         at = since + self._limits.queue_timeout_seconds
         most = self._longest_wait_ends_at(request)
         # A wake that was begun in time is waited for to its end, and a slot then as after any other load.
-        is_due = now >= most and of.awaited_began_at >= most
+        is_due = now >= most and request_class.awaited_began_at >= most
         if now < at and not is_due:
             self._await_timeout(request, min(at, most if now < most else now + self._limits.tell_interval_seconds))
             return None
         if is_due:
             since = request.in_queue_since - request.in_queue_seconds
-        capacity, gate = self.capacity(request), self._loads.gate_of(of)
-        refusal = self._admission.timed_out(request, self.queue(request), capacity, now - since, now)
+        capacity, gate = self.capacity(request), self._loads.gate_of(request_class)
+        refusal = self.admission.timed_out(request, self.queue(request), capacity, now - since, now)
         if gate is None or not capacity.is_cold:
             return refusal
         return refusals.not_loaded(refusal, request.arrival, now - since, gate.reason)
 
-    def _counted_from(self, request: LiveRequest, of: RequestClass, now: float) -> float:
-        if of.stands_still(now, self._limits.max_load_pause_seconds):
+    def _counted_from(self, request: LiveRequest, request_class: RequestClass, now: float) -> float:
+        if request_class.stands_still(now, self._limits.max_load_pause_seconds):
             return now
-        return max(request.queued_since, of.counted_from)
+        return max(request.queued_since, request_class.counted_from)
 
     def _longest_wait_ends_at(self, request: LiveRequest) -> float:
         """After this no load that begins anew keeps it waiting, however often the queue timeout began anew."""
@@ -231,7 +231,7 @@ class RequestTable:
         if request.waits_in is None or (request.kind.durable and request.last_status is not None):
             return []
         queue = self.queue(request)
-        word = self._notifier.word(request, queue, self._estimator.capacity(queue, request.kind), now)
+        word = self._notifier.status(request, queue, self._estimator.capacity(queue, request.kind), now)
         if not request.kind.durable:
             self._schedule.note_sent(request, now)
         if says_the_same(word, request.last_status):
@@ -246,6 +246,6 @@ class RequestTable:
 
 
 def _class_of(request: LiveRequest) -> RequestClass:
-    of = request.waits_in
-    assert of is not None, "it does not wait"
-    return of
+    request_class = request.waits_in
+    assert request_class is not None, "it does not wait"
+    return request_class

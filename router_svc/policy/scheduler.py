@@ -10,11 +10,10 @@ from itertools import islice
 from router_svc.policy import refusals
 from router_svc.policy.arrival import Arrival
 from router_svc.policy.decisions import Decision, Placed, Rejects, Served, StopsWaking, WakeFailure
-from router_svc.policy.endpoints.candidate_index import CandidateIndex
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.capacity import Capacity
 from router_svc.policy.endpoints.cluster_view import ClusterView, MeshChange
-from router_svc.policy.endpoints.failover import FailureKind, RetryBudget, classify
+from router_svc.policy.endpoints.failover import FailureKind, classify
 from router_svc.policy.estimates import Estimates
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.loading.load_coordinator import LoadCoordinator
@@ -22,14 +21,12 @@ from router_svc.policy.loading.load_plan import LoadGate
 from router_svc.policy.loading.wake_tracker import WakeTracker
 from router_svc.policy.placements import Placements
 from router_svc.policy.progress.status_notifier import StatusNotifier
-from router_svc.policy.progress.wait_estimator import RunningRequests, WaitEstimator
-from router_svc.policy.queue.admission import Admission, Admitted
-from router_svc.policy.queue.fair_share import FairShare
+from router_svc.policy.progress.wait_estimator import WaitEstimator
+from router_svc.policy.queue.admission import Admitted
 from router_svc.policy.queue.live_request import LiveRequest, RequestClass, live_request
 from router_svc.policy.queue.queue import Queue, QueueEntry
 from router_svc.policy.queue.queues import QueueLength, Queues, queue_lengths
-from router_svc.policy.queue.tenant_caps import TenantCaps
-from router_svc.policy.reconciler import Reconciler, WakeController
+from router_svc.policy.reconciler import Reconciler
 from router_svc.policy.request_table import RequestTable
 from router_svc.policy.settings import Settings
 from weft.kernel.reasons import Reason
@@ -50,27 +47,19 @@ class Scheduler:
     def __init__(self, limits: SchedulerLimits | None = None, settings: Settings | None = None) -> None:
         limits, settings = limits or SchedulerLimits(), settings or Settings()
         self._limits = limits
-        index = self._index = CandidateIndex(settings, limits)
-        estimates = self._estimates = Estimates()
-        shares = FairShare(
-            lambda tenant: settings.tenant(tenant).weight,
-            max_lag=limits.max_fair_lag_tokens,
-            max_remembered=limits.max_remembered_tenants,
-        )
-        caps = self._caps = TenantCaps(settings)
-        queues = self._queues = Queues(limits, shares, caps)
+        self._estimates = estimates = Estimates()
         wakes = WakeTracker(limits.wake_settle_seconds)
-        cluster = self._cluster = ClusterView(index, wakes.is_under_way)
-        running = RunningRequests(estimates)
-        estimator = self._estimator = WaitEstimator(index, cluster, wakes, estimates, running, limits)
-        loads = self._loads = LoadCoordinator(index, cluster, wakes, estimates, limits, queues.get)
-        retries = RetryBudget(limits)
-        self._placements = Placements(index, estimates, running, shares, caps, loads, retries)
-        self._admission = Admission(limits)
-        notifier = StatusNotifier(index, wakes, estimator, loads, caps, settings)
-        self._requests = RequestTable(limits, queues, shares, estimator, loads, self._admission, notifier)
-        self._reconciler = Reconciler(limits, index, cluster, queues, estimator, loads, retries)
-        self._waking = WakeController(limits, wakes, cluster, queues, loads, estimates, self._reconciler)
+        cluster = self._cluster = ClusterView(settings, limits, wakes.is_under_way)
+        self._index = cluster.index
+        queues = self._queues = Queues(limits, settings)
+        loads = self._loads = LoadCoordinator(limits, cluster, queues, wakes, estimates)
+        estimator = self._estimator = WaitEstimator(limits, cluster, wakes, estimates)
+        notifier = StatusNotifier(settings, cluster, queues, loads, estimator)
+        self._requests = RequestTable(limits, queues, loads, estimator, notifier)
+        self._placements = Placements(limits, cluster, queues, loads, estimates, estimator.running)
+        self._reconciler = Reconciler(
+            limits, cluster, queues, loads, estimator, self._requests, self._placements.retries
+        )
 
     @property
     def waiting(self) -> int:
@@ -101,15 +90,15 @@ class Scheduler:
         delta = self._cluster.apply(change, now)
         for model in change.gone:
             self._loads.forget(model)
-        decisions = self._waking.settle(self._requests, now)
-        decisions += self._reconciler.follow(delta, self._requests, now)
+        decisions = self._reconciler.settle(now)
+        decisions += self._reconciler.follow(delta, now)
         if delta.queues or delta.memory:
             self._loads.note_change()
         return decisions + self._go_on(delta.queues, now)
 
     def submit(self, arrival: Arrival, now: float) -> list[Decision]:
         """A request arrived."""
-        decisions = self._waking.settle(self._requests, now)
+        decisions = self._reconciler.settle(now)
         name = self._index.table.queue_of(arrival.target)
         if name is None:
             return [*decisions, refusals.unknown_target(arrival, self._cluster.some_names())]
@@ -118,7 +107,7 @@ class Scheduler:
         self._requests.enter(request)
         if arrival.needs.operation in TAKING_NO_SLOT and (ready := self._first_ready(request)) is not None:
             return [*decisions, self._placements.place_beside(request, ready, now)]
-        may_run = not queue.keeps_waiting(arrival.priority) and self._caps.may_run(arrival.tenant)
+        may_run = not queue.keeps_waiting(arrival.priority) and self._queues.caps.may_run(arrival.tenant)
         if may_run and self._index.has_free(name):
             placed = self._place_directly(request, queue, now)
             if placed is not None:
@@ -149,13 +138,13 @@ class Scheduler:
         if kind is FailureKind.BOUNCED:
             request.bounces += 1
             if reason is Reason.BACKEND_NOT_READY:
-                decisions += self._waking.doubt(request, candidate, self._requests, now)
+                decisions += self._reconciler.doubt(request, candidate, now)
         elif kind in (FailureKind.BROKE, FailureKind.LACKS):
             request.failures += kind is FailureKind.BROKE
             request.is_retry |= kind is FailureKind.BROKE
             request.kind = request.kind.without(candidate.key)
             request.last_failure = rejection
-        if kind is FailureKind.FINAL or self._reconciler.is_exhausted(request, self._requests):
+        if kind is FailureKind.FINAL or self._reconciler.is_exhausted(request):
             self._requests.leave(request)
             decisions.append(rejection)
         else:
@@ -189,15 +178,15 @@ class Scheduler:
         `self_reported`: its runner insists that it is awake, so it counts as ready until the registry has news of it.
         """
         if failure is None:
-            decisions = self._waking.succeed(model, self._requests, now, self_reported=self_reported)
+            decisions = self._reconciler.succeed(model, now, self_reported=self_reported)
         else:
-            decisions = self._waking.fail(model, failure, self._requests, now)
+            decisions = self._reconciler.fail(model, failure, now)
         return decisions + self._go_on((), now)
 
     def tick(self, now: float) -> list[Decision]:
         """Time passed: refuse who waited too long or waits in vain, serve and tell the others."""
         self._index.health.advance(now)
-        decisions = self._waking.settle(self._requests, now)
+        decisions = self._reconciler.settle(now)
         decisions += self._requests.expire(now)
         self._loads.note_time()
         decisions += self._go_on([queue.name for queue in self._queues.backlogged()], now)
@@ -256,8 +245,8 @@ class Scheduler:
             self._requests.leave(request)
             return [refusals.too_many_durable(request.arrival, self._queues.durable_waiting, self._limits)]
         # Only who has a deadline is asked whether a load that is put off ends in time.
-        of = None if request.deadline_at is None else queue.classes.get(request.kind)
-        gate = None if of is None else self._loads.gate_of(of)
+        request_class = None if request.deadline_at is None else queue.classes.get(request.kind)
+        gate = None if request_class is None else self._loads.gate_of(request_class)
         admitted = self._admit(request, queue, capacity, gate, now)
         if isinstance(admitted, Rejects):
             self._requests.leave(request)
@@ -266,18 +255,18 @@ class Scheduler:
         if admitted.instead_of is None:
             return []
         victim = self._requests.live(admitted.instead_of)
-        return [self._requests.drop(victim, self._admission.was_evicted(victim, queue, capacity, now), now)]
+        return [self._requests.drop(victim, self._requests.admission.was_evicted(victim, queue, capacity, now), now)]
 
     def _admit(
         self, request: LiveRequest, queue: Queue, capacity: Capacity, gate: LoadGate | None, now: float
     ) -> Rejects | Admitted:
-        overload = self._admission.in_overload(request, queue, capacity, now)
+        overload = self._requests.admission.in_overload(request, queue, capacity, now)
         if isinstance(overload, Rejects):
             return overload
         unreachable = self._estimator.unreachable(request, queue, capacity, gate, now)
         if unreachable is not None:
             return unreachable
-        return overload or self._admission.in_depth(request, queue, capacity, now)
+        return overload or self._requests.admission.in_depth(request, queue, capacity, now)
 
     def _go_on(self, names: Iterable[str], now: float) -> list[Decision]:
         """Serve these lines and whichever have somebody free, and see to loads."""
@@ -288,7 +277,7 @@ class Scheduler:
             plan, lifted = self._loads.review(now)
             self._requests.note_plan(now)
             for start in plan.begin:
-                decisions += self._waking.begin(start, self._requests, now)
+                decisions += self._reconciler.begin(start, now)
             decisions += (StopsWaking(model=model) for model in plan.give_up)
             if lifted:
                 decisions += self._serve((), now)
@@ -315,7 +304,7 @@ class Scheduler:
                 return decisions
             decision = self._try(first, now)
             if decision is None:
-                blocked.add(first.of)
+                blocked.add(first.request_class)
             else:
                 decisions.append(decision)
                 if len(queues) > 1 and isinstance(decision, Placed):
@@ -323,9 +312,11 @@ class Scheduler:
 
     def _note_passed_over(self, granted: QueueEntry, candidate: Candidate, queues: Iterable[Queue]) -> None:
         """Other lines wanted that slot too: their lower bands get theirs in time, as those of the line itself do."""
-        demanding = self._index.table.queues_of(candidate)
+        wanted_by = self._index.table.queues_of(candidate)
         others = [
-            queue for queue in queues if queue.waiting and queue.name in demanding and queue.name != granted.of.queue
+            queue
+            for queue in queues
+            if queue.waiting and queue.name in wanted_by and queue.name != granted.request_class.queue
         ]
         for queue in others:
             queue.note_passed_over(granted.priority, 1.0 / len(others))

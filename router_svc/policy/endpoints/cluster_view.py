@@ -9,6 +9,8 @@ from router_svc.policy.endpoints.candidate_index import CandidateIndex
 from router_svc.policy.endpoints.candidates import MAX_NAMES_IN_MESSAGE, Candidate, Readiness
 from router_svc.policy.endpoints.host_memory import HostMemory
 from router_svc.policy.endpoints.routes import Route
+from router_svc.policy.limits import SchedulerLimits
+from router_svc.policy.settings import Settings
 
 
 class RunnerReports:
@@ -74,8 +76,8 @@ class ViewDelta:
 class ClusterView:
     """Keeps the candidate index up to date with what is told."""
 
-    def __init__(self, index: CandidateIndex, is_waking: Callable[[str], bool]) -> None:
-        self._index = index
+    def __init__(self, settings: Settings, limits: SchedulerLimits, is_waking: Callable[[str], bool]) -> None:
+        self.index = CandidateIndex(settings, limits)
         self._is_waking = is_waking
         """Whether a wake of a model is under way."""
         self._told: dict[str, Candidate] = {}
@@ -106,9 +108,9 @@ class ClusterView:
         delta = ViewDelta(set())
         if model in self._told:
             self._refresh(model, delta, now)
-            candidate = self._index.table.candidate(model)
+            candidate = self.index.table.candidate(model)
             if candidate is not None:
-                delta.queues |= set(self._index.table.queues_of(candidate))
+                delta.queues |= set(self.index.table.queues_of(candidate))
         return delta
 
     def apply_self_report(self, model: str, readiness: Readiness, now: float) -> ViewDelta:
@@ -127,17 +129,17 @@ class ClusterView:
 
     def readiness_of(self, model: str) -> Readiness | None:
         """What it does now; None: it is not in the mesh."""
-        candidate = self._index.table.candidate(model)
+        candidate = self.index.table.candidate(model)
         return None if candidate is None else candidate.readiness
 
     def usual_load_of(self, model: str) -> float | None:
         """How long a load of it takes in seconds, by its runner's newest word; None: unknown."""
-        candidate = self._index.table.candidate(model)
+        candidate = self.index.table.candidate(model)
         return None if candidate is None else candidate.usual_load_seconds
 
     def larger_than_its_host(self, model: str) -> tuple[Candidate, HostMemory] | None:
         """The model and the memory of its host, if it would not even fit into all of that; else, or unknown: None."""
-        candidate = self._index.table.candidate(model)
+        candidate = self.index.table.candidate(model)
         memory = None if candidate is None else self.hosts.get(candidate.host)
         if candidate is None or memory is None or candidate.memory_bytes <= memory.total_bytes:
             return None
@@ -155,13 +157,13 @@ class ClusterView:
 
     def some_names(self) -> str:
         """A few of the names that requests can be for, to put into an error message."""
-        names = self._index.table.some_names(MAX_NAMES_IN_MESSAGE + 1)
+        names = self.index.table.some_names(MAX_NAMES_IN_MESSAGE + 1)
         more = ", ..." if len(names) > MAX_NAMES_IN_MESSAGE else ""
         return ", ".join(names[:MAX_NAMES_IN_MESSAGE]) + more if names else "none"
 
     def _refresh(self, model: str, delta: ViewDelta, now: float) -> None:
         """Put what is known of a model into the index, if it is new."""
-        before = self._index.table.candidate(model)
+        before = self.index.table.candidate(model)
         candidate = self._first_hand.corrected(self._told[model])
         if candidate.readiness is Readiness.DOWN and self._is_waking(model):
             # A host that wakes may look gone for a moment; its wake tells how it ends.
@@ -172,24 +174,24 @@ class ClusterView:
             self._take_off(before)
         self._put_on(candidate, before, now)
         if before is None or _WHAT_COUNTS(before) != _WHAT_COUNTS(candidate):
-            old_queues = set(self._index.table.queues_of(before)) if before is not None else set()
-            self._index.table.put(candidate)
-            queues = set(self._index.table.queues_of(candidate))
+            old_queues = set(self.index.table.queues_of(before)) if before is not None else set()
+            self.index.table.put(candidate)
+            queues = set(self.index.table.queues_of(candidate))
             delta.queues |= old_queues | queues
             delta.renames |= old_queues != queues
         else:
-            self._index.table.put(candidate)
+            self.index.table.put(candidate)
 
     def _drop(self, model: str, delta: ViewDelta) -> None:
         self._told.pop(model, None)
         self._first_hand.forget(model)
         self._ready_since.pop(model, None)
-        before = self._index.table.candidate(model)
+        before = self.index.table.candidate(model)
         if before is not None:
-            delta.queues |= set(self._index.table.queues_of(before))
+            delta.queues |= set(self.index.table.queues_of(before))
             delta.renames = True
             self._take_off(before)
-            self._index.table.drop(model)
+            self.index.table.drop(model)
 
     def _set_routes(self, change: MeshChange, delta: ViewDelta) -> None:
         if change.routes is not None:
@@ -197,12 +199,12 @@ class ClusterView:
         if change.cloud_fallback is not None:
             self._cloud_fallback = change.cloud_fallback
         delta.queues |= self._route_queues()
-        self._index.table.set_routes(self._routes, cloud_fallback=self._cloud_fallback)
+        self.index.table.set_routes(self._routes, cloud_fallback=self._cloud_fallback)
         delta.queues |= self._route_queues()
         delta.renames = True
 
     def _route_queues(self) -> set[str]:
-        return {queue for queue in self._index.table.queues() if queue.startswith(ROUTE_PREFIX)}
+        return {queue for queue in self.index.table.queues() if queue.startswith(ROUTE_PREFIX)}
 
     def _put_on(self, candidate: Candidate, before: Candidate | None, now: float) -> None:
         model = candidate.model

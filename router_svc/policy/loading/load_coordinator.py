@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from router_svc.policy.endpoints.candidate_index import CandidateIndex
 from router_svc.policy.endpoints.candidates import Candidate, CandidateKey, Readiness
 from router_svc.policy.endpoints.capacity import Capacity
 from router_svc.policy.endpoints.cluster_view import ClusterView
@@ -15,7 +14,7 @@ from router_svc.policy.loading.load_plan import Demand, LoadGate, LoadPlan, Resi
 from router_svc.policy.loading.load_planner import LoadPlanner
 from router_svc.policy.loading.wake_tracker import WakeTracker
 from router_svc.policy.queue.live_request import RequestClass
-from router_svc.policy.queue.queue import Queue
+from router_svc.policy.queue.queues import Queues
 from weft.kernel.request import Priority
 
 Shape = tuple[str, tuple[str, ...], int, bool]
@@ -50,15 +49,16 @@ def demands_of(
     A demand is named like its line; those of a line that want only some of its models name them too.
     """
     groups: dict[Shape, _Group] = {}
-    for of, capacity in demanding.items():
-        asleep, first = worth_asking(capacity), of.head()
+    for request_class, capacity in demanding.items():
+        asleep, first = worth_asking(capacity), request_class.head()
         if not asleep or first is None:
             continue
-        shape = (of.queue, tuple(candidate.model for candidate in asleep), capacity.slots, of.kind.durable)
+        models = tuple(candidate.model for candidate in asleep)
+        shape = (request_class.queue, models, capacity.slots, request_class.kind.durable)
         group = groups.get(shape)
         if group is None:
             group = groups[shape] = _Group(asleep, capacity, priority=first[0], account=first[1].account)
-        group.classes.append(of)
+        group.classes.append(request_class)
         group.account = min(group.account, first[1].account)
         group.priority = min(group.priority, first[0])
     widest: dict[tuple[str, bool], Shape] = {}
@@ -69,7 +69,7 @@ def demands_of(
     labels = {shape: _named(shape, is_widest=widest[shape[0], shape[3]] == shape) for shape in groups}
     return Demands(
         tuple(_demand(labels[shape], group, now) for shape, group in groups.items()),
-        {of: labels[shape] for shape, group in groups.items() for of in group.classes},
+        {request_class: labels[shape] for shape, group in groups.items() for request_class in group.classes},
     )
 
 
@@ -81,15 +81,15 @@ def _named(shape: Shape, *, is_widest: bool) -> str:
 
 def _demand(label: str, group: _Group, now: float) -> Demand:
     classes = group.classes
-    deadlines = [deadline for of in classes if (deadline := of.earliest_deadline()) is not None]
+    deadlines = [deadline for request_class in classes if (deadline := request_class.earliest_deadline()) is not None]
     return Demand(
         queue=label,
         asleep=group.asleep,
-        waiting=sum(of.waiting for of in classes),
+        waiting=sum(request_class.waiting for request_class in classes),
         priority=group.priority,
-        oldest_arrived_at=min(of.oldest_arrived_at() for of in classes),
-        waited_seconds=max(0.0, sum(of.waiting * now - of.arrived_sum for of in classes)),
-        queued_tokens=sum(of.queued_tokens for of in classes),
+        oldest_arrived_at=min(each.oldest_arrived_at() for each in classes),
+        waited_seconds=max(0.0, sum(each.waiting * now - each.arrived_sum for each in classes)),
+        queued_tokens=sum(request_class.queued_tokens for request_class in classes),
         account=group.account,
         ready_slots=group.capacity.slots,
         loading_slots=group.capacity.loading_slots,
@@ -111,51 +111,49 @@ class _QueuedDemand:
     priority: Priority | None = None
 
 
-@dataclass(slots=True)
 class LoadCoordinator:
-    """Collects demands and residents, and asks the planner."""
+    """Collects what the queues demand and what is loaded, and asks the planner what to load next."""
 
-    index: CandidateIndex
-    cluster: ClusterView
-    wakes: WakeTracker
-    estimates: Estimates
-    limits: SchedulerLimits
-    queue_of: Callable[[str], Queue | None]
-    _planner: LoadPlanner = field(init=False)
-    _demanding: dict[RequestClass, Capacity] = field(default_factory=dict)
-    """Classes in which somebody waits and that have sleeping members."""
-    _gates: Mapping[str, LoadGate] = field(default_factory=dict)
-    _label_of: Mapping[RequestClass, str] = field(default_factory=dict)
-    """What the demand of each class was called."""
-    _decided: frozenset[str] = frozenset()
-    _held: frozenset[CandidateKey] = frozenset()
-    _granted_at: dict[str, float] = field(default_factory=dict)
-    """When a model was last granted a request."""
-    _used_at: dict[str, float] = field(default_factory=dict)
-    """When a caller's request on a model last ended."""
-    _durable_on: Counter[CandidateKey] = field(default_factory=Counter)
-    """Durable requests that run."""
-    _failed_at: dict[str, float] = field(default_factory=dict)
-    """When a model's last load failed."""
-    _reviewed_at: float = -math.inf
-    _is_urgent: bool = False
-    _is_stale: bool = False
+    def __init__(
+        self, limits: SchedulerLimits, cluster: ClusterView, queues: Queues, wakes: WakeTracker, estimates: Estimates
+    ) -> None:
+        self._limits = limits
+        self._cluster = cluster
+        self._index = cluster.index
+        self._queues = queues
+        self.wakes = wakes
+        self._planner = LoadPlanner(limits, estimates)
+        self._demanding: dict[RequestClass, Capacity] = {}
+        """Classes with waiting requests and sleeping candidates."""
+        self._gates: Mapping[str, LoadGate] = {}
+        self._label_of: Mapping[RequestClass, str] = {}
+        """Name of the demand of each class."""
+        self._decided: frozenset[str] = frozenset()
+        self._held: frozenset[CandidateKey] = frozenset()
+        self._granted_at: dict[str, float] = {}
+        """Time of the last grant, by model."""
+        self._used_at: dict[str, float] = {}
+        """Time at which a caller's request last ended, by model."""
+        self._durable_on: Counter[CandidateKey] = Counter()
+        """Number of durable requests that run, by candidate."""
+        self._failed_at: dict[str, float] = {}
+        """Time of the last failed load, by model."""
+        self._reviewed_at = -math.inf
+        self._is_urgent = False
+        self._is_stale = False
 
-    def __post_init__(self) -> None:
-        self._planner = LoadPlanner(self.limits, self.estimates)
-
-    def note_demand(self, of: RequestClass, capacity: Capacity) -> None:
+    def note_demand(self, request_class: RequestClass, capacity: Capacity) -> None:
         """Somebody waits in this class, whose members are these now."""
         if not capacity.asleep:
-            self.drop_demand(of)
+            self.drop_demand(request_class)
             return
-        self._is_urgent |= of not in self._demanding
+        self._is_urgent |= request_class not in self._demanding
         self._is_stale = True
-        self._demanding[of] = capacity
+        self._demanding[request_class] = capacity
 
-    def drop_demand(self, of: RequestClass) -> None:
+    def drop_demand(self, request_class: RequestClass) -> None:
         """Nobody waits in this class, or none of its members sleeps."""
-        if self._demanding.pop(of, None) is not None:
+        if self._demanding.pop(request_class, None) is not None:
             self._is_urgent = True
 
     def note_change(self) -> None:
@@ -178,7 +176,7 @@ class LoadCoordinator:
             self._durable_on[candidate.key] -= 1
         else:
             del self._durable_on[candidate.key]
-        if self._held and candidate.key in self._held and not self.index.in_flight(candidate):
+        if self._held and candidate.key in self._held and not self._index.in_flight(candidate):
             self._is_urgent = True
 
     def note_no_memory(self, model: str, now: float) -> None:
@@ -198,13 +196,13 @@ class LoadCoordinator:
         self._failed_at.pop(model, None)
         self.wakes.forget(model)
 
-    def gate_of(self, of: RequestClass) -> LoadGate | None:
+    def gate_of(self, request_class: RequestClass) -> LoadGate | None:
         """What a class waits for that cannot be loaded yet; None: nothing of the kind."""
-        return self._gates.get(self._label_of.get(of, of.queue))
+        return self._gates.get(self._label_of.get(request_class, request_class.queue))
 
-    def is_decided(self, of: RequestClass) -> bool:
+    def is_decided(self, request_class: RequestClass) -> bool:
         """Whether a load for this class is certain, and only waits for others to give way or to be loaded before it."""
-        return self._label_of.get(of) in self._decided
+        return self._label_of.get(request_class) in self._decided
 
     def demanding(self) -> Iterable[tuple[RequestClass, Capacity]]:
         """Who wants a load, and what they can hope for; only to be read."""
@@ -231,48 +229,48 @@ class LoadCoordinator:
         hosts = {candidate.host for demand in asked.demands for candidate in demand.asleep if candidate.host}
         residents = {host: self._residents_of(host) for host in sorted(hosts)}
         loading = self._loading_on(residents)
-        plan = self._planner.review(asked.demands, residents, self.cluster.hosts, self._waking(), now, loading=loading)
+        plan = self._planner.review(asked.demands, residents, self._cluster.hosts, self._waking(), now, loading=loading)
         lifted = self._held - plan.hold
         if plan.hold != self._held:
             self._held = plan.hold
-            self.index.table.hold(plan.hold, plan.instead)
+            self._index.table.hold(plan.hold, plan.instead)
         self._gates, self._label_of, self._decided = plan.gates, asked.label_of, plan.decided
         return plan, lifted
 
     def _waking(self) -> dict[str, Candidate]:
         """What is being woken, as the mesh shows it; as it slept where that has lost it."""
-        found = ((before, self.index.table.candidate(before.model)) for before in self.wakes.under_way)
+        found = ((before, self._index.table.candidate(before.model)) for before in self.wakes.under_way)
         return {before.model: before if now is None else now for before, now in found}
 
     def _loading_on(self, hosts: Iterable[str]) -> set[str]:
         """Models that hold memory of these hosts and load."""
-        books = (self.cluster.hosts[host] for host in hosts if host in self.cluster.hosts)
+        books = (self._cluster.hosts[host] for host in hosts if host in self._cluster.hosts)
         named = (
-            self.index.table.candidate(holder.name) for book in books for holder in book.holders if holder.is_model
+            self._index.table.candidate(holder.name) for book in books for holder in book.holders if holder.is_model
         )
         return {each.model for each in named if each is not None and each.readiness is Readiness.LOADING}
 
     def priority_for(self, candidate: Candidate) -> Priority:
         """The highest band of those for whom it is to be woken."""
-        firsts = (of.head() for of, capacity in self._demanding.items() if candidate in capacity.asleep)
+        firsts = (each.head() for each, capacity in self._demanding.items() if candidate in capacity.asleep)
         return min((first[0] for first in firsts if first is not None), default=Priority.NORMAL)
 
     def _worth_asking(self, capacity: Capacity, now: float) -> tuple[Candidate, ...]:
         """The sleeping members. Where others serve, load or wake, those are left alone whose load has just failed."""
         if capacity.is_cold and not capacity.loading and not capacity.waking:
             return capacity.asleep
-        since = now - self.limits.failed_load_pause_seconds
+        since = now - self._limits.failed_load_pause_seconds
         failed_at = self._failed_at
         return tuple(each for each in capacity.asleep if failed_at.get(each.model, -math.inf) <= since)
 
     def _residents_of(self, host: str) -> list[Resident]:
-        return [self._resident(candidate, since) for candidate, since in self.cluster.ready_on(host)]
+        return [self._resident(candidate, since) for candidate, since in self._cluster.ready_on(host)]
 
     def _resident(self, candidate: Candidate, since: float) -> Resident:
-        state = self._standing(self.index.table.queues_of(candidate))
+        state = self._standing(self._index.table.queues_of(candidate))
         return Resident(
             candidate=candidate,
-            active=self.index.in_flight(candidate),
+            active=self._index.in_flight(candidate),
             durable_active=self._durable_on.get(candidate.key, 0),
             queued_tokens=state.queued_tokens,
             durable_tokens=state.durable_tokens,
@@ -286,15 +284,15 @@ class LoadCoordinator:
     def _standing(self, queues: Iterable[str]) -> _QueuedDemand:
         state = _QueuedDemand()
         for name in queues:
-            queue = self.queue_of(name)
+            queue = self._queues.get(name)
             if queue is None or not queue.waiting:
                 continue
-            for of in queue.classes.values():
-                if of.kind.durable:
-                    state.durable_tokens += of.queued_tokens
+            for request_class in queue.classes.values():
+                if request_class.kind.durable:
+                    state.durable_tokens += request_class.queued_tokens
                 else:
-                    state.queued_tokens += of.queued_tokens
-                first = of.head()
+                    state.queued_tokens += request_class.queued_tokens
+                first = request_class.head()
                 if first is None:
                     continue
                 state.priority = first[0] if state.priority is None else min(state.priority, first[0])

@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 
 from router_svc.policy.arrival import Arrival
 from router_svc.policy.decisions import Loads, Waits
-from router_svc.policy.endpoints.candidate_index import CandidateIndex
 from router_svc.policy.endpoints.candidates import Candidate
 from router_svc.policy.endpoints.capacity import Capacity
+from router_svc.policy.endpoints.cluster_view import ClusterView
 from router_svc.policy.loading.load_coordinator import LoadCoordinator
-from router_svc.policy.loading.wake_tracker import WakeStatus, WakeTracker
+from router_svc.policy.loading.wake_tracker import WakeStatus
 from router_svc.policy.progress.wait_estimator import WaitEstimator
 from router_svc.policy.queue.live_request import LiveRequest
 from router_svc.policy.queue.queue import Queue
-from router_svc.policy.queue.tenant_caps import TenantCaps
+from router_svc.policy.queue.queues import Queues
 from router_svc.policy.settings import Settings
 
 MAX_UNWELL_NAMED = 3
@@ -119,22 +119,15 @@ class StatusNotifier:
     """Finds the word for one who waits."""
 
     def __init__(
-        self,
-        index: CandidateIndex,
-        wakes: WakeTracker,
-        estimator: WaitEstimator,
-        loads: LoadCoordinator,
-        caps: TenantCaps,
-        settings: Settings,
+        self, settings: Settings, cluster: ClusterView, queues: Queues, loads: LoadCoordinator, estimator: WaitEstimator
     ) -> None:
-        self._index = index
-        self._wakes = wakes
-        self._estimator = estimator
-        self._loads = loads
-        self._caps = caps
         self._settings = settings
+        self._index = cluster.index
+        self._caps = queues.caps
+        self._loads = loads
+        self._estimator = estimator
 
-    def word(self, request: LiveRequest, queue: Queue, capacity: Capacity, now: float) -> Waits | Loads:
+    def status(self, request: LiveRequest, queue: Queue, capacity: Capacity, now: float) -> Waits | Loads:
         """What it waits for, now."""
         arrival = request.arrival
         tenant_most = self._caps.most(arrival.tenant)
@@ -142,22 +135,23 @@ class StatusNotifier:
             reason = tenant_is_full(arrival.tenant, self._caps.running(arrival.tenant), tenant_most)
             return self._waits(request, queue, queue.position_of(request), reason, None, now)
         if capacity.ready is not None:
-            return self._word_of_slots(request, queue, capacity, now)
-        of = request.waits_in
-        if of is not None and of.awaited_wake is not None:
-            candidate = self._index.table.candidate(of.awaited_wake)
+            return self._slot_status(request, queue, capacity, now)
+        request_class = request.waits_in
+        if request_class is not None and request_class.awaited_wake is not None:
+            candidate = self._index.table.candidate(request_class.awaited_wake)
             if candidate is not None:
                 usual = self._estimator.usual_load(candidate)
-                return waits_for_wake(arrival, candidate, self._wakes.status(of.awaited_wake, now, usual))
+                status = self._loads.wakes.status(request_class.awaited_wake, now, usual)
+                return waits_for_wake(arrival, candidate, status)
         loading = [known for model in capacity.loading if (known := self._index.table.candidate(model)) is not None]
         if loading:
             return waits_for_load(arrival, loading)
-        gate = self._loads.gate_of(of) if of is not None else None
+        gate = self._loads.gate_of(request_class) if request_class is not None else None
         reason = nothing_is_loaded(arrival.target) if gate is None else gate.reason
         eta = None if gate is None else gate.eta_seconds
         return self._waits(request, queue, queue.position_of(request), reason, eta, now)
 
-    def _word_of_slots(self, request: LiveRequest, queue: Queue, capacity: Capacity, now: float) -> Waits:
+    def _slot_status(self, request: LiveRequest, queue: Queue, capacity: Capacity, now: float) -> Waits:
         ready = capacity.ready
         assert ready is not None, "only where somebody takes requests are there slots to wait for"
         position = queue.position_of(request)

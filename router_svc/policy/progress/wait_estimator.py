@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from router_svc.policy import refusals
 from router_svc.policy.arrival import ROUTE_PREFIX, Arrival
 from router_svc.policy.decisions import Rejects
-from router_svc.policy.endpoints.candidate_index import CandidateIndex
 from router_svc.policy.endpoints.candidates import Candidate, CandidateKey, Readiness
 from router_svc.policy.endpoints.capacity import Capacity, capacity_of
 from router_svc.policy.endpoints.choice import Considered, PickRequest
@@ -96,21 +95,13 @@ WaitParts = tuple[tuple[str, float], ...]
 class WaitEstimator:
     """Looks; it changes nothing but what it remembers of earlier looks."""
 
-    def __init__(
-        self,
-        index: CandidateIndex,
-        cluster: ClusterView,
-        wakes: WakeTracker,
-        estimates: Estimates,
-        running: RunningRequests,
-        limits: SchedulerLimits,
-    ) -> None:
-        self._index = index
+    def __init__(self, limits: SchedulerLimits, cluster: ClusterView, wakes: WakeTracker, estimates: Estimates) -> None:
+        self._limits = limits
         self._cluster = cluster
+        self._index = cluster.index
         self._wakes = wakes
         self._estimates = estimates
-        self._running = running
-        self._limits = limits
+        self.running = RunningRequests(estimates)
 
     def capacity(self, queue: Queue, kind: RequestKind) -> Capacity:
         """The members of a line that requests of this kind may go to."""
@@ -177,10 +168,14 @@ class WaitEstimator:
         """
         if request.kind.durable or request.kind.needs.operation not in GENERATES:
             return self.slot_wait(queue, capacity, position, now)
-        callers = [of for of in queue.classes.values() if not of.kind.durable]
-        waiting = sum(of.waiting for of in callers)
-        mean = sum(of.expected_tokens for of in callers) / waiting if waiting else request.expected_tokens
-        wait = self._running.wait_seconds(capacity.takers, capacity.slots, position - 1, mean, now)
+        callers = [each for each in queue.classes.values() if not each.kind.durable]
+        waiting = sum(each.waiting for each in callers)
+        mean = (
+            sum(request_class.expected_tokens for request_class in callers) / waiting
+            if waiting
+            else request.expected_tokens
+        )
+        wait = self.running.wait_seconds(capacity.takers, capacity.slots, position - 1, mean, now)
         if wait is not None or not queue.grant_rate.is_steady(now):
             return wait
         return self.slot_wait(queue, capacity, position, now)
@@ -202,6 +197,10 @@ class WaitEstimator:
             return gate.eta_seconds
         loads = (self._estimates.load_seconds(candidate) for candidate in capacity.asleep)
         return min((seconds for seconds in loads if seconds is not None), default=None)
+
+    def note_load(self, candidate: Candidate, seconds: float) -> None:
+        """Record how long a load took."""
+        self._estimates.note_load(candidate, seconds)
 
     def usual_load(self, candidate: Candidate) -> float | None:
         """How long its load takes; None: nobody knows."""

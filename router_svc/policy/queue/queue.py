@@ -94,7 +94,7 @@ class QueueEntry(NamedTuple):
     rank: Rank
     priority: Priority
     head: TenantHead
-    of: RequestClass
+    request_class: RequestClass
 
 
 @dataclass(slots=True)
@@ -213,16 +213,16 @@ class Queue:
         overdue: Sequence[Priority] = ()
         if max(self._passed_over) >= self._first_due_after:
             overdue = [priority for priority in PRIORITIES if self._passed_over[priority] >= self._due_after[priority]]
-        for of in self.classes.values():
-            if of in blocked or not of.waiting:
+        for request_class in self.classes.values():
+            if request_class in blocked or not request_class.waiting:
                 continue
-            first = of.head()
+            first = request_class.head()
             if first is None:
                 continue
             priority, head = first
-            yield QueueEntry((priority, head.account, head.place), priority, head, of)
+            yield QueueEntry((priority, head.account, head.place), priority, head, request_class)
             if overdue:
-                yield from self._overdue(of, overdue, now)
+                yield from self._overdue(request_class, overdue, now)
 
     def note_grant(self, chosen: QueueEntry, waited_seconds: float, now: float) -> None:
         """It was granted a slot; it is still among those who wait."""
@@ -296,7 +296,7 @@ class Queue:
         if not others:
             return None
         account, furthest = max(others)
-        fair_queues = (of.priorities[priority] for of in self.classes.values())
+        fair_queues = (request_class.priorities[priority] for request_class in self.classes.values())
         lasts = (fair_queue.last_of(furthest) for fair_queue in fair_queues if fair_queue is not None)
         return account, max(place for place in lasts if place is not None)[2]
 
@@ -327,8 +327,8 @@ class Queue:
     def _own_ahead(self, request: LiveRequest) -> int:
         priority, tenant, place = request.arrival.priority, request.arrival.tenant, request.place
         ahead = 0
-        for of in self.classes.values():
-            fair_queue = of.priorities[priority]
+        for request_class in self.classes.values():
+            fair_queue = request_class.priorities[priority]
             if fair_queue is not None:
                 ahead += fair_queue.ahead_of(tenant, place)
         return ahead
@@ -336,26 +336,26 @@ class Queue:
     def _goes_first(self, other: str, turns: int, request: LiveRequest) -> bool:
         """Whether, with equal accounts after so many turns, this tenant's next request comes before this one."""
         priority, place = request.arrival.priority, request.place
-        for of in self.classes.values():
-            fair_queue = of.priorities[priority]
+        for request_class in self.classes.values():
+            fair_queue = request_class.priorities[priority]
             if fair_queue is not None:
                 next_place = fair_queue.queue_position(other, turns)
                 if next_place is not None and next_place < place:
                     return True
         return False
 
-    def _overdue(self, of: RequestClass, priorities: Sequence[Priority], now: float) -> Iterator[QueueEntry]:
+    def _overdue(self, request_class: RequestClass, priorities: Sequence[Priority], now: float) -> Iterator[QueueEntry]:
         """Of several such bands the one goes first that was passed over most often, so that none waits for another.
 
         Durable requests waited long before they came here: their share is counted from the first grant on.
         """
         for priority in priorities:
-            head = of.head_in(priority)
+            head = request_class.head_in(priority)
             patience = 0.0 if priority is _DURABLE else self._limits.lower_band_patience_seconds
             if head is not None and now - head.place[1] >= patience:
                 deadline_at, arrived_at, key = head.place
                 how_often = self._passed_over[priority] / self._due_after[priority]
-                yield QueueEntry((-1, -how_often, (arrived_at, deadline_at, key)), priority, head, of)
+                yield QueueEntry((-1, -how_often, (arrived_at, deadline_at, key)), priority, head, request_class)
 
     def _still_owed(self) -> float:
         """What is left for durable requests of the grants that went past them, when one of them gets its turn."""

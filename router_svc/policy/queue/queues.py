@@ -9,15 +9,20 @@ from router_svc.policy.queue.fair_share import FairShare
 from router_svc.policy.queue.live_request import LiveRequest, RequestClass
 from router_svc.policy.queue.queue import Queue
 from router_svc.policy.queue.tenant_caps import TenantCaps
+from router_svc.policy.settings import Settings
 
 
 class Queues:
     """A line is made when it is first needed, and lives as long as the mesh has it or somebody waits in it."""
 
-    def __init__(self, limits: SchedulerLimits, shares: FairShare, caps: TenantCaps) -> None:
+    def __init__(self, limits: SchedulerLimits, settings: Settings) -> None:
         self._limits = limits
-        self._shares = shares
-        self._caps = caps
+        self.shares = FairShare(
+            lambda tenant: settings.tenant(tenant).weight,
+            max_lag=limits.max_fair_lag_tokens,
+            max_remembered=limits.max_remembered_tenants,
+        )
+        self.caps = TenantCaps(settings)
         self._queues: dict[str, Queue] = {}
         self._backlogged: dict[str, Queue] = {}
         self._of_tenant: dict[str, set[str]] = {}
@@ -39,7 +44,7 @@ class Queues:
         """The line so called, new if need be."""
         queue = self._queues.get(name)
         if queue is None:
-            queue = self._queues[name] = Queue(name, self._limits, self._shares, self._caps.may_run)
+            queue = self._queues[name] = Queue(name, self._limits, self.shares, self.caps.may_run)
         return queue
 
     def drop(self, name: str) -> None:
@@ -88,17 +93,17 @@ class Queues:
         """The tenant may have more running again. Returns the lines in which it waits."""
         names = self._of_tenant.get(tenant, set())
         for name in names:
-            for of in self._queues[name].classes.values():
-                _reactivate(of, tenant)
+            for request_class in self._queues[name].classes.values():
+                _reactivate(request_class, tenant)
         return set(names)
 
     def classes(self) -> Iterator[RequestClass]:
         """All in which somebody waits."""
-        return (of for queue in self.backlogged() for of in tuple(queue.classes.values()))
+        return (request_class for queue in self.backlogged() for request_class in tuple(queue.classes.values()))
 
 
-def _reactivate(of: RequestClass, tenant: str) -> None:
-    for fair_queue in of.fair_queues():
+def _reactivate(request_class: RequestClass, tenant: str) -> None:
+    for fair_queue in request_class.fair_queues():
         fair_queue.reactivate(tenant)
 
 

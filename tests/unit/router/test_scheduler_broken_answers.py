@@ -62,5 +62,5 @@ def test_an_answer_that_broke_off_is_paid_for_as_far_as_it_came() -> None:
     mesh = scheduler(candidate("a", slots=2))
     asks(mesh, 1, 0.0)
     mesh.finish(1, 1.0, SOME, Reason.SERVER_DIED)
-    account = mesh._placements._shares._idle["default"]
+    account = mesh._queues.shares._idle["default"]
     assert account.served - account.credit == SOME.prompt_tokens + SOME.output_tokens
