@@ -8,24 +8,24 @@ from random import SystemRandom
 import grpc
 import structlog
 
-from runner_svc.cache.manager import CacheDesk
+from runner_svc.cache.manager import CacheManager
 from runner_svc.chat.request import ChatSetup
 from runner_svc.config import RunnerConfig, ServedModel
 from runner_svc.instance.admission import RequestLimit
 from runner_svc.instance.instance import Instance
 from runner_svc.instance.settings import HibernationSettings, InstanceConfig
-from runner_svc.memory.lease_manager import KeeperConfig, LeaseKeeper
+from runner_svc.memory.lease_manager import LeaseManager, LeaseManagerConfig
 from runner_svc.memory.port import MemoryAccount
-from runner_svc.model_digest import model_digest
+from runner_svc.model_files.digest import model_digest
 from runner_svc.policy.load_plan import AS_CONFIGURED
 from runner_svc.servicers.control import RunnerServicer
 from runner_svc.servicers.inference import EmbeddingServicer, GenerationServicer, ModelCallServicer
-from runner_svc.servicers.request_admission import RunnerIdentity, WorkDesk
+from runner_svc.servicers.request_admission import RequestAdmission, RunnerIdentity
 from runner_svc.session.clock_offset import ClockOffset
 from runner_svc.session.report import RunnerReport
 from runner_svc.session.session import RunnerSession
-from runner_svc.tools.box import build_tool_box
 from runner_svc.tools.mcp_servers import untracked_tag
+from runner_svc.tools.tool_box import build_tool_box
 from weft.api.runner.v1 import (
     embedding_service_pb2,
     embedding_service_pb2_grpc,
@@ -69,7 +69,7 @@ class RunnerService:
         self._tools = build_tool_box(config.tools, make_tag=make_tag)
         self._leases = self._keeper(config)
         self._instances = {model.name: self._instance(model, limit) for model in config.models}
-        self._caches = CacheDesk.over(self._instances.values(), config.session_file.parent)
+        self._caches = CacheManager.over(self._instances.values(), config.session_file.parent)
         self._gate = TicketGate(runner=config.name, incarnation=incarnation)
         self._permits = PermitGate(runner=config.name, incarnation=incarnation)
         self._report = RunnerReport(
@@ -98,7 +98,7 @@ class RunnerService:
 
     def register(self, server: grpc.aio.Server) -> None:
         """See Service.register."""
-        desk = WorkDesk(
+        desk = RequestAdmission(
             identity=RunnerIdentity(runner=self._config.name, incarnation=self._incarnation, host=self._config.host),
             gate=self._gate,
             instances=self._instances,
@@ -194,16 +194,16 @@ class RunnerService:
             return model.hibernation
         return replace(model.hibernation, memory_wait_seconds=self._config.memory_wait_seconds)
 
-    def _keeper(self, config: RunnerConfig) -> LeaseKeeper | None:
+    def _keeper(self, config: RunnerConfig) -> LeaseManager | None:
         if config.observer is None or not any(not model.hibernation.attached for model in config.models):
             return None
-        settings = KeeperConfig(
+        settings = LeaseManagerConfig(
             runner=config.name,
             incarnation=self._incarnation,
             device_indexes=config.device_indexes,
             max_wait_seconds=config.memory_wait_seconds,
         )
-        return LeaseKeeper(settings, config.observer, self._session_id, self._clock, SystemRandom().random)
+        return LeaseManager(settings, config.observer, self._session_id, self._clock, SystemRandom().random)
 
     def _session_id(self) -> str:
         return "" if self._session is None else self._session.session_id

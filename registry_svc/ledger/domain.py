@@ -5,7 +5,7 @@ from datetime import datetime
 
 from registry_svc.ledger.policy.device_memory import DeviceBook
 from registry_svc.ledger.policy.leases import Holder, Lease
-from weft.gpu.sighting import DeviceSight, HostSight, ProcessId, Source
+from weft.gpu.snapshot import DeviceSnapshot, HostSnapshot, ProcessId, Source
 from weft.kernel.request import Priority
 
 
@@ -18,7 +18,7 @@ class MemoryRequest:
     session_id: str
     """A runner's; empty for a program."""
     purpose: str
-    sight: HostSight
+    sight: HostSnapshot
     size: int
     """Bytes, over all devices."""
     device_indexes: frozenset[int] = frozenset()
@@ -52,7 +52,7 @@ class Renewal:
     holder: Holder
     session_id: str
     uses: tuple[LeaseUse, ...]
-    sight: HostSight
+    sight: HostSnapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ class Granted:
 class DeviceMemory:
     """One device as last seen, and its book."""
 
-    sight: DeviceSight
+    sight: DeviceSnapshot
     book: DeviceBook
 
 

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from registry_svc.ledger.policy.leases import Grant, Holder, HolderKind
 from registry_svc.store.database import Transactions
 from registry_svc.store.schema import lease_counter, leases
-from weft.gpu.sighting import ProcessId
+from weft.gpu.snapshot import ProcessId
 from weft.kernel.request import Priority
 
 

@@ -11,7 +11,7 @@ from registry_svc.ledger.policy.leases import (
     Lease,
     with_gone,
 )
-from weft.gpu.sighting import HostSight
+from weft.gpu.snapshot import HostSnapshot
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -34,7 +34,7 @@ def nobody(_: str) -> bool:
 class SeenHost:
     """The last sighting of a host."""
 
-    sight: HostSight
+    sight: HostSnapshot
     seen: float
     """When it arrived, monotonic seconds."""
     seen_at: datetime
@@ -88,7 +88,7 @@ class Book:
         """Every host that was seen, in order."""
         return sorted(self._hosts)
 
-    def see(self, holder: Holder, sight: HostSight, now: float, now_utc: datetime) -> None:
+    def see(self, holder: Holder, sight: HostSnapshot, now: float, now_utc: datetime) -> None:
         """Take in what a holder saw. Raises TOO_MANY_RESOURCES for one host too many.
 
         The word of a guest is passed over where somebody is at home: leases of others would end on it.

@@ -38,7 +38,7 @@ from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.policy.unowned import UnownedModel
 from registry_svc.mesh.runner_calls import RunnerCalls
 from registry_svc.writer import SingleWriter
-from weft.gpu.sighting import ProcessId
+from weft.gpu.snapshot import ProcessId
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason

@@ -32,8 +32,8 @@ from registry_svc.wire_values import (
 )
 from weft.api.common.v1 import priority_pb2
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2, lease_service_pb2_grpc
-from weft.gpu.messages import MAX_DEVICE_BYTES, MAX_DEVICES, MAX_HOST_CHARS, process_id_from, sight_from
-from weft.gpu.sighting import DeviceSight
+from weft.gpu.snapshot import DeviceSnapshot
+from weft.gpu.snapshot_messages import MAX_DEVICE_BYTES, MAX_DEVICES, MAX_HOST_CHARS, process_id_from, snapshot_from
 from weft.kernel.clock import Clock
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import MAX_NAME_CHARS, MAX_REQUEST_ID_CHARS, require_name, require_token
@@ -67,7 +67,7 @@ def memory_request_of(request: lease_service_pb2.AcquireLeaseRequest) -> MemoryR
         holder=holder,
         session_id=_session_of(request.session_id),
         purpose=_purpose_of(request.purpose, holder),
-        sight=sight_from(request.sighting, "sighting"),
+        sight=snapshot_from(request.sighting, "sighting"),
         size=_size(request.bytes, "bytes"),
         device_indexes=frozenset(request.device_indexes),
         max_devices=request.max_devices,
@@ -87,7 +87,7 @@ def renewal_of(request: lease_service_pb2.RenewLeasesRequest) -> Renewal:
         holder=holder,
         session_id=_session_of(request.session_id),
         uses=uses,
-        sight=sight_from(request.sighting, "sighting"),
+        sight=snapshot_from(request.sighting, "sighting"),
     )
 
 
@@ -274,7 +274,7 @@ def _device_memory_message(device: DeviceMemory) -> lease_service_pb2.DeviceMemo
     )
 
 
-def _device_message(device: DeviceSight) -> lease_pb2.Device:
+def _device_message(device: DeviceSnapshot) -> lease_pb2.Device:
     return lease_pb2.Device(
         index=device.index,
         id=device.id,

@@ -7,16 +7,14 @@ from dataclasses import replace
 from typing import TypeVar
 
 from runner_svc.backend.port import CallInfo, ExitReport, ProcessSigns
-from runner_svc.gpu_time import GpuTime
-from runner_svc.policy import foreign_build
-from runner_svc.policy.load_stall import LoadSigns, LoadWatch
-from runner_svc.policy.out_of_memory import LAST_LINES, explanation
+from runner_svc.policy.engine_failures import LAST_LINES, explain_foreign_build, explain_out_of_memory
+from runner_svc.policy.progress import LoadSample, LoadStallDetector
 from runner_svc.supervise.leftovers import Leftovers
 from runner_svc.supervise.logs import LogRing
 from runner_svc.supervise.process import StopGraces, SupervisedProcess
-from runner_svc.supervise.tree_time import TreeTime
+from runner_svc.supervise.process_time import GpuTime, TreeTime
 from weft.gpu.process import process_id_of
-from weft.gpu.sighting import ProcessId
+from weft.gpu.snapshot import ProcessId
 from weft.kernel.errors import WeftError
 from weft.kernel.principal import KEY_VARIABLES
 from weft.kernel.reasons import Reason
@@ -118,7 +116,7 @@ class EngineProcess:
         """
         ready = asyncio.ensure_future(awaited)
         died = asyncio.create_task(self._process.wait())
-        watch, loaded = LoadWatch(self._load_signs()), share()
+        watch, loaded = LoadStallDetector(self._load_signs()), share()
         try:
             while True:
                 await asyncio.wait({ready, died}, timeout=LOAD_CHECK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
@@ -127,7 +125,7 @@ class EngineProcess:
                 if died.done():
                     raise self._death(died.result(), LOADING)
                 signs, before, loaded = self._load_signs(), loaded, share()
-                watch = LoadWatch(signs) if loaded != before else watch.observe(signs)
+                watch = LoadStallDetector(signs) if loaded != before else watch.observe(signs)
                 if watch.stalled(signs.at_seconds, stall_seconds):
                     raise WeftError(Reason.LOAD_STALLED, f"loading made no progress for {stall_seconds:.0f} s")
         finally:
@@ -145,17 +143,17 @@ class EngineProcess:
             return WeftError(Reason.WORKER_RESTARTED, "the backend was stopped while it worked on the request")
         return self._death(how, when)
 
-    def _load_signs(self) -> LoadSigns:
+    def _load_signs(self) -> LoadSample:
         pid = self._process.pid
         cpu_seconds = 0.0 if pid is None else self._cpu.seconds(pid, self._process.member_pids())
-        return LoadSigns(asyncio.get_running_loop().time(), self.log.total_bytes, cpu_seconds)
+        return LoadSample(asyncio.get_running_loop().time(), self.log.total_bytes, cpu_seconds)
 
     def _report(self, how: str) -> ExitReport:
         killed_for_memory = self._process.oom_killed() is True
-        why = explanation(how, list(self._words), killed_for_memory=killed_for_memory)
+        why = explain_out_of_memory(how, list(self._words), killed_for_memory=killed_for_memory)
         if why is not None:
             return ExitReport(reason=Reason.OUT_OF_MEMORY, how=why)
-        foreign = foreign_build.explanation(how, self._command, has_answered=self._has_answered)
+        foreign = explain_foreign_build(how, self._command, has_answered=self._has_answered)
         return ExitReport(reason=Reason.SERVER_DIED, how=foreign or how)
 
     def _death(self, how: str, when: str) -> WeftError:

@@ -14,7 +14,7 @@ from runner_svc.policy.load_parameters import LoadParameter, LoadValue
 from runner_svc.supervise.logs import LogRing
 from weft.api.common.v1 import audio_pb2, embedding_pb2, image_pb2, rerank_pb2, tokenize_pb2, usage_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
-from weft.gpu.sighting import ProcessId
+from weft.gpu.snapshot import ProcessId
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 
@@ -310,7 +310,7 @@ class Speaks(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlotSight:
+class SlotSnapshot:
     """One slot of an engine at one moment."""
 
     number: int
@@ -330,6 +330,6 @@ class SlottedEngine(Protocol):
         """The slots it has, by its own word; 0: it does not run, or does not say."""
         ...
 
-    async def look_at_slots(self) -> Sequence[SlotSight]:
+    async def slot_snapshots(self) -> Sequence[SlotSnapshot]:
         """Its slots right now; empty where it does not say in time. Never raises."""
         ...

@@ -9,7 +9,7 @@ import structlog
 
 from runner_svc.backend.port import Backend, CacheIsolation, ErasedCache
 from runner_svc.cache.model_cache import ModelCache, RequestCache
-from runner_svc.cache.salts import SaltBook
+from runner_svc.cache.salts import SaltStore
 from runner_svc.memory.estimate import read_model_facts
 from runner_svc.policy.load_parameters import LoadValue
 from runner_svc.policy.load_plan import LoadPlan
@@ -58,7 +58,7 @@ class CachedModel(Protocol):
         ...
 
 
-class CacheDesk:
+class CacheManager:
     """The prefix caches of all models of a runner."""
 
     def __init__(self, caches: Iterable[ModelCache]) -> None:
@@ -126,10 +126,10 @@ def _cache_of(model: CachedModel, state_folder: Path | None) -> ModelCache:
     return ModelCache(model.model, model.backend, salt_book=_salts(model, state_folder), token_size=token_size)
 
 
-def _salts(model: CachedModel, folder: Path | None) -> SaltBook | None:
+def _salts(model: CachedModel, folder: Path | None) -> SaltStore | None:
     if model.backend.cache_isolation is not CacheIsolation.SALT:
         return None
-    return SaltBook(None if folder is None else folder / f"cache-salts-{model.model}.json")
+    return SaltStore(None if folder is None else folder / f"cache-salts-{model.model}.json")
 
 
 def _check(request: pb.FlushCacheRequest) -> None:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from runner_svc.backend.port import Backend, CacheIsolation, CacheUse, ErasedCache, SlotSight, SlottedEngine
-from runner_svc.cache.salts import SaltBook
+from runner_svc.backend.port import Backend, CacheIsolation, CacheUse, ErasedCache, SlotSnapshot, SlottedEngine
+from runner_svc.cache.salts import SaltStore
 from runner_svc.openai_upstream.request import choices_per_prompt
-from runner_svc.policy.cache_directory import CacheBook, CacheTurn, Partition, SlotState
+from runner_svc.policy.cache_directory import CacheDirectory, CacheTurn, Partition, SlotState
 from weft.api.common.v1 import chat_pb2, event_pb2, usage_pb2, warning_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.kernel.errors import WeftError
@@ -75,7 +75,7 @@ class ModelCache:
         model: str,
         backend: Backend,
         *,
-        salt_book: SaltBook | None = None,
+        salt_book: SaltStore | None = None,
         token_size: TokenSize = _unknown,
     ) -> None:
         """`salt_book` is needed where the backend's isolation is SALT; `token_size` is asked with every flush."""
@@ -85,9 +85,9 @@ class ModelCache:
         self._backend = backend
         # Asked once: to look whether an object is what a protocol describes takes some 10 us.
         self._slotted = backend if isinstance(backend, SlottedEngine) else None
-        self._salt_book = salt_book or SaltBook(None)
+        self._salt_book = salt_book or SaltStore(None)
         self._life: tuple[int | None, int] = (None, 0)
-        self._book: CacheBook | None = None
+        self._book: CacheDirectory | None = None
         self._erasing: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
@@ -104,7 +104,7 @@ class ModelCache:
             return
         spreads = choices_per_prompt(payload) > 1
         before = await self._look_for(book) if spreads or book.wants_a_look else ()
-        busy = [sight.number for sight in before if sight.is_busy]
+        busy = [snapshot.number for snapshot in before if snapshot.is_busy]
         begun = book.begin(partition, prompt_marks(payload), spreads=spreads, busy=busy)
         async with self._turn(book, begun, before if spreads else ()) as turn:
             yield turn
@@ -143,14 +143,14 @@ class ModelCache:
         self._is_closed = True
         await stop_tasks(list(self._erasing))
 
-    def _present_book(self) -> CacheBook | None:
+    def _present_book(self) -> CacheDirectory | None:
         """The book of the engine's present life; None where there is nothing to keep apart."""
         count = self._slot_count()
         life = (self._backend.process_id, count)
         if not count:
             return None
         if self._book is None or life != self._life:
-            self._life, self._book = life, CacheBook(count)
+            self._life, self._book = life, CacheDirectory(count)
         return self._book
 
     def _slot_count(self) -> int:
@@ -169,7 +169,7 @@ class ModelCache:
 
     @asynccontextmanager
     async def _turn(
-        self, book: CacheBook, begun: CacheTurn, before: Sequence[SlotSight] = ()
+        self, book: CacheDirectory, begun: CacheTurn, before: Sequence[SlotSnapshot] = ()
     ) -> AsyncIterator[RunningTurn]:
         turn = RunningTurn(CacheUse(slot=begun.slot, fresh=begun.fresh))
         touched: Sequence[int] | None = None
@@ -185,26 +185,26 @@ class ModelCache:
                 self._erasing.add(task)
                 task.add_done_callback(self._erasing.discard)
 
-    async def _look_for(self, book: CacheBook) -> Sequence[SlotSight]:
+    async def _look_for(self, book: CacheDirectory) -> Sequence[SlotSnapshot]:
         """The engine's slots, after the book has been told of empty ones."""
         states = book.states()
-        sights = await self._look()
-        empty = {sight.number for sight in sights if sight.is_empty}
+        snapshots = await self._look()
+        empty = {snapshot.number for snapshot in snapshots if snapshot.is_empty}
         book.emptied([state for state in states if state.slot in empty])
         book.looked()
-        return sights
+        return snapshots
 
-    async def _look(self) -> Sequence[SlotSight]:
-        return () if self._slotted is None else await self._slotted.look_at_slots()
+    async def _look(self) -> Sequence[SlotSnapshot]:
+        return () if self._slotted is None else await self._slotted.slot_snapshots()
 
-    async def _erase(self, book: CacheBook, erasures: Sequence[SlotState]) -> ErasedCache:
+    async def _erase(self, book: CacheDirectory, erasures: Sequence[SlotState]) -> ErasedCache:
         if not erasures:
             return ErasedCache(entry_count=0, token_count=0)
         erased = await self._backend.erase_cache([erasure.slot for erasure in erasures])
         book.emptied(erasures)
         return erased
 
-    async def _erase_quietly(self, book: CacheBook, erasures: Sequence[SlotState]) -> None:
+    async def _erase_quietly(self, book: CacheDirectory, erasures: Sequence[SlotState]) -> None:
         try:
             await self._erase(book, erasures)
         except WeftError as error:
@@ -229,13 +229,15 @@ class RequestCache:
         return self._cache.embedding(self._partition)
 
 
-def _changed(before: Sequence[SlotSight], after: Sequence[SlotSight]) -> list[int] | None:
+def _changed(before: Sequence[SlotSnapshot], after: Sequence[SlotSnapshot]) -> list[int] | None:
     """The slots that worked in between; None where that cannot be told."""
-    if not after or any(sight.task is None and sight.is_busy for sight in (*before, *after)):
+    if not after or any(snapshot.task is None and snapshot.is_busy for snapshot in (*before, *after)):
         return None
-    known = {sight.number: sight for sight in before}
+    known = {snapshot.number: snapshot for snapshot in before}
     return [
-        sight.number for sight in after if sight.is_busy or sight.number not in known or known[sight.number] != sight
+        snapshot.number
+        for snapshot in after
+        if snapshot.is_busy or snapshot.number not in known or known[snapshot.number] != snapshot
     ]
 
 

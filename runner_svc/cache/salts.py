@@ -35,7 +35,7 @@ class _Stored(msgspec.Struct):
     forgotten: list[_Forgotten]
 
 
-class SaltBook:
+class SaltStore:
     """The salts of one model's server."""
 
     def __init__(self, file: Path | None) -> None:

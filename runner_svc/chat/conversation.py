@@ -7,9 +7,9 @@ from dataclasses import replace
 from runner_svc.backend.port import CallInfo
 from runner_svc.chat.history import needs_system_prompt, with_system_prompt
 from runner_svc.chat.offer import make_offer, require_local
-from runner_svc.chat.receipt import AnswerReceipt, LateWarnings, SeenTokens
+from runner_svc.chat.receipt import AnswerReceipt, LateWarnings, TokenCounter
 from runner_svc.chat.repetition_watch import RepetitionWatch, repetition_watch
-from runner_svc.chat.request import ChatRequest, ChatSetup, Work
+from runner_svc.chat.request import ChatEngine, ChatRequest, ChatSetup
 from runner_svc.chat.tool_loop import ToolLoop
 from runner_svc.request_records import RequestRecord
 from weft.api.common.v1 import chat_pb2
@@ -17,7 +17,7 @@ from weft.dispatch.frames import Frame, GenerationPayload
 from weft.kernel.errors import WeftError
 
 
-def converse(work: Work, request: ChatRequest, setup: ChatSetup) -> AsyncGenerator[Frame]:
+def converse(work: ChatEngine, request: ChatRequest, setup: ChatSetup) -> AsyncGenerator[Frame]:
     """The answer to a request, as Backend.generate tells it, with the events of tools and signals in between.
 
     Raises, beside the engine's own errors: INVALID_ARGUMENT and TOOL_UNAVAILABLE before anything is generated,
@@ -52,10 +52,10 @@ def _with_default_maximum(request: ChatRequest, default_max_tokens: int | None) 
 
 
 async def _single_turn(
-    work: Work, payload: GenerationPayload, call: CallInfo, watch: RepetitionWatch | None
+    work: ChatEngine, payload: GenerationPayload, call: CallInfo, watch: RepetitionWatch | None
 ) -> AsyncGenerator[Frame]:
     """One turn as it is, with warnings put on its receipt."""
-    answer, seen, late = AnswerReceipt(work.record), SeenTokens(payload, whole=call.whole), LateWarnings(payload)
+    answer, seen, late = AnswerReceipt(work.record), TokenCounter(payload, whole=call.whole), LateWarnings(payload)
     async with aclosing(work.generate(payload, call)) as frames:
         async for frame in frames:
             seen.note(frame)

@@ -11,7 +11,7 @@ _SYSTEM_ROLES = (chat_pb2.ROLE_SYSTEM, chat_pb2.ROLE_DEVELOPER)
 _Messages = list[chat_pb2.ChatMessage]
 
 
-class ConversationSoFar:
+class ConversationHistory:
     """The caller's payload, and what has been said since."""
 
     def __init__(self, payload: chat_pb2.ChatPayload, offer: Offer, *, joined: bool) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 from runner_svc.chat.settings import ChatSettings
 from runner_svc.policy.signals import SignalDescription, pick_signals
-from runner_svc.tools.box import ToolBox
 from runner_svc.tools.port import ToolDescription
+from runner_svc.tools.tool_box import ToolBox
 from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, json_value_pb2
 from weft.dispatch.parameter_checks import check_behaviour
 from weft.kernel.errors import FieldError, WeftError, invalid_field

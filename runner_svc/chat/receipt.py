@@ -15,7 +15,7 @@ MAX_SIGNAL_BYTES = 256 * 1024
 in this."""
 
 
-class SeenTokens:
+class TokenCounter:
     """Counts the pieces of one turn: engines send one per token. Where several came as one, their length tells more."""
 
     def __init__(self, payload: GenerationPayload, *, whole: bool) -> None:
@@ -79,7 +79,7 @@ class AnswerReceipt:
             self._decoded_tokens += turn.usage.completion_tokens
             self._decode_seconds += turn.usage.completion_tokens / turn.tokens_per_second
 
-    def add_unfinished_turn(self, seen: SeenTokens) -> None:
+    def add_unfinished_turn(self, seen: TokenCounter) -> None:
         """What was seen of a turn that was ended before the engine told its figures."""
         self._add_usage(seen.usage)
 

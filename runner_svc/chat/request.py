@@ -11,14 +11,14 @@ from runner_svc.chat.settings import ChatSettings
 from runner_svc.policy.platform_prompt import FunctionFacts, PromptFacts, platform_prompt
 from runner_svc.policy.signals import SignalDescription
 from runner_svc.request_records import RequestRecord
-from runner_svc.tools.box import ToolBox
 from runner_svc.tools.port import ToolDescription
+from runner_svc.tools.tool_box import ToolBox
 from weft.api.common.v1 import agent_behaviour_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.kernel.clock import Clock
 
 
-class Work(Protocol):
+class ChatEngine(Protocol):
     """What a conversation asks of the instance it was admitted to."""
 
     @property

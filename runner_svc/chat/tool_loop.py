@@ -6,17 +6,17 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from runner_svc.chat.history import ConversationSoFar
+from runner_svc.chat.history import ConversationHistory
 from runner_svc.chat.offer import CallKind, Offer, json_object
-from runner_svc.chat.receipt import AnswerReceipt, LateWarnings, SeenTokens, warning
+from runner_svc.chat.receipt import AnswerReceipt, LateWarnings, TokenCounter, warning
 from runner_svc.chat.repetition_watch import repetition_watch
-from runner_svc.chat.request import ChatRequest, ChatSetup, Work
+from runner_svc.chat.request import ChatEngine, ChatRequest, ChatSetup
 from runner_svc.chat.turn import CallCollector, FunctionCall, TurnReader
 from runner_svc.policy.text_calls import TextCallParser
 from runner_svc.policy.tool_budget import NextStep, ToolBudget, TurnFacts, next_step
-from runner_svc.tools.box import ToolBox
 from runner_svc.tools.port import ToolOutcome
 from runner_svc.tools.schemas import ArgumentCheck
+from runner_svc.tools.tool_box import ToolBox
 from weft.api.common.v1 import chat_pb2, event_pb2, json_value_pb2, signal_pb2, warning_pb2
 from weft.dispatch.frames import Frame, has_content
 from weft.kernel.errors import WeftError
@@ -64,7 +64,7 @@ class ToolLoop:
     """One chat of one choice."""
 
     def __init__(
-        self, work: Work, request: ChatRequest, payload: chat_pb2.ChatPayload, setup: ChatSetup, offer: Offer
+        self, work: ChatEngine, request: ChatRequest, payload: chat_pb2.ChatPayload, setup: ChatSetup, offer: Offer
     ) -> None:
         self._work = work
         self._request = request
@@ -77,7 +77,7 @@ class ToolLoop:
         self._reads_text = not behaviour.HasField("parse_text_tool_calls") or behaviour.parse_text_tool_calls
         self._stops = not behaviour.HasField("stop_on_decision_request") or behaviour.stop_on_decision_request
         joined = setup.settings.system_messages == "joined"
-        self._conversation = ConversationSoFar(payload, offer, joined=joined)
+        self._conversation = ConversationHistory(payload, offer, joined=joined)
         self._call_ids: set[str] = set()
         self._has_begun = False
         self._has_answer = False
@@ -119,7 +119,7 @@ class ToolLoop:
         """What the caller gets of a turn while it runs. A signal that asks for a decision ends it early."""
         watch = repetition_watch(self._request.behaviour, self._setup.settings, self._request.payload)
         record, answer, payload = self._work.record, self._answer, self._payload()
-        seen, late = SeenTokens(payload, whole=self._request.call.whole), LateWarnings(payload)
+        seen, late = TokenCounter(payload, whole=self._request.call.whole), LateWarnings(payload)
         async with aclosing(self._work.generate(payload, self._request.call)) as frames:
             async for frame in frames:
                 seen.note(frame)

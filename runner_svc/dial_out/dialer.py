@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import grpc
 import structlog
 
-from runner_svc.dial_out.redaction import conceal_in_status
+from runner_svc.dial_out.redaction import redact_status
 from runner_svc.policy.backoff import RedialLimits, RedialPolicy
 from weft.api.router.v1 import relay_service_pb2, relay_service_pb2_grpc
 from weft.kernel.clock import Clock, SystemClock
@@ -56,7 +56,7 @@ class LinkState(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinkNews:
+class LinkEvent:
     """The link came into a state."""
 
     state: LinkState
@@ -84,7 +84,7 @@ class DialOut:
     def __init__(
         self,
         config: DialOutConfig,
-        tell: Callable[[LinkNews], None],
+        tell: Callable[[LinkEvent], None],
         *,
         note_fresh_link: Callable[[], None] = lambda: None,
         note_mesh_time: Callable[[datetime], None] = lambda _: None,
@@ -147,17 +147,17 @@ class DialOut:
 
     async def _keep_linked(self) -> None:
         while True:
-            self._tell(LinkNews(state=LinkState.CONNECTING))
+            self._tell(LinkEvent(state=LinkState.CONNECTING))
             error = await self._link_once()
             if self._is_hopeless(error):
-                self._tell(LinkNews(state=LinkState.GIVEN_UP, detail=error.message))
+                self._tell(LinkEvent(state=LinkState.GIVEN_UP, detail=error.message))
                 assert self._given_up is not None, "running before start"
                 self._given_up.set_result(error)
                 return
             self._note_session_end(error)
             pause = self._redial.failed(self._random.random(), self._clock.monotonic())
             log.warning("link lost", reason=error.reason.name, message=error.message, retry_seconds=round(pause, 2))
-            self._tell(LinkNews(state=LinkState.LOST, detail=error.message, retry_seconds=pause))
+            self._tell(LinkEvent(state=LinkState.LOST, detail=error.message, retry_seconds=pause))
             await self._clock.sleep(pause)
 
     def _is_hopeless(self, error: WeftError) -> bool:
@@ -231,7 +231,7 @@ class DialOut:
         if not call.method.startswith(CALLABLE_PREFIX):
             raise WeftError(Reason.UNSUPPORTED_OPERATION, "over a link only the runner's own services are there")
         assert self._local is not None, "a call before start"
-        return conceal_in_status(await forward_to_channel(call, self._local))
+        return redact_status(await forward_to_channel(call, self._local))
 
     async def _serve_registry(self, method: str, requests: AsyncIterator[bytes], context: Context) -> None:
         async with answering(context):
@@ -251,12 +251,12 @@ class DialOut:
 
     def _note_opening(self, status: CallStatus) -> None:
         if status.code != 0:
-            self._tell(LinkNews(state=LinkState.REFUSED, detail=status.message))
+            self._tell(LinkEvent(state=LinkState.REFUSED, detail=status.message))
             return
         if not self._session_is_open:
             self._opened_at = self._clock.monotonic()
         self._session_is_open = self._was_joined = True
-        self._tell(LinkNews(state=LinkState.JOINED))
+        self._tell(LinkEvent(state=LinkState.JOINED))
 
 
 async def _accepted(call: Any) -> dict[str, str | bytes]:

@@ -23,24 +23,24 @@ _LOCAL_ADDRESS = re.compile(
 )
 
 
-def conceal_local_addresses(text: str) -> str:
+def redact_local_addresses(text: str) -> str:
     """`text` with each loopback URL, and each loopback `host:port`, replaced by `<local>`."""
     return _LOCAL_ADDRESS.sub(LOCAL, text)
 
 
-def conceal_in_status(status: CallStatus) -> CallStatus:
+def redact_status(status: CallStatus) -> CallStatus:
     """`status` with the same done to its message and to the error's details."""
     trailing = tuple(
         (key, _conceal_in_details(value) if key == STATUS_DETAILS and isinstance(value, bytes) else value)
         for key, value in status.trailing_metadata
     )
-    return replace(status, message=conceal_local_addresses(status.message), trailing_metadata=trailing)
+    return replace(status, message=redact_local_addresses(status.message), trailing_metadata=trailing)
 
 
 def _conceal_in_details(serialized: bytes) -> bytes:
     """A google.rpc.Status; of our own server, so that it can be read."""
     status = status_pb2.Status.FromString(serialized)
-    status.message = conceal_local_addresses(status.message)
+    status.message = redact_local_addresses(status.message)
     for detail in status.details:
         _conceal_in_detail(detail)
     concealed: bytes = status.SerializeToString()
@@ -51,9 +51,9 @@ def _conceal_in_detail(detail: any_pb2.Any) -> None:
     info, request = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
     if detail.Unpack(info):
         for key, value in dict(info.metadata).items():
-            info.metadata[key] = conceal_local_addresses(value)
+            info.metadata[key] = redact_local_addresses(value)
         detail.Pack(info)
     elif detail.Unpack(request):
         for violation in request.field_violations:
-            violation.description = conceal_local_addresses(violation.description)
+            violation.description = redact_local_addresses(violation.description)
         detail.Pack(request)

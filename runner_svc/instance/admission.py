@@ -106,7 +106,7 @@ OnFailure = Callable[[WeftError], None]
 """Told of every error the engine ends a request with: some of them say that it is of no use to others either."""
 
 
-class UsesCache(Protocol):
+class TurnCache(Protocol):
     """How the turns of one request use the prefix cache; see `runner_svc.cache.model_cache.RequestCache`."""
 
     def generating(self, payload: GenerationPayload) -> AbstractAsyncContextManager[RunningTurn]:
@@ -118,7 +118,7 @@ class UsesCache(Protocol):
         ...
 
 
-class _AsTheEngineLikes:
+class _UnmanagedCache:
     def generating(self, payload: GenerationPayload) -> AbstractAsyncContextManager[RunningTurn]:
         del payload
         return nullcontext(RunningTurn())
@@ -127,12 +127,12 @@ class _AsTheEngineLikes:
         return nullcontext(RunningTurn())
 
 
-class Work:
+class AdmittedRequest:
     """What `Instance.admit` gives for the length of one request."""
 
     def __init__(self, record: RequestRecord, backend: Backend, on_failure: OnFailure) -> None:
         self.record = record
-        self.cache: UsesCache = _AsTheEngineLikes()
+        self.cache: TurnCache = _UnmanagedCache()
         """To be replaced before the first turn, where tenants are to be kept apart."""
         self._backend = backend
         self._on_failure = on_failure

@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 
 from runner_svc.instance.settings import HibernationSettings
 from runner_svc.memory.model_memory import ModelMemory
-from runner_svc.policy.keep_alive import IdleSigns, SleepDecision, decide_sleep, keep_alive
+from runner_svc.policy.keep_alive import IdleState, SleepDecision, decide_sleep, keep_alive
 from runner_svc.request_records import RequestRecords
 from weft.kernel.clock import Clock
 
@@ -13,7 +13,7 @@ FIRST_REQUEST_SECONDS = 10.0
 """How long a model that is kept for one request only waits for that one."""
 
 
-class IdleTime:
+class IdleTimer:
     """The unload timer of one life. Wishes hold until the backend sleeps; the next load is as configured."""
 
     def __init__(
@@ -35,7 +35,7 @@ class IdleTime:
         if not self._settings.sleeps_by_itself:
             return None
         wishes = replace(
-            self._settings.keep_alive_wishes,
+            self._settings.keep_alive_settings,
             request_seconds=self._request_seconds,
             load_seconds=self.load_seconds,
             holds_devices=self._memory.holds_devices,
@@ -74,7 +74,7 @@ class IdleTime:
 
     def decide(self, *, stays_awake: bool) -> SleepDecision:
         """Whether to go to sleep now."""
-        signs = IdleSigns(
+        signs = IdleState(
             now=self._clock.monotonic(),
             idle_since=self._since,
             busy=bool(self._records.running),

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from runner_svc.backend.port import Backend
-from runner_svc.instance.admission import RequestLimit, SlotTable, Work
-from runner_svc.instance.lifecycle_loop import InstanceLife
+from runner_svc.instance.admission import AdmittedRequest, RequestLimit, SlotTable
+from runner_svc.instance.lifecycle_loop import LifecycleLoop
 from runner_svc.instance.restart_log import Restart
 from runner_svc.instance.settings import InstanceConfig, RunRecipe, no_recipes
 from runner_svc.memory.model_memory import ModelMemory
 from runner_svc.memory.port import MemoryAccount
 from runner_svc.policy.life_events import Command, Phase
-from runner_svc.policy.load_plan import AS_CONFIGURED, STAY_LOADED, LoadPlan, LoadWish
+from runner_svc.policy.load_plan import AS_CONFIGURED, STAY_LOADED, LoadPlan, LoadSpec
 from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.request_records import RequestRecords
 from runner_svc.waiting import within
@@ -37,7 +37,7 @@ GIVING_WAY = "giving way to another model"
 
 
 class Instance:
-    """What others see of a backend's life and may ask of it. `InstanceLife` does the work, in one task.
+    """What others see of a backend's life and may ask of it. `LifecycleLoop` does the work, in one task.
 
     `on_change` is called with every change that routers should hear of at once.
     """
@@ -61,7 +61,7 @@ class Instance:
         self.memory = ModelMemory(config.model, backend, self.records, account or MemoryAccount())
         self.memory.pinned = config.hibernation.pinned
         self._on_change = on_change
-        self._life = InstanceLife(config, backend, self.records, self.memory, clock, on_change, run_recipe)
+        self._life = LifecycleLoop(config, backend, self.records, self.memory, clock, on_change, run_recipe)
         self._life.loader.on_slots = self._note_slots
         self._turn = asyncio.Lock()
         """Held while somebody decides how it is loaded."""
@@ -206,7 +206,7 @@ class Instance:
         keep_alive_seconds: float | None = None,
         priority: Priority = Priority.NORMAL,
         takes_slot: bool = True,
-    ) -> Iterator[Work]:
+    ) -> Iterator[AdmittedRequest]:
         """What one request works with, with a slot held and a record kept meanwhile; to be used within one task.
 
         `keep_alive_seconds` is how long the model stays loaded after it: negative is for ever, None as it is set up.
@@ -228,7 +228,7 @@ class Instance:
         counted = self._counted(keep_alive_seconds, priority)
         slot = self.slots.hold(request_id) if takes_slot else nullcontext()
         with slot, counted, self.records.keep(request_id) as record:
-            yield Work(record, self.backend, lambda error: self._life.note_failure(error, start))
+            yield AdmittedRequest(record, self.backend, lambda error: self._life.note_failure(error, start))
 
     @contextmanager
     def _counted(self, keep_alive_seconds: float | None, priority: Priority) -> Iterator[None]:
@@ -262,7 +262,7 @@ class Instance:
                 raise WeftError(Reason.WAKE_FAILED, error.message, metadata=error.metadata) from None
             raise
 
-    async def load(self, wish: LoadWish = STAY_LOADED) -> bool:
+    async def load(self, wish: LoadSpec = STAY_LOADED) -> bool:
         """Load it so, again if it runs otherwise; returns whether it was loaded so already. Callers share one load.
 
         When the last one who waits for a load that a call began is cancelled, it is unloaded. Raises as `wake`, and

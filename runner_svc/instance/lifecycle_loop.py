@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from runner_svc.backend.port import Backend
-from runner_svc.instance.idle_timer import IdleTime
+from runner_svc.instance.idle_timer import IdleTimer
 from runner_svc.instance.loader import Loader
 from runner_svc.instance.restart_log import RestartLog
 from runner_svc.instance.settings import InstanceConfig, RunRecipe
@@ -69,7 +69,7 @@ INTERNAL_ERROR = "an internal error; the runner's log has the details"
 _NOT_UP_YET = frozenset({Reason.CONNECT_FAILED, Reason.LOAD_STALLED})
 
 
-class InstanceLife:
+class LifecycleLoop:
     """One backend, one task: `run`. Everybody else asks through the events and waits for the shared outcomes.
 
     What may happen when, and what it leads to, is decided by `policy.lifecycle`; here it is carried out.
@@ -113,7 +113,7 @@ class InstanceLife:
         """The backend's output up to its last crash, at most loading.MAX_CRASH_BYTES of it."""
         self.last_ready_at: datetime | None = None
         """UTC."""
-        self.idle = IdleTime(config.hibernation, memory, records, clock)
+        self.idle = IdleTimer(config.hibernation, memory, records, clock)
         self.stopping = False
         """The runner is about to end."""
         self.wake_asked = asyncio.Event()
@@ -247,7 +247,7 @@ class InstanceLife:
         elif command in (Command.REST, Command.SEEK):
             if self._sleep_asked.is_set() or not self._rules.attached:
                 # Also where a load came to its end after the unload was asked for.
-                self.forget_wishes()
+                self.reset_load_options()
             self._sleep_asked.clear()
             self.asleep.settle()
 
@@ -255,11 +255,11 @@ class InstanceLife:
         self.wake_asked.clear()
         self.awake.settle(WeftError(reason, why, metadata={"model": self._config.model}))
 
-    def forget_wishes(self) -> None:
+    def reset_load_options(self) -> None:
         """What loads and requests said holds for one life of the backend; the next one is as configured."""
         self.idle.forget()
         self.loader.plan = AS_CONFIGURED
-        self._memory.pinned = self._hibernation.keep_alive_wishes.pinned
+        self._memory.pinned = self._hibernation.keep_alive_settings.pinned
 
     async def _load(self) -> Event:
         self.loader.was_started = False

@@ -8,7 +8,7 @@ from google.protobuf.duration_pb2 import Duration
 from runner_svc.backend.port import Backend, ChecksLoads
 from runner_svc.model_files.gguf import read_gguf_header
 from runner_svc.policy.load_parameters import LoadParameter, LoadValue, check_parameters
-from runner_svc.policy.load_plan import LoadPlan, LoadWish
+from runner_svc.policy.load_plan import LoadPlan, LoadSpec
 from weft.api.runner.v1 import load_pb2 as pb
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import MAX_NAME_CHARS
@@ -20,7 +20,7 @@ NANOSECONDS = 1_000_000_000
 
 def wish_from(
     options: pb.LoadOptions, backend: Backend, quantizations: Mapping[str, Path], own_quantization: str = ""
-) -> LoadWish:
+) -> LoadSpec:
     """The options of a load, checked. `own_quantization` is that of the file which is configured; empty: unknown.
 
     Raises INVALID_ARGUMENT naming the option.
@@ -33,7 +33,7 @@ def wish_from(
     changed = {name: value for name, value in checked.items() if value != known[name].default}
     if not 0 <= options.memory_budget_bytes <= MAX_BUDGET_BYTES:
         raise invalid_field("options.memory_budget_bytes", f"must be 0 to {MAX_BUDGET_BYTES}")
-    return LoadWish(
+    return LoadSpec(
         plan=LoadPlan(
             parameters=changed, quantization=_quantization(options.quantization, quantizations, own_quantization)
         ),

@@ -86,7 +86,7 @@ class Loader:
         return median(self._times) if self._times else None
 
     async def start(self, on_waiting: OnWaiting) -> None:
-        """Return once the backend takes requests. Raises as Backend.start and MemoryBook.acquire, and LEASE_LOST."""
+        """Return once the backend takes requests. Raises as Backend.start and MemoryLedger.acquire, and LEASE_LOST."""
         self._began, self.waits = self._clock.monotonic(), True
         try:
             plan = self.plan

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from runner_svc.policy.keep_alive import DEFAULT_CATEGORY, KeepAliveWishes
+from runner_svc.policy.keep_alive import DEFAULT_CATEGORY, KeepAliveSettings
 from runner_svc.policy.restart import RestartLimits
 from runner_svc.policy.timeouts import TimeoutProfile
 from weft.kernel.errors import WeftError
@@ -81,10 +81,10 @@ class HibernationSettings:
         return self.can_unload and (self.can_wake or self.woken_by_mesh)
 
     @property
-    def keep_alive_wishes(self) -> KeepAliveWishes:
+    def keep_alive_settings(self) -> KeepAliveSettings:
         """What the configuration says."""
         after_seconds = None if self.sleep is None else self.sleep.after_seconds
-        return KeepAliveWishes(
+        return KeepAliveSettings(
             model_seconds=after_seconds if self.keep_alive_seconds is None else self.keep_alive_seconds,
             category=self.category,
             pinned=self.pinned,

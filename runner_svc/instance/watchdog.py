@@ -5,9 +5,8 @@ import asyncio
 import structlog
 
 from runner_svc.backend.port import Backend, ProcessSigns
-from runner_svc.policy.progress import Look, ProgressPolicy, RequestSigns, Verdict
+from runner_svc.policy.progress import EngineUsage, Observation, ProgressPolicy, RequestSample, Verdict
 from runner_svc.policy.timeouts import TimeoutProfile
-from runner_svc.policy.work import EngineSigns
 from runner_svc.request_records import RequestRecord, RequestRecords, RequestState
 from runner_svc.waiting import end_tasks
 from weft.kernel.clock import Clock
@@ -53,11 +52,11 @@ class Watchdog:
     def _owned(self) -> bool:
         return self._backend.process_id is not None
 
-    def _see(self) -> Look:
+    def _see(self) -> Observation:
         running = self._records.running
         requests = [_signs_of(record) for record in running]
         signs = self._backend.signs() if self._owned and self._policy.wants_engine(requests) else None
-        return Look(
+        return Observation(
             now=self._clock.monotonic(),
             requests=requests,
             last_token=self._last_token() if running else None,
@@ -89,9 +88,9 @@ class Watchdog:
         return max((record.last_token for record in self._records.all if record.last_token is not None), default=None)
 
 
-def _signs_of(record: RequestRecord) -> RequestSigns:
+def _signs_of(record: RequestRecord) -> RequestSample:
     asked = record.turn_started > 0.0
-    return RequestSigns(
+    return RequestSample(
         key=id(record),
         started=record.started,
         turn_started=record.turn_started,
@@ -102,5 +101,5 @@ def _signs_of(record: RequestRecord) -> RequestSigns:
     )
 
 
-def _engine_signs(signs: ProcessSigns) -> EngineSigns:
-    return EngineSigns(cpu_seconds=signs.cpu_seconds, gpu_seconds=signs.gpu_seconds)
+def _engine_signs(signs: ProcessSigns) -> EngineUsage:
+    return EngineUsage(cpu_seconds=signs.cpu_seconds, gpu_seconds=signs.gpu_seconds)

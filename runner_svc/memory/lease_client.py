@@ -8,11 +8,11 @@ import grpc
 from google.protobuf.duration_pb2 import Duration
 
 from runner_svc.backend.port import DeviceShare
-from runner_svc.memory.port import LeaseGrant, MemoryUse, MemoryWish
+from runner_svc.memory.port import LeaseGrant, MemoryRequest, MemoryUse
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2_grpc
 from weft.api.registry.v1 import lease_service_pb2 as pb
-from weft.gpu.messages import process_id_message, sighting_message
-from weft.gpu.sighting import HostSight, Source
+from weft.gpu.snapshot import HostSnapshot, Source
+from weft.gpu.snapshot_messages import process_id_message, snapshot_message
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call
@@ -28,7 +28,7 @@ AWAY = frozenset(
 """What a registry answers, or does not, that is away, or has not heard of this runner's session yet or again."""
 
 
-class LeaseCalls:
+class LeaseClient:
     """Each raises WeftError; one of AWAY before `connect` and while there is no session."""
 
     def __init__(self, runner: str, incarnation: str, session_id: Callable[[], str]) -> None:
@@ -112,12 +112,12 @@ MAX_PROCESSES = 256
 
 
 def acquire_request(
-    wish: MemoryWish, sight: HostSight, *, device_indexes: tuple[int, ...], max_wait_seconds: float
+    wish: MemoryRequest, snapshot: HostSnapshot, *, device_indexes: tuple[int, ...], max_wait_seconds: float
 ) -> pb.AcquireLeaseRequest:
     """The request but for who asks."""
     request = pb.AcquireLeaseRequest(
         purpose=wish.model,
-        sighting=sighting_message(sight),
+        sighting=snapshot_message(snapshot),
         bytes=wish.bytes,
         device_indexes=device_indexes,
         priority=wish.priority.wire,  # type: ignore[arg-type]  # same numbers
@@ -156,11 +156,11 @@ def use_message(grant: LeaseGrant, use: MemoryUse) -> pb.LeaseUse:
     return message
 
 
-def seen_bytes(use: MemoryUse, sight: HostSight) -> int | None:
+def seen_bytes(use: MemoryUse, snapshot: HostSnapshot) -> int | None:
     """What the processes of a lease were seen to hold; None: nobody can tell."""
-    if sight.source is not Source.NVML or not use.processes:
+    if snapshot.source is not Source.NVML or not use.processes:
         return None
-    by_process = {seen.process: seen for seen in sight.processes}
+    by_process = {seen.process: seen for seen in snapshot.processes}
     found = [by_process.get(process) for process in use.processes]
     if any(seen is None or seen.memory_unknown for seen in found):
         return None

@@ -10,19 +10,19 @@ import structlog
 
 from runner_svc.memory.lease_client import (
     AWAY,
-    LeaseCalls,
+    LeaseClient,
     acquire_request,
     grant_from,
     seconds_of,
     seen_bytes,
     use_message,
 )
-from runner_svc.memory.port import LeaseGrant, MemoryUser, MemoryWish, OnWaiting
+from runner_svc.memory.port import LeaseGrant, MemoryRequest, MemoryUser, OnWaiting
 from runner_svc.policy.backoff import retry_pause_seconds
 from runner_svc.waiting import event_within, within
 from weft.api.registry.v1 import lease_service_pb2 as pb
-from weft.gpu.messages import sighting_message
-from weft.gpu.sighting import HostSight, ProcessId, Source
+from weft.gpu.snapshot import HostSnapshot, ProcessId, Source
+from weft.gpu.snapshot_messages import snapshot_message
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.names import new_id
@@ -64,13 +64,13 @@ OWN_LINE = f"{_WAITING}other models of this runner wait before it"
 class Observer(Protocol):
     """Who looks at this host's devices; weft.gpu.observer.HostObserver is one."""
 
-    async def look(self, watched: "Collection[ProcessId]" = (), *, fresh: bool = False) -> HostSight:
+    async def look(self, watched: "Collection[ProcessId]" = (), *, fresh: bool = False) -> HostSnapshot:
         """What there is now, with something about each of `watched`. Never raises."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeeperConfig:
+class LeaseManagerConfig:
     """Whose leases are kept, and how long they are waited for."""
 
     runner: str
@@ -106,12 +106,12 @@ class _Times:
     watched: tuple[ProcessId, ...] = field(default=())
 
 
-class LeaseKeeper:
-    """See memory_port.MemoryBook. Life cycle: start, stop. Without devices it never calls the registry."""
+class LeaseManager:
+    """See memory_port.MemoryLedger. Life cycle: start, stop. Without devices it never calls the registry."""
 
     def __init__(
         self,
-        config: KeeperConfig,
+        config: LeaseManagerConfig,
         observer: Observer,
         session_id: Callable[[], str],
         clock: Clock,
@@ -120,7 +120,7 @@ class LeaseKeeper:
         """`session_id` is empty while there is none; `jitter` returns 0 to 1 and spreads retries."""
         self._config = config
         self._observer = observer
-        self._calls = LeaseCalls(config.runner, config.incarnation, session_id)
+        self._calls = LeaseClient(config.runner, config.incarnation, session_id)
         self._clock = clock
         self._jitter = jitter
         self._held: dict[str, _Held] = {}
@@ -157,8 +157,8 @@ class LeaseKeeper:
         with contextlib.suppress(TimeoutError, WeftError):
             await within(self._clock, STOP_SECONDS, self._take_leave())
 
-    async def acquire(self, wish: MemoryWish, user: MemoryUser, on_waiting: OnWaiting) -> LeaseGrant | None:
-        """See MemoryBook.acquire."""
+    async def acquire(self, wish: MemoryRequest, user: MemoryUser, on_waiting: OnWaiting) -> LeaseGrant | None:
+        """See MemoryLedger.acquire."""
         ask = _Ask(pb.AcquireLeaseRequest())
         told = _Told(on_waiting)
         try:
@@ -172,16 +172,16 @@ class LeaseKeeper:
         return ask.grant
 
     def is_good(self, grant: LeaseGrant) -> bool:
-        """See MemoryBook.is_good."""
+        """See MemoryLedger.is_good."""
         held = self._held.get(grant.lease_id)
         return held is not None and self._clock.monotonic() < held.good_until
 
     def note_change(self) -> None:
-        """See MemoryBook.note_change."""
+        """See MemoryLedger.note_change."""
         self._nudged.set()
 
     def release(self, grant: LeaseGrant) -> None:
-        """See MemoryBook.release."""
+        """See MemoryLedger.release."""
         if self._held.pop(grant.lease_id, None) is not None:
             self._releasing[grant.lease_id] = grant
             self._release_asked.set()
@@ -190,7 +190,7 @@ class LeaseKeeper:
         if ask.grant is not None:
             self.release(ask.grant)
 
-    def _too_long(self, wish: MemoryWish, last: str) -> WeftError:
+    def _too_long(self, wish: MemoryRequest, last: str) -> WeftError:
         seconds, metadata = self._config.max_wait_seconds, {"model": wish.model}
         if last == NO_REGISTRY:
             return WeftError(
@@ -200,11 +200,11 @@ class LeaseKeeper:
         words = f"{wish.model} got no memory within {seconds:g} s" + (f": {why}" if why else "")
         return WeftError(Reason.INSUFFICIENT_MEMORY, words, metadata=metadata, retry_after_seconds=_RETRY_AFTER_SECONDS)
 
-    async def _wait_for(self, wish: MemoryWish, user: MemoryUser, ask: _Ask, told: "_Told") -> None:
+    async def _wait_for(self, wish: MemoryRequest, user: MemoryUser, ask: _Ask, told: "_Told") -> None:
         """Fill `ask` in, or leave it as it is where there are no devices."""
         deadline = self._clock.monotonic() + self._config.max_wait_seconds
-        sight = await self._first_sight(told)
-        if not sight.devices:
+        snapshot = await self._first_sight(told)
+        if not snapshot.devices:
             return
         if not self._has_devices:
             self._has_devices = True
@@ -217,21 +217,21 @@ class LeaseKeeper:
             while True:
                 left = max(0.001, deadline - self._clock.monotonic())
                 ask.request = acquire_request(
-                    wish, sight, device_indexes=self._config.device_indexes, max_wait_seconds=left
+                    wish, snapshot, device_indexes=self._config.device_indexes, max_wait_seconds=left
                 )
                 ask.request.request_id = new_id("lease")
-                await self._ask_until_granted(ask, user, sight.source, told)
+                await self._ask_until_granted(ask, user, snapshot.source, told)
                 if await self._is_confirmed(ask, told):
                     return
-                sight = await self._observer.look(fresh=True)
+                snapshot = await self._observer.look(fresh=True)
 
-    async def _first_sight(self, told: "_Told") -> HostSight:
+    async def _first_sight(self, told: "_Told") -> HostSnapshot:
         """With devices, or with the certainty that there are none."""
         failures = 0
         while True:
-            sight = await self._observer.look(fresh=True)
-            if sight.devices or sight.source is not Source.UNKNOWN:
-                return sight
+            snapshot = await self._observer.look(fresh=True)
+            if snapshot.devices or snapshot.source is not Source.UNKNOWN:
+                return snapshot
             told.say(NO_SIGHT)
             failures += 1
             await self._clock.sleep(retry_pause_seconds(failures, self._jitter()))
@@ -250,8 +250,8 @@ class LeaseKeeper:
                 failures += 1
                 await self._clock.sleep(retry_pause_seconds(failures, self._jitter()))
                 # What was seen before the registry went away is no ground for a grant.
-                sight = await self._observer.look(fresh=True)
-                ask.request.sighting.CopyFrom(sighting_message(sight))
+                snapshot = await self._observer.look(fresh=True)
+                ask.request.sighting.CopyFrom(snapshot_message(snapshot))
             else:
                 ask.grant = grant_from(lease, source)
                 self._held[ask.grant.lease_id] = _Held(ask.grant, user)
@@ -317,10 +317,10 @@ class LeaseKeeper:
     async def _renew_what_there_is(self) -> float:
         """Seconds until the next time."""
         if not self._has_devices:
-            sight = await self._observer.look()
-            self._has_devices = bool(sight.devices)
-            if not sight.devices:
-                return self._times.next_within if sight.source is Source.UNKNOWN else LOOK_FOR_DEVICES_SECONDS
+            snapshot = await self._observer.look()
+            self._has_devices = bool(snapshot.devices)
+            if not snapshot.devices:
+                return self._times.next_within if snapshot.source is Source.UNKNOWN else LOOK_FOR_DEVICES_SECONDS
         await self._greet()
         await self._renew()
         return self._times.next_within
@@ -331,16 +331,16 @@ class LeaseKeeper:
             uses = {lease_id: one.user.memory_use() for lease_id, one in held.items()}
             own = {process for use in uses.values() for process in use.processes}
             watched = list(own.union(self._times.watched))[:MAX_WATCHED]
-            sight = await self._observer.look(watched, fresh=bool(self._times.watched) or not held)
+            snapshot = await self._observer.look(watched, fresh=bool(self._times.watched) or not held)
             request = pb.RenewLeasesRequest(
                 leases=[use_message(one.grant, uses[lease_id]) for lease_id, one in held.items()],
-                sighting=sighting_message(sight),
+                sighting=snapshot_message(snapshot),
             )
             sent = self._clock.monotonic()
             self._take_in(await self._calls.renew(request), held, sent)
             for lease_id, one in held.items():
                 if lease_id in self._held:
-                    one.user.note_memory_seen(seen_bytes(uses[lease_id], sight))
+                    one.user.note_memory_seen(seen_bytes(uses[lease_id], snapshot))
 
     def _take_in(self, response: pb.RenewLeasesResponse, held: dict[str, _Held], sent: float) -> None:
         lost = set(response.lost_lease_ids)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from runner_svc.backend.port import Backend, LoadOrder
-from runner_svc.memory.port import ExpectedMemory, LeaseGrant, MemoryAccount, MemoryUse, MemoryWish, OnWaiting
+from runner_svc.memory.port import ExpectedMemory, LeaseGrant, MemoryAccount, MemoryRequest, MemoryUse, OnWaiting
 from runner_svc.policy.load_plan import LoadPlan
 from runner_svc.request_records import RequestRecords
 from weft.kernel.errors import WeftError
@@ -80,13 +80,15 @@ class ModelMemory:
         )
 
     async def take(self, plan: LoadPlan, on_waiting: OnWaiting) -> LoadOrder:
-        """The lease for a load, unless it is held already, as an order to the backend. Raises as MemoryBook.acquire."""
+        """Returns the order for a load, with its lease; an existing lease is kept. Raises as MemoryLedger.acquire."""
         if self.lost.is_set():
             self.give_up()  # by now nothing uses it any more
         if self.grant is None:
             expected = await self.foresee(plan)
             if expected is not None and expected.bytes > 0:
-                wish = MemoryWish(model=self._model, bytes=expected.bytes, priority=self.priority, pinned=self.pinned)
+                wish = MemoryRequest(
+                    model=self._model, bytes=expected.bytes, priority=self.priority, pinned=self.pinned
+                )
                 self.grant = await self._acquire(wish, on_waiting)
         self._plan, self._filled, self._is_learned = plan, False, False
         if self.grant is None:
@@ -95,7 +97,7 @@ class ModelMemory:
             return LoadOrder(shares=shares, parameters=plan.parameters)
         return LoadOrder(shares=self.grant.shares, hides_devices=self.grant.hides_devices, parameters=plan.parameters)
 
-    async def _acquire(self, wish: MemoryWish, on_waiting: OnWaiting) -> LeaseGrant | None:
+    async def _acquire(self, wish: MemoryRequest, on_waiting: OnWaiting) -> LeaseGrant | None:
         try:
             return await self._book.acquire(wish, self, on_waiting)
         except WeftError as error:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from runner_svc.backend.port import DeviceShare
 from runner_svc.policy.load_plan import LoadPlan
-from weft.gpu.sighting import ProcessId
+from weft.gpu.snapshot import ProcessId
 from weft.kernel.request import Priority
 
 OnWaiting = Callable[[str], None]
@@ -15,7 +15,7 @@ OnWaiting = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryWish:
+class MemoryRequest:
     """What is asked for."""
 
     model: str
@@ -75,10 +75,10 @@ class MemoryUser(Protocol):
         ...
 
 
-class MemoryBook(Protocol):
+class MemoryLedger(Protocol):
     """The book of one host's accelerator memory, as one runner sees it."""
 
-    async def acquire(self, wish: MemoryWish, user: MemoryUser, on_waiting: OnWaiting) -> LeaseGrant | None:
+    async def acquire(self, wish: MemoryRequest, user: MemoryUser, on_waiting: OnWaiting) -> LeaseGrant | None:
         """Wait for memory; None: this host has no devices, and nothing is booked. The lease is renewed from then on.
 
         Raises INSUFFICIENT_MEMORY when it can never be had or took too long, SERVICE_UNAVAILABLE when the book was away
@@ -99,24 +99,24 @@ class MemoryBook(Protocol):
         ...
 
 
-class NoBook:
+class NoMemoryLedger:
     """Nobody keeps a book here."""
 
-    async def acquire(self, wish: MemoryWish, user: MemoryUser, on_waiting: OnWaiting) -> LeaseGrant | None:
-        """See MemoryBook.acquire."""
+    async def acquire(self, wish: MemoryRequest, user: MemoryUser, on_waiting: OnWaiting) -> LeaseGrant | None:
+        """See MemoryLedger.acquire."""
         del wish, user, on_waiting
         return None
 
     def is_good(self, grant: LeaseGrant) -> bool:
-        """See MemoryBook.is_good."""
+        """See MemoryLedger.is_good."""
         del grant
         return True
 
     def note_change(self) -> None:
-        """See MemoryBook.note_change."""
+        """See MemoryLedger.note_change."""
 
     def release(self, grant: LeaseGrant) -> None:
-        """See MemoryBook.release."""
+        """See MemoryLedger.release."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,5 +165,5 @@ class NoForecast:
 class MemoryAccount:
     """What one model's memory is asked of; the default is for hosts where nobody keeps a book."""
 
-    book: MemoryBook = field(default_factory=NoBook)
+    book: MemoryLedger = field(default_factory=NoMemoryLedger)
     forecast: MemoryForecast = field(default_factory=NoForecast)

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
-from runner_svc.policy.content_refusals import refuses_content, refuses_length
+from runner_svc.policy.engine_failures import refuses_content, refuses_length
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 

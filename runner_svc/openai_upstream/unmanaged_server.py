@@ -29,7 +29,7 @@ from runner_svc.policy.server_pace import ServerPace
 from runner_svc.supervise.logs import LogRing
 from weft.api.common.v1 import audio_pb2, completion_pb2, embedding_pb2, image_pb2, rerank_pb2, tokenize_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
-from weft.gpu.sighting import ProcessId
+from weft.gpu.snapshot import ProcessId
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation

@@ -28,7 +28,7 @@ class Partition:
         return tenant in (None, self.tenant) and tag in (None, self.tag)
 
 
-class Leavings(Enum):
+class UnownedContent(Enum):
     """What a slot holds when it is nobody's in particular."""
 
     NOTHING = "nothing"
@@ -37,12 +37,12 @@ class Leavings(Enum):
     """Text of several partitions, or of a request that shares with nobody, or text that is to be forgotten."""
 
 
-Owner = Partition | Leavings
+Owner = Partition | UnownedContent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheTurn:
-    """How one turn of an engine may use the cache; to be given back with `CacheBook.end`."""
+    """How one turn of an engine may use the cache; to be given back with `CacheDirectory.end`."""
 
     number: int
     """Counts the turns of this book."""
@@ -63,7 +63,7 @@ class SlotState:
 @dataclass(slots=True)
 class _Slot:
     number: int
-    owner: Owner = Leavings.NOTHING
+    owner: Owner = UnownedContent.NOTHING
     marks: tuple[bytes, ...] = ()
     last_use: int = 0
     version: int = 0
@@ -76,7 +76,7 @@ class _Slot:
         self.version += 1
 
     def erasure(self) -> SlotState:
-        self.give_to(Leavings.FOR_NOBODY)
+        self.give_to(UnownedContent.FOR_NOBODY)
         return SlotState(self.number, self.version)
 
     def common_marks(self, marks: Sequence[bytes]) -> int:
@@ -89,7 +89,7 @@ class _Slot:
 
 
 @dataclass(slots=True)
-class CacheBook:
+class CacheDirectory:
     """The slots of one engine's life. No turn is refused; while a slot is free it gets one, or the engine's choice.
 
     A turn whose partition is None shares with nobody.
@@ -121,7 +121,7 @@ class CacheBook:
                 return False
         for slot in self._slots:
             owner = slot.owner
-            if owner is not partition and owner is not Leavings.NOTHING and owner != partition:
+            if owner is not partition and owner is not UnownedContent.NOTHING and owner != partition:
                 return False
         return True
 
@@ -160,7 +160,7 @@ class CacheBook:
             return self._loosen(self._next_turn(None, fresh=True), partition)
         turn = self._next_turn(slot.number, fresh=self._is_foreign(slot, partition))
         slot.turn = turn
-        slot.give_to(Leavings.FOR_NOBODY if partition is None else partition, tuple(marks))
+        slot.give_to(UnownedContent.FOR_NOBODY if partition is None else partition, tuple(marks))
         return self._loosen(turn, partition) if spreads else turn
 
     def begin_loose(self, partition: Partition | None) -> CacheTurn:
@@ -192,7 +192,7 @@ class CacheBook:
                 self._loose[number] = None
         erasures: list[SlotState] = []
         for slot in self._slots:
-            if slot.owner is Leavings.NOTHING:
+            if slot.owner is UnownedContent.NOTHING:
                 continue
             if isinstance(slot.owner, Partition) and not slot.owner.is_meant(tenant, tag):
                 continue
@@ -210,7 +210,7 @@ class CacheBook:
         for state in states:
             slot = self._slots[state.slot]
             if slot.version == state.version and slot.turn is None:
-                slot.give_to(Leavings.NOTHING)
+                slot.give_to(UnownedContent.NOTHING)
 
     def looked(self) -> None:
         """The engine was looked at, and `emptied` was told."""
@@ -237,7 +237,7 @@ class CacheBook:
         """Whether a slot may hold what a partition must not see, now or when its turn gets there."""
         if partition is None or any(loose != partition for loose in self._loose.values()):
             return True
-        return slot.owner not in (Leavings.NOTHING, partition)
+        return slot.owner not in (UnownedContent.NOTHING, partition)
 
     def _choose(self, partition: Partition | None, marks: Sequence[bytes], busy: Collection[int]) -> _Slot | None:
         free = [slot for slot in self._slots if slot.turn is None]
@@ -253,7 +253,7 @@ class CacheBook:
         if unknown:
             return max(unknown, key=_last_use)
         # Nobody's slots first, then the partition's own: many prompts of one must not drive out everybody else's.
-        for owned in (_owned_by(free, Leavings.NOTHING), _owned_by(free, Leavings.FOR_NOBODY), own, free):
+        for owned in (_owned_by(free, UnownedContent.NOTHING), _owned_by(free, UnownedContent.FOR_NOBODY), own, free):
             if owned:
                 return min(owned, key=_last_use)
         return None
@@ -261,11 +261,11 @@ class CacheBook:
     def _leave(self, slot: _Slot, turn: CacheTurn, *, worked: bool) -> list[SlotState]:
         slot.turn, slot.last_use = None, turn.number
         must_forget, slot.forget = slot.forget, False
-        if must_forget or slot.owner is Leavings.FOR_NOBODY:
+        if must_forget or slot.owner is UnownedContent.FOR_NOBODY:
             return [slot.erasure()]
         if turn.fresh and not worked:
             # Whatever was in it before may be there still.
-            slot.give_to(Leavings.FOR_NOBODY)
+            slot.give_to(UnownedContent.FOR_NOBODY)
         return []
 
     def _spill(self, partition: Partition | None, touched: Collection[int] | None) -> list[SlotState]:
@@ -277,11 +277,11 @@ class CacheBook:
                 continue
             if partition is None:
                 erasures.append(slot.erasure())
-            elif slot.owner is partition or slot.owner in (Leavings.NOTHING, partition):
+            elif slot.owner is partition or slot.owner in (UnownedContent.NOTHING, partition):
                 slot.owner = partition
                 slot.version += 1
             else:
-                slot.give_to(Leavings.FOR_NOBODY)
+                slot.give_to(UnownedContent.FOR_NOBODY)
         return erasures
 
 

@@ -14,7 +14,7 @@ small and quick."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeepAliveWishes:
+class KeepAliveSettings:
     """What was said about it, the most specific first; None: nothing."""
 
     request_seconds: float | None = None
@@ -29,7 +29,7 @@ class KeepAliveWishes:
     pinned: bool = False
 
 
-def keep_alive(wishes: KeepAliveWishes) -> float | None:
+def keep_alive(wishes: KeepAliveSettings) -> float | None:
     """Idle seconds after which it goes to sleep; None: never by itself."""
     if wishes.pinned:
         return None
@@ -40,7 +40,7 @@ def keep_alive(wishes: KeepAliveWishes) -> float | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IdleSigns:
+class IdleState:
     """What is known about a model that takes requests. Times are seconds on any monotonic clock."""
 
     now: float
@@ -61,7 +61,7 @@ class SleepDecision:
     """None: not before something else happens."""
 
 
-def decide_sleep(signs: IdleSigns, after_seconds: float | None) -> SleepDecision:
+def decide_sleep(signs: IdleState, after_seconds: float | None) -> SleepDecision:
     """The decision for a model that sleeps after `after_seconds` without a request; None: never by itself."""
     if after_seconds is None or signs.stays_awake:
         return SleepDecision(sleep=False)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
+from runner_svc.policy.engine_failures import ADVICE
 from runner_svc.policy.life_events import (
     POSSIBLE,
     Begun,
@@ -33,7 +34,6 @@ from runner_svc.policy.life_events import (
     WakeAsked,
     WakeFailed,
 )
-from runner_svc.policy.out_of_memory import ADVICE
 from runner_svc.policy.restart import RestartHistory, RestartLimits
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

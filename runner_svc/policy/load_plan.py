@@ -23,7 +23,7 @@ AS_CONFIGURED = LoadPlan()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadWish:
+class LoadSpec:
     """What a caller wants of a load, and for how long."""
 
     plan: LoadPlan = AS_CONFIGURED
@@ -35,4 +35,4 @@ class LoadWish:
     """Whether it is never evicted for another model."""
 
 
-STAY_LOADED = LoadWish()
+STAY_LOADED = LoadSpec()

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from runner_svc.policy.timeouts import TimeoutProfile
-from runner_svc.policy.work import EngineSigns, WorkWatch
 from weft.kernel.reasons import Reason
 
 FROZEN_PROBES = 3
@@ -24,8 +23,67 @@ MAX_GAPS = 64
 """Such pauses that are remembered; an older one no longer excuses anybody."""
 
 
+MIN_WORK_SHARE = 0.05
+"""Answering probes and writing comments costs an engine a little; less than this share of one core, or of one GPU, is
+not work on a prompt or a model's file."""
+MAX_SAMPLES = 32
+"""Samples that are kept of a window: enough to let it slide smoothly."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestSigns:
+class EngineUsage:
+    """What an engine's processes have used so far."""
+
+    cpu_seconds: float
+    gpu_seconds: float | None = None
+    """None: unknown."""
+
+
+@dataclass(slots=True)
+class UsageWindow:
+    """Compares what was used with what was used earlier, at most `window_seconds` earlier.
+
+    The window is why one short burst, such as a collection of garbage, is no sign of work, and why work that begins
+    late is seen within a twentieth of it.
+    """
+
+    window_seconds: float
+    _samples: deque[tuple[float, EngineUsage]] = field(default_factory=lambda: deque(maxlen=MAX_SAMPLES + 2))
+
+    def forget(self) -> None:
+        """Begin anew with the next look."""
+        self._samples.clear()
+
+    def worked(self, now: float, signs: EngineUsage) -> bool:
+        """Whether they worked since the last yes, or since the first look."""
+        if self._samples and _is_no_continuation(self._samples[0][1], signs):
+            self._samples.clear()
+        while len(self._samples) > 1 and self._samples[1][0] <= now - self.window_seconds:
+            self._samples.popleft()
+        worked = bool(self._samples) and _share(self._samples[0], now, signs) >= MIN_WORK_SHARE
+        if worked:
+            self._samples.clear()
+        if not self._samples or now - self._samples[-1][0] >= self.window_seconds / MAX_SAMPLES:
+            self._samples.append((now, signs))
+        return worked
+
+
+def _is_no_continuation(before: EngineUsage, after: EngineUsage) -> bool:
+    """Figures that fall, or that begin only now, measure nothing."""
+    gpu_begins = before.gpu_seconds is None and after.gpu_seconds is not None
+    return gpu_begins or after.cpu_seconds < before.cpu_seconds
+
+
+def _share(before: tuple[float, EngineUsage], now: float, after: EngineUsage) -> float:
+    since, first = before
+    gpu_seconds = 0.0
+    if first.gpu_seconds is not None and after.gpu_seconds is not None:
+        gpu_seconds = after.gpu_seconds - first.gpu_seconds
+    return max(after.cpu_seconds - first.cpu_seconds, gpu_seconds) / (now - since) if now > since else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestSample:
     """What is known of one running request. Times are seconds on the clock of `now`."""
 
     key: int
@@ -56,14 +114,14 @@ class RequestSigns:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class Observation:
     """Everything that is seen at one moment."""
 
     now: float
-    requests: Sequence[RequestSigns] = ()
+    requests: Sequence[RequestSample] = ()
     last_token: float | None = None
     """Of any request, also of those that have ended."""
-    engine: EngineSigns | None = None
+    engine: EngineUsage | None = None
     """None where the processes are not ours, or nobody asked."""
     owned: bool = True
     """Whether the engine is ours to restart."""
@@ -109,15 +167,15 @@ class ProgressPolicy:
     _elsewhere: dict[int, float] = field(default_factory=dict)
     """When a request was last seen to wait for somebody else than the engine."""
     _last_look: float | None = None
-    _work: WorkWatch = field(init=False)
+    _work: UsageWindow = field(init=False)
     _unanswered: int = 0
     _looks_to_probe: int = IDLE_PROBE_INTERVALS
 
     def __post_init__(self) -> None:
         """Half the limit, so that work which begins late is seen in time."""
-        self._work = WorkWatch((self.profile.prefill_liveness_seconds or UNLIMITED_WINDOW_SECONDS) / 2)
+        self._work = UsageWindow((self.profile.prefill_liveness_seconds or UNLIMITED_WINDOW_SECONDS) / 2)
 
-    def look(self, seen: Look) -> Verdict:
+    def look(self, seen: Observation) -> Verdict:
         """The verdict on what is seen now. Looks must come about every `probe_interval_seconds`."""
         slept = self._note_gap(seen.now)
         elsewhere = {request.key: seen.now for request in seen.requests if not request.in_engine}
@@ -139,11 +197,11 @@ class ProgressPolicy:
             failures=tuple(failures), restart=restart, working=working, probe=idle and not slept and self._probe_due()
         )
 
-    def wants_engine(self, requests: Sequence[RequestSigns]) -> bool:
+    def wants_engine(self, requests: Sequence[RequestSample]) -> bool:
         """Whether the next look needs to know what the engine's processes have used: reading that is not free."""
         return self._unanswered > 0 or any(request.in_prefill for request in requests)
 
-    def _judge(self, request: RequestSigns, seen: Look, *, working: bool) -> _Failure | None:
+    def _judge(self, request: RequestSample, seen: Observation, *, working: bool) -> _Failure | None:
         limit = self.profile.absolute_seconds
         if _over(limit, self._elapsed(request.started, seen.now)):
             words = f"the request took longer than absolute_timeout_seconds, {limit:g} s"
@@ -152,14 +210,14 @@ class ProgressPolicy:
             return None
         return self._mid_answer(request, seen) if request.has_content else self._prefill(request, seen, working=working)
 
-    def _mid_answer(self, request: RequestSigns, seen: Look) -> _Failure | None:
+    def _mid_answer(self, request: RequestSample, seen: Observation) -> _Failure | None:
         limit = self.profile.idle_stream_seconds
         if not _over(limit, self._waited(request, request.last_token or request.turn_started, seen.now)):
             return None
         words = f"the backend sent no token in mid-answer (idle_stream_timeout_seconds, {limit:g} s)"
         return _Failure(Failure(request.key, Reason.STALL_TIMEOUT, words), wedged=True)
 
-    def _prefill(self, request: RequestSigns, seen: Look, *, working: bool) -> _Failure | None:
+    def _prefill(self, request: RequestSample, seen: Observation, *, working: bool) -> _Failure | None:
         limit = self.profile.first_token_seconds
         if _over(limit, self._waited(request, request.turn_started, seen.now)):
             words = f"the backend sent no first token in time (first_token_timeout_seconds, {limit:g} s)"
@@ -171,13 +229,13 @@ class ProgressPolicy:
         words = f"the backend made no progress on the prompt (prefill_liveness_timeout_seconds, {limit:g} s)"
         return _Failure(Failure(request.key, Reason.STALL_TIMEOUT, words), wedged=True)
 
-    def _works(self, seen: Look) -> bool:
+    def _works(self, seen: Observation) -> bool:
         if seen.engine is None:
             self._work.forget()
             return False
         return self._work.worked(seen.now, seen.engine)
 
-    def _frozen(self, seen: Look, *, working: bool) -> str:
+    def _frozen(self, seen: Observation, *, working: bool) -> str:
         if working or seen.responded:
             self._unanswered = 0
         elif seen.responded is False:
@@ -204,7 +262,7 @@ class ProgressPolicy:
         self._work.forget()
         return True
 
-    def _waited(self, request: RequestSigns, since: float, now: float) -> float:
+    def _waited(self, request: RequestSample, since: float, now: float) -> float:
         """Seconds in which the engine could have done something for it and did not."""
         return self._elapsed(max(since, self._elsewhere.get(request.key, since)), now)
 
@@ -217,8 +275,49 @@ def _over(limit_seconds: float | None, elapsed_seconds: float) -> bool:
     return limit_seconds is not None and elapsed_seconds >= limit_seconds
 
 
-def _others_moved(stalled: RequestSigns, seen: Look) -> bool:
+def _others_moved(stalled: RequestSample, seen: Observation) -> bool:
     """Whether the engine did something for another request since it last did for this one."""
     last = max(stalled.last_sign, stalled.turn_started)
     signs = [request.last_sign for request in seen.requests if request is not stalled]
     return any(sign > last for sign in (*signs, seen.last_token or last))
+
+
+WINDOW_SECONDS = 30.0
+"""Work is looked for in about the last so many seconds, or what begins after a long wait would be seen too late."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSample:
+    """What can be seen of a loading process at one moment."""
+
+    at_seconds: float
+    output_bytes: int
+    cpu_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class LoadStallDetector:
+    """The last moment at which loading was seen to move."""
+
+    moved: LoadSample
+    _mark: LoadSample | None = None
+    """A look between one and two windows ago; None: it moved more recently than that."""
+    _next_mark: LoadSample | None = None
+
+    def observe(self, signs: LoadSample) -> "LoadStallDetector":
+        """The watch after another look: moved on if there was output, or work worth the name."""
+        if signs.output_bytes > self.moved.output_bytes or _worked(self._mark or self.moved, signs):
+            return LoadStallDetector(signs)
+        newest = self._next_mark or self.moved
+        if signs.at_seconds - newest.at_seconds < WINDOW_SECONDS:
+            return self
+        return LoadStallDetector(self.moved, self._next_mark, signs)
+
+    def stalled(self, now_seconds: float, limit_seconds: float) -> bool:
+        """Whether nothing moved for `limit_seconds`."""
+        return now_seconds - self.moved.at_seconds >= limit_seconds
+
+
+def _worked(before: LoadSample, after: LoadSample) -> bool:
+    elapsed = after.at_seconds - before.at_seconds
+    return after.cpu_seconds - before.cpu_seconds >= MIN_WORK_SHARE * elapsed

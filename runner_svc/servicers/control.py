@@ -10,7 +10,7 @@ import grpc
 from runner_svc.instance.instance import Instance
 from runner_svc.instance.load_messages import duration_message, own_quantization, wish_from
 from runner_svc.policy.life_events import Phase
-from runner_svc.policy.load_plan import LoadWish
+from runner_svc.policy.load_plan import LoadSpec
 from runner_svc.session.report import RunnerReport, request_record_message
 from runner_svc.supervise.logs import LogBatch
 from runner_svc.waiting import end_tasks
@@ -164,7 +164,7 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
     def _permitted(self, permit: permit_pb2.OperationPermit, action: Action, model: str) -> None:
         self._permits.admit(permit, action, model=model, now=self._clock.utc_now().timestamp())
 
-    async def _wish(self, instance: Instance, options: load_pb2.LoadOptions) -> LoadWish:
+    async def _wish(self, instance: Instance, options: load_pb2.LoadOptions) -> LoadSpec:
         own = ""
         if options.quantization and options.quantization not in instance.quantizations:
             own = await asyncio.to_thread(own_quantization, instance.model_path)
@@ -197,7 +197,7 @@ LOOK_SECONDS = 0.25
 
 
 async def follow_load(
-    instance: Instance, wish: LoadWish, clock: Clock, tellable: Callable[[str], str]
+    instance: Instance, wish: LoadSpec, clock: Clock, tellable: Callable[[str], str]
 ) -> AsyncGenerator[pb.LoadResponse]:
     """Load a model and tell how far it is; the result comes last. Closing it leaves the load, see Instance.load."""
     began = clock.monotonic()

@@ -9,10 +9,10 @@ import grpc
 from runner_svc.backend.port import CallInfo
 from runner_svc.chat.conversation import converse
 from runner_svc.chat.request import ChatRequest, ChatSetup
-from runner_svc.instance.admission import Work
+from runner_svc.instance.admission import AdmittedRequest
 from runner_svc.instance.instance import Instance
 from runner_svc.request_records import RequestRecord
-from runner_svc.servicers.request_admission import WorkDesk, call_info, log_failure
+from runner_svc.servicers.request_admission import RequestAdmission, call_info, log_failure
 from weft.api.common.v1 import event_pb2, receipt_pb2
 from weft.api.runner.v1 import (
     embedding_service_pb2,
@@ -75,7 +75,7 @@ GenerateContext = grpc.aio.ServicerContext[
 class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
     """See GenerationService."""
 
-    def __init__(self, desk: WorkDesk, chats: Mapping[str, ChatSetup]) -> None:
+    def __init__(self, desk: RequestAdmission, chats: Mapping[str, ChatSetup]) -> None:
         """`chats`: what all conversations with a model have in common, by its name."""
         self._desk = desk
         self._chats = chats
@@ -121,7 +121,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
 class EmbeddingServicer(embedding_service_pb2_grpc.EmbeddingServiceServicer):
     """See EmbeddingService."""
 
-    def __init__(self, desk: WorkDesk) -> None:
+    def __init__(self, desk: RequestAdmission) -> None:
         self._desk = desk
 
     async def Embed(  # noqa: N802 - the rpc's name
@@ -162,7 +162,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class ModelCallServicer(model_call_service_pb2_grpc.ModelCallServiceServicer):
     """See ModelCallService."""
 
-    def __init__(self, desk: WorkDesk) -> None:
+    def __init__(self, desk: RequestAdmission) -> None:
         self._desk = desk
 
     async def Rerank(self, request: pb.RerankRequest, context: Context) -> pb.RerankResponse:  # noqa: N802
@@ -247,8 +247,8 @@ class ModelCallServicer(model_call_service_pb2_grpc.ModelCallServiceServicer):
     @contextmanager
     def _working(
         self, permit: Permit, instance: Instance, request: Any, call: CallInfo, *, takes_slot: bool = True
-    ) -> Iterator[Work]:
-        """`WorkDesk.hold`, with a line in the log for what fails in it."""
+    ) -> Iterator[AdmittedRequest]:
+        """`RequestAdmission.hold`, with a line in the log for what fails in it."""
         with self._desk.hold(permit, instance, request.options, takes_slot=takes_slot) as work:
             try:
                 yield work

@@ -11,8 +11,8 @@ import grpc
 import structlog
 
 from runner_svc.backend.port import CallInfo
-from runner_svc.cache.manager import CacheDesk
-from runner_svc.instance.admission import Work
+from runner_svc.cache.manager import CacheManager
+from runner_svc.instance.admission import AdmittedRequest
 from runner_svc.instance.instance import Instance
 from runner_svc.session.clock_offset import ClockOffset
 from weft.api.common.v1 import event_pb2, receipt_pb2
@@ -36,7 +36,7 @@ class RunnerIdentity:
     host: str
 
 
-class WorkDesk:
+class RequestAdmission:
     """What both data-plane services need: the gate, the instances, and the runner's part of a receipt."""
 
     def __init__(
@@ -45,7 +45,7 @@ class WorkDesk:
         identity: RunnerIdentity,
         gate: TicketGate,
         instances: Mapping[str, Instance],
-        caches: CacheDesk,
+        caches: CacheManager,
         remote_models: AbstractSet[str],
         clock: Clock,
         clock_offset: ClockOffset | None = None,
@@ -67,7 +67,7 @@ class WorkDesk:
         options: serve_options_pb2.ServeOptions,
         *,
         takes_slot: bool = True,
-    ) -> Iterator[Work]:
+    ) -> Iterator[AdmittedRequest]:
         """Work on a permitted request for the length of the block, as its options say. Raises as Instance.admit.
 
         Raises INVALID_ARGUMENT naming an option that is out of range.

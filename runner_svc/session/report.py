@@ -7,7 +7,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from runner_svc.config import PublishedAgent, RunnerConfig, ServedModel
-from runner_svc.dial_out.redaction import conceal_local_addresses
+from runner_svc.dial_out.redaction import redact_local_addresses
 from runner_svc.instance.instance import Instance
 from runner_svc.instance.load_messages import duration_message, options_message, parameter_message
 from runner_svc.instance.restart_log import Restart
@@ -88,7 +88,7 @@ class RunnerReport:
 
     def tellable(self, text: str) -> str:
         """Words of an engine or about it, as they may leave the runner."""
-        return conceal_local_addresses(text) if self._config.conceals_local_addresses else text
+        return redact_local_addresses(text) if self._config.conceals_local_addresses else text
 
     def describe(self, log_line_count: int) -> runner_service_pb2.DescribeResponse:
         """The description with the last `log_line_count` lines of each backend."""

@@ -12,7 +12,7 @@ from types import MappingProxyType
 import structlog
 
 from runner_svc.supervise.cgroup import CgroupLeaf
-from runner_svc.supervise.guarded import EngineEnd, EngineStart, GuardedEngine, start_guarded
+from runner_svc.supervise.guarded_engine import EngineEnd, EngineStart, GuardedEngine, start_guarded
 from runner_svc.supervise.leftovers import Leftovers
 from runner_svc.supervise.logs import LogRing
 from runner_svc.supervise.system import System, this_system

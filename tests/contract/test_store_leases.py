@@ -10,7 +10,7 @@ from sqlalchemy import text
 from registry_svc.ledger.lease_store import MAX_IDS_PER_STATEMENT, LeaseStore, SqlLeaseStore, StoredLedger
 from registry_svc.ledger.policy.leases import Grant, Holder, HolderKind
 from registry_svc.mesh.store import SqlStore
-from weft.gpu.sighting import ProcessId
+from weft.gpu.snapshot import ProcessId
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority

@@ -7,7 +7,7 @@ import pytest
 from native_builds import LLAMA_CPP, ROOT, built_llama_cpp_python, built_llama_server
 
 from runner_svc.backend.port import Backend, CacheUse, CallInfo
-from runner_svc.cache.manager import CacheDesk
+from runner_svc.cache.manager import CacheManager
 from runner_svc.policy.load_plan import AS_CONFIGURED, LoadPlan
 from runner_svc.runtimes.llama_cpp_python.backend import HOST_PROGRAM, LlamaCppPythonBackend, LlamaCppPythonConfig
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
@@ -34,8 +34,8 @@ class OneModel:
 
 
 class _OnRuntimes(PrefixCacheConformance):
-    def make_desk(self, backend: Backend) -> CacheDesk:
-        return CacheDesk.over([OneModel(backend)])
+    def make_desk(self, backend: Backend) -> CacheManager:
+        return CacheManager.over([OneModel(backend)])
 
     def make_call(self, use: CacheUse | None) -> CallInfo:
         return CallInfo(request_id="r", traceparent="", cache=use or CacheUse())

@@ -10,9 +10,9 @@ from google.protobuf import duration_pb2
 
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2, lease_service_pb2_grpc
 from weft.client._channel import open_mesh_channel
-from weft.gpu.messages import MAX_PROCESSES, process_id_from, process_id_message, sighting_message
 from weft.gpu.observer import HostObserver
-from weft.gpu.sighting import HostSight, ProcessId
+from weft.gpu.snapshot import HostSnapshot, ProcessId
+from weft.gpu.snapshot_messages import MAX_PROCESSES, process_id_from, process_id_message, snapshot_message
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call
@@ -26,7 +26,7 @@ MAX_USE_PROCESSES = 256
 pb = lease_service_pb2
 
 
-class LeaseCalls:
+class LeaseClient:
     """Calls on the ledger on behalf of one holder. Every failure is a WeftError with a reason."""
 
     def __init__(self, target: str, holder: lease_pb2.LeaseHolder) -> None:
@@ -51,10 +51,10 @@ class LeaseCalls:
             call.cancel()
 
     def renew(
-        self, leases: Iterable[pb.LeaseUse], sight: HostSight, timeout_seconds: float = CALL_TIMEOUT_SECONDS
+        self, leases: Iterable[pb.LeaseUse], sight: HostSnapshot, timeout_seconds: float = CALL_TIMEOUT_SECONDS
     ) -> pb.RenewLeasesResponse:
         """Keep leases, and say what is seen; without leases only the latter."""
-        request = pb.RenewLeasesRequest(holder=self._holder, leases=leases, sighting=sighting_message(sight))
+        request = pb.RenewLeasesRequest(holder=self._holder, leases=leases, sighting=snapshot_message(sight))
         with self._translated():
             return self._stub.RenewLeases(request, timeout=timeout_seconds)
 
@@ -112,7 +112,7 @@ STOP_SECONDS = 15.0
 """How long the thread may take to see that it is to end: a call and a look at the host may be under way."""
 
 
-class LeaseKeeper:
+class LeaseManager:
     """Renews in a daemon thread, which also tells the ledger what is seen while there is no lease yet.
 
     The ledger alone says that a lease is lost. One that cannot be reached leaves it as it is: the memory stays booked
@@ -121,7 +121,7 @@ class LeaseKeeper:
 
     def __init__(
         self,
-        calls: LeaseCalls,
+        calls: LeaseClient,
         observer: HostObserver,
         processes: Callable[[], Collection[ProcessId]],
         on_lost: Callable[[], None],
@@ -219,7 +219,7 @@ class LeaseKeeper:
             self._on_lost()
         return min(self._renew_seconds, _seconds(response, self._renew_seconds))
 
-    def _look(self, processes: Collection[ProcessId]) -> HostSight:
+    def _look(self, processes: Collection[ProcessId]) -> HostSnapshot:
         return self._observer.look_blocking({*processes, *self._watched}, fresh=True)
 
     def _note(self, response: lease_service_pb2.RenewLeasesResponse) -> None:
@@ -233,7 +233,7 @@ def _seconds(response: lease_service_pb2.RenewLeasesResponse, otherwise: float) 
     return max(MIN_RENEW_SECONDS, wanted)
 
 
-def _most_important(processes: Collection[ProcessId], sight: HostSight) -> list[ProcessId]:
+def _most_important(processes: Collection[ProcessId], sight: HostSnapshot) -> list[ProcessId]:
     """As many as may be named, those that hold memory first."""
     holders = {held.process for held in sight.processes if held.bytes_by_device or held.memory_unknown}
     return sorted(processes, key=lambda process: process not in holders)[:MAX_USE_PROCESSES]

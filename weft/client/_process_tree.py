@@ -3,7 +3,7 @@
 import threading
 
 from weft.gpu.process import is_alive, tree_of
-from weft.gpu.sighting import ProcessId
+from weft.gpu.snapshot import ProcessId
 
 MAX_SEEN_PROCESSES = 4_096
 """Processes of one tree that are kept in mind; the oldest numbers first."""

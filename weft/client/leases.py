@@ -26,12 +26,12 @@ from typing import TypedDict, Unpack
 from weft.api.common.v1 import priority_pb2
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2
 from weft.client._channel import mesh_address
-from weft.client._lease_renewal import LeaseCalls, LeaseKeeper
+from weft.client._lease_renewal import LeaseClient, LeaseManager
 from weft.client._process_tree import ProcessTree
-from weft.gpu.messages import MAX_DEVICES, device_from, sighting_message
 from weft.gpu.observer import HostObserver
 from weft.gpu.process import process_id_of
-from weft.gpu.sighting import ProcessId, Source
+from weft.gpu.snapshot import ProcessId, Source
+from weft.gpu.snapshot_messages import MAX_DEVICES, device_from, snapshot_message
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import MAX_NAME_CHARS, new_id
 from weft.kernel.reasons import Reason
@@ -78,7 +78,7 @@ class LeaseOptions(TypedDict, total=False):
 class MemoryLease:
     """Memory that is held. Leave the block of `hold_memory` to give it up."""
 
-    def __init__(self, lease: lease_pb2.Lease, keeper: LeaseKeeper, tree: ProcessTree, *, hides_devices: bool) -> None:
+    def __init__(self, lease: lease_pb2.Lease, keeper: LeaseManager, tree: ProcessTree, *, hides_devices: bool) -> None:
         self._lease = lease
         self._keeper = keeper
         self._tree = tree
@@ -180,10 +180,10 @@ def acquired_lease(amount: int, tree: ProcessTree, target: str, options: LeaseOp
     name = options.get("name") or program_name(sys.argv[0])
     request = _request(amount, options, name)
     holder = lease_pb2.LeaseHolder(kind=lease_pb2.LeaseHolder.KIND_PROGRAM, name=name, incarnation=new_id("life"))
-    calls = LeaseCalls(target, holder)
+    calls = LeaseClient(target, holder)
     try:
         observer = options.get("observer") or observer_of_this_host(calls)
-        keeper = LeaseKeeper(calls, observer, tree.living, options.get("on_lost") or _nothing)
+        keeper = LeaseManager(calls, observer, tree.living, options.get("on_lost") or _nothing)
         keeper.start()
         try:
             granted = _Line(calls, observer, keeper, options).wait(request)
@@ -195,7 +195,7 @@ def acquired_lease(amount: int, tree: ProcessTree, target: str, options: LeaseOp
         calls.close()
 
 
-def observer_of_this_host(calls: LeaseCalls) -> HostObserver:
+def observer_of_this_host(calls: LeaseClient) -> HostObserver:
     """As the ledger knows this host: with the devices that its operator declared, or read by NVIDIA's library."""
     observer = HostObserver()
     for known in calls.hosts(observer.host):
@@ -218,7 +218,7 @@ def program_name(program: str) -> str:
 class _Line:
     """A place in the line for memory, taken again where one wait of the ledger is not long enough."""
 
-    def __init__(self, calls: LeaseCalls, observer: HostObserver, keeper: LeaseKeeper, options: LeaseOptions) -> None:
+    def __init__(self, calls: LeaseClient, observer: HostObserver, keeper: LeaseManager, options: LeaseOptions) -> None:
         self._calls = calls
         self._observer = observer
         self._keeper = keeper
@@ -254,7 +254,7 @@ class _Line:
                 f"the host {sight.host} has no accelerator that can be seen; other makers' cards are declared in "
                 "weft.yaml (accelerators.declared), and known once a runner of that host is up",
             )
-        request.sighting.CopyFrom(sighting_message(sight))
+        request.sighting.CopyFrom(snapshot_message(sight))
         left = max(0.0, self._deadline - time.monotonic())
         lease: lease_pb2.Lease | None = None
         # Read to its end: leaving a call after its grant, but before the first renewal, gives the lease back.

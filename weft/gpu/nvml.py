@@ -1,6 +1,7 @@
 """What NVIDIA's management library (NVML) tells of a host, through nvidia-ml-py (`pynvml`).
 
-Everything here blocks, perhaps for ever: `weft.gpu.observer` and `runner_svc.gpu_time` ask in a LoneThread.
+Every call may block without an end: `weft.gpu.observer` and `runner_svc.supervise.process_time` make them in a
+SingleFlightThread.
 Memory of a process is what it holds on the whole card: of a card in MIG mode the parts are added up, and the card's
 own figures count, so that a lease is on cards and never on parts.
 """
@@ -14,9 +15,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from weft.gpu.messages import MAX_DEVICE_BYTES, MAX_DEVICE_TEXT_CHARS, MAX_DEVICES
 from weft.gpu.process import process_id_of
-from weft.gpu.sighting import DeviceSight, ProcessId
+from weft.gpu.snapshot import DeviceSnapshot, ProcessId
+from weft.gpu.snapshot_messages import MAX_DEVICE_BYTES, MAX_DEVICE_TEXT_CHARS, MAX_DEVICES
 
 LOOK_AGAIN_SECONDS = 60.0
 """How often a library that is not installed is looked for again: a driver may be installed while we run."""
@@ -56,7 +57,7 @@ class NvmlReading:
     """What the library said at one moment."""
 
     health: Health
-    devices: tuple[DeviceSight, ...] = ()
+    devices: tuple[DeviceSnapshot, ...] = ()
     """In the order of the PCI bus, which is that of CUDA_DEVICE_ORDER=PCI_BUS_ID."""
     holders: tuple["Holder", ...] = ()
     names_processes: bool = False
@@ -121,7 +122,7 @@ class _Card:
     """One card while it is read."""
 
     handle: Any
-    sight: DeviceSight
+    snapshot: DeviceSnapshot
     unnamed_from: int
     """What is in use beyond what the driver keeps for itself."""
 
@@ -136,12 +137,12 @@ def _read(nvml: Any) -> NvmlReading:
         named = _named(nvml, card.handle)
         all_listed = all_listed and named is not None
         for pid, amount in (named or {}).items():
-            is_believable = amount is not None and 0 <= amount <= card.sight.total_bytes
-            seen.setdefault(pid, {})[card.sight.index] = amount if is_believable else None
+            is_believable = amount is not None and 0 <= amount <= card.snapshot.total_bytes
+            seen.setdefault(pid, {})[card.snapshot.index] = amount if is_believable else None
     holders = tuple(_holder(pid, amounts) for pid, amounts in sorted(seen.items()))
     return NvmlReading(
         health=Health.WELL,
-        devices=tuple(card.sight for card in cards),
+        devices=tuple(card.snapshot for card in cards),
         holders=holders,
         names_processes=all_listed and _names_are_ours(holders, cards),
     )
@@ -179,7 +180,7 @@ def _card(nvml: Any, handle: Any, index: int) -> _Card | None:
         return None
     # What is not free cannot be had, whoever has it: the driver's own part, of some hundred megabytes, included.
     used = memory.total - min(max(0, memory.free), memory.total)
-    sight = DeviceSight(
+    snapshot = DeviceSnapshot(
         index=index,
         id=_text(nvml.nvmlDeviceGetUUID(handle)) or f"device-{index}",
         name=_text(nvml.nvmlDeviceGetName(handle)),
@@ -187,7 +188,7 @@ def _card(nvml: Any, handle: Any, index: int) -> _Card | None:
         used_bytes=used,
         utilization=_utilization(nvml, handle),
     )
-    return _Card(handle=handle, sight=sight, unnamed_from=used - _kept_by_the_driver(nvml, handle, used))
+    return _Card(handle=handle, snapshot=snapshot, unnamed_from=used - _kept_by_the_driver(nvml, handle, used))
 
 
 def _kept_by_the_driver(nvml: Any, handle: Any, used: int) -> int:

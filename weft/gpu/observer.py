@@ -9,11 +9,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from weft.gpu.lone_thread import HANG_SECONDS, LoneThread
-from weft.gpu.messages import MAX_DEVICES, MAX_PROCESSES
 from weft.gpu.nvml import Health, Holder, NvmlReader, NvmlReading
 from weft.gpu.process import is_alive
-from weft.gpu.sighting import DeviceSight, HostSight, ProcessId, ProcessSight, Source
+from weft.gpu.single_flight_thread import HANG_SECONDS, SingleFlightThread
+from weft.gpu.snapshot import DeviceSnapshot, HostSnapshot, ProcessId, ProcessSnapshot, Source
+from weft.gpu.snapshot_messages import MAX_DEVICES, MAX_PROCESSES
 
 POLL_SECONDS = 1.0
 """How old a reading may be, unless a fresh one is asked for."""
@@ -35,10 +35,10 @@ class DeclaredDevice:
     memory_bytes: int
 
 
-def declared_sights(devices: Sequence[DeclaredDevice]) -> tuple[DeviceSight, ...]:
+def declared_snapshots(devices: Sequence[DeclaredDevice]) -> tuple[DeviceSnapshot, ...]:
     """Declared devices as they are seen: their number is their place in the declaration."""
     return tuple(
-        DeviceSight(index=index, id=f"declared-{index}", name=device.name, total_bytes=device.memory_bytes)
+        DeviceSnapshot(index=index, id=f"declared-{index}", name=device.name, total_bytes=device.memory_bytes)
         for index, device in enumerate(devices[:MAX_DEVICES])
     )
 
@@ -62,7 +62,7 @@ class HostObserver:
     def __init__(
         self,
         *,
-        declared: Sequence[DeviceSight] = (),
+        declared: Sequence[DeviceSnapshot] = (),
         reader: Reader | None = None,
         host: str | None = None,
         poll_interval_seconds: float = POLL_SECONDS,
@@ -74,16 +74,16 @@ class HostObserver:
         self._reader = reader or NvmlReader()
         self._poll_interval_seconds = poll_interval_seconds
         self._now = monotonic_seconds
-        self._thread = LoneThread("gpu-memory", monotonic_seconds)
+        self._thread = SingleFlightThread("gpu-memory", monotonic_seconds)
         self._last: _Timed | None = None
-        self._known_devices: tuple[DeviceSight, ...] = ()
+        self._known_devices: tuple[DeviceSnapshot, ...] = ()
 
     @property
     def host(self) -> str:
         """The host's name."""
         return self._host
 
-    async def look(self, watched: Collection[ProcessId] = (), *, fresh: bool = False) -> HostSight:
+    async def look(self, watched: Collection[ProcessId] = (), *, fresh: bool = False) -> HostSnapshot:
         """What there is now; `fresh`: by a reading that was begun after this call.
 
         Says something about every process of `watched`, and about every process that holds memory. Takes HANG_SECONDS
@@ -97,9 +97,9 @@ class HostObserver:
                     read = asyncio.Event()
                     self._begin(_from_another_thread(loop, read))
                     await read.wait()
-        return self._sight(watched, wanted)
+        return self._snapshot(watched, wanted)
 
-    def look_blocking(self, watched: Collection[ProcessId] = (), *, fresh: bool = False) -> HostSight:
+    def look_blocking(self, watched: Collection[ProcessId] = (), *, fresh: bool = False) -> HostSnapshot:
         """As `look`, for programs without an event loop."""
         wanted = self._wanted_since(fresh=fresh)
         deadline = time.monotonic() + HANG_SECONDS
@@ -107,7 +107,7 @@ class HostObserver:
             read = threading.Event()
             self._begin(read.set)
             read.wait(left)
-        return self._sight(watched, wanted)
+        return self._snapshot(watched, wanted)
 
     def _wanted_since(self, *, fresh: bool) -> float:
         return self._now() if fresh else self._now() - self._poll_interval_seconds
@@ -126,7 +126,7 @@ class HostObserver:
     def _read(self, begun: float) -> None:
         self._last = _Timed(reading=self._reader.read(), begun=begun)
 
-    def _sight(self, watched: Collection[ProcessId], wanted_since: float) -> HostSight:
+    def _snapshot(self, watched: Collection[ProcessId], wanted_since: float) -> HostSnapshot:
         if self._declared:
             return self._unknown_use(Source.DECLARED, self._declared, watched)
         last = self._last
@@ -139,7 +139,7 @@ class HostObserver:
         elif self._known_devices:
             # Cards do not go away while we run; a driver that is exchanged does, for a while.
             return self._unknown_use(Source.UNKNOWN, self._known_devices, watched)
-        return HostSight(
+        return HostSnapshot(
             host=self._host,
             source=Source.NVML,
             devices=reading.devices,
@@ -147,10 +147,10 @@ class HostObserver:
         )
 
     def _unknown_use(
-        self, source: Source, devices: tuple[DeviceSight, ...], watched: Collection[ProcessId]
-    ) -> HostSight:
-        processes = (_unheld(process, memory_unknown=True) for process in sorted(watched)[:MAX_PROCESSES])
-        return HostSight(host=self._host, source=source, devices=devices, processes=tuple(processes))
+        self, source: Source, devices: tuple[DeviceSnapshot, ...], watched: Collection[ProcessId]
+    ) -> HostSnapshot:
+        processes = (_unlisted(process, memory_unknown=True) for process in sorted(watched)[:MAX_PROCESSES])
+        return HostSnapshot(host=self._host, source=source, devices=devices, processes=tuple(processes))
 
 
 def _from_another_thread(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> Callable[[], None]:
@@ -162,11 +162,11 @@ def _from_another_thread(loop: asyncio.AbstractEventLoop, event: asyncio.Event) 
     return tell
 
 
-def _size_only(device: DeviceSight) -> DeviceSight:
-    return DeviceSight(index=device.index, id=device.id, name=device.name, total_bytes=device.total_bytes)
+def _size_only(device: DeviceSnapshot) -> DeviceSnapshot:
+    return DeviceSnapshot(index=device.index, id=device.id, name=device.name, total_bytes=device.total_bytes)
 
 
-def _processes(reading: NvmlReading, watched: Collection[ProcessId]) -> tuple[ProcessSight, ...]:
+def _processes(reading: NvmlReading, watched: Collection[ProcessId]) -> tuple[ProcessSnapshot, ...]:
     """First those that were asked about, then the others that hold memory, the largest first, up to the limit."""
     asked = sorted(set(watched))
     by_pid = {holder.pid: holder for holder in reading.holders if reading.names_processes}
@@ -178,8 +178,8 @@ def _processes(reading: NvmlReading, watched: Collection[ProcessId]) -> tuple[Pr
         for holder in reading.holders
         if holder.pid not in told and (reading.names_processes or holder.process is not None)
     ]
-    sights = [_watched(process, holders[process], reading) for process in asked]
-    return tuple((sights + [_held(holder) for holder in _largest_first(others)])[:MAX_PROCESSES])
+    snapshots = [_watched(process, holders[process], reading) for process in asked]
+    return tuple((snapshots + [_held(holder) for holder in _largest_first(others)])[:MAX_PROCESSES])
 
 
 def _holder_of(process: ProcessId, by_pid: Mapping[int, Holder]) -> Holder | None:
@@ -192,8 +192,8 @@ def _largest_first(holders: Iterable[Holder]) -> list[Holder]:
     return sorted(holders, key=lambda holder: -sum(amount for _, amount in holder.bytes_by_device))
 
 
-def _held(holder: Holder) -> ProcessSight:
-    return ProcessSight(
+def _held(holder: Holder) -> ProcessSnapshot:
+    return ProcessSnapshot(
         process=holder.process or ProcessId(holder.pid, 0),
         alive=holder.process is not None,
         bytes_by_device=holder.bytes_by_device,
@@ -201,10 +201,10 @@ def _held(holder: Holder) -> ProcessSight:
     )
 
 
-def _watched(process: ProcessId, holder: Holder | None, reading: NvmlReading) -> ProcessSight:
+def _watched(process: ProcessId, holder: Holder | None, reading: NvmlReading) -> ProcessSnapshot:
     if holder is None:
-        return _unheld(process, memory_unknown=not reading.names_processes)
-    return ProcessSight(
+        return _unlisted(process, memory_unknown=not reading.names_processes)
+    return ProcessSnapshot(
         process=process,
         alive=is_alive(process),
         bytes_by_device=holder.bytes_by_device,
@@ -212,7 +212,7 @@ def _watched(process: ProcessId, holder: Holder | None, reading: NvmlReading) ->
     )
 
 
-def _unheld(process: ProcessId, *, memory_unknown: bool) -> ProcessSight:
+def _unlisted(process: ProcessId, *, memory_unknown: bool) -> ProcessSnapshot:
     """A process that nobody named; one that is gone holds nothing."""
     alive = is_alive(process)
-    return ProcessSight(process=process, alive=alive, memory_unknown=alive and memory_unknown)
+    return ProcessSnapshot(process=process, alive=alive, memory_unknown=alive and memory_unknown)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import psutil
 
-from weft.gpu.sighting import ProcessId
+from weft.gpu.snapshot import ProcessId
 
 MAX_TREE_PROCESSES = 4_096
 """Of one tree; what is beyond is not looked at."""

@@ -1,5 +1,6 @@
 """A recipe's HTTP request. A module of its own, because an HTTP client takes memory that most routers never need."""
 
+import re
 from collections.abc import Mapping
 
 import aiohttp
@@ -7,7 +8,6 @@ import aiohttp
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.wake.recipes import HttpRecipe
-from weft.wake.substitution import substituted
 
 MAX_HEADER_BYTES = 16 * 1024
 
@@ -38,3 +38,19 @@ async def send_request(recipe: HttpRecipe, timeout_seconds: float, environment: 
 
 def _failed(message: str) -> WeftError:
     return WeftError(Reason.WAKE_FAILED, message)
+
+
+# Only names that were set for this purpose: a recipe from elsewhere must not read the rest of the environment.
+_VARIABLE = re.compile(r"\$\{(WEFT_WAKE_[A-Z0-9_]+)\}")
+
+
+def substituted(headers: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
+    """The headers with every variable replaced by its value. Raises WAKE_FAILED naming a variable that is not set."""
+
+    def value_of(found: re.Match[str]) -> str:
+        name = found[1]
+        if name not in environment:
+            raise WeftError(Reason.WAKE_FAILED, f"the environment variable {name} is not set where the recipe runs")
+        return environment[name]
+
+    return {header: _VARIABLE.sub(value_of, value) for header, value in headers.items()}

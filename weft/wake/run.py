@@ -1,14 +1,18 @@
 """Recipes carried out. Every failure is WAKE_FAILED and says what failed, never URL, headers or arguments."""
 
+import asyncio
 import ipaddress
+import os
+import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from types import MappingProxyType
 
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.wake.command import run_command
-from weft.wake.magic_packet import magic_packet
-from weft.wake.recipes import CommandRecipe, HttpRecipe, Recipe, WakeOnLanRecipe
+from weft.wake.recipes import CommandRecipe, HttpRecipe, Recipe, WakeOnLanRecipe, magic_packet
+from weft.wake.redaction import redacted
 
 PACKET_COPIES = 3
 """Datagrams get lost and cost nothing."""
@@ -47,4 +51,136 @@ def _send_packet(recipe: WakeOnLanRecipe) -> None:
 
 
 def _failed(message: str) -> WeftError:
+    return WeftError(Reason.WAKE_FAILED, message)
+
+
+TERM_GRACE_SECONDS = 2.0
+READ_BYTES = 16 * 1024
+MAX_OUTPUT_BYTES = 4 * 1024
+"""What is kept of the program's errors: enough for its last line."""
+MAX_LAST_LINE_CHARS = 300
+
+_SIGNAL_NAMES = MappingProxyType({number.value: number.name for number in signal.Signals})
+"""Real-time signals have none."""
+
+
+async def run_command(argv: Sequence[str], *, timeout_seconds: float, environment: Mapping[str, str]) -> None:
+    """Run `argv` with exactly `environment` and return when it has ended with exit code 0.
+
+    Raises WAKE_FAILED with the exit code and the last line of its standard error, arguments and URLs taken out of it.
+    What a successful program leaves running lives on, but its standard error is closed: a server that is started this
+    way needs an output of its own.
+    """
+    tail = _open_tail()
+    try:
+        process = await _start(argv, environment, tail)
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                return_code = await process.wait()
+        except TimeoutError:
+            raise _command_failed(f"the recipe's command has not ended within {timeout_seconds:g} s") from None
+        finally:
+            await _end(process)
+        # Washed before it is cut: half a secret is one as well.
+        last_line = redacted(tail.last_line(), _secrets_of(argv))[:MAX_LAST_LINE_CHARS]
+    finally:
+        tail.close()
+    if return_code != 0:
+        raise _command_failed(
+            f"the recipe's command ended with {_how(return_code)}" + (f": {last_line}" if last_line else "")
+        )
+
+
+def _open_tail() -> "_ErrorTail":
+    try:
+        return _ErrorTail()
+    except OSError as error:
+        raise _command_failed(f"the recipe's command cannot be started: {error.strerror}") from None
+
+
+def _secrets_of(argv: Sequence[str]) -> list[str]:
+    """The arguments, and what stands behind `--option=` in them."""
+    return [*argv, *(argument.partition("=")[2] for argument in argv)]
+
+
+async def _start(argv: Sequence[str], environment: Mapping[str, str], tail: "_ErrorTail") -> asyncio.subprocess.Process:
+    try:
+        return await asyncio.create_subprocess_exec(
+            *argv,
+            env=dict(environment),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=tail.write_end,
+            start_new_session=True,
+        )
+    except (OSError, ValueError) as error:
+        why = (error.strerror if isinstance(error, OSError) else None) or "it is malformed"
+        raise _command_failed(f"the recipe's command cannot be started: {why}") from None
+    finally:
+        tail.close_write_end()
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """End a program that still runs, and its group: TERM, then KILL. One that has ended is left with its children."""
+    if process.returncode is not None:
+        return
+    try:
+        _signal_group(process.pid, signal.SIGTERM)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), TERM_GRACE_SECONDS)
+    finally:
+        _signal_group(process.pid, signal.SIGKILL)
+    await process.wait()
+
+
+class _ErrorTail:
+    """The end of what a program writes to its standard error.
+
+    A pipe of our own: asyncio's would keep `wait` waiting for as long as a program left behind holds it.
+    """
+
+    def __init__(self) -> None:
+        self._read_end, self.write_end = os.pipe()
+        os.set_blocking(self._read_end, False)
+        self._kept = b""
+        self._has_write_end = True
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._read_end, self._read)
+
+    def last_line(self) -> str:
+        """The last line that is not blank; empty when there is none."""
+        self._read()
+        lines = [line.strip() for line in self._kept.decode("utf-8", "replace").splitlines()]
+        return next((line for line in reversed(lines) if line), "")
+
+    def close_write_end(self) -> None:
+        """Give up our copy of the program's end."""
+        if self._has_write_end:
+            self._has_write_end = False
+            os.close(self.write_end)
+
+    def close(self) -> None:
+        """Close both ends."""
+        self._loop.remove_reader(self._read_end)
+        os.close(self._read_end)
+        self.close_write_end()
+
+    def _read(self) -> None:
+        with suppress(BlockingIOError):
+            chunk = os.read(self._read_end, READ_BYTES)
+            self._kept = (self._kept + chunk)[-MAX_OUTPUT_BYTES:]
+            if not chunk:  # every holder has closed it; a closed pipe would be ready to read for ever
+                self._loop.remove_reader(self._read_end)
+
+
+def _how(return_code: int) -> str:
+    return f"exit code {return_code}" if return_code >= 0 else f"signal {_SIGNAL_NAMES.get(-return_code, -return_code)}"
+
+
+def _signal_group(leader: int, signal_number: signal.Signals) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal_number)
+
+
+def _command_failed(message: str) -> WeftError:
     return WeftError(Reason.WAKE_FAILED, message)

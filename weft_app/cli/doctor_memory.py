@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2
 from weft.client._channel import mesh_address
-from weft.client._lease_renewal import LeaseCalls
+from weft.client._lease_renewal import LeaseClient
 from weft.kernel.errors import WeftError
 from weft.kernel.units import size_words
 from weft_app.compose.home import WeftHome
@@ -16,7 +16,7 @@ def unowned_leases(home: WeftHome) -> str | None:
     """The leases without an owner, as text; empty: none. None: no mesh runs here, or it is unreachable."""
     if home.running() is None:
         return None
-    calls = LeaseCalls(mesh_address(home.root, "registry"), lease_pb2.LeaseHolder())
+    calls = LeaseClient(mesh_address(home.root, "registry"), lease_pb2.LeaseHolder())
     try:
         return unowned_words(calls.hosts())
     except WeftError:

@@ -16,11 +16,11 @@ import typer
 
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2
 from weft.client._channel import mesh_address
-from weft.client._lease_renewal import LeaseCalls
+from weft.client._lease_renewal import LeaseClient
 from weft.client._process_tree import ProcessTree
 from weft.client.leases import LeaseOptions, MemoryLease, acquired_lease, program_name
 from weft.gpu.process import is_alive
-from weft.gpu.sighting import ProcessId
+from weft.gpu.snapshot import ProcessId
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
@@ -346,7 +346,7 @@ def list_leases(home: HomeOption = DEFAULT_HOME, output: OutputOption = OutputFo
     Example: weft lease list
     """
     with reporting():
-        calls = LeaseCalls(mesh_address(home, "registry"), lease_pb2.LeaseHolder())
+        calls = LeaseClient(mesh_address(home, "registry"), lease_pb2.LeaseHolder())
         try:
             hosts = [_host_row(host) for host in calls.hosts()]
         finally:

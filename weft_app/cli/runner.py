@@ -13,7 +13,7 @@ from weft_app.cli.output import safe_text, say
 from weft_app.cli.serving import serving
 
 if TYPE_CHECKING:
-    from runner_svc.dial_out.dialer import LinkNews
+    from runner_svc.dial_out.dialer import LinkEvent
     from weft_app.compose.join import JoinPlan
     from weft_app.config.config import WeftConfig
 
@@ -155,14 +155,14 @@ class LinkReporter:
         self._plan = plan
         self._last = ""
 
-    def show(self, news: "LinkNews") -> None:
+    def show(self, news: "LinkEvent") -> None:
         """Shows a new state of the link."""
         line = self._line(news)
         if line and line != self._last:
             say(f"{line}\n")
         self._last = line or self._last
 
-    def _line(self, news: "LinkNews") -> str:
+    def _line(self, news: "LinkEvent") -> str:
         detail = safe_text(news.detail)
         match news.state.name:
             case "CONNECTING":

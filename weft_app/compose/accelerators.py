@@ -1,8 +1,8 @@
 """What a host's configuration says about its accelerators, made into what looks at them."""
 
 from weft.gpu.nvml import Health, NvmlReading
-from weft.gpu.observer import DeclaredDevice, HostObserver, declared_sights
-from weft.gpu.sighting import DeviceSight
+from weft.gpu.observer import DeclaredDevice, HostObserver, declared_snapshots
+from weft.gpu.snapshot import DeviceSnapshot
 from weft_app.config.config import AcceleratorSection
 
 MIB = 1024**2
@@ -16,9 +16,9 @@ class NothingToRead:
         return NvmlReading(health=Health.ABSENT)
 
 
-def declared_devices(section: AcceleratorSection) -> tuple[DeviceSight, ...]:
+def declared_devices(section: AcceleratorSection) -> tuple[DeviceSnapshot, ...]:
     """The devices that the operator declared, as they are seen."""
-    return declared_sights(
+    return declared_snapshots(
         [DeclaredDevice(name=device.name, memory_bytes=device.memory_mb * MIB) for device in section.declared]
     )
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import runner_svc.service
-from runner_svc.dial_out.dialer import DialOut, DialOutConfig, LinkNews
+from runner_svc.dial_out.dialer import DialOut, DialOutConfig, LinkEvent
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.gc_tuning import settle_garbage_collector
 from weft.kernel.reasons import Reason
@@ -85,7 +85,7 @@ def pick_published(
     return section, published
 
 
-async def join(plan: JoinPlan, config: WeftConfig, home: WeftHome, tell: Callable[[LinkNews], None]) -> None:
+async def join(plan: JoinPlan, config: WeftConfig, home: WeftHome, tell: Callable[[LinkEvent], None]) -> None:
     """Join until a signal comes, then drain. Raises what makes dialing on senseless, such as UNAUTHENTICATED."""
     stop = stop_requested()
     with private_folder(home, plan.runner.name) as folder:

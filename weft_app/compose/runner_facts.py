@@ -7,7 +7,7 @@ from gateway.runner_api.facts import CacheCounts, DeviceFacts, ModelFacts, Model
 from weft.api.common.v1 import error_reason_pb2
 from weft.api.registry.v1 import runner_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
-from weft.gpu.sighting import HostSight, Source
+from weft.gpu.snapshot import HostSnapshot, Source
 
 _STAGES = {
     runner_pb2.InstanceState.PHASE_READY: ModelStage.LOADED,
@@ -40,7 +40,7 @@ def runner_facts(told: pb.DescribeResponse, stage: RunnerStage, chat_models: Col
     )
 
 
-def device_facts(sight: HostSight, allowed: Collection[int]) -> tuple[DeviceFacts, ...] | None:
+def device_facts(sight: HostSnapshot, allowed: Collection[int]) -> tuple[DeviceFacts, ...] | None:
     """The devices that a runner may use, all of the host's where `allowed` is empty; None: nobody can tell."""
     if sight.source is Source.UNKNOWN and not sight.devices:
         return None

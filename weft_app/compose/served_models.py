@@ -34,7 +34,6 @@ from runner_svc.supervise.leftovers import Leftovers
 from runner_svc.supervise.process import StopGraces
 from weft.kernel.errors import invalid_field
 from weft.kernel.units import keep_alive_seconds
-from weft.wake.magic_packet import is_mac_address
 from weft.wake.recipes import (
     DEFAULT_MAX_WAIT_SECONDS,
     MAX_WAIT_SECONDS,
@@ -42,6 +41,7 @@ from weft.wake.recipes import (
     HttpRecipe,
     Recipe,
     WakeOnLanRecipe,
+    is_mac_address,
 )
 from weft_app.compose.chat_settings import chat_settings
 from weft_app.compose.demo import default_threads, llama_command

@@ -4,7 +4,7 @@
         slots = 2
 
         def make_backend(self) -> Backend: ...
-        def make_desk(self, backend: Backend) -> CacheDesk: ...
+        def make_desk(self, backend: Backend) -> CacheManager: ...
         def make_call(self, use: CacheUse) -> CallInfo: ...
 
 The engine is a real one, or one that is as forgetful as real ones: what counts is how many tokens of a prompt it says
@@ -110,7 +110,7 @@ class PrefixCacheConformance:
         raise NotImplementedError
 
     def make_desk(self, backend: Any) -> Any:
-        """A CacheDesk over a model named MODEL on this backend."""
+        """A CacheManager over a model named MODEL on this backend."""
         raise NotImplementedError
 
     def make_call(self, use: Any) -> Any:

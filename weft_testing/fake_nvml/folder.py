@@ -19,7 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from weft.gpu.process import is_alive, process_id_of
-from weft.gpu.sighting import ProcessId
+from weft.gpu.snapshot import ProcessId
 
 FOLDER_VARIABLE = "FAKE_NVML_DIR"
 SWITCHES: Mapping[str, str] = MappingProxyType(

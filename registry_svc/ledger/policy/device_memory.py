@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from registry_svc.ledger.policy.leases import Lease, Shares
-from weft.gpu.sighting import DeviceSight, HostSight, ProcessId, ProcessSight
+from weft.gpu.snapshot import DeviceSnapshot, HostSnapshot, ProcessId, ProcessSnapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class HostBook:
     """By lease id: what its processes are seen to hold, in bytes; None: unknown."""
 
 
-def open_book(sight: HostSight, leases: Sequence[Lease], margin: int) -> HostBook:
+def open_book(sight: HostSnapshot, leases: Sequence[Lease], margin: int) -> HostBook:
     """The books of a host as it was seen last, with its leases. A lease on a device that is gone takes nothing."""
     by_id = {each.process: each for each in sight.processes}
     seen = {lease.grant.id: _seen_by_device(lease, by_id) for lease in leases}
@@ -102,7 +102,7 @@ def _taken(shares: Shares, seen: Mapping[int, int]) -> Iterable[tuple[int, int, 
         yield index, share, max(share, seen.get(index, 0))
 
 
-def _seen_by_device(lease: Lease, by_id: Mapping[ProcessId, ProcessSight]) -> dict[int, int] | None:
+def _seen_by_device(lease: Lease, by_id: Mapping[ProcessId, ProcessSnapshot]) -> dict[int, int] | None:
     """What a lease's processes hold on each device; None: unknown."""
     sights = [sight for process in lease.grant.processes if (sight := by_id.get(process)) is not None]
     # A process that is not named holds nothing. But where not one of a filled lease's is named, they cannot be seen
@@ -128,7 +128,7 @@ class _Holdings:
     are_all_seen: bool
 
 
-def _holdings(sight: HostSight, leases: Sequence[Lease], seen: Mapping[str, dict[int, int] | None]) -> _Holdings:
+def _holdings(sight: HostSnapshot, leases: Sequence[Lease], seen: Mapping[str, dict[int, int] | None]) -> _Holdings:
     leased = {process for lease in leases for process in lease.grant.processes}
     explained: dict[int, int] = defaultdict(int)
     foreign: dict[int, int] = defaultdict(int)
@@ -146,7 +146,7 @@ def _holdings(sight: HostSight, leases: Sequence[Lease], seen: Mapping[str, dict
     return _Holdings(explained=explained, foreign=foreign, are_all_seen=are_all_seen)
 
 
-def _foreign(device: DeviceSight, holdings: _Holdings, margin: int) -> int | None:
+def _foreign(device: DeviceSnapshot, holdings: _Holdings, margin: int) -> int | None:
     """What processes without a lease hold on a device; None: unknown."""
     if device.used_bytes is None:
         return None

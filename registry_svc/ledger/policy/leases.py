@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import IntEnum
 
-from weft.gpu.sighting import HostSight, ProcessId, ProcessSight, Source
+from weft.gpu.snapshot import HostSnapshot, ProcessId, ProcessSnapshot, Source
 from weft.kernel.request import Priority
 
 Shares = tuple[tuple[int, int], ...]
@@ -163,7 +163,7 @@ def released(lease: Lease, now: float) -> Lease:
     return replace(lease, grant=replace(lease.grant, releasing=True), state=LeaseState.RELEASING, since=now)
 
 
-def with_gone(lease: Lease, processes: Iterable[ProcessSight]) -> Lease:
+def with_gone(lease: Lease, processes: Iterable[ProcessSnapshot]) -> Lease:
     """A lease after a sighting: ended processes stay ended, whatever the next sighting is about.
 
     One that has ended and whose memory is listed still is not gone yet.
@@ -182,7 +182,7 @@ def processes_after(lease: Lease, named: frozenset[ProcessId]) -> tuple[ProcessI
     return tuple(sorted(together)) if together else lease.grant.processes
 
 
-def is_over(lease: Lease, sight: HostSight, seen: float, renew_interval: float) -> bool:
+def is_over(lease: Lease, sight: HostSnapshot, seen: float, renew_interval: float) -> bool:
     """Whether a lease that was given up or orphaned is over, by a sighting of its host that arrived at `seen`.
 
     It must have arrived after that, and say of each process that it is gone or holds nothing. Where processes were
@@ -214,7 +214,7 @@ def watched(leases: Sequence[Lease]) -> list[ProcessId]:
     return sorted(found)
 
 
-def _holds_nothing(lease: Lease, process: ProcessSight | None, source: Source) -> bool:
+def _holds_nothing(lease: Lease, process: ProcessSnapshot | None, source: Source) -> bool:
     # Not named: nothing is known of it until somebody has been asked.
     if process is None or _holds_memory(process):
         return False
@@ -226,5 +226,5 @@ def _holds_nothing(lease: Lease, process: ProcessSight | None, source: Source) -
     return lease.state is LeaseState.RELEASING or lease.filled
 
 
-def _holds_memory(process: ProcessSight) -> bool:
+def _holds_memory(process: ProcessSnapshot) -> bool:
     return any(size for _, size in process.bytes_by_device)

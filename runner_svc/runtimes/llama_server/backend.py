@@ -28,10 +28,9 @@ from runner_svc.backend.port import (
     LoadOrder,
     ProcessSigns,
     RerankResult,
-    SlotSight,
+    SlotSnapshot,
 )
 from runner_svc.backend.port_range import LOOPBACK
-from runner_svc.gpu_time import GpuTime
 from runner_svc.openai_upstream.client import HEALTH, Endpoint, OpenAiHttp
 from runner_svc.openai_upstream.errors import JSON_FAULTS
 from runner_svc.openai_upstream.rerank import rerank
@@ -47,10 +46,11 @@ from runner_svc.runtimes.llama_server.arguments import (
 )
 from runner_svc.runtimes.llama_server.slots import NO_HOST_CACHE, LlamaSlots, shares_between_slots
 from runner_svc.supervise.logs import LogRing
+from runner_svc.supervise.process_time import GpuTime
 from runner_svc.templates.model_templates import check_before_load
 from weft.api.common.v1 import embedding_pb2, rerank_pb2, tokenize_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
-from weft.gpu.sighting import ProcessId
+from weft.gpu.snapshot import ProcessId
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 
@@ -200,8 +200,8 @@ class LlamaServerBackend:
         """See SlottedEngine.slot_count."""
         return 0 if self._slots is None else self._slots.count
 
-    async def look_at_slots(self) -> Sequence[SlotSight]:
-        """See SlottedEngine.look_at_slots."""
+    async def slot_snapshots(self) -> Sequence[SlotSnapshot]:
+        """See SlottedEngine.slot_snapshots."""
         return () if self._slots is None else await self._slots.look()
 
     def processes(self) -> tuple[ProcessId, ...]:

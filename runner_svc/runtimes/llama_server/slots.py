@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from runner_svc.backend.port import ErasedCache, SlotSight
+from runner_svc.backend.port import ErasedCache, SlotSnapshot
 from runner_svc.openai_upstream.client import OpenAiHttp
 from runner_svc.openai_upstream.errors import JSON_FAULTS
 from weft.kernel.errors import WeftError
@@ -49,9 +49,9 @@ class _Slot(msgspec.Struct):
     """What it holds; older servers do not say."""
 
     @property
-    def sight(self) -> SlotSight:
+    def sight(self) -> SlotSnapshot:
         is_unused = self.id_task == NO_TASK and self.n_prompt_tokens is None
-        return SlotSight(
+        return SlotSnapshot(
             number=self.id,
             is_busy=self.is_processing,
             is_empty=not self.is_processing and (is_unused or self.n_prompt_tokens == 0),
@@ -71,8 +71,8 @@ class LlamaSlots:
         self._http = http
         self.count = count
 
-    async def look(self) -> tuple[SlotSight, ...]:
-        """See SlottedEngine.look_at_slots."""
+    async def look(self) -> tuple[SlotSnapshot, ...]:
+        """See SlottedEngine.slot_snapshots."""
         try:
             status, body = await self._http.ask("GET", SLOTS, LOOK_SECONDS)
             slots = msgspec.json.decode(body, type=list[_Slot]) if status == 200 else []

@@ -1,6 +1,6 @@
 """A model of a provider off the premises, over OpenAI's Chat Completions: nothing to load, a key, and a bill.
 
-Whether a request may leave is decided before it gets here: see `runner_svc.servicers.inference.WorkDesk.admit`.
+Whether a request may leave is decided before it gets here: see `runner_svc.servicers.inference.RequestAdmission.admit`.
 """
 
 import asyncio

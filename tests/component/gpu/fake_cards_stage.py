@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from weft.gpu.process import process_id_of
-from weft.gpu.sighting import ProcessId
+from weft.gpu.snapshot import ProcessId
 from weft_testing.fake_nvml import FakeCards, build_fake_nvml, compiler
 
 GIB = 1024**3

@@ -11,7 +11,7 @@ import pytest
 from fake_cards_stage import GIB, Stage, held, needs_the_fake, sleeper
 
 from weft.gpu.process import is_alive
-from weft.gpu.sighting import Source
+from weft.gpu.snapshot import Source
 from weft_testing.fake_nvml import OutOfCardMemoryError
 from weft_testing.fake_nvml.folder import SWITCHES
 
@@ -20,7 +20,7 @@ pytestmark = [needs_the_fake]
 _LOOK = """
 import json, sys
 from weft.gpu.observer import HostObserver
-from weft.gpu.sighting import ProcessId
+from weft.gpu.snapshot import ProcessId
 numbers = [int(text) for text in sys.argv[1:]]
 watched = [ProcessId(*numbers[at : at + 2]) for at in range(0, len(numbers), 2)]
 sight = HostObserver().look_blocking(watched)
@@ -32,8 +32,8 @@ print(json.dumps({
 """
 _HANG = """
 import json, sys, time
-import weft.gpu.lone_thread, weft.gpu.observer
-weft.gpu.lone_thread.HANG_SECONDS = weft.gpu.observer.HANG_SECONDS = 0.3
+import weft.gpu.single_flight_thread, weft.gpu.observer
+weft.gpu.single_flight_thread.HANG_SECONDS = weft.gpu.observer.HANG_SECONDS = 0.3
 from pathlib import Path
 from weft.gpu.observer import HostObserver
 observer = HostObserver(poll_interval_seconds=0.0)
@@ -52,7 +52,7 @@ print(json.dumps([took, [[one.source, [[d.total_bytes, d.used_bytes] for d in on
 _GPU_TIME = """
 import json, sys, time
 from pathlib import Path
-from runner_svc.gpu_time import GpuTime
+from runner_svc.supervise.process_time import GpuTime
 gpu = GpuTime()
 def settled():
     gpu.seconds([7])

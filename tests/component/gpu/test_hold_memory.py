@@ -16,20 +16,22 @@ from weft.api.registry.v1 import lease_pb2, lease_service_pb2
 from weft.client._lease_renewal import DEFAULT_RENEW_SECONDS
 from weft.client.leases import MAX_CALL_WAIT_SECONDS, MemoryLease, hold_memory, program_name
 from weft.gpu.nvml import Health, NvmlReading
-from weft.gpu.observer import DeclaredDevice, HostObserver, declared_sights
+from weft.gpu.observer import DeclaredDevice, HostObserver, declared_snapshots
 from weft.gpu.process import process_id_of
-from weft.gpu.sighting import DeviceSight
+from weft.gpu.snapshot import DeviceSnapshot
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 
 GIB = 1024**3
-CARDS = tuple(DeviceSight(index=at, id=f"GPU-{at}", name="Card", total_bytes=8 * GIB, used_bytes=0) for at in range(2))
+CARDS = tuple(
+    DeviceSnapshot(index=at, id=f"GPU-{at}", name="Card", total_bytes=8 * GIB, used_bytes=0) for at in range(2)
+)
 
 
 class Cards:
     """Two cards that nobody uses."""
 
-    def __init__(self, devices: tuple[DeviceSight, ...] = CARDS) -> None:
+    def __init__(self, devices: tuple[DeviceSnapshot, ...] = CARDS) -> None:
         self._reading = NvmlReading(health=Health.WELL, devices=devices, names_processes=True)
 
     def read(self) -> NvmlReading:
@@ -205,7 +207,7 @@ def test_declared_devices_are_learnt_from_the_ledger_and_hide_nothing(ledger: Sc
     (asked,) = ledger.acquired
     assert asked.sighting.source == lease_pb2.HostSighting.SOURCE_DECLARED
     assert [one.name for one in asked.sighting.devices] == ["Radeon"]
-    with _hold(ledger, observer=HostObserver(declared=declared_sights([DeclaredDevice(name="x", memory_bytes=5)]))):
+    with _hold(ledger, observer=HostObserver(declared=declared_snapshots([DeclaredDevice(name="x", memory_bytes=5)]))):
         assert ledger.acquired[-1].sighting.devices[0].total_bytes == 5
 
 

@@ -13,7 +13,7 @@ from registry_svc.ledger.lease_store import LeaseStore, StoredLedger
 from registry_svc.ledger.ledger import Ledger
 from registry_svc.ledger.policy.leases import Grant, Holder, HolderKind, Lease
 from registry_svc.mesh.runner_calls import YieldAnswer, YieldRequest
-from weft.gpu.sighting import DeviceSight, HostSight, ProcessId, ProcessSight, Source
+from weft.gpu.snapshot import DeviceSnapshot, HostSnapshot, ProcessId, ProcessSnapshot, Source
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
@@ -106,11 +106,11 @@ class SimulatedHost:
     def used(self, index: int) -> int:
         return sum(memory.get(index, 0) for memory in self.held.values())
 
-    def look(self, asked: Iterable[ProcessId] = ()) -> HostSight:
+    def look(self, asked: Iterable[ProcessId] = ()) -> HostSnapshot:
         """What somebody there sees, as precisely as the source allows."""
         can_look = self.source is Source.NVML
         devices = tuple(
-            DeviceSight(
+            DeviceSnapshot(
                 index=index,
                 id=f"GPU-{index}",
                 name="simulated",
@@ -120,17 +120,17 @@ class SimulatedHost:
             for index, total in enumerate(self.totals)
         )
         named = {*(self.held if can_look else ()), *asked}
-        return HostSight(
+        return HostSnapshot(
             host=self.name, source=self.source, devices=devices, processes=tuple(map(self._seen, sorted(named)))
         )
 
-    def _seen(self, process: ProcessId) -> ProcessSight:
+    def _seen(self, process: ProcessId) -> ProcessSnapshot:
         if process not in self.held:
-            return ProcessSight(process=process, alive=False)
+            return ProcessSnapshot(process=process, alive=False)
         if self.source is not Source.NVML:
-            return ProcessSight(process=process, alive=True, memory_unknown=True)
+            return ProcessSnapshot(process=process, alive=True, memory_unknown=True)
         memory = tuple(sorted((index, size) for index, size in self.held[process].items() if size))
-        return ProcessSight(process=process, alive=True, bytes_by_device=memory)
+        return ProcessSnapshot(process=process, alive=True, bytes_by_device=memory)
 
 
 @dataclass

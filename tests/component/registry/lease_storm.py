@@ -16,7 +16,7 @@ from lease_stage import GIB, MARGIN, Acquisition, SimulatedHost, Stage, program,
 from registry_svc.ledger.domain import LeaseUse, Renewal
 from registry_svc.ledger.policy.leases import Holder, HolderKind, Lease, LeaseState
 from registry_svc.mesh.runner_calls import YieldAnswer, YieldRequest
-from weft.gpu.sighting import ProcessId, Source
+from weft.gpu.snapshot import ProcessId, Source
 from weft.kernel.errors import WeftError
 from weft.kernel.request import CALLER_BANDS, Priority
 

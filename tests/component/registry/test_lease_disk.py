@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from lease_stage import GIB, MARGIN, SimulatedHost, Stage, use
 
-from weft.gpu.sighting import Source
+from weft.gpu.snapshot import Source
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 

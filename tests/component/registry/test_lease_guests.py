@@ -7,7 +7,7 @@ from lease_stage import GIB, SimulatedHost, Stage, session_id
 from registry_svc.ledger.domain import Renewal
 from registry_svc.ledger.lease_table import DEVICES_KEPT_SECONDS
 from registry_svc.ledger.policy.leases import Holder
-from weft.gpu.sighting import DeviceSight, HostSight, ProcessSight
+from weft.gpu.snapshot import DeviceSnapshot, HostSnapshot, ProcessSnapshot
 
 
 def _guest(stage: Stage, name: str = "guest") -> Holder:
@@ -15,15 +15,15 @@ def _guest(stage: Stage, name: str = "guest") -> Holder:
     return stage.runner(name)
 
 
-def _lie(stage: Stage) -> HostSight:
+def _lie(stage: Stage) -> HostSnapshot:
     """All processes are gone, nothing is in use, and there is far more memory than there is."""
     seen = stage.host.look(stage.host.held)
-    device = DeviceSight(index=0, id="GPU-0", name="lie", total_bytes=512 * GIB, used_bytes=0)
-    gone = tuple(ProcessSight(process=each.process, alive=False) for each in seen.processes)
+    device = DeviceSnapshot(index=0, id="GPU-0", name="lie", total_bytes=512 * GIB, used_bytes=0)
+    gone = tuple(ProcessSnapshot(process=each.process, alive=False) for each in seen.processes)
     return replace(seen, devices=(device,), processes=gone)
 
 
-async def _tell(stage: Stage, holder: Holder, sight: HostSight) -> None:
+async def _tell(stage: Stage, holder: Holder, sight: HostSnapshot) -> None:
     await stage.ledger.renew(Renewal(holder=holder, session_id=session_id(holder), uses=(), sight=sight))
     await stage.settle()
 

@@ -9,7 +9,7 @@ from lease_stage import GIB, MARGIN, Stage, program, session_id, use
 from registry_svc.ledger import lease_table
 from registry_svc.ledger.domain import Granted, Renewal
 from registry_svc.ledger.policy.leases import Holder, HolderKind
-from weft.gpu.sighting import HostSight, ProcessId, Source
+from weft.gpu.snapshot import HostSnapshot, ProcessId, Source
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -269,7 +269,7 @@ async def test_the_number_of_hosts_is_bounded(monkeypatch: pytest.MonkeyPatch) -
         await stage.renew(stage.runner())
         with pytest.raises(WeftError) as refusal:
             await stage.ledger.renew(
-                Renewal(holder=program(), session_id="", uses=(), sight=HostSight(host="host-b", source=Source.NVML))
+                Renewal(holder=program(), session_id="", uses=(), sight=HostSnapshot(host="host-b", source=Source.NVML))
             )
         assert refusal.value.reason is Reason.TOO_MANY_RESOURCES
 

@@ -6,7 +6,7 @@ from lease_stage import GIB, MARGIN, SimulatedHost, Stage, session_id, use
 
 from registry_svc.ledger.policy.leases import LeaseState
 from registry_svc.mesh.runner_calls import YieldAnswer, YieldRequest
-from weft.gpu.sighting import HostSight, Source
+from weft.gpu.snapshot import HostSnapshot, Source
 from weft.kernel.errors import FieldError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
@@ -258,7 +258,7 @@ async def test_a_lease_that_is_orphaned_says_so_to_who_waits() -> None:
 async def test_who_sees_no_devices_gets_none_and_hides_none_from_others() -> None:
     async with Stage() as stage:
         lease, process = await stage.loaded(stage.runner(), GIB)
-        blind = HostSight(host="host-a", source=Source.NVML)
+        blind = HostSnapshot(host="host-a", source=Source.NVML)
         refused = stage.acquire(stage.runner("r2"), GIB, sight=blind)
         await stage.settle()
         assert refused.error is not None

@@ -17,7 +17,7 @@ from registry_svc.ledger.policy.leases import Holder, HolderKind
 from registry_svc.ledger.servicer import LeaseServicer
 from weft.api.common.v1 import priority_pb2
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2, lease_service_pb2_grpc
-from weft.gpu.sighting import HostSight
+from weft.gpu.snapshot import HostSnapshot
 from weft.kernel.errors import FieldError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import new_server, open_channel
@@ -72,7 +72,7 @@ def runner(name: str = "r1", life: str = "life-1") -> lease_pb2.LeaseHolder:
     return lease_pb2.LeaseHolder(kind=lease_pb2.LeaseHolder.KIND_RUNNER, name=name, incarnation=life)
 
 
-def sighting(sight: HostSight) -> lease_pb2.HostSighting:
+def sighting(sight: HostSnapshot) -> lease_pb2.HostSighting:
     return lease_pb2.HostSighting(
         host=sight.host,
         source=lease_pb2.HostSighting.Source.ValueType(sight.source.value),

@@ -9,7 +9,7 @@ from lease_storm import Storm
 from registry_svc.ledger import lease_table, reconciler
 from registry_svc.ledger.policy.device_memory import open_book
 from registry_svc.ledger.policy.leases import LeaseState
-from weft.gpu.sighting import Source
+from weft.gpu.snapshot import Source
 
 CYCLES = 1_000
 

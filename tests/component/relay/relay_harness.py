@@ -13,7 +13,7 @@ import grpc
 
 from router_svc.config import RelayConfig
 from router_svc.relay import Relay, add_relay_to_server
-from runner_svc.dial_out.dialer import DialOut, DialOutConfig, LinkNews, LinkState
+from runner_svc.dial_out.dialer import DialOut, DialOutConfig, LinkEvent, LinkState
 from runner_svc.policy.backoff import RedialLimits
 from weft.api.common.v1 import embedding_pb2, event_pb2
 from weft.api.registry.v1 import (
@@ -254,13 +254,13 @@ class Laptop:
     dial_out: DialOut
     sessions: "RunnerSessionServiceAsyncStub"
     name: str
-    news: list[LinkNews] = field(default_factory=list)
+    news: list[LinkEvent] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     fresh: asyncio.Event = field(default_factory=asyncio.Event)
     mesh_times: list[datetime] = field(default_factory=list)
     session_id: str = ""
 
-    async def until(self, state: LinkState) -> LinkNews:
+    async def until(self, state: LinkState) -> LinkEvent:
         async with asyncio.timeout(LIMIT_SECONDS):
             while not (found := [news for news in self.news if news.state is state]):
                 self.changed.clear()
@@ -309,7 +309,7 @@ async def running_laptop(
     laptop: Laptop
     fresh = asyncio.Event()
 
-    def tell(news: LinkNews) -> None:
+    def tell(news: LinkEvent) -> None:
         laptop.news.append(news)
         laptop.changed.set()
 

@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner_svc.memory.lease_manager import KeeperConfig, LeaseKeeper
-from runner_svc.memory.port import MemoryUse, MemoryWish
+from runner_svc.memory.lease_manager import LeaseManager, LeaseManagerConfig
+from runner_svc.memory.port import MemoryRequest, MemoryUse
 from weft.api.registry.v1 import lease_service_pb2 as pb
 from weft.api.registry.v1 import lease_service_pb2_grpc
-from weft.gpu.messages import process_id_message
-from weft.gpu.sighting import DeviceSight, HostSight, ProcessId, ProcessSight, Source
+from weft.gpu.snapshot import DeviceSnapshot, HostSnapshot, ProcessId, ProcessSnapshot, Source
+from weft.gpu.snapshot_messages import process_id_message
 from weft.kernel.clock import Clock
 from weft.kernel.request import Priority
 from weft.kernel.rpc import answering, new_server, open_channel
@@ -107,24 +107,24 @@ class SeenHost:
     def __init__(self, *device_bytes: int, source: Source = Source.NVML) -> None:
         self.source = source
         self.devices = tuple(
-            DeviceSight(index=index, id=f"GPU-{index}", name="card", total_bytes=size, used_bytes=0)
+            DeviceSnapshot(index=index, id=f"GPU-{index}", name="card", total_bytes=size, used_bytes=0)
             for index, size in enumerate(device_bytes)
         )
         self.held: dict[ProcessId, int] = {}
         self.asked_about: list[set[ProcessId]] = []
 
-    async def look(self, watched: Collection[ProcessId] = (), *, fresh: bool = False) -> HostSight:
+    async def look(self, watched: Collection[ProcessId] = (), *, fresh: bool = False) -> HostSnapshot:
         del fresh
         self.asked_about.append(set(watched))
         seen = [
-            ProcessSight(
+            ProcessSnapshot(
                 process=process,
                 alive=process in self.held,
                 bytes_by_device=((0, self.held[process]),) if process in self.held else (),
             )
             for process in watched
         ]
-        return HostSight(host="h", source=self.source, devices=self.devices, processes=tuple(seen))
+        return HostSnapshot(host="h", source=self.source, devices=self.devices, processes=tuple(seen))
 
 
 class Holder:
@@ -152,21 +152,23 @@ class Holder:
         self.seen.append(seen_bytes)
 
 
-def wish(model: str = "m", size: int = GIB) -> MemoryWish:
-    return MemoryWish(model=model, bytes=size, priority=Priority.NORMAL, pinned=False)
+def wish(model: str = "m", size: int = GIB) -> MemoryRequest:
+    return MemoryRequest(model=model, bytes=size, priority=Priority.NORMAL, pinned=False)
 
 
 @asynccontextmanager
 async def keeping(
     folder: Path, host: SeenHost, clock: Clock, *, max_wait_seconds: float = 60.0, devices: tuple[int, ...] = ()
-) -> AsyncIterator[tuple[LeaseKeeper, ScriptedLeases, list[str]]]:
+) -> AsyncIterator[tuple[LeaseManager, ScriptedLeases, list[str]]]:
     """A keeper that has started, its registry, and its session id, in a list so that the test may take it away."""
     server, leases, session = new_server(), ScriptedLeases(), ["session-1"]
     lease_service_pb2_grpc.add_LeaseServiceServicer_to_server(leases, server)
     server.add_insecure_port(f"unix:{folder}/registry.sock")
     await server.start()
-    config = KeeperConfig(runner="r1", incarnation="life-1", device_indexes=devices, max_wait_seconds=max_wait_seconds)
-    keeper = LeaseKeeper(config, host, lambda: session[0], clock, lambda: 1.0)
+    config = LeaseManagerConfig(
+        runner="r1", incarnation="life-1", device_indexes=devices, max_wait_seconds=max_wait_seconds
+    )
+    keeper = LeaseManager(config, host, lambda: session[0], clock, lambda: 1.0)
     async with open_channel(f"unix:{folder}/registry.sock") as channel:
         await keeper.start(channel)
         try:

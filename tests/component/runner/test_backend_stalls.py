@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from runner_svc.backend.port import Backend, CallInfo
-from runner_svc.instance.admission import Work
+from runner_svc.instance.admission import AdmittedRequest
 from runner_svc.instance.watchdog import Watchdog
 from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.request_records import RequestRecord, RequestRecords
@@ -51,7 +51,7 @@ class Watched:
         )
         frames = []
         with self.records.keep("r1") as record:
-            work = Work(record, self.backend, lambda _: None)
+            work = AdmittedRequest(record, self.backend, lambda _: None)
             async with aclosing(work.generate(payload, call)) as stream:
                 async for frame in stream:
                     frames.append(frame)
@@ -185,7 +185,7 @@ async def test_an_answer_that_stops_beside_one_that_flows_fails_alone_and_frees_
 async def test_a_caller_that_does_not_read_is_not_taken_for_a_stalled_engine() -> None:
     async with _watched(tokens_per_second=50, answer_tokens=0) as w:
         with w.records.keep("r1") as record:
-            work = Work(record, w.backend, lambda _: None)
+            work = AdmittedRequest(record, w.backend, lambda _: None)
             call = CallInfo(request_id="r1", traceparent="")
             message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text="hi")])
             async with aclosing(work.generate(chat_pb2.ChatPayload(messages=[message]), call)) as stream:

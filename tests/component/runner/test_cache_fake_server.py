@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runner_svc.backend.port import Backend, CacheIsolation, CacheUse, CallInfo
-from runner_svc.cache.manager import CacheDesk
+from runner_svc.cache.manager import CacheManager
 from runner_svc.policy.load_plan import AS_CONFIGURED, LoadPlan
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from weft.kernel.request import CacheMode
@@ -41,8 +41,8 @@ class TestFakeServer(PrefixCacheConformance):
     def make_backend(self) -> LlamaServerBackend:
         return _backend("--token-delay-seconds", "0.01")
 
-    def make_desk(self, backend: Backend) -> CacheDesk:
-        return CacheDesk.over([OneModel(backend)])
+    def make_desk(self, backend: Backend) -> CacheManager:
+        return CacheManager.over([OneModel(backend)])
 
     def make_call(self, use: CacheUse | None) -> CallInfo:
         return CallInfo(request_id="r", traceparent="", cache=use or CacheUse())
@@ -69,7 +69,7 @@ class TestFakeServer(PrefixCacheConformance):
             await ask.flush("all")
             await ask.cached("a", SEA, mode=CacheMode.NONE)
             await ask.cached("a", HILLS)
-            assert sum(not sight.is_empty for sight in await ask.backend.look_at_slots()) <= 2
+            assert sum(not sight.is_empty for sight in await ask.backend.slot_snapshots()) <= 2
 
     async def test_a_new_life_of_the_engine_begins_with_an_empty_book(self) -> None:
         async with self.tenants() as ask:

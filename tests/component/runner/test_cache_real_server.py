@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from runner_svc.backend.port import Backend, CacheUse, CallInfo
-from runner_svc.cache.manager import CacheDesk
+from runner_svc.cache.manager import CacheManager
 from runner_svc.policy.load_plan import AS_CONFIGURED, LoadPlan
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from weft_app.compose.demo import demo_model_path, llama_command
@@ -33,8 +33,8 @@ class TestLlamaServerFromTheWheel(PrefixCacheConformance):
             )
         )
 
-    def make_desk(self, backend: Backend) -> CacheDesk:
-        return CacheDesk.over([OneModel(backend, model_path=demo_model_path())])
+    def make_desk(self, backend: Backend) -> CacheManager:
+        return CacheManager.over([OneModel(backend, model_path=demo_model_path())])
 
     def make_call(self, use: CacheUse | None) -> CallInfo:
         return CallInfo(request_id="r", traceparent="", cache=use or CacheUse())

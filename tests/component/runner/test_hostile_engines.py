@@ -16,7 +16,7 @@ import pytest
 from repaving_stage import Repaving, living
 
 from runner_svc.backend.port import CallInfo
-from runner_svc.instance.admission import Work
+from runner_svc.instance.admission import AdmittedRequest
 from runner_svc.instance.settings import HibernationSettings, InstanceConfig
 from runner_svc.policy.life_events import Phase
 from runner_svc.runtimes.openai_http.backend import AttachedServer, AttachedServerConfig
@@ -93,7 +93,7 @@ def _chat(words: str, choices: int = 1) -> chat_pb2.ChatPayload:
     return chat_pb2.ChatPayload(messages=[message], choice_count=choices)
 
 
-async def _generate(work: Work, payload: Any, call: CallInfo, outcome: Outcome) -> None:
+async def _generate(work: AdmittedRequest, payload: Any, call: CallInfo, outcome: Outcome) -> None:
     async for frame in work.generate(payload, call):
         for event in frame:
             outcome.text += event.delta.text
@@ -102,7 +102,7 @@ async def _generate(work: Work, payload: Any, call: CallInfo, outcome: Outcome) 
             event.SerializeToString()
 
 
-async def _work(work: Work, ask: Ask, words: str, call: CallInfo, outcome: Outcome) -> None:
+async def _work(work: AdmittedRequest, ask: Ask, words: str, call: CallInfo, outcome: Outcome) -> None:
     prompts = [completion_pb2.PromptInput(text=text) for text in (words, "b")]
     generations = {
         Ask.CHAT: _chat(words),

@@ -16,10 +16,10 @@ from runner_svc.memory.lease_manager import (
     NO_REGISTRY,
     NO_SIGHT,
     OWN_LINE,
-    LeaseKeeper,
+    LeaseManager,
 )
 from runner_svc.memory.port import LeaseGrant
-from weft.gpu.sighting import ProcessId, Source
+from weft.gpu.snapshot import ProcessId, Source
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -30,7 +30,7 @@ ENGINE = ProcessId(4242, 99)
 WORDS: list[str] = []
 
 
-async def _granted(keeper: LeaseKeeper, holder: Holder, words: list[str] | None = None) -> LeaseGrant:
+async def _granted(keeper: LeaseManager, holder: Holder, words: list[str] | None = None) -> LeaseGrant:
     heard = [] if words is None else words
     grant = await keeper.acquire(wish(), holder, heard.append)
     assert grant is not None

@@ -14,8 +14,8 @@ from structlog.testing import capture_logs
 
 from runner_svc.supervise.leftovers import Leftovers
 from runner_svc.tools import mcp_servers, mcp_stdio
-from runner_svc.tools.box import ToolBox, build_tool_box
 from runner_svc.tools.config import McpCommand, ToolLimits
+from runner_svc.tools.tool_box import ToolBox, build_tool_box
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -245,7 +245,7 @@ async def test_the_server_dies_with_a_runner_that_is_killed_and_the_next_life_sw
     program = (
         "import asyncio, pathlib\n"
         "from runner_svc.supervise.leftovers import Leftovers\n"
-        "from runner_svc.tools.box import build_tool_box\n"
+        "from runner_svc.tools.tool_box import build_tool_box\n"
         "from runner_svc.tools.config import McpCommand\n"
         "async def main():\n"
         f"    leftovers = Leftovers(pathlib.Path({str(state)!r}))\n"

@@ -15,8 +15,7 @@ from aiohttp import web
 
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.wake.magic_packet import magic_packet
-from weft.wake.recipes import CommandRecipe, HttpRecipe, Recipe, WakeOnLanRecipe
+from weft.wake.recipes import CommandRecipe, HttpRecipe, Recipe, WakeOnLanRecipe, magic_packet
 from weft.wake.run import run_recipe
 
 SECRET = "very-secret-token"

@@ -29,7 +29,7 @@ from supervisor_process import (
 )
 
 from runner_svc.supervise.cgroup import CgroupLeaf, make_leaf, own_cgroup
-from runner_svc.supervise.guarded import EngineStart, GuardedEngine, start_guarded
+from runner_svc.supervise.guarded_engine import EngineStart, GuardedEngine, start_guarded
 from runner_svc.supervise.leftovers import TAG_VARIABLE, Leftovers
 from runner_svc.supervise.logs import MAX_RING_BYTES, LogRing
 from runner_svc.supervise.process import SWEEP_SECONDS, SupervisedProcess

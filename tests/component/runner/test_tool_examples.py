@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runner_svc.tools.box import build_tool_box
+from runner_svc.tools.tool_box import build_tool_box
 from weft_app.compose.tool_sources import tool_sources
 from weft_app.config.config import load_config
 

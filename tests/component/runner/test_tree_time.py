@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from runner_svc.supervise.tree_time import TreeTime
+from runner_svc.supervise.process_time import TreeTime
 
 BURN = "import time; end = time.process_time() + 0.1\nwhile time.process_time() < end: pass\n"
 WAIT = "print('done', flush=True); import sys; sys.stdin.read()"

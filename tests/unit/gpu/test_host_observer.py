@@ -8,17 +8,17 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from weft.gpu.lone_thread import HANG_SECONDS, LoneThread
-from weft.gpu.messages import MAX_PROCESSES
 from weft.gpu.nvml import Health, Holder, NvmlReading
-from weft.gpu.observer import DeclaredDevice, HostObserver, declared_sights
+from weft.gpu.observer import DeclaredDevice, HostObserver, declared_snapshots
 from weft.gpu.process import process_id_of
-from weft.gpu.sighting import DeviceSight, ProcessId, ProcessSight, Source
+from weft.gpu.single_flight_thread import HANG_SECONDS, SingleFlightThread
+from weft.gpu.snapshot import DeviceSnapshot, ProcessId, ProcessSnapshot, Source
+from weft.gpu.snapshot_messages import MAX_PROCESSES
 
 GIB = 1024**3
 NOBODY = 2**22 + 5
-CARD = DeviceSight(index=0, id="GPU-0", name="Card", total_bytes=8 * GIB, used_bytes=GIB, utilization=0.5)
-SIZE_ONLY = DeviceSight(index=0, id="GPU-0", name="Card", total_bytes=8 * GIB)
+CARD = DeviceSnapshot(index=0, id="GPU-0", name="Card", total_bytes=8 * GIB, used_bytes=GIB, utilization=0.5)
+SIZE_ONLY = DeviceSnapshot(index=0, id="GPU-0", name="Card", total_bytes=8 * GIB)
 
 
 def _me() -> ProcessId:
@@ -89,7 +89,7 @@ async def test_what_is_seen_is_kept_for_the_poll_interval_unless_a_fresh_look_is
     observer = HostObserver(reader=reader, host="box", poll_interval_seconds=1.0, monotonic_seconds=clock)
     first = await observer.look()
     assert (first.host, first.source, first.devices) == ("box", Source.NVML, (CARD,))
-    assert first.processes == (ProcessSight(process=ME, alive=True, bytes_by_device=((0, GIB),)),)
+    assert first.processes == (ProcessSnapshot(process=ME, alive=True, bytes_by_device=((0, GIB),)),)
     clock.now += 1.0
     await observer.look()
     assert reader.count == 1
@@ -145,8 +145,8 @@ async def test_a_library_that_hangs_leaves_sizes_and_liveness_and_is_asked_by_on
         sight = await observer.look([ME, DEAD], fresh=True)
         assert (sight.source, sight.devices) == (Source.UNKNOWN, (SIZE_ONLY,))
         assert sight.processes == (
-            ProcessSight(process=ME, alive=True, memory_unknown=True),
-            ProcessSight(process=DEAD, alive=False),
+            ProcessSnapshot(process=ME, alive=True, memory_unknown=True),
+            ProcessSnapshot(process=DEAD, alive=False),
         )
     assert threading.active_count() == threads
     reader.gate.set()
@@ -189,7 +189,7 @@ async def test_memory_under_a_number_that_nobody_has_any_more_is_its_last_owners
     ghost = Holder(process=None, pid=NOBODY, bytes_by_device=((0, 5),))
     observer = HostObserver(reader=ScriptedReader(MINE, ghost))
     told = {one.process: one for one in (await observer.look([DEAD])).processes}
-    assert told[DEAD] == ProcessSight(process=DEAD, alive=False, bytes_by_device=((0, 5),))
+    assert told[DEAD] == ProcessSnapshot(process=DEAD, alive=False, bytes_by_device=((0, 5),))
     assert ProcessId(NOBODY, 0) not in told, "once is enough"
     told = {one.process: one for one in (await observer.look()).processes}
     assert told[ProcessId(NOBODY, 0)].bytes_by_device == ((0, 5),)
@@ -200,8 +200,8 @@ async def test_numbers_of_another_namespace_make_memory_unknown_and_not_zero() -
     reader = ScriptedReader(foreign, names_processes=False)
     sight = await HostObserver(reader=reader).look([ME, DEAD])
     assert sight.processes == (
-        ProcessSight(process=ME, alive=True, memory_unknown=True),
-        ProcessSight(process=DEAD, alive=False),
+        ProcessSnapshot(process=ME, alive=True, memory_unknown=True),
+        ProcessSnapshot(process=DEAD, alive=False),
     )
     assert sight.devices[0].used_bytes == GIB
 
@@ -219,7 +219,7 @@ async def test_more_processes_than_a_sighting_may_hold_lose_the_smallest_and_nev
 
 
 async def test_declared_devices_are_what_the_operator_said_and_nothing_is_read(reader: ScriptedReader) -> None:
-    declared = declared_sights(
+    declared = declared_snapshots(
         [DeclaredDevice(name="Radeon", memory_bytes=GIB), DeclaredDevice(name="RAM", memory_bytes=5)]
     )
     sight = await HostObserver(declared=declared, reader=reader).look([ME, DEAD], fresh=True)
@@ -255,7 +255,7 @@ def test_many_threads_that_look_at_once_all_get_an_answer(reader: ScriptedReader
 
 
 def test_a_lone_thread_runs_one_job_at_a_time_and_tells_everybody_at_its_end() -> None:
-    lone, gate = LoneThread("lone"), threading.Event()
+    lone, gate = SingleFlightThread("lone"), threading.Event()
     ran: list[str] = []
     told: list[int] = []
 

@@ -6,19 +6,19 @@ from typing import Any
 import pytest
 from test_nvml_reader import GIB, Card, Listed, StandIn
 
-from weft.gpu.messages import sight_from, sighting_message
 from weft.gpu.nvml import NvmlReader
 from weft.gpu.observer import HostObserver
-from weft.gpu.sighting import HostSight
+from weft.gpu.snapshot import HostSnapshot
+from weft.gpu.snapshot_messages import snapshot_from, snapshot_message
 from weft.kernel.errors import WeftError
 
 HUGE = 2**64 - 2
 OTHER = Card(name="other", bus=9)
 
 
-def _sight(*cards: Card) -> HostSight:
+def _sight(*cards: Card) -> HostSnapshot:
     observer = HostObserver(reader=NvmlReader(StandIn(*cards).load), host="h")
-    return sight_from(sighting_message(observer.look_blocking(fresh=True)))
+    return snapshot_from(snapshot_message(observer.look_blocking(fresh=True)))
 
 
 def _held(**listed: Any) -> Card:
@@ -57,7 +57,7 @@ def test_an_amount_larger_than_its_card_is_unknown_and_not_believed() -> None:
 
 
 def test_the_registry_would_refuse_such_a_card() -> None:
-    message = sighting_message(_sight(OTHER))
+    message = snapshot_message(_sight(OTHER))
     message.devices[0].total_bytes = 0
     with pytest.raises(WeftError):
-        sight_from(message)
+        snapshot_from(message)

@@ -12,7 +12,7 @@ import pytest
 
 from weft.client._process_tree import ProcessTree
 from weft.gpu.process import is_alive, process_id_of, tree_of
-from weft.gpu.sighting import ProcessId
+from weft.gpu.snapshot import ProcessId
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.api.registry.v1 import lease_pb2
-from weft.gpu.messages import MAX_DEVICE_BYTES, MAX_DEVICES, MAX_PROCESSES, sight_from, sighting_message
-from weft.gpu.sighting import DeviceSight, HostSight, ProcessId, ProcessSight, Source
+from weft.gpu.snapshot import DeviceSnapshot, HostSnapshot, ProcessId, ProcessSnapshot, Source
+from weft.gpu.snapshot_messages import MAX_DEVICE_BYTES, MAX_DEVICES, MAX_PROCESSES, snapshot_from, snapshot_message
 from weft.kernel.errors import FieldError
 
 GIB = 1024**3
@@ -17,10 +17,10 @@ _TEXT = st.text(st.characters(categories=["L", "N", "P"]), min_size=1, max_size=
 
 
 @st.composite
-def _sights(draw: st.DrawFn) -> HostSight:
+def _sights(draw: st.DrawFn) -> HostSnapshot:
     indexes = sorted(draw(st.sets(st.integers(0, MAX_DEVICES - 1), max_size=8)))
     devices = [
-        DeviceSight(
+        DeviceSnapshot(
             index=index,
             id=draw(_TEXT),
             name=draw(_TEXT),
@@ -33,7 +33,7 @@ def _sights(draw: st.DrawFn) -> HostSight:
     ids = draw(st.sets(st.tuples(st.integers(1, 2**31 - 1), st.integers(0, 2**62)), max_size=8))
     shares = st.dictionaries(st.sampled_from(indexes), _BYTES) if indexes else st.just({})
     processes = [
-        ProcessSight(
+        ProcessSnapshot(
             process=ProcessId(*one),
             alive=draw(st.booleans()),
             bytes_by_device=tuple(sorted(draw(shares).items())),
@@ -42,18 +42,18 @@ def _sights(draw: st.DrawFn) -> HostSight:
         for one in ids
     ]
     source = draw(st.sampled_from(Source))
-    return HostSight(host=draw(_TEXT), source=source, devices=tuple(devices), processes=tuple(processes))
+    return HostSnapshot(host=draw(_TEXT), source=source, devices=tuple(devices), processes=tuple(processes))
 
 
 @given(_sights())
-def test_a_sighting_comes_back_as_it_was_sent(sight: HostSight) -> None:
-    assert sight_from(lease_pb2.HostSighting.FromString(sighting_message(sight).SerializeToString())) == sight
+def test_a_sighting_comes_back_as_it_was_sent(sight: HostSnapshot) -> None:
+    assert snapshot_from(lease_pb2.HostSighting.FromString(snapshot_message(sight).SerializeToString())) == sight
 
 
 def _good() -> lease_pb2.HostSighting:
-    device = DeviceSight(index=0, id="GPU-1", name="Card", total_bytes=8 * GIB, used_bytes=GIB, utilization=0.5)
-    process = ProcessSight(process=ProcessId(7, 70), alive=True, bytes_by_device=((0, GIB),))
-    return sighting_message(HostSight(host="box", source=Source.NVML, devices=(device,), processes=(process,)))
+    device = DeviceSnapshot(index=0, id="GPU-1", name="Card", total_bytes=8 * GIB, used_bytes=GIB, utilization=0.5)
+    process = ProcessSnapshot(process=ProcessId(7, 70), alive=True, bytes_by_device=((0, GIB),))
+    return snapshot_message(HostSnapshot(host="box", source=Source.NVML, devices=(device,), processes=(process,)))
 
 
 Spoil = Callable[[lease_pb2.HostSighting], object]
@@ -106,10 +106,10 @@ def _set(path: str, value: object) -> Spoil:
 )
 def test_what_is_wrong_in_a_sighting_is_named(spoil: Spoil, field: str) -> None:
     message = _good()
-    sight_from(message)  # the negative control: without the fault it is taken
+    snapshot_from(message)  # the negative control: without the fault it is taken
     spoil(message)
     with pytest.raises(FieldError) as refused:
-        sight_from(message)
+        snapshot_from(message)
     assert refused.value.field == field
 
 
@@ -117,4 +117,4 @@ def test_devices_come_in_order_of_their_index_whatever_the_order_of_the_message(
     message = _good()
     message.devices.append(lease_pb2.Device(index=3, id="GPU-3", total_bytes=GIB))
     message.devices.append(lease_pb2.Device(index=1, id="GPU-2", total_bytes=GIB))
-    assert [device.index for device in sight_from(message).devices] == [0, 1, 3]
+    assert [device.index for device in snapshot_from(message).devices] == [0, 1, 3]

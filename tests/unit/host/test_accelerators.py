@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from weft.gpu.sighting import Source
+from weft.gpu.snapshot import Source
 from weft_app.compose.accelerators import host_observer
 from weft_app.config.config import AcceleratorSection
 

@@ -6,7 +6,7 @@ from gateway.runner_api.facts import DeviceFacts, ModelStage, RunnerStage
 from weft.api.common.v1 import error_reason_pb2
 from weft.api.registry.v1 import runner_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
-from weft.gpu.sighting import DeviceSight, HostSight, Source
+from weft.gpu.snapshot import DeviceSnapshot, HostSnapshot, Source
 from weft_app.compose.runner_facts import device_facts, runner_facts
 
 Phase = runner_pb2.InstanceState.Phase
@@ -83,9 +83,9 @@ def test_cache_figures_and_isolation_come_through() -> None:
     assert (model.tenants_apart, model.cache.hits, model.takes_chats) == (True, 3, True)
 
 
-def sight(source: Source, *indexes: int) -> HostSight:
-    devices = [DeviceSight(index=index, id=str(index), name="x", total_bytes=100, used_bytes=7) for index in indexes]
-    return HostSight(host="h", source=source, devices=tuple(devices))
+def sight(source: Source, *indexes: int) -> HostSnapshot:
+    devices = [DeviceSnapshot(index=index, id=str(index), name="x", total_bytes=100, used_bytes=7) for index in indexes]
+    return HostSnapshot(host="h", source=source, devices=tuple(devices))
 
 
 def test_only_the_devices_that_it_may_use_are_told() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from registry_svc.ledger.policy.device_memory import DeviceBook
 from registry_svc.ledger.policy.leases import Grant, Holder, HolderKind, Lease, LeaseState, Shares, Wish
-from weft.gpu.sighting import DeviceSight, HostSight, ProcessId, ProcessSight, Source
+from weft.gpu.snapshot import DeviceSnapshot, HostSnapshot, ProcessId, ProcessSnapshot, Source
 from weft.kernel.request import Priority
 
 GIB = 1024**3
@@ -67,33 +67,33 @@ def device(index: int, free: int, *, booked: int = 0) -> DeviceBook:
 def sight(
     *totals: int,
     used: Iterable[int | None] | None = None,
-    processes: Iterable[ProcessSight] = (),
+    processes: Iterable[ProcessSnapshot] = (),
     source: Source = Source.NVML,
-) -> HostSight:
+) -> HostSnapshot:
     """Devices of these sizes; nothing is in use unless it is said."""
     uses = [0] * len(totals) if used is None else list(used)
     devices = tuple(
-        DeviceSight(index=index, id=f"GPU-{index}", name="gpu", total_bytes=total, used_bytes=uses[index])
+        DeviceSnapshot(index=index, id=f"GPU-{index}", name="gpu", total_bytes=total, used_bytes=uses[index])
         for index, total in enumerate(totals)
     )
-    return HostSight(host="host-a", source=source, devices=devices, processes=tuple(processes))
+    return HostSnapshot(host="host-a", source=source, devices=devices, processes=tuple(processes))
 
 
-def holding(pid: int, *held: tuple[int, int]) -> ProcessSight:
-    return ProcessSight(process=process(pid), alive=True, bytes_by_device=held)
+def holding(pid: int, *held: tuple[int, int]) -> ProcessSnapshot:
+    return ProcessSnapshot(process=process(pid), alive=True, bytes_by_device=held)
 
 
-def ended(pid: int) -> ProcessSight:
-    return ProcessSight(process=process(pid), alive=False)
+def ended(pid: int) -> ProcessSnapshot:
+    return ProcessSnapshot(process=process(pid), alive=False)
 
 
-def ended_but_listed(pid: int, *held: tuple[int, int]) -> ProcessSight:
+def ended_but_listed(pid: int, *held: tuple[int, int]) -> ProcessSnapshot:
     """Its memory is not back yet."""
-    return ProcessSight(process=process(pid), alive=False, bytes_by_device=held)
+    return ProcessSnapshot(process=process(pid), alive=False, bytes_by_device=held)
 
 
-def unknown(pid: int) -> ProcessSight:
-    return ProcessSight(process=process(pid), alive=True, memory_unknown=True)
+def unknown(pid: int) -> ProcessSnapshot:
+    return ProcessSnapshot(process=process(pid), alive=True, memory_unknown=True)
 
 
 def total_of(shares: Shares | None) -> int:

@@ -9,12 +9,12 @@ from ledger_values import GIB, MARGIN, ended, ended_but_listed, holding, lease, 
 
 from registry_svc.ledger.policy.device_memory import DeviceBook, open_book
 from registry_svc.ledger.policy.leases import Lease, LeaseState
-from weft.gpu.sighting import HostSight, Source
+from weft.gpu.snapshot import HostSnapshot, Source
 
 TOTAL = 24 * GIB
 
 
-def first(seen: HostSight, *leases: Lease, margin: int = MARGIN) -> DeviceBook:
+def first(seen: HostSnapshot, *leases: Lease, margin: int = MARGIN) -> DeviceBook:
     return open_book(seen, leases, margin).devices[0]
 
 

@@ -14,7 +14,7 @@ from registry_svc.ledger.policy.device_memory import choose, largest_lease, open
 from registry_svc.ledger.policy.eviction import Reclaim
 from registry_svc.ledger.policy.leases import Lease, LeaseState, orphaned, processes_after, released, renewed, with_gone
 from registry_svc.ledger.policy.wait_queue import plan_line
-from weft.gpu.sighting import DeviceSight, HostSight, ProcessId, ProcessSight, Source
+from weft.gpu.snapshot import DeviceSnapshot, HostSnapshot, ProcessId, ProcessSnapshot, Source
 from weft.kernel.request import Priority
 
 if TYPE_CHECKING:
@@ -123,10 +123,10 @@ class BookOfOneHost(RuleBasedStateMachine):
         found = [each for each in self.leases.values() if each.state is state]
         return data.draw(st.sampled_from(found)) if found else None
 
-    def look(self, asked: list[ProcessId] | None = None) -> HostSight:
+    def look(self, asked: list[ProcessId] | None = None) -> HostSnapshot:
         known = self.source is Source.NVML
         devices = tuple(
-            DeviceSight(
+            DeviceSnapshot(
                 index=index,
                 id=f"GPU-{index}",
                 name="model",
@@ -136,15 +136,15 @@ class BookOfOneHost(RuleBasedStateMachine):
             for index in range(GPUS)
         )
         named = sorted({*(self.processes if known else ()), *(asked or ())})
-        return HostSight(host="host-a", source=self.source, devices=devices, processes=tuple(map(self.seen, named)))
+        return HostSnapshot(host="host-a", source=self.source, devices=devices, processes=tuple(map(self.seen, named)))
 
-    def seen(self, process: ProcessId) -> ProcessSight:
+    def seen(self, process: ProcessId) -> ProcessSnapshot:
         memory = self.processes.get(process)
         if memory is None:
-            return ProcessSight(process=process, alive=False)
+            return ProcessSnapshot(process=process, alive=False)
         if self.source is not Source.NVML:
-            return ProcessSight(process=process, alive=True, memory_unknown=True)
-        return ProcessSight(process=process, alive=True, bytes_by_device=tuple(sorted(memory.items())))
+            return ProcessSnapshot(process=process, alive=True, memory_unknown=True)
+        return ProcessSnapshot(process=process, alive=True, bytes_by_device=tuple(sorted(memory.items())))
 
 
 class BookOfDeclaredDevices(BookOfOneHost):

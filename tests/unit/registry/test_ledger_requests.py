@@ -18,8 +18,8 @@ from registry_svc.ledger.servicer import (
 )
 from weft.api.common.v1 import priority_pb2
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2
-from weft.gpu.messages import MAX_DEVICE_BYTES
-from weft.gpu.sighting import DeviceSight, HostSight, ProcessId, ProcessSight, Source
+from weft.gpu.snapshot import DeviceSnapshot, HostSnapshot, ProcessId, ProcessSnapshot, Source
+from weft.gpu.snapshot_messages import MAX_DEVICE_BYTES
 from weft.kernel.errors import FieldError
 from weft.kernel.request import Priority
 
@@ -78,13 +78,13 @@ def test_what_is_asked_arrives_whole() -> None:
     assert (wanted.device_indexes, wanted.max_devices) == (frozenset({0, 1}), 2)
     assert (wanted.priority, wanted.max_wait_seconds, wanted.pinned) == (Priority.HIGH, 2.5, True)
     devices = (
-        DeviceSight(index=0, id="GPU-0", name="card", total_bytes=100, used_bytes=0, utilization=0.0),
-        DeviceSight(index=1, id="GPU-1", name="card", total_bytes=100),
+        DeviceSnapshot(index=0, id="GPU-0", name="card", total_bytes=100, used_bytes=0, utilization=0.0),
+        DeviceSnapshot(index=1, id="GPU-1", name="card", total_bytes=100),
     )
     processes = tuple(
-        ProcessSight(process=ProcessId(pid, 9), alive=True, bytes_by_device=((0, 7), (1, 5))) for pid in (7, 8)
+        ProcessSnapshot(process=ProcessId(pid, 9), alive=True, bytes_by_device=((0, 7), (1, 5))) for pid in (7, 8)
     )
-    assert wanted.sight == HostSight(host="hôst a", source=Source.NVML, devices=devices, processes=processes)
+    assert wanted.sight == HostSnapshot(host="hôst a", source=Source.NVML, devices=devices, processes=processes)
 
 
 def test_what_is_not_set_has_its_default() -> None:

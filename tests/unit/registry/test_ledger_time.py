@@ -19,7 +19,7 @@ from registry_svc.ledger.policy.leases import (
     watched,
     with_gone,
 )
-from weft.gpu.sighting import HostSight, Source
+from weft.gpu.snapshot import HostSnapshot, Source
 
 TOTAL = 24 * GIB
 INTERVAL = 5.0
@@ -33,7 +33,7 @@ def silent(*pids: int, **known: Any) -> Lease:
     return lease(1, processes=tuple(process(pid) for pid in pids), state=LeaseState.ORPHANED, since=100.0, **known)
 
 
-def over(given: Lease, seen: HostSight, at: float = 101.0) -> bool:
+def over(given: Lease, seen: HostSnapshot, at: float = 101.0) -> bool:
     return is_over(with_gone(given, seen.processes), seen, at, INTERVAL)
 
 

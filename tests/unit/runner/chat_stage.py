@@ -9,8 +9,8 @@ from runner_svc.chat.conversation import converse
 from runner_svc.chat.request import ChatRequest, ChatSetup
 from runner_svc.chat.settings import ChatSettings
 from runner_svc.request_records import RequestRecord
-from runner_svc.tools.box import ToolBox
 from runner_svc.tools.port import ToolDescription, ToolOutcome, ToolSource
+from runner_svc.tools.tool_box import ToolBox
 from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, event_pb2, receipt_pb2, usage_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft_testing.fake_clock import FakeClock

@@ -24,7 +24,7 @@ from runner_svc.policy.restart import RestartLimits
 from runner_svc.supervise.logs import LogRing
 from weft.api.common.v1 import chat_pb2, embedding_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
-from weft.gpu.sighting import ProcessId
+from weft.gpu.snapshot import ProcessId
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation

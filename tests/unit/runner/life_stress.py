@@ -19,14 +19,14 @@ from runner_svc.backend.port import (
 )
 from runner_svc.instance.instance import Instance
 from runner_svc.instance.settings import HibernationSettings, InstanceConfig, SleepSettings
-from runner_svc.memory.port import ExpectedMemory, LeaseGrant, MemoryAccount, MemoryUser, MemoryWish, OnWaiting
+from runner_svc.memory.port import ExpectedMemory, LeaseGrant, MemoryAccount, MemoryRequest, MemoryUser, OnWaiting
 from runner_svc.policy.life_events import Phase
 from runner_svc.policy.load_parameters import LoadParameter
-from runner_svc.policy.load_plan import LoadPlan, LoadWish
+from runner_svc.policy.load_plan import LoadPlan, LoadSpec
 from runner_svc.supervise.logs import LogRing
 from weft.api.common.v1 import chat_pb2, embedding_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
-from weft.gpu.sighting import ProcessId
+from weft.gpu.snapshot import ProcessId
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
@@ -168,7 +168,7 @@ class RandomBook:
         self.granted = 0
         self.broken: list[str] = []
 
-    async def acquire(self, wish: MemoryWish, user: MemoryUser, on_waiting: OnWaiting) -> LeaseGrant | None:
+    async def acquire(self, wish: MemoryRequest, user: MemoryUser, on_waiting: OnWaiting) -> LeaseGrant | None:
         on_waiting("waiting for memory")
         await self._backend.dawdle()
         if self._backend.fails() and self._random.random() < 0.5:
@@ -330,7 +330,7 @@ class Stress:
 
     async def _load(self) -> None:
         context = self.random.choice((512, 512, 1024))
-        wish = LoadWish(
+        wish = LoadSpec(
             plan=LoadPlan(parameters={"context_tokens": context}),
             keep_alive_seconds=self.random.choice((-1.0, 0.0, 5.0)),
             pin=self.random.random() < 0.1,

@@ -4,7 +4,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from runner_svc.backend.port import DeviceShare
-from runner_svc.memory.port import ExpectedMemory, LeaseGrant, MemoryAccount, MemoryUser, MemoryWish, OnWaiting
+from runner_svc.memory.port import ExpectedMemory, LeaseGrant, MemoryAccount, MemoryRequest, MemoryUser, OnWaiting
 from runner_svc.policy.load_plan import LoadPlan
 
 if TYPE_CHECKING:
@@ -22,13 +22,13 @@ class StepBook:
         self.go = asyncio.Event()
         self.go.set()
         self.error: WeftError | None = None
-        self.wishes: list[MemoryWish] = []
+        self.wishes: list[MemoryRequest] = []
         self.held: dict[str, MemoryUser] = {}
         self.released: list[str] = []
         self.is_sure = True
         self.changes = 0
 
-    async def acquire(self, wish: MemoryWish, user: MemoryUser, on_waiting: OnWaiting) -> LeaseGrant | None:
+    async def acquire(self, wish: MemoryRequest, user: MemoryUser, on_waiting: OnWaiting) -> LeaseGrant | None:
         self.wishes.append(wish)
         if not self.go.is_set():
             on_waiting(WORDS)

@@ -8,21 +8,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runner_svc.policy import cache_directory
-from runner_svc.policy.cache_directory import CacheBook, CacheTurn, Leavings, Partition, SlotState
+from runner_svc.policy.cache_directory import CacheDirectory, CacheTurn, Partition, SlotState, UnownedContent
 
 A, B, C = Partition("a"), Partition("b"), Partition("c")
 A_TAGGED = Partition("a", "tag")
 
 
-def _turn(book: CacheBook, partition: Partition | None, *marks: bytes) -> CacheTurn:
+def _turn(book: CacheDirectory, partition: Partition | None, *marks: bytes) -> CacheTurn:
     turn = book.begin(partition, marks)
     book.end(turn, worked=True)
     return turn
 
 
-def _shared_book(slot_count: int) -> CacheBook:
+def _shared_book(slot_count: int) -> CacheDirectory:
     """A book that two tenants have used, and whose slots are all known to be empty."""
-    book = CacheBook(slot_count)
+    book = CacheDirectory(slot_count)
     _turn(book, A)
     _turn(book, B)
     book.emptied(book.forget())
@@ -30,13 +30,13 @@ def _shared_book(slot_count: int) -> CacheBook:
 
 
 def test_one_tenant_alone_is_left_to_the_engine() -> None:
-    book = CacheBook(2)
+    book = CacheDirectory(2)
     turns = [_turn(book, A) for _ in range(3)]
     assert [(turn.slot, turn.fresh) for turn in turns] == [(None, False)] * 3
 
 
 def test_the_second_tenant_and_all_after_it_are_placed() -> None:
-    book = CacheBook(2)
+    book = CacheDirectory(2)
     _turn(book, A)
     second = _turn(book, B)
     assert second.slot is not None
@@ -45,7 +45,7 @@ def test_the_second_tenant_and_all_after_it_are_placed() -> None:
 
 
 def test_a_tag_is_as_good_as_another_tenant() -> None:
-    book = CacheBook(2)
+    book = CacheDirectory(2)
     _turn(book, A)
     assert _turn(book, A_TAGGED).fresh
 
@@ -99,7 +99,7 @@ def test_a_slot_that_the_engine_is_seen_at_work_in_is_avoided_but_not_at_any_pri
 
 
 def test_a_turn_that_shares_with_nobody_begins_afresh_and_its_slot_is_to_be_erased() -> None:
-    book = CacheBook(2)
+    book = CacheDirectory(2)
     _turn(book, A)
     private = book.begin(None)
     assert private.fresh
@@ -112,10 +112,10 @@ def test_a_turn_that_shares_with_nobody_begins_afresh_and_its_slot_is_to_be_eras
 
 
 def test_a_fresh_turn_that_never_reached_the_engine_leaves_the_slot_to_nobody() -> None:
-    book = CacheBook(1)
+    book = CacheDirectory(1)
     _turn(book, A)
     book.end(book.begin(B), worked=False)
-    assert book.owner_of(0) is Leavings.FOR_NOBODY
+    assert book.owner_of(0) is UnownedContent.FOR_NOBODY
     assert book.begin(B).fresh
 
 
@@ -147,7 +147,7 @@ def test_what_is_in_use_is_forgotten_when_it_comes_free() -> None:
 
 def test_an_engine_has_at_least_one_slot() -> None:
     with pytest.raises(ValueError, match="1 to"):
-        CacheBook(0)
+        CacheDirectory(0)
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class _Running:
 class _Engine:
     """Slots with texts in them, and what no turn may be shown."""
 
-    book: CacheBook
+    book: CacheDirectory
     contents: list[_Text | None]
     forgotten: set[_Text] = field(default_factory=set)
     running: list[_Running] = field(default_factory=list)
@@ -244,7 +244,9 @@ _REST = st.tuples(st.sampled_from(["erase", "look"]))
 _STEPS = st.lists(st.one_of(_BEGIN, _BEGIN, _END, _END, _WRITE, _FORGET, _REST), max_size=60)
 
 
-def _run(steps: list[tuple[object, ...]], slots: int, make_book: Callable[[int], CacheBook] = CacheBook) -> _Engine:
+def _run(
+    steps: list[tuple[object, ...]], slots: int, make_book: Callable[[int], CacheDirectory] = CacheDirectory
+) -> _Engine:
     engine = _Engine(make_book(slots), [None] * slots)
     for step in steps:
         match step:
@@ -276,30 +278,30 @@ def test_turns_of_one_tenant_do_share() -> None:
     assert _run(steps, 2).reused >= 4
 
 
-class _NeverFresh(CacheBook):
+class _NeverFresh(CacheDirectory):
     def begin(self, *args: object, **options: object) -> CacheTurn:
         return replace(super().begin(*args, **options), fresh=False)  # type: ignore[arg-type]  # handed on as it is
 
 
-class _TrustsEveryEnd(CacheBook):
+class _TrustsEveryEnd(CacheDirectory):
     def end(self, turn: CacheTurn, *, worked: bool, touched: object = None) -> tuple[SlotState, ...]:
         del worked, touched
         return super().end(turn, worked=True)
 
 
-class _IgnoresLooseTurns(CacheBook):
+class _IgnoresLooseTurns(CacheDirectory):
     def end(self, turn: CacheTurn, *, worked: bool, touched: object = None) -> tuple[SlotState, ...]:
         del touched
         return super().end(turn, worked=worked, touched=())
 
 
-class _ForgetsNothing(CacheBook):
+class _ForgetsNothing(CacheDirectory):
     def forget(self, tenant: str | None = None, tag: str | None = None) -> tuple[SlotState, ...]:
         del tenant, tag
         return ()
 
 
-class _TakesEverythingForEmpty(CacheBook):
+class _TakesEverythingForEmpty(CacheDirectory):
     def emptied(self, states: object) -> None:
         del states
         super().emptied(self.states())
@@ -307,7 +309,7 @@ class _TakesEverythingForEmpty(CacheBook):
 
 _A_ONCE: list[tuple[object, ...]] = [("begin", A, True, 0), ("write", 0, 0), ("end", 0, True)]
 _B_ONCE: list[tuple[object, ...]] = [("begin", B, True, 0), ("end", 0, True)]
-_WRONG_BOOKS: list[tuple[type[CacheBook], list[tuple[object, ...]]]] = [
+_WRONG_BOOKS: list[tuple[type[CacheDirectory], list[tuple[object, ...]]]] = [
     (_NeverFresh, [*_A_ONCE, *_B_ONCE]),
     (_TrustsEveryEnd, [*_A_ONCE, ("begin", B, False, 0), ("end", 0, False), *_B_ONCE]),
     (_IgnoresLooseTurns, [*_B_ONCE, ("begin", A, True, 1), ("write", 0, 0), ("end", 0, True), *_B_ONCE]),
@@ -317,7 +319,7 @@ _WRONG_BOOKS: list[tuple[type[CacheBook], list[tuple[object, ...]]]] = [
 
 
 @pytest.mark.parametrize(("wrong", "steps"), _WRONG_BOOKS)
-def test_the_model_finds_books_that_are_wrong(wrong: type[CacheBook], steps: list[tuple[object, ...]]) -> None:
+def test_the_model_finds_books_that_are_wrong(wrong: type[CacheDirectory], steps: list[tuple[object, ...]]) -> None:
     """The control: each of these leaves one precaution out."""
     _run(steps, 1)
     with pytest.raises(AssertionError):
@@ -325,6 +327,6 @@ def test_the_model_finds_books_that_are_wrong(wrong: type[CacheBook], steps: lis
 
 
 def test_the_number_of_slots_is_bounded() -> None:
-    assert CacheBook(cache_directory.MAX_CACHE_SLOTS).slot_count == cache_directory.MAX_CACHE_SLOTS
+    assert CacheDirectory(cache_directory.MAX_CACHE_SLOTS).slot_count == cache_directory.MAX_CACHE_SLOTS
     with pytest.raises(ValueError, match="slots"):
-        CacheBook(cache_directory.MAX_CACHE_SLOTS + 1)
+        CacheDirectory(cache_directory.MAX_CACHE_SLOTS + 1)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from runner_svc.backend.port import CacheIsolation, ErasedCache, SlotSight
-from runner_svc.cache.manager import CacheDesk
+from runner_svc.backend.port import CacheIsolation, ErasedCache, SlotSnapshot
+from runner_svc.cache.manager import CacheManager
 from runner_svc.cache.model_cache import ModelCache
 from runner_svc.policy.load_plan import AS_CONFIGURED
 from weft.api.common.v1 import completion_pb2, usage_pb2
@@ -32,7 +32,7 @@ class Engine:
         self.tokens = 10
         self._fails = fails
 
-    async def look_at_slots(self) -> Sequence[SlotSight]:
+    async def slot_snapshots(self) -> Sequence[SlotSnapshot]:
         return ()
 
     async def erase_cache(self, slots: Sequence[int] | None = None) -> ErasedCache:
@@ -50,11 +50,11 @@ class Model:
         self.backend: Any = engine
 
 
-def _desk(**engines: Engine) -> CacheDesk:
-    return CacheDesk.over([Model(name, engine) for name, engine in engines.items()])
+def _desk(**engines: Engine) -> CacheManager:
+    return CacheManager.over([Model(name, engine) for name, engine in engines.items()])
 
 
-async def _use(desk: CacheDesk, model: str, tenant: str, handling: Handling | None = None) -> Any:
+async def _use(desk: CacheManager, model: str, tenant: str, handling: Handling | None = None) -> Any:
     async with desk.of_request(model, tenant, handling or Handling()).generating(PROMPT) as turn:
         turn.worked = True
         return turn
@@ -117,7 +117,7 @@ async def test_memory_is_told_only_where_the_size_of_a_token_is_known() -> None:
     async def thousand() -> int:
         return 1_000
 
-    known = CacheDesk([ModelCache("m", engine, token_size=thousand)])
+    known = CacheManager([ModelCache("m", engine, token_size=thousand)])
     await _use(known, "m", "a")
     assert (await known.flush(_flush("ALL"))).reusable_bytes == 10_000
     unknown = _desk(m=Engine(CacheIsolation.SLOTS, 1))
@@ -160,7 +160,7 @@ async def test_whoever_wants_no_cache_from_a_server_that_shares_everything_is_wa
 
 
 async def test_a_server_with_salts_is_told_another_one_for_each_tenant_and_after_a_flush(tmp_path: Path) -> None:
-    desk = CacheDesk.over([Model("m", Engine(CacheIsolation.SALT))], tmp_path)
+    desk = CacheManager.over([Model("m", Engine(CacheIsolation.SALT))], tmp_path)
     a, again, b = [(await _use(desk, "m", tenant)).use.salt for tenant in ("a", "a", "b")]
     assert a == again != b
     private = [(await _use(desk, "m", "a", PRIVATE)).use.salt for _ in range(2)]
@@ -168,7 +168,7 @@ async def test_a_server_with_salts_is_told_another_one_for_each_tenant_and_after
     await desk.flush(_flush("TENANT", tenant="a"))
     assert (await _use(desk, "m", "a")).use.salt != a
     assert (await _use(desk, "m", "b")).use.salt == b
-    restarted = CacheDesk.over([Model("m", Engine(CacheIsolation.SALT))], tmp_path)
+    restarted = CacheManager.over([Model("m", Engine(CacheIsolation.SALT))], tmp_path)
     assert (await _use(restarted, "m", "b")).use.salt == b
 
 

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from runner_svc.cache import salts
-from runner_svc.cache.salts import SaltBook
+from runner_svc.cache.salts import SaltStore
 from runner_svc.policy.cache_directory import Partition
 
 A, B, A_TAGGED, AMBIGUOUS = Partition("a"), Partition("b"), Partition("a", "tag"), Partition("atag")
 
 
 def test_each_tenant_and_tag_has_a_salt_of_its_own_that_stays() -> None:
-    book = SaltBook(None)
+    book = SaltStore(None)
     found = [book.salt_of(partition) for partition in (A, B, A_TAGGED, AMBIGUOUS)]
     assert len(set(found)) == len(found)
     assert found == [book.salt_of(partition) for partition in (A, B, A_TAGGED, AMBIGUOUS)]
@@ -21,18 +21,18 @@ def test_each_tenant_and_tag_has_a_salt_of_its_own_that_stays() -> None:
 
 
 def test_a_request_that_shares_with_nobody_has_a_new_one_each_time() -> None:
-    book = SaltBook(None)
+    book = SaltStore(None)
     assert book.salt_of(None) != book.salt_of(None)
 
 
 def test_two_runners_have_different_salts_for_one_tenant() -> None:
-    assert SaltBook(None).salt_of(A) != SaltBook(None).salt_of(A)
+    assert SaltStore(None).salt_of(A) != SaltStore(None).salt_of(A)
 
 
 def test_the_key_is_kept_over_restarts_and_only_its_owner_may_read_it(tmp_path: Path) -> None:
     file = tmp_path / "state" / "salts.json"
-    first = SaltBook(file).salt_of(A)
-    assert SaltBook(file).salt_of(A) == first
+    first = SaltStore(file).salt_of(A)
+    assert SaltStore(file).salt_of(A) == first
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
@@ -49,11 +49,11 @@ def test_a_flush_changes_what_is_meant_and_is_kept_over_restarts(
     tmp_path: Path, scope: dict[str, str], changed: set[Partition]
 ) -> None:
     file = tmp_path / "salts.json"
-    book = SaltBook(file)
+    book = SaltStore(file)
     everybody = (A, B, A_TAGGED, AMBIGUOUS)
     before = {partition: book.salt_of(partition) for partition in everybody}
     book.forget(**scope)
-    after = {partition: SaltBook(file).salt_of(partition) for partition in everybody}
+    after = {partition: SaltStore(file).salt_of(partition) for partition in everybody}
     assert {partition for partition in everybody if before[partition] != after[partition]} == changed
 
 
@@ -61,12 +61,12 @@ def test_a_flush_changes_what_is_meant_and_is_kept_over_restarts(
 def test_a_broken_file_makes_new_salts_and_no_error(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "salts.json"
     file.write_bytes(content)
-    assert len(SaltBook(file).salt_of(A)) == 64
+    assert len(SaltStore(file).salt_of(A)) == 64
 
 
 def test_beyond_its_bound_a_flush_changes_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(salts, "MAX_FORGOTTEN", 2)
-    book = SaltBook(None)
+    book = SaltStore(None)
     before = book.salt_of(B)
     for tenant in ("x", "y"):
         book.forget(tenant)

@@ -33,8 +33,8 @@ from chat_stage import (
 
 from runner_svc.chat.conversation import converse
 from runner_svc.request_records import RequestRecords, RequestState
-from runner_svc.tools.box import ToolBox
 from runner_svc.tools.port import ToolDescription, ToolSource
+from runner_svc.tools.tool_box import ToolBox
 from weft.api.common.v1 import chat_pb2, event_pb2, sampling_pb2, warning_pb2
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason

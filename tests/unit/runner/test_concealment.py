@@ -2,7 +2,7 @@ import pytest
 from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 
-from runner_svc.dial_out.redaction import conceal_in_status, conceal_local_addresses
+from runner_svc.dial_out.redaction import redact_local_addresses, redact_status
 from weft.kernel.errors import invalid_field
 from weft.link.codec import STATUS_DETAILS
 from weft.link.frames import CallStatus
@@ -22,7 +22,7 @@ from weft.link.statuses import status_of
     ],
 )
 def test_addresses_of_this_machine_are_concealed(text: str, concealed: str) -> None:
-    assert conceal_local_addresses(text) == concealed
+    assert redact_local_addresses(text) == concealed
 
 
 @pytest.mark.parametrize(
@@ -37,12 +37,12 @@ def test_addresses_of_this_machine_are_concealed(text: str, concealed: str) -> N
     ],
 )
 def test_other_addresses_are_left_alone(text: str) -> None:
-    assert conceal_local_addresses(text) == text
+    assert redact_local_addresses(text) == text
 
 
 def test_an_error_and_its_details_are_concealed() -> None:
     error = invalid_field("model", "http://127.0.0.1:41045 does not know it")
-    status = conceal_in_status(status_of(error))
+    status = redact_status(status_of(error))
     assert status.message == "model: <local> does not know it"
     assert b"127.0.0.1" not in dict(status.trailing_metadata)[STATUS_DETAILS]
 
@@ -53,7 +53,7 @@ def test_details_of_another_kind_and_other_metadata_stay() -> None:
     other = any_pb2.Any(type_url="x/y", value=b"\x00\xff")
     details = status_pb2.Status(code=14, message="m", details=[info, other]).SerializeToString()
     trailing: tuple[tuple[str, str | bytes], ...] = (("x-receipt-bin", b"\xff"), (STATUS_DETAILS, details))
-    found = dict(conceal_in_status(CallStatus(code=14, message="m", trailing_metadata=trailing)).trailing_metadata)
+    found = dict(redact_status(CallStatus(code=14, message="m", trailing_metadata=trailing)).trailing_metadata)
     assert found["x-receipt-bin"] == b"\xff"
     status = status_pb2.Status.FromString(found[STATUS_DETAILS])
     assert status.details[1] == other

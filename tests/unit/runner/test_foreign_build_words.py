@@ -2,7 +2,7 @@
 
 import pytest
 
-from runner_svc.policy.foreign_build import explanation, program_name
+from runner_svc.policy.engine_failures import explain_foreign_build, program_name
 
 NATIVE = ("/opt/llama.cpp/llama-server", "--model", "a.gguf")
 WHEEL = ("/usr/bin/python3", "-m", "runner_svc.runtimes.llama_server.xllamacpp_launcher")
@@ -14,7 +14,7 @@ LIBRARY = ("/usr/bin/python3", "-m", "runner_svc.runtimes.llama_cpp_python.host"
     ["signal SIGSEGV", "signal SIGSEGV (core dumped)", "signal SIGILL", "exit code 139", "exit code 132"],
 )
 def test_a_fault_before_the_first_answer_names_signal_program_cause_and_next_step(how: str) -> None:
-    why = explanation(how, NATIVE, has_answered=False)
+    why = explain_foreign_build(how, NATIVE, has_answered=False)
     assert why is not None
     assert why.startswith(f"{how} before its first answer: llama-server was probably built for another processor")
     assert "-DGGML_NATIVE=OFF" in why
@@ -22,20 +22,20 @@ def test_a_fault_before_the_first_answer_names_signal_program_cause_and_next_ste
 
 
 def test_after_an_answer_only_an_illegal_instruction_means_that() -> None:
-    assert explanation("signal SIGSEGV", NATIVE, has_answered=True) is None
-    why = explanation("signal SIGILL", NATIVE, has_answered=True)
+    assert explain_foreign_build("signal SIGSEGV", NATIVE, has_answered=True) is None
+    why = explain_foreign_build("signal SIGILL", NATIVE, has_answered=True)
     assert why is not None
     assert "before its first answer" not in why
 
 
 @pytest.mark.parametrize("how", ["signal SIGKILL", "signal SIGABRT", "signal SIGBUS", "exit code 1", "exit code 0"])
 def test_other_ends_do_not_mean_that(how: str) -> None:
-    assert explanation(how, NATIVE, has_answered=False) is None
+    assert explain_foreign_build(how, NATIVE, has_answered=False) is None
 
 
 def test_the_next_step_is_one_that_this_program_allows() -> None:
-    wheel = explanation("signal SIGILL", WHEEL, has_answered=False)
-    library = explanation("signal SIGILL", LIBRARY, has_answered=False)
+    wheel = explain_foreign_build("signal SIGILL", WHEEL, has_answered=False)
+    library = explain_foreign_build("signal SIGILL", LIBRARY, has_answered=False)
     assert wheel is not None
     assert library is not None
     assert "name it in the runner's `command`" in wheel

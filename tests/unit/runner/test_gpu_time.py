@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from runner_svc.gpu_time import HANG_SECONDS, GpuTime
+from runner_svc.supervise.process_time import HANG_SECONDS, GpuTime
 
 SECOND = 1_000_000
 

@@ -7,7 +7,7 @@ from instance_stage import Stage, living
 from step_book import StepBook, step_account
 
 from runner_svc.policy.life_events import Phase
-from runner_svc.policy.load_plan import LoadWish
+from runner_svc.policy.load_plan import LoadSpec
 
 
 async def _served(stage: Stage, keep_alive_seconds: float | None = None) -> None:
@@ -76,7 +76,7 @@ async def test_a_model_that_is_kept_for_one_request_waits_for_that_one() -> None
 
 async def test_a_load_says_how_long_it_stays() -> None:
     async with living(step_account(StepBook()), keep_alive_seconds=50.0) as stage:
-        await stage.instance.load(LoadWish(keep_alive_seconds=7.0))
+        await stage.instance.load(LoadSpec(keep_alive_seconds=7.0))
         assert await _phase_after(stage, 7.0) is Phase.HIBERNATING
         await stage.instance.load()
         assert await _phase_after(stage, 10_000.0) is Phase.READY
@@ -93,7 +93,7 @@ async def test_a_pinned_model_stays_loaded_until_it_is_unloaded() -> None:
 
 async def test_a_pin_of_a_load_ends_with_that_life() -> None:
     async with living(step_account(StepBook())) as stage:
-        await stage.instance.load(LoadWish(pin=True, keep_alive_seconds=5.0))
+        await stage.instance.load(LoadSpec(pin=True, keep_alive_seconds=5.0))
         assert await _phase_after(stage, 10_000.0) is Phase.READY
         await stage.instance.unload()
         await stage.instance.wake()

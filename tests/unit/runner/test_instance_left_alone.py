@@ -7,7 +7,7 @@ from instance_stage import living, outcome
 from step_book import StepBook, step_account
 
 from runner_svc.policy.life_events import Phase
-from runner_svc.policy.load_plan import LoadWish
+from runner_svc.policy.load_plan import LoadSpec
 
 
 async def test_a_wake_that_waits_for_memory_ends_when_its_last_caller_leaves() -> None:
@@ -68,5 +68,5 @@ async def test_the_book_hears_at_once_that_a_model_is_pinned_or_not_any_more() -
         await stage.settle()
         for pin in (True, False):
             before = book.changes
-            await stage.instance.load(LoadWish(pin=pin))
+            await stage.instance.load(LoadSpec(pin=pin))
             assert (stage.instance.memory.memory_use().pinned, book.changes) == (pin, before + 1)

@@ -9,7 +9,7 @@ from step_book import GIB, WORDS, StepBook, step_account
 from runner_svc.backend.port import DeviceShare, LoadOrder
 from runner_svc.instance.settings import SleepSettings
 from runner_svc.policy.life_events import Command, Phase
-from runner_svc.policy.load_plan import LoadPlan, LoadWish
+from runner_svc.policy.load_plan import LoadPlan, LoadSpec
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
@@ -164,7 +164,7 @@ async def test_a_stop_while_memory_is_awaited_leaves_no_lease() -> None:
 
 async def test_other_options_load_it_again_and_the_next_load_without_them_is_as_configured() -> None:
     book = StepBook()
-    longer = LoadWish(plan=LoadPlan(parameters={"context_tokens": 4096}))
+    longer = LoadSpec(plan=LoadPlan(parameters={"context_tokens": 4096}))
     async with living(step_account(book)) as stage:
         assert await stage.instance.load() is True
         assert await stage.instance.load(longer) is False
@@ -182,7 +182,7 @@ async def test_other_options_load_it_again_and_the_next_load_without_them_is_as_
 
 async def test_of_loads_with_different_options_each_gets_its_own_or_a_later_one_has_the_last_word() -> None:
     book = StepBook()
-    wishes = [LoadWish(plan=LoadPlan(parameters={"context_tokens": 1024 * number})) for number in range(1, 5)]
+    wishes = [LoadSpec(plan=LoadPlan(parameters={"context_tokens": 1024 * number})) for number in range(1, 5)]
     async with living(step_account(book), start_asleep=True) as stage:
         loads = [asyncio.create_task(stage.instance.load(wish)) for wish in wishes]
         await stage.settle()
@@ -196,11 +196,11 @@ async def test_of_loads_with_different_options_each_gets_its_own_or_a_later_one_
 async def test_a_budget_that_is_too_small_says_what_would_fit() -> None:
     async with living(step_account(StepBook()), start_asleep=True) as stage:
         with pytest.raises(WeftError) as refused:
-            await stage.instance.load(LoadWish(memory_budget_bytes=GIB))
+            await stage.instance.load(LoadSpec(memory_budget_bytes=GIB))
         assert refused.value.reason is Reason.INSUFFICIENT_MEMORY
         assert refused.value.message == "m needs 2 GiB and may take 1 GiB; a context of 1024 tokens fits"
         assert stage.instance.phase is Phase.HIBERNATING
-        await stage.instance.load(LoadWish(memory_budget_bytes=2 * GIB))
+        await stage.instance.load(LoadSpec(memory_budget_bytes=2 * GIB))
 
 
 async def test_an_idle_model_gives_its_memory_to_somebody_else() -> None:
@@ -229,7 +229,7 @@ async def test_a_model_in_use_keeps_its_memory(why: str) -> None:
         if why == "works":
             await stage.request()
         elif why == "pinned":
-            await stage.instance.load(LoadWish(pin=True))
+            await stage.instance.load(LoadSpec(pin=True))
         elif why == "higher":
             request = await stage.request(priority=Priority.HIGH)
             request.cancel()
@@ -269,7 +269,7 @@ async def test_a_server_that_only_pauses_after_a_crash_is_not_waited_for_by_a_lo
 
 
 async def test_a_model_that_somebody_woke_while_it_was_to_be_loaded_otherwise_is_loaded_as_the_plan_says() -> None:
-    other = LoadWish(plan=LoadPlan(parameters={"context_tokens": 4096}))
+    other = LoadSpec(plan=LoadPlan(parameters={"context_tokens": 4096}))
     for turns in range(40):
         async with living(step_account(StepBook())) as stage:
             load = asyncio.create_task(stage.instance.load(other))
@@ -289,7 +289,7 @@ async def test_what_needs_no_memory_of_accelerators_takes_no_lease_and_leaves_th
     book = StepBook()
     account = step_account(book)
     async with living(account, start_asleep=True) as stage:
-        await stage.instance.load(LoadWish(plan=LoadPlan(parameters={"context_tokens": 0})))
+        await stage.instance.load(LoadSpec(plan=LoadPlan(parameters={"context_tokens": 0})))
         assert (book.wishes, stage.backend.orders[0]) == ([], LoadOrder(shares=(), parameters={"context_tokens": 0}))
 
 
@@ -321,7 +321,7 @@ async def test_a_lease_that_is_lost_while_the_model_falls_asleep_is_waited_for_b
 
 
 async def test_a_load_that_comes_while_its_like_falls_asleep_is_loaded_with_its_own_options() -> None:
-    longer = LoadWish(plan=LoadPlan(parameters={"context_tokens": 4096}))
+    longer = LoadSpec(plan=LoadPlan(parameters={"context_tokens": 4096}))
     async with living(step_account(StepBook()), drain_seconds=60.0) as stage:
         await stage.instance.load(longer)
         request = await stage.request()
@@ -340,7 +340,7 @@ async def test_a_load_that_comes_while_its_like_falls_asleep_is_loaded_with_its_
 
 
 async def test_of_a_model_that_takes_too_much_as_configured_a_smaller_load_is_tried_at_once() -> None:
-    smaller = LoadWish(plan=LoadPlan(parameters={"context_tokens": 1024}))
+    smaller = LoadSpec(plan=LoadPlan(parameters={"context_tokens": 1024}))
     async with living(step_account(StepBook()), start_asleep=True) as stage:
         stage.backend.load_error = WeftError(Reason.OUT_OF_MEMORY, "exit code 1")
         for _ in range(2):
@@ -354,7 +354,7 @@ async def test_of_a_model_that_takes_too_much_as_configured_a_smaller_load_is_tr
 
 @pytest.mark.parametrize("dies", [False, True], ids=["at-first", "after-a-crash"])
 async def test_options_that_fail_keep_nobody_from_the_model_as_it_is_configured(dies: bool) -> None:
-    other, book = LoadWish(plan=LoadPlan(parameters={"context_tokens": 4096})), StepBook()
+    other, book = LoadSpec(plan=LoadPlan(parameters={"context_tokens": 4096})), StepBook()
     cannot_be = WeftError(Reason.INVALID_ARGUMENT, "cannot be")
     async with living(step_account(book)) as stage:
         if dies:

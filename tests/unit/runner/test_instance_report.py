@@ -8,7 +8,7 @@ from instance_stage import Stage, living
 from step_book import GIB, StepBook, step_account
 
 from runner_svc.config import RunnerConfig
-from runner_svc.policy.load_plan import STAY_LOADED, LoadPlan, LoadWish
+from runner_svc.policy.load_plan import STAY_LOADED, LoadPlan, LoadSpec
 from runner_svc.servicers.control import LOOK_SECONDS, follow_load
 from runner_svc.session.report import MAX_TOLD_TOOLS, RunnerReport
 from weft.api.registry.v1 import runner_pb2
@@ -84,7 +84,7 @@ async def test_a_load_that_was_done_before_says_how_long_it_will_take() -> None:
 
 
 async def test_the_options_of_a_load_are_described() -> None:
-    wish = LoadWish(
+    wish = LoadSpec(
         plan=LoadPlan(parameters={"context_tokens": 4096, "draft": 0.5, "attention": "on", "mlock": True}),
         keep_alive_seconds=60.0,
         pin=True,
@@ -136,9 +136,9 @@ async def test_that_a_model_is_pinned_is_told_at_once_and_once() -> None:
     """A router that does not know would have it give way, and the load for which it should would wait in vain."""
     async with living(step_account(StepBook())) as stage:
         stage.told.clear()
-        await stage.instance.load(LoadWish(plan=stage.instance.plan, pin=True))
+        await stage.instance.load(LoadSpec(plan=stage.instance.plan, pin=True))
         assert (len(stage.told), _state(stage).pinned) == (1, True)
-        await stage.instance.load(LoadWish(plan=stage.instance.plan, pin=True))
+        await stage.instance.load(LoadSpec(plan=stage.instance.plan, pin=True))
         assert len(stage.told) == 1
-        await stage.instance.load(LoadWish(plan=stage.instance.plan))
+        await stage.instance.load(LoadSpec(plan=stage.instance.plan))
         assert (len(stage.told), _state(stage).pinned) == (2, False)

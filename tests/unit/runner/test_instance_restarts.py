@@ -11,8 +11,8 @@ from instance_stage import Stage
 from runner_svc.instance.loader import MAX_CRASH_BYTES
 from runner_svc.instance.restart_log import MAX_RESTARTS, RestartLog
 from runner_svc.instance.settings import HibernationSettings
+from runner_svc.policy.engine_failures import ADVICE
 from runner_svc.policy.life_events import Phase
-from runner_svc.policy.out_of_memory import ADVICE
 from runner_svc.request_records import RequestRecords, RequestState
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

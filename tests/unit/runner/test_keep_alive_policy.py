@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner_svc.policy.keep_alive import CATEGORY_SECONDS, KeepAliveWishes, keep_alive
+from runner_svc.policy.keep_alive import CATEGORY_SECONDS, KeepAliveSettings, keep_alive
 
-NOTHING = KeepAliveWishes()
+NOTHING = KeepAliveSettings()
 WISH = st.none() | st.floats(-1.0, 1e6)
 WISHES = st.builds(
-    KeepAliveWishes,
+    KeepAliveSettings,
     request_seconds=WISH,
     load_seconds=WISH,
     model_seconds=WISH,
@@ -27,25 +27,25 @@ def test_without_devices_and_without_settings_a_model_never_sleeps_by_itself() -
 
 @pytest.mark.parametrize(("category", "seconds"), [("text", 300.0), ("image", 900.0), ("vision", 60.0)])
 def test_a_model_that_holds_devices_is_kept_by_its_category(category: str, seconds: float) -> None:
-    wishes = KeepAliveWishes(category=category, holds_devices=True)
+    wishes = KeepAliveSettings(category=category, holds_devices=True)
     assert keep_alive(wishes) == seconds
     assert keep_alive(replace(wishes, model_seconds=7.0)) == 7.0
 
 
 def test_the_request_goes_before_the_load_and_the_load_before_the_model() -> None:
-    wishes = KeepAliveWishes(request_seconds=1.0, load_seconds=2.0, model_seconds=3.0, holds_devices=True)
+    wishes = KeepAliveSettings(request_seconds=1.0, load_seconds=2.0, model_seconds=3.0, holds_devices=True)
     assert keep_alive(wishes) == 1.0
     assert keep_alive(replace(wishes, request_seconds=None)) == 2.0
     assert keep_alive(replace(wishes, request_seconds=None, load_seconds=None)) == 3.0
 
 
 def test_minus_one_is_for_ever_and_zero_is_not_at_all() -> None:
-    assert keep_alive(KeepAliveWishes(request_seconds=-1.0, model_seconds=3.0)) is None
-    assert keep_alive(KeepAliveWishes(request_seconds=0.0, load_seconds=-1.0)) == 0.0
+    assert keep_alive(KeepAliveSettings(request_seconds=-1.0, model_seconds=3.0)) is None
+    assert keep_alive(KeepAliveSettings(request_seconds=0.0, load_seconds=-1.0)) == 0.0
 
 
 @given(WISHES)
-def test_a_pinned_model_stays_whatever_else_is_said(wishes: KeepAliveWishes) -> None:
+def test_a_pinned_model_stays_whatever_else_is_said(wishes: KeepAliveSettings) -> None:
     assert keep_alive(replace(wishes, pinned=True)) is None
     limit = keep_alive(replace(wishes, pinned=False))
     assert limit is None or limit >= 0.0

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runner_svc.policy import life_events as on
+from runner_svc.policy.engine_failures import ADVICE
 from runner_svc.policy.life_events import POSSIBLE, Command, Event, Phase
 from runner_svc.policy.lifecycle import (
     MAX_DETAIL_CHARS,
@@ -19,7 +20,6 @@ from runner_svc.policy.lifecycle import (
     step,
     with_last_lines,
 )
-from runner_svc.policy.out_of_memory import ADVICE
 from runner_svc.policy.restart import RestartLimits
 from weft.kernel.reasons import Reason
 

@@ -9,7 +9,7 @@ from instance_stage import StepBackend
 
 from runner_svc.instance.load_messages import options_message, wish_from
 from runner_svc.policy.load_parameters import LoadParameter
-from runner_svc.policy.load_plan import STAY_LOADED, LoadPlan, LoadWish
+from runner_svc.policy.load_plan import STAY_LOADED, LoadPlan, LoadSpec
 from runner_svc.runtimes.llama_cpp_python.backend import LlamaCppPythonBackend, LlamaCppPythonConfig
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from weft.api.runner.v1.load_pb2 import LoadOptions, LoadValue
@@ -26,7 +26,7 @@ class _Backend(StepBackend):
     )
 
 
-def _wish(options: LoadOptions, own: str = "Q4_K_M") -> LoadWish:
+def _wish(options: LoadOptions, own: str = "Q4_K_M") -> LoadSpec:
     return wish_from(options, cast("Any", _Backend()), VARIANTS, own)
 
 

@@ -2,16 +2,16 @@
 
 from collections.abc import Callable
 
-from runner_svc.policy.load_stall import LoadSigns, LoadWatch
+from runner_svc.policy.progress import LoadSample, LoadStallDetector
 
 LIMIT = 300.0
 
 
 def _stalled_at(cpu_seconds: Callable[[float], float], until: int) -> float | None:
-    watch = LoadWatch(LoadSigns(0.0, 0, 0.0))
+    watch = LoadStallDetector(LoadSample(0.0, 0, 0.0))
     for half_second in range(2 * until):
         now = half_second / 2
-        watch = watch.observe(LoadSigns(now, 0, cpu_seconds(now)))
+        watch = watch.observe(LoadSample(now, 0, cpu_seconds(now)))
         if watch.stalled(now, LIMIT):
             return now
     return None

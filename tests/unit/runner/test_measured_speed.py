@@ -8,7 +8,7 @@ import pytest
 
 from runner_svc.backend.port import Backend, CallInfo
 from runner_svc.chat.receipt import AnswerReceipt
-from runner_svc.instance.admission import MIN_MEASURED_SECONDS, Work, tokens_per_second
+from runner_svc.instance.admission import MIN_MEASURED_SECONDS, AdmittedRequest, tokens_per_second
 from runner_svc.request_records import RequestRecord
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2, usage_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
@@ -55,7 +55,7 @@ def _engine(clock: FakeClock, *, told: float | None = None) -> Backend:
 
 
 async def _receipt(clock: FakeClock, engine: Backend) -> receipt_pb2.Receipt:
-    work = Work(_record(clock), engine, lambda _: None)
+    work = AdmittedRequest(_record(clock), engine, lambda _: None)
     frames = [frame async for frame in work.generate(chat_pb2.ChatPayload(), CallInfo(request_id="r", traceparent=""))]
     return frames[-1][-1].finished.receipt
 

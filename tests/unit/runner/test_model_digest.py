@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from runner_svc.model_digest import model_digest
+from runner_svc.model_files.digest import model_digest
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import pytest
 
-from runner_svc.policy.out_of_memory import LAST_LINES, explanation, last_words
+from runner_svc.policy.engine_failures import LAST_LINES, explain_out_of_memory, last_words
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from runner_svc.policy.out_of_memory import LAST_LINES, explanation, last_words
     ],
 )
 def test_engines_say_it_in_their_own_words(line: str) -> None:
-    why = explanation(
+    why = explain_out_of_memory(
         "exit code 1", ["loading", line, "main: exiting due to model loading error"], killed_for_memory=False
     )
     assert why is not None
@@ -41,14 +41,14 @@ def test_engines_say_it_in_their_own_words(line: str) -> None:
 )
 def test_other_words_do_not_mean_it(lines: list[str]) -> None:
     assert last_words(lines) is None
-    assert explanation("exit code 1", lines, killed_for_memory=False) is None
+    assert explain_out_of_memory("exit code 1", lines, killed_for_memory=False) is None
 
 
 def test_what_the_kernel_says_needs_no_words() -> None:
-    why = explanation("signal SIGKILL", [], killed_for_memory=True)
+    why = explain_out_of_memory("signal SIGKILL", [], killed_for_memory=True)
     assert why is not None
     assert "memory limit" in why
 
 
 def test_a_process_that_somebody_killed_did_not_end_for_what_it_said_before() -> None:
-    assert explanation("signal SIGKILL", ["CUDA error: out of memory"], killed_for_memory=False) is None
+    assert explain_out_of_memory("signal SIGKILL", ["CUDA error: out of memory"], killed_for_memory=False) is None

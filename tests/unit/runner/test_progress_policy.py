@@ -6,28 +6,37 @@ from typing import Any
 
 import pytest
 
-from runner_svc.policy.progress import FROZEN_PROBES, Look, ProgressPolicy, RequestSigns, Verdict
+from runner_svc.policy.progress import (
+    FROZEN_PROBES,
+    EngineUsage,
+    Observation,
+    ProgressPolicy,
+    RequestSample,
+    UsageWindow,
+    Verdict,
+)
 from runner_svc.policy.timeouts import TimeoutProfile
-from runner_svc.policy.work import EngineSigns, WorkWatch
 from weft.kernel.reasons import Reason
 
 PROFILE = TimeoutProfile(prefill_liveness_seconds=120.0, idle_stream_seconds=60.0)
 START = 1000.0
 
 
-def request(key: int = 1, **signs: Any) -> RequestSigns:
-    return RequestSigns(key=key, **{"started": START, "turn_started": START, "last_progress": START} | signs)
+def request(key: int = 1, **signs: Any) -> RequestSample:
+    return RequestSample(key=key, **{"started": START, "turn_started": START, "last_progress": START} | signs)
 
 
-def generating(key: int = 1, *, last_token: float = START, **signs: Any) -> RequestSigns:
+def generating(key: int = 1, *, last_token: float = START, **signs: Any) -> RequestSample:
     return request(key, has_content=True, last_token=last_token, last_progress=last_token, **signs)
 
 
-def engine(cpu_seconds: float = 0.0, gpu_seconds: float | None = None) -> EngineSigns:
-    return EngineSigns(cpu_seconds=cpu_seconds, gpu_seconds=gpu_seconds)
+def engine(cpu_seconds: float = 0.0, gpu_seconds: float | None = None) -> EngineUsage:
+    return EngineUsage(cpu_seconds=cpu_seconds, gpu_seconds=gpu_seconds)
 
 
-def step(policy: ProgressPolicy, seconds: Iterable[float], look: Callable[[float], Look]) -> tuple[float, Verdict]:
+def step(
+    policy: ProgressPolicy, seconds: Iterable[float], look: Callable[[float], Observation]
+) -> tuple[float, Verdict]:
     """The first verdict that does something, and when; at the end an empty one."""
     at = 0.0
     for at in seconds:
@@ -45,26 +54,26 @@ def every_second(until: int) -> Iterable[float]:
     ("cpu_share", "gpu_share"), [(0.9, None), (0.06, None), (0.0, 0.5)], ids=["busy", "barely busy", "on the GPU"]
 )
 def test_a_prefill_of_ten_minutes_that_works_is_never_ended(cpu_share: float, gpu_share: float | None) -> None:
-    def look(now: float) -> Look:
+    def look(now: float) -> Observation:
         spent = now - START
         gpu = None if gpu_share is None else spent * gpu_share
-        return Look(now=now, requests=[request()], engine=engine(spent * cpu_share, gpu))
+        return Observation(now=now, requests=[request()], engine=engine(spent * cpu_share, gpu))
 
     assert step(ProgressPolicy(PROFILE), every_second(600), look)[1] == Verdict()
 
 
 def test_a_prefill_of_ten_minutes_that_reports_progress_is_never_ended() -> None:
-    def look(now: float) -> Look:
+    def look(now: float) -> Observation:
         reported = START + (now - START) // 100 * 100
-        return Look(now=now, requests=[request(last_progress=reported)], engine=engine())
+        return Observation(now=now, requests=[request(last_progress=reported)], engine=engine())
 
     assert step(ProgressPolicy(PROFILE), every_second(600), look)[1] == Verdict()
 
 
 @pytest.mark.parametrize("cpu_share", [0.0, 0.03], ids=["frozen", "only writing comments"])
 def test_a_prefill_without_any_progress_ends_at_the_limit_and_restarts_the_engine(cpu_share: float) -> None:
-    def look(now: float) -> Look:
-        return Look(now=now, requests=[request()], engine=engine(cpu_share * (now - START)))
+    def look(now: float) -> Observation:
+        return Observation(now=now, requests=[request()], engine=engine(cpu_share * (now - START)))
 
     at, verdict = step(ProgressPolicy(PROFILE), every_second(600), look)
     assert at == START + 120.0
@@ -77,8 +86,8 @@ def test_an_engine_that_froze_in_mid_prefill_is_found_one_limit_later() -> None:
     policy = ProgressPolicy(PROFILE)
     progress = START
 
-    def look(now: float) -> Look:
-        return Look(now=now, requests=[request(last_progress=progress)], engine=engine(min(now - START, 50.0)))
+    def look(now: float) -> Observation:
+        return Observation(now=now, requests=[request(last_progress=progress)], engine=engine(min(now - START, 50.0)))
 
     for now in every_second(600):
         verdict = policy.look(look(now))
@@ -90,15 +99,15 @@ def test_an_engine_that_froze_in_mid_prefill_is_found_one_limit_later() -> None:
 
 
 def test_work_that_begins_shortly_before_the_limit_is_seen() -> None:
-    def look(now: float) -> Look:
-        return Look(now=now, requests=[request()], engine=engine(max(0.0, now - START - 110.0)))
+    def look(now: float) -> Observation:
+        return Observation(now=now, requests=[request()], engine=engine(max(0.0, now - START - 110.0)))
 
     assert step(ProgressPolicy(PROFILE), every_second(130), look)[1] == Verdict()
 
 
 def test_one_short_burst_is_no_work() -> None:
-    def look(now: float) -> Look:
-        return Look(now=now, requests=[request()], engine=engine(0.5 if now >= START + 60 else 0.0))
+    def look(now: float) -> Observation:
+        return Observation(now=now, requests=[request()], engine=engine(0.5 if now >= START + 60 else 0.0))
 
     assert step(ProgressPolicy(PROFILE), every_second(200), look)[0] == START + 120.0
 
@@ -106,24 +115,24 @@ def test_one_short_burst_is_no_work() -> None:
 def test_prefill_is_not_judged_where_the_processes_cannot_be_seen() -> None:
     """A server of somebody else's: only its tokens say anything."""
 
-    def look(now: float) -> Look:
-        return Look(now=now, requests=[request()], owned=False)
+    def look(now: float) -> Observation:
+        return Observation(now=now, requests=[request()], owned=False)
 
     assert step(ProgressPolicy(PROFILE), every_second(3600), look)[1] == Verdict()
 
 
 def test_prefill_is_not_judged_where_the_limit_is_off() -> None:
     policy = ProgressPolicy(replace(PROFILE, prefill_liveness_seconds=None))
-    assert step(policy, every_second(3600), lambda now: Look(now=now, requests=[request()], engine=engine()))[1] == (
-        Verdict()
-    )
+    assert step(policy, every_second(3600), lambda now: Observation(now=now, requests=[request()], engine=engine()))[
+        1
+    ] == (Verdict())
 
 
 def test_a_first_token_limit_ends_the_request_however_busy_the_engine_is_and_leaves_the_engine() -> None:
     policy = ProgressPolicy(replace(PROFILE, first_token_seconds=30.0))
 
-    def look(now: float) -> Look:
-        return Look(now=now, requests=[request()], engine=engine(now - START))
+    def look(now: float) -> Observation:
+        return Observation(now=now, requests=[request()], engine=engine(now - START))
 
     at, verdict = step(policy, every_second(100), look)
     assert at == START + 30.0
@@ -133,8 +142,8 @@ def test_a_first_token_limit_ends_the_request_however_busy_the_engine_is_and_lea
 
 
 def test_an_answer_that_stops_in_the_middle_restarts_the_engine() -> None:
-    def look(now: float) -> Look:
-        return Look(now=now, requests=[generating()])
+    def look(now: float) -> Observation:
+        return Observation(now=now, requests=[generating()])
 
     at, verdict = step(ProgressPolicy(PROFILE), every_second(100), look)
     assert at == START + 60.0
@@ -152,9 +161,9 @@ def test_an_answer_that_stops_in_the_middle_restarts_the_engine() -> None:
     ids=["another answer flows", "another prefill moves", "another answer has ended"],
 )
 def test_an_answer_that_stops_while_the_engine_serves_others_ends_alone(other: Callable[[float], Any]) -> None:
-    def look(now: float) -> Look:
+    def look(now: float) -> Observation:
         extra = dict(other(now))
-        return Look(now=now, requests=[generating(1), *extra.pop("requests", [])], engine=engine(), **extra)
+        return Observation(now=now, requests=[generating(1), *extra.pop("requests", [])], engine=engine(), **extra)
 
     at, verdict = step(ProgressPolicy(PROFILE), every_second(100), look)
     assert at == START + 60.0
@@ -163,8 +172,8 @@ def test_an_answer_that_stops_while_the_engine_serves_others_ends_alone(other: C
 
 
 def test_a_prefill_that_stops_while_another_answer_flows_ends_alone() -> None:
-    def look(now: float) -> Look:
-        return Look(now=now, requests=[request(1), generating(2, last_token=now)], engine=engine())
+    def look(now: float) -> Observation:
+        return Observation(now=now, requests=[request(1), generating(2, last_token=now)], engine=engine())
 
     at, verdict = step(ProgressPolicy(PROFILE), every_second(200), look)
     assert (at, [failure.key for failure in verdict.failures]) == (START + 120.0, [1])
@@ -172,23 +181,23 @@ def test_a_prefill_that_stops_while_another_answer_flows_ends_alone() -> None:
 
 
 def test_a_request_that_just_arrived_is_no_sign_that_the_engine_moves() -> None:
-    def look(now: float) -> Look:
+    def look(now: float) -> Observation:
         arrived = request(2, started=now, turn_started=now, last_progress=now)
-        return Look(now=now, requests=[generating(1), arrived], engine=engine())
+        return Observation(now=now, requests=[generating(1), arrived], engine=engine())
 
     assert step(ProgressPolicy(PROFILE), every_second(100), look)[1].restart
 
 
 def test_an_answer_that_moves_slowly_goes_on() -> None:
-    def look(now: float) -> Look:
-        return Look(now=now, requests=[generating(last_token=START + (now - START) // 59 * 59)])
+    def look(now: float) -> Observation:
+        return Observation(now=now, requests=[generating(last_token=START + (now - START) // 59 * 59)])
 
     assert step(ProgressPolicy(PROFILE), every_second(600), look)[1] == Verdict()
 
 
 def test_a_request_that_waits_for_a_tool_or_for_its_caller_is_not_judged_and_starts_anew_afterwards() -> None:
-    def look(now: float) -> Look:
-        return Look(now=now, requests=[generating(in_engine=not START + 10 < now < START + 500)])
+    def look(now: float) -> Observation:
+        return Observation(now=now, requests=[generating(in_engine=not START + 10 < now < START + 500)])
 
     assert step(ProgressPolicy(PROFILE), every_second(1000), look)[0] == START + 499 + 60
 
@@ -196,8 +205,8 @@ def test_a_request_that_waits_for_a_tool_or_for_its_caller_is_not_judged_and_sta
 def test_the_absolute_limit_holds_for_the_whole_request_tools_included() -> None:
     policy = ProgressPolicy(replace(PROFILE, absolute_seconds=300.0))
 
-    def look(now: float) -> Look:
-        return Look(now=now, requests=[generating(last_token=now, in_engine=False)])
+    def look(now: float) -> Observation:
+        return Observation(now=now, requests=[generating(last_token=now, in_engine=False)])
 
     at, verdict = step(policy, every_second(400), look)
     assert at == START + 300.0
@@ -209,15 +218,15 @@ def test_the_absolute_limit_holds_for_the_whole_request_tools_included() -> None
 @pytest.mark.parametrize(
     "signs", [request(), generating(), request(in_engine=False)], ids=["prefill", "answer", "tool"]
 )
-def test_a_machine_that_slept_for_an_hour_has_lost_nothing(signs: RequestSigns) -> None:
+def test_a_machine_that_slept_for_an_hour_has_lost_nothing(signs: RequestSample) -> None:
     policy = ProgressPolicy(replace(PROFILE, absolute_seconds=100.0, first_token_seconds=100.0))
     for now in (START, START + 1, START + 3600, START + 3601):
-        assert policy.look(Look(now=now, requests=[signs], engine=engine())) == Verdict()
+        assert policy.look(Observation(now=now, requests=[signs], engine=engine())) == Verdict()
 
 
 def test_time_before_and_after_the_machine_slept_counts() -> None:
-    def look(now: float) -> Look:
-        return Look(now=now, requests=[generating()])
+    def look(now: float) -> Observation:
+        return Observation(now=now, requests=[generating()])
 
     moments = [*every_second(50), *(START + 3600 + second for second in range(60))]
     assert step(ProgressPolicy(PROFILE), moments, look)[0] == START + 3600 + 9
@@ -229,7 +238,7 @@ def _idle(policy: ProgressPolicy, until: int, **signs: Any) -> tuple[float, int,
     cpu_share = signs.pop("cpu_share", 0.0)
     for now in every_second(until):
         seen = engine(cpu_share * (now - START)) if policy.wants_engine([]) else None
-        verdict = policy.look(Look(now=now, engine=seen, responded=False if asked else None, **signs))
+        verdict = policy.look(Observation(now=now, engine=seen, responded=False if asked else None, **signs))
         asked = verdict.probe
         probes += asked
         if verdict.restart:
@@ -255,7 +264,7 @@ def test_an_idle_engine_that_answers_now_and_then_is_left_alone() -> None:
     policy, asked, probes = ProgressPolicy(PROFILE), False, 0
     for now in every_second(300):
         answer = None if not asked else probes % 3 == 0
-        verdict = policy.look(Look(now=now, engine=engine(), responded=answer))
+        verdict = policy.look(Observation(now=now, engine=engine(), responded=answer))
         asked = verdict.probe
         probes += asked
         assert not verdict.restart
@@ -266,7 +275,7 @@ def test_probes_that_failed_before_the_machine_slept_do_not_count() -> None:
     policy = ProgressPolicy(PROFILE)
     at, _, verdict = _idle(policy, 14)
     assert not verdict.restart
-    verdict = policy.look(Look(now=at + 3600, engine=engine(), responded=False))
+    verdict = policy.look(Observation(now=at + 3600, engine=engine(), responded=False))
     assert not verdict.restart
 
 
@@ -278,7 +287,7 @@ def test_processes_are_only_looked_at_where_it_matters() -> None:
 
 
 def test_figures_that_fall_or_begin_are_no_work_and_no_fault() -> None:
-    watch = WorkWatch(10.0)
+    watch = UsageWindow(10.0)
     assert not watch.worked(0.0, engine(50.0))
     assert not watch.worked(1.0, engine(5.0)), "a child ended"
     assert watch.worked(2.0, engine(6.0))
@@ -289,7 +298,7 @@ def test_figures_that_fall_or_begin_are_no_work_and_no_fault() -> None:
 
 
 def test_a_watch_keeps_a_bounded_number_of_samples() -> None:
-    watch = WorkWatch(60.0)
+    watch = UsageWindow(60.0)
     for step_number in range(100_000):
         watch.worked(step_number / 1000.0, engine())
     assert len(watch._samples) <= 34

@@ -7,8 +7,8 @@ import pytest
 
 from runner_svc.instance.admission import RequestLimit, SlotTable
 from runner_svc.policy.backoff import MAX_PAUSE_SECONDS, retry_pause_seconds
-from runner_svc.policy.keep_alive import IdleSigns, SleepDecision, decide_sleep
-from runner_svc.policy.load_stall import LoadSigns, LoadWatch
+from runner_svc.policy.keep_alive import IdleState, SleepDecision, decide_sleep
+from runner_svc.policy.progress import LoadSample, LoadStallDetector
 from runner_svc.session.session import ReportTimes
 from runner_svc.supervise.logs import MAX_FOLLOWERS, MAX_UNREAD_LINES, LogRing
 from runner_svc.supervise.process import describe_exit
@@ -17,17 +17,17 @@ from weft.kernel.reasons import Reason
 
 
 def test_loading_that_prints_or_computes_is_not_stalled() -> None:
-    watch = LoadWatch(LoadSigns(0.0, 0, 0.0))
+    watch = LoadStallDetector(LoadSample(0.0, 0, 0.0))
     for second in range(1, 100):
-        watch = watch.observe(LoadSigns(float(second), 0, second * 0.9))
-    watch = watch.observe(LoadSigns(120.0, 10, 89.1))
+        watch = watch.observe(LoadSample(float(second), 0, second * 0.9))
+    watch = watch.observe(LoadSample(120.0, 10, 89.1))
     assert not watch.stalled(140.0, 30.0)
 
 
 def test_loading_that_only_answers_health_probes_is_stalled_after_the_limit() -> None:
-    watch = LoadWatch(LoadSigns(0.0, 0, 0.0))
+    watch = LoadStallDetector(LoadSample(0.0, 0, 0.0))
     for second in range(1, 30):
-        watch = watch.observe(LoadSigns(float(second), 0, second * 0.001))
+        watch = watch.observe(LoadSample(float(second), 0, second * 0.001))
         assert not watch.stalled(float(second), 30.0)
     assert watch.stalled(30.0, 30.0)
 
@@ -88,7 +88,7 @@ def test_only_what_was_idle_for_long_enough_sleeps(
     signs: dict[str, Any], after_seconds: float | None, decision: SleepDecision
 ) -> None:
     known: dict[str, Any] = {"now": 150.0, "idle_since": 100.0, "busy": False, "stays_awake": False, **signs}
-    facts = IdleSigns(**known)
+    facts = IdleState(**known)
     assert decide_sleep(facts, after_seconds) == decision
 
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from runner_svc.tools import box as box_module
-from runner_svc.tools.box import ToolBox
+from runner_svc.tools import tool_box as box_module
 from runner_svc.tools.port import MAX_FAILURE_BYTES, ToolDescription, ToolOutcome, ToolSource, bounded
+from runner_svc.tools.tool_box import ToolBox
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 

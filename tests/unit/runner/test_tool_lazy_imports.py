@@ -4,16 +4,16 @@ import sys
 import pytest
 
 from runner_svc.tools import mcp_servers
-from runner_svc.tools.box import build_tool_box
 from runner_svc.tools.config import McpCommand
 from runner_svc.tools.schemas import ArgumentCheck
+from runner_svc.tools.tool_box import build_tool_box
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 HEAVY = ("mcp", "mcp_types", "jsonschema", "referencing", "httpx2", "anyio", "starlette", "uvicorn")
 
 
-@pytest.mark.parametrize("modules", ["runner_svc.service, weft_app.compose.runner", "runner_svc.tools.box"])
+@pytest.mark.parametrize("modules", ["runner_svc.service, weft_app.compose.runner", "runner_svc.tools.tool_box"])
 def test_a_runner_without_tools_loads_none_of_their_libraries(modules: str) -> None:
     program = f"import sys, {modules}\nsys.exit(', '.join(name for name in {HEAVY!r} if name in sys.modules) or 0)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

@@ -3,7 +3,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner_svc.tools.box import wire_names
+from runner_svc.tools.tool_box import wire_names
 
 
 def test_dots_and_colons_become_underscores() -> None:

@@ -13,9 +13,9 @@ import pytest
 from pydantic import BaseModel, Field
 
 from runner_svc.tools import python_functions
-from runner_svc.tools.box import build_tool_box
 from runner_svc.tools.config import PythonTool, ToolLimits
 from runner_svc.tools.port import ToolOutcome
+from runner_svc.tools.tool_box import build_tool_box
 from weft.kernel.errors import FieldError, WeftError
 
 MODULE = "tools_of_this_test"

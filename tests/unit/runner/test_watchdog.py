@@ -23,7 +23,7 @@ from runner_svc.request_records import RequestRecord, RequestRecords, RequestSta
 from runner_svc.supervise.logs import LogRing
 from weft.api.common.v1 import embedding_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
-from weft.gpu.sighting import ProcessId
+from weft.gpu.snapshot import ProcessId
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock

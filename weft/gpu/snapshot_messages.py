@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from weft.api.registry.v1 import lease_pb2
-from weft.gpu.sighting import DeviceSight, HostSight, ProcessId, ProcessSight, Source
+from weft.gpu.snapshot import DeviceSnapshot, HostSnapshot, ProcessId, ProcessSnapshot, Source
 from weft.kernel.errors import invalid_field
 
 MAX_DEVICES = 64
@@ -19,17 +19,17 @@ MAX_PID = 2**31 - 1
 pb = lease_pb2
 
 
-def sighting_message(sight: HostSight) -> pb.HostSighting:
+def snapshot_message(snapshot: HostSnapshot) -> pb.HostSighting:
     """A sighting as a message. The sight keeps the limits above: HostObserver's do."""
     return pb.HostSighting(
-        host=sight.host,
-        source=pb.HostSighting.Source.ValueType(sight.source),
-        devices=[device_message(device) for device in sight.devices],
-        processes=[_process_sight_message(process) for process in sight.processes],
+        host=snapshot.host,
+        source=pb.HostSighting.Source.ValueType(snapshot.source),
+        devices=[device_message(device) for device in snapshot.devices],
+        processes=[_process_sight_message(process) for process in snapshot.processes],
     )
 
 
-def device_message(device: DeviceSight) -> pb.Device:
+def device_message(device: DeviceSnapshot) -> pb.Device:
     """A device as a message."""
     return pb.Device(
         index=device.index,
@@ -51,7 +51,7 @@ def bytes_messages(amounts: Iterable[tuple[int, int]]) -> list[pb.DeviceBytes]:
     return [pb.DeviceBytes(device_index=index, bytes=amount) for index, amount in amounts]
 
 
-def sight_from(message: pb.HostSighting, field: str = "sighting") -> HostSight:
+def snapshot_from(message: pb.HostSighting, field: str = "sighting") -> HostSnapshot:
     """The sighting in a message. Raises INVALID_ARGUMENT naming the first part of `field` that is wrong."""
     if not 0 < len(message.host) <= MAX_HOST_CHARS or not message.host.isprintable():
         raise invalid_field(f"{field}.host", f"must be 1 to {MAX_HOST_CHARS} printable characters")
@@ -67,7 +67,7 @@ def sight_from(message: pb.HostSighting, field: str = "sighting") -> HostSight:
         if device.index in indexes:
             raise invalid_field(f"{field}.devices[{at}].index", "must be another one for each device")
         indexes.add(device.index)
-    return HostSight(
+    return HostSnapshot(
         host=message.host,
         source=Source(message.source),
         devices=tuple(sorted(devices, key=lambda device: device.index)),
@@ -75,7 +75,7 @@ def sight_from(message: pb.HostSighting, field: str = "sighting") -> HostSight:
     )
 
 
-def device_from(message: pb.Device, field: str) -> DeviceSight:
+def device_from(message: pb.Device, field: str) -> DeviceSnapshot:
     """The device in a message. Raises INVALID_ARGUMENT."""
     if not 0 <= message.index < MAX_DEVICES:
         raise invalid_field(f"{field}.index", f"must be 0 to {MAX_DEVICES - 1}")
@@ -88,7 +88,7 @@ def device_from(message: pb.Device, field: str) -> DeviceSight:
     # Not a number is outside every range.
     if message.HasField("utilization") and not 0.0 <= message.utilization <= 1.0:
         raise invalid_field(f"{field}.utilization", "must be 0 to 1")
-    return DeviceSight(
+    return DeviceSnapshot(
         index=message.index,
         id=message.id,
         name=message.name,
@@ -122,13 +122,13 @@ def bytes_from(messages: Sequence[pb.DeviceBytes], devices: frozenset[int], fiel
 
 def _processes_from(
     messages: Sequence[pb.SeenProcess], devices: frozenset[int], field: str
-) -> tuple[ProcessSight, ...]:
-    found: dict[ProcessId, ProcessSight] = {}
+) -> tuple[ProcessSnapshot, ...]:
+    found: dict[ProcessId, ProcessSnapshot] = {}
     for at, message in enumerate(messages):
         process = process_id_from(message.process, f"{field}[{at}].process")
         if process in found:
             raise invalid_field(f"{field}[{at}].process", "must be told only once")
-        found[process] = ProcessSight(
+        found[process] = ProcessSnapshot(
             process=process,
             alive=message.alive,
             bytes_by_device=bytes_from(message.memory, devices, f"{field}[{at}].memory"),
@@ -137,12 +137,12 @@ def _processes_from(
     return tuple(found.values())
 
 
-def _process_sight_message(sight: ProcessSight) -> pb.SeenProcess:
+def _process_sight_message(snapshot: ProcessSnapshot) -> pb.SeenProcess:
     return pb.SeenProcess(
-        process=process_id_message(sight.process),
-        alive=sight.alive,
-        memory=bytes_messages(sight.bytes_by_device),
-        memory_unknown=sight.memory_unknown,
+        process=process_id_message(snapshot.process),
+        alive=snapshot.alive,
+        memory=bytes_messages(snapshot.bytes_by_device),
+        memory_unknown=snapshot.memory_unknown,
     )
 
 

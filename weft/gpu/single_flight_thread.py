@@ -8,7 +8,7 @@ HANG_SECONDS = 10.0
 """A question that is not answered for so long is taken for one that hangs."""
 
 
-class LoneThread:
+class SingleFlightThread:
     """Runs one job at a time in a daemon thread; a job may hang for ever and keeps the others out while it does."""
 
     def __init__(self, name: str, monotonic_seconds: Callable[[], float] = time.monotonic) -> None:

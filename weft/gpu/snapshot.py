@@ -22,7 +22,7 @@ class ProcessId:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceSight:
+class DeviceSnapshot:
     """One accelerator."""
 
     index: int
@@ -38,7 +38,7 @@ class DeviceSight:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessSight:
+class ProcessSnapshot:
     """A process that holds memory of a device, or that was asked about."""
 
     process: ProcessId
@@ -50,11 +50,11 @@ class ProcessSight:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostSight:
+class HostSnapshot:
     """Everything at one moment."""
 
     host: str
     source: Source
-    devices: tuple[DeviceSight, ...] = ()
+    devices: tuple[DeviceSnapshot, ...] = ()
     """In order of their index; empty: the host has none, and nothing is leased there."""
-    processes: tuple[ProcessSight, ...] = ()
+    processes: tuple[ProcessSnapshot, ...] = ()

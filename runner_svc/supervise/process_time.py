@@ -8,10 +8,41 @@ Whether NVML is missing, fails or hangs, the answer is None, "unknown", and nobo
 
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from typing import Any
 
-from weft.gpu.lone_thread import HANG_SECONDS, LoneThread
+import psutil
+
 from weft.gpu.nvml import load_pynvml
+from weft.gpu.single_flight_thread import HANG_SECONDS, SingleFlightThread
+
+
+class TreeTime:
+    """Adds up the processor time of a tree whose members come and go; the sum never falls while the root lives."""
+
+    def __init__(self) -> None:
+        self._root: int | None = None
+        self._spent: dict[psutil.Process, float] = {}
+        self._ended_seconds = 0.0
+
+    def seconds(self, root: int, members: Collection[int]) -> float:
+        """User and system time so far of process `root` and of the processes `members`.
+
+        What a member had used when it was last seen stays in the sum after its end. A new root begins anew.
+        """
+        if root != self._root:
+            self._root, self._spent, self._ended_seconds = root, {}, 0.0
+        spent: dict[psutil.Process, float] = {}
+        for pid in {root, *members}:
+            with suppress(psutil.Error):
+                # Compares by id and start time: a number that passed on to another process is another key.
+                process = psutil.Process(pid)
+                times = process.cpu_times()
+                spent[process] = times.user + times.system
+        self._ended_seconds += sum(seconds for process, seconds in self._spent.items() if process not in spent)
+        self._spent = spent
+        return self._ended_seconds + sum(spent.values())
+
 
 __all__ = ["HANG_SECONDS", "GpuTime"]
 
@@ -31,7 +62,7 @@ class GpuTime:
         self._absent = False
         self._seconds: float | None = None
         self._last_seen: dict[int, int] = {}
-        self._reader = LoneThread("gpu-time", monotonic_seconds)
+        self._reader = SingleFlightThread("gpu-time", monotonic_seconds)
 
     def seconds(self, process_ids: Collection[int]) -> float | None:
         """GPU time of these processes as of the last reading, all GPUs together; asks for another one.

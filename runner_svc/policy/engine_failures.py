@@ -1,0 +1,131 @@
+"""Whether an engine ended for want of memory, told from its last words and from what the kernel says."""
+
+import re
+from collections.abc import Sequence
+from pathlib import PurePath
+
+LAST_LINES = 20
+"""How many of an engine's last lines are looked at: llama.cpp prints about ten after the one that matters."""
+ADVICE = "a smaller context_tokens or fewer slots need less"
+
+_WORDS = re.compile(
+    r"""
+    failed\ to\ allocate      # ggml-alloc.c, llama-kv-cache.cpp, llama-context.cpp: buffers of weights and cache
+    | unable\ to\ allocate    # llama-model.cpp: "unable to allocate CUDA0 buffer"
+    | cudaMalloc\ failed      # ggml-cuda.cu
+    | out\ of\ memory         # CUDA, HIP and Metal; "CUDA out of memory" is PyTorch's
+    | OutOfMemoryError        # PyTorch's exception, as vLLM prints it
+    | No\ available\ memory\ for\ the\ cache\ blocks  # vLLM, when its cache does not fit
+    | std::bad_alloc          # the C++ library
+    | Cannot\ allocate\ memory  # ENOMEM in words
+    | MemoryError             # Python
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
+# ggml goes on without page-locked memory, and says so with the same words.
+_KILLED = "SIGKILL"
+_HARMLESS = re.compile(r"pinned memory|falling back", re.IGNORECASE)
+
+
+def last_words(lines: Sequence[str]) -> str | None:
+    """The first of the last lines that speaks of memory that could not be had; None: none does."""
+    return next((line for line in lines[-LAST_LINES:] if _WORDS.search(line) and not _HARMLESS.search(line)), None)
+
+
+def explain_out_of_memory(how: str, lines: Sequence[str], *, killed_for_memory: bool) -> str | None:
+    """Why the process that ended as `how` says ran out of memory, with advice; None when it did not.
+
+    `killed_for_memory`: the kernel killed one of its processes because a memory limit was reached. A process that
+    somebody else killed did not end for what it said before.
+    """
+    if killed_for_memory:
+        return f"{how}: the kernel ended it because its memory limit was reached; {ADVICE}"
+    words = None if _KILLED in how else last_words(lines)
+    return None if words is None else f"{how}: it ran out of memory ({words.strip()}); {ADVICE}"
+
+
+NATIVE_OFF = "-DGGML_NATIVE=OFF"
+_ILLEGAL_INSTRUCTION = frozenset({"signal SIGILL", "exit code 132"})
+"""Of the process itself, and of a shell around it (128 and the number of the signal)."""
+_SEGMENTATION_FAULT = frozenset({"signal SIGSEGV", "exit code 139"})
+_CORE_DUMPED = " (core dumped)"
+
+
+def explain_foreign_build(how: str, command: Sequence[str], *, has_answered: bool) -> str | None:
+    """Why an engine that ended as `how` says probably is for another processor, with advice; None: it probably is not.
+
+    `command` is what was started. `has_answered`: whether this process brought an answer before. Kernels that the
+    processor lacks, or that are wrong for it, run with the first request at the latest, so a segmentation fault later
+    on has another cause; an illegal instruction has not.
+    """
+    end = how.removesuffix(_CORE_DUMPED)
+    if end not in _ILLEGAL_INSTRUCTION and (has_answered or end not in _SEGMENTATION_FAULT):
+        return None
+    when = "" if has_answered else " before its first answer"
+    program = program_name(command)
+    return f"{how}{when}: {program} was probably built for another processor; {_foreign_build_advice(program)}"
+
+
+def program_name(command: Sequence[str]) -> str:
+    """The program of a command: the module where an interpreter runs one, else the file."""
+    if len(command) > 2 and command[1] == "-m":
+        return command[2]
+    return PurePath(command[0]).name if command else "the engine"
+
+
+def _foreign_build_advice(program: str) -> str:
+    if program.endswith(("xllamacpp_launcher", "xllamacpp_server")):
+        return f"build llama-server on this machine or with {NATIVE_OFF}, and name it in the runner's `command`"
+    if program.endswith(("llama_cpp_python.host", "llama_cpp_host")):
+        return f"install llama-cpp-python again with CMAKE_ARGS={NATIVE_OFF}"
+    wheel = "python -m runner_svc.runtimes.llama_server.xllamacpp_launcher"
+    return f"build it with {NATIVE_OFF}, or set the runner's `command` to the server of the xllamacpp wheel ({wheel})"
+
+
+_CONTEXT = re.compile(
+    r"""
+    maximum\ context\ length               # OpenAI, vLLM, SGLang
+    | exceeds?\ (the\ )?(available\ |maximum\ |model'?s\ )?context  # llama.cpp, llama-cpp-python, Ollama
+    | longer\ than\ the\ (model|maximum|context)  # SGLang: "longer than the model's context length"
+    | too\ large\ to\ process.*batch\ size # llama.cpp, a text to embed that is longer than a physical batch
+    | too\ (big|long).*KV\ (size|cache)    # llama-box
+    | prompt\ is\ too\ long
+    | max_new_tokens`?\ must\ be           # text-generation-inference: "`inputs` tokens + `max_new_tokens` must be <="
+    """,
+    re.IGNORECASE | re.VERBOSE | re.DOTALL,
+)
+_CONTENT = re.compile(
+    r"""
+    (image|audio|video|vision|multi-?modal)s?\ (input|data|content)?s?\ ?(is|are)\ not\ supported  # llama.cpp
+    | provide\ the\ mmproj                 # llama.cpp, of images and audio
+    | missing\ data\ required\ for\ (image|audio|vision)  # Ollama
+    | (does\ not|doesn't)\ support\ (\w+\ )?(image|audio|video|vision|multi-?modal|tool|function|system|chat)
+    | not\ a\ (multi-?modal|vision)\ model # vLLM
+    | at\ most\ \d+\ (image|audio|video)   # vLLM: "At most 0 image(s) may be provided in one prompt"
+    | (invalid|malformed)\ (image|audio)   # Ollama
+    | (failed|unable)\ to\ (load|decode|parse|process|open)\ (the\ |an?\ )?(image|audio|base64)  # mtmd, vLLM
+    | cannot\ identify\ image\ file        # Pillow, below vLLM, SGLang and diffusers
+    | jinja                                # llama.cpp: "Jinja Exception: ..."; LM Studio: "with jinja template"
+    | raise_exception | roles\ must\ alternate | template\ ?error  # chat templates of Llama, Mistral and Gemma
+    | parser\ for\ this\ template          # llama.cpp: schemas and tools that its template parser cannot follow
+    | requires\ --jinja                    # llama.cpp: tools without its template engine
+    | (parse|initialize|initialise|invalid|compile|build)\ (the\ )?(grammar|samplers|json\ schema)  # xgrammar
+    | json\ schema\ (error|conversion)     # llama.cpp
+    | unsupported\ (content\[\]|message|role|tool)  # llama.cpp
+    | (prompt|input)\ contains\ invalid    # llama.cpp: "Prompt contains invalid tokens"
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
+
+
+def refuses_length(words: str) -> bool:
+    """Whether the error says that the request does not fit the context."""
+    return _CONTEXT.search(words) is not None
+
+
+def refuses_content(words: str) -> bool:
+    """Whether the error says that the request holds what the model or the server cannot take.
+
+    What sounds like it and speaks of memory that could not be had is a failure of the server.
+    """
+    return last_words([words]) is None and (_CONTENT.search(words) is not None or refuses_length(words))
