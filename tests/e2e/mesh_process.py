@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 import psutil
 import yaml
+from kit.warm_python import warm
 
 from weft.api.registry.v1 import registry_service_pb2, registry_service_pb2_grpc, runner_pb2
 from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
@@ -34,7 +35,9 @@ ORPHAN_SECONDS = 2.0
 STOP_SECONDS = 30.0
 POLL_SECONDS = 0.02
 POOL = "pool"
-WEFT = (sys.executable, "-m", "weft_app.cli.main")
+WEFT = warm("weft_app.cli.main")
+COLD_WEFT = (sys.executable, "-m", "weft_app.cli.main")
+"""For tests of how a process starts, and of what others see of it."""
 
 
 def fake_runner(name: str, *, slots: int = 4, pool: str = POOL, **switches: Any) -> dict[str, Any]:
@@ -126,14 +129,16 @@ class MeshProcess:
 
 
 @contextmanager
-def running_mesh(home: Path, *arguments: str, within: tuple[str, ...] = ()) -> Iterator[MeshProcess]:
+def running_mesh(
+    home: Path, *arguments: str, within: tuple[str, ...] = (), weft: tuple[str, ...] = WEFT
+) -> Iterator[MeshProcess]:
     """`weft up --home <home>` until it is ready; ended with the block, and nothing of it may be left.
 
     `within` is a command that it is started by.
     """
     with (home.parent / f"{home.name}.out").open("wb") as output:
         process = subprocess.Popen(
-            [*within, *WEFT, "up", "--home", str(home), *arguments],
+            [*within, *weft, "up", "--home", str(home), *arguments],
             env=user_environment(),
             stdin=subprocess.DEVNULL,
             stdout=output,

@@ -15,8 +15,8 @@ import aiohttp
 import psutil
 import pytest
 from mesh_process import (
+    COLD_WEFT,
     STOP_SECONDS,
-    WEFT,
     MeshProcess,
     alive,
     fake_runner,
@@ -36,7 +36,7 @@ def mesh_on_a_terminal(folder: Path, *arguments: str) -> Iterator[tuple[MeshProc
     """`weft up` in the foreground of a terminal of its own, and that terminal's other end."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        ["setsid", "--ctty", *WEFT, "up", "--home", str(folder / "home"), *arguments],
+        ["setsid", "--ctty", *COLD_WEFT, "up", "--home", str(folder / "home"), *arguments],
         env={**user_environment(), "TERM": "dumb"},
         stdin=theirs,
         stdout=theirs,
@@ -130,7 +130,7 @@ def mesh_without_a_reader(folder: Path, *arguments: str) -> Iterator[MeshProcess
     """`weft up` whose output is a pipe that nobody reads any more."""
     reading, writing = os.pipe()
     process = subprocess.Popen(
-        [*WEFT, "up", "--home", str(folder / "home"), *arguments],
+        [*COLD_WEFT, "up", "--home", str(folder / "home"), *arguments],
         env=user_environment(),
         stdin=subprocess.DEVNULL,
         stdout=writing,
@@ -164,7 +164,7 @@ async def test_a_mesh_whose_output_nobody_reads_any_more_serves_on_and_stops_in_
 async def test_a_service_drains_after_a_hangup_as_after_a_term(tmp_path: Path, service: str) -> None:
     config = write_config(tmp_path, fake_runner("a"))
     process = await asyncio.create_subprocess_exec(
-        *(*WEFT, "serve", service, "--home", str(tmp_path / "home"), "--config", str(config)),
+        *(*COLD_WEFT, "serve", service, "--home", str(tmp_path / "home"), "--config", str(config)),
         env=user_environment(),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,

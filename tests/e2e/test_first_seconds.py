@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 from apart_mesh import running_apart
-from mesh_process import STOP_SECONDS, WEFT, eventually, fake_runner, running_mesh, user_environment, write_config
+from mesh_process import COLD_WEFT, STOP_SECONDS, eventually, fake_runner, running_mesh, user_environment, write_config
 
 from weft_testing.free_port import free_port
 
@@ -32,7 +32,7 @@ def starting(home: Path, config: Path) -> Iterator[None]:
     """`weft up` that has only been started."""
     with (home.parent / "starting.out").open("wb") as output:
         process = Popen(
-            [*WEFT, "up", "--home", str(home), "--config", str(config)],
+            [*COLD_WEFT, "up", "--home", str(home), "--config", str(config)],
             env=user_environment(),
             stdin=DEVNULL,
             stdout=output,

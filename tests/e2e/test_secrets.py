@@ -9,7 +9,7 @@ from typing import Any
 
 import aiohttp
 from join_process import make_token, relay_facts, running_join
-from mesh_process import MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
+from mesh_process import COLD_WEFT, MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
 from test_runner_http import op_token
 
 from weft_testing.free_port import free_port
@@ -96,7 +96,7 @@ async def test_no_secret_is_in_logs_answers_or_lists_of_processes_at_the_level_d
     runner = {**fake_runner("a"), "http_port": port}
     config = write_config(tmp_path, runner, log={"level": "debug"}, registry={"governance": governance})
     url = f"http://127.0.0.1:{port}"
-    with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
+    with running_mesh(tmp_path / "home", "--config", str(config), weft=COLD_WEFT) as mesh:
         chat = {"model": PLAIN, "max_tokens": 3, "messages": [{"role": "user", "content": PROMPT}]}
 
         async def answered() -> bool:
@@ -129,7 +129,7 @@ async def test_what_a_laptop_proves_itself_with_is_in_no_log_of_either_side(tmp_
     log = {"level": "debug"}
     laptop = write_config(tmp_path / "laptop", runner, accelerators=memory, log=log)
     config = write_config(tmp_path, relay={"listen": "127.0.0.1:0"}, log=log)
-    with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
+    with running_mesh(tmp_path / "home", "--config", str(config), weft=COLD_WEFT) as mesh:
         token, url = (await make_token(mesh.home))["token"], relay_facts(mesh.home)["url"]
         home = tmp_path / "laptop" / "home"
         with running_join(home, url, token, "--config", str(laptop)) as joined:

@@ -12,7 +12,17 @@ from pathlib import Path
 import aiohttp
 import psutil
 import pytest
-from mesh_process import POOL, MeshProcess, alive, eventually, fake_runner, run_weft, running_mesh, write_config
+from mesh_process import (
+    COLD_WEFT,
+    POOL,
+    MeshProcess,
+    alive,
+    eventually,
+    fake_runner,
+    run_weft,
+    running_mesh,
+    write_config,
+)
 
 from weft_app.compose.home import MAX_SOCKET_PATH_BYTES
 
@@ -20,7 +30,7 @@ from weft_app.compose.home import MAX_SOCKET_PATH_BYTES
 @pytest.fixture
 def mesh(tmp_path: Path) -> Iterator[MeshProcess]:
     config = write_config(tmp_path, fake_runner("a", tokens_per_second=20, answer_tokens=20))
-    with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
+    with running_mesh(tmp_path / "home", "--config", str(config), weft=COLD_WEFT) as mesh:
         yield mesh
 
 
@@ -63,7 +73,7 @@ async def test_ctrl_c_lets_a_running_request_finish_and_refuses_new_ones(mesh: M
 
 async def test_a_second_ctrl_c_does_not_wait_for_running_requests(tmp_path: Path) -> None:
     config = write_config(tmp_path, fake_runner("a", prefill_seconds=60.0), drain_seconds=60.0)
-    with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
+    with running_mesh(tmp_path / "home", "--config", str(config), weft=COLD_WEFT) as mesh:
         asking = asyncio.create_task(_chat(mesh))
         async with await mesh.backend("a") as backend:
             await backend.wait_for_state(lambda state: state.busy_slots == 1)

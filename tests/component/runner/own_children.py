@@ -1,8 +1,9 @@
-"""The processes that tests of the runner have started: the database of the whole test session is not theirs."""
+"""The processes that tests of the runner have started: what serves the whole test session is not theirs."""
 
 import psutil
+from kit.warm_server import NAME
 
-OF_THE_SESSION = "postgres"
+OF_THE_SESSION = ("postgres", NAME)
 
 
 def own_children(*, recursive: bool = False) -> list[psutil.Process]:

@@ -1,0 +1,140 @@
+"""Python programs of our own, started as forks of a process that has imported everything already.
+
+`subprocess.Popen([*warm("weft_app.cli.main"), "ps"])` gives a child of this process like any other, with its own
+arguments, environment, folder, standard streams, session, signals and exit code; it only lacks the second of
+imports. The same command within another one (`["nsenter", *command]`) is an ordinary Python.
+
+What differs: `/proc/PID/cmdline`, `/proc/PID/environ` and `sys.flags` are those of the server. A test whose subject
+is how a process starts names `sys.executable`.
+"""
+
+import array
+import atexit
+import inspect
+import json
+import os
+import platform
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from kit.warm_server import MAX_ORDER_BYTES, SYS_CLONE
+
+PROGRAMS = ("weft_app.cli.main", "weft_app.compose.torture_router", "weft_testing.fake_backend")
+IMPORTED = (
+    "weft_app.compose.up",
+    "weft_app.compose.runner",
+    "weft_app.compose.router",
+    "weft_app.compose.registry",
+    "weft_app.compose.gateway",
+    "weft_app.compose.join",
+)
+"""What the programs import only once they know their arguments."""
+START_SECONDS = 60.0
+_OF_THE_SERVER = {"GRPC_ENABLE_FORK_SUPPORT": "0"}
+"""gRPC would start its threads anew in every fork."""
+_ARGUMENTS = inspect.signature(subprocess.Popen._execute_child)  # type: ignore[attr-defined]
+_LEAST = 3
+IS_POSSIBLE = sys.platform == "linux" and platform.machine() in SYS_CLONE
+
+
+class WarmPython(str):
+    """The path of the interpreter; as the first word of a command, the command is forked from the warm server."""
+
+    __slots__ = ()
+
+
+def warm(module: str) -> tuple[str, str, str]:
+    """The first words of the command that runs a program."""
+    assert module in PROGRAMS, f"{module} is not among the programs of the warm server"
+    return (WarmPython(sys.executable), "-m", module)
+
+
+class WarmServer:
+    """The server of this process."""
+
+    def __init__(self) -> None:
+        self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            folder = Path(__file__).parents[1]
+            self._process = _Popen(
+                [sys.executable, "-m", "kit.warm_server", str(theirs.fileno()), ",".join(PROGRAMS), ",".join(IMPORTED)],
+                pass_fds=(theirs.fileno(),),
+                env={**os.environ, **_OF_THE_SERVER, "PYTHONPATH": os.pathsep.join((str(folder), str(folder.parent)))},
+                stdin=subprocess.DEVNULL,
+            )
+        self._orders.settimeout(START_SECONDS)
+        assert self._orders.recv(5) == b"ready", "the warm server did not start"
+
+    def start(self, order: dict[str, Any], descriptors: list[int]) -> int:
+        """The pid of the new child."""
+        message = json.dumps(order).encode()
+        assert len(message) <= MAX_ORDER_BYTES
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+        self._orders.sendmsg([message], rights)
+        return int.from_bytes(self._orders.recv(4), "little")
+
+    def stop(self) -> None:
+        """End it; programs that it forked go on."""
+        self._orders.close()
+        self._process.wait()
+
+
+class WarmStart:
+    """Knows the server once there is one."""
+
+    def __init__(self) -> None:
+        self._server: WarmServer | None = None
+
+    def server(self) -> WarmServer:
+        """Started when first asked for."""
+        if self._server is None:
+            self._server = WarmServer()
+            atexit.register(self._server.stop)
+        return self._server
+
+
+_Popen = subprocess.Popen
+_warm_start = WarmStart()
+
+
+class WarmPopen(_Popen):  # type: ignore[type-arg]
+    """`subprocess.Popen`, which forks from the warm server where the command begins with a `WarmPython`."""
+
+    def _execute_child(self, *given: Any) -> None:
+        asked = _ARGUMENTS.bind(self, *given).arguments
+        args = asked["args"]
+        if isinstance(args, (str, bytes, os.PathLike)) or not isinstance(args[0], WarmPython) or not _is_plain(asked):
+            super()._execute_child(*given)  # type: ignore[misc]
+            return
+        order = {
+            "argv": [os.fsdecode(each) for each in args],
+            "module": args[2],
+            "file": "",
+            "cwd": os.fsdecode(asked["cwd"] or Path.cwd()),
+            "env": {os.fsdecode(name): os.fsdecode(value) for name, value in (asked["env"] or os.environ).items()},
+            "new_session": asked["start_new_session"],
+            "process_group": None if asked["process_group"] == -1 else asked["process_group"],
+        }
+        wanted = (asked["p2cread"], asked["c2pwrite"], asked["errwrite"])
+        descriptors = [place if fd == -1 else fd for place, fd in enumerate(wanted)]
+        try:
+            self.pid = _warm_start.server().start(order, descriptors)
+            self._child_created = True
+        finally:
+            pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+            self._close_pipe_fds(*(asked[name] for name in pipes))  # type: ignore[attr-defined]
+
+
+def _is_plain(asked: dict[str, Any]) -> bool:
+    """Whether it is a program that the server has, and asks for no more than a fork can give."""
+    args = asked["args"]
+    if len(args) < _LEAST or args[1] != "-m" or args[2] not in PROGRAMS:
+        return False
+    plain = (asked["preexec_fn"] is None, not asked["pass_fds"], not asked["shell"], asked["umask"] == -1)
+    return IS_POSSIBLE and all(plain) and all(asked[name] is None for name in ("uid", "gid", "gids", "executable"))
+
+
+subprocess.Popen = WarmPopen  # type: ignore[misc]
