@@ -7,14 +7,15 @@ PROTOS_VENV := .venv-protos
 PROTO_FILES := $(shell find protos -name '*.proto' | sort)
 INSTALL := bash requirements/install.sh $(BIN)/python
 ARGS ?=
-# Test files that run side by side: most of them wait for processes. One at a time: make test WORKERS=0
-WORKERS ?= 2
+# Test files that run side by side: twice as many as cores, as most wait for processes. One at a time: make test WORKERS=0
+WORKERS ?= $(shell expr 2 '*' $$(getconf _NPROCESSORS_ONLN))
 # Tests start some hundred Python processes: without compiled modules on disk, each compiles all of weft for itself.
 # And a test that runs Python between fork and exec must not have gRPC start its threads anew in there: its files are closed.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE GRPC_ENABLE_FORK_SUPPORT=0 $(BIN)/python -m pytest
+SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help up demo test torture test-clients test-runtimes check lint types imports protos-lint protos verify docs bench lock clean
+.PHONY: help up demo test test-all torture test-clients test-runtimes check lint types imports protos-lint protos verify docs bench lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -25,8 +26,11 @@ up: $(VENV)/.up ## install and start a mesh with a real small model (ARGS="--por
 demo: $(VENV)/.up ## start a mesh, stream one chat through it, stop it; the exit code tells
 	@$(BIN)/weft demo $(ARGS)
 
-test: $(VENV)/.dev ## run every test, the real model included
-	@$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+test: $(VENV)/.dev ## run the tests, the real model included, without the heavy ones
+	@$(PYTEST) $(SIDE_BY_SIDE) $(ARGS)
+
+test-all: $(VENV)/.dev ## run the heavy tests too (torture, storms), and properties with many examples
+	@WEFT_TESTS=all $(PYTEST) $(SIDE_BY_SIDE) $(ARGS)
 
 test-runtimes: $(VENV)/.dev ## run the tests of heavy runtimes, each in an environment of its own
 	@$(PYTEST) -m runtimes $(ARGS)

@@ -16,6 +16,8 @@ from weft_testing.torture.mesh import Folder
 from weft_testing.torture.plan import STALE_ROUTERS, Plan
 from weft_testing.torture.run import Outcome, torture
 
+pytestmark = pytest.mark.heavy
+
 SEED = 20261120
 USUAL = Plan(seed=SEED, kills=25, tasks=250, max_minutes=3.0)
 SMALL = Plan(seed=SEED, kills=10, tasks=100, max_minutes=2.0)

@@ -12,6 +12,7 @@ from background_script import PATH, asking, events_in, followed, found, stage
 from gateway_script import RunningGateway
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from kit.examples import examples
 from response_script import MemoryResponses
 from sdk_cases import Case, cases
 from task_script import ScriptedTasks, output
@@ -28,14 +29,14 @@ OPTIONS: list[dict[str, Any]] = [
 _UNKEPT = frozenset({"queued", "loading", "progress"})
 
 
-def check_all(check: Check, examples: int) -> None:
+def check_all(check: Check, count: int) -> None:
     """One gateway, many answers of one choice."""
     with asyncio.Runner() as runner:
         stack, tasks, store = AsyncExitStack(), ScriptedTasks(), MemoryResponses()
         gateway = runner.run(stack.enter_async_context(stage(tasks, store)))
         try:
 
-            @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
+            @settings(max_examples=count, deadline=None, suppress_health_check=list(HealthCheck))
             @given(cases().filter(lambda case: case.choices == 1), st.integers(1, 3))
             def one(case: Case, attempt: int) -> None:
                 tasks.kept.clear()
@@ -100,7 +101,7 @@ def text_of(answer: dict[str, Any]) -> str:
 
 
 def test_every_answer_is_read_again_from_every_event_on() -> None:
-    check_all(the_client_reads_it_again, 40)
+    check_all(the_client_reads_it_again, examples(40, 5))
 
 
 async def it_does_not_depend_on_how_it_was_cut(gateway: RunningGateway, tasks: ScriptedTasks, case: Case) -> None:  # noqa: ARG001 - a check has these
@@ -120,7 +121,7 @@ def without_request_ids(raw: bytes) -> list[str]:
 
 
 def test_no_event_depends_on_how_the_answer_was_cut() -> None:
-    check_all(it_does_not_depend_on_how_it_was_cut, 40)
+    check_all(it_does_not_depend_on_how_it_was_cut, examples(40, 5))
 
 
 def test_ids_at_random_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:

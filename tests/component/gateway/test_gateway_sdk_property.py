@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from gateway_script import Frame, RunningGateway, ScriptedDispatcher, delta, finished, serving, started, usage
 from hypothesis import HealthCheck, given, settings
+from kit.examples import examples
 from openai import APIError
 from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
 from sdk_cases import Case, cases
@@ -26,14 +27,14 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-def check_all(check: Check, options: dict[str, Any], examples: int) -> None:
+def check_all(check: Check, options: dict[str, Any], count: int) -> None:
     """One gateway, many answers."""
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
         gateway = runner.run(stack.enter_async_context(serving(ScriptedDispatcher())))
         try:
 
-            @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
+            @settings(max_examples=count, deadline=None, suppress_health_check=list(HealthCheck))
             @given(cases())
             def one(case: Case) -> None:
                 gateway.dispatcher.steps = case.steps
@@ -90,7 +91,7 @@ def facts(choice: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("options", OPTIONS, ids=["bare", "usage", "logprobs", "events"])
 def test_the_stream_helper_reads_every_answer_to_what_it_is_in_one_piece(options: dict[str, Any]) -> None:
-    check_all(the_helper_reads_it, options, 30)
+    check_all(the_helper_reads_it, options, examples(30, 5))
 
 
 async def the_bare_stream_ends_honestly(gateway: RunningGateway, case: Case, options: dict[str, Any]) -> None:
@@ -124,7 +125,7 @@ async def the_bare_stream_ends_honestly(gateway: RunningGateway, case: Case, opt
 
 @pytest.mark.parametrize("options", OPTIONS, ids=["bare", "usage", "logprobs", "events"])
 def test_a_bare_stream_ends_with_every_finish_reason_or_with_an_error(options: dict[str, Any]) -> None:
-    check_all(the_bare_stream_ends_honestly, options, 30)
+    check_all(the_bare_stream_ends_honestly, options, examples(30, 5))
 
 
 async def the_text_stream_ends_honestly(gateway: RunningGateway, case: Case, options: dict[str, Any]) -> None:
@@ -144,7 +145,7 @@ async def the_text_stream_ends_honestly(gateway: RunningGateway, case: Case, opt
 
 @pytest.mark.parametrize("options", [{}, {"logprobs": 2, "stream_options": {"include_usage": True}}], ids=str)
 def test_a_stream_of_text_ends_with_every_finish_reason_or_with_an_error(options: dict[str, Any]) -> None:
-    check_all(the_text_stream_ends_honestly, options, 30)
+    check_all(the_text_stream_ends_honestly, options, examples(30, 5))
 
 
 def long_answer() -> list[Frame]:

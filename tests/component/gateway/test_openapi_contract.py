@@ -12,6 +12,7 @@ from fastapi import FastAPI, Response
 from file_script import MemoryBatches
 from gateway_script import FixedFleet, model, schemas_once
 from hypothesis import HealthCheck, given, settings
+from kit.examples import examples
 from registry_script import ScriptedRegistry
 from response_script import MemoryResponses
 from schemathesis.core.failures import FailureGroup
@@ -80,7 +81,13 @@ def test_the_gateway_keeps_to_its_document(endpoint: Endpoint, document: Any) ->
     path = next(path for path in document.raw_schema["paths"] if nameless(path) == nameless(endpoint.path))
     operation = document[path][endpoint.method]
 
-    @settings(max_examples=15, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=examples(15, 3),
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
     @given(case=operation.as_strategy())
     def keeps_to_it(case: Any) -> None:
         case.call_and_validate(headers=SENT, checks=CHECKS)

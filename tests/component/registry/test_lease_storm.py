@@ -17,6 +17,7 @@ CYCLES = 1_000
 pytestmark = pytest.mark.timeout(300)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("source", [Source.NVML, Source.DECLARED])
 async def test_a_thousand_cycles_book_nothing_twice_and_leave_nothing(source: Source) -> None:
     storm = Storm(seed=2, source=source)
@@ -32,7 +33,7 @@ async def test_a_thousand_cycles_book_nothing_twice_and_leave_nothing(source: So
     assert storm.count["granted"] >= 150, storm.count
 
 
-@pytest.mark.parametrize("seed", [1, *range(3, 8)])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.heavy) for seed in range(3, 8))])
 async def test_shorter_storms_of_other_seeds(seed: int) -> None:
     await Storm(seed=seed, source=Source.NVML if seed % 2 else Source.DECLARED).run(150)
 

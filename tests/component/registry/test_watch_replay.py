@@ -7,6 +7,7 @@ from math import ceil
 
 from gated_store import GatedStore
 from hypothesis import given, settings
+from kit.examples import examples
 from roster_harness import BareRegistry
 from told_state import Told
 from watch_steps import (
@@ -297,7 +298,7 @@ async def assert_stored(world: World) -> None:
     assert stored.settings.allow_cloud_fallback == world.view.settings.allow_cloud_fallback
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(steps)
 def test_replaying_a_watch_equals_a_fresh_snapshot_and_the_store(script: list[Step]) -> None:
     asyncio.run(play(script))

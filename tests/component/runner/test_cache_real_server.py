@@ -12,7 +12,7 @@ from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaSe
 from weft_app.compose.demo import demo_model_path, llama_command
 from weft_testing.conformance.prefix_cache import MODEL, SEA, PrefixCacheConformance
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.heavy, pytest.mark.real]
 
 
 @dataclass(frozen=True)

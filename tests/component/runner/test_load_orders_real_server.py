@@ -17,7 +17,7 @@ from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaSe
 from weft.api.common.v1 import chat_pb2, sampling_pb2
 from weft_app.compose.demo import LAUNCHER, demo_model_path
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.heavy, pytest.mark.real]
 
 LOAD_SECONDS = 60.0
 

@@ -62,6 +62,7 @@ async def _kill_in_mid_stream(stage: Repaving, times: int) -> None:
         await stage.until_restarted(count + 1)
 
 
+@pytest.mark.heavy
 @pytest.mark.timeout(600)
 async def test_many_kills_in_a_row_leave_nothing_behind() -> None:
     async with repaving(limits=RARELY_PAUSED, **LONG) as one, repaving(limits=RARELY_PAUSED, **LONG) as two:

@@ -53,6 +53,7 @@ async def _begin(world: LeasedWorld) -> None:
     await world.until(lambda: world.host() is not None, "no runner says what it sees of its host")
 
 
+@pytest.mark.heavy
 @pytest.mark.timeout(1200)
 async def test_whatever_is_killed_no_memory_is_booked_twice_and_no_lease_or_engine_is_left(tmp_path: Path) -> None:
     dice, asking = random.Random(SEED), list["asyncio.Task[None]"]()

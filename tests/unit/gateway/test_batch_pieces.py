@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Iterable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kit.examples import examples
 
 from gateway.batches.lines import RawLine, raw_lines
 from gateway.batches.pieces import HOLD_SECONDS, in_pieces
@@ -48,7 +49,7 @@ def reference(text: bytes, most: int) -> list[RawLine]:
     return lines
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(pieces=st.lists(st.text("ab \r\n", max_size=8).map(str.encode), max_size=8), most=st.integers(1, 6))
 async def test_lines_are_the_same_however_the_file_is_cut(pieces: list[bytes], most: int) -> None:
     found = [line async for line in raw_lines(each(pieces), most)]

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kit.examples import examples
 
 from gateway.config import RequestLimits
 from gateway.intake.multipart import MAX_VALUE_BYTES, MultipartStream, Part, parts_of
@@ -61,7 +62,7 @@ def expected(body: bytes) -> list[Part] | Reason:
         return error.reason
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     tokens=st.lists(st.sampled_from(TOKENS), max_size=14),
     begins=st.booleans(),

@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kit.examples import examples
 from test_responses_sdk_stream import BEFORE, DELTA, FINISH, NOTICE, Answering, Event, end, events_in, read
 
 from gateway.responses.output import background_response_id, task_of
@@ -90,7 +91,7 @@ def answering() -> Answering:
     return Answering()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(events=ANSWERS, first=PLACES, second=PLACES, attempt=st.integers(1, 3), extras=st.booleans())
 def test_it_is_the_same_however_it_is_cut_and_told(
     answering: Answering, events: list[Event], first: list[int], second: list[int], attempt: int, extras: bool
@@ -108,7 +109,7 @@ def test_it_is_the_same_however_it_is_cut_and_told(
     assert [event.type for event in read(answering, body)] == [event["type"] for event in whole]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(events=ANSWERS, state=st.sampled_from([TaskState.FAILED, TaskState.CANCELLED]), places=PLACES)
 def test_an_end_in_the_middle_is_the_same_however_it_is_told(
     events: list[Event], state: TaskState, places: list[int]

@@ -10,6 +10,7 @@ import openai
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kit.examples import examples
 
 from gateway.responses.document import ResponseDocument, ResponseState
 from gateway.responses.schema import ResponsesRequest
@@ -126,7 +127,7 @@ def read(answering: Answering, body: bytes) -> list[Any]:
         return list(stream)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     before=st.lists(BEFORE, max_size=3),
     said=st.lists(DELTA | NOTICE, max_size=12),
@@ -183,7 +184,7 @@ def assert_items_are_told_once(told: Sequence[dict[str, Any]]) -> None:
                 assert [entry for event in grown for entry in event["logprobs"]] == part["logprobs"]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(before=st.lists(BEFORE, max_size=3), said=st.lists(DELTA | NOTICE, max_size=8), place=st.integers(0, 12))
 def test_a_failure_at_any_point_raises_the_error_of_the_api_and_nothing_else(
     answering: Answering, before: list[Event], said: list[Event], place: int

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from kit.examples import examples
 
 from weft.link.frames import WINDOW_BYTES, CallStatus, Credit, Frame, Part, Side, part_cost
 from weft.link.multiplexer import Call, CallBegan, CallOver, LinkLimits, Multiplexer
@@ -179,4 +180,4 @@ class LinkHistory(RuleBasedStateMachine):
 
 
 TestLinkHistory = LinkHistory.TestCase
-TestLinkHistory.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestLinkHistory.settings = settings(max_examples=examples(60), stateful_step_count=60, deadline=None)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from index_harness import CHAT, index, member, pick
+from kit.examples import examples
 
 from router_svc.policy.arrival import Needs
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
@@ -187,7 +188,7 @@ class Looker:
         assert len(self.mesh.table._endpoints) <= len(self.known) + len(self.running)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(policy=st.sampled_from(ChoicePolicy), steps=STEPS)
 def test_the_index_says_what_a_look_at_every_candidate_says(
     policy: ChoicePolicy, steps: list[tuple[str, object]]

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from index_harness import ANYWHERE, CHAT, index, member, pick, place, placed
+from kit.examples import examples
 
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.failover import FailureKind
@@ -246,7 +247,7 @@ class Premises:
                 self.mesh.health.advance(self.now)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(policy=st.sampled_from(ChoicePolicy), steps=STEPS)
 def test_nothing_leaves_the_premises_without_a_permit_whatever_happened_before(
     policy: ChoicePolicy, steps: list[tuple[str, object]]

@@ -6,6 +6,7 @@ from typing import TypeVar
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kit.examples import examples
 from load_harness import STEP_SECONDS, LoadWorld, ModelSpec
 
 from router_svc.policy.limits import SchedulerLimits
@@ -111,7 +112,7 @@ class ColdWatch:
         return limits.max_cold_wait_seconds + turns + slack
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(scenario=scenarios())
 def test_no_line_waits_cold_for_longer_than_the_bound_and_a_turn_of_each_other_one(scenario: Scenario) -> None:
     world = scenario.world()
@@ -122,7 +123,7 @@ def test_no_line_waits_cold_for_longer_than_the_bound_and_a_turn_of_each_other_o
         watch.look()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(scenario=scenarios(pinned=True))
 def test_loads_fit_pinned_models_stay_and_holds_end_with_what_they_are_for(scenario: Scenario) -> None:
     world = scenario.world()
@@ -146,7 +147,7 @@ def test_loads_fit_pinned_models_stay_and_holds_end_with_what_they_are_for(scena
     assert not world.plan.gates
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(scenario=scenarios())
 def test_a_model_that_is_wanted_is_not_held_before_its_shortest_turn_is_over(scenario: Scenario) -> None:
     world = scenario.world()
@@ -162,7 +163,7 @@ def test_a_model_that_is_wanted_is_not_held_before_its_shortest_turn_is_over(sce
         was_held = {name for name, state in world.models.items() if state.held}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(scenario=scenarios())
 def test_everything_is_served_when_arrivals_stop(scenario: Scenario) -> None:
     world = scenario.world()

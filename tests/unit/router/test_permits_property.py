@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from kit.examples import examples
 from permit_world import (
     FAILURES,
     Ask,
@@ -34,7 +35,7 @@ from router_svc.policy.scheduler import Scheduler
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
 
-EXAMPLES = 150
+EXAMPLES = examples(150)
 """Meshes with up to 40 steps each; a second or two in all."""
 CONTROL_EXAMPLES = 2000
 """At most; a control ends with the first violation."""

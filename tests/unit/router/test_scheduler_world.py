@@ -4,6 +4,7 @@ not, and once the mesh works nobody is forgotten.
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kit.examples import examples
 from scheduler_world import POOL, REMOTE, RUNNERS, SWAPPED, TARGETS, TENANTS, World
 
 from router_svc.policy.endpoints.candidates import Readiness
@@ -66,7 +67,7 @@ def step(world: World, kind: str, argument: object) -> None:
             world.wait(seconds)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(STEPS)
 def test_whatever_happens_no_cap_no_slot_and_no_permit_is_overrun(steps: list[tuple[str, object]]) -> None:
     world = World(queue_timeout_seconds=30.0)
@@ -74,7 +75,7 @@ def test_whatever_happens_no_cap_no_slot_and_no_permit_is_overrun(steps: list[tu
         step(world, kind, argument)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(STEPS)
 def test_once_the_mesh_works_again_everybody_who_waits_is_served_or_told_why_not(
     steps: list[tuple[str, object]],

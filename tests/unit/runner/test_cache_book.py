@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kit.examples import examples
 
 from runner_svc.policy import cache_directory
 from runner_svc.policy.cache_directory import CacheDirectory, CacheTurn, Partition, SlotState, UnownedContent
@@ -265,7 +266,7 @@ def _run(
     return engine
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(600), deadline=None)
 @given(_STEPS, st.integers(1, 4))
 def test_no_turn_is_ever_shown_what_is_not_its_own(steps: list[tuple[object, ...]], slots: int) -> None:
     _run(steps, slots)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from kit.examples import examples
 
 from runner_svc.model_files.gguf import read_gguf_header
 from weft.kernel.errors import WeftError
@@ -18,7 +19,7 @@ from weft.kernel.reasons import Reason
 from weft_app.compose.demo import demo_model_path
 
 SEED = 20_261_120
-MUTATIONS = int(os.environ.get("WEFT_TEST_MUTATIONS", "2000"))
+MUTATIONS = int(os.environ.get("WEFT_TEST_MUTATIONS", examples(2000, 300)))
 MAX_BYTES = 64 * 1024 * 1024
 LIMITED_FILES = 200
 ADDRESS_SPACE_BYTES = 512 * 1024 * 1024

@@ -7,6 +7,7 @@ from typing import Any, get_args
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kit.examples import examples
 
 from runner_svc.policy import life_events as on
 from runner_svc.policy.engine_failures import ADVICE
@@ -254,7 +255,7 @@ def _holds(before: LifeState, event: Any, after: LifeState, now: float, rules: L
         assert after.doing is not Command.PAUSE
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(STEPS, RULES)
 def test_no_sequence_of_events_leaves_the_allowed_transitions(
     steps: list[tuple[int, Reason, float]], rules: LifeRules
@@ -279,7 +280,7 @@ def test_no_sequence_of_events_leaves_the_allowed_transitions(
     assert state.phase is Phase.IDLE
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.lists(st.floats(0.0, 29.0), min_size=3, max_size=40))
 def test_however_fast_it_dies_it_is_not_started_more_often_than_the_limit_allows(gaps: list[float]) -> None:
     """At most three starts between two pauses, unless the window between deaths was quiet."""

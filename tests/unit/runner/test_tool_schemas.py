@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kit.examples import examples
 
 from runner_svc.chat.offer import MAX_SENT_DEPTH
 from runner_svc.tools import schemas
@@ -188,7 +189,7 @@ JSON = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(st.dictionaries(st.sampled_from(KEYWORDS), JSON, max_size=5), JSON)
 def test_whatever_a_schema_and_the_arguments_are_only_the_two_errors_come_out(
     schema: dict[str, Any], arguments: Any
