@@ -22,10 +22,11 @@ from pathlib import Path
 from runner_svc.backend.port import CacheUse, CallInfo
 from runner_svc.cache.model_cache import ModelCache, RequestCache
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
+from runner_svc.runtimes.llama_server.runtime import llama_command
 from weft.api.common.v1 import completion_pb2, sampling_pb2
 from weft.dispatch.frames import has_content
 from weft.kernel.request import Handling
-from weft_app.compose.demo import demo_model_path, llama_command
+from weft_app.compose.demo import demo_model_path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "prefix-cache.md"

@@ -17,6 +17,7 @@ from runner_svc.policy.load_parameters import LoadValue
 from runner_svc.policy.load_plan import AS_CONFIGURED, LoadPlan
 from runner_svc.policy.memory_estimate import (
     MEBIBYTE,
+    EngineHabits,
     EstimateSource,
     FileKind,
     KnownModel,
@@ -25,6 +26,7 @@ from runner_svc.policy.memory_estimate import (
     ModelShape,
     estimate_memory,
     largest_context,
+    settings_for,
 )
 from weft.kernel.errors import WeftError
 
@@ -45,39 +47,6 @@ class ModelFacts:
     """What the model was made for."""
     quantization: str = ""
     identity: FileIdentity | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineHabits:
-    """What an engine does where it is told nothing; as llama.cpp's server."""
-
-    flash_attention: bool = True
-    """Its "auto" is on wherever the model can do it."""
-    computes_whole_batches: bool = False
-    """Whether as many tokens are computed at once as are handed over."""
-
-
-LLAMA_SERVER_HABITS = EngineHabits()
-LLAMA_CPP_PYTHON_HABITS = EngineHabits(flash_attention=False, computes_whole_batches=True)
-
-
-def settings_for(
-    context_tokens: int, slots: int, parameters: Mapping[str, LoadValue], habits: EngineHabits = LLAMA_SERVER_HABITS
-) -> MemorySettings:
-    """What a load takes memory for: as configured, but for the checked parameters of its order."""
-    usual = MemorySettings(context_tokens=context_tokens, slots=slots)
-    attention = parameters.get("flash_attention")
-    batch = int(parameters.get("batch_tokens", usual.ubatch_tokens))
-    at_once = batch if habits.computes_whole_batches else min(batch, usual.ubatch_tokens)
-    return MemorySettings(
-        context_tokens=int(parameters.get("context_tokens", context_tokens)),
-        slots=int(parameters.get("slots", slots)),
-        cache_type_k=str(parameters.get("cache_type_k", usual.cache_type_k)),
-        cache_type_v=str(parameters.get("cache_type_v", usual.cache_type_v)),
-        ubatch_tokens=int(parameters.get("ubatch_tokens", at_once)),
-        flash_attention=habits.flash_attention if attention is None else attention != "off",
-        gpu_layers=int(parameters.get("gpu_layers", usual.gpu_layers)),
-    )
 
 
 def read_model_facts(path: Path) -> ModelFacts:
@@ -253,7 +222,7 @@ class ForecastModel:
     slots: int
     parameters: Mapping[str, LoadValue] = field(default_factory=dict)
     """What is configured beside that, by names of load parameters."""
-    habits: EngineHabits = LLAMA_SERVER_HABITS
+    habits: EngineHabits = field(default_factory=EngineHabits)
     manifest_bytes: int | None = None
     """What an operator says that it takes as it is configured."""
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
 
+from runner_svc.policy.load_parameters import LoadValue
+
 KIBIBYTE = 1024
 MEBIBYTE = 1024 * KIBIBYTE
 GIBIBYTE = 1024 * MEBIBYTE
@@ -22,9 +24,9 @@ _COMPUTE_NUMBER_BYTES = 4
 _EMBEDDINGS_IN_FLIGHT = 8
 CACHE_TYPE_BYTES: Mapping[str, float] = MappingProxyType(
     {
-        "f32": 4.0,
         "f16": 2.0,
         "bf16": 2.0,
+        "f32": 4.0,
         "q8_0": 34 / 32,
         "q5_1": 24 / 32,
         "q5_0": 22 / 32,
@@ -88,6 +90,36 @@ class MemorySettings:
     flash_attention: bool = True
     gpu_layers: int = -1
     """Layers on accelerators; -1: all of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineHabits:
+    """How an engine uses memory by default. The defaults here are those of llama.cpp's server."""
+
+    flash_attention: bool = True
+    """Its "auto" is on wherever the model can do it."""
+    computes_whole_batches: bool = False
+    """Whether as many tokens are computed at once as are handed over."""
+
+
+def settings_for(
+    context_tokens: int, slots: int, parameters: Mapping[str, LoadValue], habits: EngineHabits | None = None
+) -> MemorySettings:
+    """Returns the settings of a load that decide what it takes: as configured, but for the checked parameters."""
+    habits = habits or EngineHabits()
+    usual = MemorySettings(context_tokens=context_tokens, slots=slots)
+    attention = parameters.get("flash_attention")
+    batch = int(parameters.get("batch_tokens", usual.ubatch_tokens))
+    at_once = batch if habits.computes_whole_batches else min(batch, usual.ubatch_tokens)
+    return MemorySettings(
+        context_tokens=int(parameters.get("context_tokens", context_tokens)),
+        slots=int(parameters.get("slots", slots)),
+        cache_type_k=str(parameters.get("cache_type_k", usual.cache_type_k)),
+        cache_type_v=str(parameters.get("cache_type_v", usual.cache_type_v)),
+        ubatch_tokens=int(parameters.get("ubatch_tokens", at_once)),
+        flash_attention=habits.flash_attention if attention is None else attention != "off",
+        gpu_layers=int(parameters.get("gpu_layers", usual.gpu_layers)),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,12 +11,13 @@ from unittest import SkipTest
 import pytest
 
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
+from runner_svc.runtimes.llama_server.runtime import LAUNCHER
 from runner_svc.runtimes.openai_http.backend import AttachedServer, AttachedServerConfig
 from runner_svc.runtimes.openai_remote.backend import HealthCheck, OpenAiRemote, OpenAiRemoteConfig
 from runner_svc.supervise.process import StopGraces
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
-from weft_app.compose.demo import LAUNCHER, demo_model_path
+from weft_app.compose.demo import demo_model_path
 from weft_testing.conformance.backend import BackendConformance, Engine
 from weft_testing.conformance.backend_port import ANSWER_TOKENS, MAX_LOG_BYTES, Call
 from weft_testing.conformance.backend_steps import chat, collect, failure, run

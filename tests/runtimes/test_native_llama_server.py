@@ -9,8 +9,8 @@ import pytest
 from native_builds import built_llama_server
 
 from runner_svc.backend.port import LoadOrder
-from runner_svc.memory.estimate import read_model_facts, settings_for
-from runner_svc.policy.memory_estimate import MEBIBYTE, compute_bytes, context_bytes
+from runner_svc.memory.estimate import read_model_facts
+from runner_svc.policy.memory_estimate import MEBIBYTE, compute_bytes, context_bytes, settings_for
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from weft_app.compose.demo import demo_model_path
 from weft_testing.conformance.backend import BackendConformance, Engine

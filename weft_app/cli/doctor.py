@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
@@ -16,7 +17,11 @@ from typing import Annotated
 import typer
 
 from router_svc.store.promise_file import PromiseFile
+from runner_svc.openai_upstream.settings import UpstreamSettings
 from runner_svc.openai_upstream.unmanaged_server import read_key
+from runner_svc.runtimes.runtime import ModelFault
+from runner_svc.runtimes.settings import ModelSettings, SleepingModelSettings
+from runner_svc.runtimes.table import DEFAULT_RUNTIME, built_in_names, installed, require_runtime
 from weft import __version__
 from weft.client.resources import connect_registry
 from weft.documents.document_base import ResourceKind
@@ -25,7 +30,6 @@ from weft.gpu.nvml import Health, NvmlReader
 from weft.kernel.clock import offset_words
 from weft.kernel.errors import WeftError
 from weft.kernel.units import size_words
-from weft_app.cli.attached_check import fault_of_server
 from weft_app.cli.doctor_memory import unowned_leases
 from weft_app.cli.options import (
     DEFAULT_HOME,
@@ -37,10 +41,9 @@ from weft_app.cli.options import (
     reporting,
 )
 from weft_app.cli.output import Column, print_resources
-from weft_app.compose.demo import configured_runners, llama_command
+from weft_app.compose.demo import configured_runners
 from weft_app.compose.home import MAX_SOCKET_PATH_BYTES, WeftHome
 from weft_app.config.config import CONFIG_NAME, DEFAULT_PORT, WeftConfig, config_files, load_config
-from weft_app.config.runner_sections import ModelSection
 
 MIN_FREE_BYTES = 1024**3
 DRIVER_SECONDS = 5.0
@@ -105,10 +108,10 @@ def examine(home: WeftHome, config_path: Path | None, port: int | None) -> Itera
     yield _kept_tasks(home, config)
     yield _attempt("models", lambda: _models(config), "name a file that exists")
     yield from _keys(config)
-    yield from _attached_servers(config)
+    yield from _runtimes()
+    yield from _servers(config)
     yield _accelerators()
-    if config.runners is None or any(runner.runtime == "llama_server" for runner in config.runners):
-        yield _attempt("llama.cpp server", _server, "pip install xllamacpp")
+    yield from _requirements(config)
     yield _port(home, port if port is not None else config.port)
     if home.running() is not None:
         yield from _engines(home)
@@ -192,11 +195,8 @@ def _socket_path(home: WeftHome) -> Finding:
 
 
 def _models(config: WeftConfig) -> str:
-    told = []
-    for runner in configured_runners(config):
-        without_file = "a provider's" if runner.runtime == "openai_remote" else "a server that runs already"
-        told += [f"{model.name} ({model.path or without_file})" for model in runner.models]
-    return ", ".join(told)
+    models = [model for runner in configured_runners(config) for model in runner.models]
+    return ", ".join(f"{model.name} ({model.location})" if model.location else model.name for model in models)
 
 
 def _startable(config: WeftConfig, home: WeftHome, config_path: Path | None) -> Finding:
@@ -215,22 +215,44 @@ def _startable(config: WeftConfig, home: WeftHome, config_path: Path | None) -> 
     return Finding(check="configuration", verdict=Verdict.OK, detail=files)
 
 
-def _attached_servers(config: WeftConfig) -> Iterator[Finding]:
+def _runtimes() -> Iterator[Finding]:
+    """The runtimes that a configuration may name, and those of other packages that cannot be used."""
+    others = installed()
+    usable = [f"{each.name} ({each.package})" for each in others if each.runtime is not None]
+    yield Finding(check="runtimes", verdict=Verdict.OK, detail=", ".join([*built_in_names(), *usable]))
+    for each in others:
+        if each.runtime is None:
+            yield _failed(
+                "runtimes", f"{each.name} of {each.package}: {each.fault}", "update or uninstall that package"
+            )
+
+
+def _servers(config: WeftConfig) -> Iterator[Finding]:
     """What each server that runs already says of the model that it is configured for."""
     for runner in config.runners or ():
-        for model in runner.models if runner.runtime == "openai_http" else ():
-            yield _attached_server(model)
+        find_fault = runner.engine.find_fault
+        if find_fault is not None:
+            yield from (_server(model, find_fault(model, os.environ)) for model in runner.models)
 
 
-def _attached_server(model: ModelSection) -> Finding:
-    fault = fault_of_server(model, os.environ)
+def _server(model: ModelSettings, fault: ModelFault | None) -> Finding:
     if fault is None:
         return Finding(check="server", verdict=Verdict.OK, detail=f"{model.name}: its server answers and has it")
-    detail = f"{model.name}: {fault.words}"
-    if not fault.is_there and model.wake is not None:
+    detail = f"{model.name}: {fault.message}"
+    if not fault.is_there and isinstance(model, SleepingModelSettings) and model.wake is not None:
         return Finding(check="server", verdict=Verdict.OK, detail=f"{detail}; the first request wakes it")
     verdict = Verdict.WARNING if fault.is_there else Verdict.FAILED
     return Finding(check="server", verdict=verdict, detail=detail, remedy=fault.remedy)
+
+
+def _requirements(config: WeftConfig) -> Iterator[Finding]:
+    """Whether the programs and libraries of the configured runtimes are installed; each is named once."""
+    configured = [(runner.runtime, runner.command) for runner in config.runners or ()]
+    runners = [(DEFAULT_RUNTIME, None)] if config.runners is None else configured
+    for name, command in dict.fromkeys(runners):
+        needed = require_runtime(name).requirement
+        if needed is not None:
+            yield _attempt(needed.name, partial(needed.find, command), needed.remedy)
 
 
 def _accelerators() -> Finding:
@@ -271,7 +293,7 @@ def _keys(config: WeftConfig) -> Iterator[Finding]:
     models = [model for runner in config.runners or () for model in runner.models]
     waiting: dict[str, list[str]] = {}
     for model in models:
-        if model.api_key_env is not None:
+        if isinstance(model, UpstreamSettings) and model.api_key_env is not None:
             waiting.setdefault(model.api_key_env, []).append(model.name)
     for variable, names in sorted(waiting.items()):
         try:
@@ -282,10 +304,6 @@ def _keys(config: WeftConfig) -> Iterator[Finding]:
             )
         else:
             yield Finding(check="keys", verdict=Verdict.OK, detail=f"{variable} is set, for {', '.join(names)}")
-
-
-def _server() -> str:
-    return " ".join(llama_command(None))
 
 
 def _port(home: WeftHome, port: int) -> Finding:

@@ -8,10 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from runner_svc.memory.estimate import ModelFacts, known_model, read_model_facts, settings_for
+from runner_svc.memory.estimate import ModelFacts, known_model, read_model_facts
 from runner_svc.memory.learned_memory import LearnedMemory, learned_file
-from runner_svc.policy.memory_estimate import MEBIBYTE, MemoryEstimate, MemorySettings, estimate_memory
-from runner_svc.runtimes.llama_server.arguments import CACHE_TYPES, configured_parameters
+from runner_svc.policy.memory_estimate import (
+    CACHE_TYPE_BYTES,
+    MEBIBYTE,
+    EngineHabits,
+    MemoryEstimate,
+    MemorySettings,
+    estimate_memory,
+    settings_for,
+)
+from runner_svc.runtimes.runtime import Runtime
+from runner_svc.runtimes.settings import DEFAULT_CONTEXT_TOKENS, FileModelSettings, ModelSettings
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.units import size_words
@@ -20,12 +29,10 @@ from weft_app.cli.output import Column, print_document, print_table
 from weft_app.compose.demo import DEMO_MODEL, demo_runner
 from weft_app.compose.home import WeftHome
 from weft_app.config.config import load_config
-from weft_app.config.runner_sections import ModelSection
 
 if TYPE_CHECKING:
     from runner_svc.policy.load_parameters import LoadValue
 
-DEFAULT_CONTEXT_TOKENS = 2048
 DEFAULT_SLOTS = 4
 """The default of a model in a configuration file."""
 _COLUMNS = (Column("PART", lambda row: row["name"]), Column("SIZE", lambda row: size_words(row["bytes"])))
@@ -40,14 +47,18 @@ _WORDS: Mapping[str, str] = MappingProxyType(
 )
 
 
+_CACHE_TYPE_HELP = "Type of the cache: " + ", ".join(CACHE_TYPE_BYTES)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Subject:
     """The model that is estimated."""
 
     name: str
     path: Path | None = None
-    model: ModelSection | None = None
+    model: ModelSettings | None = None
     """Its configuration; None: it is not configured."""
+    runtime: Runtime[Any] | None = None
     runner: str = ""
 
 
@@ -55,7 +66,9 @@ def estimate(
     target: Annotated[str, typer.Argument(metavar="PATH|NAME", help="File, folder, configured model, or just a name.")],
     ctx: Annotated[int | None, typer.Option("--ctx", min=1, max=16_777_216, help="Context of one slot.")] = None,
     slots: Annotated[int | None, typer.Option("--slots", min=1, max=1024, help="Requests at once.")] = None,
-    cache_type: Annotated[str, typer.Option("--cache-type", help="Type of the cache: " + ", ".join(CACHE_TYPES))] = "",
+    cache_type: Annotated[
+        str, typer.Option("--cache-type", help="Type of the cache: " + ", ".join(CACHE_TYPE_BYTES))
+    ] = "",
     config: ConfigOption = None,
     home: HomeOption = DEFAULT_HOME,
     output: OutputOption = OutputFormat.TABLE,
@@ -65,8 +78,8 @@ def estimate(
     Example: weft estimate ~/models/qwen-7b-q4_k_m.gguf --ctx 8192 --slots 2
     """
     with reporting():
-        if cache_type and cache_type not in CACHE_TYPES:
-            raise invalid_field("--cache-type", f"must be one of: {', '.join(CACHE_TYPES)}")
+        if cache_type and cache_type not in CACHE_TYPE_BYTES:
+            raise invalid_field("--cache-type", f"must be one of: {', '.join(CACHE_TYPE_BYTES)}")
         subject = _subject(target, config)
         settings = _settings(subject, ctx, slots, cache_type)
         facts = ModelFacts() if subject.path is None else read_model_facts(subject.path)
@@ -93,19 +106,20 @@ def _subject(target: str, config: Path | None) -> _Subject:
     for runner in runners or ():
         for model in runner.models:
             if model.name == target:
-                file = None if model.path is None else model.path.expanduser()
-                return _Subject(name=target, path=file, model=model, runner=runner.name)
+                file = model.path.expanduser() if isinstance(model, FileModelSettings) else None
+                return _Subject(name=target, path=file, model=model, runtime=runner.engine, runner=runner.name)
     return _Subject(name=Path(target).name)
 
 
 def _settings(subject: _Subject, ctx: int | None, slots: int | None, cache_type: str) -> MemorySettings:
-    model = subject.model
-    parameters: dict[str, LoadValue] = {} if model is None else configured_parameters(model.extra_arguments)
+    model, runtime = subject.model, subject.runtime
+    parameters: dict[str, LoadValue] = {} if model is None or runtime is None else dict(runtime.load_values(model))
     if cache_type:
         parameters |= {"cache_type_k": cache_type, "cache_type_v": cache_type}
-    usual_context = DEFAULT_CONTEXT_TOKENS if model is None else model.context_tokens
+    usual_context = (None if model is None else model.context_tokens) or DEFAULT_CONTEXT_TOKENS
     usual_slots = DEFAULT_SLOTS if model is None else model.slots
-    return settings_for(ctx or usual_context, slots or usual_slots, parameters)
+    habits = EngineHabits() if runtime is None else runtime.habits
+    return settings_for(ctx or usual_context, slots or usual_slots, parameters, habits)
 
 
 def _estimate(subject: _Subject, facts: ModelFacts, settings: MemorySettings, home: Path) -> MemoryEstimate | None:
@@ -114,7 +128,8 @@ def _estimate(subject: _Subject, facts: ModelFacts, settings: MemorySettings, ho
     if model is not None and facts.identity is not None:
         state = WeftHome(home.expanduser().absolute()).state / "runners"
         measured = tuple(LearnedMemory(learned_file(state, subject.runner)).measurements(facts.identity, settings))
-    declared = None if model is None or model.memory_mb is None else model.memory_mb * MEBIBYTE
+    memory_mb = model.memory_mb if isinstance(model, FileModelSettings) else None
+    declared = None if memory_mb is None else memory_mb * MEBIBYTE
     return estimate_memory(known_model(subject.name, facts, declared, measured), settings)
 
 

@@ -1,13 +1,12 @@
 """`weft load`, `weft unload`, `weft flush` and `weft logs`."""
 
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated
 
 import typer
 
+from runner_svc.runtimes.table import find_runtime
 from weft.api.operations.v1 import operation_pb2
 from weft.client.operations import Operations, connect_operations
 from weft.client.resources import connect_registry
@@ -131,15 +130,6 @@ def flush(
         _carry_out(action, token, request_id, home, watch=watch, wait=not no_wait)
 
 
-_NO_OUTPUT: Mapping[str, str] = MappingProxyType(
-    {
-        "openai_http": "weft did not start this server; its output is where it was started",
-        "openai_remote": "this is a provider's model, whose output stays with the provider",
-    }
-)
-"""Runtimes whose output weft does not capture, and why."""
-
-
 def logs(
     words: Annotated[
         list[str],
@@ -163,8 +153,9 @@ def logs(
             raise invalid_field("MODEL", "name one model, or one task as task/ID")
         model = require_name(words[0], "MODEL")
         with connect_registry(home=home) as registry, connect_runner_of(registry, model) as runner:
-            if runner.runtime in _NO_OUTPUT:
-                note(f"{model}: {_NO_OUTPUT[runner.runtime]}")
+            runtime = find_runtime(runner.runtime)
+            if runtime is not None and runtime.no_output:
+                note(f"{model}: {runtime.no_output}")
                 return
             for response in runner.log_lines(lines, follow=follow_on):
                 if response.lost_line_count:

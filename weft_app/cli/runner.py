@@ -140,12 +140,13 @@ def _run(plan: "JoinPlan", config: "WeftConfig", home: Path, url: str) -> None:
 
 def _warn_of_other_models(plan: "JoinPlan") -> None:
     """Warns where a server has other models than the one to publish: the runner joins, the model is not ready."""
-    from weft_app.cli.attached_check import fault_of_server  # noqa: PLC0415 - see weft_app.cli.serve
-
-    for model in plan.runner.models if plan.runner.runtime == "openai_http" else ():
-        fault = fault_of_server(model, os.environ) if model.name in plan.published else None
+    find_fault = plan.runner.engine.find_fault
+    if find_fault is None:
+        return
+    for model in plan.runner.models:
+        fault = find_fault(model, os.environ) if model.name in plan.published else None
         if fault is not None and fault.is_there:
-            say(f"warn {model.name}: {fault.words}\n")
+            say(f"warn {model.name}: {fault.message}\n")
 
 
 class LinkReporter:

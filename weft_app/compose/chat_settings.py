@@ -6,12 +6,13 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from runner_svc.chat.settings import ChatSettings, RepetitionPolicy
 from runner_svc.policy.repetition import RepetitionLimits
 from runner_svc.policy.signals import SignalDescription, reason_only, signal_catalogue
+from runner_svc.runtimes.settings import ModelSettings
 from runner_svc.tools.schemas import object_schema
 from weft.kernel.errors import invalid_field
-from weft_app.config.runner_sections import ModelSection, RunnerSection, SignalSection
+from weft_app.config.runner_sections import RunnerSection, SignalSection
 
 
-def chat_settings(section: RunnerSection, model: ModelSection) -> ChatSettings:
+def chat_settings(section: RunnerSection, model: ModelSettings) -> ChatSettings:
     """The settings of one model. Raises INVALID_ARGUMENT naming the field."""
     where = f"runners.{section.name}"
     for index, name in enumerate(model.tools):

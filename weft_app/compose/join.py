@@ -13,6 +13,8 @@ from typing import Any
 
 import runner_svc.service
 from runner_svc.dial_out.dialer import DialOut, DialOutConfig, LinkEvent
+from runner_svc.runtimes.settings import ModelSettings
+from runner_svc.runtimes.table import ATTACHED_RUNTIME
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.gc_tuning import settle_garbage_collector
 from weft.kernel.reasons import Reason
@@ -24,7 +26,7 @@ from weft_app.compose.join_address import JoinAddress, Trust, open_join_channel
 from weft_app.compose.runner import pick_runner, runner_config
 from weft_app.compose.signals import stop_requested
 from weft_app.config.config import CONFIG_NAME, WeftConfig, load_config
-from weft_app.config.runner_sections import ModelSection, RunnerSection
+from weft_app.config.runner_sections import RunnerSection
 
 SOCKET_NAME = "runner.sock"
 
@@ -60,7 +62,7 @@ def config_with_server(path: Path | None, server: ServerOptions) -> WeftConfig:
     for name in ("upstream_model", "api_key_env", "remote"):
         if (value := getattr(server, name)) is not None:
             model[name] = value
-    runner = {"name": server.runner, "runtime": "openai_http", "models": [model]}
+    runner = {"name": server.runner, "runtime": ATTACHED_RUNTIME, "models": [model]}
     return load_config(path, {"runners": [runner]})
 
 
@@ -136,7 +138,7 @@ def private_folder(home: WeftHome, runner: str) -> Iterator[Path]:
             yield Path(elsewhere)
 
 
-def _is_published(names: Collection[str], model: ModelSection) -> bool:
+def _is_published(names: Collection[str], model: ModelSettings) -> bool:
     return model.name in names
 
 

@@ -12,6 +12,7 @@ from runner_svc.config import RunnerConfig
 from runner_svc.memory.estimate import MemoryEstimator
 from runner_svc.memory.learned_memory import LearnedMemory, learned_file
 from runner_svc.policy.restart import RestartLimits
+from runner_svc.runtimes.settings import ModelSettings
 from runner_svc.service import RunnerService
 from runner_svc.supervise.leftovers import Leftovers
 from weft.kernel.clock import SystemClock
@@ -28,7 +29,7 @@ from weft_app.compose.tls import channel_security, new_host
 from weft_app.compose.tool_sources import tool_sources
 from weft_app.config.config import AcceleratorSection, WeftConfig
 from weft_app.config.replicas import with_replicas
-from weft_app.config.runner_sections import ModelSection, RunnerSection
+from weft_app.config.runner_sections import RunnerSection
 
 DEFAULT_DRAIN_SECONDS = 10.0
 
@@ -52,7 +53,7 @@ def runner_config(
     *,
     address: str,
     registry_address: str,
-    published: Callable[[ModelSection], bool] | None = None,
+    published: Callable[[ModelSettings], bool] | None = None,
     drain_seconds: float = DEFAULT_DRAIN_SECONDS,
     accelerators: AcceleratorSection | None = None,
 ) -> RunnerConfig:
@@ -67,7 +68,7 @@ def runner_config(
     if not models:
         raise invalid_field(f"runners.{section.name}.models", "none is published; say `publish: true` for one of them")
     state = home.state / "runners"
-    has_children = section.starts_engines or any(tool.type == "mcp_command" for tool in section.tools)
+    has_children = section.engine.starts_engines or any(tool.type == "mcp_command" for tool in section.tools)
     leftovers = Leftovers(state / f"{section.name}.children") if has_children else None
     parts = SharedParts(
         leftovers=leftovers,
@@ -140,7 +141,7 @@ def _ports(section: RunnerSection) -> EnginePorts:
     return EnginePorts(parse_port_range(section.port_range or "", f"runners.{section.name}.port_range"))
 
 
-def _not_withheld(model: ModelSection) -> bool:
+def _not_withheld(model: ModelSettings) -> bool:
     return model.publish is not False
 
 

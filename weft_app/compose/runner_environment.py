@@ -5,17 +5,18 @@ A variable that says what the file leaves open is worked into the configuration;
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from runner_svc.runtimes.settings import FileModelSettings, ModelSettings
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import MAX_TENANT_CHARS, is_token
 from weft.kernel.units import Rate, RateUnit, parse_rates
 from weft_app.compose.demo import demo_runner
 from weft_app.config.config import WeftConfig
 from weft_app.config.config_section import Section
-from weft_app.config.runner_sections import ModelSection, RunnerSection
+from weft_app.config.runner_sections import RunnerSection
 
 RATE_PREFIX = "TENANT_RATE_LIMIT_"
 MAX_TENANTS_NAMED = 1000
@@ -91,7 +92,7 @@ class RunnerEnvironment:
 
     def _runner(self, runner: RunnerSection) -> RunnerSection:
         update: dict[str, Any] = {"devices": self.devices} if self.devices else {}
-        if self.devices_by_id and not runner.devices and runner.starts_engines:
+        if self.devices_by_id and not runner.devices and runner.engine.starts_engines:
             raise invalid_field(
                 "CUDA_VISIBLE_DEVICES",
                 f"must hold numbers such as 0,1; or say `devices` for runner {runner.name} in weft.yaml",
@@ -99,13 +100,13 @@ class RunnerEnvironment:
         models = tuple(map(self._model, runner.models))
         return _with(runner, update).model_copy(update={"models": models})
 
-    def _model(self, model: ModelSection) -> ModelSection:
-        update: dict[str, Any] = {} if self.context_tokens is None else {"context_tokens": self.context_tokens}
-        placed = {
-            "path": None if model.path is None else self._found(model.path),
-            "quantizations": {name: self._found(path) for name, path in model.quantizations.items()},
-        }
-        return _with(model, update).model_copy(update=placed)
+    def _model(self, model: ModelSettings) -> ModelSettings:
+        if self.context_tokens is not None and model.context_tokens is None:
+            model = replace(model, context_tokens=self.context_tokens)
+        if not isinstance(model, FileModelSettings):
+            return model
+        quantizations = {name: self._found(path) for name, path in model.quantizations.items()}
+        return replace(model, path=self._found(model.path), quantizations=quantizations)
 
     def _found(self, path: Path) -> Path:
         """The file that a path means: as it stands, or in one of the folders for models."""

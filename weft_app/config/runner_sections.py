@@ -1,70 +1,15 @@
-"""The sections of the configuration file about runners: their models, how these sleep and wake, their agents."""
+"""The sections of the configuration file about runners: their agents, tools and signals. Models: `model_settings`."""
 
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, PlainValidator, field_validator, model_validator
 
+from runner_svc.runtimes.runtime import Runtime
+from runner_svc.runtimes.settings import ModelSettings, SleepingModelSettings
+from runner_svc.runtimes.table import DEFAULT_RUNTIME, require_runtime
+from weft.kernel.errors import FieldError
 from weft_app.config.config_section import Name, Port, Repetition, Seconds, Section
-
-
-class WakeSection(Section):
-    """What wakes a sleeping model. `type` says which of the other names apply."""
-
-    type: Literal["http", "command", "wake_on_lan"]
-    """An HTTP request, a program, or a magic packet."""
-    by: Literal["runner", "mesh"] = "runner"
-    """Who does it. A sleeping host cannot wake itself: then it is the mesh, and the recipe is told to it."""
-    url: Annotated[str, Field(max_length=2048)] | None = Field(default=None, repr=False)
-    """For http: where to. Every 2xx answer is success."""
-    method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"] = "POST"
-    """For http."""
-    headers: dict[str, str] = Field(default={}, max_length=32, repr=False)
-    """For http. `${WEFT_WAKE_...}` stands for that environment variable of the runner; not with `by: mesh`."""
-    argv: tuple[str, ...] = Field(default=(), strict=False, max_length=64, repr=False)
-    """For command: the program and its arguments; there is no shell. What it leaves running needs an output of its own:
-    its standard error is closed."""
-    mac_address: str | None = None
-    """For wake_on_lan: hardware address of the sleeping network card."""
-    broadcast_address: str = "255.255.255.255"
-    """For wake_on_lan: IPv4 address to send to."""
-    port: Annotated[int, Field(ge=1, le=65_535)] = 9
-    """For wake_on_lan: UDP port."""
-    max_wait_seconds: Annotated[float, Field(ge=1, le=3600)] = 60.0
-    """Longest wait from the first step until the model takes requests."""
-
-    @model_validator(mode="after")
-    def _fits_its_type(self) -> "WakeSection":
-        needed = {"http": "url", "command": "argv", "wake_on_lan": "mac_address"}[self.type]
-        if not getattr(self, needed):
-            raise ValueError(f"a wake recipe of type {self.type} needs {needed}")
-        return self
-
-
-class SleepSection(Section):
-    """What puts an idle model to sleep. It is always done by the runner."""
-
-    after_seconds: Seconds
-    """Idle time after which the model goes to sleep."""
-    type: Literal["unload", "http", "command"] = "unload"
-    """End the engine that weft started, send an HTTP request, or run a program."""
-    url: Annotated[str, Field(max_length=2048)] | None = Field(default=None, repr=False)
-    """For http: where to. Every 2xx answer is success."""
-    method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"] = "POST"
-    """For http."""
-    headers: dict[str, str] = Field(default={}, max_length=32, repr=False)
-    """For http. `${WEFT_WAKE_...}` stands for that environment variable."""
-    argv: tuple[str, ...] = Field(default=(), strict=False, max_length=64, repr=False)
-    """For command: the program and its arguments; there is no shell."""
-    max_wait_seconds: Annotated[float, Field(ge=1, le=3600)] = 60.0
-    """Longest time the action may take."""
-
-    @model_validator(mode="after")
-    def _fits_its_type(self) -> "SleepSection":
-        needed = {"unload": "after_seconds", "http": "url", "command": "argv"}[self.type]
-        if not getattr(self, needed):
-            raise ValueError(f"a sleep action of type {self.type} needs {needed}")
-        return self
+from weft_app.config.model_settings import AnyModel, read_models
 
 
 class AgentSection(Section):
@@ -102,109 +47,6 @@ class AgentSection(Section):
         if (self.model is None) == (self.pool is None):
             raise ValueError("an agent needs either model or pool")
         return self
-
-
-ServedOperation = Literal["chat", "completion", "embedding", "rerank", "tokenize", "image", "transcription", "speech"]
-
-
-class ModelSection(Section):
-    """One model of a runner."""
-
-    name: Name
-    """Unique in the mesh."""
-    pool: Name | None = None
-    """Models of one pool answer for each other."""
-    path: Annotated[Path, Field(strict=False)] | None = None
-    """For llama_server and llama_cpp_python: the GGUF file; `~` is your home folder."""
-    url: Annotated[str, Field(max_length=2048)] | None = Field(default=None, repr=False)
-    """For openai_http: base URL of the server, such as `http://127.0.0.1:11434/v1`. For openai_remote: of the provider,
-    https and with its version, such as `https://api.example.com/v1`. Never told to the mesh."""
-    api_key_env: Annotated[str, Field(max_length=128)] | None = None
-    """For openai_http and openai_remote: environment variable that holds the key. Never told to the mesh."""
-    upstream_model: Annotated[str, Field(max_length=512)] | None = None
-    """For openai_http and openai_remote: the server's own name of the model. Default: `name`."""
-    api_kind: Literal["chat_completions"] = "chat_completions"
-    """For openai_remote: which of the provider's interfaces is used."""
-    timeout_seconds: Annotated[float, Field(gt=0, le=3600)] = 120.0
-    """For openai_remote: longest wait until an answer begins, repetitions and the pauses before them included."""
-    max_retries: Annotated[int, Field(ge=0, le=10)] = 0
-    """For openai_remote: how often the runner itself repeats a request for which the provider was too busy (429, 503),
-    or to whom there was no connection. The router may try elsewhere besides."""
-    health_check: Literal["config_only", "models"] = "config_only"
-    """For openai_remote: `config_only` calls the provider for requests alone; `models` also asks it for its list of
-    models, at the start and every minute."""
-    token_limit_name: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"  # noqa: S105 - a parameter's name
-    """For openai_remote: what the provider calls the limit of an answer's length."""
-    cache_salt: bool = False
-    """For openai_http: whether the server knows `cache_salt`, as vLLM does. It is then sent with every request, so that
-    tenants share no cached prefixes; without it weft cannot keep them apart there."""
-    skills: tuple[Literal["text", "image", "audio", "tools"], ...] = Field(default=(), max_length=8, strict=False)
-    """What it can do beyond text, `text` itself included, such as `[text, image, tools]`; a request for anything else
-    goes to other models. Default: `[text, image, tools]` for llama_server with `--mmproj`; else it is not known, and it
-    is asked for everything."""
-    remote: bool = False
-    """Whether serving it sends bytes off the premises. Always so for openai_remote; for openai_http it must be said
-    where the address of the server is not one of a network of your own."""
-    publish: bool | None = None
-    """Whether the mesh hears of it. Default: yes in `weft up` and `weft serve`, no in `weft runner join`."""
-    wake: WakeSection | None = None
-    """What wakes it when it sleeps."""
-    sleep: SleepSection | None = None
-    """What puts it to sleep when it is idle. Default: it never sleeps by itself."""
-    start_asleep: bool = False
-    """For engines that weft starts: load it with the first request rather than at the start."""
-    memory_mb: Annotated[int, Field(ge=1, le=16_777_216)] | None = None
-    """Accelerator memory that it takes, in MiB. Default: estimated from its file, and learned from what loads took."""
-    keep_alive: Annotated[str, Field(max_length=32)] | float | None = None
-    """How long it stays loaded after a request: seconds, a text such as `5m`, -1 for ever, 0 for one request. Default:
-    `sleep.after_seconds`; without it for ever, or by `category` where it holds accelerator memory."""
-    category: Literal["text", "image", "vision"] = "text"
-    """What it is for: text models that hold accelerator memory are kept for 300 s, image models 900 s, vision 60 s."""
-    pin: bool = False
-    """Whether it is never evicted for another model, and stays loaded."""
-    quantizations: dict[Name, Annotated[Path, Field(strict=False)]] = Field(default={}, max_length=16)
-    """Further files of the same model by quantization, such as `q8_0: ~/models/qwen-q8_0.gguf`, for `weft load`."""
-    replicas: Annotated[int, Field(ge=1, le=64)] = 1
-    """How many of it are loaded at the start: identical engines that share a pool of its name."""
-    replica_max: Annotated[int, Field(ge=1, le=64)] | None = None
-    """How many of it there can be; those beyond `replicas` start asleep. Default: `replicas`."""
-    target_inflight: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Requests that each replica works on at once. Default: `slots`."""
-    slots: Annotated[int, Field(ge=1, le=1024)] = 4
-    """Requests it works on at once. Always 1 on llama_cpp_python."""
-    context_tokens: Annotated[int, Field(ge=16, le=16_777_216)] = 2048
-    """Context of one slot. For openai_http and openai_remote: unknown unless it is said here."""
-    threads: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Default: cores minus one."""
-    embeddings: bool = True
-    """Whether it also gives embeddings. For openai_remote only where it is said here."""
-    operations: tuple[ServedOperation, ...] = Field(default=(), max_length=8, strict=False)
-    """For openai_http and openai_remote: what the server offers, such as `[chat, tokenize]`. Default: `[chat,
-    completion, embedding]` for openai_http, `[chat]` for openai_remote. Engines that weft starts say it themselves:
-    llama_server offers `rerank` alone, with `--reranking` among its `extra_arguments`."""
-    extra_arguments: tuple[str, ...] = Field(default=(), strict=False)
-    """Further flags for the server program; on llama_cpp_python for its host program, such as `--gpu-layers 0`."""
-    passthrough: Literal["none", "all"] = "none"
-    """Which parameters that weft does not know reach the engine: those it allows for this kind of engine, or all."""
-    chat_template_path: Annotated[Path, Field(strict=False)] | None = None
-    """A chat template (Jinja) to use instead of the model file's own. Not for openai_http and openai_remote."""
-    thinking: bool | None = None
-    """Whether a model that can think does so where a request says nothing. Default: as its template has it. For
-    openai_remote: whether the field `thinking` is sent, as enabled or disabled. Default: it is not."""
-    system_messages: Literal["joined", "separate"] = "joined"
-    """How several system prompts reach the model: as one message, which every template takes, or one each."""
-    tools: tuple[Name, ...] = Field(default=(), max_length=64, strict=False)
-    """Tools that the mesh runs for every chat with this model, from the runner's `tools`."""
-    default_max_tokens: Annotated[int, Field(ge=1, le=16_777_216)] | None = None
-    """Tokens of an answer at most where neither the request nor its agent names a maximum; the answer then ends with
-    `length`. Default: until the context ends. The demo model has 512."""
-    repetition: Repetition = "kill"
-    """What happens to an answer that repeats a line or a piece of text over and over: it goes on unread (off), goes on
-    with a warning (warn), or ends with `repeated_line_loop` (kill)."""
-    repetition_lines: Annotated[int, Field(ge=2, le=100_000)] = 16
-    """So many equal lines of prose in a row are a loop; six times as many short ones, more of code and of figures."""
-    repetition_characters: Annotated[int, Field(ge=64, le=100_000)] = 1_200
-    """So many characters of prose in which one piece comes again and again are a loop; more of code and of figures."""
 
 
 class ToolSection(Section):
@@ -260,15 +102,16 @@ class RunnerSection(Section):
 
     name: Name
     """Unique in the mesh."""
-    runtime: Literal["llama_server", "openai_http", "llama_cpp_python", "openai_remote"] = "llama_server"
+    runtime: str = DEFAULT_RUNTIME
     """The kind of engine: llama.cpp's server or llama-cpp-python, which weft starts, an OpenAI-compatible server that
-    runs already, or the models of a provider off the premises, see docs/remote.md."""
+    runs already, the models of a provider off the premises, or one that another package adds, see docs/runtimes.md;
+    `weft doctor` lists them."""
     command: tuple[str, ...] | None = Field(default=None, strict=False)
     """The server program and its first arguments. Default: `llama-server` on PATH, else the xllamacpp launcher. For
     llama_cpp_python: another interpreter that has weft and the library, with `-m
     runner_svc.runtimes.llama_cpp_python.host`."""
-    models: tuple[ModelSection, ...] = Field(min_length=1, max_length=64, strict=False)
-    """What it serves, one process each."""
+    models: Annotated[tuple[AnyModel, ...], PlainValidator(read_models)]
+    """What it serves, one process each; what a model may have depends on the runtime."""
     agents: tuple[AgentSection, ...] = Field(default=(), max_length=256, strict=False)
     """Agents it publishes with its models."""
     max_requests: Annotated[int, Field(ge=1, le=65_536)] | None = None
@@ -330,32 +173,28 @@ class RunnerSection(Section):
     """What the platform prompt says about your mesh, for the model to read."""
 
     @property
-    def starts_engines(self) -> bool:
-        """Whether weft starts what serves its models."""
-        return self.runtime not in ("openai_http", "openai_remote")
+    def engine(self) -> Runtime[Any]:
+        """The descriptor of its runtime."""
+        return require_runtime(self.runtime)
+
+    @field_validator("runtime")
+    @classmethod
+    def _is_installed(cls, name: str) -> str:
+        try:
+            require_runtime(name)
+        except FieldError as refused:
+            raise ValueError(refused.message.removeprefix(f"{refused.field}: ")) from None
+        return name
 
     @model_validator(mode="after")
-    def _models_fit_the_runtime(self) -> "RunnerSection":
-        needed, foreign = ("path", "url") if self.starts_engines else ("url", "path")
+    def _can_unload(self) -> "RunnerSection":
         for model in self.models:
-            if getattr(model, needed) is None:
-                raise ValueError(f"model {model.name} needs {needed}, because the runtime is {self.runtime}")
-            if getattr(model, foreign) is not None:
-                raise ValueError(f"model {model.name} cannot have {foreign}, because the runtime is {self.runtime}")
-            if model.sleep is not None and model.sleep.type == "unload" and not self.starts_engines:
+            sleep = model.sleep if isinstance(model, SleepingModelSettings) else None
+            if sleep is not None and sleep.type == "unload" and not self.engine.starts_engines:
                 raise ValueError(f"model {model.name} cannot be unloaded: weft did not start its server")
-            misplaced = _NOT_FOR_PROVIDERS if self.runtime == "openai_remote" else _FOR_PROVIDERS
-            if found := sorted(misplaced & model.model_fields_set):
-                raise ValueError(f"model {model.name} cannot have {found[0]}, because the runtime is {self.runtime}")
         return self
 
 
-_FOR_PROVIDERS = frozenset({"api_kind", "timeout_seconds", "max_retries", "health_check", "token_limit_name"})
-_NOT_FOR_PROVIDERS = frozenset(
-    {"cache_salt", "wake", "sleep", "start_asleep", "chat_template_path", "quantizations", "replicas", "replica_max"}
-)
-
-
-def published_models(runner: RunnerSection) -> list[ModelSection]:
+def published_models(runner: RunnerSection) -> list[ModelSettings]:
     """The models of a runner that the mesh hears of where publishing is the default."""
     return [model for model in runner.models if model.publish is not False]

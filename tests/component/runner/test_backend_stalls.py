@@ -19,6 +19,7 @@ from runner_svc.instance.watchdog import Watchdog
 from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.request_records import RequestRecord, RequestRecords
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
+from runner_svc.runtimes.llama_server.runtime import LAUNCHER
 from runner_svc.runtimes.openai_http.backend import AttachedServer, AttachedServerConfig
 from runner_svc.supervise.process import StopGraces
 from weft.api.common.v1 import chat_pb2, sampling_pb2
@@ -26,7 +27,7 @@ from weft.dispatch.frames import Frame, has_content
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft_app.compose.demo import LAUNCHER, demo_model_path
+from weft_app.compose.demo import demo_model_path
 from weft_testing.fake_backend.process import FakeControl, fake_backend_command, run_fake_backend
 
 PROFILE = TimeoutProfile(prefill_liveness_seconds=0.6, idle_stream_seconds=0.4, probe_interval_seconds=0.05)

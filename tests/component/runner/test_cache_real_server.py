@@ -9,7 +9,8 @@ from runner_svc.backend.port import Backend, CacheUse, CallInfo
 from runner_svc.cache.manager import CacheManager
 from runner_svc.policy.load_plan import AS_CONFIGURED, LoadPlan
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
-from weft_app.compose.demo import demo_model_path, llama_command
+from runner_svc.runtimes.llama_server.runtime import llama_command
+from weft_app.compose.demo import demo_model_path
 from weft_testing.conformance.prefix_cache import MODEL, SEA, PrefixCacheConformance
 
 pytestmark = [pytest.mark.heavy, pytest.mark.real]

@@ -14,8 +14,9 @@ from runner_svc.backend import port_range
 from runner_svc.backend.port import CallInfo, LoadOrder
 from runner_svc.backend.port_range import EnginePorts, PortRange
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
+from runner_svc.runtimes.llama_server.runtime import LAUNCHER
 from weft.api.common.v1 import chat_pb2, sampling_pb2
-from weft_app.compose.demo import LAUNCHER, demo_model_path
+from weft_app.compose.demo import demo_model_path
 
 pytestmark = [pytest.mark.heavy, pytest.mark.real]
 

@@ -9,10 +9,11 @@ import pytest
 from runner_svc.backend.port import CallInfo
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from runner_svc.runtimes.llama_server.parameters import PARAMETERS as LLAMA_SERVER_PARAMETERS
+from runner_svc.runtimes.llama_server.runtime import llama_command
 from weft.api.common.v1 import chat_pb2, sampling_pb2
 from weft.kernel.json_objects import to_json_object
 from weft.kernel.telemetry import new_traceparent
-from weft_app.compose.demo import demo_model_path, llama_command
+from weft_app.compose.demo import demo_model_path
 
 pytestmark = [pytest.mark.heavy, pytest.mark.real]
 

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from runner_svc.memory.estimate import read_model_facts, settings_for
+from runner_svc.memory.estimate import read_model_facts
 from runner_svc.memory.learned_memory import LearnedMemory, learned_file
+from runner_svc.policy.memory_estimate import settings_for
 from weft_app.cli.main import app
 from weft_app.cli.options import EXIT_NOT_FOUND, EXIT_USAGE
 from weft_app.compose.demo import demo_model_path

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from weft_app.cli import attached_check
-from weft_app.cli.attached_check import ServerFault
+from runner_svc.runtimes.openai_http import probe
+from runner_svc.runtimes.runtime import ModelFault
+from runner_svc.runtimes.table import require_runtime
 from weft_app.cli.runner import _warn_of_other_models
 
 
@@ -17,9 +18,11 @@ def test_a_server_that_lists_other_models_is_named_at_the_terminal_before_it_joi
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *, is_there: bool, runtime: str, warns: bool
 ) -> None:
     words = "the server has no model llama; it has llama3.2:3b (set upstream_model)"
-    fault = ServerFault(words=words, remedy="", is_there=is_there)
-    monkeypatch.setattr(attached_check, "fault_of_server", lambda *_: fault)
+    fault = ModelFault(message=words, remedy="", is_there=is_there)
+    monkeypatch.setattr(probe, "fault_of_server", lambda *_: fault)
     models = [SimpleNamespace(name="llama"), SimpleNamespace(name="not published")]
-    plan: Any = SimpleNamespace(runner=SimpleNamespace(models=models, runtime=runtime), published=("llama",))
+    plan: Any = SimpleNamespace(
+        runner=SimpleNamespace(models=models, engine=require_runtime(runtime)), published=("llama",)
+    )
     _warn_of_other_models(plan)
     assert capsys.readouterr().out == (f"warn llama: {words}\n" if warns else "")

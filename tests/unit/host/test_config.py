@@ -131,5 +131,5 @@ def test_the_local_file_can_change_one_model_and_leaves_the_others_as_they_are(t
     )
     _write(tmp_path, "weft.local.yaml", "runners: [{name: left, models: [{name: a, path: /home/me/a.gguf}]}]")
     left, right = load_config(path).runners or ()
-    assert next((model.name, str(model.path), model.slots) for model in left.models) == ("a", "/home/me/a.gguf", 4)
+    assert next((model.name, model.location, model.slots) for model in left.models) == ("a", "/home/me/a.gguf", 4)
     assert [model.name for model in (*left.models, *right.models)] == ["a", "b", "c"]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from weft_app.compose.demo import LAUNCHER, llama_command
+from runner_svc.runtimes.llama_server.runtime import LAUNCHER, llama_command
 
 
 @pytest.fixture

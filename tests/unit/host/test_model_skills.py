@@ -4,18 +4,20 @@ import pytest
 from pydantic import ValidationError
 
 from weft.kernel.request import Skill
-from weft_app.compose.model_skills import skills_of
-from weft_app.config.runner_sections import ModelSection, RunnerSection
+from weft_app.compose.served_models import served_model
+from weft_app.config.runner_sections import RunnerSection
 
 
 def section(runtime: str = "llama_server", **fields: object) -> RunnerSection:
     place = {"path": "m.gguf"} if runtime.startswith("llama") else {"url": "http://127.0.0.1:1/v1"}
     model = {"name": "m", **place, **fields}
-    return RunnerSection.model_validate({"name": "r", "runtime": runtime, "models": [model]}, strict=False)
+    return RunnerSection.model_validate(
+        {"name": "r", "runtime": runtime, "command": ["server"], "models": [model]}, strict=False
+    )
 
 
 def found(runner: RunnerSection) -> frozenset[Skill]:
-    return skills_of(runner, runner.models[0])
+    return served_model(runner, runner.models[0], 5.0).skills
 
 
 def test_what_is_not_said_is_not_known() -> None:
@@ -39,4 +41,4 @@ def test_what_is_said_wins() -> None:
 
 def test_a_skill_that_nobody_knows_is_refused() -> None:
     with pytest.raises(ValidationError, match="skills"):
-        ModelSection.model_validate({"name": "m", "path": "m.gguf", "skills": ("telepathy",)}, strict=False)
+        section(skills=("telepathy",))

@@ -11,6 +11,7 @@ from runner_svc.config import ServedModel
 from runner_svc.policy.parameters import ParameterProfile
 from runner_svc.runtimes.openai_remote.backend import HealthCheck, OpenAiRemote, OpenAiRemoteConfig
 from runner_svc.runtimes.openai_remote.parameters import PARAMETERS as OPENAI_REMOTE_PARAMETERS
+from runner_svc.runtimes.openai_remote.settings import OpenAiRemoteModel
 from weft.kernel.errors import FieldError
 from weft.kernel.request import Operation
 from weft_app.compose.home import WeftHome
@@ -208,6 +209,6 @@ def test_every_configuration_on_the_page_is_one(tmp_path: Path) -> None:
         path.write_text(block, encoding="utf-8")
         for runner in load_config(path).runners or ():
             for model in runner.models:
-                keys = {} if model.api_key_env is None else {model.api_key_env: "sk-any"}
-                if runner.runtime == "openai_remote":
+                if isinstance(model, OpenAiRemoteModel):
+                    keys = {} if model.api_key_env is None else {model.api_key_env: "sk-any"}
                     assert served_model(runner, model, 5.0, SharedParts(environment=keys)).remote

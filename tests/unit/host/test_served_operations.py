@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from weft.kernel.errors import FieldError
 from weft.kernel.request import TEXT_OPERATIONS, Operation
@@ -42,14 +43,13 @@ def test_a_model_offers_what_its_section_says_or_what_is_usual(
     assert _operations(runtime, **model) == operations
 
 
-@pytest.mark.parametrize(
-    ("runtime", "model", "field"),
-    [
-        ("llama_server", {"operations": ["chat"]}, "operations"),
-        ("openai_http", {"operations": ["chat"], "embeddings": True}, "embeddings"),
-    ],
-)
-def test_what_says_two_things_is_refused(runtime: str, model: dict[str, Any], field: str) -> None:
+@pytest.mark.parametrize("runtime", ["openai_http", "openai_remote"])
+def test_what_says_two_things_is_refused(runtime: str) -> None:
     with pytest.raises(FieldError) as refused:
-        _operations(runtime, **model)
-    assert refused.value.field == f"runners.r.models.m.{field}"
+        _operations(runtime, operations=["chat"], embeddings=True)
+    assert refused.value.field == "runners.r.models.m.embeddings"
+
+
+def test_an_engine_that_weft_starts_says_itself_what_it_offers() -> None:
+    with pytest.raises(ValidationError, match=r"models.0.operations\n.*because the runtime is llama_server"):
+        _operations("llama_server", operations=["chat"])

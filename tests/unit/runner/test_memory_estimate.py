@@ -9,12 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner_svc.memory.estimate import (
-    LLAMA_CPP_PYTHON_HABITS,
     MemoryEstimator,
     ModelFacts,
     gguf_shape,
     read_model_facts,
-    settings_for,
 )
 from runner_svc.model_files.gguf import GgufHeader
 from runner_svc.policy.memory_estimate import (
@@ -34,8 +32,10 @@ from runner_svc.policy.memory_estimate import (
     estimate_shape,
     largest_context,
     names_gguf,
+    settings_for,
     weights_from_name,
 )
+from runner_svc.runtimes.llama_cpp_python.runtime import RUNTIME as LLAMA_CPP_PYTHON
 from weft_app.compose.demo import demo_model_path
 
 SMOLLM2 = ModelShape(
@@ -216,7 +216,7 @@ def test_settings_follow_the_order_of_the_load() -> None:
     )
     assert settings_for(2048, 4, {}) == MemorySettings(context_tokens=2048, slots=4)
     assert settings_for(2048, 4, {"batch_tokens": 4096}).ubatch_tokens == 512
-    in_process = settings_for(2048, 1, {"batch_tokens": 4096}, LLAMA_CPP_PYTHON_HABITS)
+    in_process = settings_for(2048, 1, {"batch_tokens": 4096}, LLAMA_CPP_PYTHON.habits)
     assert (in_process.ubatch_tokens, in_process.flash_attention) == (4096, False)
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from runner_svc.config import RunnerConfig
 from runner_svc.runtimes.openai_http.backend import AttachedServer, AttachedServerConfig
@@ -163,7 +164,6 @@ def test_a_default_parameter_that_is_none_is_named(name: str, value: Any, tmp_pa
         ({"url": "ftp://h/v1"}, "url"),
         ({"url": "http://user:pw@h/v1"}, "url"),
         ({"url": "http://h/v1?key=1"}, "url"),
-        ({"start_asleep": True}, "start_asleep"),
         ({"wake": {**WAKE_ON_LAN, "mac_address": "00:11"}}, "wake.mac_address"),
         ({"wake": {**WAKE_ON_LAN, "broadcast_address": "everybody"}}, "wake.broadcast_address"),
         ({"wake": {"type": "http", "url": "controller.lan/wake"}}, "wake.url"),
@@ -180,6 +180,11 @@ def test_a_wrong_field_of_a_model_is_named_and_its_value_is_not(
         _config(_section(model=model), tmp_path)
     assert refused.value.field == f"runners.r1.models.m1.{field}"
     assert "://" not in refused.value.message
+
+
+def test_a_server_that_runs_already_cannot_start_asleep() -> None:
+    with pytest.raises(ValidationError, match=r"models.0.start_asleep\n.*give it a wake recipe instead"):
+        _section(model={"start_asleep": True})
 
 
 def test_the_limit_on_requests_is_reported(tmp_path: Path) -> None:

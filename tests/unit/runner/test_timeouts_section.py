@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from weft_app.compose.server_settings import engine_timeouts
+from weft_app.compose.served_models import engine_timeouts
 from weft_app.config.runner_sections import RunnerSection
 
 LIMITS = {

@@ -1,16 +1,16 @@
-"""Checks the model list of an already running server, for `weft doctor`."""
+"""Checks the model list of a server that runs already, for `weft doctor` and `weft runner join`."""
 
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from runner_svc.openai_upstream.unmanaged_server import read_key
 from runner_svc.policy.model_list import listed_models, not_listed_message
+from runner_svc.runtimes.openai_http.settings import OpenAiHttpModel
+from runner_svc.runtimes.runtime import ModelFault
 from weft.kernel.errors import WeftError
-from weft_app.config.runner_sections import ModelSection
 
 TIMEOUT_SECONDS = 3.0
 MAX_BODY_BYTES = 8 * 1024 * 1024
@@ -18,29 +18,19 @@ _NO_LIST = frozenset({404, 405, 501})
 _START_IT = "start the server, or correct `url`"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerFault:
-    """A fault that makes a server unusable for a model."""
-
-    words: str
-    remedy: str
-    is_there: bool = False
-    """Whether the server responds at all: if so, a mesh starts without this one model."""
-
-
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_: Any) -> None:
         """Refuses redirects: an API key is sent to the configured server only."""
 
 
-def fault_of_server(model: ModelSection, environment: Mapping[str, str]) -> ServerFault | None:
+def fault_of_server(model: OpenAiHttpModel, environment: Mapping[str, str]) -> ModelFault | None:
     """Requests the model list with a short timeout. None: the model is listed, or no list is served."""
     name = model.upstream_model or model.name
-    base = str(model.url or "").rstrip("/").removesuffix("/v1").rstrip("/")
+    base = model.url.rstrip("/").removesuffix("/v1").rstrip("/")
     try:
         key = read_key(model.api_key_env, environment)
     except WeftError as error:
-        return ServerFault(words=error.message, remedy=f"export {model.api_key_env}=...")
+        return ModelFault(message=error.message, remedy=f"export {model.api_key_env}=...")
     shown = _without_user(base)
     headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
     request = urllib.request.Request(f"{base}/v1/models", headers=headers)  # noqa: S310 - http or https, by the section
@@ -52,11 +42,11 @@ def fault_of_server(model: ModelSection, environment: Mapping[str, str]) -> Serv
         return _fault_of_status(error.code, shown)
     except (OSError, ValueError) as error:
         why = getattr(error, "reason", error)
-        return ServerFault(words=f"{shown} does not answer: {why}", remedy=_START_IT)
+        return ModelFault(message=f"{shown} does not answer: {why}", remedy=_START_IT)
     listed = listed_models(body)
     if listed.has(name):
         return None
-    return ServerFault(words=not_listed_message(name, listed), remedy="set upstream_model", is_there=True)
+    return ModelFault(message=not_listed_message(name, listed), remedy="set upstream_model", is_there=True)
 
 
 def _without_user(url: str) -> str:
@@ -64,9 +54,9 @@ def _without_user(url: str) -> str:
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
-def _fault_of_status(status: int, base: str) -> ServerFault | None:
+def _fault_of_status(status: int, base: str) -> ModelFault | None:
     if status in _NO_LIST or status == 429:
         return None
     if status in {401, 403}:
-        return ServerFault(words=f"{base} refuses the key (status {status})", remedy="set api_key_env")
-    return ServerFault(words=f"{base} answers the request for its models with status {status}", remedy=_START_IT)
+        return ModelFault(message=f"{base} refuses the key (status {status})", remedy="set api_key_env")
+    return ModelFault(message=f"{base} answers the request for its models with status {status}", remedy=_START_IT)

@@ -1,0 +1,63 @@
+"""Addresses of servers that weft does not start: which are valid, and which are on a network of one's own."""
+
+import ipaddress
+import re
+
+from yarl import URL
+
+from weft.kernel.errors import invalid_field
+
+_PRIVATE_NAMES = (
+    ".lan",
+    ".local",
+    ".localdomain",
+    ".localhost",
+    ".home",
+    ".home.arpa",
+    ".internal",
+    ".intranet",
+    ".corp",
+)
+"""Endings of names that no public name has, by custom or by RFC 6762, 8375 and ICANN's word on .internal."""
+
+_NUMBER = re.compile(r"0x[0-9a-f]+|[0-9]+")
+"""A name that resolvers take for an IPv4 address: 134744072 is 8.8.8.8."""
+
+
+def is_private_host(host: str) -> bool:
+    """Whether an address is visibly one of a private network."""
+    try:
+        return not ipaddress.ip_address(host).is_global
+    except ValueError:
+        name = host.rstrip(".").lower()
+        is_alone = "." not in name and _NUMBER.fullmatch(name) is None
+        return is_alone or name.endswith(_PRIVATE_NAMES)
+
+
+def base_url(text: str, field: str) -> str:
+    """Returns a base URL. Raises INVALID_ARGUMENT without repeating it: it may hold secrets."""
+    if not is_http_url(text):
+        raise invalid_field(field, "must be an http or https URL with a host")
+    url = URL(text)
+    if url.user is not None or url.password is not None:
+        raise invalid_field(field, "must not hold credentials; name an environment variable in api_key_env")
+    if url.raw_query_string or url.raw_fragment:
+        raise invalid_field(field, "must end with its path, without a query and a fragment")
+    return text
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is this machine's own."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def is_http_url(text: str) -> bool:
+    """Whether it is an http or https URL with a host."""
+    try:
+        url = URL(text)
+    except ValueError:
+        return False
+    return url.scheme in ("http", "https") and bool(url.host)

@@ -1,0 +1,98 @@
+"""The runtime llama_cpp_python: the library in a child process of its own, one per model (docs/decisions/0011)."""
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from runner_svc.policy.memory_estimate import EngineHabits
+from runner_svc.runtimes.llama_cpp_python.parameters import PARAMETERS
+from runner_svc.runtimes.llama_cpp_python.settings import LlamaCppPythonModel
+from runner_svc.runtimes.runtime import Requirement, Runtime
+from runner_svc.runtimes.settings import DEFAULT_CONTEXT_TOKENS
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from runner_svc.policy.load_parameters import LoadValue
+    from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
+
+_OLD_HOST_PROGRAM = "runner_svc.engines.llama_cpp_host"
+"""The host program's name in configurations from before runtimes had folders."""
+
+
+def _find(command: tuple[str, ...] | None) -> str:
+    if command:
+        return " ".join(command)
+    if find_spec("llama_cpp") is None:
+        raise WeftError(Reason.INVALID_ARGUMENT, "llama-cpp-python is not installed for this interpreter")
+    return "installed for this interpreter"
+
+
+def _load_values(model: LlamaCppPythonModel) -> "Mapping[str, LoadValue]":
+    from runner_svc.runtimes.llama_cpp_python.arguments import configured_parameters  # noqa: PLC0415 - see Runtime
+
+    return configured_parameters(model.extra_arguments)
+
+
+def _build(model: LlamaCppPythonModel, context: "ModelContext") -> "ModelEngine":
+    # Only a process that serves models needs these.
+    from runner_svc.memory.estimate import read_model_facts  # noqa: PLC0415
+    from runner_svc.policy.parameters import ParameterProfile  # noqa: PLC0415
+    from runner_svc.runtimes.file_models import (  # noqa: PLC0415
+        default_threads,
+        file_forecast,
+        quantization_files,
+        template_file,
+    )
+    from runner_svc.runtimes.llama_cpp_python.backend import (  # noqa: PLC0415
+        HOST_COMMAND,
+        HOST_PROGRAM,
+        LlamaCppPythonBackend,
+        LlamaCppPythonConfig,
+    )
+    from runner_svc.runtimes.model_engine import ModelEngine  # noqa: PLC0415
+
+    if model.slots != 1:
+        raise context.refuse("slots", "must be 1: llama-cpp-python works on one request at a time")
+    path = model.path.expanduser()
+    command = context.command or HOST_COMMAND
+    engine = LlamaCppPythonConfig(
+        command=tuple(HOST_PROGRAM if word == _OLD_HOST_PROGRAM else word for word in command),
+        model_path=path,
+        trained_context_tokens=read_model_facts(path).context_tokens,
+        chat_template_path=template_file(model, context),
+        context_tokens=model.context_tokens or DEFAULT_CONTEXT_TOKENS,
+        threads=model.threads or default_threads(),
+        embeddings=model.embeddings,
+        extra_arguments=model.extra_arguments,
+        load_stall_seconds=context.load_stall_seconds,
+        graces=context.graces,
+        leftovers=context.leftovers,
+        parameters=ParameterProfile(engine=PARAMETERS, passthrough=model.passthrough == "all", thinking=model.thinking),
+    )
+    return ModelEngine(
+        make_backend=lambda: LlamaCppPythonBackend(engine),
+        operations=engine.operations,
+        slots=1,
+        quantizations=quantization_files(model, context),
+        forecast=file_forecast(model, 1, RUNTIME, context),
+        context_tokens=engine.context_tokens,
+        model_path=path,
+        remote=bool(model.remote),
+        timeouts=context.timeouts,
+    )
+
+
+RUNTIME = Runtime(
+    name="llama_cpp_python",
+    summary="llama-cpp-python in a process that weft starts",
+    docs="docs/runners.md",
+    settings=LlamaCppPythonModel,
+    build=_build,
+    parameters=PARAMETERS,
+    habits=EngineHabits(flash_attention=False, computes_whole_batches=True),
+    load_values=_load_values,
+    requirement=Requirement(name="llama-cpp-python", find=_find, remedy="pip install llama-cpp-python"),
+    advice={"operations": "the library's operations are fixed"},
+)

@@ -1,0 +1,121 @@
+"""The runtime llama_server: llama.cpp's HTTP server, one process per model, started and ended by weft."""
+
+import shutil
+import sys
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from runner_svc.policy.memory_estimate import EngineHabits
+from runner_svc.runtimes.llama_server.parameters import PARAMETERS
+from runner_svc.runtimes.llama_server.settings import LlamaServerModel
+from runner_svc.runtimes.runtime import Requirement, Runtime
+from runner_svc.runtimes.settings import DEFAULT_CONTEXT_TOKENS
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Skill
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from runner_svc.policy.load_parameters import LoadValue
+    from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
+
+PROGRAM = "llama-server"
+LAUNCHER = "runner_svc.runtimes.llama_server.xllamacpp_launcher"
+_OLD_LAUNCHER = "runner_svc.backends.xllamacpp_server"
+"""The launcher's name in configurations from before runtimes had folders."""
+PROJECTOR_ARGUMENT = "--mmproj"
+"""Gives llama.cpp's server the part of a model that encodes images."""
+
+
+def llama_command(configured: tuple[str, ...] | None) -> tuple[str, ...]:
+    """Returns the server to start: the configured one, a native one on PATH, or the one in the xllamacpp wheel.
+
+    Raises INVALID_ARGUMENT with the next step when there is none.
+    """
+    if configured:
+        return tuple(LAUNCHER if word == _OLD_LAUNCHER else word for word in configured)
+    native = shutil.which(PROGRAM)
+    if native is not None:
+        return (native,)
+    if find_spec("xllamacpp") is None:
+        raise WeftError(
+            Reason.INVALID_ARGUMENT,
+            f"there is no {PROGRAM} on PATH and xllamacpp is not installed; "
+            f"run: {sys.executable} -m pip install xllamacpp",
+        )
+    return (sys.executable, "-m", LAUNCHER)
+
+
+def _find(command: tuple[str, ...] | None) -> str:
+    return " ".join(llama_command(command))
+
+
+def _load_values(model: LlamaServerModel) -> "Mapping[str, LoadValue]":
+    from runner_svc.runtimes.llama_server.arguments import configured_parameters  # noqa: PLC0415 - see Runtime
+
+    return configured_parameters(model.extra_arguments)
+
+
+def _build(model: LlamaServerModel, context: "ModelContext") -> "ModelEngine":
+    # Only a process that serves models needs these.
+    from runner_svc.memory.estimate import read_model_facts  # noqa: PLC0415
+    from runner_svc.policy.parameters import ParameterProfile  # noqa: PLC0415
+    from runner_svc.runtimes.file_models import (  # noqa: PLC0415
+        default_threads,
+        file_forecast,
+        quantization_files,
+        template_file,
+    )
+    from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig  # noqa: PLC0415
+    from runner_svc.runtimes.model_engine import ModelEngine  # noqa: PLC0415
+
+    path = model.path.expanduser()
+    server = LlamaServerConfig(
+        command=llama_command(context.command),
+        model_path=path,
+        trained_context_tokens=read_model_facts(path).context_tokens,
+        ports=context.ports,
+        alias=model.name,
+        slots=model.slots,
+        context_tokens=model.context_tokens or DEFAULT_CONTEXT_TOKENS,
+        threads=model.threads or default_threads(),
+        embeddings=model.embeddings,
+        chat_template_path=template_file(model, context),
+        extra_arguments=model.extra_arguments,
+        load_stall_seconds=context.load_stall_seconds,
+        timeouts=context.timeouts,
+        graces=context.graces,
+        leftovers=context.leftovers,
+        parameters=ParameterProfile(engine=PARAMETERS, passthrough=model.passthrough == "all", thinking=model.thinking),
+    )
+    sees = any(word.startswith(PROJECTOR_ARGUMENT) for word in model.extra_arguments)
+    return ModelEngine(
+        make_backend=lambda: LlamaServerBackend(server),
+        operations=server.operations,
+        slots=model.slots,
+        quantizations=quantization_files(model, context),
+        forecast=file_forecast(model, model.slots, RUNTIME, context),
+        context_tokens=server.context_tokens,
+        model_path=path,
+        remote=bool(model.remote),
+        timeouts=context.timeouts,
+        skills=frozenset({Skill.TEXT, Skill.IMAGE, Skill.TOOLS}) if sees else frozenset(),
+    )
+
+
+RUNTIME = Runtime(
+    name="llama_server",
+    summary="llama.cpp's server, which weft starts",
+    docs="docs/runners.md",
+    settings=LlamaServerModel,
+    build=_build,
+    parameters=PARAMETERS,
+    habits=EngineHabits(),
+    load_values=_load_values,
+    requirement=Requirement(name="llama.cpp server", find=_find, remedy="pip install xllamacpp"),
+    advice={
+        "operations": "llama.cpp's server offers what it is started with (reranking: extra_arguments [--reranking])",
+        "url": "a server that runs already is a model of a runner with `runtime: openai_http`",
+    },
+)

@@ -1,0 +1,85 @@
+"""The runtime openai_http: an OpenAI-compatible server that runs already, used and never started or ended."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from runner_svc.runtimes.openai_http.parameters import PARAMETERS
+from runner_svc.runtimes.openai_http.settings import OpenAiHttpModel
+from runner_svc.runtimes.runtime import ModelFault, Runtime
+from weft.kernel.request import TEXT_OPERATIONS, Operation
+
+if TYPE_CHECKING:
+    from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
+
+
+def _operations(model: OpenAiHttpModel, context: "ModelContext") -> frozenset[Operation]:
+    if not model.operations:
+        return TEXT_OPERATIONS - {Operation.EMBEDDING} if model.embeddings is False else TEXT_OPERATIONS
+    if model.embeddings not in (None, "embedding" in model.operations):
+        raise context.refuse("embeddings", "must say the same as operations; leave it out")
+    return frozenset(Operation[word.upper()] for word in model.operations)
+
+
+def _find_fault(model: OpenAiHttpModel, environment: Mapping[str, str]) -> ModelFault | None:
+    from runner_svc.runtimes.openai_http.probe import fault_of_server  # noqa: PLC0415 - for doctor and join alone
+
+    return fault_of_server(model, environment)
+
+
+def _build(model: OpenAiHttpModel, context: "ModelContext") -> "ModelEngine":
+    # Only a process that serves models needs these.
+    from yarl import URL  # noqa: PLC0415
+
+    from runner_svc.openai_upstream.address import base_url, is_private_host  # noqa: PLC0415
+    from runner_svc.policy.parameters import ParameterProfile  # noqa: PLC0415
+    from runner_svc.runtimes.model_engine import ModelEngine  # noqa: PLC0415
+    from runner_svc.runtimes.openai_http.backend import AttachedServer, AttachedServerConfig  # noqa: PLC0415
+
+    operations = _operations(model, context)
+    server = AttachedServerConfig(
+        url=base_url(model.url, f"{context.where}.url"),
+        upstream_model=model.upstream_model or model.name,
+        api_key_env=model.api_key_env,
+        operations=operations,
+        context_tokens=model.context_tokens or 0,
+        cache_salt=model.cache_salt,
+        probe_interval_seconds=context.probe_interval_seconds,
+        probe_failures=context.probe_failures,
+        load_stall_seconds=context.load_stall_seconds,
+        timeouts=context.timeouts,
+        parameters=ParameterProfile(engine=PARAMETERS, passthrough=model.passthrough == "all", thinking=model.thinking),
+    )
+    if model.remote is None and not is_private_host(URL(server.url).host or ""):
+        raise context.refuse(
+            "remote",
+            "must be set, because the server's address is not one of a network of your own: true where it is off the "
+            "premises (only requests with allow_remote are sent there then), else false",
+        )
+    return ModelEngine(
+        make_backend=lambda: AttachedServer(server),
+        operations=operations,
+        slots=model.slots,
+        context_tokens=server.context_tokens,
+        remote=bool(model.remote),
+        timeouts=server.timeouts,
+    )
+
+
+RUNTIME = Runtime(
+    name="openai_http",
+    summary="an OpenAI-compatible server that runs already",
+    docs="docs/runners.md",
+    settings=OpenAiHttpModel,
+    build=_build,
+    parameters=PARAMETERS,
+    starts_engines=False,
+    find_fault=_find_fault,
+    no_output="weft did not start this server; its output is where it was started",
+    advice={
+        "chat_template_path": "this server renders its own; set the template there",
+        "start_asleep": "weft did not start this server; give it a wake recipe instead",
+        "replicas": "weft did not start this server and cannot start another",
+        "replica_max": "weft did not start this server and cannot start another",
+        "path": "a model file is served by a runner with `runtime: llama_server`",
+    },
+)

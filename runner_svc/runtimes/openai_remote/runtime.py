@@ -1,0 +1,96 @@
+"""The runtime openai_remote: models of a provider off the premises (docs/remote.md)."""
+
+from typing import TYPE_CHECKING
+
+from runner_svc.runtimes.openai_remote.parameters import PARAMETERS
+from runner_svc.runtimes.openai_remote.settings import OpenAiRemoteModel
+from runner_svc.runtimes.runtime import Runtime
+from weft.kernel.request import Operation
+
+if TYPE_CHECKING:
+    from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
+
+
+def _operations(model: OpenAiRemoteModel, context: "ModelContext") -> frozenset[Operation]:
+    if not model.operations:
+        return frozenset({Operation.CHAT, Operation.EMBEDDING} if model.embeddings else {Operation.CHAT})
+    if model.embeddings not in (None, "embedding" in model.operations):
+        raise context.refuse("embeddings", "must say the same as operations; leave it out")
+    return frozenset(Operation[word.upper()] for word in model.operations)
+
+
+def _provider_url(model: OpenAiRemoteModel, context: "ModelContext") -> str:
+    from yarl import URL  # noqa: PLC0415 - see _build
+
+    from runner_svc.openai_upstream.address import base_url, is_loopback  # noqa: PLC0415
+
+    url = URL(base_url(model.url, f"{context.where}.url"))
+    if url.scheme != "https" and not is_loopback(url.host or ""):
+        raise context.refuse("url", "must be https: the key and every prompt are sent there")
+    return str(url)
+
+
+def _build(model: OpenAiRemoteModel, context: "ModelContext") -> "ModelEngine":
+    # Only a process that serves models needs these.
+    from dataclasses import replace  # noqa: PLC0415
+
+    from runner_svc.openai_upstream.unmanaged_server import read_key  # noqa: PLC0415
+    from runner_svc.policy.parameters import ParameterProfile  # noqa: PLC0415
+    from runner_svc.runtimes.model_engine import ModelEngine  # noqa: PLC0415
+    from runner_svc.runtimes.openai_remote.backend import HealthCheck, OpenAiRemote, OpenAiRemoteConfig  # noqa: PLC0415
+    from weft.kernel.errors import WeftError  # noqa: PLC0415
+
+    operations = _operations(model, context)
+    if model.remote is False:
+        raise context.refuse("remote", "must be true or left out: serving it sends bytes off the premises")
+    try:
+        read_key(model.api_key_env, context.environment)
+    except WeftError as error:
+        raise context.refuse("api_key_env", error.message) from None
+    # Until its answer begins, the backend itself measures; from then on its first piece may take as long again: the
+    # provider's work on a prompt cannot be observed, so the wait for it has an end.
+    timeouts = replace(
+        context.timeouts,
+        headers_seconds=None,
+        first_token_seconds=context.timeouts.first_token_seconds or 2 * model.timeout_seconds,
+    )
+    config = OpenAiRemoteConfig(
+        base_url=_provider_url(model, context),
+        upstream_model=model.upstream_model or model.name,
+        api_key_env=model.api_key_env,
+        environment=context.environment,
+        operations=operations,
+        context_tokens=model.context_tokens or 0,
+        timeout_seconds=model.timeout_seconds,
+        max_retries=model.max_retries,
+        health_check=HealthCheck(model.health_check),
+        timeouts=timeouts,
+        parameters=ParameterProfile(
+            engine=PARAMETERS,
+            passthrough=model.passthrough == "all",
+            thinking=model.thinking,
+            token_limit_name=model.token_limit_name,
+        ),
+    )
+    return ModelEngine(
+        make_backend=lambda: OpenAiRemote(config),
+        operations=operations,
+        slots=model.slots,
+        context_tokens=config.context_tokens,
+        remote=True,
+        timeouts=timeouts,
+        requests_fail_alone=True,
+    )
+
+
+RUNTIME = Runtime(
+    name="openai_remote",
+    summary="a provider off the premises",
+    docs="docs/remote.md",
+    settings=OpenAiRemoteModel,
+    build=_build,
+    parameters=PARAMETERS,
+    starts_engines=False,
+    no_output="this is a provider's model, whose output stays with the provider",
+    advice={"path": "a model file is served by a runner with `runtime: llama_server`"},
+)

@@ -1,0 +1,186 @@
+"""The settings of one model in `weft.yaml`: those of every runtime, and those of all runtimes of one sort.
+
+Each runtime declares a frozen dataclass of its own in `runtimes/<name>/settings.py`, which extends one of these. It is
+one member of the union that the `runtime` of a runner selects: a setting of another runtime is refused by its name.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Le, MaxLen
+
+from weft.kernel.settings import PUBLIC, SECRET, Before, Name, PathText, Seconds, off_for_false
+
+DEFAULT_CONTEXT_TOKENS = 2048
+"""Context of one slot of an engine that weft starts."""
+
+Skill = Literal["text", "image", "audio", "tools"]
+Repetition = Annotated[Literal["off", "warn", "kill"], Before(off_for_false)]
+"""What happens to an answer that repeats itself over and over."""
+Url = Annotated[str, MaxLen(2048), SECRET]
+Arguments = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WakeSettings:
+    """What wakes a sleeping model. `type` says which of the other names apply."""
+
+    type: Literal["http", "command", "wake_on_lan"]
+    """An HTTP request, a program, or a magic packet."""
+    by: Literal["runner", "mesh"] = "runner"
+    """Who does it. A sleeping host cannot wake itself: then it is the mesh, and the recipe is sent to it."""
+    url: Url | None = field(default=None, repr=False)
+    """For http: where to. Every 2xx answer is success."""
+    method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"] = "POST"
+    """For http."""
+    headers: Annotated[Mapping[str, str], MaxLen(32), SECRET] = field(default_factory=dict, repr=False)
+    """For http. `${WEFT_WAKE_...}` stands for that environment variable of the runner; not with `by: mesh`."""
+    argv: Annotated[Arguments, MaxLen(64), SECRET] = field(default=(), repr=False)
+    """For command: the program and its arguments; there is no shell. What it leaves running needs an output of its own:
+    its standard error is closed."""
+    mac_address: str | None = None
+    """For wake_on_lan: hardware address of the sleeping network card."""
+    broadcast_address: str = "255.255.255.255"
+    """For wake_on_lan: IPv4 address to send to."""
+    port: Annotated[int, Ge(1), Le(65_535)] = 9
+    """For wake_on_lan: UDP port."""
+    max_wait_seconds: Annotated[float, Ge(1), Le(3600)] = 60.0
+    """Longest wait from the first step until the model takes requests."""
+
+    def __post_init__(self) -> None:
+        needed = {"http": "url", "command": "argv", "wake_on_lan": "mac_address"}[self.type]
+        if not getattr(self, needed):
+            raise ValueError(f"a wake recipe of type {self.type} needs {needed}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SleepSettings:
+    """What puts an idle model to sleep. It is always done by the runner."""
+
+    after_seconds: Seconds
+    """Idle time after which the model goes to sleep."""
+    type: Literal["unload", "http", "command"] = "unload"
+    """End the engine that weft started, send an HTTP request, or run a program."""
+    url: Url | None = field(default=None, repr=False)
+    """For http: where to. Every 2xx answer is success."""
+    method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"] = "POST"
+    """For http."""
+    headers: Annotated[Mapping[str, str], MaxLen(32), SECRET] = field(default_factory=dict, repr=False)
+    """For http. `${WEFT_WAKE_...}` stands for that environment variable."""
+    argv: Annotated[Arguments, MaxLen(64), SECRET] = field(default=(), repr=False)
+    """For command: the program and its arguments; there is no shell."""
+    max_wait_seconds: Annotated[float, Ge(1), Le(3600)] = 60.0
+    """Longest time the action may take."""
+
+    def __post_init__(self) -> None:
+        needed = {"unload": "after_seconds", "http": "url", "command": "argv"}[self.type]
+        if not getattr(self, needed):
+            raise ValueError(f"a sleep action of type {self.type} needs {needed}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSettings:
+    """What every runtime lets an operator say about a model."""
+
+    name: Annotated[Name, PUBLIC]
+    """Unique in the mesh."""
+    pool: Annotated[Name, PUBLIC] | None = None
+    """Models of one pool answer for each other."""
+    skills: Annotated[tuple[Skill, ...], MaxLen(8)] = ()
+    """What it can do beyond text, `text` itself included, such as `[text, image, tools]`; a request for anything else
+    goes to other models. Default: as the runtime finds out; else it is not known, and it is sent every request."""
+    remote: bool | None = None
+    """Whether serving it sends bytes off the premises. Default: no, unless the runtime says otherwise."""
+    publish: bool | None = None
+    """Whether the mesh learns of it. Default: yes in `weft up` and `weft serve`, no in `weft runner join`."""
+    keep_alive: Annotated[str, MaxLen(32)] | float | None = None
+    """How long it stays loaded after a request: seconds, a text such as `5m`, -1 never to unload it, 0 for one request.
+    Default: `sleep.after_seconds`; without it never, or by `category` where it holds accelerator memory."""
+    category: Literal["text", "image", "vision"] = "text"
+    """What it is for: text models that hold accelerator memory are kept for 300 s, image models 900 s, vision 60 s."""
+    pin: bool = False
+    """Whether it is never evicted for another model, and stays loaded."""
+    target_inflight: Annotated[int, Ge(1), Le(1024)] | None = None
+    """Requests that each replica works on at once. Default: `slots`."""
+    slots: Annotated[int, Ge(1), Le(1024), PUBLIC] = 4
+    """Requests it works on at once."""
+    context_tokens: Annotated[int, Ge(16), Le(16_777_216), PUBLIC] | None = None
+    """Context of one slot. Default: 2048 for engines that weft starts; of servers that it does not start it is unknown
+    unless it is set here."""
+    passthrough: Literal["none", "all"] = "none"
+    """Which parameters that weft does not know reach the engine: those it allows for this kind of engine, or all."""
+    thinking: bool | None = None
+    """Whether a model that can think does so where a request says nothing. Default: as its template has it. For
+    openai_remote: whether the field `thinking` is sent, as enabled or disabled. Default: it is not."""
+    system_messages: Literal["joined", "separate"] = "joined"
+    """How several system prompts reach the model: as one message, which every template takes, or one each."""
+    tools: Annotated[tuple[Name, ...], MaxLen(64)] = ()
+    """Tools that the mesh runs for every chat with this model, from the runner's `tools`."""
+    default_max_tokens: Annotated[int, Ge(1), Le(16_777_216), PUBLIC] | None = None
+    """Maximum tokens of an answer where neither the request nor its agent names one; the answer then ends with
+    `length`. Default: until the context ends. The demo model has 512."""
+    repetition: Repetition = "kill"
+    """What happens to an answer that repeats a line or a piece of text over and over: it goes on unread (off), goes on
+    with a warning (warn), or ends with `repeated_line_loop` (kill)."""
+    repetition_lines: Annotated[int, Ge(2), Le(100_000)] = 16
+    """So many equal lines of prose in a row are a loop; six times as many short ones, more of code and of figures."""
+    repetition_characters: Annotated[int, Ge(64), Le(100_000)] = 1_200
+    """So many characters of prose in which one piece comes again and again are a loop; more of code and of figures."""
+
+    @property
+    def location(self) -> str:
+        """Where the model is, for `weft doctor`: a file, or what serves it."""
+        return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SleepingModelSettings(ModelSettings):
+    """Adds how a model sleeps and wakes."""
+
+    wake: WakeSettings | None = None
+    """What wakes it when it sleeps."""
+    sleep: SleepSettings | None = None
+    """What puts it to sleep when it is idle. Default: it never sleeps by itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartedModelSettings(SleepingModelSettings):
+    """Adds what can be said about a model whose engine weft starts and ends."""
+
+    start_asleep: bool = False
+    """Load it with the first request rather than at the start."""
+    replicas: Annotated[int, Ge(1), Le(64), PUBLIC] = 1
+    """How many of it are loaded at the start: identical engines that share a pool of its name."""
+    replica_max: Annotated[int, Ge(1), Le(64)] | None = None
+    """How many of it there can be; those beyond `replicas` start asleep. Default: `replicas`."""
+    threads: Annotated[int, Ge(1), Le(1024), PUBLIC] | None = None
+    """Processor threads. Default: cores minus one."""
+    extra_arguments: Annotated[Arguments, PUBLIC] = ()
+    """Further flags for the engine's program."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileModelSettings(StartedModelSettings):
+    """Adds what can be said about a model in a file, whose memory is estimated from that file."""
+
+    path: Annotated[PathText, PUBLIC]
+    """The GGUF file; `~` is your home folder."""
+    quantizations: Annotated[Mapping[Name, PathText], MaxLen(16)] = field(default_factory=dict)
+    """Further files of the same model by quantization, such as `q8_0: ~/models/qwen-q8_0.gguf`, for `weft load`."""
+    memory_mb: Annotated[int, Ge(1), Le(16_777_216), PUBLIC] | None = None
+    """Accelerator memory that it takes, in MiB. Default: estimated from its file, and learned from what loads took."""
+    embeddings: bool = True
+    """Whether it also gives embeddings."""
+    chat_template_path: PathText | None = None
+    """A chat template (Jinja) to use instead of the model file's own."""
+
+    @property
+    def location(self) -> str:
+        """The file."""
+        return str(self.path)
+
+
+def settings_fields(settings: type[ModelSettings]) -> frozenset[str]:
+    """Returns the names that a runtime with these settings accepts."""
+    return frozenset(settings.__dataclass_fields__)

@@ -1,0 +1,127 @@
+"""The table of runtimes: the folders beside this file, and what other packages declare as `weft.runtimes`.
+
+A package of others adds a runtime with an entry point whose name is the runtime's and whose value is its descriptor:
+
+    [project.entry-points."weft.runtimes"]
+    my_engine = "my_package.runtime:RUNTIME"
+"""
+
+import pkgutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any
+
+from runner_svc.runtimes.runtime import Runtime
+from weft.kernel.errors import FieldError, WeftError, invalid_field
+from weft.kernel.reasons import Reason
+
+DEFAULT_RUNTIME = "llama_server"
+"""Of a runner whose configuration names none."""
+ATTACHED_RUNTIME = "openai_http"
+"""Of a server that is named on the command line."""
+ENTRY_POINT_GROUP = "weft.runtimes"
+AnyRuntime = Runtime[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstalledRuntime:
+    """A runtime of another package, as it was found."""
+
+    name: str
+    package: str
+    """The package and its version, such as "weft-echo 0.1.0"; or the entry point's value where there is none."""
+    runtime: AnyRuntime | None
+    """None: it cannot be used."""
+    fault: str = ""
+    """Why it cannot be used."""
+
+
+def built_in_names() -> tuple[str, ...]:
+    """Returns the names of weft's own runtimes, which are those of the folders here."""
+    return tuple(sorted(module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]) if module.ispkg))
+
+
+def built_in() -> tuple[AnyRuntime, ...]:
+    """Returns weft's own runtimes."""
+    return tuple(_load_built_in(name) for name in built_in_names())
+
+
+@lru_cache
+def installed() -> tuple[InstalledRuntime, ...]:
+    """Returns the runtimes of other packages, those that cannot be used included. Imports them; never raises."""
+    found = sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda each: (each.name, each.value))
+    packages: dict[str, list[str]] = {}
+    for each in found:
+        packages.setdefault(each.name, []).append(_package_of(each))
+    return tuple(_inspect(each, packages[each.name]) for each in found)
+
+
+def find_runtime(name: str) -> AnyRuntime | None:
+    """Returns the runtime of this name, weft's own first; None: there is none that can be used."""
+    if name in built_in_names():
+        return _load_built_in(name)
+    return next((each.runtime for each in installed() if each.name == name), None)
+
+
+def require_runtime(name: str, field: str = "runtime") -> AnyRuntime:
+    """Returns the runtime of this name. Raises INVALID_ARGUMENT saying why there is none."""
+    found = find_runtime(name)
+    if found is not None:
+        return found
+    for each in installed():
+        if each.name == name:
+            raise invalid_field(field, f"the runtime {name} of {each.package} cannot be used: {each.fault}")
+    raise invalid_field(field, f"must be one of: {', '.join(usable_names())}")
+
+
+def usable_names() -> tuple[str, ...]:
+    """Returns the names of all runtimes that can be used: weft's own, then those of other packages."""
+    return (*built_in_names(), *(each.name for each in installed() if each.runtime is not None))
+
+
+@lru_cache
+def _load_built_in(name: str) -> AnyRuntime:
+    runtime = import_module(f"runner_svc.runtimes.{name}.runtime").RUNTIME
+    if not isinstance(runtime, Runtime) or runtime.name != name:
+        raise WeftError(Reason.INTERNAL, f"runner_svc/runtimes/{name} does not describe a runtime of that name")
+    return runtime
+
+
+def _package_of(point: EntryPoint) -> str:
+    return f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.value
+
+
+def _inspect(point: EntryPoint, packages: list[str]) -> InstalledRuntime:
+    package = _package_of(point)
+    try:
+        return InstalledRuntime(name=point.name, package=package, runtime=_load(point, packages))
+    except FieldError as refused:
+        fault = refused.message.removeprefix(f"{refused.field}: ")
+        return InstalledRuntime(name=point.name, package=package, runtime=None, fault=fault)
+
+
+def _load(point: EntryPoint, packages: list[str]) -> AnyRuntime:
+    if point.name in built_in_names():
+        raise invalid_field(point.name, "weft has a runtime of this name; the package must choose another")
+    if len(packages) > 1:
+        raise invalid_field(point.name, f"{' and '.join(packages)} declare it; uninstall all but one")
+    try:
+        runtime = point.load()
+    except Exception as error:  # whatever a package of others raises when it is imported
+        why = " ".join(str(error).split())
+        raise invalid_field(point.name, f"{point.value} cannot be imported: {type(error).__name__}: {why}") from error
+    for problem in _problems(runtime, point):
+        raise invalid_field(point.name, problem)
+    assert isinstance(runtime, Runtime)
+    return runtime
+
+
+def _problems(runtime: object, point: EntryPoint) -> Iterator[str]:
+    if not isinstance(runtime, Runtime):
+        yield f"{point.value} is a {type(runtime).__name__}, and must be a runner_svc.runtimes.runtime.Runtime"
+    elif runtime.name != point.name:
+        yield f"{point.value} calls itself {runtime.name}; the entry point must have the same name"

@@ -1,0 +1,141 @@
+"""How settings are declared: their ranges, how text is read into them, which are public and which are secret.
+
+Services declare settings as frozen dataclasses with these annotations and those of `annotated_types`; `weft_app.config`
+reads weft.yaml into them. Nothing here imports pydantic: it finds `Checked`, `Read` and `Before` by their method.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from annotated_types import Ge, Gt, Le
+
+from weft.kernel.errors import FieldError
+from weft.kernel.names import is_name
+from weft.kernel.units import Rate, parse_any_rate, parse_rate, parse_rates
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+
+@dataclass(frozen=True, slots=True)
+class Public:
+    """Marks a setting that operators change. All others are advanced: their defaults suit most meshes."""
+
+
+PUBLIC = Public()
+
+
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """Marks a setting whose value is never shown."""
+
+
+SECRET = Secret()
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A check of a value that has the right type: `check` returns the value to keep, or raises ValueError."""
+
+    check: Callable[[Any], Any]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        return _after(self.check, handler(source))
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A value that is written as another type: `read` makes it of a `form`, or raises ValueError."""
+
+    form: Any
+    read: Callable[[Any], Any]
+
+    def __get_pydantic_core_schema__(self, _source: Any, handler: Any) -> Any:
+        return _after(self.read, handler.generate_schema(self.form))
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """A change to what is written before its type is checked."""
+
+    change: Callable[[Any], Any]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        function = {"type": "no-info", "function": self.change}
+        return {"type": "function-before", "function": function, "schema": handler(source)}
+
+
+class SettingError(FieldError, ValueError):
+    """A setting that does not fit another one. A ValueError, too: a validator adds where in the file it stands."""
+
+
+def _after(function: Callable[[Any], Any], schema: Any) -> dict[str, Any]:
+    return {"type": "function-after", "function": {"type": "no-info", "function": function}, "schema": schema}
+
+
+def _require_name(text: str) -> str:
+    if not is_name(text):
+        raise ValueError("must be letters, digits, '.', '_', ':' or '-', starting with a letter or digit")
+    return text
+
+
+def _reason(error: FieldError) -> ValueError:
+    return ValueError(error.message.removeprefix(f"{error.field}: "))
+
+
+def _read_rate(text: str) -> Rate:
+    try:
+        return parse_rate(text, "rate")
+    except FieldError as error:
+        raise _reason(error) from None
+
+
+def _check_any_rate(text: str) -> str:
+    try:
+        parse_any_rate(text, "rate")
+    except FieldError as error:
+        raise _reason(error) from None
+    return text
+
+
+def _read_rates(texts: tuple[str, ...]) -> tuple[Rate, ...]:
+    try:
+        return parse_rates(texts, "rates")
+    except FieldError as error:
+        raise _reason(error) from None
+
+
+def off_for_false(value: Any) -> Any:
+    """Returns the word `off` for false: YAML reads a bare `off` as false."""
+    return "off" if value is False else value
+
+
+Name = Annotated[str, Checked(_require_name)]
+"""A name of a model, pool, runner, agent or tool."""
+Seconds = Annotated[float, Gt(0), Le(86_400 * 365)]
+"""A length of time of at most a year."""
+Port = Annotated[int, Ge(0), Le(65_535)]
+PathText = Annotated[Path, Read(str, Path)]
+"""A path; `~` is the home of the user, and is expanded where the file is read."""
+RequestRate = Annotated[Rate, Read(str, _read_rate)]
+"""A rate of requests such as `100req/min`."""
+Rates = Annotated[tuple[Rate, ...], Read(tuple[Annotated[str, Checked(_check_any_rate)], ...], _read_rates)]
+"""Rates that hold at once, such as `100req/min` and `20000tok/min`."""
+
+
+def require_positive(settings: "DataclassInstance", *, may_be_zero: frozenset[str] = frozenset()) -> None:
+    """Checks the numbers among `settings`. Raises SettingError for one that is not greater than zero."""
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            continue
+        if not math.isfinite(value) or value < 0 or (value == 0 and field.name not in may_be_zero):
+            raise SettingError(field.name, "must be a number greater than zero")
+
+
+def values_of(kind: "type[DataclassInstance]", settings: "DataclassInstance") -> dict[str, Any]:
+    """Returns the fields of `kind` as `settings` has them: for a service's configuration that extends `kind`."""
+    return {field.name: getattr(settings, field.name) for field in fields(kind)}
