@@ -28,7 +28,7 @@ class _RepetitionPolicyEnumTypeWrapper(google.protobuf.internal.enum_type_wrappe
     REPETITION_POLICY_UNSPECIFIED: _RepetitionPolicy.ValueType  # 0
     """The model's own setting, else to end it."""
     REPETITION_POLICY_OFF: _RepetitionPolicy.ValueType  # 1
-    """Nobody looks."""
+    """Repetition is not checked."""
     REPETITION_POLICY_WARN: _RepetitionPolicy.ValueType  # 2
     """It goes on, with a warning."""
     REPETITION_POLICY_KILL: _RepetitionPolicy.ValueType  # 3
@@ -40,7 +40,7 @@ class RepetitionPolicy(_RepetitionPolicy, metaclass=_RepetitionPolicyEnumTypeWra
 REPETITION_POLICY_UNSPECIFIED: RepetitionPolicy.ValueType  # 0
 """The model's own setting, else to end it."""
 REPETITION_POLICY_OFF: RepetitionPolicy.ValueType  # 1
-"""Nobody looks."""
+"""Repetition is not checked."""
 REPETITION_POLICY_WARN: RepetitionPolicy.ValueType  # 2
 """It goes on, with a warning."""
 REPETITION_POLICY_KILL: RepetitionPolicy.ValueType  # 3
@@ -67,7 +67,7 @@ class AgentBehaviour(google.protobuf.message.Message):
     max_tool_iterations: builtins.int
     """How many times the model may be asked again with results of tools. Range 0 to 64. Absent: the runner's own limit."""
     stop_on_decision_request: builtins.bool
-    """Whether a signal that asks for a decision ends the answer, so that whoever steers can branch. Absent: yes."""
+    """Whether a signal that asks for a decision ends the answer, so that the application can branch. Absent: yes."""
     repetition_policy: global___RepetitionPolicy.ValueType
     """What happens to an answer that repeats itself."""
     parse_text_tool_calls: builtins.bool

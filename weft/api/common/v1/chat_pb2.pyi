@@ -202,7 +202,7 @@ class ChatMessage(google.protobuf.message.Message):
     role: global___Role.ValueType
     """Who speaks."""
     name: builtins.str
-    """Name of the speaker, to tell several users apart."""
+    """Name of the speaker, to distinguish several users."""
     tool_call_id: builtins.str
     """For role tool: the call this message answers."""
     reasoning: builtins.str

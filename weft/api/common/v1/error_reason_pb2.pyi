@@ -41,7 +41,7 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     ERROR_REASON_UNSUPPORTED_OPERATION: _ErrorReason.ValueType  # 8
     """The model or its runtime does not offer this operation (embeddings, say)."""
     ERROR_REASON_ALREADY_EXISTS: _ErrorReason.ValueType  # 9
-    """A resource of this name exists and belongs to somebody else."""
+    """A resource of this name exists and has another owner."""
     ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 10
     """No credentials, or credentials that are not valid."""
     ERROR_REASON_PERMISSION_DENIED: _ErrorReason.ValueType  # 11
@@ -121,8 +121,8 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     ERROR_REASON_WAKE_FAILED: _ErrorReason.ValueType  # 73
     """A sleeping model could not be woken; the message has the recipe's error."""
     ERROR_REASON_TOOL_CALL_INVALID: _ErrorReason.ValueType  # 74
-    """The model called a tool of the mesh in a way that nobody can carry out: no JSON, an unknown tool, or arguments that
-    do not fit its schema.
+    """The model called a tool of the mesh in a way that cannot be carried out: no JSON, an unknown tool, or arguments
+    that do not fit its schema.
     """
     ERROR_REASON_TOOL_UNAVAILABLE: _ErrorReason.ValueType  # 75
     """The agent or the model lists a tool that this runner does not have."""
@@ -163,7 +163,7 @@ ERROR_REASON_METHOD_NOT_ALLOWED: ErrorReason.ValueType  # 7
 ERROR_REASON_UNSUPPORTED_OPERATION: ErrorReason.ValueType  # 8
 """The model or its runtime does not offer this operation (embeddings, say)."""
 ERROR_REASON_ALREADY_EXISTS: ErrorReason.ValueType  # 9
-"""A resource of this name exists and belongs to somebody else."""
+"""A resource of this name exists and has another owner."""
 ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 10
 """No credentials, or credentials that are not valid."""
 ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 11
@@ -243,8 +243,8 @@ ERROR_REASON_BACKEND_PROTOCOL_ERROR: ErrorReason.ValueType  # 72
 ERROR_REASON_WAKE_FAILED: ErrorReason.ValueType  # 73
 """A sleeping model could not be woken; the message has the recipe's error."""
 ERROR_REASON_TOOL_CALL_INVALID: ErrorReason.ValueType  # 74
-"""The model called a tool of the mesh in a way that nobody can carry out: no JSON, an unknown tool, or arguments that
-do not fit its schema.
+"""The model called a tool of the mesh in a way that cannot be carried out: no JSON, an unknown tool, or arguments
+that do not fit its schema.
 """
 ERROR_REASON_TOOL_UNAVAILABLE: ErrorReason.ValueType  # 75
 """The agent or the model lists a tool that this runner does not have."""

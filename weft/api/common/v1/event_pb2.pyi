@@ -59,15 +59,16 @@ global___FinishReason = FinishReason
 
 @typing.final
 class InferenceEvent(google.protobuf.message.Message):
-    """InferenceEvent is the one message that travels from a runner to the client, whatever the surface.
+    """InferenceEvent is the one message that travels from a runner to the client, on every API.
 
     Order: any number of `queued` and `loading`, then `started` (again after a failover, always before content), then
-    `progress`, `delta`, `tool_call`, `tool_result`, `signal` and `warning` as they happen, then at most one `usage`, then exactly
-    one end: `finished` and an OK status, or a non-OK status with one ErrorInfo. A stream that just ends is a fault.
+    `progress`, `delta`, `tool_call`, `tool_result`, `signal` and `warning` as they happen, then at most one `usage`,
+    then exactly one end: `finished` and an OK status, or a non-OK status with one ErrorInfo. A stream that just ends is
+    a fault.
 
     Events travel in frames (`repeated InferenceEvent`): whatever has arrived since the last write is one frame, and the
-    first content is always alone in its frame and sent at once. Only where nobody reads the answer before it is complete
-    (ServeOptions.whole), what arrived with the first content is in its frame, too.
+    first content is always alone in its frame and sent at once. Only where the answer is read when complete
+    (ServeOptions.whole), events that arrived with the first content share its frame.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -420,7 +421,7 @@ class ToolResult(google.protobuf.message.Message):
     id: builtins.str
     """The call it answers."""
     content: builtins.str
-    """What the model is told."""
+    """The result that the model receives."""
     failed: builtins.bool
     """Whether the tool failed."""
     def __init__(

@@ -31,16 +31,14 @@ class _PriorityEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumT
     PRIORITY_LOW: _Priority.ValueType  # 3
     """After everything else."""
     PRIORITY_SYSTEM: _Priority.ValueType  # 4
-    """The mesh's own work, before everybody's. Only services of the mesh say this to each other; a caller who does is
+    """The mesh's own work, above all others. Only services of the mesh may send it; a caller's request with it is
     refused.
     """
     PRIORITY_DURABLE: _Priority.ValueType  # 5
-    """Durable tasks: after everybody who waits for an answer, but with a share of their own. Only services of the mesh say
-    this to each other.
-    """
+    """Durable tasks: below all interactive requests, with a share of their own. Only services of the mesh may send it."""
 
 class Priority(_Priority, metaclass=_PriorityEnumTypeWrapper):
-    """Priority is the band a request waits in."""
+    """Priority is the priority class of a request in the queue."""
 
 PRIORITY_UNSPECIFIED: Priority.ValueType  # 0
 """Not set: normal."""
@@ -51,11 +49,9 @@ PRIORITY_NORMAL: Priority.ValueType  # 2
 PRIORITY_LOW: Priority.ValueType  # 3
 """After everything else."""
 PRIORITY_SYSTEM: Priority.ValueType  # 4
-"""The mesh's own work, before everybody's. Only services of the mesh say this to each other; a caller who does is
+"""The mesh's own work, above all others. Only services of the mesh may send it; a caller's request with it is
 refused.
 """
 PRIORITY_DURABLE: Priority.ValueType  # 5
-"""Durable tasks: after everybody who waits for an answer, but with a share of their own. Only services of the mesh say
-this to each other.
-"""
+"""Durable tasks: below all interactive requests, with a share of their own. Only services of the mesh may send it."""
 global___Priority = Priority

@@ -84,7 +84,7 @@ class Receipt(google.protobuf.message.Message):
     outcome: global___Outcome.ValueType
     """How it ended."""
     reason: weft.api.common.v1.error_reason_pb2.ErrorReason.ValueType
-    """Why, for every outcome but completed."""
+    """The reason, for every outcome but completed."""
     model: builtins.str
     """The model that answered, by its name in the mesh."""
     model_digest: builtins.str

@@ -13,7 +13,7 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class Signal(google.protobuf.message.Message):
-    """Signal is a one-way message of the model to whoever steers it; no answer goes back."""
+    """Signal is a one-way message from the model to the application that runs it; no answer goes back."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -28,7 +28,7 @@ class _WarningCodeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     WARNING_CODE_UNSUPPORTED_PARAMETER: _WarningCode.ValueType  # 1
     """A parameter of the request is not supported by the backend and was not used; `field` names it."""
     WARNING_CODE_REPETITION: _WarningCode.ValueType  # 2
-    """The model repeats a line, or a piece of text, over and over; the request was let go on."""
+    """The model repeats a line, or a fragment of text; the request continues."""
     WARNING_CODE_TOOL_CALL_NOT_RUN: _WarningCode.ValueType  # 3
     """The model called tools of the mesh and of the caller in one turn: those of the mesh were not run."""
     WARNING_CODE_TOOL_BUDGET_EXHAUSTED: _WarningCode.ValueType  # 4
@@ -48,7 +48,7 @@ WARNING_CODE_UNSPECIFIED: WarningCode.ValueType  # 0
 WARNING_CODE_UNSUPPORTED_PARAMETER: WarningCode.ValueType  # 1
 """A parameter of the request is not supported by the backend and was not used; `field` names it."""
 WARNING_CODE_REPETITION: WarningCode.ValueType  # 2
-"""The model repeats a line, or a piece of text, over and over; the request was let go on."""
+"""The model repeats a line, or a fragment of text; the request continues."""
 WARNING_CODE_TOOL_CALL_NOT_RUN: WarningCode.ValueType  # 3
 """The model called tools of the mesh and of the caller in one turn: those of the mesh were not run."""
 WARNING_CODE_TOOL_BUDGET_EXHAUSTED: WarningCode.ValueType  # 4

@@ -117,7 +117,7 @@ class Operation(google.protobuf.message.Message):
 
     @property
     def signers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Who signed it, by key id; empty where nobody had to."""
+        """Key ids of its signers; empty where no signature was required."""
 
     @property
     def result(self) -> global___OperationResult:

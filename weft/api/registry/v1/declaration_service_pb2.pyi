@@ -128,7 +128,7 @@ class PoolDeclaration(google.protobuf.message.Message):
     """The pool's name."""
     @property
     def members(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Its members, by name, in order. Empty: whoever they are."""
+        """Its members, by name, in order. Empty: any."""
 
     def __init__(
         self,

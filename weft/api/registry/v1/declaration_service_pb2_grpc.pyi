@@ -36,7 +36,7 @@ class DeclarationServiceStub:
         weft.api.registry.v1.declaration_service_pb2.DeleteRequest,
         weft.api.registry.v1.declaration_service_pb2.DeleteResponse,
     ]
-    """Delete removes a resource whoever owns it; a live runner publishes its own again with its next session.
+    """Delete removes a resource of any owner; a live runner publishes its own again with its next session.
 
     A model that an agent points to is refused with FAILED_PRECONDITION / RESOURCE_IN_USE. So is, without `force`, a
     model that a live runner publishes and has loaded, and a live runner that has models loaded: the metadata's
@@ -61,7 +61,7 @@ class DeclarationServiceAsyncStub:
         weft.api.registry.v1.declaration_service_pb2.DeleteRequest,
         weft.api.registry.v1.declaration_service_pb2.DeleteResponse,
     ]
-    """Delete removes a resource whoever owns it; a live runner publishes its own again with its next session.
+    """Delete removes a resource of any owner; a live runner publishes its own again with its next session.
 
     A model that an agent points to is refused with FAILED_PRECONDITION / RESOURCE_IN_USE. So is, without `force`, a
     model that a live runner publishes and has loaded, and a live runner that has models loaded: the metadata's
@@ -90,7 +90,7 @@ class DeclarationServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.registry.v1.declaration_service_pb2.DeleteRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.registry.v1.declaration_service_pb2.DeleteResponse, collections.abc.Awaitable[weft.api.registry.v1.declaration_service_pb2.DeleteResponse]]:
-        """Delete removes a resource whoever owns it; a live runner publishes its own again with its next session.
+        """Delete removes a resource of any owner; a live runner publishes its own again with its next session.
 
         A model that an agent points to is refused with FAILED_PRECONDITION / RESOURCE_IN_USE. So is, without `force`, a
         model that a live runner publishes and has loaded, and a live runner that has models loaded: the metadata's

@@ -42,11 +42,11 @@ class _EventReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     EVENT_REASON_EXPIRED: _EventReason.ValueType  # 7
     """It was deleted after it had been inactive for the delete limit."""
     EVENT_REASON_DELETED: _EventReason.ValueType  # 8
-    """Somebody deleted it."""
+    """The resource was deleted."""
     EVENT_REASON_CREATED: _EventReason.ValueType  # 9
-    """Somebody declared it."""
+    """The resource was declared."""
     EVENT_REASON_CONFIGURED: _EventReason.ValueType  # 10
-    """Somebody changed its declaration."""
+    """Its declaration was changed."""
     EVENT_REASON_WITHDRAWN: _EventReason.ValueType  # 11
     """It left because its runner publishes it no more, or was replaced."""
     EVENT_REASON_FAILED: _EventReason.ValueType  # 12
@@ -80,11 +80,11 @@ EVENT_REASON_WOKE: EventReason.ValueType  # 6
 EVENT_REASON_EXPIRED: EventReason.ValueType  # 7
 """It was deleted after it had been inactive for the delete limit."""
 EVENT_REASON_DELETED: EventReason.ValueType  # 8
-"""Somebody deleted it."""
+"""The resource was deleted."""
 EVENT_REASON_CREATED: EventReason.ValueType  # 9
-"""Somebody declared it."""
+"""The resource was declared."""
 EVENT_REASON_CONFIGURED: EventReason.ValueType  # 10
-"""Somebody changed its declaration."""
+"""Its declaration was changed."""
 EVENT_REASON_WITHDRAWN: EventReason.ValueType  # 11
 """It left because its runner publishes it no more, or was replaced."""
 EVENT_REASON_FAILED: EventReason.ValueType  # 12

@@ -163,7 +163,7 @@ global___RevokeJoinTokenResponse = RevokeJoinTokenResponse
 
 @typing.final
 class CheckJoinTokenRequest(google.protobuf.message.Message):
-    """CheckJoinTokenRequest is a token somebody presented."""
+    """CheckJoinTokenRequest is a presented token."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -42,7 +42,7 @@ class Device(google.protobuf.message.Message):
     total_bytes: builtins.int
     """Its memory."""
     used_bytes: builtins.int
-    """Memory in use, by whomever. Absent: nobody can tell."""
+    """Memory in use, by any process. Absent: unknown."""
     utilization: builtins.float
     """Share of time it computed lately, 0 to 1. Absent: unknown."""
     def __init__(
@@ -121,7 +121,7 @@ class SeenProcess(google.protobuf.message.Message):
     alive: builtins.bool
     """Whether it is there."""
     memory_unknown: builtins.bool
-    """Whether nobody can tell what it holds."""
+    """Whether its memory use is unknown."""
     @property
     def process(self) -> global___ProcessId:
         """The process."""
@@ -145,7 +145,7 @@ global___SeenProcess = SeenProcess
 
 @typing.final
 class HostSighting(google.protobuf.message.Message):
-    """HostSighting is what somebody on a host saw of its devices just now."""
+    """HostSighting is an observation of a host's devices at one moment."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -219,7 +219,7 @@ class LeaseHolder(google.protobuf.message.Message):
         KIND_UNSPECIFIED: LeaseHolder._Kind.ValueType  # 0
         """Not set."""
         KIND_RUNNER: LeaseHolder._Kind.ValueType  # 1
-        """A runner, for one of its models. It gives up an idle model when somebody else needs the memory."""
+        """A runner, for one of its models. It evicts an idle model when other work needs the memory."""
         KIND_PROGRAM: LeaseHolder._Kind.ValueType  # 2
         """Any other program, such as a training job. It is never asked to give up."""
 
@@ -229,7 +229,7 @@ class LeaseHolder(google.protobuf.message.Message):
     KIND_UNSPECIFIED: LeaseHolder.Kind.ValueType  # 0
     """Not set."""
     KIND_RUNNER: LeaseHolder.Kind.ValueType  # 1
-    """A runner, for one of its models. It gives up an idle model when somebody else needs the memory."""
+    """A runner, for one of its models. It evicts an idle model when other work needs the memory."""
     KIND_PROGRAM: LeaseHolder.Kind.ValueType  # 2
     """Any other program, such as a training job. It is never asked to give up."""
 
@@ -270,7 +270,7 @@ class Lease(google.protobuf.message.Message):
         STATE_HELD: Lease._State.ValueType  # 1
         """Its holder has it."""
         STATE_RELEASING: Lease._State.ValueType  # 2
-        """Its holder gave it up; the memory has not been seen back yet, and nobody else gets it until then."""
+        """Its holder released it; the memory has not been observed free yet, and is not granted again until then."""
         STATE_ORPHANED: Lease._State.ValueType  # 3
         """Its holder is not heard of; the memory has not been seen back yet."""
 
@@ -282,7 +282,7 @@ class Lease(google.protobuf.message.Message):
     STATE_HELD: Lease.State.ValueType  # 1
     """Its holder has it."""
     STATE_RELEASING: Lease.State.ValueType  # 2
-    """Its holder gave it up; the memory has not been seen back yet, and nobody else gets it until then."""
+    """Its holder released it; the memory has not been observed free yet, and is not granted again until then."""
     STATE_ORPHANED: Lease.State.ValueType  # 3
     """Its holder is not heard of; the memory has not been seen back yet."""
 
@@ -311,7 +311,7 @@ class Lease(google.protobuf.message.Message):
     state: global___Lease.State.ValueType
     """Where it is in its life."""
     priority: weft.api.common.v1.priority_pb2.Priority.ValueType
-    """The band of the last request that it worked for."""
+    """The priority class of the last request that it served."""
     pinned: builtins.bool
     """Whether its holder never gives it up."""
     active_requests: builtins.int

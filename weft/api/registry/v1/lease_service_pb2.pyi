@@ -44,9 +44,9 @@ class AcquireLeaseRequest(google.protobuf.message.Message):
     max_devices: builtins.int
     """On how many devices it may be split; 0: on as many as it takes. A single device that holds it all is preferred."""
     priority: weft.api.common.v1.priority_pb2.Priority.ValueType
-    """Models of a higher priority than this do not give way."""
+    """Models of a higher priority than this are not evicted."""
     pinned: builtins.bool
-    """Whether the memory is never given up for somebody else."""
+    """Whether the memory is never evicted for others."""
     @property
     def holder(self) -> weft.api.registry.v1.lease_pb2.LeaseHolder:
         """Who asks."""
@@ -85,7 +85,7 @@ global___AcquireLeaseRequest = AcquireLeaseRequest
 
 @typing.final
 class AcquireLeaseResponse(google.protobuf.message.Message):
-    """AcquireLeaseResponse is one word of the book."""
+    """AcquireLeaseResponse is the state of a wait, or the lease."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -195,13 +195,13 @@ class LeaseUse(google.protobuf.message.Message):
     fencing_number: builtins.int
     """Its fencing number."""
     filled: builtins.bool
-    """Whether loading is over: what its processes hold is all that they will take."""
+    """Whether loading has finished: its processes hold all the memory that they will take."""
     active_requests: builtins.int
     """Requests under way."""
     priority: weft.api.common.v1.priority_pb2.Priority.ValueType
-    """The band of the last request."""
+    """The priority class of the last request."""
     pinned: builtins.bool
-    """Whether it is never given up for somebody else."""
+    """Whether it is never evicted for others."""
     @property
     def processes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.lease_pb2.ProcessId]:
         """The processes that hold its memory; at most 256. Empty: none has been started yet, or all have ended."""
@@ -283,7 +283,7 @@ class RenewLeasesResponse(google.protobuf.message.Message):
 
     @property
     def next_within(self) -> google.protobuf.duration_pb2.Duration:
-        """How soon the next sighting is wanted: at once-ish (0.25 s) while somebody waits for memory on this host."""
+        """Interval to the next observation: 0.25 s while a request waits for memory on this host."""
 
     def __init__(
         self,
@@ -417,7 +417,7 @@ class ListHostMemoryResponse(google.protobuf.message.Message):
 
     @property
     def mesh_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """The mesh's time, as runners are told it: routers date tickets by it."""
+        """The mesh's time: routers date tickets by it."""
 
     def __init__(
         self,
@@ -477,7 +477,7 @@ global___HostMemory = HostMemory
 
 @typing.final
 class DeviceMemory(google.protobuf.message.Message):
-    """DeviceMemory is the book of one device."""
+    """DeviceMemory is the ledger of one device."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -487,13 +487,13 @@ class DeviceMemory(google.protobuf.message.Message):
     FREE_BYTES_FIELD_NUMBER: builtins.int
     MARGIN_BYTES_FIELD_NUMBER: builtins.int
     booked_bytes: builtins.int
-    """Booked by leases."""
+    """Reserved by leases."""
     foreign_bytes: builtins.int
     """Held by processes without a lease. Absent: unknown."""
     free_bytes: builtins.int
     """What a new lease could get now."""
     margin_bytes: builtins.int
-    """What is never booked."""
+    """Margin that is never leased."""
     @property
     def device(self) -> weft.api.registry.v1.lease_pb2.Device:
         """The device as last seen."""

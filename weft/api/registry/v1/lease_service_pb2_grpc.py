@@ -26,10 +26,10 @@ if _version_not_supported:
 
 
 class LeaseServiceStub(object):
-    """LeaseService is the one book of accelerator memory: what is booked on a host never exceeds what it has.
+    """LeaseService is the ledger of accelerator memory: leases on a host never exceed its memory.
 
-    A device's margin (512 MiB by default) is never booked. What processes without a lease hold counts as used. A lease is
-    over only when its memory has been seen back: by then its processes are gone or hold nothing.
+    A device's margin (512 MiB by default) is never leased. What processes without a lease hold counts as used. A lease
+    ends only when its memory has been observed free: by then its processes are gone or hold nothing.
     """
 
     def __init__(self, channel):
@@ -66,21 +66,21 @@ class LeaseServiceStub(object):
 
 
 class LeaseServiceServicer(object):
-    """LeaseService is the one book of accelerator memory: what is booked on a host never exceeds what it has.
+    """LeaseService is the ledger of accelerator memory: leases on a host never exceed its memory.
 
-    A device's margin (512 MiB by default) is never booked. What processes without a lease hold counts as used. A lease is
-    over only when its memory has been seen back: by then its processes are gone or hold nothing.
+    A device's margin (512 MiB by default) is never leased. What processes without a lease hold counts as used. A lease
+    ends only when its memory has been observed free: by then its processes are gone or hold nothing.
     """
 
     def AcquireLease(self, request, context):
-        """AcquireLease waits in line for memory on one host, has idle models of no higher priority give way, and streams what
-        it waits for, then the lease. Cancelling the call gives up the place in line, and a lease that was granted but not
-        yet renewed.
+        """AcquireLease waits in a queue for memory on one host, has idle models of no higher priority evicted, and streams
+        what it waits for, then the lease. Cancelling the call gives up the place in the queue, and a lease that was
+        granted but not yet renewed.
 
-        FAILED_PRECONDITION-like refusals come at once: INSUFFICIENT_MEMORY when the host could not hold it even if it were
-        empty, NOT_FOUND / NOT_FOUND for a host without devices. INSUFFICIENT_MEMORY too when `max_wait` passes; its message
-        says who holds the memory. One line per host: whoever came first and still waits is not overtaken on its devices by
-        an equal or lower priority. Calling it again with the same request_id returns the same lease while it is held.
+        Permanent refusals come at once: INSUFFICIENT_MEMORY when the host could not hold it even if it were empty,
+        NOT_FOUND / NOT_FOUND for a host without devices. INSUFFICIENT_MEMORY too when `max_wait` passes; its message says
+        who holds the memory. One queue per host: an earlier waiter is not overtaken on its devices by an equal or lower
+        priority. Calling it again with the same request_id returns the same lease while it is held.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -155,10 +155,10 @@ def add_LeaseServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class LeaseService(object):
-    """LeaseService is the one book of accelerator memory: what is booked on a host never exceeds what it has.
+    """LeaseService is the ledger of accelerator memory: leases on a host never exceed its memory.
 
-    A device's margin (512 MiB by default) is never booked. What processes without a lease hold counts as used. A lease is
-    over only when its memory has been seen back: by then its processes are gone or hold nothing.
+    A device's margin (512 MiB by default) is never leased. What processes without a lease hold counts as used. A lease
+    ends only when its memory has been observed free: by then its processes are gone or hold nothing.
     """
 
     @staticmethod

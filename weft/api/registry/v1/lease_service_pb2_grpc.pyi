@@ -18,10 +18,10 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class LeaseServiceStub:
-    """LeaseService is the one book of accelerator memory: what is booked on a host never exceeds what it has.
+    """LeaseService is the ledger of accelerator memory: leases on a host never exceed its memory.
 
-    A device's margin (512 MiB by default) is never booked. What processes without a lease hold counts as used. A lease is
-    over only when its memory has been seen back: by then its processes are gone or hold nothing.
+    A device's margin (512 MiB by default) is never leased. What processes without a lease hold counts as used. A lease
+    ends only when its memory has been observed free: by then its processes are gone or hold nothing.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -29,14 +29,14 @@ class LeaseServiceStub:
         weft.api.registry.v1.lease_service_pb2.AcquireLeaseRequest,
         weft.api.registry.v1.lease_service_pb2.AcquireLeaseResponse,
     ]
-    """AcquireLease waits in line for memory on one host, has idle models of no higher priority give way, and streams what
-    it waits for, then the lease. Cancelling the call gives up the place in line, and a lease that was granted but not
-    yet renewed.
+    """AcquireLease waits in a queue for memory on one host, has idle models of no higher priority evicted, and streams
+    what it waits for, then the lease. Cancelling the call gives up the place in the queue, and a lease that was
+    granted but not yet renewed.
 
-    FAILED_PRECONDITION-like refusals come at once: INSUFFICIENT_MEMORY when the host could not hold it even if it were
-    empty, NOT_FOUND / NOT_FOUND for a host without devices. INSUFFICIENT_MEMORY too when `max_wait` passes; its message
-    says who holds the memory. One line per host: whoever came first and still waits is not overtaken on its devices by
-    an equal or lower priority. Calling it again with the same request_id returns the same lease while it is held.
+    Permanent refusals come at once: INSUFFICIENT_MEMORY when the host could not hold it even if it were empty,
+    NOT_FOUND / NOT_FOUND for a host without devices. INSUFFICIENT_MEMORY too when `max_wait` passes; its message says
+    who holds the memory. One queue per host: an earlier waiter is not overtaken on its devices by an equal or lower
+    priority. Calling it again with the same request_id returns the same lease while it is held.
     """
 
     RenewLeases: grpc.UnaryUnaryMultiCallable[
@@ -71,24 +71,24 @@ class LeaseServiceStub:
     """ListHostMemory returns hosts with their devices and leases, as last seen; hosts without devices are left out."""
 
 class LeaseServiceAsyncStub:
-    """LeaseService is the one book of accelerator memory: what is booked on a host never exceeds what it has.
+    """LeaseService is the ledger of accelerator memory: leases on a host never exceed its memory.
 
-    A device's margin (512 MiB by default) is never booked. What processes without a lease hold counts as used. A lease is
-    over only when its memory has been seen back: by then its processes are gone or hold nothing.
+    A device's margin (512 MiB by default) is never leased. What processes without a lease hold counts as used. A lease
+    ends only when its memory has been observed free: by then its processes are gone or hold nothing.
     """
 
     AcquireLease: grpc.aio.UnaryStreamMultiCallable[
         weft.api.registry.v1.lease_service_pb2.AcquireLeaseRequest,
         weft.api.registry.v1.lease_service_pb2.AcquireLeaseResponse,
     ]
-    """AcquireLease waits in line for memory on one host, has idle models of no higher priority give way, and streams what
-    it waits for, then the lease. Cancelling the call gives up the place in line, and a lease that was granted but not
-    yet renewed.
+    """AcquireLease waits in a queue for memory on one host, has idle models of no higher priority evicted, and streams
+    what it waits for, then the lease. Cancelling the call gives up the place in the queue, and a lease that was
+    granted but not yet renewed.
 
-    FAILED_PRECONDITION-like refusals come at once: INSUFFICIENT_MEMORY when the host could not hold it even if it were
-    empty, NOT_FOUND / NOT_FOUND for a host without devices. INSUFFICIENT_MEMORY too when `max_wait` passes; its message
-    says who holds the memory. One line per host: whoever came first and still waits is not overtaken on its devices by
-    an equal or lower priority. Calling it again with the same request_id returns the same lease while it is held.
+    Permanent refusals come at once: INSUFFICIENT_MEMORY when the host could not hold it even if it were empty,
+    NOT_FOUND / NOT_FOUND for a host without devices. INSUFFICIENT_MEMORY too when `max_wait` passes; its message says
+    who holds the memory. One queue per host: an earlier waiter is not overtaken on its devices by an equal or lower
+    priority. Calling it again with the same request_id returns the same lease while it is held.
     """
 
     RenewLeases: grpc.aio.UnaryUnaryMultiCallable[
@@ -123,10 +123,10 @@ class LeaseServiceAsyncStub:
     """ListHostMemory returns hosts with their devices and leases, as last seen; hosts without devices are left out."""
 
 class LeaseServiceServicer(metaclass=abc.ABCMeta):
-    """LeaseService is the one book of accelerator memory: what is booked on a host never exceeds what it has.
+    """LeaseService is the ledger of accelerator memory: leases on a host never exceed its memory.
 
-    A device's margin (512 MiB by default) is never booked. What processes without a lease hold counts as used. A lease is
-    over only when its memory has been seen back: by then its processes are gone or hold nothing.
+    A device's margin (512 MiB by default) is never leased. What processes without a lease hold counts as used. A lease
+    ends only when its memory has been observed free: by then its processes are gone or hold nothing.
     """
 
     @abc.abstractmethod
@@ -135,14 +135,14 @@ class LeaseServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.registry.v1.lease_service_pb2.AcquireLeaseRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[weft.api.registry.v1.lease_service_pb2.AcquireLeaseResponse], collections.abc.AsyncIterator[weft.api.registry.v1.lease_service_pb2.AcquireLeaseResponse]]:
-        """AcquireLease waits in line for memory on one host, has idle models of no higher priority give way, and streams what
-        it waits for, then the lease. Cancelling the call gives up the place in line, and a lease that was granted but not
-        yet renewed.
+        """AcquireLease waits in a queue for memory on one host, has idle models of no higher priority evicted, and streams
+        what it waits for, then the lease. Cancelling the call gives up the place in the queue, and a lease that was
+        granted but not yet renewed.
 
-        FAILED_PRECONDITION-like refusals come at once: INSUFFICIENT_MEMORY when the host could not hold it even if it were
-        empty, NOT_FOUND / NOT_FOUND for a host without devices. INSUFFICIENT_MEMORY too when `max_wait` passes; its message
-        says who holds the memory. One line per host: whoever came first and still waits is not overtaken on its devices by
-        an equal or lower priority. Calling it again with the same request_id returns the same lease while it is held.
+        Permanent refusals come at once: INSUFFICIENT_MEMORY when the host could not hold it even if it were empty,
+        NOT_FOUND / NOT_FOUND for a host without devices. INSUFFICIENT_MEMORY too when `max_wait` passes; its message says
+        who holds the memory. One queue per host: an earlier waiter is not overtaken on its devices by an equal or lower
+        priority. Calling it again with the same request_id returns the same lease while it is held.
         """
 
     @abc.abstractmethod

@@ -137,7 +137,7 @@ class ModelManifest(google.protobuf.message.Message):
 
     @property
     def skills(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[global___ModelSkill.ValueType]:
-        """What it can do beyond text. Empty: unknown, and it is asked for everything."""
+        """Abilities beyond text. Empty: unknown, every request is tried."""
 
     def __init__(
         self,

@@ -255,7 +255,7 @@ class RetireSessionResponse(google.protobuf.message.Message):
         OUTCOME_LIVES: RetireSessionResponse._Outcome.ValueType  # 2
         """It may still answer; it is forgotten once it is closed or silent."""
         OUTCOME_HOLDS_MEMORY: RetireSessionResponse._Outcome.ValueType  # 3
-        """Memory is booked for it; it is forgotten once that is free."""
+        """It has leases; it is removed once they have ended."""
         OUTCOME_UNKNOWN: RetireSessionResponse._Outcome.ValueType  # 4
         """There is no such session."""
 
@@ -269,7 +269,7 @@ class RetireSessionResponse(google.protobuf.message.Message):
     OUTCOME_LIVES: RetireSessionResponse.Outcome.ValueType  # 2
     """It may still answer; it is forgotten once it is closed or silent."""
     OUTCOME_HOLDS_MEMORY: RetireSessionResponse.Outcome.ValueType  # 3
-    """Memory is booked for it; it is forgotten once that is free."""
+    """It has leases; it is removed once they have ended."""
     OUTCOME_UNKNOWN: RetireSessionResponse.Outcome.ValueType  # 4
     """There is no such session."""
 

@@ -93,10 +93,11 @@ class RunnerSessionServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RetireSession(self, request, context):
-        """RetireSession takes a runner out of the mesh with all that it published, as if it had been away for the delete limit.
+        """RetireSession takes a runner out of the mesh with all that it published, as if it had been away for the delete
+        limit.
 
-        The session id proves ownership. A runner that may still answer, or for which memory is booked, is forgotten later:
-        once it is closed or silent and its leases are over, unless it opens the session again before that.
+        The session id proves ownership. A runner that may still answer, or that has leases, is removed later: once it is
+        closed or silent and its leases have ended, unless it opens the session again before that.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

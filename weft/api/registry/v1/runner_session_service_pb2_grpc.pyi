@@ -55,10 +55,11 @@ class RunnerSessionServiceStub:
         weft.api.registry.v1.runner_session_service_pb2.RetireSessionRequest,
         weft.api.registry.v1.runner_session_service_pb2.RetireSessionResponse,
     ]
-    """RetireSession takes a runner out of the mesh with all that it published, as if it had been away for the delete limit.
+    """RetireSession takes a runner out of the mesh with all that it published, as if it had been away for the delete
+    limit.
 
-    The session id proves ownership. A runner that may still answer, or for which memory is booked, is forgotten later:
-    once it is closed or silent and its leases are over, unless it opens the session again before that.
+    The session id proves ownership. A runner that may still answer, or that has leases, is removed later: once it is
+    closed or silent and its leases have ended, unless it opens the session again before that.
     """
 
 class RunnerSessionServiceAsyncStub:
@@ -98,10 +99,11 @@ class RunnerSessionServiceAsyncStub:
         weft.api.registry.v1.runner_session_service_pb2.RetireSessionRequest,
         weft.api.registry.v1.runner_session_service_pb2.RetireSessionResponse,
     ]
-    """RetireSession takes a runner out of the mesh with all that it published, as if it had been away for the delete limit.
+    """RetireSession takes a runner out of the mesh with all that it published, as if it had been away for the delete
+    limit.
 
-    The session id proves ownership. A runner that may still answer, or for which memory is booked, is forgotten later:
-    once it is closed or silent and its leases are over, unless it opens the session again before that.
+    The session id proves ownership. A runner that may still answer, or that has leases, is removed later: once it is
+    closed or silent and its leases have ended, unless it opens the session again before that.
     """
 
 class RunnerSessionServiceServicer(metaclass=abc.ABCMeta):
@@ -149,10 +151,11 @@ class RunnerSessionServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.registry.v1.runner_session_service_pb2.RetireSessionRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.registry.v1.runner_session_service_pb2.RetireSessionResponse, collections.abc.Awaitable[weft.api.registry.v1.runner_session_service_pb2.RetireSessionResponse]]:
-        """RetireSession takes a runner out of the mesh with all that it published, as if it had been away for the delete limit.
+        """RetireSession takes a runner out of the mesh with all that it published, as if it had been away for the delete
+        limit.
 
-        The session id proves ownership. A runner that may still answer, or for which memory is booked, is forgotten later:
-        once it is closed or silent and its leases are over, unless it opens the session again before that.
+        The session id proves ownership. A runner that may still answer, or that has leases, is removed later: once it is
+        closed or silent and its leases have ended, unless it opens the session again before that.
         """
 
 def add_RunnerSessionServiceServicer_to_server(servicer: RunnerSessionServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -34,7 +34,7 @@ class _BatchStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enu
     BATCH_STATE_IN_PROGRESS: _BatchState.ValueType  # 2
     """Lines wait or run."""
     BATCH_STATE_FINALIZING: _BatchState.ValueType  # 3
-    """Every line is at its end, and the results are not written yet."""
+    """Every line has ended, and the results are not written yet."""
     BATCH_STATE_FINISHED: _BatchState.ValueType  # 4
     """The results are written."""
 
@@ -48,7 +48,7 @@ BATCH_STATE_FAILED: BatchState.ValueType  # 1
 BATCH_STATE_IN_PROGRESS: BatchState.ValueType  # 2
 """Lines wait or run."""
 BATCH_STATE_FINALIZING: BatchState.ValueType  # 3
-"""Every line is at its end, and the results are not written yet."""
+"""Every line has ended, and the results are not written yet."""
 BATCH_STATE_FINISHED: BatchState.ValueType  # 4
 """The results are written."""
 global___BatchState = BatchState
@@ -137,7 +137,7 @@ class Batch(google.protobuf.message.Message):
     output_file: builtins.str
     """The file with the answers. Empty: there is none (yet)."""
     error_file: builtins.str
-    """The file with the lines that came to nothing. Empty: there is none (yet)."""
+    """The file with the failed lines. Empty: there is none (yet)."""
     total_count: builtins.int
     """Lines in all."""
     completed_count: builtins.int
@@ -162,7 +162,7 @@ class Batch(google.protobuf.message.Message):
 
     @property
     def cancel_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When somebody cancelled it. Not set: nobody did."""
+        """Time of its cancellation. Not set: it was not cancelled."""
 
     @property
     def lines_end_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
@@ -214,9 +214,9 @@ class CreateBatchRequest(google.protobuf.message.Message):
     LINES_FIELD_NUMBER: builtins.int
     @property
     def batch(self) -> global___Batch:
-        """In the first message: endpoint, input_file, metadata and window_end_time. With errors it is kept as failed, and has no
-        lines. In the last one: total_count, how many lines were sent, which tells an end from a connection that broke off.
-        Other fields are not looked at.
+        """In the first message: endpoint, input_file, metadata and window_end_time. With errors it is stored as failed, and
+        has no lines. In the last one: total_count, the number of lines sent, which distinguishes an end from a broken
+        connection. Other fields are ignored.
         """
 
     @property
@@ -471,7 +471,7 @@ class FinishBatchRequest(google.protobuf.message.Message):
     output_file: builtins.str
     """The file with the answers. Empty: no line has one."""
     error_file: builtins.str
-    """The file with the lines that came to nothing. Empty: there are none."""
+    """The file with the failed lines. Empty: there are none."""
     def __init__(
         self,
         *,

@@ -27,7 +27,8 @@ if _version_not_supported:
 
 class BatchServiceStub(object):
     """BatchService runs many tasks as one: each line of a file is a task. A tenant sees its own batches: another's are
-    NOT_FOUND. Whoever speaks the API of the lines (a gateway) makes tasks of them and writes the files of results.
+    NOT_FOUND. The caller speaks the API of the lines (a gateway): it makes tasks of them and writes the files of
+    results.
     """
 
     def __init__(self, channel):
@@ -70,7 +71,8 @@ class BatchServiceStub(object):
 
 class BatchServiceServicer(object):
     """BatchService runs many tasks as one: each line of a file is a task. A tenant sees its own batches: another's are
-    NOT_FOUND. Whoever speaks the API of the lines (a gateway) makes tasks of them and writes the files of results.
+    NOT_FOUND. The caller speaks the API of the lines (a gateway): it makes tasks of them and writes the files of
+    results.
     """
 
     def CreateBatch(self, request_iterator, context):
@@ -96,7 +98,7 @@ class BatchServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CancelBatch(self, request, context):
-        """CancelBatch ends every line that is not at its end. Returns the batch as it is then. NOT_FOUND / NOT_FOUND.
+        """CancelBatch cancels every unfinished line. Returns the batch as it is then. NOT_FOUND / NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -160,7 +162,8 @@ def add_BatchServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class BatchService(object):
     """BatchService runs many tasks as one: each line of a file is a task. A tenant sees its own batches: another's are
-    NOT_FOUND. Whoever speaks the API of the lines (a gateway) makes tasks of them and writes the files of results.
+    NOT_FOUND. The caller speaks the API of the lines (a gateway): it makes tasks of them and writes the files of
+    results.
     """
 
     @staticmethod

@@ -19,7 +19,8 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
 
 class BatchServiceStub:
     """BatchService runs many tasks as one: each line of a file is a task. A tenant sees its own batches: another's are
-    NOT_FOUND. Whoever speaks the API of the lines (a gateway) makes tasks of them and writes the files of results.
+    NOT_FOUND. The caller speaks the API of the lines (a gateway): it makes tasks of them and writes the files of
+    results.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -47,7 +48,7 @@ class BatchServiceStub:
         weft.api.router.v1.batch_service_pb2.CancelBatchRequest,
         weft.api.router.v1.batch_service_pb2.CancelBatchResponse,
     ]
-    """CancelBatch ends every line that is not at its end. Returns the batch as it is then. NOT_FOUND / NOT_FOUND."""
+    """CancelBatch cancels every unfinished line. Returns the batch as it is then. NOT_FOUND / NOT_FOUND."""
 
     ReadBatchResults: grpc.UnaryStreamMultiCallable[
         weft.api.router.v1.batch_service_pb2.ReadBatchResultsRequest,
@@ -65,7 +66,8 @@ class BatchServiceStub:
 
 class BatchServiceAsyncStub:
     """BatchService runs many tasks as one: each line of a file is a task. A tenant sees its own batches: another's are
-    NOT_FOUND. Whoever speaks the API of the lines (a gateway) makes tasks of them and writes the files of results.
+    NOT_FOUND. The caller speaks the API of the lines (a gateway): it makes tasks of them and writes the files of
+    results.
     """
 
     CreateBatch: grpc.aio.StreamUnaryMultiCallable[
@@ -92,7 +94,7 @@ class BatchServiceAsyncStub:
         weft.api.router.v1.batch_service_pb2.CancelBatchRequest,
         weft.api.router.v1.batch_service_pb2.CancelBatchResponse,
     ]
-    """CancelBatch ends every line that is not at its end. Returns the batch as it is then. NOT_FOUND / NOT_FOUND."""
+    """CancelBatch cancels every unfinished line. Returns the batch as it is then. NOT_FOUND / NOT_FOUND."""
 
     ReadBatchResults: grpc.aio.UnaryStreamMultiCallable[
         weft.api.router.v1.batch_service_pb2.ReadBatchResultsRequest,
@@ -110,7 +112,8 @@ class BatchServiceAsyncStub:
 
 class BatchServiceServicer(metaclass=abc.ABCMeta):
     """BatchService runs many tasks as one: each line of a file is a task. A tenant sees its own batches: another's are
-    NOT_FOUND. Whoever speaks the API of the lines (a gateway) makes tasks of them and writes the files of results.
+    NOT_FOUND. The caller speaks the API of the lines (a gateway): it makes tasks of them and writes the files of
+    results.
     """
 
     @abc.abstractmethod
@@ -145,7 +148,7 @@ class BatchServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.router.v1.batch_service_pb2.CancelBatchRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.router.v1.batch_service_pb2.CancelBatchResponse, collections.abc.Awaitable[weft.api.router.v1.batch_service_pb2.CancelBatchResponse]]:
-        """CancelBatch ends every line that is not at its end. Returns the batch as it is then. NOT_FOUND / NOT_FOUND."""
+        """CancelBatch cancels every unfinished line. Returns the batch as it is then. NOT_FOUND / NOT_FOUND."""
 
     @abc.abstractmethod
     def ReadBatchResults(

@@ -72,8 +72,8 @@ class UploadFileRequest(google.protobuf.message.Message):
     """Bytes that continue it; at most 1 MiB."""
     @property
     def file(self) -> global___File:
-        """In the first message its name and purpose; in the last one its byte_count, which tells an end from a connection that
-        broke off. Other fields are not looked at.
+        """In the first message its name and purpose; in the last one its byte_count, which distinguishes an end from a broken
+        connection. Other fields are ignored.
         """
 
     def __init__(

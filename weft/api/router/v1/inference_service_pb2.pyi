@@ -38,7 +38,7 @@ class RequestOptions(google.protobuf.message.Message):
     CLIENT_ID_FIELD_NUMBER: builtins.int
     SESSION_FIELD_NUMBER: builtins.int
     priority: weft.api.common.v1.priority_pb2.Priority.ValueType
-    """The band to wait in. Unspecified: normal."""
+    """The priority class in the queue. Unspecified: normal."""
     allow_remote: builtins.bool
     """Whether the request may leave the premises. Default no."""
     cache_mode: weft.api.common.v1.cache_mode_pb2.CacheMode.ValueType
@@ -46,15 +46,15 @@ class RequestOptions(google.protobuf.message.Message):
     cache_tag: builtins.str
     """Cached prefixes are shared only among requests of one tenant with the same tag; at most 64 characters."""
     client_id: builtins.str
-    """Who the caller is, for profiles and figures; same form as a tenant. Empty: nobody in particular."""
+    """The client id that the caller states, for profiles and statistics; same form as a tenant. Empty: none."""
     session: builtins.str
     """Requests of one session go to the same runner where they can, which has their prefix in its cache; at most 256
     characters.
     """
     @property
     def keep_alive(self) -> google.protobuf.duration_pb2.Duration:
-        """How long the model stays loaded after this request. Negative: until it is unloaded. Zero: it is unloaded when nobody
-        else uses it. Not set: as the model is configured.
+        """How long the model stays loaded after this request. Negative: until it is unloaded. Zero: it is unloaded when no
+        other request uses it. Not set: as the model is configured.
         """
 
     def __init__(

@@ -90,7 +90,7 @@ global___PoolQueue = PoolQueue
 
 @typing.final
 class PlaceRequest(google.protobuf.message.Message):
-    """PlaceRequest is what a dispatcher tells."""
+    """PlaceRequest is a message of a dispatcher."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -159,7 +159,7 @@ class PlaceOpen(google.protobuf.message.Message):
     operation: weft.api.registry.v1.model_pb2.ModelOperation.ValueType
     """What is asked of the model."""
     priority: weft.api.common.v1.priority_pb2.Priority.ValueType
-    """The band to wait in."""
+    """The priority class in the queue."""
     allow_remote: builtins.bool
     """Whether it may leave the premises."""
     attempts_used: builtins.int
@@ -173,7 +173,7 @@ class PlaceOpen(google.protobuf.message.Message):
     the tenant.
     """
     client_id: builtins.str
-    """Who the caller says it is. Empty: nobody in particular."""
+    """The client id that the caller states. Empty: none."""
     @property
     def age(self) -> google.protobuf.duration_pb2.Duration:
         """How long ago it first arrived: a request placed again after a lost router keeps its age."""
@@ -287,7 +287,7 @@ global___PlaceFinished = PlaceFinished
 
 @typing.final
 class PlaceResponse(google.protobuf.message.Message):
-    """PlaceResponse is what a scheduler tells."""
+    """PlaceResponse is a message of the scheduler."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -348,7 +348,9 @@ class Granted(google.protobuf.message.Message):
     attempt: builtins.int
     """Which attempt this is, counted from 1."""
     priority: weft.api.common.v1.priority_pb2.Priority.ValueType
-    """The band that it was granted in, which the profile of its client may have chosen. Unspecified: as the request says."""
+    """The priority class that it was granted in, which its client's profile may have chosen. Unspecified: as the request
+    says.
+    """
     @property
     def ticket(self) -> weft.api.runner.v1.ticket_pb2.Ticket:
         """The permit."""

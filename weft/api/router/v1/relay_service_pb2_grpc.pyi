@@ -27,11 +27,12 @@ class RelayServiceStub:
     ]
     """Attach opens a link: one stream that carries gRPC calls both ways, each with flow control of its own.
 
-    The runner sends its token as metadata "authorization: Bearer <token>"; UNAUTHENTICATED / UNAUTHENTICATED when it is
-    not good. Over the link the runner calls RunnerSessionService, and the router calls the runner's own services:
-    whoever reaches the router reaches the runner, with metadata "weft-runner: <name>". The end of the stream ends every
-    call on it: those to the runner with WORKER_LOST. The relay answers with initial metadata "weft-relay" once it has
-    taken the link, and "weft-time", its clock in milliseconds since the epoch: the runner judges tickets by that.
+    The runner sends its token as metadata "authorization: Bearer <token>"; UNAUTHENTICATED / UNAUTHENTICATED when it
+    is invalid. Over the link the runner calls RunnerSessionService, and the router calls the runner's own services:
+    every client of the router reaches the runner, with metadata "weft-runner: <name>". The end of the stream ends
+    every call on it: those to the runner with WORKER_LOST. The relay answers with initial metadata "weft-relay" once
+    it has accepted the link, and "weft-time", its clock in milliseconds since the epoch: the runner judges tickets by
+    that.
     """
 
 class RelayServiceAsyncStub:
@@ -43,11 +44,12 @@ class RelayServiceAsyncStub:
     ]
     """Attach opens a link: one stream that carries gRPC calls both ways, each with flow control of its own.
 
-    The runner sends its token as metadata "authorization: Bearer <token>"; UNAUTHENTICATED / UNAUTHENTICATED when it is
-    not good. Over the link the runner calls RunnerSessionService, and the router calls the runner's own services:
-    whoever reaches the router reaches the runner, with metadata "weft-runner: <name>". The end of the stream ends every
-    call on it: those to the runner with WORKER_LOST. The relay answers with initial metadata "weft-relay" once it has
-    taken the link, and "weft-time", its clock in milliseconds since the epoch: the runner judges tickets by that.
+    The runner sends its token as metadata "authorization: Bearer <token>"; UNAUTHENTICATED / UNAUTHENTICATED when it
+    is invalid. Over the link the runner calls RunnerSessionService, and the router calls the runner's own services:
+    every client of the router reaches the runner, with metadata "weft-runner: <name>". The end of the stream ends
+    every call on it: those to the runner with WORKER_LOST. The relay answers with initial metadata "weft-relay" once
+    it has accepted the link, and "weft-time", its clock in milliseconds since the epoch: the runner judges tickets by
+    that.
     """
 
 class RelayServiceServicer(metaclass=abc.ABCMeta):
@@ -61,11 +63,12 @@ class RelayServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[collections.abc.Iterator[weft.api.router.v1.relay_service_pb2.AttachResponse], collections.abc.AsyncIterator[weft.api.router.v1.relay_service_pb2.AttachResponse]]:
         """Attach opens a link: one stream that carries gRPC calls both ways, each with flow control of its own.
 
-        The runner sends its token as metadata "authorization: Bearer <token>"; UNAUTHENTICATED / UNAUTHENTICATED when it is
-        not good. Over the link the runner calls RunnerSessionService, and the router calls the runner's own services:
-        whoever reaches the router reaches the runner, with metadata "weft-runner: <name>". The end of the stream ends every
-        call on it: those to the runner with WORKER_LOST. The relay answers with initial metadata "weft-relay" once it has
-        taken the link, and "weft-time", its clock in milliseconds since the epoch: the runner judges tickets by that.
+        The runner sends its token as metadata "authorization: Bearer <token>"; UNAUTHENTICATED / UNAUTHENTICATED when it
+        is invalid. Over the link the runner calls RunnerSessionService, and the router calls the runner's own services:
+        every client of the router reaches the runner, with metadata "weft-runner: <name>". The end of the stream ends
+        every call on it: those to the runner with WORKER_LOST. The relay answers with initial metadata "weft-relay" once
+        it has accepted the link, and "weft-time", its clock in milliseconds since the epoch: the runner judges tickets by
+        that.
         """
 
 def add_RelayServiceServicer_to_server(servicer: RelayServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -46,7 +46,7 @@ class RequestRecord(google.protobuf.message.Message):
         STATE_RUNNING: RequestRecord._State.ValueType  # 3
         """A runner works on it."""
         STATE_ENDED: RequestRecord._State.ValueType  # 4
-        """It is over."""
+        """It has ended."""
 
     class State(_State, metaclass=_StateEnumTypeWrapper):
         """State is where the request is."""
@@ -60,7 +60,7 @@ class RequestRecord(google.protobuf.message.Message):
     STATE_RUNNING: RequestRecord.State.ValueType  # 3
     """A runner works on it."""
     STATE_ENDED: RequestRecord.State.ValueType  # 4
-    """It is over."""
+    """It has ended."""
 
     REQUEST_ID_FIELD_NUMBER: builtins.int
     TENANT_FIELD_NUMBER: builtins.int
@@ -81,11 +81,11 @@ class RequestRecord(google.protobuf.message.Message):
     tenant: builtins.str
     """The tenant it is for."""
     client_id: builtins.str
-    """Who the caller said it is. Empty: nobody in particular."""
+    """The client id that the caller stated. Empty: none."""
     target: builtins.str
     """What was asked for: a model, a pool, or "route/" and a route."""
     priority: weft.api.common.v1.priority_pb2.Priority.ValueType
-    """The band it waits in."""
+    """The priority class that it waits in."""
     state: global___RequestRecord.State.ValueType
     """Where it is."""
     reason: weft.api.common.v1.error_reason_pb2.ErrorReason.ValueType
@@ -102,11 +102,11 @@ class RequestRecord(google.protobuf.message.Message):
 
     @property
     def queued(self) -> weft.api.common.v1.event_pb2.Queued:
-        """What it was told last while it waits. Not set: it does not wait in the queue."""
+        """The last status message of its wait in the queue. Not set: it does not wait there."""
 
     @property
     def loading(self) -> weft.api.common.v1.event_pb2.Loading:
-        """What it was told last while a model loads for it. Not set: none does."""
+        """The last status message of the model load that it waits for. Not set: none."""
 
     @property
     def receipt(self) -> weft.api.common.v1.receipt_pb2.Receipt:
@@ -289,7 +289,7 @@ class ClientRecord(google.protobuf.message.Message):
     route: builtins.str
     """The route that its requests without a model of their own take. Empty: none."""
     default_priority: weft.api.common.v1.priority_pb2.Priority.ValueType
-    """The band of requests that name none; unspecified: normal."""
+    """The priority class of requests that name none; unspecified: normal."""
     @property
     def targets(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ClientTarget]:
         """Requests by what was asked for; the eight most frequent."""

@@ -24,7 +24,7 @@ class GetRequestRequest(google.protobuf.message.Message):
     request_id: builtins.str
     """The request's id."""
     tenant: builtins.str
-    """Only if it is this tenant's. Empty: whoever's it is."""
+    """Only if it is this tenant's. Empty: any tenant's."""
     def __init__(
         self,
         *,
@@ -67,7 +67,7 @@ class ListRequestsRequest(google.protobuf.message.Message):
     limit: builtins.int
     """At most this many; 0 means 100, more than 1,000 means 1,000."""
     tenant: builtins.str
-    """Only those of this tenant. Empty: whoever's they are."""
+    """Only those of this tenant. Empty: of any tenant."""
     def __init__(
         self,
         *,

@@ -45,7 +45,7 @@ class _TaskStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enum
     TASK_STATE_FAILED: _TaskState.ValueType  # 4
     """It will not be done; its error says why."""
     TASK_STATE_CANCELLED: _TaskState.ValueType  # 5
-    """Somebody ended it."""
+    """It was cancelled."""
 
 class TaskState(_TaskState, metaclass=_TaskStateEnumTypeWrapper):
     """TaskState is where a task is in its life; docs/tasks.md has the diagram.
@@ -65,7 +65,7 @@ TASK_STATE_COMPLETED: TaskState.ValueType  # 3
 TASK_STATE_FAILED: TaskState.ValueType  # 4
 """It will not be done; its error says why."""
 TASK_STATE_CANCELLED: TaskState.ValueType  # 5
-"""Somebody ended it."""
+"""It was cancelled."""
 global___TaskState = TaskState
 
 @typing.final
@@ -90,7 +90,7 @@ class TaskSpec(google.protobuf.message.Message):
     nothing has is refused unless `wait_for_model` is set; one whose runner is away, or that vanishes later, is waited for.
     """
     origin: builtins.bytes
-    """What its submitter wants back with it and nobody looks into, such as the request in the words of its API; at most
+    """Opaque data of the submitter, returned with the task, such as the request in its original API; at most
     `router.tasks.max_origin_bytes`.
     """
     origin_kind: builtins.str
@@ -115,8 +115,8 @@ class TaskSpec(google.protobuf.message.Message):
 
     @property
     def options(self) -> weft.api.router.v1.inference_service_pb2.RequestOptions:
-        """How to handle it. Without a priority it is durable work: it runs in its own share and in all capacity that nobody
-        else uses. With one it waits in that band like a caller who waits for the answer.
+        """How to handle it. Without a priority it is durable work: it runs in its own share and in all capacity that is
+        otherwise idle. With one it waits in that priority class like an interactive request.
         """
 
     @property
@@ -186,7 +186,7 @@ class TaskAttempt(google.protobuf.message.Message):
     owner: builtins.str
     """The router that claimed it."""
     reason: weft.api.common.v1.error_reason_pb2.ErrorReason.ValueType
-    """Why it came to nothing; unspecified while it runs, and for the one that completed."""
+    """Why it failed; unspecified while it runs, and for the one that completed."""
     message: builtins.str
     """The same for people."""
     @property
@@ -278,7 +278,7 @@ class Task(google.protobuf.message.Message):
 
     @property
     def expire_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When it fails unless it has been begun by then. Not set while it runs, and at its end."""
+        """Time at which it fails unless it has started by then. Not set while it runs, and after its end."""
 
     @property
     def error(self) -> global___TaskError:
@@ -346,7 +346,7 @@ class TaskPiece(google.protobuf.message.Message):
     LAST_EVENT_FIELD_NUMBER: builtins.int
     OUTPUT_FIELD_NUMBER: builtins.int
     attempt: builtins.int
-    """The attempt it is of. Pieces of an attempt that was lost are forgotten: who has read some begins anew."""
+    """The attempt it is of. Chunks of a lost attempt are dropped: a reader who has some of them starts again."""
     last_event: builtins.int
     """Number of its last event: the attempt in the upper 32 bits, in the lower ones the events of that attempt counted from 1."""
     @property

@@ -162,8 +162,8 @@ class ListTasksResponse(google.protobuf.message.Message):
     next_page_token: builtins.str
     """For the next page. Empty: there is none."""
     notice: builtins.str
-    """What users and whoever looks after the mesh must know of the database, such as that acknowledged tasks are missing from
-    it. Empty: nothing.
+    """A notice for users and operators about the database, such as that acknowledged tasks are missing from it. Empty:
+    none.
     """
     @property
     def tasks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.router.v1.task_pb2.Task]:
@@ -200,7 +200,7 @@ global___CancelTaskRequest = CancelTaskRequest
 
 @typing.final
 class CancelTaskResponse(google.protobuf.message.Message):
-    """CancelTaskResponse is the task at its end."""
+    """CancelTaskResponse is the finished task."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class TaskServiceStub(object):
-    """TaskService runs requests that outlive their callers: accepted now, finished even if everybody sleeps in between.
+    """TaskService runs requests that outlive their callers: accepted now, finished even if every machine sleeps in between.
 
     A task is executed at least once and has exactly one terminal state; nothing that was acknowledged is lost. A tenant
     sees its own tasks: another's are NOT_FOUND. Metadata as for InferenceService. UNAVAILABLE / SERVICE_UNAVAILABLE with
@@ -72,7 +72,7 @@ class TaskServiceStub(object):
 
 
 class TaskServiceServicer(object):
-    """TaskService runs requests that outlive their callers: accepted now, finished even if everybody sleeps in between.
+    """TaskService runs requests that outlive their callers: accepted now, finished even if every machine sleeps in between.
 
     A task is executed at least once and has exactly one terminal state; nothing that was acknowledged is lost. A tenant
     sees its own tasks: another's are NOT_FOUND. Metadata as for InferenceService. UNAVAILABLE / SERVICE_UNAVAILABLE with
@@ -103,25 +103,25 @@ class TaskServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CancelTask(self, request, context):
-        """CancelTask ends a task: one that waits is never begun, one that runs is ended with its backend, and one that is at its
-        end stays as it is. Returns the task as it is then, which is at its end. NOT_FOUND / NOT_FOUND.
+        """CancelTask cancels a task: a waiting one never starts, a running one is stopped with its backend, and a finished
+        one stays as it is. Returns the finished task. NOT_FOUND / NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchTask(self, request, context):
-        """WatchTask streams a task and its answer, from an event on. First comes the task as it is, then every piece that is
-        kept and whatever follows, the task again whenever its state or its attempt changes, and last the task at its end.
-        NOT_FOUND / NOT_FOUND, OUT_OF_RANGE is never sent: an event of an attempt that was lost counts as none, and the task
-        that comes first says which attempt it is.
+        """WatchTask streams a task and its answer, from an event on. First comes the task as it is, then every stored chunk
+        and those that follow, the task again whenever its state or its attempt changes, and last the finished task.
+        NOT_FOUND / NOT_FOUND, OUT_OF_RANGE is never sent: an event of a lost attempt counts as none, and the task that
+        comes first says which attempt it is.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteTask(self, request, context):
-        """DeleteTask forgets a task that is at its end. FAILED_PRECONDITION / RESOURCE_IN_USE for one that is not.
+        """DeleteTask deletes a finished task. FAILED_PRECONDITION / RESOURCE_IN_USE for an unfinished one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -169,7 +169,7 @@ def add_TaskServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TaskService(object):
-    """TaskService runs requests that outlive their callers: accepted now, finished even if everybody sleeps in between.
+    """TaskService runs requests that outlive their callers: accepted now, finished even if every machine sleeps in between.
 
     A task is executed at least once and has exactly one terminal state; nothing that was acknowledged is lost. A tenant
     sees its own tasks: another's are NOT_FOUND. Metadata as for InferenceService. UNAVAILABLE / SERVICE_UNAVAILABLE with

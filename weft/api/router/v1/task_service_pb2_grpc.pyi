@@ -18,7 +18,7 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class TaskServiceStub:
-    """TaskService runs requests that outlive their callers: accepted now, finished even if everybody sleeps in between.
+    """TaskService runs requests that outlive their callers: accepted now, finished even if every machine sleeps in between.
 
     A task is executed at least once and has exactly one terminal state; nothing that was acknowledged is lost. A tenant
     sees its own tasks: another's are NOT_FOUND. Metadata as for InferenceService. UNAVAILABLE / SERVICE_UNAVAILABLE with
@@ -51,28 +51,28 @@ class TaskServiceStub:
         weft.api.router.v1.task_service_pb2.CancelTaskRequest,
         weft.api.router.v1.task_service_pb2.CancelTaskResponse,
     ]
-    """CancelTask ends a task: one that waits is never begun, one that runs is ended with its backend, and one that is at its
-    end stays as it is. Returns the task as it is then, which is at its end. NOT_FOUND / NOT_FOUND.
+    """CancelTask cancels a task: a waiting one never starts, a running one is stopped with its backend, and a finished
+    one stays as it is. Returns the finished task. NOT_FOUND / NOT_FOUND.
     """
 
     WatchTask: grpc.UnaryStreamMultiCallable[
         weft.api.router.v1.task_service_pb2.WatchTaskRequest,
         weft.api.router.v1.task_service_pb2.WatchTaskResponse,
     ]
-    """WatchTask streams a task and its answer, from an event on. First comes the task as it is, then every piece that is
-    kept and whatever follows, the task again whenever its state or its attempt changes, and last the task at its end.
-    NOT_FOUND / NOT_FOUND, OUT_OF_RANGE is never sent: an event of an attempt that was lost counts as none, and the task
-    that comes first says which attempt it is.
+    """WatchTask streams a task and its answer, from an event on. First comes the task as it is, then every stored chunk
+    and those that follow, the task again whenever its state or its attempt changes, and last the finished task.
+    NOT_FOUND / NOT_FOUND, OUT_OF_RANGE is never sent: an event of a lost attempt counts as none, and the task that
+    comes first says which attempt it is.
     """
 
     DeleteTask: grpc.UnaryUnaryMultiCallable[
         weft.api.router.v1.task_service_pb2.DeleteTaskRequest,
         weft.api.router.v1.task_service_pb2.DeleteTaskResponse,
     ]
-    """DeleteTask forgets a task that is at its end. FAILED_PRECONDITION / RESOURCE_IN_USE for one that is not."""
+    """DeleteTask deletes a finished task. FAILED_PRECONDITION / RESOURCE_IN_USE for an unfinished one."""
 
 class TaskServiceAsyncStub:
-    """TaskService runs requests that outlive their callers: accepted now, finished even if everybody sleeps in between.
+    """TaskService runs requests that outlive their callers: accepted now, finished even if every machine sleeps in between.
 
     A task is executed at least once and has exactly one terminal state; nothing that was acknowledged is lost. A tenant
     sees its own tasks: another's are NOT_FOUND. Metadata as for InferenceService. UNAVAILABLE / SERVICE_UNAVAILABLE with
@@ -104,28 +104,28 @@ class TaskServiceAsyncStub:
         weft.api.router.v1.task_service_pb2.CancelTaskRequest,
         weft.api.router.v1.task_service_pb2.CancelTaskResponse,
     ]
-    """CancelTask ends a task: one that waits is never begun, one that runs is ended with its backend, and one that is at its
-    end stays as it is. Returns the task as it is then, which is at its end. NOT_FOUND / NOT_FOUND.
+    """CancelTask cancels a task: a waiting one never starts, a running one is stopped with its backend, and a finished
+    one stays as it is. Returns the finished task. NOT_FOUND / NOT_FOUND.
     """
 
     WatchTask: grpc.aio.UnaryStreamMultiCallable[
         weft.api.router.v1.task_service_pb2.WatchTaskRequest,
         weft.api.router.v1.task_service_pb2.WatchTaskResponse,
     ]
-    """WatchTask streams a task and its answer, from an event on. First comes the task as it is, then every piece that is
-    kept and whatever follows, the task again whenever its state or its attempt changes, and last the task at its end.
-    NOT_FOUND / NOT_FOUND, OUT_OF_RANGE is never sent: an event of an attempt that was lost counts as none, and the task
-    that comes first says which attempt it is.
+    """WatchTask streams a task and its answer, from an event on. First comes the task as it is, then every stored chunk
+    and those that follow, the task again whenever its state or its attempt changes, and last the finished task.
+    NOT_FOUND / NOT_FOUND, OUT_OF_RANGE is never sent: an event of a lost attempt counts as none, and the task that
+    comes first says which attempt it is.
     """
 
     DeleteTask: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.router.v1.task_service_pb2.DeleteTaskRequest,
         weft.api.router.v1.task_service_pb2.DeleteTaskResponse,
     ]
-    """DeleteTask forgets a task that is at its end. FAILED_PRECONDITION / RESOURCE_IN_USE for one that is not."""
+    """DeleteTask deletes a finished task. FAILED_PRECONDITION / RESOURCE_IN_USE for an unfinished one."""
 
 class TaskServiceServicer(metaclass=abc.ABCMeta):
-    """TaskService runs requests that outlive their callers: accepted now, finished even if everybody sleeps in between.
+    """TaskService runs requests that outlive their callers: accepted now, finished even if every machine sleeps in between.
 
     A task is executed at least once and has exactly one terminal state; nothing that was acknowledged is lost. A tenant
     sees its own tasks: another's are NOT_FOUND. Metadata as for InferenceService. UNAVAILABLE / SERVICE_UNAVAILABLE with
@@ -165,8 +165,8 @@ class TaskServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.router.v1.task_service_pb2.CancelTaskRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.router.v1.task_service_pb2.CancelTaskResponse, collections.abc.Awaitable[weft.api.router.v1.task_service_pb2.CancelTaskResponse]]:
-        """CancelTask ends a task: one that waits is never begun, one that runs is ended with its backend, and one that is at its
-        end stays as it is. Returns the task as it is then, which is at its end. NOT_FOUND / NOT_FOUND.
+        """CancelTask cancels a task: a waiting one never starts, a running one is stopped with its backend, and a finished
+        one stays as it is. Returns the finished task. NOT_FOUND / NOT_FOUND.
         """
 
     @abc.abstractmethod
@@ -175,10 +175,10 @@ class TaskServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.router.v1.task_service_pb2.WatchTaskRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[weft.api.router.v1.task_service_pb2.WatchTaskResponse], collections.abc.AsyncIterator[weft.api.router.v1.task_service_pb2.WatchTaskResponse]]:
-        """WatchTask streams a task and its answer, from an event on. First comes the task as it is, then every piece that is
-        kept and whatever follows, the task again whenever its state or its attempt changes, and last the task at its end.
-        NOT_FOUND / NOT_FOUND, OUT_OF_RANGE is never sent: an event of an attempt that was lost counts as none, and the task
-        that comes first says which attempt it is.
+        """WatchTask streams a task and its answer, from an event on. First comes the task as it is, then every stored chunk
+        and those that follow, the task again whenever its state or its attempt changes, and last the finished task.
+        NOT_FOUND / NOT_FOUND, OUT_OF_RANGE is never sent: an event of a lost attempt counts as none, and the task that
+        comes first says which attempt it is.
         """
 
     @abc.abstractmethod
@@ -187,6 +187,6 @@ class TaskServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.router.v1.task_service_pb2.DeleteTaskRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.router.v1.task_service_pb2.DeleteTaskResponse, collections.abc.Awaitable[weft.api.router.v1.task_service_pb2.DeleteTaskResponse]]:
-        """DeleteTask forgets a task that is at its end. FAILED_PRECONDITION / RESOURCE_IN_USE for one that is not."""
+        """DeleteTask deletes a finished task. FAILED_PRECONDITION / RESOURCE_IN_USE for an unfinished one."""
 
 def add_TaskServiceServicer_to_server(servicer: TaskServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -42,7 +42,7 @@ class _CacheIsolationEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper.
     CACHE_ISOLATION_SALT: _CacheIsolation.ValueType  # 3
     """The server is given a salt per tenant and tag."""
     CACHE_ISOLATION_NONE: _CacheIsolation.ValueType  # 4
-    """Not at all: the server shares what it has among everybody."""
+    """No isolation: the server shares its cache among tenants."""
 
 class CacheIsolation(_CacheIsolation, metaclass=_CacheIsolationEnumTypeWrapper):
     """CacheIsolation is how prefixes of different tenants are kept apart."""
@@ -56,7 +56,7 @@ CACHE_ISOLATION_WHOLE: CacheIsolation.ValueType  # 2
 CACHE_ISOLATION_SALT: CacheIsolation.ValueType  # 3
 """The server is given a salt per tenant and tag."""
 CACHE_ISOLATION_NONE: CacheIsolation.ValueType  # 4
-"""Not at all: the server shares what it has among everybody."""
+"""No isolation: the server shares its cache among tenants."""
 global___CacheIsolation = CacheIsolation
 
 @typing.final
@@ -70,7 +70,7 @@ class WakeRequest(google.protobuf.message.Message):
     model: builtins.str
     """The model, by its name in the mesh."""
     priority: weft.api.common.v1.priority_pb2.Priority.ValueType
-    """The priority of the request that waits for it: models of a higher one do not give way. Unspecified: normal."""
+    """The priority of the request that waits for it: models of a higher one are not evicted. Unspecified: normal."""
     def __init__(
         self,
         *,
@@ -197,7 +197,7 @@ class LoadResult(google.protobuf.message.Message):
     LOAD_TIME_FIELD_NUMBER: builtins.int
     WAS_LOADED_FIELD_NUMBER: builtins.int
     memory_bytes: builtins.int
-    """Accelerator memory that it holds; the lease's where nobody can measure it. 0: none."""
+    """Accelerator memory that it holds; the lease's where it cannot be measured. 0: none."""
     memory_measured: builtins.bool
     """Whether `memory_bytes` was measured."""
     was_loaded: builtins.bool
@@ -282,7 +282,7 @@ class YieldMemoryRequest(google.protobuf.message.Message):
     lease_id: builtins.str
     """The lease that is to be given up."""
     priority: weft.api.common.v1.priority_pb2.Priority.ValueType
-    """The priority of whoever needs the memory."""
+    """The priority of the request that needs the memory."""
     wanted_by: builtins.str
     """Who needs it, for the log."""
     @property

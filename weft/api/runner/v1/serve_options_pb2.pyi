@@ -29,15 +29,15 @@ class ServeOptions(google.protobuf.message.Message):
     cache_tag: builtins.str
     """Cached prefixes are shared only among requests of one tenant with the same tag; at most 64 characters."""
     priority: weft.api.common.v1.priority_pb2.Priority.ValueType
-    """The band it waited in: an idle model gives its memory up to no request of a lower one."""
+    """The priority class it waited in: an idle model is not evicted for a request of a lower one."""
     whole: builtins.bool
-    """Whether nobody reads the answer before it is complete. What follows its first content may then come in few, large
-    frames; effects, warnings, progress and the first content are told as they happen.
+    """Whether the answer is read only when complete. What follows its first content may then come in few, large frames;
+    effects, warnings, progress and the first content are sent as they happen.
     """
     @property
     def keep_alive(self) -> google.protobuf.duration_pb2.Duration:
-        """How long the model stays loaded after this request. Negative: until it is unloaded. Zero: it is unloaded when nobody
-        else uses it. Not set: as the model is configured.
+        """How long the model stays loaded after this request. Negative: until it is unloaded. Zero: it is unloaded when no
+        other request uses it. Not set: as the model is configured.
         """
 
     def __init__(

@@ -67,7 +67,7 @@ class TicketClaims(google.protobuf.message.Message):
     allow_remote: builtins.bool
     """Whether the runner may send bytes off the premises for it."""
     ticket_id: builtins.str
-    """Unique for every ticket, and accepted once. Not the request's id: callers choose that, and may choose it twice."""
+    """Unique for every ticket, and accepted once. Distinct from the request's id, which callers choose and may repeat."""
     @property
     def expire_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When the ticket stops being good for starting work; running work is not affected."""
