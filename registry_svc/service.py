@@ -11,8 +11,9 @@ from registry_svc.keys.api_keys import ApiKeys
 from registry_svc.keys.join_tokens import JoinTokens
 from registry_svc.keys.key_store import SqlKeyStore
 from registry_svc.keys.servicer import JoinTokenServicer, KeyServicer
+from registry_svc.ledger.holders import dial_out_lookup, owner_lookup, session_lookup
 from registry_svc.ledger.lease_store import SqlLeaseStore
-from registry_svc.ledger.ledger import Ledger, guests_of, owners_of, sessions_of
+from registry_svc.ledger.ledger import Ledger
 from registry_svc.ledger.servicer import LeaseServicer
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.declarations import Declarations
@@ -25,12 +26,12 @@ from registry_svc.mesh.servicers import (
     RunnerSessionServicer,
     SettingsServicer,
 )
-from registry_svc.mesh.sessions import Roster
-from registry_svc.mesh.settings import SettingsDesk
+from registry_svc.mesh.sessions import SessionManager
+from registry_svc.mesh.settings import SettingsManager
 from registry_svc.mesh.store import SqlStore
 from registry_svc.mesh.unowned import UnownedModels
 from registry_svc.operations.governance_gate import build_gate
-from registry_svc.operations.service import OperationDesk
+from registry_svc.operations.service import OperationService
 from registry_svc.store.database import Transactions
 from weft.api.operations.v1 import operation_service_pb2
 from weft.api.registry.v1 import (
@@ -128,12 +129,14 @@ class RegistryService:
         self._tokens = JoinTokens(core)
         self._channels = ChannelPool(security=config.security)
         self._calls = calls = GrpcRunnerCalls(core, self._channels)
-        store, sessions = SqlLeaseStore(transactions), sessions_of(core)
-        self.ledger = Ledger(store, core.clock, config.ledger, calls, sessions, guests_of(core), owners_of(core))
+        store, sessions = SqlLeaseStore(transactions), session_lookup(core)
+        self.ledger = Ledger(
+            store, core.clock, config.ledger, calls, sessions, dial_out_lookup(core), owner_lookup(core)
+        )
         """The book of accelerator memory."""
         self._retirements = Retirements(core, self.ledger.lease_count)
         gate = build_gate(config.governance, core.clock)
-        self._operations = OperationDesk(core, transactions, calls, gate, config.operations)
+        self._operations = OperationService(core, transactions, calls, gate, config.operations)
         self._unowned = UnownedModels(core, calls, self.ledger.unowned_models)
         of_runners = (self._expiry.sweep, self._retirements.sweep, self._unowned.sweep)
         sweeps = (*of_runners, self._keys.sweep, self._tokens.sweep)
@@ -154,14 +157,14 @@ class RegistryService:
         core = self._core
         registry_service_pb2_grpc.add_RegistryServiceServicer_to_server(RegistryServicer(Catalogue(core)), server)
         runner_session_service_pb2_grpc.add_RunnerSessionServiceServicer_to_server(
-            RunnerSessionServicer(Roster(core, self._calls.incarnation_at), self._retirements, core), server
+            RunnerSessionServicer(SessionManager(core, self._calls.incarnation_at), self._retirements, core), server
         )
         declaration_service_pb2_grpc.add_DeclarationServiceServicer_to_server(
             DeclarationServicer(Declarations(core, self._operations.unloader), core.config), server
         )
         join_token_service_pb2_grpc.add_JoinTokenServiceServicer_to_server(JoinTokenServicer(self._tokens), server)
         key_service_pb2_grpc.add_KeyServiceServicer_to_server(KeyServicer(self._keys, core.config.keys), server)
-        settings_service_pb2_grpc.add_SettingsServiceServicer_to_server(SettingsServicer(SettingsDesk(core)), server)
+        settings_service_pb2_grpc.add_SettingsServiceServicer_to_server(SettingsServicer(SettingsManager(core)), server)
         lease_service_pb2_grpc.add_LeaseServiceServicer_to_server(LeaseServicer(self.ledger, core.mesh_clock), server)
         self._operations.register(server)
 

@@ -23,7 +23,7 @@ def require_text(text: str, field: str, max_chars: int) -> str:
     return text
 
 
-def require_words(text: str, field: str, max_chars: int) -> str:
+def require_multiline(text: str, field: str, max_chars: int) -> str:
     """Return a text of at most `max_chars` characters, of any number of lines."""
     if len(text) > max_chars or _CONTROL.search(text) is not None:
         raise invalid_field(
@@ -32,8 +32,8 @@ def require_words(text: str, field: str, max_chars: int) -> str:
     return text
 
 
-def cleaned_words(text: str, field: str, max_chars: int) -> str:
-    """Return a text as `require_words` does, with a space in place of each control character.
+def cleaned_multiline(text: str, field: str, max_chars: int) -> str:
+    """Return a text as `require_multiline` does, with a space in place of each control character.
 
     For words that a runner passes on from a program: it must not count as silent because a program writes in colour.
     """
@@ -83,7 +83,7 @@ def to_actor(requested_by: str) -> str:
     known = caller()
     # Whoever cannot speak for others is who it is, whatever it says.
     said = requested_by if known.names_tenants else known.name
-    return _LINES.sub(" ", cleaned_words(said, "requested_by", MAX_ACTOR_CHARS))
+    return _LINES.sub(" ", cleaned_multiline(said, "requested_by", MAX_ACTOR_CHARS))
 
 
 def timestamp(moment: datetime | None) -> timestamp_pb2.Timestamp | None:

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 import structlog
 
-from registry_svc.keys.domain import ApiKey, KeyChange, KeyChanged, KeyRemoved, KeyWish, verifier_of
+from registry_svc.keys.domain import ApiKey, KeyChange, KeyChanged, KeyRemoved, KeyRequest, verifier_of
 from registry_svc.keys.key_store import KeyStore, StoredKeys
 from registry_svc.keys.pepper import lost_pepper, make_pepper, pepper_mark, read_pepper
 from registry_svc.mesh.core import RegistryCore
@@ -73,7 +73,7 @@ class ApiKeys:
         """End the watchers; writes go on until the core has stopped. Safe to call twice, or when never started."""
         self._watchers.close()
 
-    async def create(self, wish: KeyWish, by: Principal) -> tuple[ApiKey, str]:
+    async def create(self, wish: KeyRequest, by: Principal) -> tuple[ApiKey, str]:
         """A new key and its whole text, which is told this once.
 
         Raises TOO_MANY_RESOURCES, and PERMISSION_DENIED where it would have scopes that its maker lacks.
@@ -129,7 +129,7 @@ class ApiKeys:
             log.warning("all keys revoked: their pepper is lost", count=len(revoked))
         return tuple(revoked.get(key.id, key) for key in stored.keys), pepper
 
-    async def _create(self, wish: KeyWish, by: str) -> tuple[ApiKey, str]:
+    async def _create(self, wish: KeyRequest, by: str) -> tuple[ApiKey, str]:
         pepper, now = self._require_pepper(), self._core.clock.utc_now()
         await self._make_room(now)
         secret = secrets.token_hex(SECRET_BYTES)
@@ -195,7 +195,7 @@ class ApiKeys:
 
     def _ahead(self, now: datetime) -> list[ApiKey]:
         """Keys that were made or rotated later than now, as they must be instead."""
-        return [back for key in self._keys.values() if (back := key.brought_back(now)) is not key]
+        return [back for key in self._keys.values() if (back := key.clamped_to_now(now)) is not key]
 
     async def _bring_back(self, keys: list[ApiKey]) -> None:
         if not keys:
@@ -208,7 +208,9 @@ class ApiKeys:
 
     def _forgettable(self, now: datetime) -> list[ApiKey]:
         longest = timedelta(seconds=self._config.keep_seconds)
-        return [key for key in self._keys.values() if (over := key.over_at()) is not None and over + longest <= now]
+        return [
+            key for key in self._keys.values() if (over := key.ended_at_or_will()) is not None and over + longest <= now
+        ]
 
     async def _forget(self, key_ids: list[str]) -> None:
         if not key_ids:
@@ -245,7 +247,7 @@ def _require_scopes(scopes: Iterable[str], by: Principal) -> None:
 
 
 def _ended(key: ApiKey) -> datetime:
-    return key.over_at() or key.created_at
+    return key.ended_at_or_will() or key.created_at
 
 
 def _iso(moment: datetime | None) -> str | None:

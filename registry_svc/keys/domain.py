@@ -8,7 +8,7 @@ from weft.kernel.principal import KeyVerifier, kept_access
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeyWish:
+class KeyRequest:
     """What is asked of a new key; checked."""
 
     description: str = ""
@@ -44,11 +44,11 @@ class ApiKey:
         # A revocation holds whatever the clock says: it may have been set back since.
         return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
 
-    def over_at(self) -> datetime | None:
+    def ended_at_or_will(self) -> datetime | None:
         """When it ended, or will; None: it will not by itself."""
         return min((at for at in (self.revoked_at, self.expires_at) if at is not None), default=None)
 
-    def brought_back(self, now: datetime) -> "ApiKey":
+    def clamped_to_now(self, now: datetime) -> "ApiKey":
         """The same as if made or rotated now, where that lies in the future: a clock was set back."""
         made = seconds_ahead(self.created_at, now)
         rotated = timedelta() if self.rotated_at is None else seconds_ahead(self.rotated_at, now)

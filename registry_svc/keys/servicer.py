@@ -11,7 +11,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from registry_svc.config import KeysConfig
 from registry_svc.keys.api_keys import ApiKeys
-from registry_svc.keys.domain import ApiKey, KeyChange, KeyChanged, KeyRemoved, KeyWish
+from registry_svc.keys.domain import ApiKey, KeyChange, KeyChanged, KeyRemoved, KeyRequest
 from registry_svc.keys.join_tokens import JoinTokens
 from registry_svc.mesh.domain import (
     JoinToken,
@@ -80,10 +80,10 @@ def token_message(token: JoinToken) -> join_token_service_pb2.JoinToken:
 MAX_DESCRIPTION_CHARS = 128
 
 
-def to_wish(request: pb.CreateKeyRequest) -> KeyWish:
+def to_key_request(request: pb.CreateKeyRequest) -> KeyRequest:
     """A valid CreateKey."""
     parse_scopes(request.scopes, "scopes")
-    return KeyWish(
+    return KeyRequest(
         description=require_text(request.description, "description", MAX_DESCRIPTION_CHARS),
         tenant=require_token(request.tenant or DEFAULT_TENANT, "tenant", MAX_TENANT_CHARS),
         scopes=tuple(dict.fromkeys(request.scopes)) or DEFAULT_SCOPES,
@@ -110,7 +110,7 @@ MIN_LIFETIME_SECONDS = 60
 MAX_LIFETIME_SECONDS = 10 * 366 * 86_400
 
 
-def to_token_wish(request: join_token_service_pb2.CreateJoinTokenRequest) -> tuple[str, timedelta | None]:
+def to_token_request(request: join_token_service_pb2.CreateJoinTokenRequest) -> tuple[str, timedelta | None]:
     """Description and lifetime of a new token; raises INVALID_ARGUMENT naming the field."""
     description = require_text(request.description, "description", MAX_TOKEN_DESCRIPTION_CHARS)
     return description, to_lifetime(request.lifetime) if request.HasField("lifetime") else None
@@ -134,7 +134,7 @@ class KeyServicer(key_service_pb2_grpc.KeyServiceServicer):
     async def CreateKey(self, request: pb.CreateKeyRequest, context: Context) -> pb.CreateKeyResponse:
         """See the contract."""
         async with answering(context):
-            key, text = await self._keys.create(to_wish(request), caller())
+            key, text = await self._keys.create(to_key_request(request), caller())
             return pb.CreateKeyResponse(key=key_message(key), text=text)
 
     async def ListKeys(self, request: pb.ListKeysRequest, context: Context) -> pb.ListKeysResponse:
@@ -182,7 +182,7 @@ class JoinTokenServicer(join_token_service_pb2_grpc.JoinTokenServiceServicer):
     ) -> join_token_service_pb2.CreateJoinTokenResponse:
         """See the contract."""
         async with answering(context):
-            token, text = await self._tokens.create(*to_token_wish(request))
+            token, text = await self._tokens.create(*to_token_request(request))
             return join_token_service_pb2.CreateJoinTokenResponse(join_token=token_message(token), token=text)
 
     async def ListJoinTokens(

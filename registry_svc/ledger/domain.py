@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 from datetime import datetime
 
-from registry_svc.ledger.policy.device_memory import DeviceBook
+from registry_svc.ledger.policy.device_memory import DeviceAccount
 from registry_svc.ledger.policy.leases import Holder, Lease
 from weft.gpu.snapshot import DeviceSnapshot, HostSnapshot, ProcessId, Source
 from weft.kernel.request import Priority
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryRequest:
+class AcquireRequest:
     """Somebody needs memory on the host that it sees."""
 
     request_id: str
@@ -94,7 +94,7 @@ class DeviceMemory:
     """One device as last seen, and its book."""
 
     sight: DeviceSnapshot
-    book: DeviceBook
+    book: DeviceAccount
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Asks runners to give up idle models. Nothing waits for an answer: the policy is told what is under way."""
+"""Requests to runners to evict idle models. No caller waits for an answer: the policy sees each attempt's state."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from registry_svc.ledger.policy.eviction import REFUSAL_KEPT_SECONDS, Ask, AskState
-from registry_svc.ledger.policy.leases import Lease, Wish
-from registry_svc.mesh.runner_calls import RunnerCalls, YieldAnswer, YieldRequest
+from registry_svc.ledger.policy.eviction import REFUSAL_KEPT_SECONDS, EvictionAttempt, EvictionState
+from registry_svc.ledger.policy.leases import Lease, MemoryRequest
+from registry_svc.mesh.runner_calls import EvictionAnswer, EvictionRequest, RunnerCalls
 from weft.kernel.clock import Clock
 from weft.kernel.service import start_task, stop_tasks
 
@@ -17,61 +17,63 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("weft.registry.ledger")
 
-ASK_LIMIT_SECONDS = 60.0
-"""How long a runner may take to answer. It answers when the model sleeps, and a backend may take its time to end."""
+EVICTION_LIMIT_SECONDS = 60.0
+"""How long a runner may take to answer. It answers once the model sleeps, and a backend may take time to end."""
 
 
-class Asker:
-    """Every question that is under way or was answered lately, by lease. `nudge` is called with every answer."""
+class Evictor:
+    """Sends eviction requests and keeps the state of each attempt by lease. `wake` is called with every answer."""
 
-    def __init__(self, calls: RunnerCalls, clock: Clock, nudge: Callable[[], None]) -> None:
+    def __init__(self, calls: RunnerCalls, clock: Clock, wake: Callable[[], None]) -> None:
         self._calls = calls
         self._clock = clock
-        self._nudge = nudge
-        self._asks: dict[str, Ask] = {}
+        self._wake = wake
+        self._attempts: dict[str, EvictionAttempt] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    def asks(self) -> Mapping[str, Ask]:
-        """By lease id, as they are now."""
-        return dict(self._asks)
+    def attempts(self) -> Mapping[str, EvictionAttempt]:
+        """Return the attempts that are pending or were answered lately, by lease id."""
+        return dict(self._attempts)
 
-    def ask(self, wish: Wish, lease: Lease) -> None:
-        """Have the holder of a lease asked to give way to `wish`."""
+    def evict(self, lease: Lease, wanted: MemoryRequest) -> None:
+        """Start to have the model of `lease` evicted for `wanted`, unless that is under way."""
         lease_id = lease.grant.id
         if lease_id in self._tasks:
             return
-        self._asks[lease_id] = Ask(lease_id=lease_id, state=AskState.PENDING, at=self._clock.monotonic())
-        request = YieldRequest(
+        self._attempts[lease_id] = EvictionAttempt(
+            lease_id=lease_id, state=EvictionState.PENDING, at=self._clock.monotonic()
+        )
+        request = EvictionRequest(
             runner=lease.grant.holder.name,
             model=lease.grant.purpose,
             lease_id=lease_id,
-            priority=wish.priority,
-            wanted_by=wish.purpose,
+            priority=wanted.priority,
+            wanted_by=wanted.purpose,
         )
-        self._tasks[lease_id] = start_task(self._carry_out(request), name="ledger-ask")
+        self._tasks[lease_id] = start_task(self._send(request), name="ledger-evict")
 
     def sweep(self, wait_seconds: float) -> None:
-        """Give up questions that take too long, and forget answers that no longer matter."""
+        """Cancel requests that take too long, and forget answers that no longer matter."""
         now = self._clock.monotonic()
-        for ask in self.asks().values():
-            if ask.state is not AskState.PENDING and now - ask.at >= REFUSAL_KEPT_SECONDS + wait_seconds:
-                del self._asks[ask.lease_id]
-            elif ask.state is AskState.PENDING and now - ask.at >= ASK_LIMIT_SECONDS:
-                self._tasks[ask.lease_id].cancel()
+        for attempt in self.attempts().values():
+            if attempt.state is not EvictionState.PENDING and now - attempt.at >= REFUSAL_KEPT_SECONDS + wait_seconds:
+                del self._attempts[attempt.lease_id]
+            elif attempt.state is EvictionState.PENDING and now - attempt.at >= EVICTION_LIMIT_SECONDS:
+                self._tasks[attempt.lease_id].cancel()
 
     async def stop(self) -> None:
-        """End every question. Safe to call twice."""
+        """Cancel every request. Safe to call twice."""
         tasks, self._tasks = list(self._tasks.values()), {}
         await stop_tasks(tasks)
-        self._asks.clear()
+        self._attempts.clear()
 
-    async def _carry_out(self, request: YieldRequest) -> None:
-        answer = YieldAnswer.UNREACHABLE
+    async def _send(self, request: EvictionRequest) -> None:
+        answer = EvictionAnswer.UNREACHABLE
         try:
-            answer = await self._calls.yield_memory(request)
+            answer = await self._calls.evict(request)
         finally:
-            # Also when it was cancelled: nobody may be asked again at once who did not answer.
-            self._take_in(request, answer)
+            # Also after a cancellation: a runner that did not answer must not get the same request again at once.
+            self._record(request, answer)
         log.info(
             "asked for memory",
             runner=request.runner,
@@ -81,10 +83,10 @@ class Asker:
             answer=answer.name.lower(),
         )
 
-    def _take_in(self, request: YieldRequest, answer: YieldAnswer) -> None:
+    def _record(self, request: EvictionRequest, answer: EvictionAnswer) -> None:
         self._tasks.pop(request.lease_id, None)
-        ask = self._asks.get(request.lease_id)
-        if ask is not None:
-            state = AskState.GIVEN_UP if answer is YieldAnswer.GIVEN_UP else AskState.REFUSED
-            self._asks[request.lease_id] = replace(ask, state=state, at=self._clock.monotonic())
-        self._nudge()
+        attempt = self._attempts.get(request.lease_id)
+        if attempt is not None:
+            state = EvictionState.GIVEN_UP if answer is EvictionAnswer.GIVEN_UP else EvictionState.REFUSED
+            self._attempts[request.lease_id] = replace(attempt, state=state, at=self._clock.monotonic())
+        self._wake()

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from registry_svc.ledger.policy.device_memory import HostBook, open_book
+from registry_svc.ledger.policy.device_memory import HostAccount, host_account
 from registry_svc.ledger.policy.leases import (
     Holder,
     HolderKind,
@@ -15,7 +15,7 @@ from weft.gpu.snapshot import HostSnapshot
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
-IsGuest = Callable[[str], bool]
+IsDialOut = Callable[[str], bool]
 """By a runner's name: whether it joined over a link, so that which host it is on is its own word."""
 
 MAX_HOSTS = 10_000
@@ -25,7 +25,7 @@ DEVICES_KEPT_SECONDS = 60.0
 """How long the devices of a host are remembered when somebody there says that it has none."""
 
 
-def nobody(_: str) -> bool:
+def no_dial_out(_: str) -> bool:
     """See IsGuest: there are no guests."""
     return False
 
@@ -38,16 +38,16 @@ class SeenHost:
     seen: float
     """When it arrived, monotonic seconds."""
     seen_at: datetime
-    by_guest: bool
+    by_dial_out: bool
 
 
-class Book:
+class LeaseTable:
     """Leases by id and by host, and hosts as last seen."""
 
-    def __init__(self, margin: int, host_keep_seconds: float, is_guest: IsGuest = nobody) -> None:
+    def __init__(self, margin: int, host_keep_seconds: float, is_dial_out: IsDialOut = no_dial_out) -> None:
         """`host_keep_seconds`: how long a host without leases is remembered that nobody sees."""
         self._margin = margin
-        self._is_guest = is_guest
+        self._is_dial_out = is_dial_out
         self._host_keep_seconds = host_keep_seconds
         self._leases: dict[str, Lease] = {}
         self._on_host: dict[str, dict[str, None]] = {}
@@ -93,8 +93,8 @@ class Book:
 
         The word of a guest is passed over where somebody is at home: leases of others would end on it.
         """
-        known, by_guest = self._hosts.get(sight.host), self._is_of_guest(holder)
-        if by_guest and self._is_at_home(sight.host, now):
+        known, by_dial_out = self._hosts.get(sight.host), self._is_of_dial_out(holder)
+        if by_dial_out and self._is_seen_locally(sight.host, now):
             return
         if known is None and len(self._hosts) >= MAX_HOSTS:
             self.forget_hosts(now)
@@ -104,20 +104,20 @@ class Book:
             )
         # One who sees no devices may be in a container without them, beside others who do see them.
         if sight.devices or known is None or now - known.seen >= DEVICES_KEPT_SECONDS:
-            self._hosts[sight.host] = SeenHost(sight=sight, seen=now, seen_at=now_utc, by_guest=by_guest)
+            self._hosts[sight.host] = SeenHost(sight=sight, seen=now, seen_at=now_utc, by_dial_out=by_dial_out)
         if any(not process.alive for process in sight.processes):
             for lease in self.leases_on(sight.host):
                 self._leases[lease.grant.id] = with_gone(lease, sight.processes)
 
-    def _is_of_guest(self, holder: Holder) -> bool:
-        return holder.kind is HolderKind.RUNNER and self._is_guest(holder.name)
+    def _is_of_dial_out(self, holder: Holder) -> bool:
+        return holder.kind is HolderKind.RUNNER and self._is_dial_out(holder.name)
 
-    def _is_at_home(self, host: str, now: float) -> bool:
+    def _is_seen_locally(self, host: str, now: float) -> bool:
         """Whether somebody who is no guest looked at a host lately, or holds memory there."""
         known = self._hosts.get(host)
-        if known is not None and not known.by_guest and now - known.seen < DEVICES_KEPT_SECONDS:
+        if known is not None and not known.by_dial_out and now - known.seen < DEVICES_KEPT_SECONDS:
             return True
-        return any(not self._is_of_guest(lease.grant.holder) for lease in self.leases_on(host))
+        return any(not self._is_of_dial_out(lease.grant.holder) for lease in self.leases_on(host))
 
     def forget_hosts(self, now: float) -> None:
         """Forget hosts without leases that nobody has seen for too long."""
@@ -126,7 +126,7 @@ class Book:
             if name not in self._on_host:
                 del self._hosts[name]
 
-    def open(self, host: str) -> HostBook | None:
+    def open(self, host: str) -> HostAccount | None:
         """The books of a host's devices at this moment; None: it was not seen yet."""
         seen = self._hosts.get(host)
-        return None if seen is None else open_book(seen.sight, self.leases_on(host), self._margin)
+        return None if seen is None else host_account(seen.sight, self.leases_on(host), self._margin)

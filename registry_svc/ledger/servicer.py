@@ -10,11 +10,11 @@ from google.protobuf import duration_pb2, timestamp_pb2
 
 from registry_svc.config import LedgerConfig
 from registry_svc.ledger.domain import (
+    AcquireRequest,
     DeviceMemory,
     Granted,
     HostMemory,
     LeaseUse,
-    MemoryRequest,
     Renewal,
     Renewed,
     Waiting,
@@ -50,7 +50,7 @@ MAX_BYTES = MAX_DEVICES * MAX_DEVICE_BYTES
 MAX_WAIT_SECONDS = 86_400.0
 
 
-def memory_request_of(request: lease_service_pb2.AcquireLeaseRequest) -> MemoryRequest:
+def acquire_request_of(request: lease_service_pb2.AcquireLeaseRequest) -> AcquireRequest:
     """A valid AcquireLease; raises INVALID_ARGUMENT naming the field."""
     require_at_most(request.device_indexes, "device_indexes", MAX_DEVICES)
     for position, index in enumerate(request.device_indexes):
@@ -62,7 +62,7 @@ def memory_request_of(request: lease_service_pb2.AcquireLeaseRequest) -> MemoryR
     if not request.purpose:
         raise invalid_field("purpose", "must say what the memory is for")
     holder = holder_of(request.holder, "holder")
-    return MemoryRequest(
+    return AcquireRequest(
         request_id=require_token(request.request_id, "request_id", MAX_REQUEST_ID_CHARS),
         holder=holder,
         session_id=_session_of(request.session_id),
@@ -197,15 +197,15 @@ def _require_once(items: Sequence[object], field: str, member: str) -> None:
         seen.add(item)
 
 
-def acquire_message(word: Waiting | Granted, config: LedgerConfig) -> lease_service_pb2.AcquireLeaseResponse:
+def acquire_message(status: Waiting | Granted, config: LedgerConfig) -> lease_service_pb2.AcquireLeaseResponse:
     """One word to somebody who asked for memory."""
-    if isinstance(word, Waiting):
+    if isinstance(status, Waiting):
         waiting = lease_service_pb2.WaitingForMemory(
-            detail=word.detail, needed_bytes=word.needed, free_bytes=word.free, holders=word.holders
+            detail=status.detail, needed_bytes=status.needed, free_bytes=status.free, holders=status.holders
         )
         return lease_service_pb2.AcquireLeaseResponse(waiting=waiting)
     granted = lease_service_pb2.GrantedLease(
-        lease=lease_message(word),
+        lease=lease_message(status),
         time_to_live=duration_message(config.lease_time_to_live_seconds),
         renew_interval=duration_message(config.renew_interval_seconds),
     )
@@ -305,11 +305,11 @@ class LeaseServicer(lease_service_pb2_grpc.LeaseServiceServicer):
     ) -> None:
         """See the contract."""
         async with answering(context):
-            wanted = memory_request_of(request)
+            wanted = acquire_request_of(request)
             _require_right(wanted.holder)
-            async with aclosing(self._ledger.acquire(wanted)) as words:
-                async for word in words:
-                    await context.write(acquire_message(word, self._ledger.config))
+            async with aclosing(self._ledger.acquire(wanted)) as statuses:
+                async for status in statuses:
+                    await context.write(acquire_message(status, self._ledger.config))
 
     async def RenewLeases(
         self, request: lease_service_pb2.RenewLeasesRequest, context: Context

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from registry_svc.ledger.domain import Waiting
-from registry_svc.ledger.policy.device_memory import HostBook, largest_lease
-from registry_svc.ledger.policy.leases import Holder, HolderKind, Lease, LeaseState, Wish
+from registry_svc.ledger.policy.device_memory import HostAccount, largest_lease
+from registry_svc.ledger.policy.leases import Holder, HolderKind, Lease, LeaseState, MemoryRequest
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.units import size_words
@@ -16,25 +16,25 @@ from weft.kernel.units import size_words
 class Waiter:
     """One call that waits. It hears the newest word, and its outcome."""
 
-    wish: Wish
-    word: Waiting | None = None
+    request: MemoryRequest
+    status: Waiting | None = None
     outcome: Lease | WeftError | None = None
-    news: asyncio.Event = field(default_factory=asyncio.Event)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def tell(self, word: Waiting) -> None:
+    def tell(self, status: Waiting) -> None:
         """Tell it what it waits for, if that is new."""
-        if word != self.word:
-            self.word = word
-            self.news.set()
+        if status != self.status:
+            self.status = status
+            self.changed.set()
 
     def finish(self, outcome: Lease | WeftError) -> None:
         """Tell it how its wait ended; only the first outcome counts."""
         if self.outcome is None:
             self.outcome = outcome
-            self.news.set()
+            self.changed.set()
 
 
-class Line:
+class WaitQueue:
     """Everybody who waits, by host. Their order is the policy's business."""
 
     def __init__(self, max_waiting: int) -> None:
@@ -64,22 +64,22 @@ class Line:
 
     def join(self, waiter: Waiter) -> None:
         """Stand in line. Raises TOO_MANY_RESOURCES when it is full."""
-        there = self._waiters.setdefault(waiter.wish.host, {})
-        if waiter.wish.key not in there and len(there) >= self._max_waiting:
+        there = self._waiters.setdefault(waiter.request.host, {})
+        if waiter.request.key not in there and len(there) >= self._max_waiting:
             raise WeftError(
                 Reason.TOO_MANY_RESOURCES,
-                f"{self._max_waiting} requests wait for memory on {waiter.wish.host} already; try again later",
+                f"{self._max_waiting} requests wait for memory on {waiter.request.host} already; try again later",
                 retry_after_seconds=5.0,
             )
-        there[waiter.wish.key] = waiter
+        there[waiter.request.key] = waiter
 
     def leave(self, waiter: Waiter) -> None:
         """Step out, if it stands in line still."""
-        there = self._waiters.get(waiter.wish.host, {})
-        if there.get(waiter.wish.key) is waiter:
-            del there[waiter.wish.key]
+        there = self._waiters.get(waiter.request.host, {})
+        if there.get(waiter.request.key) is waiter:
+            del there[waiter.request.key]
         if not there:
-            self._waiters.pop(waiter.wish.host, None)
+            self._waiters.pop(waiter.request.host, None)
 
     def finish(self, waiter: Waiter, outcome: Lease | WeftError) -> None:
         """Step out with an outcome."""
@@ -94,52 +94,53 @@ MAX_LEASES_PER_HOLDER = 1_024
 _RETRY_AFTER_SECONDS = 5.0
 
 
-def waiting_for(wish: Wish, book: HostBook, leases: Sequence[Lease], ahead: int) -> Waiting:
-    """What `wish` waits for at this moment, with so many before it in line."""
-    among = wish.devices_among(book.devices)
+def wait_status(request: MemoryRequest, book: HostAccount, leases: Sequence[Lease], ahead: int) -> Waiting:
+    """What `request` waits for at this moment, with so many before it in line."""
+    among = request.devices_among(book.devices)
     devices = [book.devices[index] for index in sorted(among)]
     holders = [lease for lease in leases if any(index in among for index, _ in lease.grant.shares)][:MAX_HOLDERS]
-    words = [f"{lease.grant.purpose} ({_doing(lease)})" for lease in holders]
+    holds = [f"{lease.grant.purpose} ({_activity(lease)})" for lease in holders]
     foreign = sum(device.foreign or 0 for device in devices)
     if foreign:
-        words.append(f"processes without a lease ({size_words(foreign)})")
+        holds.append(f"processes without a lease ({size_words(foreign)})")
     free = sum(device.free for device in devices)
-    rest = f", held by {', '.join(words)}" if words else ""
-    line = f"; {ahead} before it in line" if ahead else ""
+    rest = f", held by {', '.join(holds)}" if holds else ""
+    place = f"; {ahead} before it in line" if ahead else ""
     return Waiting(
-        detail=f"needs {size_words(wish.size)} on {wish.host}, {size_words(free)} free{rest}{line}",
-        needed=wish.size,
+        detail=f"needs {size_words(request.size)} on {request.host}, {size_words(free)} free{rest}{place}",
+        needed=request.size,
         free=free,
         holders=tuple(lease.grant.purpose for lease in holders),
     )
 
 
-def waited_in_vain(wish: Wish, word: Waiting | None) -> WeftError:
+def wait_timeout(request: MemoryRequest, status: Waiting | None) -> WeftError:
     """The error of a wait that became too long."""
-    detail = f"needs {size_words(wish.size)} on {wish.host}" if word is None else word.detail
+    detail = f"needs {size_words(request.size)} on {request.host}" if status is None else status.detail
     return WeftError(
         Reason.INSUFFICIENT_MEMORY,
-        f"{wish.purpose} {detail}; the wait for it became too long",
-        metadata={"host": wish.host, "needed_bytes": str(wish.size)},
+        f"{request.purpose} {detail}; the wait for it became too long",
+        metadata={"host": request.host, "needed_bytes": str(request.size)},
         retry_after_seconds=_RETRY_AFTER_SECONDS,
     )
 
 
-def require_possible(wish: Wish, book: HostBook) -> None:
+def require_possible(request: MemoryRequest, book: HostAccount) -> None:
     """Raise INSUFFICIENT_MEMORY for what could not fit even if nobody held anything."""
-    devices = [book.devices[index] for index in sorted(wish.devices_among(book.devices))]
-    most = largest_lease(devices, wish.max_devices)
-    if wish.size > most:
-        count = min(len(devices), wish.max_devices or len(devices))
+    devices = [book.devices[index] for index in sorted(request.devices_among(book.devices))]
+    most = largest_lease(devices, request.max_devices)
+    if request.size > most:
+        count = min(len(devices), request.max_devices or len(devices))
         raise WeftError(
             Reason.INSUFFICIENT_MEMORY,
-            f"{wish.purpose} needs {size_words(wish.size)}, but {wish.host} can give at most {size_words(most)} on "
-            f"{count} of its devices even when they are empty; use a smaller model or context, or allow more devices",
-            metadata={"host": wish.host, "needed_bytes": str(wish.size), "most_bytes": str(most)},
+            f"{request.purpose} needs {size_words(request.size)}, but {request.host} can give at most "
+            f"{size_words(most)} on {count} of its devices even when they are empty; use a smaller model or context, "
+            "or allow more devices",
+            metadata={"host": request.host, "needed_bytes": str(request.size), "most_bytes": str(most)},
         )
 
 
-def _doing(lease: Lease) -> str:
+def _activity(lease: Lease) -> str:
     match lease.state:
         case LeaseState.RELEASING:
             return "unloading"

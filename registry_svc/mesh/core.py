@@ -7,11 +7,11 @@ from typing import TypeVar
 import structlog
 
 from registry_svc.config import RegistryConfig
-from registry_svc.mesh.domain import Happening, JoinToken, MeshSettings
+from registry_svc.mesh.domain import EventDraft, JoinToken, MeshSettings
 from registry_svc.mesh.mesh_state import Mesh
 from registry_svc.mesh.policy.liveness import resumed
 from registry_svc.mesh.rows import StoredSession
-from registry_svc.mesh.session_state import Member
+from registry_svc.mesh.session_state import SessionState
 from registry_svc.mesh.store import Store
 from registry_svc.mesh.watch import Broadcaster, Change, EventLog, Revised, Snapshot, Watcher
 from registry_svc.writer import SingleWriter
@@ -74,7 +74,7 @@ class RegistryCore:
             await self.writer.drain(grace_seconds)
             # Times of heartbeats are a convenience; failing to write the last ones is no reason to fail to stop.
             with suppress(WeftError):
-                await self.store.save_pulses([member.stored_pulse() for member in self.mesh])
+                await self.store.save_pulses([state.stored_pulse() for state in self.mesh])
             self.mesh = Mesh()
             self.join_tokens = {}
             await self.store.close()
@@ -104,7 +104,7 @@ class RegistryCore:
         mesh = self.mesh
         snapshot = Snapshot(
             self._revision,
-            tuple(member.runner() for member in mesh),
+            tuple(state.runner() for state in mesh),
             tuple(model for name in mesh.model_names() if (model := mesh.model(name)) is not None),
             self.settings,
             tuple(agent for name in mesh.agent_names() if (agent := mesh.agent(name)) is not None),
@@ -112,7 +112,7 @@ class RegistryCore:
         )
         return snapshot, self.watchers.subscribe()
 
-    def publish(self, changes: Iterable[Change], happenings: Iterable[Happening] = ()) -> None:
+    def publish(self, changes: Iterable[Change], drafts: Iterable[EventDraft] = ()) -> None:
         """Tell everyone what changed, and what happened."""
         batch: list[Revised] = []
         for change in changes:
@@ -120,14 +120,14 @@ class RegistryCore:
             batch.append(Revised(self._revision, change))
         if batch:
             self.watchers.publish(batch)
-        self.events.record(happenings)
+        self.events.record(drafts)
 
-    def _read_back(self, stored: StoredSession) -> Member:
+    def _read_back(self, stored: StoredSession) -> SessionState:
         now_utc, pulse = self.clock.utc_now(), stored.pulse
         lost_ago = None if pulse.inactive_since is None else (now_utc - pulse.inactive_since).total_seconds()
         heard_ago = (now_utc - pulse.last_heartbeat_at).total_seconds()
         resumed_pulse = resumed(pulse.standing, heard_ago, lost_ago, self.clock.monotonic())
-        return Member(
+        return SessionState(
             session=stored.session,
             profile=stored.profile,
             pulse=resumed_pulse,

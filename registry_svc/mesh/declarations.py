@@ -14,8 +14,8 @@ from registry_svc.mesh.domain import (
     DeclaredAgent,
     DeclaredModel,
     DeclaredRoute,
+    EventDraft,
     EventReason,
-    Happening,
     Kind,
     ModelDeclaration,
     Outcome,
@@ -32,7 +32,7 @@ from registry_svc.mesh.policy.declarations import (
     require_target,
     still_loaded,
 )
-from registry_svc.mesh.policy.events import of_rows
+from registry_svc.mesh.policy.events import events_for
 from registry_svc.mesh.policy.limits import require_room
 from registry_svc.mesh.policy.namespace import require_free
 from registry_svc.mesh.policy.unowned import is_loaded
@@ -240,11 +240,11 @@ class Declarations:
 
     async def _delete_runner(self, name: str) -> None:
         mesh = self._core.mesh
-        member = mesh.of_runner(name)
-        assert member is not None, "only a runner that is known is deleted"
-        rows = [row for row in member.rows() if not mesh.is_declared(*row)]
-        await self._core.store.delete_sessions([member.session.id])
-        self._core.publish(mesh.forget([member]), _deleted(rows))
+        state = mesh.of_runner(name)
+        assert state is not None, "only a runner that is known is deleted"
+        rows = [row for row in state.rows() if not mesh.is_declared(*row)]
+        await self._core.store.delete_sessions([state.session.id])
+        self._core.publish(mesh.forget([state]), _deleted(rows))
 
     def _require_deletable(self, kind: Kind, name: str) -> None:
         """Raise NOT_FOUND, INVALID_ARGUMENT for a pool, or RESOURCE_IN_USE when agents or routes would name nothing."""
@@ -258,9 +258,9 @@ class Declarations:
             case Kind.ROUTE:
                 is_known = name in mesh.routes
             case Kind.RUNNER:
-                member = mesh.of_runner(name)
-                is_known = member is not None
-                rows = [] if member is None else [row for row in member.rows() if not mesh.is_declared(*row)]
+                state = mesh.of_runner(name)
+                is_known = state is not None
+                rows = [] if state is None else [row for row in state.rows() if not mesh.is_declared(*row)]
                 own_agents = {agent for row_kind, agent in rows if row_kind is Kind.AGENT}
                 leaving = {model for row_kind, model in rows if row_kind is Kind.MODEL}
             case Kind.POOL:
@@ -273,15 +273,15 @@ class Declarations:
 
     def _loaded(self, kind: Kind, name: str) -> tuple[str, list[str]]:
         """The live runner whose engines would lose their owner, and the models that it has loaded."""
-        mesh, member = self._core.mesh, None
+        mesh, state = self._core.mesh, None
         if kind is Kind.MODEL and (published := mesh.published_model(name)) is not None:
-            member = published[1]
+            state = published[1]
         elif kind is Kind.RUNNER:
-            member = mesh.of_runner(name)
-        if member is None or not member.pulse.active:
+            state = mesh.of_runner(name)
+        if state is None or not state.pulse.active:
             return "", []
-        loaded = [each.model for each in member.capability.instances if is_loaded(each)]
-        return member.profile.name, [model for model in loaded if kind is Kind.RUNNER or model == name]
+        loaded = [each.model for each in state.capability.instances if is_loaded(each)]
+        return state.profile.name, [model for model in loaded if kind is Kind.RUNNER or model == name]
 
     def _pointing_at(self, leaving: set[str]) -> set[str]:
         """The agents that would point to nothing without these models."""
@@ -297,9 +297,9 @@ def _unchanged(kind: Kind, name: str, given: RunnerDeclaration | PoolDeclaration
     return Applied(kind=kind, name=name, outcome=Outcome.UNCHANGED, before=given, after=given)
 
 
-def _events_of(plan: _Plan) -> list[Happening]:
+def _events_of(plan: _Plan) -> list[EventDraft]:
     return [
-        Happening(
+        EventDraft(
             kind=result.kind,
             name=result.name,
             reason=_EVENT_REASONS[result.outcome],
@@ -310,8 +310,8 @@ def _events_of(plan: _Plan) -> list[Happening]:
     ]
 
 
-def _deleted(rows: list[tuple[Kind, str]]) -> list[Happening]:
-    return list(of_rows(rows, EventReason.DELETED, "deleted by an operator"))
+def _deleted(rows: list[tuple[Kind, str]]) -> list[EventDraft]:
+    return list(events_for(rows, EventReason.DELETED, "deleted by an operator"))
 
 
 def _not_found(kind: Kind, name: str) -> WeftError:

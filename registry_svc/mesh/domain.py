@@ -408,7 +408,7 @@ class EventReason(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Happening:
+class EventDraft:
     """What happened to one resource, or to the mesh itself, not yet told."""
 
     kind: Kind | None
@@ -425,7 +425,7 @@ class Event:
 
     sequence: int
     at: datetime
-    happening: Happening
+    draft: EventDraft
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

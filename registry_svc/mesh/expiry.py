@@ -7,9 +7,9 @@ import structlog
 
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.domain import EventReason, Kind, Standing
-from registry_svc.mesh.policy.events import of_rows
+from registry_svc.mesh.policy.events import events_for
 from registry_svc.mesh.policy.liveness import LivenessLimits, Retirement, Verdict, decide_retirement, judge
-from registry_svc.mesh.session_state import Member
+from registry_svc.mesh.session_state import SessionState
 
 log = structlog.get_logger("weft.registry")
 
@@ -59,20 +59,20 @@ class Expiry:
             log.warning("registry was away", seconds=round(now - self._swept_monotonic, 1))
             self._limits = self._limits_from(now)
         self._swept_monotonic = now
-        verdicts = [(member, self._judge(member, now)) for member in self._core.mesh]
-        self._silence([member for member, verdict in verdicts if verdict is Verdict.SILENCE], now)
-        await self._forget([member for member, verdict in verdicts if verdict is Verdict.FORGET])
+        verdicts = [(state, self._judge(state, now)) for state in self._core.mesh]
+        self._silence([state for state, verdict in verdicts if verdict is Verdict.SILENCE], now)
+        await self._forget([state for state, verdict in verdicts if verdict is Verdict.FORGET])
         await self._save_due_pulses()
 
-    def _judge(self, member: Member, now: float) -> Verdict:
-        verdict = judge(member.pulse, self._limits, now, share=member.share)
-        if verdict is Verdict.FORGET and self._is_wakeable(member):
-            return judge(member.pulse, self._limits, now, share=member.share, wakeable=True)
+    def _judge(self, state: SessionState, now: float) -> Verdict:
+        verdict = judge(state.pulse, self._limits, now, share=state.share)
+        if verdict is Verdict.FORGET and self._is_wakeable(state):
+            return judge(state.pulse, self._limits, now, share=state.share, wakeable=True)
         return verdict
 
-    def _is_wakeable(self, member: Member) -> bool:
+    def _is_wakeable(self, state: SessionState) -> bool:
         """Whether the mesh can wake its host for one of its models: then it is not gone, it sleeps."""
-        models = (self._core.mesh.model(name) for name in member.publications)
+        models = (self._core.mesh.model(name) for name in state.publications)
         return any(model and model.manifest.wake and model.manifest.wake.by_mesh for model in models)
 
     def _was_frozen(self, now: float) -> bool:
@@ -83,29 +83,29 @@ class Expiry:
         )
         return now - self._swept_monotonic > limit
 
-    def _silence(self, members: list[Member], now: float) -> None:
+    def _silence(self, members: list[SessionState], now: float) -> None:
         # Memory first: that a runner is gone must be told even while the disk fails. Written with the due pulses.
         if not members:
             return
         now_utc = self._clock.utc_now()
-        for member in members:
-            member.lose(Standing.SILENT, now, now_utc)
-        happenings = [
-            happening
-            for member in members
-            for happening in of_rows(
-                member.rows(), EventReason.SILENT, f"the runner {member.profile.name} is not heard of any more"
+        for state in members:
+            state.lose(Standing.SILENT, now, now_utc)
+        drafts = [
+            draft
+            for state in members
+            for draft in events_for(
+                state.rows(), EventReason.SILENT, f"the runner {state.profile.name} is not heard of any more"
             )
         ]
-        self._core.publish(self._core.mesh.retell(members), happenings)
+        self._core.publish(self._core.mesh.changes_for(members), drafts)
         log.warning("runners are silent", count=len(members), runners=_some_names(members))
 
-    async def _forget(self, members: list[Member]) -> None:
+    async def _forget(self, members: list[SessionState]) -> None:
         if not members:
             return
-        await self._core.store.delete_sessions([member.session.id for member in members])
+        await self._core.store.delete_sessions([state.session.id for state in members])
         # All agents before all models: an agent may point to the model of another runner.
-        rows = sorted((row for member in members for row in member.rows()), key=lambda row: _ORDER.index(row[0]))
+        rows = sorted((row for state in members for row in state.rows()), key=lambda row: _ORDER.index(row[0]))
         changes = self._core.mesh.forget(members)
         stays, gone = list[Row](), list[Row]()
         for row in rows:
@@ -114,28 +114,28 @@ class Expiry:
         self._core.publish(
             changes,
             [
-                *of_rows(gone, EventReason.EXPIRED, "its runner was away for too long"),
-                *of_rows(stays, EventReason.WITHDRAWN, "its runner was away for too long and is forgotten"),
+                *events_for(gone, EventReason.EXPIRED, "its runner was away for too long"),
+                *events_for(stays, EventReason.WITHDRAWN, "its runner was away for too long and is forgotten"),
             ],
         )
 
     async def _save_due_pulses(self) -> None:
-        due = [member for member in self._core.mesh if self._is_save_due(member)]
+        due = [state for state in self._core.mesh if self._is_save_due(state)]
         if due:
-            await self._core.store.save_pulses([member.stored_pulse() for member in due])
-            for member in due:
-                member.saved_pulse = member.pulse
+            await self._core.store.save_pulses([state.stored_pulse() for state in due])
+            for state in due:
+                state.saved_pulse = state.pulse
 
-    def _is_save_due(self, member: Member) -> bool:
-        saved = member.saved_pulse
-        if saved is None or saved.standing is not member.pulse.standing:
+    def _is_save_due(self, state: SessionState) -> bool:
+        saved = state.saved_pulse
+        if saved is None or saved.standing is not state.pulse.standing:
             return True
-        return member.pulse.heard_monotonic - saved.heard_monotonic >= self._config.heartbeat_save_interval_seconds
+        return state.pulse.heard_monotonic - saved.heard_monotonic >= self._config.heartbeat_save_interval_seconds
 
 
-def _some_names(members: list[Member]) -> list[str]:
+def _some_names(members: list[SessionState]) -> list[str]:
     # Not one line each: ten thousand of them would hold up the loop for longer than all that is told.
-    return [member.profile.name for member in members[:MAX_LOGGED_NAMES]]
+    return [state.profile.name for state in members[:MAX_LOGGED_NAMES]]
 
 
 LeaseCount = Callable[[str], int]
@@ -176,49 +176,49 @@ class Retirements:
             await self._core.writer.run(self._sweep)
 
     async def _retire(self, session_id: str, *, process_ended: bool) -> Retired:
-        member = self._core.mesh.of_session(session_id)
-        if member is None:
+        state = self._core.mesh.of_session(session_id)
+        if state is None:
             return Retired(outcome=Retirement.UNKNOWN)
-        outcome = self._decide(member, process_ended=process_ended)
+        outcome = self._decide(state, process_ended=process_ended)
         if outcome is Retirement.RETIRED:
-            return await self._forget(member)
-        self._waiting.add((session_id, member.session.incarnation))
-        if outcome is Retirement.HOLDS_MEMORY and member.pulse.active:
-            self._lose(member)
-        log.info("runner is retired later", runner=member.profile.name, outcome=outcome.name)
+            return await self._forget(state)
+        self._waiting.add((session_id, state.session.incarnation))
+        if outcome is Retirement.HOLDS_MEMORY and state.pulse.active:
+            self._lose(state)
+        log.info("runner is retired later", runner=state.profile.name, outcome=outcome.name)
         return Retired(outcome=outcome)
 
     async def _sweep(self) -> None:
         for session_id, incarnation in sorted(self._waiting):
-            member = self._core.mesh.of_session(session_id)
-            if member is None or member.session.incarnation != incarnation:
+            state = self._core.mesh.of_session(session_id)
+            if state is None or state.session.incarnation != incarnation:
                 self._waiting.discard((session_id, incarnation))
-            elif self._decide(member, process_ended=False) is Retirement.RETIRED:
-                await self._forget(member)
+            elif self._decide(state, process_ended=False) is Retirement.RETIRED:
+                await self._forget(state)
                 self._waiting.discard((session_id, incarnation))
 
-    def _decide(self, member: Member, *, process_ended: bool) -> Retirement:
+    def _decide(self, state: SessionState, *, process_ended: bool) -> Retirement:
         return decide_retirement(
-            standing=member.pulse.standing,
-            reported=member.reported,
+            standing=state.pulse.standing,
+            reported=state.reported,
             process_ended=process_ended,
-            lease_count=self._lease_count(member.profile.name),
+            lease_count=self._lease_count(state.profile.name),
         )
 
-    async def _forget(self, member: Member) -> Retired:
+    async def _forget(self, state: SessionState) -> Retired:
         mesh = self._core.mesh
-        names = [name for name in member.publications if not mesh.is_declared(Kind.MODEL, name)]
+        names = [name for name in state.publications if not mesh.is_declared(Kind.MODEL, name)]
         pools = {pool for name in names if (pool := mesh.pools.pool_of(name)) is not None}
-        rows = [row for row in member.rows() if not mesh.is_declared(*row)]
-        await self._core.store.delete_sessions([member.session.id])
-        changes = mesh.forget([member])
-        self._core.publish(changes, of_rows(rows, EventReason.WITHDRAWN, "its runner was retired"))
-        log.info("runner retired", runner=member.profile.name, models=len(names))
+        rows = [row for row in state.rows() if not mesh.is_declared(*row)]
+        await self._core.store.delete_sessions([state.session.id])
+        changes = mesh.forget([state])
+        self._core.publish(changes, events_for(rows, EventReason.WITHDRAWN, "its runner was retired"))
+        log.info("runner retired", runner=state.profile.name, models=len(names))
         gone = tuple(sorted(pool for pool in pools if mesh.pool(pool) is None))
         return Retired(outcome=Retirement.RETIRED, models=tuple(sorted(names)), pools=gone)
 
-    def _lose(self, member: Member) -> None:
+    def _lose(self, state: SessionState) -> None:
         """It is inactive from now on; written with the pulses that are due."""
-        member.lose(Standing.CLOSED, self._core.clock.monotonic(), self._core.clock.utc_now())
-        said = of_rows(member.rows(), EventReason.CLOSED, f"the process of the runner {member.profile.name} has ended")
-        self._core.publish(self._core.mesh.retell([member]), said)
+        state.lose(Standing.CLOSED, self._core.clock.monotonic(), self._core.clock.utc_now())
+        said = events_for(state.rows(), EventReason.CLOSED, f"the process of the runner {state.profile.name} has ended")
+        self._core.publish(self._core.mesh.changes_for([state]), said)

@@ -119,31 +119,31 @@ class TargetIndex:
 
     def __init__(self, pools: PoolIndex) -> None:
         self._pools = pools
-        self._told: dict[str, tuple[_Target, Status]] = {}
+        self._published: dict[str, tuple[_Target, Status]] = {}
         self._agents: dict[_Target, set[str]] = {}
 
     def __len__(self) -> int:
         """How many agents there are."""
-        return len(self._told)
+        return len(self._published)
 
     def put(self, manifest: AgentManifest, status: Status) -> bool:
         """Remember an agent; returns whether its status is another one than before."""
-        told = self._told.get(manifest.name)
+        published = self._published.get(manifest.name)
         self.drop(manifest.name)
         target = (manifest.target, manifest.targets_pool)
-        self._told[manifest.name] = (target, status)
+        self._published[manifest.name] = (target, status)
         self._agents.setdefault(target, set()).add(manifest.name)
-        return told is None or told[1] is not status
+        return published is None or published[1] is not status
 
     def drop(self, agent: str) -> None:
         """Forget an agent; one that is not there is passed over."""
-        told = self._told.pop(agent, None)
-        if told is None:
+        published = self._published.pop(agent, None)
+        if published is None:
             return
-        agents = self._agents[told[0]]
+        agents = self._agents[published[0]]
         agents.discard(agent)
         if not agents:
-            del self._agents[told[0]]
+            del self._agents[published[0]]
 
     def status(self, manifest: AgentManifest) -> Status:
         """The status of the pool that an agent points to; inactive when there is none."""
@@ -158,7 +158,7 @@ class TargetIndex:
         """The agents that point to this pool by name."""
         return self._agents.get((pool, True), set())
 
-    def stirred(self, models: Iterable[str], pools: Iterable[str]) -> set[str]:
+    def affected(self, models: Iterable[str], pools: Iterable[str]) -> set[str]:
         """The agents that a change of these models, and of the statuses of these pools, may concern."""
         if not self._agents:
             return set()
@@ -181,7 +181,7 @@ class RouteIndex:
     def __init__(self, pools: PoolIndex) -> None:
         self._pools = pools
         self._declared: dict[str, DeclaredRoute] = {}
-        self._told: dict[str, Status] = {}
+        self._published: dict[str, Status] = {}
         self._naming: dict[str, set[str]] = {}
         """The routes that name a model or a pool, by its name."""
 
@@ -216,7 +216,7 @@ class RouteIndex:
     def drop(self, name: str) -> None:
         """Forget a route; one that is not there is passed over."""
         declared = self._declared.pop(name, None)
-        self._told.pop(name, None)
+        self._published.pop(name, None)
         if declared is None:
             return
         for candidate in declared.manifest.candidates:
@@ -225,10 +225,10 @@ class RouteIndex:
             if not routes:
                 del self._naming[candidate]
 
-    def note_told(self, route: Route) -> bool:
+    def note_status(self, route: Route) -> bool:
         """Remember what is told of a route; returns whether its status is another one than before."""
-        earlier = self._told.get(route.manifest.name)
-        self._told[route.manifest.name] = route.status
+        earlier = self._published.get(route.manifest.name)
+        self._published[route.manifest.name] = route.status
         return earlier is not route.status
 
     def naming(self, names: Iterable[str]) -> set[str]:

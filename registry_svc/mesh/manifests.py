@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from google.protobuf import duration_pb2, json_format
 
 from registry_svc.mesh.domain import NO_BEHAVIOUR, AgentBehaviour, AgentManifest, Manifest, Repetition, RouteManifest
-from registry_svc.wire_values import duration_message, require_count, require_range, require_unique, require_words
+from registry_svc.wire_values import duration_message, require_count, require_multiline, require_range, require_unique
 from weft.api.common.v1 import agent_behaviour_pb2, sampling_pb2
 from weft.api.registry.v1 import agent_pb2, model_pb2, route_pb2, wake_pb2
 from weft.dispatch.parameter_checks import check_behaviour, check_sampling
@@ -96,8 +96,8 @@ def to_agent(manifest: agent_pb2.AgentManifest, field: str) -> AgentManifest:
         name=require_name(manifest.name, f"{field}.name"),
         target=require_name(manifest.pool if kind == "pool" else manifest.model, f"{field}.{kind}"),
         targets_pool=kind == "pool",
-        description=require_words(manifest.description, f"{field}.description", MAX_DESCRIPTION_CHARS),
-        system_prompt=require_words(manifest.system_prompt, f"{field}.system_prompt", MAX_SYSTEM_PROMPT_CHARS),
+        description=require_multiline(manifest.description, f"{field}.description", MAX_DESCRIPTION_CHARS),
+        system_prompt=require_multiline(manifest.system_prompt, f"{field}.system_prompt", MAX_SYSTEM_PROMPT_CHARS),
         default_params=_params(manifest.default_params, f"{field}.default_params"),
         behaviour=to_behaviour(manifest.behaviour, f"{field}.behaviour"),
     )
@@ -112,7 +112,7 @@ def to_route(manifest: route_pb2.RouteManifest, field: str) -> RouteManifest:
     keep_alive = _seconds(manifest.keep_alive) if manifest.HasField("keep_alive") else None
     return RouteManifest(
         name=require_name(manifest.name, f"{field}.name"),
-        description=require_words(manifest.description, f"{field}.description", MAX_DESCRIPTION_CHARS),
+        description=require_multiline(manifest.description, f"{field}.description", MAX_DESCRIPTION_CHARS),
         candidates=tuple(names),
         budget_seconds=_budget(manifest.budget, f"{field}.budget") if manifest.HasField("budget") else None,
         keep_alive_seconds=None if keep_alive is None else keep_alive_seconds(keep_alive, f"{field}.keep_alive"),

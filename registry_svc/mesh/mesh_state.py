@@ -29,7 +29,7 @@ from registry_svc.mesh.policy.overlay import (
     virtual_agent,
     virtual_model,
 )
-from registry_svc.mesh.session_state import Member
+from registry_svc.mesh.session_state import SessionState
 from registry_svc.mesh.watch import (
     AgentChanged,
     AgentDeleted,
@@ -43,14 +43,14 @@ from registry_svc.mesh.watch import (
 )
 
 
-class Mesh:
-    """Members by session, runner, model and agent, under what operators declared."""
+class ResourceIndex:
+    """Lookups of sessions, models, agents, pools and routes: declarations laid over what runners publish."""
 
     def __init__(self) -> None:
-        self._by_session: dict[str, Member] = {}
-        self._by_runner: dict[str, Member] = {}
-        self._by_model: dict[str, Member] = {}
-        self._by_agent: dict[str, Member] = {}
+        self._by_session: dict[str, SessionState] = {}
+        self._by_runner: dict[str, SessionState] = {}
+        self._by_model: dict[str, SessionState] = {}
+        self._by_agent: dict[str, SessionState] = {}
         self._declared_models: dict[str, DeclaredModel] = {}
         self._declared_agents: dict[str, DeclaredAgent] = {}
         self.pools = PoolIndex()
@@ -63,14 +63,14 @@ class Mesh:
     def __len__(self) -> int:
         return len(self._by_runner)
 
-    def __iter__(self) -> Iterator[Member]:
+    def __iter__(self) -> Iterator[SessionState]:
         return iter(self._by_runner.values())
 
-    def of_session(self, session_id: str) -> Member | None:
+    def of_session(self, session_id: str) -> SessionState | None:
         """The member with this session."""
         return self._by_session.get(session_id)
 
-    def of_runner(self, name: str) -> Member | None:
+    def of_runner(self, name: str) -> SessionState | None:
         """The member whose runner is called so."""
         return self._by_runner.get(name)
 
@@ -100,39 +100,39 @@ class Mesh:
             kind is Kind.AGENT and name in self._declared_agents
         )
 
-    def published_model(self, name: str) -> tuple[Publication, Member] | None:
+    def published_model(self, name: str) -> tuple[Publication, SessionState] | None:
         """What a runner published of a model, whether or not it lies under a declaration."""
-        member = self._by_model.get(name)
-        return None if member is None else (member.publications[name], member)
+        state = self._by_model.get(name)
+        return None if state is None else (state.publications[name], state)
 
-    def published_agent(self, name: str) -> tuple[AgentPublication, Member] | None:
+    def published_agent(self, name: str) -> tuple[AgentPublication, SessionState] | None:
         """What a runner published of an agent, whether or not it lies under a declaration."""
-        member = self._by_agent.get(name)
-        return None if member is None else (member.agents[name], member)
+        state = self._by_agent.get(name)
+        return None if state is None else (state.agents[name], state)
 
     def model(self, name: str) -> Model | None:
         """The model of this name."""
-        declared, member = self._declared_models.get(name), self._by_model.get(name)
+        declared, state = self._declared_models.get(name), self._by_model.get(name)
         if declared is None:
-            return None if member is None else virtual_model(member.publications[name], member.publisher())
-        if member is None or not may_serve(declared, member.profile.name):
+            return None if state is None else virtual_model(state.publications[name], state.publisher())
+        if state is None or not may_serve(declared, state.profile.name):
             return public_model(declared, None, None)
-        return public_model(declared, member.publications[name], member.publisher())
+        return public_model(declared, state.publications[name], state.publisher())
 
     def unowned_on(self, model: str) -> str | None:
         """The runner that has a model loaded which it does not publish any more; None: no active one has."""
-        holding = (member for member in self if member.pulse.active and model in member.unowned)
-        return next((member.profile.name for member in holding), None)
+        holding = (state for state in self if state.pulse.active and model in state.unowned)
+        return next((state.profile.name for state in holding), None)
 
     def agent(self, name: str) -> Agent | None:
         """The agent of this name."""
-        declared, member = self._declared_agents.get(name), self._by_agent.get(name)
+        declared, state = self._declared_agents.get(name), self._by_agent.get(name)
         if declared is not None:
             return public_agent(declared, self.targets.status(declared.manifest))
-        if member is None:
+        if state is None:
             return None
-        publication = member.agents[name]
-        return virtual_agent(publication, member.publisher(), self.targets.status(publication.manifest))
+        publication = state.agents[name]
+        return virtual_agent(publication, state.publisher(), self.targets.status(publication.manifest))
 
     def pool(self, name: str) -> Pool | None:
         """The pool of this name."""
@@ -169,11 +169,11 @@ class Mesh:
         return Claim(kind=kind, name=name, owners=tuple(owners))
 
     def _model_owners(self, name: str) -> Iterator[Owner]:
-        declared, member = self._declared_models.get(name), self._by_model.get(name)
+        declared, state = self._declared_models.get(name), self._by_model.get(name)
         if declared is not None:
             yield Owner(kind=Kind.MODEL, name=name, runner=declared.runner)
-        if member is not None:
-            yield _owner(Kind.MODEL, name, member, live=may_serve(declared, member.profile.name))
+        if state is not None:
+            yield _owner(Kind.MODEL, name, state, live=may_serve(declared, state.profile.name))
 
     def _pool_owners(self, name: str, besides: frozenset[str]) -> Iterator[Owner]:
         for model in self.pools.naming(name):
@@ -184,50 +184,78 @@ class Mesh:
             else:
                 yield _owner(Kind.POOL, name, self._by_model[model])
 
-    def install(self, member: Member, evicted: Iterable[str] = ()) -> list[Change]:
-        """Put `member` in place of the earlier life of its session and of the sessions `evicted` (by id).
+    def _withdraw(self, models: Iterable[str], agents: Iterable[str]) -> None:
+        for name in models:
+            if (holder := self._by_model.pop(name, None)) is not None:
+                holder.withdraw(name)
+        for name in agents:
+            if (holder := self._by_agent.pop(name, None)) is not None:
+                del holder.agents[name]
+
+    def _add(self, state: SessionState) -> None:
+        self.detail_bytes += state.detail_bytes
+        self._by_session[state.session.id] = state
+        self._by_runner[state.profile.name] = state
+        self._by_model |= dict.fromkeys(state.publications, state)
+        self._by_agent |= dict.fromkeys(state.agents, state)
+
+    def _remove(self, state: SessionState) -> None:
+        self.detail_bytes -= state.detail_bytes
+        del self._by_session[state.session.id]
+        del self._by_runner[state.profile.name]
+        for name in state.publications:
+            del self._by_model[name]
+        for name in state.agents:
+            del self._by_agent[name]
+
+
+class Mesh(ResourceIndex):
+    """The mesh in memory. Each step that changes it returns the changes for watchers, deletions first."""
+
+    def install(self, state: SessionState, evicted: Iterable[str] = ()) -> list[Change]:
+        """Put `state` in place of the earlier life of its session and of the sessions `evicted` (by id).
 
         Its models and agents leave whoever published them. Returns what changed, deletions first.
         """
         gone_runners: dict[str, None] = {}
-        models, agents = dict.fromkeys(member.publications), dict.fromkeys(member.agents)
-        for session_id in (member.session.id, *evicted):
+        models, agents = dict.fromkeys(state.publications), dict.fromkeys(state.agents)
+        for session_id in (state.session.id, *evicted):
             earlier = self._by_session.get(session_id)
             if earlier is not None:
                 self._remove(earlier)
                 gone_runners[earlier.profile.name] = None
                 models |= dict.fromkeys(earlier.publications)
                 agents |= dict.fromkeys(earlier.agents)
-        self._withdraw(member.publications, member.agents)
-        self._add(member)
-        gone_runners.pop(member.profile.name, None)
-        return self._retold([member], models, agents, gone_runners)
+        self._withdraw(state.publications, state.agents)
+        self._add(state)
+        gone_runners.pop(state.profile.name, None)
+        return self._changes([state], models, agents, gone_runners)
 
-    def forget(self, members: Sequence[Member]) -> list[Change]:
+    def forget(self, members: Sequence[SessionState]) -> list[Change]:
         """Remove `members`; returns what changed: all agents before all models before all runners."""
         models: dict[str, None] = {}
         agents: dict[str, None] = {}
-        for member in members:
-            self._remove(member)
-            models |= dict.fromkeys(member.publications)
-            agents |= dict.fromkeys(member.agents)
-        return self._retold([], models, agents, [member.profile.name for member in members])
+        for state in members:
+            self._remove(state)
+            models |= dict.fromkeys(state.publications)
+            agents |= dict.fromkeys(state.agents)
+        return self._changes([], models, agents, [state.profile.name for state in members])
 
-    def report(self, member: Member, capability: Capability) -> None:
-        """Take in what the runner of `member` says of itself."""
-        self.detail_bytes -= member.detail_bytes
-        member.report(capability)
-        self.detail_bytes += member.detail_bytes
+    def report(self, state: SessionState, capability: Capability) -> None:
+        """Take in what the runner of `state` says of itself."""
+        self.detail_bytes -= state.detail_bytes
+        state.report(capability)
+        self.detail_bytes += state.detail_bytes
 
-    def retell(self, members: Sequence[Member]) -> list[Change]:
+    def changes_for(self, members: Sequence[SessionState]) -> list[Change]:
         """What changed now that the runners of `members` came or went."""
-        models = dict.fromkeys(name for member in members for name in member.publications)
-        agents = dict.fromkeys(name for member in members for name in member.agents)
-        return self._retold(members, models, agents, ())
+        models = dict.fromkeys(name for state in members for name in state.publications)
+        agents = dict.fromkeys(name for state in members for name in state.agents)
+        return self._changes(members, models, agents, ())
 
-    def retell_report(self, member: Member, crossed: Iterable[str]) -> list[Change]:
-        """What changed now that `member` reported anew and the models `crossed` fell asleep or woke up."""
-        return self._retold([member], dict.fromkeys(crossed), {}, ())
+    def changes_for_report(self, state: SessionState, woken_or_asleep: Iterable[str]) -> list[Change]:
+        """What changed now that `state` reported anew and the models `woken_or_asleep` fell asleep or woke up."""
+        return self._changes([state], dict.fromkeys(woken_or_asleep), {}, ())
 
     def declare(
         self,
@@ -243,7 +271,7 @@ class Mesh:
         new_agents = {declared.manifest.name: declared for declared in agents}
         self._declared_models |= new_models
         self._declared_agents |= new_agents
-        return self._retold([], dict.fromkeys(new_models), dict.fromkeys(new_agents), (), new_routes)
+        return self._changes([], dict.fromkeys(new_models), dict.fromkeys(new_agents), (), new_routes)
 
     def drop(self, models: Sequence[str] = (), agents: Sequence[str] = (), routes: Sequence[str] = ()) -> list[Change]:
         """Remove models and agents, declared and published, and routes; returns what changed."""
@@ -254,35 +282,11 @@ class Mesh:
         for name in agents:
             self._declared_agents.pop(name, None)
         self._withdraw(models, agents)
-        return self._retold([], dict.fromkeys(models), dict.fromkeys(agents), (), routes)
+        return self._changes([], dict.fromkeys(models), dict.fromkeys(agents), (), routes)
 
-    def _withdraw(self, models: Iterable[str], agents: Iterable[str]) -> None:
-        for name in models:
-            if (holder := self._by_model.pop(name, None)) is not None:
-                holder.withdraw(name)
-        for name in agents:
-            if (holder := self._by_agent.pop(name, None)) is not None:
-                del holder.agents[name]
-
-    def _add(self, member: Member) -> None:
-        self.detail_bytes += member.detail_bytes
-        self._by_session[member.session.id] = member
-        self._by_runner[member.profile.name] = member
-        self._by_model |= dict.fromkeys(member.publications, member)
-        self._by_agent |= dict.fromkeys(member.agents, member)
-
-    def _remove(self, member: Member) -> None:
-        self.detail_bytes -= member.detail_bytes
-        del self._by_session[member.session.id]
-        del self._by_runner[member.profile.name]
-        for name in member.publications:
-            del self._by_model[name]
-        for name in member.agents:
-            del self._by_agent[name]
-
-    def _retold(
+    def _changes(
         self,
-        members: Sequence[Member],
+        members: Sequence[SessionState],
         models: Mapping[str, None],
         agents: Mapping[str, None],
         gone_runners: Iterable[str],
@@ -292,8 +296,10 @@ class Mesh:
         concerned = self._routes_over(models)
         gone_models, new_models, touched_pools = self._replaced_models(models)
         gone_agents, new_agents = self._replaced_agents(agents)
-        stirred = self.targets.stirred(models, touched_pools)
-        new_agents += [agent for name in stirred - agents.keys() if (agent := self._turned(name)) is not None]
+        affected = self.targets.affected(models, touched_pools)
+        new_agents += [
+            agent for name in affected - agents.keys() if (agent := self._agent_with_new_status(name)) is not None
+        ]
         gone_routes, new_routes = self._replaced_routes(routes, concerned | self._routes_over(models))
         return [
             *(RouteDeleted(name) for name in gone_routes),
@@ -343,8 +349,8 @@ class Mesh:
         pools = (pool for model in models if (pool := self.pools.pool_of(model)) is not None)
         return self.routes.naming([*models, *pools])
 
-    def _replaced_routes(self, names: Iterable[str], stirred: Iterable[str]) -> tuple[list[str], list[Route]]:
-        """The routes `names` as they are now, and those of `stirred` that have another status than was told last."""
+    def _replaced_routes(self, names: Iterable[str], affected: Iterable[str]) -> tuple[list[str], list[Route]]:
+        """The routes `names` as they are now, and those of `affected` that have another status than was told last."""
         gone: list[str] = []
         new: dict[str, Route] = {}
         for name in names:
@@ -354,15 +360,15 @@ class Mesh:
                 self.sizes.drop(Kind.ROUTE, name)
             else:
                 new[name] = route
-                self.routes.note_told(route)
+                self.routes.note_status(route)
                 self.sizes.put(route.manifest)
-        for name in stirred:
+        for name in affected:
             route = self.routes.get(name)
-            if route is not None and self.routes.note_told(route):
+            if route is not None and self.routes.note_status(route):
                 new[name] = route
         return gone, list(new.values())
 
-    def _turned(self, name: str) -> Agent | None:
+    def _agent_with_new_status(self, name: str) -> Agent | None:
         """An agent, if its status is another one than was told last."""
         agent = self.agent(name)
         if agent is None or not self.targets.put(agent.manifest, agent.status):
@@ -370,21 +376,21 @@ class Mesh:
         return agent
 
 
-def _with_their_models(members: Sequence[Member], models: dict[str, Model]) -> Iterator[Change]:
+def _with_their_models(members: Sequence[SessionState], models: dict[str, Model]) -> Iterator[Change]:
     """Each runner before its models, because they refer to it; then the models of nobody."""
     rest = dict(models)
-    for member in members:
-        yield RunnerChanged(member.runner())
-        own = [name for name in member.publications if name in rest] if rest else []
+    for state in members:
+        yield RunnerChanged(state.runner())
+        own = [name for name in state.publications if name in rest] if rest else []
         yield from (ModelChanged(rest.pop(name)) for name in own)
     yield from (ModelChanged(model) for model in rest.values())
 
 
-def _owner(kind: Kind, name: str, member: Member, *, live: bool = True) -> Owner:
+def _owner(kind: Kind, name: str, state: SessionState, *, live: bool = True) -> Owner:
     return Owner(
         kind=kind,
         name=name,
-        session_id=member.session.id,
-        runner=member.profile.name,
-        live=live and member.pulse.active,
+        session_id=state.session.id,
+        runner=state.profile.name,
+        live=live and state.pulse.active,
     )

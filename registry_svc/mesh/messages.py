@@ -171,14 +171,14 @@ def pool_message(pool: Pool) -> pool_pb2.Pool:
 
 def event_message(event: Event) -> event_pb2.Event:
     """An event."""
-    happening = event.happening
+    draft = event.draft
     return event_pb2.Event(
         sequence=event.sequence,
         time=timestamp(event.at),
-        kind=resource_kind_pb2.RESOURCE_KIND_UNSPECIFIED if happening.kind is None else _KINDS[happening.kind],
-        name=happening.name,
-        reason=event_pb2.EventReason.ValueType(happening.reason.value),
-        message=happening.message,
+        kind=resource_kind_pb2.RESOURCE_KIND_UNSPECIFIED if draft.kind is None else _KINDS[draft.kind],
+        name=draft.name,
+        reason=event_pb2.EventReason.ValueType(draft.reason.value),
+        message=draft.message,
     )
 
 

@@ -24,7 +24,7 @@ from registry_svc.mesh.domain import (
     RunnerProfile,
 )
 from registry_svc.mesh.manifests import to_agent, to_manifest
-from registry_svc.wire_values import cleaned_words, require_at_most, require_count, require_text, require_unique
+from registry_svc.wire_values import cleaned_multiline, require_at_most, require_count, require_text, require_unique
 from weft.api.registry.v1 import registry_service_pb2, resource_kind_pb2, runner_pb2, runner_session_service_pb2
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import MAX_NAME_CHARS, MAX_REQUEST_ID_CHARS, is_name, require_name, require_token
@@ -50,7 +50,7 @@ def instance_of(state: runner_pb2.InstanceState, field: str) -> Instance:
         slots_used=require_count(state.slots_used, f"{field}.slots_used"),
         load_progress=progress,
         context_tokens=require_count(state.context_tokens, f"{field}.context_tokens"),
-        detail=cleaned_words(state.detail, f"{field}.detail", MAX_DETAIL_CHARS),
+        detail=cleaned_multiline(state.detail, f"{field}.detail", MAX_DETAIL_CHARS),
         memory=_memory_of(state.memory, f"{field}.memory") if state.HasField("memory") else None,
         unload_at=_moment_of(state.unload_time, f"{field}.unload_time") if state.HasField("unload_time") else None,
         pinned=state.pinned,
@@ -79,7 +79,7 @@ def _fault_of(fault: runner_pb2.InstanceFault, field: str) -> InstanceFault:
     known = fault.reason in {reason.value for reason in Reason}
     return InstanceFault(
         reason=Reason(fault.reason) if known else Reason.UNSPECIFIED,
-        detail=cleaned_words(fault.detail, f"{field}.detail", MAX_DETAIL_CHARS),
+        detail=cleaned_multiline(fault.detail, f"{field}.detail", MAX_DETAIL_CHARS),
     )
 
 

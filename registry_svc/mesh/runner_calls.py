@@ -9,7 +9,7 @@ import grpc
 import structlog
 
 from registry_svc.mesh.core import RegistryCore
-from registry_svc.mesh.session_state import Member
+from registry_svc.mesh.session_state import SessionState
 from weft.api.runner.v1 import load_pb2, permit_pb2, runner_service_pb2, runner_service_pb2_grpc
 from weft.dispatch.tickets import Action, PermitTarget, make_permit
 from weft.kernel.address import metadata_of
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from weft.api.runner.v1.runner_service_pb2_grpc import RunnerServiceAsyncStub
 
 
-class YieldAnswer(Enum):
+class EvictionAnswer(Enum):
     """What a runner said when it was asked to give up the memory of a model."""
 
     GIVEN_UP = auto()
@@ -34,7 +34,7 @@ class YieldAnswer(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class YieldRequest:
+class EvictionRequest:
     """What is asked of a runner."""
 
     runner: str
@@ -49,7 +49,7 @@ class YieldRequest:
 class RunnerCalls(Protocol):
     """Whom the registry has carry out what it decides; runners are found by name, and must be active.
 
-    Each call carries a permit made for it. But for `yield_memory`, every one raises the runner's own WeftError,
+    Each call carries a permit made for it. But for `evict`, every one raises the runner's own WeftError,
     NO_RUNNER_AVAILABLE when the runner is not there, and WORKER_LOST when the connection breaks. Closing or cancelling
     a call cancels the work.
     """
@@ -70,7 +70,7 @@ class RunnerCalls(Protocol):
         """Forget cached prefixes; the permit is added to `request`."""
         ...
 
-    async def yield_memory(self, request: YieldRequest) -> YieldAnswer:
+    async def evict(self, request: EvictionRequest) -> EvictionAnswer:
         """Have a runner give up the memory of an idle model. Returns once it sleeps. Never raises a WeftError."""
         ...
 
@@ -98,13 +98,13 @@ class GrpcRunnerCalls:
         self, runner: str, model: str, options: load_pb2.LoadOptions, *, operation_id: str
     ) -> AsyncGenerator[runner_service_pb2.LoadResponse]:
         """See RunnerCalls.load."""
-        member = self._member(runner)
+        state = self._member(runner)
         request = runner_service_pb2.LoadRequest(
             model=model,
-            permit=self._permit(member, Action.LOAD, model=model, operation_id=operation_id),
+            permit=self._permit(state, Action.LOAD, model=model, operation_id=operation_id),
             options=options,
         )
-        stub, metadata = await self._reach(member)
+        stub, metadata = await self._reach(state)
         call = stub.Load(request, metadata=metadata)
         try:
             async for response in call:
@@ -116,22 +116,22 @@ class GrpcRunnerCalls:
 
     async def unload(self, runner: str, model: str, *, operation_id: str) -> runner_service_pb2.UnloadResponse:
         """See RunnerCalls.unload."""
-        member = self._member(runner)
+        state = self._member(runner)
         request = runner_service_pb2.UnloadRequest(
-            model=model, permit=self._permit(member, Action.UNLOAD, model=model, operation_id=operation_id)
+            model=model, permit=self._permit(state, Action.UNLOAD, model=model, operation_id=operation_id)
         )
-        stub, metadata = await self._reach(member)
+        stub, metadata = await self._reach(state)
         return await _answer(stub.Unload(request, metadata=metadata))
 
     async def flush_cache(
         self, runner: str, request: runner_service_pb2.FlushCacheRequest, *, operation_id: str
     ) -> runner_service_pb2.FlushCacheResponse:
         """See RunnerCalls.flush_cache."""
-        member = self._member(runner)
+        state = self._member(runner)
         permitted = runner_service_pb2.FlushCacheRequest()
         permitted.CopyFrom(request)
-        permitted.permit.CopyFrom(self._permit(member, Action.FLUSH, model=request.model, operation_id=operation_id))
-        stub, metadata = await self._reach(member)
+        permitted.permit.CopyFrom(self._permit(state, Action.FLUSH, model=request.model, operation_id=operation_id))
+        stub, metadata = await self._reach(state)
         return await _answer(stub.FlushCache(permitted, metadata=metadata))
 
     async def incarnation_at(self, address: str) -> str:
@@ -143,44 +143,46 @@ class GrpcRunnerCalls:
         except WeftError:
             return ""
 
-    async def yield_memory(self, request: YieldRequest) -> YieldAnswer:
-        """See RunnerCalls.yield_memory."""
+    async def evict(self, request: EvictionRequest) -> EvictionAnswer:
+        """See RunnerCalls.evict."""
         try:
-            member = self._member(request.runner)
+            state = self._member(request.runner)
             message = runner_service_pb2.YieldMemoryRequest(
                 model=request.model,
-                permit=self._permit(member, Action.YIELD, model=request.model, operation_id=""),
+                permit=self._permit(state, Action.YIELD, model=request.model, operation_id=""),
                 lease_id=request.lease_id,
                 priority=request.priority.wire,  # type: ignore[arg-type]  # same numbers
                 wanted_by=request.wanted_by,
             )
-            stub, metadata = await self._reach(member)
+            stub, metadata = await self._reach(state)
             await _answer(stub.YieldMemory(message, timeout=YIELD_TIMEOUT_SECONDS, metadata=metadata))
         except WeftError as error:
             log.info("memory not given up", runner=request.runner, model=request.model, reason=error.reason.name)
-            return YieldAnswer.UNREACHABLE if error.reason in _NO_LONGER_THERE else YieldAnswer.REFUSED
-        return YieldAnswer.GIVEN_UP
+            return EvictionAnswer.UNREACHABLE if error.reason in _NO_LONGER_THERE else EvictionAnswer.REFUSED
+        return EvictionAnswer.GIVEN_UP
 
-    def _member(self, runner: str) -> Member:
-        member = self._core.mesh.of_runner(runner)
-        if member is None or not member.pulse.active:
+    def _member(self, runner: str) -> SessionState:
+        state = self._core.mesh.of_runner(runner)
+        if state is None or not state.pulse.active:
             raise WeftError(
                 Reason.NO_RUNNER_AVAILABLE,
                 f"runner {runner!r} is not there; start it",
                 metadata={"runner": runner},
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             )
-        return member
+        return state
 
-    def _permit(self, member: Member, action: Action, *, model: str, operation_id: str) -> permit_pb2.OperationPermit:
+    def _permit(
+        self, state: SessionState, action: Action, *, model: str, operation_id: str
+    ) -> permit_pb2.OperationPermit:
         target = PermitTarget(
-            runner=member.profile.name, incarnation=member.profile.incarnation, key=member.session.ticket_key
+            runner=state.profile.name, incarnation=state.profile.incarnation, key=state.session.ticket_key
         )
         now = self._core.mesh_clock.utc_now().timestamp()
         return make_permit(target, action, model=model, operation_id=operation_id, now=now)
 
-    async def _reach(self, member: Member) -> tuple["RunnerServiceAsyncStub", Metadata | None]:
-        return await self._at(member.profile.address)
+    async def _reach(self, state: SessionState) -> tuple["RunnerServiceAsyncStub", Metadata | None]:
+        return await self._at(state.profile.address)
 
     async def _at(self, address: str) -> tuple["RunnerServiceAsyncStub", Metadata | None]:
         channel = await self._channels.get(address)

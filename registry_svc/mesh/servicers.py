@@ -28,8 +28,8 @@ from registry_svc.mesh.messages import (
     snapshot_message,
 )
 from registry_svc.mesh.requests import event_limit, events_of, page_of, page_token, to_heartbeat, to_kind, to_opening
-from registry_svc.mesh.sessions import Roster
-from registry_svc.mesh.settings import SettingsDesk
+from registry_svc.mesh.sessions import SessionManager
+from registry_svc.mesh.settings import SettingsManager
 from registry_svc.mesh.watch import Revised, Snapshot, Watcher, concerns
 from registry_svc.wire_values import timestamp, to_actor
 from weft.api.registry.v1 import (
@@ -334,7 +334,7 @@ def _next(names: list[str], size: int) -> str:
 class RunnerSessionServicer(runner_session_service_pb2_grpc.RunnerSessionServiceServicer):
     """See RunnerSessionService in the contract."""
 
-    def __init__(self, roster: Roster, retirements: Retirements, core: RegistryCore) -> None:
+    def __init__(self, roster: SessionManager, retirements: Retirements, core: RegistryCore) -> None:
         self._roster = roster
         self._retirements = retirements
         self._config = core.config
@@ -360,7 +360,7 @@ class RunnerSessionServicer(runner_session_service_pb2_grpc.RunnerSessionService
     ) -> runner_session_service_pb2.HeartbeatResponse:
         """See the contract."""
         async with answering(context):
-            await self._roster.hear(to_heartbeat(request, self._config))
+            await self._roster.heartbeat(to_heartbeat(request, self._config))
             return runner_session_service_pb2.HeartbeatResponse(
                 mesh_time=timestamp(self._mesh_clock.utc_now()), registry_time=timestamp(self._clock.utc_now())
             )
@@ -414,7 +414,7 @@ class DeclarationServicer(declaration_service_pb2_grpc.DeclarationServiceService
 class SettingsServicer(settings_service_pb2_grpc.SettingsServiceServicer):
     """See SettingsService in the contract."""
 
-    def __init__(self, settings: SettingsDesk) -> None:
+    def __init__(self, settings: SettingsManager) -> None:
         self._settings = settings
 
     async def GetSettings(

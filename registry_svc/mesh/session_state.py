@@ -24,7 +24,7 @@ from registry_svc.mesh.rows import StoredPulse, StoredSession
 
 
 @dataclass(slots=True, kw_only=True)
-class Member:
+class SessionState:
     """One session with its runner, models and agents. Changed only by the mesh and, under its turn, the roster."""
 
     session: Session

@@ -11,8 +11,8 @@ from registry_svc.mesh.domain import (
     AgentManifest,
     AgentPublication,
     Capability,
+    EventDraft,
     EventReason,
-    Happening,
     Heartbeat,
     Kind,
     Manifest,
@@ -22,21 +22,21 @@ from registry_svc.mesh.domain import (
     Standing,
 )
 from registry_svc.mesh.policy.declarations import require_target
-from registry_svc.mesh.policy.events import of_opening, of_report, of_rows
+from registry_svc.mesh.policy.events import events_for, opening_events, report_events
 from registry_svc.mesh.policy.limits import kept, require_room
 from registry_svc.mesh.policy.liveness import heard
 from registry_svc.mesh.policy.namespace import Claim
 from registry_svc.mesh.policy.sessions import (
     Admitted,
-    Hearing,
+    HeartbeatKind,
     Repeated,
-    decide_hearing,
     decide_opening,
     is_repeat,
     unknown_session,
+    validate_heartbeat,
 )
 from registry_svc.mesh.policy.unowned import unowned_in
-from registry_svc.mesh.session_state import Member
+from registry_svc.mesh.session_state import SessionState
 from registry_svc.mesh.watch import RunnerChanged
 from weft.kernel.names import new_id, new_key
 
@@ -46,7 +46,7 @@ IncarnationAt = Callable[[str], Awaitable[str]]
 """The incarnation of the runner that answers at an address; empty when none does."""
 
 
-class Roster:
+class SessionManager:
     """Takes in what runners say of themselves; writes pass one by one.
 
     What is acknowledged is on disk, except heartbeats: their times are written by Expiry, now and then.
@@ -64,15 +64,15 @@ class Roster:
         replaced = await self._replaced_session(opening)
         return await self._core.write(lambda: self._open(opening, replaced))
 
-    async def hear(self, beat: Heartbeat) -> None:
+    async def heartbeat(self, beat: Heartbeat) -> None:
         """Take in a heartbeat; raises SESSION_UNKNOWN or STALE_HEARTBEAT."""
         async with self._core.writer.turn():
             self._core.require_open()
-            member = self._core.mesh.of_session(beat.session_id)
-            if member is None:
+            state = self._core.mesh.of_session(beat.session_id)
+            if state is None:
                 raise unknown_session()
-            hearing = decide_hearing(beat, member.session, member.pulse.standing, member.sequence)
-            self._revive(member, beat, hearing)
+            hearing = validate_heartbeat(beat, state.session, state.pulse.standing, state.sequence)
+            self._revive(state, beat, hearing)
 
     async def close_session(self, session_id: str, incarnation: str) -> None:
         """Make a runner inactive at its own wish; a session or incarnation that is gone already is passed over."""
@@ -112,13 +112,13 @@ class Roster:
             require_room("runners", len(mesh), 1, self._config.max_runners)
         self._require_room(opening)
         self._require_targets(opening, leaving)
-        member = self._new_member(opening, decision)
-        await self._core.store.save_session(member.stored(), evicted=decision.evicted)
-        member.saved_pulse = member.pulse
-        happenings = self._opening_events(member, leaving)
-        self._core.publish(mesh.install(member, decision.evicted), happenings)
+        state = self._new_member(opening, decision)
+        await self._core.store.save_session(state.stored(), evicted=decision.evicted)
+        state.saved_pulse = state.pulse
+        drafts = self._opening_events(state, leaving)
+        self._core.publish(mesh.install(state, decision.evicted), drafts)
         log.info("session opened", runner=opening.profile.name, models=len(opening.models), adopted=own is not None)
-        return member.session
+        return state.session
 
     def _claims(self, opening: Opening) -> list[Claim]:
         mesh = self._core.mesh
@@ -131,11 +131,11 @@ class Roster:
             *(mesh.claim(Kind.POOL, name) for name in sorted(pools)),
         ]
 
-    def _leaving(self, decision: Admitted) -> list[Member]:
+    def _leaving(self, decision: Admitted) -> list[SessionState]:
         """The earlier lives that this session replaces: its own, and those of dead sessions that end."""
         ids = [*decision.evicted] if decision.adopted is None else [decision.adopted.id, *decision.evicted]
         found = (self._core.mesh.of_session(session_id) for session_id in ids)
-        return [member for member in found if member is not None]
+        return [state for state in found if state is not None]
 
     def _require_room(self, opening: Opening) -> None:
         mesh, config = self._core.mesh, self._config
@@ -146,9 +146,9 @@ class Roster:
         growth = mesh.sizes.growth_bytes([*opening.models, *opening.agents])
         require_room("bytes of models, agents and routes", mesh.sizes.total_bytes, growth, config.max_manifest_bytes)
 
-    def _require_targets(self, opening: Opening, leaving: list[Member]) -> None:
+    def _require_targets(self, opening: Opening, leaving: list[SessionState]) -> None:
         mesh = self._core.mesh
-        gone = {name for member in leaving for name in member.publications if not mesh.declared_model(name)}
+        gone = {name for state in leaving for name in state.publications if not mesh.declared_model(name)}
         arriving: dict[str, str] = {}
         for manifest in opening.models:
             declared = mesh.declared_model(manifest.name)
@@ -156,18 +156,18 @@ class Roster:
         for agent in opening.agents:
             require_target(mesh.target(agent), arriving=arriving, leaving=gone)
 
-    def _opening_events(self, member: Member, leaving: list[Member]) -> list[Happening]:
-        mesh, name = self._core.mesh, member.profile.name
-        rows = list(member.rows())
-        earlier = {(Kind.MODEL, each) for each in member.publications if mesh.published_model(each)}
-        earlier |= {(Kind.AGENT, each) for each in member.agents if mesh.published_agent(each)}
+    def _opening_events(self, state: SessionState, leaving: list[SessionState]) -> list[EventDraft]:
+        mesh, name = self._core.mesh, state.profile.name
+        rows = list(state.rows())
+        earlier = {(Kind.MODEL, each) for each in state.publications if mesh.published_model(each)}
+        earlier |= {(Kind.AGENT, each) for each in state.agents if mesh.published_agent(each)}
         earlier |= {(Kind.RUNNER, name)} if mesh.of_runner(name) else set()
         gone = [row for each in leaving for row in each.rows() if row not in rows]
-        return list(of_opening(rows, earlier, gone, name))
+        return list(opening_events(rows, earlier, gone, name))
 
-    def _new_member(self, opening: Opening, decision: Admitted) -> Member:
+    def _new_member(self, opening: Opening, decision: Admitted) -> SessionState:
         now, earlier = self._clock.utc_now(), self._core.mesh.of_session(opening.session_id)
-        return Member(
+        return SessionState(
             session=_session(opening, decision),
             profile=opening.profile,
             pulse=heard(self._clock.monotonic()),
@@ -179,7 +179,7 @@ class Roster:
             agents={each.name: self._agent_publication(each, opening.profile.name, now) for each in opening.agents},
         )
 
-    def _kept(self, report: Capability, models: Collection[str], earlier: Member | None) -> Capability:
+    def _kept(self, report: Capability, models: Collection[str], earlier: SessionState | None) -> Capability:
         taken = self._core.mesh.detail_bytes - (0 if earlier is None else earlier.detail_bytes)
         return kept(report, models, self._config.max_detail_bytes - taken)
 
@@ -193,44 +193,42 @@ class Roster:
         created_at = now if earlier is None else earlier[0].created_at
         return AgentPublication(manifest=manifest, runner=runner, created_at=created_at)
 
-    def _revive(self, member: Member, beat: Heartbeat, hearing: Hearing) -> None:
-        was_active, earlier, was_asleep = member.pulse.active, member.capability, member.sleeping
-        reported_before = member.reported
-        member.revive(self._clock.monotonic(), self._clock.utc_now())
-        if hearing is Hearing.FRESH:
-            member.sequence = beat.sequence
+    def _revive(self, state: SessionState, beat: Heartbeat, hearing: HeartbeatKind) -> None:
+        was_active, earlier, was_asleep = state.pulse.active, state.capability, state.sleeping
+        reported_before = state.reported
+        state.revive(self._clock.monotonic(), self._clock.utc_now())
+        if hearing is HeartbeatKind.FRESH:
+            state.sequence = beat.sequence
             if beat.capability is not None:
-                self._core.mesh.report(member, self._kept(beat.capability, member.publications, member))
-                member.unowned = unowned_in(beat.capability, member.publications)
-        happenings = list[Happening]()
-        if member.capability != earlier:
-            happenings = of_report(earlier, member.capability, member.publications, reported_before=reported_before)
+                self._core.mesh.report(state, self._kept(beat.capability, state.publications, state))
+                state.unowned = unowned_in(beat.capability, state.publications)
+        drafts = list[EventDraft]()
+        if state.capability != earlier:
+            drafts = report_events(earlier, state.capability, state.publications, reported_before=reported_before)
         if not was_active:
-            log.info("runner is back", runner=member.profile.name)
-            back = of_rows(member.rows(), EventReason.REVIVED, f"the runner {member.profile.name} was heard again")
-            self._core.publish(self._core.mesh.retell([member]), [*back, *happenings])
-        elif member.sleeping != was_asleep:
-            crossed = sorted((member.sleeping ^ was_asleep) & member.publications.keys())
-            self._core.publish(self._core.mesh.retell_report(member, crossed), happenings)
-        elif member.capability != earlier:
-            self._core.publish([RunnerChanged(member.runner())], happenings)
+            log.info("runner is back", runner=state.profile.name)
+            back = events_for(state.rows(), EventReason.REVIVED, f"the runner {state.profile.name} was heard again")
+            self._core.publish(self._core.mesh.changes_for([state]), [*back, *drafts])
+        elif state.sleeping != was_asleep:
+            crossed = sorted((state.sleeping ^ was_asleep) & state.publications.keys())
+            self._core.publish(self._core.mesh.changes_for_report(state, crossed), drafts)
+        elif state.capability != earlier:
+            self._core.publish([RunnerChanged(state.runner())], drafts)
 
     async def _close(self, session_id: str, incarnation: str) -> None:
-        member = self._core.mesh.of_session(session_id)
-        if member is None or member.session.incarnation != incarnation or member.pulse.standing is Standing.CLOSED:
+        state = self._core.mesh.of_session(session_id)
+        if state is None or state.session.incarnation != incarnation or state.pulse.standing is Standing.CLOSED:
             return
-        was_active = member.pulse.active
+        was_active = state.pulse.active
         now, now_utc = self._clock.monotonic(), self._clock.utc_now()
-        closed = replace(
-            member.stored_pulse(), standing=Standing.CLOSED, inactive_since=member.inactive_since or now_utc
-        )
+        closed = replace(state.stored_pulse(), standing=Standing.CLOSED, inactive_since=state.inactive_since or now_utc)
         await self._core.store.save_pulses([closed])
-        member.lose(Standing.CLOSED, now, now_utc)
-        member.saved_pulse = member.pulse
-        log.info("session closed", runner=member.profile.name)
+        state.lose(Standing.CLOSED, now, now_utc)
+        state.saved_pulse = state.pulse
+        log.info("session closed", runner=state.profile.name)
         if was_active:
-            said = of_rows(member.rows(), EventReason.CLOSED, f"the runner {member.profile.name} said good-bye")
-            self._core.publish(self._core.mesh.retell([member]), said)
+            said = events_for(state.rows(), EventReason.CLOSED, f"the runner {state.profile.name} said good-bye")
+            self._core.publish(self._core.mesh.changes_for([state]), said)
 
 
 def _session(opening: Opening, decision: Admitted) -> Session:

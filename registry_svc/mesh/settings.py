@@ -5,13 +5,13 @@ from dataclasses import replace
 import structlog
 
 from registry_svc.mesh.core import RegistryCore
-from registry_svc.mesh.domain import EventReason, Happening, MeshSettings
+from registry_svc.mesh.domain import EventDraft, EventReason, MeshSettings
 from registry_svc.mesh.watch import SettingsChanged
 
 log = structlog.get_logger("weft.registry")
 
 
-class SettingsDesk:
+class SettingsManager:
     """Tells and changes the settings; writes pass one by one with those of declarations and the roster."""
 
     def __init__(self, core: RegistryCore) -> None:
@@ -38,9 +38,9 @@ class SettingsDesk:
         return changed
 
 
-def _happening(settings: MeshSettings) -> Happening:
+def _happening(settings: MeshSettings) -> EventDraft:
     may = "may" if settings.allow_cloud_fallback else "may not"
-    return Happening(
+    return EventDraft(
         kind=None,
         name="settings",
         reason=EventReason.CONFIGURED,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from registry_svc.mesh.core import RegistryCore
-from registry_svc.mesh.domain import EventReason, Happening, Kind
+from registry_svc.mesh.domain import EventDraft, EventReason, Kind
 from registry_svc.mesh.policy.unowned import (
     UNLOAD_GRACE_SECONDS,
     UnownedModel,
@@ -67,11 +67,11 @@ class UnownedModels:
 
     def _present(self) -> Iterable[UnownedModel]:
         mesh = self._core.mesh
-        active = [member for member in mesh if member.pulse.active]
-        yield from (UnownedModel(member.profile.name, model) for member in active for model in member.unowned)
+        active = [state for state in mesh if state.pulse.active]
+        yield from (UnownedModel(state.profile.name, model) for state in active for model in state.unowned)
         for each in self._leased():
-            member = mesh.of_runner(each.runner)
-            if member is not None and member.pulse.active:
+            state = mesh.of_runner(each.runner)
+            if state is not None and state.pulse.active:
                 yield each
 
     async def _unload(self, unowned: UnownedModel) -> None:
@@ -89,8 +89,8 @@ class UnownedModels:
             self._unloads.pop(unowned, None)
 
 
-def _event_of(unowned: UnownedModel) -> Happening:
-    return Happening(
+def _event_of(unowned: UnownedModel) -> EventDraft:
+    return EventDraft(
         kind=Kind.RUNNER,
         name=unowned.runner,
         reason=EventReason.UNOWNED,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
-from registry_svc.mesh.domain import Agent, Event, Happening, Kind, MeshSettings, Model, Route, Runner
+from registry_svc.mesh.domain import Agent, Event, EventDraft, Kind, MeshSettings, Model, Route, Runner
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -121,7 +121,7 @@ class Watcher(Generic[T]):
         self._broadcaster = broadcaster
         self._max_waiting = max_waiting
         self._waiting: deque[T] = deque()
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._ended: WeftError | None = None
 
     def __enter__(self) -> Self:
@@ -140,8 +140,8 @@ class Watcher(Generic[T]):
         while not self._waiting:
             if self._ended is not None:
                 raise self._ended
-            self._news.clear()
-            await self._news.wait()
+            self._changed.clear()
+            await self._changed.wait()
         return self._waiting.popleft()
 
     def offer(self, batch: Sequence[T]) -> bool:
@@ -162,13 +162,13 @@ class Watcher(Generic[T]):
             )
             return False
         self._waiting.extend(batch)
-        self._news.set()
+        self._changed.set()
         return True
 
     def end(self, error: WeftError) -> None:
         """Raise `error` to the listener once it has read what waits."""
         self._ended = error
-        self._news.set()
+        self._changed.set()
 
 
 class Broadcaster(Generic[T]):
@@ -213,13 +213,13 @@ class EventLog:
         self._sequence = 0
         self._broadcaster = Broadcaster[Event](watch_buffer_events)
 
-    def record(self, happenings: Iterable[Happening]) -> None:
+    def record(self, drafts: Iterable[EventDraft]) -> None:
         """Remember and tell these, in this order; all at the same moment."""
         now = self._clock.utc_now()
         batch: list[Event] = []
-        for happening in happenings:
+        for draft in drafts:
             self._sequence += 1
-            batch.append(Event(sequence=self._sequence, at=now, happening=happening))
+            batch.append(Event(sequence=self._sequence, at=now, draft=draft))
         if batch:
             self._events.extend(batch)
             self._broadcaster.publish(batch)
@@ -245,5 +245,5 @@ class EventLog:
 
 def concerns(event: Event, kind: Kind | None, name: str) -> bool:
     """Whether an event is of this kind and name; None and "" mean all."""
-    happening = event.happening
-    return (kind is None or happening.kind is kind) and (not name or happening.name == name)
+    draft = event.draft
+    return (kind is None or draft.kind is kind) and (not name or draft.name == name)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from google.protobuf import duration_pb2
 
-from registry_svc.operations.runner_presence import Directory
+from registry_svc.operations.runner_presence import RunnerDirectory
 from registry_svc.wire_values import require_at_most, require_count, require_range, require_text
 from weft.api.operations.v1 import operation_pb2
 from weft.api.runner.v1 import load_pb2, runner_service_pb2
@@ -54,7 +54,7 @@ def checked_action(action: operation_pb2.OperationAction) -> CheckedAction:
     return CheckedAction(action=action, data=action.SerializeToString(deterministic=True))
 
 
-def words_of(action: operation_pb2.OperationAction) -> str:
+def action_summary(action: operation_pb2.OperationAction) -> str:
     """What an action is, for the log."""
     match action.WhichOneof("kind"):
         case "load_model":
@@ -143,7 +143,7 @@ def _refuse_idle_fields(flush: operation_pb2.FlushCache, field: str) -> None:
         raise invalid_field(f"{field}.tag", "must be empty unless scope is tag")
 
 
-def require_known(action: operation_pb2.OperationAction, directory: Directory) -> None:
+def require_known(action: operation_pb2.OperationAction, directory: RunnerDirectory) -> None:
     """Refuse an action on names that are not known, or that do not belong together.
 
     Raises MODEL_NOT_FOUND, NOT_FOUND for a runner, and INVALID_ARGUMENT naming the field.
@@ -157,7 +157,7 @@ def require_known(action: operation_pb2.OperationAction, directory: Directory) -
             _require_flushable(action.flush_cache, "action.flush_cache", directory)
 
 
-def subjects_of(action: operation_pb2.OperationAction, directory: Directory) -> frozenset[str]:
+def subjects_of(action: operation_pb2.OperationAction, directory: RunnerDirectory) -> frozenset[str]:
     """The names that an action changes: no two operations on one of them run at the same time."""
     match action.WhichOneof("kind"):
         case "load_model":
@@ -171,35 +171,35 @@ def subjects_of(action: operation_pb2.OperationAction, directory: Directory) -> 
             return frozenset({model, *models_named(model, directory)} if model else ())
 
 
-def models_named(name: str, directory: Directory) -> list[str]:
+def models_named(name: str, directory: RunnerDirectory) -> list[str]:
     """The models that an unload or a flush of `name` concerns: all of the pool so called, or the model so called."""
     if directory.names_pool(name) or directory.runner_of(name) is None:
         return _member_names(name, directory)
     return [name]
 
 
-def models_to_unload(name: str, directory: Directory) -> list[str]:
+def models_to_unload(name: str, directory: RunnerDirectory) -> list[str]:
     """See `models_named`; also a model that is loaded on a runner which does not publish it any more."""
     named = models_named(name, directory)
     return named if named or directory.holder_of(name) is None else [name]
 
 
-def is_single(load: operation_pb2.LoadModel, directory: Directory) -> bool:
+def is_single(load: operation_pb2.LoadModel, directory: RunnerDirectory) -> bool:
     """Whether a load is for one model, rather than for some of a pool."""
     return not load.replicas and directory.runner_of(load.model) is not None
 
 
-def _require_model(name: str, field: str, directory: Directory) -> None:
+def _require_model(name: str, field: str, directory: RunnerDirectory) -> None:
     if directory.runner_of(name) is None and not directory.pool(name):
         raise WeftError(Reason.MODEL_NOT_FOUND, f"no model or pool {name!r} is known", metadata={"field": field})
 
 
-def _require_unloadable(name: str, field: str, directory: Directory) -> None:
+def _require_unloadable(name: str, field: str, directory: RunnerDirectory) -> None:
     if directory.holder_of(name) is None:
         _require_model(name, field, directory)
 
 
-def _require_loadable(load: operation_pb2.LoadModel, field: str, directory: Directory) -> None:
+def _require_loadable(load: operation_pb2.LoadModel, field: str, directory: RunnerDirectory) -> None:
     _require_model(load.model, f"{field}.model", directory)
     members = [load.model] if is_single(load, directory) else _member_names(load.model, directory)
     if load.replicas and not members:
@@ -215,7 +215,7 @@ def _require_loadable(load: operation_pb2.LoadModel, field: str, directory: Dire
         )
 
 
-def _require_flushable(flush: operation_pb2.FlushCache, field: str, directory: Directory) -> None:
+def _require_flushable(flush: operation_pb2.FlushCache, field: str, directory: RunnerDirectory) -> None:
     if flush.model:
         _require_model(flush.model, f"{field}.model", directory)
     if not flush.runner:
@@ -227,5 +227,5 @@ def _require_flushable(flush: operation_pb2.FlushCache, field: str, directory: D
         raise invalid_field(f"{field}.runner", "must be the runner of `model`, or empty")
 
 
-def _member_names(pool: str, directory: Directory) -> list[str]:
+def _member_names(pool: str, directory: RunnerDirectory) -> list[str]:
     return [member.model for member in directory.pool(pool)]

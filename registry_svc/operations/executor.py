@@ -7,10 +7,10 @@ from dataclasses import replace
 import structlog
 
 from registry_svc.config import OperationSettings
-from registry_svc.operations.actions import words_of
+from registry_svc.operations.actions import action_summary
 from registry_svc.operations.audit_log import AuditLog
-from registry_svc.operations.job import Job, JobCancelled, JobTools
-from registry_svc.operations.live_operations import Book, LiveOperation
+from registry_svc.operations.job import Job, JobCancelled, JobDeps
+from registry_svc.operations.live_operations import LiveOperation, OperationTable
 from registry_svc.operations.operation_store import OperationStore
 from registry_svc.operations.policy.audit import AuditDraft
 from registry_svc.operations.policy.lifecycle import (
@@ -26,7 +26,7 @@ from registry_svc.operations.policy.lifecycle import (
     started,
 )
 from registry_svc.operations.runner_presence import cancelled
-from registry_svc.wire_values import cleaned_words
+from registry_svc.wire_values import cleaned_multiline
 from registry_svc.writer import SingleWriter
 from weft.api.operations.v1 import operation_pb2
 from weft.kernel.errors import WeftError
@@ -55,33 +55,33 @@ class Executor:
 
     def __init__(
         self,
-        tools: JobTools,
+        deps: JobDeps,
         store: OperationStore,
         audit: AuditLog,
-        book: Book,
+        table: OperationTable,
         writer: SingleWriter,
         settings: OperationSettings,
     ) -> None:
-        self._tools = tools
-        self._clock = tools.clock
+        self._deps = deps
+        self._clock = deps.clock
         self._store = store
         self._audit = audit
-        self._book = book
+        self._table = table
         self._writer = writer
         self._settings = settings
 
     async def stop(self) -> None:
         """Leave every operation where it is: the next life carries on."""
-        await stop_tasks([live.task for live in self._book if live.task is not None])
+        await stop_tasks([live.task for live in self._table if live.task is not None])
 
     def pump(self) -> None:
         """Begin what may begin. Called whenever an operation was accepted or has ended."""
         unfinished = [
             Unfinished(id=live.operation.id, subjects=live.subjects, running=live.task is not None)
-            for live in self._book
+            for live in self._table
         ]
         for operation_id in startable(unfinished, self._settings.max_running):
-            live = self._book.get(operation_id)
+            live = self._table.get(operation_id)
             assert live is not None, "only what is in the book can be chosen"
             live.task = start_task(self._run(live), name=f"operation-{operation_id}")
 
@@ -100,12 +100,12 @@ class Executor:
         live.operation = operation
         if operation.ended:
             live.progress = OperationProgress()
-            self._book.remove(live)
+            self._table.remove(live)
         live.tell()
 
     async def _run(self, live: LiveOperation) -> None:
         operation = live.operation
-        log.info("operation begins", operation=operation.name, work=words_of(live.action), resumed=live.resumed)
+        log.info("operation begins", operation=operation.name, work=action_summary(live.action), resumed=live.resumed)
         if operation.state is OperationState.PENDING:
             now = self._clock.utc_now()
             await self._surely(live, lambda each: started(each, now), ("operation.started", "", {}))
@@ -194,7 +194,7 @@ class Executor:
     def _job(self, live: LiveOperation) -> Job:
         begun = operation_pb2.OperationResult.FromString(live.operation.result).models
         job = Job(
-            self._tools,
+            self._deps,
             live.operation.id,
             live.action,
             _Report(self, live),
@@ -238,7 +238,7 @@ class _Report:
         self._live = live
 
     def progress(self, progress: OperationProgress) -> None:
-        """See Report.progress."""
+        """See ProgressReporter.progress."""
         live = self._live
         if live.operation.ended:
             return
@@ -248,14 +248,14 @@ class _Report:
         live.tell()
 
     async def assigned(self, runner: str) -> None:
-        """See Report.assigned."""
+        """See ProgressReporter.assigned."""
         await self._executor.keep(self._live, lambda operation: assigned(operation, runner))
 
     async def begun(self, models: Sequence[str]) -> None:
-        """See Report.begun."""
+        """See ProgressReporter.begun."""
         partial = operation_pb2.OperationResult(models=models).SerializeToString(deterministic=True)
         await self._executor.keep(self._live, lambda operation: replace(operation, result=partial))
 
 
 def _cleaned(text: str) -> str:
-    return cleaned_words(text[:MAX_DETAIL_CHARS], "detail", MAX_DETAIL_CHARS)
+    return cleaned_multiline(text[:MAX_DETAIL_CHARS], "detail", MAX_DETAIL_CHARS)

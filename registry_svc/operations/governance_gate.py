@@ -23,7 +23,7 @@ from registry_svc.operations.governance import (
 )
 from registry_svc.operations.policy.governance import (
     Marks,
-    Roll,
+    Quorum,
     TimeLimits,
     agreed,
     fault_in_age,
@@ -45,7 +45,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
 
-class Witness(Protocol):
+class RollbackGuard(Protocol):
     """Keeps marks over restarts, apart from the database."""
 
     def read(self) -> Marks | None:
@@ -57,18 +57,18 @@ class Witness(Protocol):
         ...
 
 
-class NoWitness:
+class NoRollbackGuard:
     """Keeps nothing."""
 
     def read(self) -> None:
-        """See Witness.read."""
+        """See RollbackGuard.read."""
 
     def write(self, marks: Marks) -> None:
-        """See Witness.write."""
+        """See RollbackGuard.write."""
 
 
-class WitnessFile:
-    """See Witness. It is written without waiting for the disk.
+class RollbackGuardFile:
+    """See RollbackGuard. It is written without waiting for the disk.
 
     A file that a power cut spoilt counts as lost, and a lost one makes the gate stricter, never laxer.
     """
@@ -77,7 +77,7 @@ class WitnessFile:
         self._path = path
 
     def read(self) -> Marks | None:
-        """See Witness.read."""
+        """See RollbackGuard.read."""
         try:
             with self._path.open("rb") as file:
                 found: Any = json.loads(file.read(MAX_FILE_BYTES))
@@ -89,7 +89,7 @@ class WitnessFile:
         return Marks(newest_microseconds=newest, floor=floor)
 
     def write(self, marks: Marks) -> None:
-        """See Witness.write."""
+        """See RollbackGuard.write."""
         fresh = self._path.with_name(f"{self._path.name}.new")
         text = json.dumps({"newest_microseconds": marks.newest_microseconds, "refused_before": marks.floor})
         try:
@@ -102,15 +102,15 @@ class WitnessFile:
             raise
 
 
-class StrictGate:
+class GovernanceGate:
     """See Gatekeeper. `clock` is asked for the time of the start alone."""
 
-    def __init__(self, config: GovernanceConfig, verifier: Verifier, witness: Witness, clock: Clock) -> None:
+    def __init__(self, config: GovernanceConfig, verifier: Verifier, guard: RollbackGuard, clock: Clock) -> None:
         self._config = config
         self._verifier = verifier
-        self._witness = witness
+        self._guard = guard
         self._clock = clock
-        self._roll = _roll(config)
+        self._quorum = _quorum(config)
         self._limits = TimeLimits(lifetime=config.token_lifetime_seconds, skew=config.clock_skew_seconds)
         self._audience = config.audience
         self._marks: Marks | None = None
@@ -119,11 +119,11 @@ class StrictGate:
         """See Gatekeeper.recall. Raises INVALID_ARGUMENT when the witness cannot be written."""
         self._audience = self._config.audience or marks.audience
         stored = None if marks.newest_issued_at is None else _microseconds(marks.newest_issued_at)
-        witnessed = self._witness.read()
+        witnessed = self._guard.read()
         started_at = self._clock.utc_now().timestamp()
         self._marks = marks_at_start(stored, witnessed, started_at=started_at, skew=self._limits.skew)
         try:
-            self._witness.write(self._marks)
+            self._guard.write(self._marks)
         except OSError as error:
             raise invalid_field(
                 "registry.governance", f"needs to write the witness of issue times: {error.strerror}"
@@ -149,7 +149,7 @@ class StrictGate:
             verified = self._verifier.verify(action, authorization, self._audience)
         except MalformedToken as error:
             raise Refused(f"the authorization {error}") from error
-        signers = agreed(verified.signers, self._roll)
+        signers = agreed(verified.signers, self._quorum)
         # Of a shared key nobody's agreement is proven.
         proven = signers if self._config.mode is GovernanceMode.SIGNATURES else ()
         fault = self._fault(verified, self._marks, now_utc.timestamp())
@@ -168,8 +168,8 @@ class StrictGate:
         """See Gatekeeper.describe."""
         return GovernanceRules(
             mode=self._config.mode,
-            required_signers=self._roll.required,
-            signers=tuple(sorted(self._roll.counted)),
+            required_signers=self._quorum.required,
+            signers=tuple(sorted(self._quorum.counted)),
             audience=self._audience,
             token_lifetime_seconds=self._limits.lifetime,
             policy_version=self._config.policy_version,
@@ -178,7 +178,7 @@ class StrictGate:
     def _fault(self, verified: Verified, marks: Marks, now: float) -> str | None:
         limits, validity = self._limits, verified.validity
         return (
-            fault_in_agreement(verified.signers, self._roll)
+            fault_in_agreement(verified.signers, self._quorum)
             or fault_in_time(validity, now, limits)
             or fault_in_age(validity.issued_at, marks, lifetime=limits.lifetime, skew=limits.skew)
         )
@@ -187,7 +187,7 @@ class StrictGate:
         """The witness knows a token before the database does: after a crash between the two, old ones are refused."""
         raised = marks.raised_to(issued_at)
         try:
-            self._witness.write(raised)
+            self._guard.write(raised)
         except OSError as error:
             raise Refused(f"the witness of issue times cannot be written: {error.strerror}", actors=proven) from error
         self._marks = raised
@@ -198,11 +198,11 @@ def build_gate(config: GovernanceConfig, clock: Clock) -> Gatekeeper:
     """The gate for a configuration. Raises INVALID_ARGUMENT for one that no token could meet."""
     if config.mode is GovernanceMode.OFF:
         return OpenGate()
-    roll = _roll(config)
-    if not 1 <= roll.required <= len(roll.counted):
-        raise invalid_field("required_signers", f"must be 1 to {len(roll.counted)}, as there are signers not revoked")
-    witness = NoWitness() if config.witness_file is None else WitnessFile(config.witness_file)
-    return StrictGate(config, _verifier(config), witness, clock)
+    quorum = _quorum(config)
+    if not 1 <= quorum.required <= len(quorum.counted):
+        raise invalid_field("required_signers", f"must be 1 to {len(quorum.counted)}, as there are signers not revoked")
+    guard = NoRollbackGuard() if config.witness_file is None else RollbackGuardFile(config.witness_file)
+    return GovernanceGate(config, _verifier(config), guard, clock)
 
 
 def _verifier(config: GovernanceConfig) -> Verifier:
@@ -214,8 +214,8 @@ def _verifier(config: GovernanceConfig) -> Verifier:
     return SignatureVerifier(config.signers, policy_version=config.policy_version)
 
 
-def _roll(config: GovernanceConfig) -> Roll:
-    return Roll(
+def _quorum(config: GovernanceConfig) -> Quorum:
+    return Quorum(
         counted=frozenset(signer.id for signer in config.signers if not signer.revoked),
         revoked=frozenset(signer.id for signer in config.signers if signer.revoked),
         required=config.required_signers,

@@ -12,7 +12,7 @@ from registry_svc.mesh.runner_calls import RunnerCalls
 from registry_svc.operations.actions import is_single, models_named, models_to_unload
 from registry_svc.operations.policy.lifecycle import OperationProgress
 from registry_svc.operations.policy.loads import LoadTimes, plan_pool
-from registry_svc.operations.runner_presence import Attendance, Directory
+from registry_svc.operations.runner_presence import RunnerDirectory, RunnerPresence
 from registry_svc.wire_values import duration_message
 from weft.api.operations.v1 import operation_pb2
 from weft.api.runner.v1 import load_pb2, runner_service_pb2
@@ -56,7 +56,7 @@ class JobCancelled(Exception):  # noqa: N818 - an outcome, which is no error of 
     """Its end was asked for, and no call of it goes on; what it loaded is still there, see Job.undo."""
 
 
-class Report(Protocol):
+class ProgressReporter(Protocol):
     """Whom a job tells how it is getting on."""
 
     def progress(self, progress: OperationProgress) -> None:
@@ -73,14 +73,14 @@ class Report(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobTools:
+class JobDeps:
     """What jobs work with."""
 
     calls: RunnerCalls
-    directory: Directory
+    directory: RunnerDirectory
     clock: Clock
     times: LoadTimes
-    attendance: Attendance
+    presence: RunnerPresence
 
 
 class Job:
@@ -92,15 +92,15 @@ class Job:
 
     def __init__(
         self,
-        tools: JobTools,
+        deps: JobDeps,
         operation_id: str,
         action: operation_pb2.OperationAction,
-        report: Report,
+        report: ProgressReporter,
         *,
         begun: Sequence[str] = (),
         patient_until: float = 0.0,
     ) -> None:
-        self._tools = tools
+        self._deps = deps
         self._operation_id = operation_id
         self._action = action
         self._report = report
@@ -136,10 +136,10 @@ class Job:
         UNDO_PATIENCE_SECONDS.
         """
         failures: list[str] = []
-        until = self._tools.clock.monotonic() + UNDO_PATIENCE_SECONDS
+        until = self._deps.clock.monotonic() + UNDO_PATIENCE_SECONDS
         for model in self._begun:
             self._tell("unloading", f"unloading {model}")
-            runner = self._tools.directory.holder_of(model) or ""
+            runner = self._deps.directory.holder_of(model) or ""
             try:
                 await self._unload_patiently(runner, model, until, while_there=True)
             except WeftError as error:
@@ -150,14 +150,14 @@ class Job:
     async def _load(self, load: operation_pb2.LoadModel) -> None:
         if load.evict_model:
             await self._unload(load.evict_model)
-        if is_single(load, self._tools.directory):
-            await self._report.assigned(self._tools.directory.runner_of(load.model) or "")
+        if is_single(load, self._deps.directory):
+            await self._report.assigned(self._deps.directory.runner_of(load.model) or "")
             await self._load_one(load.model, load.options)
             return
         await self._load_pool(load)
 
     async def _load_pool(self, load: operation_pb2.LoadModel) -> None:
-        plan = plan_pool(self._tools.directory.pool(load.model), load.replicas or 1)
+        plan = plan_pool(self._deps.directory.pool(load.model), load.replicas or 1)
         missing, failures = plan.missing, list[WeftError]()
         if load.HasField("options") and load.options.ByteSize():
             for model in plan.keep:
@@ -184,9 +184,9 @@ class Job:
             await self._report.begun([*self._begun, model])
             self._begun.append(model)
         self._require_wanted()
-        runner = self._tools.directory.runner_of(model) or ""
+        runner = self._deps.directory.runner_of(model) or ""
         self._loading = asyncio.create_task(
-            self._tools.attendance.patient_call(
+            self._deps.presence.patient_call(
                 runner, lambda: self._load_call(runner, model, options), self._patient_until
             ),
             name=f"load-{model}",
@@ -208,13 +208,13 @@ class Job:
                 self._begun.remove(model)
                 await self._report.begun(self._begun)
         elif result.HasField("load_time"):
-            self._tools.times.learn(model, seconds_of(result.load_time))
+            self._deps.times.learn(model, seconds_of(result.load_time))
         self._add_load(model, result)
 
     async def _load_call(self, runner: str, model: str, options: load_pb2.LoadOptions) -> runner_service_pb2.LoadResult:
-        began = self._tools.clock.monotonic()
+        began = self._deps.clock.monotonic()
         self._tell_load(model, began, runner_service_pb2.LoadProgress(stage="asking the runner"))
-        responses = self._tools.calls.load(runner, model, options, operation_id=self._operation_id)
+        responses = self._deps.calls.load(runner, model, options, operation_id=self._operation_id)
         async with aclosing(responses):
             async for response in responses:
                 if response.WhichOneof("kind") == "result":
@@ -223,10 +223,10 @@ class Job:
         raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the runner ended the load without a result")
 
     def _tell_load(self, model: str, began: float, said: runner_service_pb2.LoadProgress) -> None:
-        now = self._tools.clock.monotonic()
+        now = self._deps.clock.monotonic()
         # Earlier loads tell nothing of when others give their memory up.
         waits = said.stage == WAITING_FOR_MEMORY
-        eta = None if waits else self._tools.times.eta_seconds(model, now - began)
+        eta = None if waits else self._deps.times.eta_seconds(model, now - began)
         if said.HasField("eta"):
             eta = seconds_of(said.eta)
         self._report.progress(
@@ -248,7 +248,7 @@ class Job:
             total.load_time.CopyFrom(duration_message(seconds_of(total.load_time) + seconds_of(result.load_time)))
 
     async def _unload_named(self, name: str) -> None:
-        models = models_to_unload(name, self._tools.directory)
+        models = models_to_unload(name, self._deps.directory)
         if not models:
             raise WeftError(Reason.MODEL_NOT_FOUND, f"no model or pool {name!r} is known any more")
         there = [model for model in models if self._is_there(model)]
@@ -259,7 +259,7 @@ class Job:
     async def _unload(self, model: str) -> None:
         self._require_wanted()
         self._tell("unloading", f"unloading {model}")
-        runner = self._tools.directory.holder_of(model) or ""
+        runner = self._deps.directory.holder_of(model) or ""
         answer = await self._unload_patiently(runner, model, self._patient_until)
         freed = (self._result.memory_freed_bytes, answer.memory_freed_bytes)
         self._result.memory_freed_bytes = amount_of_all(freed)
@@ -271,9 +271,9 @@ class Job:
         self, runner: str, model: str, until: float, *, while_there: bool = False
     ) -> runner_service_pb2.UnloadResponse:
         async def call() -> runner_service_pb2.UnloadResponse:
-            return await self._tools.calls.unload(runner, model, operation_id=self._operation_id)
+            return await self._deps.calls.unload(runner, model, operation_id=self._operation_id)
 
-        return await self._tools.attendance.patient_call(runner, call, until, while_there=while_there)
+        return await self._deps.presence.patient_call(runner, call, until, while_there=while_there)
 
     async def _flush(self, flush: operation_pb2.FlushCache) -> None:
         requests = self._flush_requests(flush)
@@ -299,7 +299,7 @@ class Job:
     def _flush_requests(
         self, flush: operation_pb2.FlushCache
     ) -> list[tuple[str, runner_service_pb2.FlushCacheRequest]]:
-        directory = self._tools.directory
+        directory = self._deps.directory
         if not flush.model:
             runners = [flush.runner] if flush.runner else directory.active_runners()
             return [(runner, _flush_request(flush, "")) for runner in runners]
@@ -311,10 +311,10 @@ class Job:
         self, runner: str, request: runner_service_pb2.FlushCacheRequest
     ) -> runner_service_pb2.FlushCacheResponse | WeftError:
         async def call() -> runner_service_pb2.FlushCacheResponse:
-            return await self._tools.calls.flush_cache(runner, request, operation_id=self._operation_id)
+            return await self._deps.calls.flush_cache(runner, request, operation_id=self._operation_id)
 
         try:
-            return await self._tools.attendance.patient_call(runner, call, self._patient_until)
+            return await self._deps.presence.patient_call(runner, call, self._patient_until)
         except WeftError as error:
             return error
 
@@ -328,7 +328,7 @@ class Job:
             total.reusable_bytes = amount_of_all(answer.reusable_bytes for answer in answers)
 
     def _is_there(self, model: str) -> bool:
-        return self._tools.attendance.is_there(self._tools.directory.holder_of(model) or "")
+        return self._deps.presence.is_there(self._deps.directory.holder_of(model) or "")
 
     def _require_wanted(self) -> None:
         if self._cancel_requested:
@@ -353,8 +353,8 @@ def _require_flushed(answers: Sequence[runner_service_pb2.FlushCacheResponse], f
     grave = [error for error in failures if error.reason is not Reason.UNSUPPORTED_OPERATION]
     if grave or (failures and not answers):
         first = (grave or list(failures))[0]
-        asked = len(answers) + len(failures)
-        raise WeftError(first.reason, f"{len(failures)} of {asked} caches were not flushed; the first: {first.message}")
+        total = len(answers) + len(failures)
+        raise WeftError(first.reason, f"{len(failures)} of {total} caches were not flushed; the first: {first.message}")
 
 
 def _too_few(missing: int, failures: Sequence[WeftError]) -> WeftError:

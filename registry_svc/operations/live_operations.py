@@ -31,9 +31,9 @@ class OperationWatcher:
     def __init__(self, watchers: "set[OperationWatcher]", now: OperationView) -> None:
         self._watchers = watchers
         self._waiting: deque[OperationView] = deque([now], maxlen=WATCH_BUFFER)
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._error: WeftError | None = None
-        self._told_end = False
+        self._end_delivered = False
 
     def __enter__(self) -> Self:
         return self
@@ -48,26 +48,26 @@ class OperationWatcher:
 
     async def __anext__(self) -> OperationView:
         """The next change; raises SHUTTING_DOWN when there will be none any more."""
-        if self._told_end:
+        if self._end_delivered:
             raise StopAsyncIteration
         while not self._waiting:
             if self._error is not None:
                 raise self._error
-            self._news.clear()
-            await self._news.wait()
+            self._changed.clear()
+            await self._changed.wait()
         view = self._waiting.popleft()
-        self._told_end = view.operation.ended
+        self._end_delivered = view.operation.ended
         return view
 
     def offer(self, view: OperationView) -> None:
         """Queue a change; the oldest one gives way when there are too many."""
         self._waiting.append(view)
-        self._news.set()
+        self._changed.set()
 
     def end(self, error: WeftError) -> None:
         """Raise `error` once what waits has been read."""
         self._error = error
-        self._news.set()
+        self._changed.set()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -98,7 +98,7 @@ class LiveOperation:
             watcher.offer(view)
 
 
-class Book:
+class OperationTable:
     """Operations that have not ended, in order of acceptance."""
 
     def __init__(self) -> None:

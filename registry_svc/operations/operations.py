@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import structlog
 
 from registry_svc.config import OperationSettings
-from registry_svc.operations.actions import CheckedAction, require_known, subjects_of, words_of
+from registry_svc.operations.actions import CheckedAction, action_summary, require_known, subjects_of
 from registry_svc.operations.audit_log import AuditLog, action_detail, action_hash
 from registry_svc.operations.executor import Executor
 from registry_svc.operations.governance import Admission, Gatekeeper, GovernanceRules, Refused
-from registry_svc.operations.job import JobTools
-from registry_svc.operations.live_operations import Book, LiveOperation, OperationView, OperationWatcher
+from registry_svc.operations.job import JobDeps
+from registry_svc.operations.live_operations import LiveOperation, OperationTable, OperationView, OperationWatcher
 from registry_svc.operations.operation_store import (
     NewOperation,
     NonceUsed,
@@ -45,7 +45,7 @@ RETRY_AFTER_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class OperationRequest:
     """A checked CreateOperation."""
 
     request_id: str
@@ -58,17 +58,17 @@ class Operations:
     """All operations of one registry, from `start` to `stop`; outside of that everything is SHUTTING_DOWN."""
 
     def __init__(
-        self, store: OperationStore, tools: JobTools, gatekeeper: Gatekeeper, settings: OperationSettings
+        self, store: OperationStore, deps: JobDeps, gatekeeper: Gatekeeper, settings: OperationSettings
     ) -> None:
         self._store = store
-        self._tools = tools
-        self._clock = tools.clock
+        self._deps = deps
+        self._clock = deps.clock
         self._gatekeeper = gatekeeper
         self._settings = settings
-        self._book = Book()
+        self._table = OperationTable()
         self._writer = SingleWriter()
-        self.audit = AuditLog(store, tools.clock, settings.max_audit_entries)
-        self._executor = Executor(tools, store, self.audit, self._book, self._writer, settings)
+        self.audit = AuditLog(store, deps.clock, settings.max_audit_entries)
+        self._executor = Executor(deps, store, self.audit, self._table, self._writer, settings)
         self._open = False
 
     async def start(self) -> None:
@@ -80,7 +80,7 @@ class Operations:
         for operation in await self._store.load_unfinished():
             self._take(operation, resumed=True)
         self._open = True
-        log.info("operations open", unfinished=len(self._book), audit_entries=self.audit.head.sequence)
+        log.info("operations open", unfinished=len(self._table), audit_entries=self.audit.head.sequence)
         self.audit.tell_head()
         self._executor.pump()
 
@@ -91,14 +91,14 @@ class Operations:
         self._open = False
         await self._executor.stop()
         await self._writer.drain(grace_seconds)
-        self._book.clear()
+        self._table.clear()
         try:
             await self.audit.close_window(at_once=True)
         except WeftError:
             log.warning("the count of refusals was lost")
         self.audit.tell_head()
 
-    async def create(self, asked: Asked) -> tuple[OperationView, bool]:
+    async def create(self, request: OperationRequest) -> tuple[OperationView, bool]:
         """The operation, and whether an earlier call with the same request id made it.
 
         Raises ALREADY_EXISTS, OPERATION_REFUSED, TOO_MANY_RESOURCES, QUEUE_FULL and SERVICE_UNAVAILABLE, and what
@@ -106,12 +106,12 @@ class Operations:
         """
         self._require_open()
         self._require_turn()
-        return await self._writer.run(lambda: self._accept(asked))
+        return await self._writer.run(lambda: self._accept(request))
 
     async def get(self, operation_id: str) -> OperationView:
         """One operation; raises NOT_FOUND."""
         self._require_open()
-        live = self._book.get(operation_id)
+        live = self._table.get(operation_id)
         if live is not None:
             return live.view
         operation = await self._store.get(operation_id)
@@ -124,16 +124,16 @@ class Operations:
         self._require_open()
         found = await self._store.page(before_number=before_number, size=size, unfinished_only=unfinished_only)
         return [
-            live.view if (live := self._book.get(operation.id)) is not None else OperationView(operation=operation)
+            live.view if (live := self._table.get(operation.id)) is not None else OperationView(operation=operation)
             for operation in found
         ]
 
     async def watch(self, operation_id: str) -> OperationView | OperationWatcher:
         """Who follows it; or, of one that has ended, what it is for ever. Raises NOT_FOUND and TOO_MANY_RESOURCES."""
         view = await self.get(operation_id)
-        live = self._book.get(operation_id)
+        live = self._table.get(operation_id)
         if live is not None:
-            return self._book.watch(live)
+            return self._table.watch(live)
         # It may have ended while it was looked up.
         return view if view.operation.ended else await self.get(operation_id)
 
@@ -159,7 +159,7 @@ class Operations:
         """What an operation needs to be accepted."""
         return self._gatekeeper.describe()
 
-    async def keep_house(self) -> None:
+    async def housekeep(self) -> None:
         """Forget what need not be kept any more, and write what was counted. Raises SERVICE_UNAVAILABLE."""
         self._require_open()
         now = self._clock.utc_now()
@@ -167,19 +167,19 @@ class Operations:
         await self._store.purge_nonces(now)
         await self._writer.run(self.audit.close_window)
 
-    async def _accept(self, asked: Asked) -> tuple[OperationView, bool]:
+    async def _accept(self, request: OperationRequest) -> tuple[OperationView, bool]:
         self._require_open()
-        live = self._book.of_request(asked.request_id)
-        earlier = live.operation if live is not None else await self._store.of_request(asked.request_id)
+        live = self._table.of_request(request.request_id)
+        earlier = live.operation if live is not None else await self._store.of_request(request.request_id)
         if earlier is not None:
-            require_same_action(earlier, asked.action.data)
+            require_same_action(earlier, request.action.data)
             return self._adopted(earlier), True
         # Only now: a repeat is answered though its model is gone by then.
-        require_known(asked.action.action, self._tools.directory)
-        admission = await self._admitted(asked)
-        require_place(len(self._book), self._settings.max_unfinished)
-        self.audit.require_room(len(self._book))
-        match await self._store.save_new(self._new(asked, admission)):
+        require_known(request.action.action, self._deps.directory)
+        admission = await self._admitted(request)
+        require_place(len(self._table), self._settings.max_unfinished)
+        self.audit.require_room(len(self._table))
+        match await self._store.save_new(self._new(request, admission)):
             case Saved(operation, head):
                 self.audit.moved(head)
                 live = self._take(operation, resumed=False)
@@ -187,38 +187,38 @@ class Operations:
                 self._executor.pump()
                 return view, False
             case RequestKnown(earlier):
-                require_same_action(earlier, asked.action.data)
+                require_same_action(earlier, request.action.data)
                 return self._adopted(earlier), True
             case NonceUsed():
                 refused = Refused("its nonce was used before", actors=admission.signers)
-                raise await self._refusal(refused, asked)
+                raise await self._refusal(refused, request)
 
-    async def _admitted(self, asked: Asked) -> Admission:
-        action = asked.action
+    async def _admitted(self, request: OperationRequest) -> Admission:
+        action = request.action
         try:
-            return self._gatekeeper.admit(action.data, action.action, asked.authorization, self._clock.utc_now())
+            return self._gatekeeper.admit(action.data, action.action, request.authorization, self._clock.utc_now())
         except Refused as refused:
-            raise await self._refusal(refused, asked) from None
+            raise await self._refusal(refused, request) from None
 
-    async def _refusal(self, refused: Refused, asked: Asked) -> WeftError:
+    async def _refusal(self, refused: Refused, request: OperationRequest) -> WeftError:
         """Why is for the audit log alone."""
-        await self.audit.refused(refused, asked.action.data, asked.requested_by)
+        await self.audit.refused(refused, request.action.data, request.requested_by)
         return WeftError(Reason.OPERATION_REFUSED, "refused")
 
-    def _new(self, asked: Asked, admission: Admission) -> NewOperation:
+    def _new(self, request: OperationRequest, admission: Admission) -> NewOperation:
         now = self._clock.utc_now()
         operation = GovernedOperation(
             id=new_id("op"),
-            request_id=asked.request_id,
-            action=asked.action.data,
-            requested_by=asked.requested_by,
+            request_id=request.request_id,
+            action=request.action.data,
+            requested_by=request.requested_by,
             signers=admission.signers,
             created_at=now,
         )
         detail: dict[str, object] = {
-            "action": action_detail(asked.action.data),
-            "action_sha256": action_hash(asked.action.data),
-            "request_id": asked.request_id,
+            "action": action_detail(request.action.data),
+            "action_sha256": action_hash(request.action.data),
+            "request_id": request.request_id,
             "signers": list(admission.signers),
         }
         if admission.issued_at is not None:
@@ -227,12 +227,12 @@ class Operations:
         if admission.nonce:
             assert admission.nonce_kept_until is not None, "a nonce says until when it is kept"
             nonce = SpentNonce(nonce=admission.nonce, kept_until=admission.nonce_kept_until)
-        accepted = self.audit.drafted("operation.accepted", operation, asked.requested_by, **detail)
+        accepted = self.audit.drafted("operation.accepted", operation, request.requested_by, **detail)
         return NewOperation(operation=operation, audit=(accepted,), nonce=nonce, mark=admission.mark)
 
     async def _cancel(self, operation_id: str, requested_by: str) -> OperationView:
         self._require_open()
-        live = self._book.get(operation_id)
+        live = self._table.get(operation_id)
         if live is None:
             return await self.get(operation_id)
         if live.operation.cancel_requested:
@@ -254,7 +254,7 @@ class Operations:
 
     def _adopted(self, earlier: GovernedOperation) -> OperationView:
         """An earlier operation, which is taken up if its acceptance was told as failed and yet is on disk."""
-        live = self._book.get(earlier.id)
+        live = self._table.get(earlier.id)
         if live is None and not earlier.ended:
             live = self._take(earlier, resumed=True)
             self._executor.pump()
@@ -263,12 +263,12 @@ class Operations:
     def _take(self, operation: GovernedOperation, *, resumed: bool) -> LiveOperation:
         action = operation_pb2.OperationAction.FromString(operation.action)
         live = LiveOperation(
-            operation=operation, action=action, subjects=subjects_of(action, self._tools.directory), resumed=resumed
+            operation=operation, action=action, subjects=subjects_of(action, self._deps.directory), resumed=resumed
         )
         if operation.cancel_requested:
             live.cancel_requested.set()
-        self._book.add(live)
-        log.info("operation accepted", operation=operation.name, work=words_of(action), resumed=resumed)
+        self._table.add(live)
+        log.info("operation accepted", operation=operation.name, work=action_summary(action), resumed=resumed)
         return live
 
     def _learn(self, operation: GovernedOperation) -> None:
@@ -277,7 +277,7 @@ class Operations:
             return
         result = operation_pb2.OperationResult.FromString(operation.result)
         if len(result.models) == 1 and result.HasField("load_time"):
-            self._tools.times.learn(result.models[0], result.load_time.ToNanoseconds() / 1e9)
+            self._deps.times.learn(result.models[0], result.load_time.ToNanoseconds() / 1e9)
 
     def _require_turn(self) -> None:
         if self._writer.waiting >= MAX_WAITING_WRITES:

@@ -16,7 +16,7 @@ _LOADED = frozenset({Phase.LOADING, Phase.READY})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunnerSight:
+class RunnerSnapshot:
     """A runner right now."""
 
     name: str
@@ -24,7 +24,7 @@ class RunnerSight:
     active: bool
 
 
-class Directory(Protocol):
+class RunnerDirectory(Protocol):
     """Who is there."""
 
     def runner_of(self, model: str) -> str | None:
@@ -43,7 +43,7 @@ class Directory(Protocol):
         """Whether models name a pool of this name, so that it is more than one model's own."""
         ...
 
-    def runner(self, name: str) -> RunnerSight | None:
+    def runner(self, name: str) -> RunnerSnapshot | None:
         """A runner; None: unknown."""
         ...
 
@@ -52,42 +52,42 @@ class Directory(Protocol):
         ...
 
 
-class MeshDirectory:
-    """See Directory."""
+class MeshRunnerDirectory:
+    """See RunnerDirectory."""
 
     def __init__(self, core: RegistryCore) -> None:
         self._core = core
 
     def runner_of(self, model: str) -> str | None:
-        """See Directory.runner_of."""
+        """See RunnerDirectory.runner_of."""
         found = self._core.mesh.model(model)
         return None if found is None else found.runner
 
     def holder_of(self, model: str) -> str | None:
-        """See Directory.holder_of."""
+        """See RunnerDirectory.holder_of."""
         found = self.runner_of(model)
         return self._core.mesh.unowned_on(model) if found is None else found
 
     def pool(self, name: str) -> tuple[PoolMember, ...]:
-        """See Directory.pool."""
+        """See RunnerDirectory.pool."""
         found = self._core.mesh.pool(name)
         if found is None:
             return ()
         return tuple(self._pool_member(model.manifest.name, model.runner) for model in found.members)
 
     def names_pool(self, name: str) -> bool:
-        """See Directory.names_pool."""
+        """See RunnerDirectory.names_pool."""
         return self._core.mesh.pools.is_explicit(name)
 
-    def runner(self, name: str) -> RunnerSight | None:
-        """See Directory.runner."""
+    def runner(self, name: str) -> RunnerSnapshot | None:
+        """See RunnerDirectory.runner."""
         member = self._core.mesh.of_runner(name)
         if member is None:
             return None
-        return RunnerSight(name=name, incarnation=member.profile.incarnation, active=member.pulse.active)
+        return RunnerSnapshot(name=name, incarnation=member.profile.incarnation, active=member.pulse.active)
 
     def active_runners(self) -> list[str]:
-        """See Directory.active_runners."""
+        """See RunnerDirectory.active_runners."""
         return sorted(member.profile.name for member in self._core.mesh if member.pulse.active)
 
     def _pool_member(self, model: str, runner: str) -> PoolMember:
@@ -112,10 +112,10 @@ _NOT_REACHED = frozenset({Reason.NO_RUNNER_AVAILABLE, Reason.WORKER_LOST, Reason
 T = TypeVar("T")
 
 
-class Attendance:
+class RunnerPresence:
     """Makes calls to runners, and watches the runners meanwhile."""
 
-    def __init__(self, directory: Directory, clock: Clock) -> None:
+    def __init__(self, directory: RunnerDirectory, clock: Clock) -> None:
         self._directory = directory
         self._clock = clock
 
@@ -165,7 +165,7 @@ class Attendance:
         sight = self._directory.runner(runner) if runner else None
         return sight is not None and sight.active
 
-    async def _until_gone(self, at_start: RunnerSight) -> WeftError:
+    async def _until_gone(self, at_start: RunnerSnapshot) -> WeftError:
         while True:
             await self._clock.sleep(LOOK_INTERVAL_SECONDS)
             sight = self._directory.runner(at_start.name)

@@ -11,13 +11,13 @@ from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.runner_calls import RunnerCalls
 from registry_svc.operations.actions import checked_action
 from registry_svc.operations.governance import Gatekeeper
-from registry_svc.operations.job import JobTools
+from registry_svc.operations.job import JobDeps
 from registry_svc.operations.live_operations import OperationView
 from registry_svc.operations.operation_store import SqlOperationStore
-from registry_svc.operations.operations import Asked, Operations
+from registry_svc.operations.operations import OperationRequest, Operations
 from registry_svc.operations.policy.lifecycle import GovernedOperation, OperationState
 from registry_svc.operations.policy.loads import LoadTimes
-from registry_svc.operations.runner_presence import Attendance, MeshDirectory
+from registry_svc.operations.runner_presence import MeshRunnerDirectory, RunnerPresence
 from registry_svc.operations.servicer import OperationServicer
 from registry_svc.store.database import Transactions
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2_grpc
@@ -49,10 +49,10 @@ class OperationUnloader:
                 metadata={"model": model},
             )
         action = operation_pb2.OperationAction(unload_model=operation_pb2.UnloadModel(model=model))
-        asked = Asked(
+        request = OperationRequest(
             request_id=new_id("del"), action=checked_action(action), requested_by=requested_by, authorization=""
         )
-        view, _ = await self._operations.create(asked)
+        view, _ = await self._operations.create(request)
         try:
             async with asyncio.timeout(MAX_UNLOAD_WAIT_SECONDS):
                 operation = await self._ended(view.operation)
@@ -87,7 +87,7 @@ log = structlog.get_logger("weft.registry.operations")
 HOUSEKEEPING_INTERVAL_SECONDS = 60.0
 
 
-class Keeper:
+class Housekeeper:
     """Keeps house every HOUSEKEEPING_INTERVAL_SECONDS, and tells the head of the log every `head_interval_seconds`."""
 
     def __init__(self, operations: Operations, clock: Clock, head_interval_seconds: float) -> None:
@@ -100,7 +100,7 @@ class Keeper:
         """Begin; everything happens for the first time after one interval."""
         self._tasks = [
             start_critical(
-                self._every(HOUSEKEEPING_INTERVAL_SECONDS, self._operations.keep_house), name="operations-housekeeping"
+                self._every(HOUSEKEEPING_INTERVAL_SECONDS, self._operations.housekeep), name="operations-housekeeping"
             ),
             start_critical(self._every(self._head_interval_seconds, self._tell_head), name="audit-head"),
         ]
@@ -125,7 +125,7 @@ class Keeper:
                 log.exception("housekeeping failed unexpectedly")
 
 
-class OperationDesk:
+class OperationService:
     """The operations of one registry, on the database of its core.
 
     Start it after the core and stop it before: it needs the open database and the mesh.
@@ -140,18 +140,18 @@ class OperationDesk:
         settings: OperationSettings,
     ) -> None:
         self._clock = core.clock
-        directory = MeshDirectory(core)
-        tools = JobTools(
+        directory = MeshRunnerDirectory(core)
+        deps = JobDeps(
             calls=calls,
             directory=directory,
             clock=core.clock,
             times=LoadTimes(),
-            attendance=Attendance(directory, core.clock),
+            presence=RunnerPresence(directory, core.clock),
         )
-        self.operations = Operations(SqlOperationStore(transactions), tools, gatekeeper, settings)
+        self.operations = Operations(SqlOperationStore(transactions), deps, gatekeeper, settings)
         self.unloader = OperationUnloader(self.operations)
         """Unloads models that are deleted."""
-        self._keeper = Keeper(self.operations, core.clock, settings.audit_head_interval_seconds)
+        self._housekeeper = Housekeeper(self.operations, core.clock, settings.audit_head_interval_seconds)
 
     def register(self, server: grpc.aio.Server) -> None:
         """Add the servicer."""
@@ -161,9 +161,9 @@ class OperationDesk:
     async def start(self) -> None:
         """Carry on with what an earlier life left. Raises SERVICE_UNAVAILABLE."""
         await self.operations.start()
-        self._keeper.start()
+        self._housekeeper.start()
 
     async def stop(self, grace_seconds: float) -> None:
         """Leave operations where they are. Safe to call twice, or when never started."""
-        await self._keeper.stop()
+        await self._housekeeper.stop()
         await self.operations.stop(grace_seconds)

@@ -12,7 +12,7 @@ from google.protobuf import timestamp_pb2
 from registry_svc.operations.actions import checked_action
 from registry_svc.operations.governance import GovernanceRules
 from registry_svc.operations.live_operations import OperationView
-from registry_svc.operations.operations import Asked, Operations
+from registry_svc.operations.operations import OperationRequest, Operations
 from registry_svc.operations.policy.audit import AuditEntry, AuditHead
 from registry_svc.operations.policy.lifecycle import OPERATION_PREFIX, OperationState
 from registry_svc.wire_values import duration_message, require_count, to_actor
@@ -30,12 +30,12 @@ MAX_NUMBER = 2**63 - 1
 _NUMBER = re.compile(r"[1-9][0-9]{0,18}")
 
 
-def to_asked(request: operation_service_pb2.CreateOperationRequest) -> Asked:
+def to_operation_request(request: operation_service_pb2.CreateOperationRequest) -> OperationRequest:
     """A valid CreateOperation, on whatever names; raises INVALID_ARGUMENT naming the field."""
     request_id = require_request_id(request.request_id, "request_id")
     if len(request.authorization) > MAX_AUTHORIZATION_CHARS:
         raise invalid_field("authorization", f"must be at most {MAX_AUTHORIZATION_CHARS} characters")
-    return Asked(
+    return OperationRequest(
         request_id=request_id,
         action=checked_action(request.action),
         requested_by=to_actor(request.requested_by),
@@ -162,7 +162,7 @@ class OperationServicer(operation_service_pb2_grpc.OperationServiceServicer):
     ) -> operation_service_pb2.CreateOperationResponse:
         """See the contract."""
         async with answering(context):
-            view, existed = await self._operations.create(to_asked(request))
+            view, existed = await self._operations.create(to_operation_request(request))
             return operation_service_pb2.CreateOperationResponse(operation=self._message(view), existed=existed)
 
     async def GetOperation(

@@ -9,7 +9,7 @@ from weft.gpu.snapshot import DeviceSnapshot, HostSnapshot, ProcessId, ProcessSn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceBook:
+class DeviceAccount:
     """The book of one device. All in bytes."""
 
     index: int
@@ -32,29 +32,29 @@ class DeviceBook:
     def free(self) -> int:
         """What a new lease could get now."""
         by_booking = self.capacity - self.booked
-        by_sight = by_booking if self.foreign is None else self.capacity - self.foreign - self.held
-        return max(0, min(by_booking, by_sight))
+        by_observation = by_booking if self.foreign is None else self.capacity - self.foreign - self.held
+        return max(0, min(by_booking, by_observation))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostBook:
+class HostAccount:
     """The books of one host's devices, and what each lease takes of them."""
 
-    devices: Mapping[int, DeviceBook]
+    devices: Mapping[int, DeviceAccount]
     takes: Mapping[str, tuple[tuple[int, int, int], ...]]
     """By lease id: (device index, booked bytes, held bytes)."""
     seen: Mapping[str, int | None]
     """By lease id: what its processes are seen to hold, in bytes; None: unknown."""
 
 
-def open_book(sight: HostSnapshot, leases: Sequence[Lease], margin: int) -> HostBook:
+def host_account(sight: HostSnapshot, leases: Sequence[Lease], margin: int) -> HostAccount:
     """The books of a host as it was seen last, with its leases. A lease on a device that is gone takes nothing."""
     by_id = {each.process: each for each in sight.processes}
     seen = {lease.grant.id: _seen_by_device(lease, by_id) for lease in leases}
     takes = {lease.grant.id: tuple(_taken(lease.grant.shares, seen[lease.grant.id] or {})) for lease in leases}
     holdings = _holdings(sight, leases, seen)
     books = {
-        device.index: DeviceBook(
+        device.index: DeviceAccount(
             index=device.index, total=device.total_bytes, margin=margin, foreign=_foreign(device, holdings, margin)
         )
         for device in sight.devices
@@ -64,10 +64,12 @@ def open_book(sight: HostSnapshot, leases: Sequence[Lease], margin: int) -> Host
     known = {lease_id: None if each is None else sum(each.values()) for lease_id, each in seen.items()}
     if all(device.used_bytes is None for device in sight.devices):
         known = dict.fromkeys(known, None)
-    return HostBook(devices=books, takes=takes, seen=known)
+    return HostAccount(devices=books, takes=takes, seen=known)
 
 
-def without(devices: Mapping[int, DeviceBook], book: HostBook, lease_ids: Iterable[str]) -> Mapping[int, DeviceBook]:
+def without(
+    devices: Mapping[int, DeviceAccount], book: HostAccount, lease_ids: Iterable[str]
+) -> Mapping[int, DeviceAccount]:
     """The devices as they would be if these leases were over."""
     changed = devices
     for lease_id in lease_ids:
@@ -75,19 +77,19 @@ def without(devices: Mapping[int, DeviceBook], book: HostBook, lease_ids: Iterab
     return changed
 
 
-def with_again(devices: Mapping[int, DeviceBook], book: HostBook, lease_id: str) -> Mapping[int, DeviceBook]:
+def with_again(devices: Mapping[int, DeviceAccount], book: HostAccount, lease_id: str) -> Mapping[int, DeviceAccount]:
     """The devices as they would be if a lease that `without` left out were there after all."""
     return _changed(devices, book.takes[lease_id], sign=1)
 
 
-def with_shares(devices: Mapping[int, DeviceBook], shares: Shares) -> Mapping[int, DeviceBook]:
+def with_shares(devices: Mapping[int, DeviceAccount], shares: Shares) -> Mapping[int, DeviceAccount]:
     """The devices with one more lease, whose processes hold nothing yet."""
     return _changed(devices, [(index, size, size) for index, size in shares], sign=1)
 
 
 def _changed(
-    devices: Mapping[int, DeviceBook], taken: Iterable[tuple[int, int, int]], *, sign: int
-) -> dict[int, DeviceBook]:
+    devices: Mapping[int, DeviceAccount], taken: Iterable[tuple[int, int, int]], *, sign: int
+) -> dict[int, DeviceAccount]:
     changed = dict(devices)
     for index, booked, held in taken:
         if (device := changed.get(index)) is not None:
@@ -157,7 +159,7 @@ def _foreign(device: DeviceSnapshot, holdings: _Holdings, margin: int) -> int | 
     return holdings.foreign.get(device.index, 0) + max(0, unexplained - allowance)
 
 
-def choose(devices: Sequence[DeviceBook], size: int, max_devices: int) -> Shares | None:
+def choose(devices: Sequence[DeviceAccount], size: int, max_devices: int) -> Shares | None:
     """Shares that add up to exactly `size`, in order of the devices; None: there is no room now.
 
     One device that holds it all is preferred, of several the fullest: large gaps stay for large models. Else as few
@@ -175,17 +177,17 @@ def choose(devices: Sequence[DeviceBook], size: int, max_devices: int) -> Shares
     return None
 
 
-def largest_lease(devices: Sequence[DeviceBook], max_devices: int) -> int:
+def largest_lease(devices: Sequence[DeviceAccount], max_devices: int) -> int:
     """What these devices could hold if they were empty, split over at most `max_devices`; 0 of them: any number."""
     capacities = sorted((device.capacity for device in devices), reverse=True)
     return sum(capacities[: max_devices or len(capacities)])
 
 
-def _fullest(device: DeviceBook) -> tuple[int, int]:
+def _fullest(device: DeviceAccount) -> tuple[int, int]:
     return device.free, device.index
 
 
-def _split(devices: Sequence[DeviceBook], size: int, room: int) -> Shares:
+def _split(devices: Sequence[DeviceAccount], size: int, room: int) -> Shares:
     """In proportion to room; bytes that do not divide go to the first devices.
 
     None gets more than its room: where `size` is less than `room`, every proportional share leaves a byte at least, and

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum, auto
 
-from registry_svc.ledger.policy.device_memory import DeviceBook, HostBook, choose, with_again, without
-from registry_svc.ledger.policy.leases import HolderKind, Lease, LeaseState, Wish
+from registry_svc.ledger.policy.device_memory import DeviceAccount, HostAccount, choose, with_again, without
+from registry_svc.ledger.policy.leases import HolderKind, Lease, LeaseState, MemoryRequest
 from weft.kernel.request import Priority
 
 REFUSAL_KEPT_SECONDS = 5.0
@@ -15,7 +15,7 @@ REFUSAL_KEPT_SECONDS = 5.0
 _NEVER = datetime.min.replace(tzinfo=UTC)
 
 
-class AskState(Enum):
+class EvictionState(Enum):
     """What became of asking a runner to give way."""
 
     PENDING = auto()
@@ -24,11 +24,11 @@ class AskState(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class EvictionAttempt:
     """One request to a runner to give up one lease."""
 
     lease_id: str
-    state: AskState
+    state: EvictionState
     at: float
     """When it was made or, later, answered; monotonic seconds."""
 
@@ -37,7 +37,7 @@ class Ask:
 class Reclaim:
     """What is on its way back on one host, at one moment. All times in monotonic seconds."""
 
-    asks: Mapping[str, Ask]
+    attempts: Mapping[str, EvictionAttempt]
     """By lease id."""
     wait_seconds: float
     """How long memory that was given up may take to be seen back."""
@@ -52,28 +52,28 @@ class Reclaim:
         if lease.state is LeaseState.RELEASING and lease.since is not None:
             look_seconds = self.look_seconds if self.seen <= lease.since else 0.0
             return self.now - lease.since < self.wait_seconds + look_seconds
-        ask = self.asks.get(lease.grant.id)
-        return ask is not None and (ask.state is AskState.PENDING or self._just_given_up(ask))
+        attempt = self.attempts.get(lease.grant.id)
+        return attempt is not None and (attempt.state is EvictionState.PENDING or self._just_given_up(attempt))
 
-    def may_be_asked(self, lease: Lease) -> bool:
+    def may_be_evicted(self, lease: Lease) -> bool:
         """Whether its holder has not refused lately; one who agreed and yet keeps it has refused too."""
-        ask = self.asks.get(lease.grant.id)
-        if ask is None:
+        attempt = self.attempts.get(lease.grant.id)
+        if attempt is None:
             return True
-        agreed = self.wait_seconds if ask.state is AskState.GIVEN_UP else 0.0
-        return ask.state is not AskState.PENDING and self.now - ask.at >= REFUSAL_KEPT_SECONDS + agreed
+        agreed = self.wait_seconds if attempt.state is EvictionState.GIVEN_UP else 0.0
+        return attempt.state is not EvictionState.PENDING and self.now - attempt.at >= REFUSAL_KEPT_SECONDS + agreed
 
-    def _just_given_up(self, ask: Ask) -> bool:
-        return ask.state is AskState.GIVEN_UP and self.now - ask.at < self.wait_seconds
+    def _just_given_up(self, attempt: EvictionAttempt) -> bool:
+        return attempt.state is EvictionState.GIVEN_UP and self.now - attempt.at < self.wait_seconds
 
 
-def candidates(leases: Sequence[Lease], wish: Wish, devices: frozenset[int]) -> list[Lease]:
-    """Leases on `devices` that may be asked to give way to `wish`: lower priority first, then the longest unused.
+def candidates(leases: Sequence[Lease], request: MemoryRequest, devices: frozenset[int]) -> list[Lease]:
+    """Leases on `devices` that may be asked to give way to `request`: lower priority first, then the longest unused.
 
     For the mesh's own work also those that the book shows at work, last: a router has had one finish what it had, and
     its runner says so with its next renewal only, some seconds later. Whoever does work refuses.
     """
-    found = [lease for lease in leases if _may_give_way(lease, wish) and _touches(lease, devices)]
+    found = [lease for lease in leases if _may_be_evicted(lease, request) and _touches(lease, devices)]
     return sorted(
         found,
         key=lambda lease: (
@@ -86,29 +86,35 @@ def candidates(leases: Sequence[Lease], wish: Wish, devices: frozenset[int]) -> 
 
 
 def next_victim(
-    wish: Wish, usable: Mapping[int, DeviceBook], book: HostBook, leases: Sequence[Lease], reclaim: Reclaim
+    request: MemoryRequest,
+    usable: Mapping[int, DeviceAccount],
+    book: HostAccount,
+    leases: Sequence[Lease],
+    reclaim: Reclaim,
 ) -> Lease | None:
-    """Whom to ask now, so that `wish` fits on `usable` in the end; None: nobody, or not yet.
+    """Whom to ask now, so that `request` fits on `usable` in the end; None: nobody, or not yet.
 
     Nobody is asked while one who agreed may still be on its way out, nor where it would not fit even if all agreed.
     """
     going = [lease for lease in leases if reclaim.is_going(lease)]
     freed = without(usable, book, [lease.grant.id for lease in going])
-    if _fits(freed, wish) or any(_was_asked(lease, frozenset(usable), reclaim) for lease in going):
+    if _fits(freed, request) or any(_was_requested(lease, frozenset(usable), reclaim) for lease in going):
         return None
     chosen: list[Lease] = []
     left, on_their_way = freed, {lease.grant.id for lease in going}
-    for lease in candidates(leases, wish, frozenset(usable)):
-        if lease.grant.id in on_their_way or not reclaim.may_be_asked(lease):
+    for lease in candidates(leases, request, frozenset(usable)):
+        if lease.grant.id in on_their_way or not reclaim.may_be_evicted(lease):
             continue
         chosen.append(lease)
         left = without(left, book, [lease.grant.id])
-        if _fits(left, wish):
-            return _first_needed(chosen, left, book, wish)
+        if _fits(left, request):
+            return _first_needed(chosen, left, book, request)
     return None
 
 
-def _first_needed(chosen: Sequence[Lease], left: Mapping[int, DeviceBook], book: HostBook, wish: Wish) -> Lease:
+def _first_needed(
+    chosen: Sequence[Lease], left: Mapping[int, DeviceAccount], book: HostAccount, request: MemoryRequest
+) -> Lease:
     """The first of `chosen` without whom it does not fit, the most valued being spared first.
 
     `left`: the devices once all of `chosen` are over. One device after the other, as there may be a thousand of them.
@@ -116,29 +122,29 @@ def _first_needed(chosen: Sequence[Lease], left: Mapping[int, DeviceBook], book:
     needed = chosen[0]
     for lease in reversed(chosen):
         spared = with_again(left, book, lease.grant.id)
-        if _fits(spared, wish):
+        if _fits(spared, request):
             left = spared
         else:
             needed = lease
     return needed
 
 
-def _fits(devices: Mapping[int, DeviceBook], wish: Wish) -> bool:
-    return choose(tuple(devices.values()), wish.size, wish.max_devices) is not None
+def _fits(devices: Mapping[int, DeviceAccount], request: MemoryRequest) -> bool:
+    return choose(tuple(devices.values()), request.size, request.max_devices) is not None
 
 
-def _was_asked(lease: Lease, devices: frozenset[int], reclaim: Reclaim) -> bool:
-    return lease.grant.id in reclaim.asks and _touches(lease, devices)
+def _was_requested(lease: Lease, devices: frozenset[int], reclaim: Reclaim) -> bool:
+    return lease.grant.id in reclaim.attempts and _touches(lease, devices)
 
 
-def _may_give_way(lease: Lease, wish: Wish) -> bool:
+def _may_be_evicted(lease: Lease, request: MemoryRequest) -> bool:
     return (
         lease.grant.holder.kind is HolderKind.RUNNER
         and lease.state is LeaseState.HELD
         and lease.filled
         and not lease.pinned
-        and (lease.active_requests == 0 or wish.priority is Priority.SYSTEM)
-        and lease.priority >= wish.priority
+        and (lease.active_requests == 0 or request.priority is Priority.SYSTEM)
+        and lease.priority >= request.priority
     )
 
 

@@ -95,7 +95,7 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class MemoryRequest:
     """A request for memory on one host."""
 
     key: str

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator
 
-from registry_svc.mesh.domain import Capability, EventReason, Happening, Instance, InstanceFault, Kind, Phase
+from registry_svc.mesh.domain import Capability, EventDraft, EventReason, Instance, InstanceFault, Kind, Phase
 from weft.kernel.reasons import Reason
 
 _BROKEN = frozenset({Phase.CRASH_LOOP, Phase.FAILED})
@@ -12,68 +12,68 @@ _NEVER_RAN = frozenset({Reason.INVALID_ARGUMENT, Reason.TEMPLATE_FAILED})
 """Nothing was started, and the event of the failure says why."""
 
 
-def of_rows(rows: Iterable[tuple[Kind, str]], reason: EventReason, message: str) -> Iterator[Happening]:
+def events_for(rows: Iterable[tuple[Kind, str]], reason: EventReason, message: str) -> Iterator[EventDraft]:
     """The same event for each of these rows."""
-    return (Happening(kind=kind, name=name, reason=reason, message=message) for kind, name in rows)
+    return (EventDraft(kind=kind, name=name, reason=reason, message=message) for kind, name in rows)
 
 
-def of_opening(
+def opening_events(
     rows: Collection[tuple[Kind, str]],
     earlier: Collection[tuple[Kind, str]],
     gone: Iterable[tuple[Kind, str]],
     runner: str,
-) -> Iterator[Happening]:
+) -> Iterator[EventDraft]:
     """The events of an OpenSession: `rows` are published now, `earlier` were before, `gone` are not any more."""
-    yield from of_rows(gone, EventReason.WITHDRAWN, f"withdrawn by the runner {runner} or replaced by it")
+    yield from events_for(gone, EventReason.WITHDRAWN, f"withdrawn by the runner {runner} or replaced by it")
     for kind, name in rows:
         known = (kind, name) in earlier
         reason = EventReason.REVIVED if known else EventReason.REGISTERED
         news = "joined the mesh" if kind is Kind.RUNNER else f"published by the runner {runner}"
         message = f"the runner {runner} opened a new session" if known else news
-        yield Happening(kind=kind, name=name, reason=reason, message=message)
+        yield EventDraft(kind=kind, name=name, reason=reason, message=message)
 
 
-def of_report(
+def report_events(
     earlier: Capability, report: Capability, models: Collection[str], *, reported_before: bool
-) -> list[Happening]:
+) -> list[EventDraft]:
     """The events of a capability report, of `models` alone: died, asleep, awake, broken, ready.
 
     The first report after a restart of the registry tells only what is broken; the rest is no news.
     """
     before = {instance.model: instance for instance in earlier.instances}
     return [
-        happening
+        draft
         for instance in report.instances
         if instance.model in models
-        for happening in _of_instance(instance, before.get(instance.model))
-        if reported_before or happening.reason is EventReason.FAILED
+        for draft in _of_instance(instance, before.get(instance.model))
+        if reported_before or draft.reason is EventReason.FAILED
     ]
 
 
-def _of_instance(instance: Instance, before: Instance | None) -> Iterator[Happening]:
+def _of_instance(instance: Instance, before: Instance | None) -> Iterator[EventDraft]:
     """The faults since the last report, then the phase that the instance is in where that is another one.
 
     A backend may have died and be ready again between two reports.
     """
 
-    def happening(reason: EventReason, message: str) -> Happening:
-        return Happening(kind=Kind.MODEL, name=instance.model, reason=reason, message=message)
+    def draft(reason: EventReason, message: str) -> EventDraft:
+        return EventDraft(kind=Kind.MODEL, name=instance.model, reason=reason, message=message)
 
     faults = instance.fault_count - (0 if before is None else before.fault_count)
     if faults > 0 and instance.last_fault is not None and instance.last_fault.reason not in _NEVER_RAN:
-        yield happening(*_of_fault(instance.last_fault, instance.fault_count, faults))
+        yield draft(*_of_fault(instance.last_fault, instance.fault_count, faults))
     earlier = None if before is None else before.phase
     if instance.phase is earlier and not (faults > 0 and earlier is Phase.READY):
         return
     if instance.phase is Phase.HIBERNATING:
-        yield happening(EventReason.HIBERNATED, "it went to sleep")
+        yield draft(EventReason.HIBERNATED, "it went to sleep")
     elif earlier is Phase.HIBERNATING:
-        yield happening(EventReason.WOKE, "it woke up")
+        yield draft(EventReason.WOKE, "it woke up")
     if instance.phase is Phase.READY:
-        yield happening(EventReason.READY, "its backend takes requests")
+        yield draft(EventReason.READY, "its backend takes requests")
     elif instance.phase in _BROKEN and earlier not in _BROKEN:
         what = "is in a crash loop" if instance.phase is Phase.CRASH_LOOP else "failed"
-        yield happening(EventReason.FAILED, f"its backend {what}" + (f": {instance.detail}" if instance.detail else ""))
+        yield draft(EventReason.FAILED, f"its backend {what}" + (f": {instance.detail}" if instance.detail else ""))
 
 
 def _of_fault(fault: InstanceFault, total: int, new: int) -> tuple[EventReason, str]:

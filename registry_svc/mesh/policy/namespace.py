@@ -49,7 +49,7 @@ def may_share(one: Kind, other: Kind) -> bool:
     return frozenset({one, other}) in _FRIENDS
 
 
-def concede(claims: Iterable[Claim], *, own_session: str, runner: str) -> frozenset[str]:
+def sessions_to_end(claims: Iterable[Claim], *, own_session: str, runner: str) -> frozenset[str]:
     """The dead sessions, by id, that must end so that a session of `runner` gets the names it claims.
 
     `own_session` is the earlier life that it replaces, empty for none. Raises ALREADY_EXISTS naming the owner's kind

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from registry_svc.mesh.domain import Heartbeat, Kind, Opening, Session, Standing
-from registry_svc.mesh.policy.namespace import Claim, concede
+from registry_svc.mesh.policy.namespace import Claim, sessions_to_end
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -53,7 +53,7 @@ def decide_opening(
             f"this session is open for the live runner {adopted.runner!r}; close it before the runner changes its name",
             metadata={"owner_kind": Kind.RUNNER.value, Kind.RUNNER.value: adopted.runner},
         )
-    ended = concede(claims, own_session="" if adopted is None else adopted.id, runner=opening.profile.name)
+    ended = sessions_to_end(claims, own_session="" if adopted is None else adopted.id, runner=opening.profile.name)
     return Admitted(adopted=adopted, evicted=tuple(sorted(ended)))
 
 
@@ -62,7 +62,7 @@ def is_repeat(opening: Opening, session: Session) -> bool:
     return session.request_id == opening.request_id and session.incarnation == opening.profile.incarnation
 
 
-class Hearing(Enum):
+class HeartbeatKind(Enum):
     """What a heartbeat is worth."""
 
     FRESH = auto()
@@ -71,7 +71,9 @@ class Hearing(Enum):
     """The newest one again: a sign of life, its report is known."""
 
 
-def decide_hearing(beat: Heartbeat, session: Session, standing: Standing, last_sequence: int | None) -> Hearing:
+def validate_heartbeat(
+    beat: Heartbeat, session: Session, standing: Standing, last_sequence: int | None
+) -> HeartbeatKind:
     """What `beat` is worth to its session; raises STALE_HEARTBEAT or SESSION_UNKNOWN when nothing.
 
     `last_sequence` is the newest one seen of this incarnation; None: none yet, or the registry restarted since.
@@ -85,9 +87,9 @@ def decide_hearing(beat: Heartbeat, session: Session, standing: Standing, last_s
     if standing is Standing.CLOSED:
         raise unknown_session()
     if last_sequence is None or beat.sequence > last_sequence:
-        return Hearing.FRESH
+        return HeartbeatKind.FRESH
     if beat.sequence == last_sequence:
-        return Hearing.REPEATED
+        return HeartbeatKind.REPEATED
     raise WeftError(
         Reason.STALE_HEARTBEAT,
         f"heartbeat {beat.sequence} is older than {last_sequence}, which was seen before",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Roll:
+class Quorum:
     """Who may agree, and how many must."""
 
     counted: frozenset[str]
@@ -33,19 +33,19 @@ class TimeLimits:
     skew: float
 
 
-def agreed(named: Collection[str], roll: Roll) -> tuple[str, ...]:
+def agreed(named: Collection[str], quorum: Quorum) -> tuple[str, ...]:
     """Those of `named` that count, each once, in order."""
-    return tuple(sorted(set(named) & roll.counted))
+    return tuple(sorted(set(named) & quorum.counted))
 
 
-def fault_in_agreement(named: Collection[str], roll: Roll) -> str | None:
+def fault_in_agreement(named: Collection[str], quorum: Quorum) -> str | None:
     """Why those who are `named` are not enough; None: they are. Who is unknown or revoked does not count."""
-    counted = agreed(named, roll)
-    if len(counted) >= roll.required:
+    counted = agreed(named, quorum)
+    if len(counted) >= quorum.required:
         return None
-    revoked = sorted(set(named) & roll.revoked)
+    revoked = sorted(set(named) & quorum.revoked)
     unknown = len(set(named)) - len(counted) - len(revoked)
-    parts = [f"{len(counted)} of {roll.required} signers agreed"]
+    parts = [f"{len(counted)} of {quorum.required} signers agreed"]
     if revoked:
         parts.append(f"revoked: {', '.join(revoked)}")
     if unknown:

@@ -15,7 +15,7 @@ from registry_svc.ledger.domain import HostMemory
 from registry_svc.ledger.lease_store import SqlLeaseStore
 from registry_svc.ledger.ledger import Ledger
 from registry_svc.ledger.servicer import LeaseServicer
-from registry_svc.mesh.runner_calls import YieldAnswer, YieldRequest
+from registry_svc.mesh.runner_calls import EvictionAnswer, EvictionRequest
 from registry_svc.mesh.store import SqlStore
 from weft.api.registry.v1 import lease_service_pb2_grpc
 from weft.kernel.clock import SystemClock
@@ -37,8 +37,8 @@ class NoRunners:
     async def flush_cache(self, *args: Any, **named: Any) -> Any:
         raise NotImplementedError
 
-    async def yield_memory(self, request: YieldRequest) -> YieldAnswer:
-        return YieldAnswer.UNREACHABLE
+    async def evict(self, request: EvictionRequest) -> EvictionAnswer:
+        return EvictionAnswer.UNREACHABLE
 
 
 def _no_session(_runner: str) -> None:

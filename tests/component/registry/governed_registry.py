@@ -15,11 +15,11 @@ from registry_svc.mesh.store import SqlStore
 from registry_svc.operations.actions import CheckedAction
 from registry_svc.operations.governance import Gatekeeper
 from registry_svc.operations.governance_gate import build_gate
-from registry_svc.operations.job import JobTools
+from registry_svc.operations.job import JobDeps
 from registry_svc.operations.operation_store import SqlOperationStore
-from registry_svc.operations.operations import Asked, Operations
+from registry_svc.operations.operations import OperationRequest, Operations
 from registry_svc.operations.policy.loads import LoadTimes, PoolMember
-from registry_svc.operations.runner_presence import Attendance, RunnerSight
+from registry_svc.operations.runner_presence import RunnerPresence, RunnerSnapshot
 from weft.api.operations.v1 import operation_pb2
 from weft.kernel.clock import Clock, SystemClock
 
@@ -42,7 +42,7 @@ class NobodyThere:
     def names_pool(self, name: str) -> bool:
         return False
 
-    def runner(self, name: str) -> RunnerSight | None:
+    def runner(self, name: str) -> RunnerSnapshot | None:
         return None
 
     def active_runners(self) -> list[str]:
@@ -55,12 +55,12 @@ async def governed(folder: Path, gate: Gatekeeper, clock: Clock) -> AsyncIterato
     store = SqlStore(f"sqlite+aiosqlite:///{folder / DATABASE}")
     await store.open()
     directory = NobodyThere()
-    tools = JobTools(
+    tools = JobDeps(
         calls=cast("Any", None),  # nobody is there to be called
         directory=directory,
         clock=clock,
         times=LoadTimes(),
-        attendance=Attendance(directory, clock),
+        presence=RunnerPresence(directory, clock),
     )
     operations = Operations(SqlOperationStore(store), tools, gate, OperationSettings())
     await operations.start()
@@ -71,10 +71,10 @@ async def governed(folder: Path, gate: Gatekeeper, clock: Clock) -> AsyncIterato
         await store.close()
 
 
-def asked(action: operation_pb2.OperationAction, token: str, request_id: str) -> Asked:
+def asked(action: operation_pb2.OperationAction, token: str, request_id: str) -> OperationRequest:
     """A request within all limits."""
     checked = CheckedAction(action=action, data=action.SerializeToString(deterministic=True))
-    return Asked(request_id=request_id, action=checked, requested_by="a test", authorization=token)
+    return OperationRequest(request_id=request_id, action=checked, requested_by="a test", authorization=token)
 
 
 def _say(**facts: object) -> None:

@@ -15,7 +15,7 @@ import structlog
 from lease_stage import GIB, MARGIN, ScriptedCalls, SimulatedHost, program
 
 from registry_svc.config import LedgerConfig
-from registry_svc.ledger.domain import Granted, MemoryRequest, Renewal
+from registry_svc.ledger.domain import AcquireRequest, Granted, Renewal
 from registry_svc.ledger.lease_store import SqlLeaseStore
 from registry_svc.ledger.ledger import Ledger
 from registry_svc.ledger.policy.leases import Grant, Lease
@@ -34,7 +34,7 @@ class DyingStore(SqlLeaseStore):
 
 
 async def lease(ledger: Ledger, host: SimulatedHost, size: int, number: int) -> Lease | None:
-    request = MemoryRequest(
+    request = AcquireRequest(
         request_id=f"request-{os.getpid()}-{number}",
         holder=program(),
         session_id="",

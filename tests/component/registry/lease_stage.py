@@ -8,11 +8,11 @@ from itertools import count
 from typing import Any, Self
 
 from registry_svc.config import LedgerConfig
-from registry_svc.ledger.domain import Granted, LeaseUse, MemoryRequest, Renewal, Renewed, Waiting
+from registry_svc.ledger.domain import AcquireRequest, Granted, LeaseUse, Renewal, Renewed, Waiting
 from registry_svc.ledger.lease_store import LeaseStore, StoredLedger
 from registry_svc.ledger.ledger import Ledger
 from registry_svc.ledger.policy.leases import Grant, Holder, HolderKind, Lease
-from registry_svc.mesh.runner_calls import YieldAnswer, YieldRequest
+from registry_svc.mesh.runner_calls import EvictionAnswer, EvictionRequest
 from weft.gpu.snapshot import DeviceSnapshot, HostSnapshot, ProcessId, ProcessSnapshot, Source
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -137,8 +137,8 @@ class SimulatedHost:
 class ScriptedCalls:
     """The runners' side of YieldMemory: who is asked, and what they say."""
 
-    answer: Callable[[YieldRequest], Awaitable[YieldAnswer]] | None = None
-    asked: list[YieldRequest] = field(default_factory=list)
+    answer: Callable[[EvictionRequest], Awaitable[EvictionAnswer]] | None = None
+    asked: list[EvictionRequest] = field(default_factory=list)
 
     def load(self, *_: Any, **__: Any) -> Any:
         raise AssertionError("the book of memory loads nothing")
@@ -149,9 +149,9 @@ class ScriptedCalls:
     async def flush_cache(self, *_: Any, **__: Any) -> Any:
         raise AssertionError("the book of memory flushes nothing")
 
-    async def yield_memory(self, request: YieldRequest) -> YieldAnswer:
+    async def evict(self, request: EvictionRequest) -> EvictionAnswer:
         self.asked.append(request)
-        return YieldAnswer.REFUSED if self.answer is None else await self.answer(request)
+        return EvictionAnswer.REFUSED if self.answer is None else await self.answer(request)
 
 
 @dataclass(eq=False)
@@ -232,7 +232,7 @@ class Stage:
         if politely:
             await self.ledger.stop(1.0)
         else:
-            for task in [*self.ledger._tasks, *self.ledger._asker._tasks.values(), *self.ledger._writer._running]:
+            for task in [*self.ledger._tasks, *self.ledger._evictor._tasks.values(), *self.ledger._writer._running]:
                 task.cancel()
             # Whoever waited sees the connection break.
             for each in self.acquisitions:
@@ -255,7 +255,7 @@ class Stage:
         self.acquisitions.append(acquisition)
         return acquisition
 
-    def request(self, holder: Holder, size: int, **asked: Any) -> MemoryRequest:
+    def request(self, holder: Holder, size: int, **asked: Any) -> AcquireRequest:
         facts = {
             "request_id": f"request-{next(self._requests)}",
             "holder": holder,
@@ -263,7 +263,7 @@ class Stage:
             "purpose": "m1",
             "sight": self.host.look(),
         }
-        return MemoryRequest(size=size, **{**facts, **asked})
+        return AcquireRequest(size=size, **{**facts, **asked})
 
     async def lease(self, holder: Holder, size: int, **asked: Any) -> Lease:
         """Memory that is there."""
@@ -309,7 +309,7 @@ class Stage:
         await let_all_run()
 
     def leases(self) -> list[Lease]:
-        return list(self.ledger._book)
+        return list(self.ledger._table)
 
     def states(self) -> list[str]:
         """The purposes and states of all leases, in order of their fencing numbers."""

@@ -15,7 +15,7 @@ from lease_stage import GIB, MARGIN, Acquisition, SimulatedHost, Stage, program,
 
 from registry_svc.ledger.domain import LeaseUse, Renewal
 from registry_svc.ledger.policy.leases import Holder, HolderKind, Lease, LeaseState
-from registry_svc.mesh.runner_calls import YieldAnswer, YieldRequest
+from registry_svc.mesh.runner_calls import EvictionAnswer, EvictionRequest
 from weft.gpu.snapshot import ProcessId, Source
 from weft.kernel.errors import WeftError
 from weft.kernel.request import CALLER_BANDS, Priority
@@ -324,12 +324,12 @@ class Storm:
     def _stranger(self) -> None:
         if self.strangers:
             self.end_later(self.strangers.pop())
-        elif self.host.source is Source.NVML and (book := self.stage.ledger._book.open(self.host.name)) is not None:
+        elif self.host.source is Source.NVML and (book := self.stage.ledger._table.open(self.host.name)) is not None:
             index = self.random.randrange(GPUS)
             self.strangers.add(self.host.spawn((index, book.devices[index].free // 2)))
             # Nobody can be told of memory that is taken before anybody could look.
             clock = self.stage.clock
-            self.stage.ledger._book.see(program(), self.host.look(), clock.monotonic(), clock.utc_now())
+            self.stage.ledger._table.see(program(), self.host.look(), clock.monotonic(), clock.utc_now())
 
     def _disk_fails(self) -> None:
         self.stage.memory_store.failing = True
@@ -341,20 +341,20 @@ class Storm:
     def _disk_works(self) -> None:
         self.stage.memory_store.failing = False
 
-    async def _answer(self, request: YieldRequest) -> YieldAnswer:
+    async def _answer(self, request: EvictionRequest) -> EvictionAnswer:
         self.count["asked"] += 1
         actor = next(actor for actor in self.actors if actor.name == request.runner)
         if not actor.awake:
             await self.stage.clock.sleep(self.random.choice([0.5, 5.0]))
-            return YieldAnswer.UNREACHABLE
+            return EvictionAnswer.UNREACHABLE
         held = actor.held.get(request.lease_id)
         if held is None or held.active or held.pinned or held.process is None:
-            return YieldAnswer.REFUSED
+            return EvictionAnswer.REFUSED
         actor.unload(held)
         while held.process in self.host.held and actor.awake:
             await self.stage.clock.sleep(STEP_SECONDS)
         self.count["gave way"] += 1
-        return self.random.choice([YieldAnswer.GIVEN_UP] * 8 + [YieldAnswer.UNREACHABLE])
+        return self.random.choice([EvictionAnswer.GIVEN_UP] * 8 + [EvictionAnswer.UNREACHABLE])
 
     async def _calm_down(self) -> None:
         """Everybody comes back, ends what is running, and goes idle."""

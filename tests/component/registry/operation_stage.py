@@ -7,18 +7,18 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 from registry_svc.config import OperationSettings
-from registry_svc.mesh.runner_calls import YieldAnswer, YieldRequest
+from registry_svc.mesh.runner_calls import EvictionAnswer, EvictionRequest
 from registry_svc.mesh.store import SqlStore
 from registry_svc.operations.actions import checked_action
 from registry_svc.operations.governance import Gatekeeper, OpenGate
-from registry_svc.operations.job import JobTools
+from registry_svc.operations.job import JobDeps
 from registry_svc.operations.live_operations import OperationView
 from registry_svc.operations.operation_store import OperationStore, SqlOperationStore
-from registry_svc.operations.operations import Asked, Operations
+from registry_svc.operations.operations import OperationRequest, Operations
 from registry_svc.operations.policy.audit import AuditEntry
 from registry_svc.operations.policy.lifecycle import OperationState
 from registry_svc.operations.policy.loads import LoadTimes, PoolMember
-from registry_svc.operations.runner_presence import Attendance, RunnerSight
+from registry_svc.operations.runner_presence import RunnerPresence, RunnerSnapshot
 from weft.api.operations.v1 import operation_pb2
 from weft.api.runner.v1 import load_pb2, runner_service_pb2
 from weft.kernel.errors import WeftError
@@ -114,7 +114,7 @@ class ScriptedCalls:
         await self._pass(runner)
         return runner_service_pb2.FlushCacheResponse(entry_count=2, token_count=50)
 
-    async def yield_memory(self, request: YieldRequest) -> YieldAnswer:
+    async def evict(self, request: EvictionRequest) -> EvictionAnswer:
         raise AssertionError(f"operations ask nobody to yield: {request}")
 
     async def _pass(self, name: str) -> None:
@@ -126,12 +126,14 @@ class ScriptedCalls:
 
 @dataclass
 class FakeDirectory:
-    """See Directory. Models by runner; every model is in a pool of its own, or in those of `pools`."""
+    """See RunnerDirectory. Models by runner; every model is in a pool of its own, or in those of `pools`."""
 
     models: dict[str, str] = field(default_factory=lambda: {"m1": "r1", "m2": "r1", "m3": "r2"})
     pools: dict[str, list[PoolMember]] = field(default_factory=dict)
-    runners: dict[str, RunnerSight] = field(
-        default_factory=lambda: {name: RunnerSight(name=name, incarnation="i1", active=True) for name in ("r1", "r2")}
+    runners: dict[str, RunnerSnapshot] = field(
+        default_factory=lambda: {
+            name: RunnerSnapshot(name=name, incarnation="i1", active=True) for name in ("r1", "r2")
+        }
     )
 
     def runner_of(self, model: str) -> str | None:
@@ -148,7 +150,7 @@ class FakeDirectory:
     def names_pool(self, name: str) -> bool:
         return name in self.pools
 
-    def runner(self, name: str) -> RunnerSight | None:
+    def runner(self, name: str) -> RunnerSnapshot | None:
         return self.runners.get(name)
 
     def active_runners(self) -> list[str]:
@@ -158,7 +160,7 @@ class FakeDirectory:
         self.runners[runner] = replace(self.runners[runner], active=False)
 
     def restart(self, runner: str, incarnation: str = "i2") -> None:
-        self.runners[runner] = RunnerSight(name=runner, incarnation=incarnation, active=True)
+        self.runners[runner] = RunnerSnapshot(name=runner, incarnation=incarnation, active=True)
 
 
 @dataclass
@@ -177,12 +179,12 @@ class Stage:
 
     async def start(self) -> None:
         """A new life of the registry on the same database."""
-        tools = JobTools(
+        tools = JobDeps(
             calls=self.calls,
             directory=self.directory,
             clock=self.clock,
             times=LoadTimes(),
-            attendance=Attendance(self.directory, self.clock),
+            presence=RunnerPresence(self.directory, self.clock),
         )
         self.operations = Operations(self.store, tools, self.gatekeeper, self.settings)
         await self.operations.start()
@@ -193,9 +195,9 @@ class Stage:
 
     def asked(
         self, action: Action, request_id: str = "", *, requested_by: str = "alice", authorization: str = ""
-    ) -> Asked:
+    ) -> OperationRequest:
         self._asked += 1
-        return Asked(
+        return OperationRequest(
             request_id=request_id or f"request-{self._asked}",
             action=checked_action(action),
             requested_by=requested_by,

@@ -6,8 +6,8 @@ from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.declarations import Declarations
 from registry_svc.mesh.expiry import Expiry
 from registry_svc.mesh.servicers import Catalogue
-from registry_svc.mesh.sessions import Roster
-from registry_svc.mesh.settings import SettingsDesk
+from registry_svc.mesh.sessions import SessionManager
+from registry_svc.mesh.settings import SettingsManager
 from registry_svc.mesh.store import Store
 from weft_testing.fake_clock import FakeClock
 
@@ -24,12 +24,12 @@ class BareRegistry:
 
     def __init__(self, store: Store, clock: FakeClock, config: RegistryConfig) -> None:
         self.core = RegistryCore(store, clock, config)
-        self.roster = Roster(self.core)
+        self.roster = SessionManager(self.core)
         self.expiry = Expiry(self.core)
         self.declarations = Declarations(self.core, NothingLoaded())
         self.catalogue = Catalogue(self.core)
         self.tokens = JoinTokens(self.core)
-        self.settings = SettingsDesk(self.core)
+        self.settings = SettingsManager(self.core)
 
     async def start(self) -> None:
         await self.core.start()

@@ -27,7 +27,7 @@ from registry_svc.mesh.policy.unowned import UNLOAD_GRACE_SECONDS, UNLOAD_RETRY_
 from registry_svc.mesh.store import SqlStore
 from registry_svc.mesh.unowned import UnownedModels
 from registry_svc.operations.governance import GovernanceRules, OpenGate
-from registry_svc.operations.service import OperationDesk
+from registry_svc.operations.service import OperationService
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
@@ -61,7 +61,7 @@ def opening(*instances: Instance, models: tuple[str, ...] = ("m1", "m2"), incarn
 class Mesh:
     registry: BareRegistry
     declarations: Declarations
-    desk: OperationDesk
+    desk: OperationService
     calls: ScriptedCalls
     unowned: UnownedModels
     leased: list[UnownedModel]
@@ -80,7 +80,7 @@ class Mesh:
     async def beat(self, *instances: Instance) -> None:
         self.sequence += 1
         report = Capability(instances=instances)
-        await self.registry.roster.hear(
+        await self.registry.roster.heartbeat(
             Heartbeat(session_id=self.session.id, incarnation="life-1", sequence=self.sequence, capability=report)
         )
 
@@ -95,7 +95,7 @@ class Mesh:
 
     def events(self) -> list[str]:
         found = self.registry.core.events.newest(None, "", 1000)
-        return [f"{each.happening.name} {each.happening.reason.name.lower()}" for each in found]
+        return [f"{each.draft.name} {each.draft.reason.name.lower()}" for each in found]
 
 
 class GovernedGate(OpenGate):
@@ -110,7 +110,7 @@ async def mesh_of(tmp_path: Path, *instances: Instance, gate: Callable[[], OpenG
     store = SqlStore(config.database_url)
     registry = BareRegistry(store, clock, config)
     await registry.start()
-    desk = OperationDesk(registry.core, store, calls, gate(), OperationSettings())
+    desk = OperationService(registry.core, store, calls, gate(), OperationSettings())
     await desk.start()
     leased: list[UnownedModel] = []
     unowned = UnownedModels(registry.core, calls, lambda: leased)

@@ -12,7 +12,7 @@ from registry_harness import READ_LIMIT_SECONDS
 from sqlalchemy import text
 
 from registry_svc.config import KeysConfig
-from registry_svc.keys.domain import ApiKey, KeyRemoved, KeyWish
+from registry_svc.keys.domain import ApiKey, KeyRemoved, KeyRequest
 from registry_svc.keys.servicer import verifier_message
 from weft.api.registry.v1 import key_service_pb2 as pb
 from weft.dispatch.key_ring import KeyRingWatcher
@@ -83,7 +83,7 @@ async def test_an_expired_key_leaves_the_watch_with_the_next_sweep(stage: KeySta
 
 
 async def test_a_watcher_that_reads_too_slowly_is_ended_with_watch_lagged(tmp_path: Path) -> None:
-    wish = KeyWish(tenant="default", scopes=("models:view",))
+    wish = KeyRequest(tenant="default", scopes=("models:view",))
     async with bare_keys(tmp_path, watch_buffer_responses=2) as (keys, _):
         _, known, watcher = keys.watch()
         assert known == ()
@@ -120,7 +120,7 @@ async def test_the_registry_itself_knows_every_change_at_once(stage: KeyStage) -
 
 
 async def test_what_could_not_be_kept_is_neither_known_nor_told(tmp_path: Path) -> None:
-    wish = KeyWish(tenant="default", scopes=("models:view",))
+    wish = KeyRequest(tenant="default", scopes=("models:view",))
     async with bare_keys(tmp_path) as (keys, database):
         kept, _ = await keys.create(wish, LOCAL)
         async with database.transaction() as connection:

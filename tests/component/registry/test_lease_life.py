@@ -293,9 +293,9 @@ async def test_a_renewal_beside_an_orphan_that_lives_on_starts_no_step_of_the_wh
         observer = stage.runner("observer")
         renewal = Renewal(holder=observer, session_id=session_id(observer), uses=(), sight=stage.host.look([process]))
         await stage.ledger.renew(renewal)
-        assert not stage.ledger._nudged.is_set(), "hosts with an orphan would keep the registry busy"
+        assert not stage.ledger._wake.is_set(), "hosts with an orphan would keep the registry busy"
         stage.host.end(process)
         await stage.ledger.renew(replace(renewal, sight=stage.host.look([process])))
-        assert stage.ledger._nudged.is_set()
+        assert stage.ledger._wake.is_set()
         await stage.settle()
         assert stage.states() == []

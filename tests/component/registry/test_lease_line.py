@@ -5,7 +5,7 @@ import asyncio
 from lease_stage import GIB, MARGIN, SimulatedHost, Stage, session_id, use
 
 from registry_svc.ledger.policy.leases import LeaseState
-from registry_svc.mesh.runner_calls import YieldAnswer, YieldRequest
+from registry_svc.mesh.runner_calls import EvictionAnswer, EvictionRequest
 from weft.gpu.snapshot import HostSnapshot, Source
 from weft.kernel.errors import FieldError
 from weft.kernel.reasons import Reason
@@ -165,10 +165,10 @@ async def test_an_idle_model_gives_way_and_its_memory_goes_to_who_asked() -> Non
     async with Stage() as stage:
         lease, process = await stage.loaded(stage.runner(), ROOM, purpose="old")
 
-        async def give_way(_: YieldRequest) -> YieldAnswer:
+        async def give_way(_: EvictionRequest) -> EvictionAnswer:
             stage.host.end(process)
             await stage.release(lease)
-            return YieldAnswer.GIVEN_UP
+            return EvictionAnswer.GIVEN_UP
 
         stage.calls.answer = give_way
         waits = stage.acquire(stage.runner("r2"), ROOM, purpose="new", priority=Priority.LOW)
@@ -177,7 +177,7 @@ async def test_an_idle_model_gives_way_and_its_memory_goes_to_who_asked() -> Non
         await waits.cancel()
         waits = stage.acquire(stage.runner("r2"), ROOM, purpose="new")
         await stage.settle()
-        asked = YieldRequest(
+        asked = EvictionRequest(
             runner="r1", model="old", lease_id=lease.grant.id, priority=Priority.NORMAL, wanted_by="new"
         )
         assert stage.calls.asked == [asked]
@@ -191,9 +191,9 @@ async def test_who_refuses_is_passed_over_and_others_get_memory_meanwhile() -> N
         second, process = await stage.loaded(
             stage.runner("r2"), 3 * GIB, purpose="second", device_indexes=frozenset({0})
         )
-        answers = asyncio.Queue[YieldAnswer]()
+        answers = asyncio.Queue[EvictionAnswer]()
 
-        async def answer(_: YieldRequest) -> YieldAnswer:
+        async def answer(_: EvictionRequest) -> EvictionAnswer:
             return await answers.get()
 
         stage.calls.answer = answer
@@ -202,15 +202,15 @@ async def test_who_refuses_is_passed_over_and_others_get_memory_meanwhile() -> N
         assert [each.model for each in stage.calls.asked] == ["first"]
         # Nobody is held up by a runner that takes its time.
         assert (await stage.lease(stage.runner("r4"), GIB)).grant.shares == ((1, GIB),)
-        answers.put_nowait(YieldAnswer.REFUSED)
+        answers.put_nowait(EvictionAnswer.REFUSED)
         await stage.settle()
         assert [each.model for each in stage.calls.asked] == ["first", "second"]
         stage.host.end(process)
         await stage.release(second)
-        answers.put_nowait(YieldAnswer.GIVEN_UP)
+        answers.put_nowait(EvictionAnswer.GIVEN_UP)
         await stage.look()
         assert waits.granted is not None
-        assert stage.ledger._book.lease(first.grant.id) is not None
+        assert stage.ledger._table.lease(first.grant.id) is not None
 
 
 async def test_a_runner_that_never_answers_does_not_hold_the_line_up_for_ever() -> None:
@@ -218,9 +218,9 @@ async def test_a_runner_that_never_answers_does_not_hold_the_line_up_for_ever() 
         await stage.loaded(stage.runner("r1"), 12 * GIB, purpose="first")
         await stage.loaded(stage.runner("r2"), 11 * GIB, purpose="second")
 
-        async def never(_: YieldRequest) -> YieldAnswer:
+        async def never(_: EvictionRequest) -> EvictionAnswer:
             await asyncio.Event().wait()
-            return YieldAnswer.GIVEN_UP
+            return EvictionAnswer.GIVEN_UP
 
         stage.calls.answer = never
         stage.acquire(stage.runner("r3"), 11 * GIB)

@@ -7,13 +7,14 @@ import pytest
 from lease_stage import GIB, MARGIN, ScriptedCalls, SimulatedHost
 
 from registry_svc.config import LedgerConfig, RegistryConfig
-from registry_svc.ledger.domain import Granted, MemoryRequest
+from registry_svc.ledger.domain import AcquireRequest, Granted
+from registry_svc.ledger.holders import dial_out_lookup, session_lookup
 from registry_svc.ledger.lease_store import SqlLeaseStore
-from registry_svc.ledger.ledger import Ledger, guests_of, sessions_of
+from registry_svc.ledger.ledger import Ledger
 from registry_svc.ledger.policy.leases import Holder, HolderKind
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.domain import Capability, Opening, RunnerProfile
-from registry_svc.mesh.sessions import Roster
+from registry_svc.mesh.sessions import SessionManager
 from registry_svc.mesh.store import SqlStore
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
@@ -39,8 +40,8 @@ def opening(life: str, session_id: str = "") -> Opening:
     )
 
 
-def request(life: str, session_id: str) -> MemoryRequest:
-    return MemoryRequest(
+def request(life: str, session_id: str) -> AcquireRequest:
+    return AcquireRequest(
         request_id=f"load-{life}",
         holder=Holder(kind=HolderKind.RUNNER, name="r1", incarnation=life),
         session_id=session_id,
@@ -53,13 +54,13 @@ def request(life: str, session_id: str) -> MemoryRequest:
 async def test_a_runner_leases_memory_with_the_session_that_it_opened() -> None:
     store, clock = SqlStore("sqlite+aiosqlite://"), SystemClock()
     core = RegistryCore(store, clock, RegistryConfig(database_url="sqlite+aiosqlite://"))
-    sessions = sessions_of(core)
+    sessions = session_lookup(core)
     ledger = Ledger(SqlLeaseStore(store), clock, LedgerConfig(device_margin_bytes=MARGIN), ScriptedCalls(), sessions)
     await core.start()
     await ledger.start()
     try:
         assert sessions("r1") is None
-        roster = Roster(core)
+        roster = SessionManager(core)
         session = await roster.open_session(opening("life-1"))
         assert sessions("r1") == (session.id, "life-1")
         async with aclosing(ledger.acquire(request("life-1", session.id))) as words:
@@ -82,14 +83,14 @@ async def test_a_runner_leases_memory_with_the_session_that_it_opened() -> None:
 async def test_who_joined_over_a_link_is_a_guest_and_nobody_else_is() -> None:
     store = SqlStore("sqlite+aiosqlite://")
     core = RegistryCore(store, SystemClock(), RegistryConfig(database_url="sqlite+aiosqlite://"))
-    is_guest = guests_of(core)
+    is_dial_out = dial_out_lookup(core)
     await core.start()
     try:
-        assert not is_guest("r1")
-        session = await Roster(core).open_session(opening("life-1"))
-        assert not is_guest("r1")
+        assert not is_dial_out("r1")
+        session = await SessionManager(core).open_session(opening("life-1"))
+        assert not is_dial_out("r1")
         joined = opening("life-2", session.id)
-        await Roster(core).open_session(replace(joined, profile=replace(joined.profile, dial_out=True)))
-        assert is_guest("r1")
+        await SessionManager(core).open_session(replace(joined, profile=replace(joined.profile, dial_out=True)))
+        assert is_dial_out("r1")
     finally:
         await core.stop(1.0)

@@ -7,7 +7,7 @@ import pytest
 from lease_storm import Storm
 
 from registry_svc.ledger import lease_table, reconciler
-from registry_svc.ledger.policy.device_memory import open_book
+from registry_svc.ledger.policy.device_memory import host_account
 from registry_svc.ledger.policy.leases import LeaseState
 from weft.gpu.snapshot import Source
 
@@ -24,10 +24,10 @@ async def test_a_thousand_cycles_book_nothing_twice_and_leave_nothing(source: So
     await storm.run(CYCLES)
     assert storm.checks > CYCLES
     # It was a storm: everything that can happen did, and the book was of use.
-    for happening in ("kill", "freeze", "disk fails", "acknowledgement is lost", "released", "cancel", "gave way"):
-        assert storm.count[happening] >= 10, (happening, storm.count)
-    for happening in ("registry restarts", "registry dies"):
-        assert storm.count[happening] >= 5, (happening, storm.count)
+    for draft in ("kill", "freeze", "disk fails", "acknowledgement is lost", "released", "cancel", "gave way"):
+        assert storm.count[draft] >= 10, (draft, storm.count)
+    for draft in ("registry restarts", "registry dies"):
+        assert storm.count[draft] >= 5, (draft, storm.count)
     assert storm.count["lost"] >= 1, storm.count
     assert len(storm.orphans) >= 10
     assert storm.count["granted"] >= 150, storm.count
@@ -47,7 +47,7 @@ def _never_over(*_: Any) -> bool:
 
 
 def _without_orphans(sight: Any, leases: Any, margin: int) -> Any:
-    return open_book(sight, [lease for lease in leases if lease.state is LeaseState.HELD], margin)
+    return host_account(sight, [lease for lease in leases if lease.state is LeaseState.HELD], margin)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from test_roster_disk import OPENING
 from registry_svc.config import RegistryConfig
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.domain import Opening
-from registry_svc.mesh.sessions import Roster
+from registry_svc.mesh.sessions import SessionManager
 from registry_svc.mesh.store import SqlStore
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -47,21 +47,21 @@ def addresses() -> Addresses:
 
 
 @pytest.fixture
-async def roster(core: RegistryCore, addresses: Addresses) -> Roster:
+async def roster(core: RegistryCore, addresses: Addresses) -> SessionManager:
     """One that the first life has opened its session with."""
-    roster = Roster(core, addresses.incarnation_at)
+    roster = SessionManager(core, addresses.incarnation_at)
     await roster.open_session(OPENING)
     return roster
 
 
-async def _refused(roster: Roster, opening: Opening) -> Reason:
+async def _refused(roster: SessionManager, opening: Opening) -> Reason:
     with pytest.raises(WeftError) as refused:
         await roster.open_session(opening)
     return refused.value.reason
 
 
 async def test_a_runner_that_lost_its_session_id_is_registered_at_once_when_it_answers_at_its_old_address(
-    core: RegistryCore, roster: Roster, addresses: Addresses
+    core: RegistryCore, roster: SessionManager, addresses: Addresses
 ) -> None:
     """It waited until its own earlier process counted as silent: 90 seconds without a runner."""
     addresses.incarnations["a"] = "life-2"
@@ -75,14 +75,14 @@ async def test_a_runner_that_lost_its_session_id_is_registered_at_once_when_it_a
 
 @pytest.mark.parametrize("answering", ["", "life-1", "life-3"])
 async def test_a_live_runner_keeps_its_name_when_the_claimant_does_not_answer_at_its_address(
-    roster: Roster, addresses: Addresses, answering: str
+    roster: SessionManager, addresses: Addresses, answering: str
 ) -> None:
     addresses.incarnations["a"] = answering
     assert await _refused(roster, LOST) is Reason.ALREADY_EXISTS
 
 
 async def test_a_claimant_at_another_address_is_refused_and_nobody_is_called(
-    roster: Roster, addresses: Addresses
+    roster: SessionManager, addresses: Addresses
 ) -> None:
     addresses.incarnations["b"] = "life-2"
     elsewhere = replace(LOST, profile=replace(LOST.profile, address="b"))
@@ -91,7 +91,7 @@ async def test_a_claimant_at_another_address_is_refused_and_nobody_is_called(
 
 
 async def test_a_claimant_behind_a_relay_is_refused_since_its_address_is_the_routers(
-    roster: Roster, addresses: Addresses
+    roster: SessionManager, addresses: Addresses
 ) -> None:
     addresses.incarnations["a"] = "life-2"
     behind = replace(LOST, profile=replace(LOST.profile, dial_out=True))
@@ -99,7 +99,7 @@ async def test_a_claimant_behind_a_relay_is_refused_since_its_address_is_the_rou
 
 
 async def test_a_runner_that_knows_its_session_is_not_called_about_it(
-    core: RegistryCore, roster: Roster, addresses: Addresses
+    core: RegistryCore, roster: SessionManager, addresses: Addresses
 ) -> None:
     known = core.mesh.of_runner("r1")
     assert known is not None

@@ -28,7 +28,7 @@ from registry_svc.operations.policy.audit import (
     AuditHead,
 )
 from registry_svc.operations.policy.lifecycle import GovernedOperation, OperationState
-from registry_svc.operations.service import HOUSEKEEPING_INTERVAL_SECONDS, Keeper
+from registry_svc.operations.service import HOUSEKEEPING_INTERVAL_SECONDS, Housekeeper
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock
@@ -223,7 +223,7 @@ async def test_a_flood_of_refusals_is_counted_and_not_written_one_by_one(guarded
         await refused(guarded, "bad" if number % 2 else "worse")
     assert await guarded.events() == ["refused"] * MAX_ENTRIES_PER_WINDOW
     await guarded.clock.advance(WINDOW_SECONDS)
-    await guarded.operations.keep_house()
+    await guarded.operations.housekeep()
     last = (await guarded.audit())[-1].draft
     counted = json.loads(last.detail)
     assert (last.event, counted["count"], counted["why"]) == (
@@ -425,7 +425,7 @@ async def test_outside_of_start_and_stop_everything_is_shutting_down_and_who_fol
         stage.operations.cancel(operation, ""),
         stage.operations.page(before_number=None, size=1, unfinished_only=False),
         stage.operations.audit_page(0, 1),
-        stage.operations.keep_house(),
+        stage.operations.housekeep(),
     ):
         with pytest.raises(WeftError) as refusal:
             await call
@@ -451,10 +451,10 @@ async def test_what_ended_long_ago_is_forgotten_and_its_entries_stay() -> None:
         await stage.end(ended)
         waiting = await stage.create(load("m3"))
         await stage.clock.advance(3599.0)
-        await stage.operations.keep_house()
+        await stage.operations.housekeep()
         assert await stage.state(ended) is OperationState.SUCCEEDED
         await stage.clock.advance(2.0)
-        await stage.operations.keep_house()
+        await stage.operations.housekeep()
         with pytest.raises(WeftError) as refusal:
             await stage.operations.get(ended)
         assert refusal.value.reason is Reason.NOT_FOUND
@@ -467,16 +467,16 @@ async def test_the_keeper_keeps_house_and_tells_the_head_and_survives_a_failure(
 ) -> None:
     clock, rounds = FakeClock(), 0
 
-    async def keep_house() -> None:
+    async def housekeep() -> None:
         nonlocal rounds
         rounds += 1
         if rounds == 1:
             raise WeftError(Reason.SERVICE_UNAVAILABLE, "the registry's database failed")
 
-    monkeypatch.setattr(stage.operations, "keep_house", keep_house)
+    monkeypatch.setattr(stage.operations, "keep_house", housekeep)
     await stage.create(load())
     await stage.until_heard("load m1 on r1")
-    keeper = Keeper(stage.operations, clock, 3600.0)
+    keeper = Housekeeper(stage.operations, clock, 3600.0)
     with capture_logs() as logs:
         keeper.start()
         await clock.advance(3600.0, sleepers=2)

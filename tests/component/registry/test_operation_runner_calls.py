@@ -24,13 +24,13 @@ from registry_svc.mesh.domain import (
     RunnerProfile,
     Session,
 )
-from registry_svc.mesh.runner_calls import GrpcRunnerCalls, YieldAnswer, YieldRequest
+from registry_svc.mesh.runner_calls import EvictionAnswer, EvictionRequest, GrpcRunnerCalls
 from registry_svc.operations.governance import OpenGate
 from registry_svc.operations.operation_store import SqlOperationStore
 from registry_svc.operations.policy.lifecycle import OperationState
 from registry_svc.operations.policy.loads import PoolMember
-from registry_svc.operations.runner_presence import LOOK_INTERVAL_SECONDS, MeshDirectory, RunnerSight
-from registry_svc.operations.service import OperationDesk
+from registry_svc.operations.runner_presence import LOOK_INTERVAL_SECONDS, MeshRunnerDirectory, RunnerSnapshot
+from registry_svc.operations.service import OperationService
 from weft.api.common.v1 import priority_pb2
 from weft.api.operations.v1 import operation_pb2
 from weft.api.runner.v1 import load_pb2, permit_pb2, runner_service_pb2, runner_service_pb2_grpc
@@ -126,12 +126,12 @@ class RunnerStage:
         ):
             return [response async for response in said]
 
-    async def yielded(self) -> YieldAnswer:
-        request = YieldRequest(
+    async def yielded(self) -> EvictionAnswer:
+        request = EvictionRequest(
             runner="r1", model="m1", lease_id="lease-1", priority=Priority.HIGH, wanted_by="m2 of r1"
         )
         async with asyncio.timeout(LIMIT_SECONDS):
-            return await self.calls.yield_memory(request)
+            return await self.calls.evict(request)
 
 
 def opening(address: str, incarnation: str = "life-1") -> Opening:
@@ -194,7 +194,7 @@ async def test_each_call_has_a_permit_of_its_own_kind(stage: RunnerStage) -> Non
     assert answer.memory_freed_bytes == 9
     request = pb.FlushCacheRequest(scope=pb.FlushCacheRequest.SCOPE_TAG, tag="t", tenant="acme")
     assert (await stage.calls.flush_cache("r1", request, operation_id="op-2")).entry_count == 3
-    assert await stage.yielded() is YieldAnswer.GIVEN_UP
+    assert await stage.yielded() is EvictionAnswer.GIVEN_UP
     assert stage.runner.heard == ["unload m1 of op-1", "flush  of op-2", "yield m1 of "]
     assert (stage.runner.flushes[0].tag, stage.runner.flushes[0].tenant) == ("t", "acme")
     assert not request.HasField("permit")
@@ -214,7 +214,7 @@ async def test_a_relay_is_told_which_runner_is_meant(tmp_path: Path) -> None:
     async with a_stage(tmp_path, relayed=True) as stage:
         await stage.load()
         await stage.calls.unload("r1", "m1", operation_id="op-1")
-        assert await stage.yielded() is YieldAnswer.GIVEN_UP
+        assert await stage.yielded() is EvictionAnswer.GIVEN_UP
         assert stage.runner.relayed_to == ["r1"] * 3
 
 
@@ -226,7 +226,7 @@ async def test_a_runner_that_is_unknown_or_gone_is_not_called(stage: RunnerStage
     with pytest.raises(WeftError) as refusal:
         await stage.load()
     assert refusal.value.reason is Reason.NO_RUNNER_AVAILABLE
-    assert await stage.yielded() is YieldAnswer.UNREACHABLE
+    assert await stage.yielded() is EvictionAnswer.UNREACHABLE
     assert stage.runner.heard == []
 
 
@@ -266,20 +266,20 @@ async def test_a_runner_that_does_not_listen_is_a_lost_one(stage: RunnerStage) -
     with pytest.raises(WeftError) as failure:
         await stage.calls.unload("r1", "m1", operation_id="op-1")
     assert failure.value.reason is Reason.WORKER_LOST
-    assert await stage.yielded() is YieldAnswer.UNREACHABLE
+    assert await stage.yielded() is EvictionAnswer.UNREACHABLE
 
 
 @pytest.mark.parametrize("reason", [Reason.RESOURCE_IN_USE, Reason.UNSUPPORTED_OPERATION, Reason.LEASE_LOST])
 async def test_a_runner_that_keeps_its_memory_refused(stage: RunnerStage, reason: Reason) -> None:
     stage.runner.failure = WeftError(reason, "no")
-    assert await stage.yielded() is YieldAnswer.REFUSED
+    assert await stage.yielded() is EvictionAnswer.REFUSED
 
 
 async def test_the_directory_says_what_the_registry_knows(stage: RunnerStage) -> None:
-    directory = MeshDirectory(stage.registry.core)
+    directory = MeshRunnerDirectory(stage.registry.core)
     assert (directory.runner_of("m1"), directory.runner_of("m9")) == ("r1", None)
     assert (directory.names_pool("p"), directory.names_pool("m1")) == (True, False)
-    assert directory.runner("r1") == RunnerSight(name="r1", incarnation="life-1", active=True)
+    assert directory.runner("r1") == RunnerSnapshot(name="r1", incarnation="life-1", active=True)
     assert directory.runner("r9") is None
     assert directory.active_runners() == ["r1"]
     asleep = PoolMember(model="m2", reachable=True, loaded=False)
@@ -300,7 +300,7 @@ async def test_the_directory_says_what_the_registry_knows(stage: RunnerStage) ->
 
     report = Capability(instances=(instance("m2", Phase.READY, 3), instance("m3", Phase.HIBERNATING, 0)))
     beat = Heartbeat(session_id=stage.session.id, incarnation="life-1", sequence=1, capability=report)
-    await stage.registry.roster.hear(beat)
+    await stage.registry.roster.heartbeat(beat)
     busy = PoolMember(model="m2", reachable=True, loaded=True, slots_used=3)
     assert directory.pool("p") == (busy, replace(asleep, model="m3"))
     await stage.registry.roster.close_session(stage.session.id, "life-1")
@@ -325,7 +325,7 @@ async def operating(stage: RunnerStage) -> AsyncIterator[Stage]:
     """Operations on the registry's own database and mesh, as the service puts them together."""
     store = stage.registry.core.store
     assert isinstance(store, GatedStore)
-    desk = OperationDesk(stage.registry.core, store.inner, stage.calls, OpenGate(), OperationSettings())
+    desk = OperationService(stage.registry.core, store.inner, stage.calls, OpenGate(), OperationSettings())
     await desk.start()
     operations = Stage(store.inner, SqlOperationStore(store.inner), clock=stage.runner.clock)
     operations.operations = desk.operations

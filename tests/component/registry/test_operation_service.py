@@ -122,7 +122,7 @@ async def test_a_follower_who_leaves_is_forgotten(desk: Desk) -> None:
     made = await desk.create(load())
     call = desk.stub.WatchOperation(pb.WatchOperationRequest(name=made.name))
     await cast("Any", call).read()
-    live = desk.stage.operations._book.get(made.name.removeprefix("operations/"))
+    live = desk.stage.operations._table.get(made.name.removeprefix("operations/"))
     assert live is not None
     assert len(live.watchers) == 1
     call.cancel()

@@ -100,7 +100,7 @@ async def test_a_flood_keeps_neither_heartbeats_nor_sweeps_out(registry: BareReg
     session = await registry.roster.open_session(opening(50))
     writing = await flood(registry, store)
     beat = Heartbeat(session_id=session.id, incarnation="life-1", sequence=1, capability=None)
-    others = [asyncio.create_task(registry.roster.hear(beat)), asyncio.create_task(registry.expiry.sweep())]
+    others = [asyncio.create_task(registry.roster.heartbeat(beat)), asyncio.create_task(registry.expiry.sweep())]
     await asyncio.sleep(0)
     assert store.gate is not None
     store.gate.set()
@@ -125,7 +125,7 @@ async def test_reports_about_models_of_others_are_not_kept(registry: BareRegistr
     session = await registry.roster.open_session(opening(1, "m1", report=report))
     assert _kept(registry, 1) == [("m1", "")]
     beat = Heartbeat(session_id=session.id, incarnation="life-1", sequence=1, capability=report)
-    await registry.roster.hear(beat)
+    await registry.roster.heartbeat(beat)
     assert _kept(registry, 1) == [("m1", "")]
 
 
@@ -137,8 +137,8 @@ async def test_reports_with_more_words_than_there_is_room_for_are_kept_without_t
     assert _kept(registry, 2) == [("m2", "")]
     shorter = Capability(instances=(failed("m1", "x" * 40),))
     beat = Heartbeat(session_id=first.id, incarnation="life-1", sequence=1, capability=shorter)
-    await registry.roster.hear(beat)
-    await registry.roster.hear(replace(beat, sequence=2))
+    await registry.roster.heartbeat(beat)
+    await registry.roster.heartbeat(replace(beat, sequence=2))
     await registry.roster.close_session(first.id, "life-1")
     again = replace(second, request_id="again", session_id=_session(registry, 2))
     await registry.roster.open_session(again)

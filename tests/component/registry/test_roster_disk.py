@@ -131,7 +131,7 @@ async def test_heartbeats_write_at_most_once_a_minute(
     store.writes = 0
     for number in range(120):
         await clock.advance(5.0)
-        await registry.roster.hear(
+        await registry.roster.heartbeat(
             Heartbeat(session_id=session.id, incarnation="life-1", sequence=number, capability=Capability())
         )
         await registry.expiry.sweep()

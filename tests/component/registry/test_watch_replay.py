@@ -101,7 +101,7 @@ class World:
                 self.sequences[step.runner] = 0
             case Beat():
                 self.sequences[step.runner] = max(0, self.sequences.get(step.runner, 0) + step.sequence_step)
-                await self.registry.roster.hear(self._beat(step))
+                await self.registry.roster.heartbeat(self._beat(step))
             case Close(runner):
                 await self.registry.roster.close_session(self.session_ids.get(runner, ""), self._incarnation(runner))
             case Wait(seconds):
@@ -225,7 +225,7 @@ async def replay(world: "World", up_to_revision: int) -> None:
         assert revised.revision == world.view.revision + 1
         message = change_message(revised, with_keys=True)
         world.view = apply_watch(world.view, message)
-        world.told.hear(message.change)
+        world.told.heartbeat(message.change)
 
 
 async def play(script: Sequence[Step]) -> None:

@@ -33,7 +33,7 @@ class Told:
             (kept.runner if kind == "runner" else kept).ClearField("last_heartbeat_time")
         self.messages[kind, name] = kept
 
-    def hear(self, change: registry_service_pb2.Change) -> None:
+    def heartbeat(self, change: registry_service_pb2.Change) -> None:
         match change.WhichOneof("kind"):
             case "runner":
                 self.put("runner", change.runner.runner.name, change.runner)

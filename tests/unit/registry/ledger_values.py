@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from registry_svc.ledger.policy.device_memory import DeviceBook
-from registry_svc.ledger.policy.leases import Grant, Holder, HolderKind, Lease, LeaseState, Shares, Wish
+from registry_svc.ledger.policy.device_memory import DeviceAccount
+from registry_svc.ledger.policy.leases import Grant, Holder, HolderKind, Lease, LeaseState, MemoryRequest, Shares
 from weft.gpu.snapshot import DeviceSnapshot, HostSnapshot, ProcessId, ProcessSnapshot, Source
 from weft.kernel.request import Priority
 
@@ -46,7 +46,7 @@ def lease(number: int, *shares: tuple[int, int], holder: Holder | None = None, *
     return Lease(grant=grant, **{**facts, **known})
 
 
-def wish(size: int, number: int = 1, **asked: Any) -> Wish:
+def wish(size: int, number: int = 1, **asked: Any) -> MemoryRequest:
     facts = {
         "key": f"wish-{number}",
         "request_id": f"wish-{number}",
@@ -56,12 +56,12 @@ def wish(size: int, number: int = 1, **asked: Any) -> Wish:
         "arrival": number,
         "deadline": 1e9,
     }
-    return Wish(size=size, **{**facts, **asked})
+    return MemoryRequest(size=size, **{**facts, **asked})
 
 
-def device(index: int, free: int, *, booked: int = 0) -> DeviceBook:
+def device(index: int, free: int, *, booked: int = 0) -> DeviceAccount:
     """One with exactly so much room."""
-    return DeviceBook(index=index, total=free + booked + MARGIN, margin=MARGIN, booked=booked, held=booked)
+    return DeviceAccount(index=index, total=free + booked + MARGIN, margin=MARGIN, booked=booked, held=booked)
 
 
 def sight(

@@ -30,12 +30,12 @@ def test_without_a_grace_and_after_a_revocation_nothing_of_an_old_secret_is_kept
 
 
 def test_a_key_is_good_until_the_first_of_its_ends() -> None:
-    assert KEY.over_at() is None
+    assert KEY.ended_at_or_will() is None
     assert KEY.is_good(NOW + timedelta(days=10_000))
     expiring = replace(KEY, expires_at=NOW)
     assert (expiring.is_good(NOW - HOUR), expiring.is_good(NOW)) == (True, False)
-    assert replace(expiring, revoked_at=NOW - HOUR).over_at() == NOW - HOUR
-    assert replace(expiring, revoked_at=NOW + HOUR).over_at() == NOW
+    assert replace(expiring, revoked_at=NOW - HOUR).ended_at_or_will() == NOW - HOUR
+    assert replace(expiring, revoked_at=NOW + HOUR).ended_at_or_will() == NOW
 
 
 def test_a_revoked_key_is_never_good_again_even_if_the_clock_is_set_back() -> None:
@@ -44,14 +44,14 @@ def test_a_revoked_key_is_never_good_again_even_if_the_clock_is_set_back() -> No
 
 def test_a_key_that_was_made_while_the_clock_was_ahead_lives_no_longer_than_its_lifetime() -> None:
     key = replace(KEY, created_at=NOW + HOUR, expires_at=NOW + 2 * HOUR)
-    assert key.brought_back(NOW) == replace(key, created_at=NOW, expires_at=NOW + HOUR)
-    assert replace(key, expires_at=None).brought_back(NOW).expires_at is None
-    assert KEY.brought_back(NOW) is KEY
-    assert KEY.brought_back(KEY.created_at - timedelta(seconds=CLOCK_MARGIN_SECONDS)) is KEY
+    assert key.clamped_to_now(NOW) == replace(key, created_at=NOW, expires_at=NOW + HOUR)
+    assert replace(key, expires_at=None).clamped_to_now(NOW).expires_at is None
+    assert KEY.clamped_to_now(NOW) is KEY
+    assert KEY.clamped_to_now(KEY.created_at - timedelta(seconds=CLOCK_MARGIN_SECONDS)) is KEY
 
 
 def test_a_secret_that_was_replaced_while_the_clock_was_ahead_is_good_for_its_grace_alone() -> None:
-    rotated = KEY.rotated(b"second", NOW + 2 * HOUR, HOUR).brought_back(NOW)
+    rotated = KEY.rotated(b"second", NOW + 2 * HOUR, HOUR).clamped_to_now(NOW)
     assert (rotated.rotated_at, rotated.previous_expires_at) == (NOW, NOW + HOUR)
 
 

@@ -4,12 +4,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ledger_values import GIB, MARGIN, device, total_of
 
-from registry_svc.ledger.policy.device_memory import DeviceBook, choose, largest_lease
+from registry_svc.ledger.policy.device_memory import DeviceAccount, choose, largest_lease
 
 ROOMS = st.lists(st.integers(0, 100), min_size=0, max_size=8)
 
 
-def devices(*rooms: int) -> list[DeviceBook]:
+def devices(*rooms: int) -> list[DeviceAccount]:
     return [device(index, room) for index, room in enumerate(rooms)]
 
 
@@ -56,7 +56,11 @@ def test_a_seventy_billion_model_goes_over_an_eight_gpu_host_beside_what_is_ther
 
 
 def test_the_most_that_a_host_can_hold_is_without_margins_and_on_the_largest_devices() -> None:
-    host = [DeviceBook(index=0, total=10 * GIB, margin=MARGIN, booked=9 * GIB), device(1, 20 * GIB), device(2, 5 * GIB)]
+    host = [
+        DeviceAccount(index=0, total=10 * GIB, margin=MARGIN, booked=9 * GIB),
+        device(1, 20 * GIB),
+        device(2, 5 * GIB),
+    ]
     assert largest_lease(host, 1) == 20 * GIB
     assert largest_lease(host, 2) == 20 * GIB + 10 * GIB - MARGIN
     assert largest_lease(host, 0) == 20 * GIB + 10 * GIB - MARGIN + 5 * GIB

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from registry_svc.mesh.domain import Capability, EventReason, Instance, InstanceFault, Phase
-from registry_svc.mesh.policy.events import of_report
+from registry_svc.mesh.policy.events import report_events
 from weft.kernel.reasons import Reason
 
 KILLED = InstanceFault(reason=Reason.SERVER_DIED, detail="signal SIGKILL")
@@ -29,9 +29,9 @@ def _report(phase: Phase, fault_count: int = 0, last_fault: InstanceFault | None
 def _events(*reports: Capability, reported_before: bool = True) -> list[tuple[EventReason, str]]:
     """The events of a row of reports, the first of which is known already."""
     return [
-        (happening.reason, happening.message)
+        (draft.reason, draft.message)
         for earlier, report in pairwise(reports)
-        for happening in of_report(earlier, report, {"m"}, reported_before=reported_before)
+        for draft in report_events(earlier, report, {"m"}, reported_before=reported_before)
     ]
 
 

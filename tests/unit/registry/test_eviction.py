@@ -10,22 +10,31 @@ from hypothesis import strategies as st
 from ledger_values import GIB, MARGIN, lease, program, runner, sight, wish
 
 from registry_svc.ledger.policy import device_memory
-from registry_svc.ledger.policy.device_memory import choose, open_book, without
-from registry_svc.ledger.policy.eviction import REFUSAL_KEPT_SECONDS, Ask, AskState, Reclaim, candidates, next_victim
-from registry_svc.ledger.policy.leases import Lease, LeaseState, Wish
+from registry_svc.ledger.policy.device_memory import choose, host_account, without
+from registry_svc.ledger.policy.eviction import (
+    REFUSAL_KEPT_SECONDS,
+    EvictionAttempt,
+    EvictionState,
+    Reclaim,
+    candidates,
+    next_victim,
+)
+from registry_svc.ledger.policy.leases import Lease, LeaseState, MemoryRequest
 from weft.kernel.request import Priority
 
 HIGH, NORMAL, LOW = Priority.HIGH, Priority.NORMAL, Priority.LOW
 
 
-def reclaim(*asks: Ask, now: float = 100.0, seen: float = 100.0) -> Reclaim:
+def reclaim(*asks: EvictionAttempt, now: float = 100.0, seen: float = 100.0) -> Reclaim:
     by_lease = {ask.lease_id: ask for ask in asks}
-    return Reclaim(asks=by_lease, wait_seconds=2.0, look_seconds=5.0, seen=seen, now=now)
+    return Reclaim(attempts=by_lease, wait_seconds=2.0, look_seconds=5.0, seen=seen, now=now)
 
 
-def victim(leases: Sequence[Lease], wanted: Wish, state: Reclaim | None = None, *, gpus: int = 1) -> str | None:
+def victim(
+    leases: Sequence[Lease], wanted: MemoryRequest, state: Reclaim | None = None, *, gpus: int = 1
+) -> str | None:
     """On a host of devices with room for 10 GiB each."""
-    book = open_book(sight(*[10 * GIB + MARGIN] * gpus), leases, MARGIN)
+    book = host_account(sight(*[10 * GIB + MARGIN] * gpus), leases, MARGIN)
     usable = {index: book.devices[index] for index in sorted(wanted.devices_among(book.devices))}
     found = next_victim(wanted, usable, book, leases, state or reclaim())
     return None if found is None else found.grant.id
@@ -105,20 +114,20 @@ def test_a_split_model_gives_way_on_all_of_its_devices() -> None:
     assert victim(leases, wish(18 * GIB), gpus=2) == "lease-1"
 
 
-def asked(state: AskState, at: float, number: int = 1) -> Ask:
-    return Ask(lease_id=f"lease-{number}", state=state, at=at)
+def asked(state: EvictionState, at: float, number: int = 1) -> EvictionAttempt:
+    return EvictionAttempt(lease_id=f"lease-{number}", state=state, at=at)
 
 
 def test_one_at_a_time() -> None:
     leases = [half(1), half(2)]
     assert victim(leases, wish(10 * GIB)) == "lease-1"
-    assert victim(leases, wish(10 * GIB), reclaim(asked(AskState.PENDING, 99.9))) is None
-    assert victim(leases, wish(10 * GIB), reclaim(asked(AskState.GIVEN_UP, 99.9))) is None
+    assert victim(leases, wish(10 * GIB), reclaim(asked(EvictionState.PENDING, 99.9))) is None
+    assert victim(leases, wish(10 * GIB), reclaim(asked(EvictionState.GIVEN_UP, 99.9))) is None
 
 
 def test_a_question_on_another_device_holds_nobody_up() -> None:
     leases = [lease(1, (0, 9 * GIB)), lease(2, (1, 9 * GIB))]
-    pending = reclaim(asked(AskState.PENDING, 99.9))
+    pending = reclaim(asked(EvictionState.PENDING, 99.9))
     assert victim(leases, wish(9 * GIB, device_indexes=frozenset({1})), pending, gpus=2) == "lease-2"
 
 
@@ -137,13 +146,15 @@ def test_the_next_one_is_asked_when_the_memory_was_not_seen_back_in_time() -> No
 
 def test_who_agreed_and_yet_keeps_it_is_passed_over() -> None:
     leases = [half(1), half(2, used=50)]
-    assert victim(leases, wish(5 * GIB), reclaim(asked(AskState.GIVEN_UP, 98.0))) == "lease-2"
+    assert victim(leases, wish(5 * GIB), reclaim(asked(EvictionState.GIVEN_UP, 98.0))) == "lease-2"
 
 
 def test_a_refusal_moves_on_and_is_forgotten_after_a_while() -> None:
     leases = [half(1), half(2, used=50)]
-    assert victim(leases, wish(5 * GIB), reclaim(asked(AskState.REFUSED, 99.0))) == "lease-2"
-    assert victim(leases, wish(5 * GIB), reclaim(asked(AskState.REFUSED, 100.0 - REFUSAL_KEPT_SECONDS))) == "lease-1"
+    assert victim(leases, wish(5 * GIB), reclaim(asked(EvictionState.REFUSED, 99.0))) == "lease-2"
+    assert (
+        victim(leases, wish(5 * GIB), reclaim(asked(EvictionState.REFUSED, 100.0 - REFUSAL_KEPT_SECONDS))) == "lease-1"
+    )
 
 
 IDLE = st.builds(
@@ -174,13 +185,13 @@ def test_asking_one_after_the_other_makes_room_exactly_where_all_who_may_be_aske
             known: dict[str, Any] = {"used": used, "priority": of, "pinned": pinned, "active_requests": active}
             leases.append(lease(number, (index, gib * GIB), holder=runner(f"r{number}"), **known))
     wanted = wish(size * GIB, priority=priority, max_devices=max_devices)
-    book = open_book(sight(*[10 * GIB + MARGIN] * 4), leases, MARGIN)
+    book = host_account(sight(*[10 * GIB + MARGIN] * 4), leases, MARGIN)
     may = candidates(leases, wanted, frozenset(range(4)))
     emptied = without(book.devices, book, [each.grant.id for each in may])
     possible = choose(tuple(emptied.values()), wanted.size, max_devices) is not None
     remaining = list(leases)
     for _ in range(len(leases) + 1):
-        book = open_book(sight(*[10 * GIB + MARGIN] * 4), remaining, MARGIN)
+        book = host_account(sight(*[10 * GIB + MARGIN] * 4), remaining, MARGIN)
         if choose(tuple(book.devices.values()), wanted.size, max_devices) is not None:
             break
         found = next_victim(wanted, book.devices, book, remaining, reclaim())
@@ -206,7 +217,7 @@ def test_a_thousand_idle_models_are_each_taken_off_and_put_back_once_at_most(mon
 
     size = 10 * GIB // 1_000
     leases = [lease(number, (0, size), used=number) for number in range(1, 1_001)]
-    book = open_book(sight(10 * GIB + MARGIN), leases, MARGIN)
+    book = host_account(sight(10 * GIB + MARGIN), leases, MARGIN)
     monkeypatch.setattr(device_memory, "_changed", counted)
     found = next_victim(wish(10 * GIB), book.devices, book, leases, reclaim())
     assert found is not None

@@ -10,7 +10,7 @@ import yaml
 
 from registry_svc.config import GovernanceMode
 from registry_svc.operations.governance import OpenGate
-from registry_svc.operations.governance_gate import StrictGate, build_gate
+from registry_svc.operations.governance_gate import GovernanceGate, build_gate
 from weft.kernel.errors import FieldError
 from weft.signing.signatures import new_key_file
 from weft_app.compose.home import WeftHome
@@ -60,7 +60,7 @@ def test_signers_come_from_the_configuration(tmp_path: Path) -> None:
     assert (config.policy_version, config.audience, config.required_signers) == ("2026-11", "reg-main", 1)
     assert config.witness_file is not None
     assert config.witness_file.parent == WeftHome(tmp_path).state
-    assert isinstance(build_gate(config, FakeClock()), StrictGate)
+    assert isinstance(build_gate(config, FakeClock()), GovernanceGate)
 
 
 def test_the_key_file_of_the_configuration_comes_first(tmp_path: Path, key_file: Path) -> None:
@@ -95,7 +95,7 @@ def test_the_examples_of_the_manual_are_configurations(tmp_path: Path, key_file:
     for block in re.findall(r"```yaml\n(.*?)```", manual, re.DOTALL):
         section = WeftConfig.model_validate(yaml.safe_load(block)).registry.governance
         config = governance_config(section, WeftHome(tmp_path), environment={}, default_key_path=key_file)
-        assert isinstance(build_gate(config, FakeClock()), StrictGate)
+        assert isinstance(build_gate(config, FakeClock()), GovernanceGate)
         modes.append(config.mode)
     assert modes == [GovernanceMode.SIGNATURES, GovernanceMode.SHARED_KEY]
 

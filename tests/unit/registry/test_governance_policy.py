@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from registry_svc.operations.policy.governance import (
     CLOCK_SET_BACK_SECONDS,
     Marks,
-    Roll,
+    Quorum,
     TimeLimits,
     Validity,
     agreed,
@@ -18,7 +18,7 @@ from registry_svc.operations.policy.governance import (
     nonce_kept_until,
 )
 
-ROLL = Roll(counted=frozenset({"alice", "bob", "carol"}), revoked=frozenset({"eve"}), required=2)
+ROLL = Quorum(counted=frozenset({"alice", "bob", "carol"}), revoked=frozenset({"eve"}), required=2)
 LIMITS = TimeLimits(lifetime=300.0, skew=30.0)
 NOW = 1_800_000_000.0
 LIFETIME, SKEW = LIMITS.lifetime, LIMITS.skew

@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ledger_values import GIB, MARGIN, ended, ended_but_listed, holding, lease, process, sight, unknown
 
-from registry_svc.ledger.policy.device_memory import DeviceBook, open_book
+from registry_svc.ledger.policy.device_memory import DeviceAccount, host_account
 from registry_svc.ledger.policy.leases import Lease, LeaseState
 from weft.gpu.snapshot import HostSnapshot, Source
 
 TOTAL = 24 * GIB
 
 
-def first(seen: HostSnapshot, *leases: Lease, margin: int = MARGIN) -> DeviceBook:
-    return open_book(seen, leases, margin).devices[0]
+def first(seen: HostSnapshot, *leases: Lease, margin: int = MARGIN) -> DeviceAccount:
+    return host_account(seen, leases, margin).devices[0]
 
 
 def test_an_empty_device_has_all_but_the_margin() -> None:
@@ -51,7 +51,7 @@ def test_a_lease_whose_processes_hold_more_than_it_booked_takes_what_they_hold()
 
 def test_memory_held_on_a_device_that_the_lease_is_not_on_counts_there() -> None:
     seen = sight(TOTAL, TOTAL, used=[5 * GIB, GIB], processes=[holding(7, (0, 5 * GIB), (1, GIB))])
-    book = open_book(seen, [lease(1, (0, 5 * GIB), processes=(process(7),))], MARGIN)
+    book = host_account(seen, [lease(1, (0, 5 * GIB), processes=(process(7),))], MARGIN)
     assert book.devices[1].booked == 0
     assert book.devices[1].free == TOTAL - MARGIN - GIB
 
@@ -80,21 +80,21 @@ def test_a_filled_lease_whose_processes_nobody_can_see_explains_its_share() -> N
 
 def test_a_device_whose_use_is_unknown_counts_by_booking_alone() -> None:
     seen = sight(TOTAL, used=[None], processes=[holding(7, (0, 20 * GIB))], source=Source.DECLARED)
-    book = open_book(seen, [lease(1, (0, 5 * GIB), processes=(process(7),))], MARGIN)
+    book = host_account(seen, [lease(1, (0, 5 * GIB), processes=(process(7),))], MARGIN)
     assert book.devices[0].foreign is None
     assert book.devices[0].free == TOTAL - MARGIN - 5 * GIB
     assert book.seen == {"lease-1": None}
 
 
 def test_ended_processes_hold_nothing() -> None:
-    book = open_book(sight(TOTAL, processes=[ended(7)]), [lease(1, processes=(process(7),))], MARGIN)
+    book = host_account(sight(TOTAL, processes=[ended(7)]), [lease(1, processes=(process(7),))], MARGIN)
     assert book.seen == {"lease-1": 0}
     assert book.devices[0].held == GIB
 
 
 def test_memory_that_is_listed_under_an_ended_process_is_held_still() -> None:
     seen = sight(TOTAL, used=[6 * GIB], processes=[ended_but_listed(7, (0, 5 * GIB)), ended_but_listed(8, (0, GIB))])
-    book = open_book(seen, [lease(1, (0, GIB), processes=(process(7),))], MARGIN)
+    book = host_account(seen, [lease(1, (0, GIB), processes=(process(7),))], MARGIN)
     assert book.seen == {"lease-1": 5 * GIB}
     assert book.devices[0].foreign == GIB
     assert book.devices[0].free == TOTAL - MARGIN - 6 * GIB

@@ -6,23 +6,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ledger_values import GIB, MARGIN, lease, runner, sight, wish
 
-from registry_svc.ledger.policy.device_memory import open_book
+from registry_svc.ledger.policy.device_memory import host_account
 from registry_svc.ledger.policy.eviction import Reclaim
-from registry_svc.ledger.policy.leases import Lease, Wish
-from registry_svc.ledger.policy.wait_queue import LinePlan, plan_line
+from registry_svc.ledger.policy.leases import Lease, MemoryRequest
+from registry_svc.ledger.policy.wait_queue import QueuePlan, plan_queue
 from weft.kernel.request import Priority
 
 HIGH, NORMAL, LOW = Priority.HIGH, Priority.NORMAL, Priority.LOW
 
 
-def plan(line: Sequence[Wish], *leases: Lease, gpus: int = 1) -> LinePlan:
+def plan(line: Sequence[MemoryRequest], *leases: Lease, gpus: int = 1) -> QueuePlan:
     """On devices with room for 10 GiB each."""
-    book = open_book(sight(*[10 * GIB + MARGIN] * gpus), leases, MARGIN)
-    reclaim = Reclaim(asks={}, wait_seconds=2.0, look_seconds=5.0, seen=100.0, now=100.0)
-    return plan_line(book, leases, line, reclaim)
+    book = host_account(sight(*[10 * GIB + MARGIN] * gpus), leases, MARGIN)
+    reclaim = Reclaim(attempts={}, wait_seconds=2.0, look_seconds=5.0, seen=100.0, now=100.0)
+    return plan_queue(book, leases, line, reclaim)
 
 
-def granted(line: Sequence[Wish], *leases: Lease, gpus: int = 1) -> Mapping[int, tuple[tuple[int, int], ...]]:
+def granted(line: Sequence[MemoryRequest], *leases: Lease, gpus: int = 1) -> Mapping[int, tuple[tuple[int, int], ...]]:
     return {each.arrival: shares for each, shares in plan(line, *leases, gpus=gpus).grants}
 
 
@@ -65,14 +65,14 @@ def test_several_are_granted_at_once_where_there_is_room() -> None:
 
 def test_only_the_first_in_line_has_others_give_way() -> None:
     idle = [lease(1, (0, 5 * GIB)), lease(2, (0, 5 * GIB), holder=runner("r2"))]
-    asks = plan([wish(5 * GIB, 1), wish(5 * GIB, 2)], *idle).asks
+    asks = plan([wish(5 * GIB, 1), wish(5 * GIB, 2)], *idle).evictions
     assert [(each.arrival, victim.grant.id) for each, victim in asks] == [(1, "lease-1")]
 
 
 def test_one_model_is_asked_once_although_two_wait_for_it() -> None:
     split = lease(1, (0, 9 * GIB), (1, 9 * GIB))
     line = [wish(5 * GIB, 1, device_indexes=only(0)), wish(5 * GIB, 2, device_indexes=only(1))]
-    assert [victim.grant.id for _, victim in plan(line, split, gpus=2).asks] == ["lease-1"]
+    assert [victim.grant.id for _, victim in plan(line, split, gpus=2).evictions] == ["lease-1"]
 
 
 WISHES = st.lists(

@@ -11,15 +11,15 @@ from kit.examples import examples
 from ledger_values import GIB, MARGIN, lease, runner, wish
 
 from registry_svc.ledger.policy import leases as lease_policy
-from registry_svc.ledger.policy.device_memory import choose, largest_lease, open_book
+from registry_svc.ledger.policy.device_memory import choose, host_account, largest_lease
 from registry_svc.ledger.policy.eviction import Reclaim
 from registry_svc.ledger.policy.leases import Lease, LeaseState, orphaned, processes_after, released, renewed, with_gone
-from registry_svc.ledger.policy.wait_queue import plan_line
+from registry_svc.ledger.policy.wait_queue import plan_queue
 from weft.gpu.snapshot import DeviceSnapshot, HostSnapshot, ProcessId, ProcessSnapshot, Source
 from weft.kernel.request import Priority
 
 if TYPE_CHECKING:
-    from registry_svc.ledger.policy.leases import Wish
+    from registry_svc.ledger.policy.leases import MemoryRequest
 
 GPUS = 4
 ROOM = 10 * GIB
@@ -36,7 +36,7 @@ class BookOfOneHost(RuleBasedStateMachine):
         self.now = 0.0
         self.numbers = 0
         self.leases: dict[str, Lease] = {}
-        self.line: list[Wish] = []
+        self.line: list[MemoryRequest] = []
         self.processes: dict[ProcessId, dict[int, int]] = {}
         """The truth."""
 
@@ -44,16 +44,16 @@ class BookOfOneHost(RuleBasedStateMachine):
     def somebody_wants_memory(self, size: int, priority: Priority, indexes: frozenset[int]) -> None:
         self.numbers += 1
         wanted = wish(size * GIB, self.numbers, priority=priority, device_indexes=indexes)
-        book = open_book(self.look(), list(self.leases.values()), MARGIN)
+        book = host_account(self.look(), list(self.leases.values()), MARGIN)
         if wanted.size <= largest_lease([book.devices[i] for i in wanted.devices_among(book.devices)], 0):
             self.line.append(wanted)
         self.serve()
 
     def serve(self) -> None:
         there = list(self.leases.values())
-        book = open_book(self.look(), there, MARGIN)
-        reclaim = Reclaim(asks={}, wait_seconds=2.0, look_seconds=5.0, seen=self.now, now=self.now)
-        for granted, shares in plan_line(book, there, self.line, reclaim).grants:
+        book = host_account(self.look(), there, MARGIN)
+        reclaim = Reclaim(attempts={}, wait_seconds=2.0, look_seconds=5.0, seen=self.now, now=self.now)
+        for granted, shares in plan_queue(book, there, self.line, reclaim).grants:
             self.line.remove(granted)
             self.numbers += 1
             new = lease(self.numbers, *shares, holder=runner(f"r{self.numbers}"), filled=False, renewed=self.now)
@@ -114,7 +114,7 @@ class BookOfOneHost(RuleBasedStateMachine):
 
     @invariant()
     def the_book_counts_as_the_model_does(self) -> None:
-        book = open_book(self.look(), list(self.leases.values()), MARGIN)
+        book = host_account(self.look(), list(self.leases.values()), MARGIN)
         for index, device in book.devices.items():
             assert device.booked == sum(dict(each.grant.shares).get(index, 0) for each in self.leases.values())
             assert device.free <= ROOM - device.booked

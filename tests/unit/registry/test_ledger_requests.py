@@ -10,9 +10,9 @@ from registry_svc.config import LedgerConfig
 from registry_svc.ledger.policy.leases import Holder, HolderKind
 from registry_svc.ledger.servicer import (
     MAX_BYTES,
+    acquire_request_of,
     earlier_lives_of,
     host_filter_of,
-    memory_request_of,
     release_of,
     renewal_of,
 )
@@ -72,7 +72,7 @@ def test_what_is_asked_arrives_whole() -> None:
     request.priority = priority_pb2.PRIORITY_HIGH
     request.max_wait.FromMilliseconds(2_500)
     request.pinned = True
-    wanted = memory_request_of(request)
+    wanted = acquire_request_of(request)
     assert wanted.holder == Holder(kind=HolderKind.RUNNER, name="r1", incarnation="life-1")
     assert (wanted.request_id, wanted.session_id, wanted.purpose, wanted.size) == ("once", "session", "qwen", 50)
     assert (wanted.device_indexes, wanted.max_devices) == (frozenset({0, 1}), 2)
@@ -88,7 +88,7 @@ def test_what_is_asked_arrives_whole() -> None:
 
 
 def test_what_is_not_set_has_its_default() -> None:
-    wanted = memory_request_of(acquire())
+    wanted = acquire_request_of(acquire())
     assert (wanted.priority, wanted.max_wait_seconds, wanted.pinned) == (Priority.NORMAL, None, False)
     use = renewal_of(renew()).uses[0]
     assert (use.priority, use.last_used_at, use.filled) == (Priority.NORMAL, None, False)
@@ -197,10 +197,10 @@ RENEW = [
 @pytest.mark.parametrize(("field", "change"), [*BOTH, *ACQUIRE])
 def test_a_request_for_memory_beyond_a_limit_is_refused_by_field(field: str, change: Change) -> None:
     request = acquire()
-    memory_request_of(request)
+    acquire_request_of(request)
     change(request)
     with pytest.raises(FieldError) as refusal:
-        memory_request_of(request)
+        acquire_request_of(request)
     assert refusal.value.field == field
 
 
@@ -218,14 +218,14 @@ def test_a_program_may_call_itself_and_its_purpose_what_it_likes() -> None:
     request = acquire()
     request.holder.kind = lease_pb2.LeaseHolder.KIND_PROGRAM
     request.holder.name, request.purpose, request.session_id = "my training", "fine tuning " * 21, ""
-    wanted = memory_request_of(request)
+    wanted = acquire_request_of(request)
     assert wanted.holder == Holder(kind=HolderKind.PROGRAM, name="my training", incarnation="life-1")
     for field, value in (("holder.name", ""), ("holder.name", "x" * 129), ("purpose", "x" * 257)):
         request = acquire()
         request.holder.kind = lease_pb2.LeaseHolder.KIND_PROGRAM
         set_field(field, value)(request)
         with pytest.raises(FieldError, match=field):
-            memory_request_of(request)
+            acquire_request_of(request)
 
 
 def test_a_release_names_what_is_wrong_with_it() -> None:
@@ -266,11 +266,11 @@ def test_a_lease_must_outlive_the_interval_of_its_renewals() -> None:
 def test_a_program_cannot_take_a_band_of_the_mesh_itself_and_a_runner_is_asked_to_load_in_it(band: Priority) -> None:
     request, renewal = acquire(), renew()
     request.priority = renewal.leases[0].priority = priority_pb2.Priority.ValueType(band.wire)
-    assert memory_request_of(request).priority is band
+    assert acquire_request_of(request).priority is band
     assert renewal_of(renewal).uses[0].priority is band
     for message in (request, renewal):
         message.holder.kind, message.session_id = lease_pb2.LeaseHolder.KIND_PROGRAM, ""
     with pytest.raises(FieldError, match="priority"):
-        memory_request_of(request)
+        acquire_request_of(request)
     with pytest.raises(FieldError, match="priority"):
         renewal_of(renewal)

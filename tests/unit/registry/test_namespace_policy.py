@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from registry_svc.mesh.domain import Kind
-from registry_svc.mesh.policy.namespace import Claim, Owner, concede, may_share, require_free
+from registry_svc.mesh.policy.namespace import Claim, Owner, may_share, require_free, sessions_to_end
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -24,7 +24,7 @@ def declared(kind: Kind, runner: str = "") -> Owner:
 
 def refusal(*claims: Claim) -> dict[str, str]:
     with pytest.raises(WeftError) as refused:
-        concede(claims, own_session="s1", runner="r1")
+        sessions_to_end(claims, own_session="s1", runner="r1")
     assert refused.value.reason is Reason.ALREADY_EXISTS
     return refused.value.metadata
 
@@ -34,7 +34,7 @@ def refusal(*claims: Claim) -> dict[str, str]:
 def test_a_live_foreign_name_is_refused_unless_model_and_pool_share_it(wanted: Kind, owned: Kind) -> None:
     one = claim(wanted, held(owned))
     if may_share(wanted, owned):
-        assert concede([one], own_session="s1", runner="r1") == frozenset()
+        assert sessions_to_end([one], own_session="s1", runner="r1") == frozenset()
     else:
         assert refusal(one) == {"owner_kind": owned.value, owned.value: "x"}
 
@@ -42,21 +42,21 @@ def test_a_live_foreign_name_is_refused_unless_model_and_pool_share_it(wanted: K
 @pytest.mark.parametrize("wanted", list(Kind))
 @pytest.mark.parametrize("owned", list(Kind))
 def test_ones_own_earlier_rows_are_in_nobodys_way(wanted: Kind, owned: Kind) -> None:
-    assert concede([claim(wanted, held(owned, "s1"))], own_session="s1", runner="r1") == frozenset()
+    assert sessions_to_end([claim(wanted, held(owned, "s1"))], own_session="s1", runner="r1") == frozenset()
 
 
 def test_a_dead_model_or_agent_goes_alone_and_anything_else_ends_its_session() -> None:
     for kind in (Kind.MODEL, Kind.AGENT):
-        assert concede([claim(kind, held(kind, live=False))], own_session="", runner="r1") == frozenset()
+        assert sessions_to_end([claim(kind, held(kind, live=False))], own_session="", runner="r1") == frozenset()
     for wanted, owned in ((Kind.RUNNER, Kind.RUNNER), (Kind.AGENT, Kind.MODEL), (Kind.POOL, Kind.AGENT)):
-        assert concede([claim(wanted, held(owned, live=False))], own_session="", runner="r1") == {"s2"}
+        assert sessions_to_end([claim(wanted, held(owned, live=False))], own_session="", runner="r1") == {"s2"}
 
 
 def test_a_publication_lies_under_a_declaration_of_its_kind_unless_another_runner_is_pinned() -> None:
-    assert concede([claim(Kind.MODEL, declared(Kind.MODEL))], own_session="", runner="r1") == frozenset()
-    assert concede([claim(Kind.MODEL, declared(Kind.MODEL, "r1"))], own_session="", runner="r1") == frozenset()
+    assert sessions_to_end([claim(Kind.MODEL, declared(Kind.MODEL))], own_session="", runner="r1") == frozenset()
+    assert sessions_to_end([claim(Kind.MODEL, declared(Kind.MODEL, "r1"))], own_session="", runner="r1") == frozenset()
     assert refusal(claim(Kind.MODEL, declared(Kind.MODEL, "r2"))) == {"owner_kind": "model", "model": "x"}
-    assert concede([claim(Kind.AGENT, declared(Kind.AGENT))], own_session="", runner="r1") == frozenset()
+    assert sessions_to_end([claim(Kind.AGENT, declared(Kind.AGENT))], own_session="", runner="r1") == frozenset()
     assert refusal(claim(Kind.AGENT, declared(Kind.MODEL))) == {"owner_kind": "model", "model": "x"}
 
 
@@ -83,7 +83,7 @@ def test_whatever_is_admitted_leaves_every_name_with_one_kind(
         if not clashes(wanted):
             claims = [Claim(kind=k, name=n, owners=owners(held_rows, dead, n)) for k, n in sorted(wanted, key=str)]
             try:
-                ended = concede(claims, own_session=session, runner=session)
+                ended = sessions_to_end(claims, own_session=session, runner=session)
             except WeftError:
                 continue
             held_rows = {

@@ -55,17 +55,17 @@ def agent(name: str, target: str, *, pool: bool = False) -> AgentManifest:
 def test_a_change_stirs_the_agents_of_the_model_of_its_pool_and_of_its_siblings() -> None:
     pools = PoolIndex()
     targets = TargetIndex(pools)
-    assert targets.stirred(["m1"], ["p"]) == set()
+    assert targets.affected(["m1"], ["p"]) == set()
     for name, pool in (("m1", "p"), ("m2", "p"), ("m3", "")):
         pools.put(manifest(name, pool), Status.ACTIVE)
     targets.put(agent("by-model", "m1"), Status.ACTIVE)
     targets.put(agent("by-sibling", "m2"), Status.ACTIVE)
     targets.put(agent("by-pool", "p", pool=True), Status.ACTIVE)
     targets.put(agent("elsewhere", "m3"), Status.ACTIVE)
-    assert targets.stirred(["m1"], []) == {"by-model"}
-    assert targets.stirred(["m1"], ["p"]) == {"by-model", "by-sibling", "by-pool"}
+    assert targets.affected(["m1"], []) == {"by-model"}
+    assert targets.affected(["m1"], ["p"]) == {"by-model", "by-sibling", "by-pool"}
     targets.drop("by-sibling")
-    assert targets.stirred([], ["p"]) == {"by-model", "by-pool"}
+    assert targets.affected([], ["p"]) == {"by-model", "by-pool"}
 
 
 def test_the_agents_of_a_huge_pool_are_found_from_the_shorter_side() -> None:
@@ -75,4 +75,4 @@ def test_the_agents_of_a_huge_pool_are_found_from_the_shorter_side() -> None:
         pools.put(manifest(f"m{number}", "p"), Status.ACTIVE)
     targets.put(agent("a1", "m7"), Status.ACTIVE)
     targets.put(agent("a2", "elsewhere"), Status.ACTIVE)
-    assert targets.stirred([], ["p"]) == {"a1"}
+    assert targets.affected([], ["p"]) == {"a1"}

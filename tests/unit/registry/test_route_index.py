@@ -49,12 +49,12 @@ def test_a_status_is_told_again_only_when_it_is_another_one() -> None:
         found = index.get("q1")
         assert found is not None
         assert found.status is (status or Status.INACTIVE)
-        assert index.note_told(found) is is_news
+        assert index.note_status(found) is is_news
     # A new declaration of the same name is told whatever its status.
     index.put(route("q1", "m1"))
     found = index.get("q1")
     assert found is not None
-    assert index.note_told(found)
+    assert index.note_status(found)
 
 
 def test_a_pool_stands_before_a_model_of_its_name_and_a_model_is_not_its_pool() -> None:

@@ -15,11 +15,11 @@ from registry_svc.mesh.domain import (
 from registry_svc.mesh.policy.namespace import Claim, Owner
 from registry_svc.mesh.policy.sessions import (
     Admitted,
-    Hearing,
+    HeartbeatKind,
     Holder,
     Repeated,
-    decide_hearing,
     decide_opening,
+    validate_heartbeat,
 )
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -133,36 +133,36 @@ def beat(sequence: int, incarnation: str = "life-1") -> Heartbeat:
 @pytest.mark.parametrize(
     ("sequence", "last", "hearing"),
     [
-        (0, None, Hearing.FRESH),
-        (7, None, Hearing.FRESH),
-        (8, 7, Hearing.FRESH),
-        (900, 7, Hearing.FRESH),
-        (7, 7, Hearing.REPEATED),
+        (0, None, HeartbeatKind.FRESH),
+        (7, None, HeartbeatKind.FRESH),
+        (8, 7, HeartbeatKind.FRESH),
+        (900, 7, HeartbeatKind.FRESH),
+        (7, 7, HeartbeatKind.REPEATED),
     ],
 )
 def test_newer_heartbeats_count_and_the_newest_may_come_twice(
-    sequence: int, last: int | None, hearing: Hearing
+    sequence: int, last: int | None, hearing: HeartbeatKind
 ) -> None:
-    assert decide_hearing(beat(sequence), session("s1"), Standing.ACTIVE, last) is hearing
+    assert validate_heartbeat(beat(sequence), session("s1"), Standing.ACTIVE, last) is hearing
 
 
 def test_an_older_heartbeat_is_stale() -> None:
     with pytest.raises(WeftError) as refusal:
-        decide_hearing(beat(6), session("s1"), Standing.ACTIVE, 7)
+        validate_heartbeat(beat(6), session("s1"), Standing.ACTIVE, 7)
     assert refusal.value.reason is Reason.STALE_HEARTBEAT
 
 
 @pytest.mark.parametrize("standing", list(Standing))
 def test_a_heartbeat_of_another_incarnation_is_stale_whatever_its_sequence(standing: Standing) -> None:
     with pytest.raises(WeftError) as refusal:
-        decide_hearing(beat(1_000, "life-0"), session("s1"), standing, 7)
+        validate_heartbeat(beat(1_000, "life-0"), session("s1"), standing, 7)
     assert refusal.value.reason is Reason.STALE_HEARTBEAT
 
 
 def test_a_heartbeat_revives_the_silent_but_not_the_closed() -> None:
-    assert decide_hearing(beat(8), session("s1"), Standing.SILENT, 7) is Hearing.FRESH
+    assert validate_heartbeat(beat(8), session("s1"), Standing.SILENT, 7) is HeartbeatKind.FRESH
     with pytest.raises(WeftError) as refusal:
-        decide_hearing(beat(8), session("s1"), Standing.CLOSED, 7)
+        validate_heartbeat(beat(8), session("s1"), Standing.CLOSED, 7)
     assert refusal.value.reason is Reason.SESSION_UNKNOWN
 
 
