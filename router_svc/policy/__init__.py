@@ -1,1 +1,1 @@
-"""Pure decisions of the router: values and `now` in, decisions out. One small file per policy."""
+"""Pure decisions of the router: values and `now` in, decisions out. See router_svc/DESIGN.md."""

@@ -6,10 +6,10 @@ from weft.kernel.names import DEFAULT_TENANT
 from weft.kernel.request import Operation, Priority, Skill
 
 ROUTE_PREFIX = "route/"
-"""A target that begins so names a route."""
+"""Prefix of a target that names a route."""
 SURE_SHARE_OF_PROMPT = 0.5
-"""Prompts are measured in characters and not in tokens: only half of what is estimated is sure to be there, so nothing
-is refused for a context that it would have fitted into."""
+"""Prompts are measured in characters, not tokens: only half of the estimate counts, so that no request is refused for a
+context that it would have fitted into."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Needs:
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # Needs are looked up several times per request, and all that they consist of would be hashed each time.
+        # Needs are looked up several times per request, and all fields would be hashed each time.
         parts = (self.operation, self.allow_remote, self.skills, self.tools, self.context_tokens)
         object.__setattr__(self, "_hash", hash(parts))
 
@@ -38,28 +38,28 @@ class Arrival:
     """A request as the scheduler sees it. Times are seconds on the router's monotonic clock."""
 
     key: int
-    """The scheduler's own number for it; callers may reuse their request ids."""
+    """The scheduler's own number for the request; callers may reuse their request ids."""
     target: str
     """A model or a pool, by name; or ROUTE_PREFIX and a route's name."""
     needs: Needs
     tenant: str = DEFAULT_TENANT
     priority: Priority = Priority.NORMAL
     arrived_at: float
-    """When it first arrived anywhere, so that being placed again costs no place in the queue."""
+    """When it first arrived at any router, so that a repeated placement keeps its place in the queue."""
     deadline_at: float | None = None
     attempts_used: int = 0
-    """Attempts granted before it was placed here; the numbers go on from there."""
+    """Attempts granted before it was placed here; attempt numbers continue from there."""
     prompt_tokens: int = 0
     """An estimate; 0: unknown."""
     max_output_tokens: int | None = None
-    """None: it does not say."""
+    """None: not specified."""
     affinity_key: bytes = b""
     """Requests with the same key should go to the same runner; empty: none."""
     prefix_digests: tuple[int, ...] = ()
-    """Digests of ever longer beginnings of its prompt, salted with its tenant."""
+    """Digests of ever longer prefixes of its prompt, salted with its tenant."""
 
 
 def context_class(prompt_tokens: int) -> int:
-    """`Needs.context_tokens` of a prompt of about this many tokens."""
+    """Return `Needs.context_tokens` for a prompt of about this many tokens."""
     sure = int(prompt_tokens * SURE_SHARE_OF_PROMPT)
     return 1 << (sure.bit_length() - 1) if sure else 0

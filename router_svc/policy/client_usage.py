@@ -1,38 +1,38 @@
-"""How a client asks: how often, for what, and how much it takes."""
+"""Usage of the router by one client: its request pattern, and its cooldown after repeated refusals."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CooldownRule:
-    """When a client has to pause, and for how long."""
+    """When a client is refused without being counted, and for how long."""
 
     after_refusals: int = 10
-    """Refusals for asking too often, with no request let through between; 0: never."""
+    """Consecutive refusals for exceeded rates before a cooldown; 0: never."""
     seconds: float = 10.0
-    """The first pause; every further one is twice as long ..."""
+    """The first cooldown; each further one is twice as long ..."""
     max_seconds: float = 300.0
-    """... up to this. After as long without a pause the next one is a first one again."""
+    """... up to this. After as long without a cooldown the next one is a first one again."""
 
 
 @dataclass(slots=True)
 class Cooldown:
-    """The pauses of one client. Times are seconds on the router's monotonic clock."""
+    """The cooldown state of one client. Times are seconds on the router's monotonic clock."""
 
     refusals_in_row: int = 0
     ends_at: float = float("-inf")
     _length: float = 0.0
 
     def seconds_left(self, now: float) -> float:
-        """How long it still has to pause; 0: not at all."""
+        """Return the remaining cooldown in seconds; 0: none."""
         return max(0.0, self.ends_at - now)
 
     def note_allowed(self) -> None:
-        """A request was let through."""
+        """Record an admitted request."""
         self.refusals_in_row = 0
 
     def note_refused(self, rule: CooldownRule, now: float) -> None:
-        """It asked too often; refusals during a pause are not told here."""
+        """Record a refusal for an exceeded rate; refusals during a cooldown are not recorded."""
         self.refusals_in_row += 1
         if not rule.after_refusals or self.refusals_in_row < rule.after_refusals:
             return
@@ -43,31 +43,31 @@ class Cooldown:
 
 
 MAX_TARGETS_COUNTED = 32
-"""Targets of one client that are counted one by one; a new one takes the place of the least asked for."""
+"""Targets that are counted per client; a new one replaces the least requested."""
 MAX_TARGETS_TOLD = 8
 INTERVAL_WEIGHT = 0.2
-"""Of the newest interval in the usual one: some ten requests decide it."""
+"""Weight of the newest interval in the usual interval: about ten requests determine it."""
 
 
 @dataclass(slots=True)
 class ClientPattern:
-    """What is known of one client. Times are seconds on the router's monotonic clock."""
+    """Request pattern of one client. Times are seconds on the router's monotonic clock."""
 
     first_seen_at: float
     last_seen_at: float
     request_count: int = 0
     refused_count: int = 0
-    """Of these, refused before any runner worked on them."""
+    """Requests refused before any runner worked on them."""
     running_count: int = 0
-    """Of these, under way."""
+    """Requests in progress."""
     token_count: int = 0
-    """Of prompts and answers, as far as they are known."""
+    """Known tokens of prompts and answers."""
     usual_interval_seconds: float | None = None
-    """None: there were not two requests yet."""
+    """None: fewer than two requests so far."""
     _targets: dict[str, int] = field(default_factory=dict)
 
     def note_arrival(self, target: str, now: float) -> None:
-        """It asks for something."""
+        """Record the arrival of a request."""
         if self.request_count:
             interval = max(0.0, now - self.last_seen_at)
             usual = interval if self.usual_interval_seconds is None else self.usual_interval_seconds
@@ -78,14 +78,14 @@ class ClientPattern:
         self._count(target)
 
     def note_end(self, *, refused: bool, tokens: int) -> None:
-        """One of its requests is over; `tokens` is what it took."""
+        """Record the end of a request; `tokens`: what it used."""
         self.running_count -= 1
         self.refused_count += refused
         self.token_count += tokens
 
     @property
     def targets(self) -> list[tuple[str, int]]:
-        """What it asks for most, and how often."""
+        """The most requested targets with their counts."""
         most = sorted(self._targets.items(), key=lambda item: (-item[1], item[0]))
         return most[:MAX_TARGETS_TOLD]
 

@@ -1,4 +1,4 @@
-"""What a scheduler decides: about a request, or that something be woken."""
+"""Decisions of the scheduler: about a request, or about a wake."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,22 +11,22 @@ from weft.kernel.request import Priority
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """It runs here."""
+    """The request runs on this candidate."""
 
     key: int
     candidate: Candidate
     attempt: int
     choice: Choice | None = None
-    """Among whom it was chosen; None: nobody kept that."""
+    """The selection; None: not recorded."""
     keep_alive_seconds: float | None = None
-    """What its route says; None: nothing."""
+    """As its route sets it; None: not set."""
     deadline_at: float | None = None
-    """When its answer must be complete, by itself or by its route; None: at no time."""
+    """When its answer must be complete, by its own or its route's deadline; None: no deadline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waits:
-    """It waits for a slot."""
+    """The request waits for a slot."""
 
     key: int
     position: int
@@ -34,64 +34,64 @@ class Waits:
     eta_seconds: float | None = None
     """None: no estimate."""
     considered: tuple[Considered, ...] = ()
-    """Who could serve it, and what keeps each of them from it; only with the first such word."""
+    """The candidates and what keeps each of them from the request; only with the first status."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loads:
-    """It waits for a model to load or to wake."""
+    """The request waits for a model to load or to wake."""
 
     key: int
     stage: str
     progress: float | None
-    """0 to 1; None: nobody knows."""
+    """0 to 1; None: unknown."""
     eta_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejects:
-    """It is refused; nothing more will be decided about it."""
+    """The request is refused; no further decision about it follows."""
 
     key: int
     reason: Reason
     message: str
     retry_after_seconds: float | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
-    """Facts for machines."""
+    """Machine-readable facts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wakes:
-    """A sleeping model is to be woken, once for all who wait for it. Its end is told to the scheduler."""
+    """Wake a sleeping model, once for all waiting requests. The end of the wake must be reported to the scheduler."""
 
     model: str
     runner: str
-    """Where it slept when that was decided; empty: no runner is known."""
+    """The runner on which it slept at the time of the decision; empty: unknown."""
     max_wait_seconds: float
-    """When it must have ended, one way or the other."""
+    """Time limit of the wake."""
     doubted: bool = False
-    """The fleet shows it ready, and its runner says that it is not."""
+    """Whether the registry's view shows it ready while its runner reports that it is asleep."""
     priority: Priority = Priority.NORMAL
-    """Of the request for which it is woken."""
+    """Priority class of the request for which it is woken."""
     why: str = field(default="", compare=False)
-    """What decided it, in words for people; empty: nobody said."""
+    """The reason, as text for explanations; empty: none given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopsWaking:
-    """A wake under way waits inside of the runner for memory that does not come. It is to end, and its end is told."""
+    """End a wake under way whose runner waits for memory that it does not get. Its end must be reported."""
 
     model: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """What a request that is over really took."""
+    """What a finished request really used."""
 
     prompt_tokens: int
-    """All of its prompt, those from a cache too."""
+    """All tokens of its prompt, cached ones included."""
     cached_tokens: int
-    """Those of its prompt that came from a cache."""
+    """Tokens of its prompt that came from a cache."""
     output_tokens: int
 
 
@@ -100,7 +100,7 @@ class WakeFailure:
     """Why a wake failed."""
 
     reason: Reason
-    """INSUFFICIENT_MEMORY means that it cannot be now, and counts against nobody, if the host is large enough."""
+    """INSUFFICIENT_MEMORY means that the wake is not possible now, and is not a failure if the host is large enough."""
     message: str
 
 

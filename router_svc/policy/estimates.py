@@ -1,7 +1,7 @@
-"""What loads and requests usually take, learned from those that are over.
+"""Estimated durations of loads and answers, learned from earlier ones.
 
-Everything works without a measurement: what was never measured is None, or a default that has a name. All times in
-seconds. Averages are exponential: of the last few measurements, each newer one counts for more.
+Everything works without a measurement: what was never measured is None, or a named default. All times are in seconds.
+Averages are exponential, so that newer measurements count for more.
 """
 
 from collections import OrderedDict
@@ -14,34 +14,34 @@ from router_svc.policy.decisions import Served
 from router_svc.policy.endpoints.candidates import Candidate
 
 NEWEST_SHARE = 0.3
-"""What the newest measurement counts for in its average: after six, the first counts for a twentieth."""
+"""Weight of the newest measurement in its average: after six, the first counts for a twentieth."""
 DEFAULT_OUTPUT_TOKENS = 256.0
-"""Expected of a request that names no maximum, of a kind that was never seen."""
+"""Assumed answer length of a request without a maximum, of a kind that was never measured."""
 DEFAULT_TOKENS_PER_SECOND = 30.0
-"""Of one request on a model that was never measured: about what an 8B model does on a small GPU."""
+"""Assumed speed of one request on a model that was never measured: about that of an 8B model on a small GPU."""
 PRIOR_ANSWERS = 8
-"""Answers of DEFAULT_OUTPUT_TOKENS that are counted beside those that were measured, where it is asked how long an
-answer that names a maximum may become: a few short answers say little about one that asks for many tokens."""
+"""Assumed answers of DEFAULT_OUTPUT_TOKENS that are added to the measured ones when the length of an answer with a
+maximum is estimated: a few short answers say little about one that asks for many tokens."""
 MAX_COUNTED_ANSWERS = 64
-"""Answers of a pool that count for its usual length; older ones fade."""
+"""Answers of a pool that count for its usual length; older ones are discounted."""
 MIN_TOKENS_PER_SECOND = 0.1
 MAX_OUTPUT_TOKENS = 1_000_000
 MAX_EVICTION_SECONDS = 10.0
-"""What ending the backends of those that give way, seeing their memory back and hearing of it add to a load."""
+"""Time that ending the backends of evicted models and observing their memory as free adds to a load."""
 MAX_MEASURED_SECONDS = 86_400.0
-"""A longer time is not a measurement."""
+"""A longer time is not a valid measurement."""
 MAX_MEASURED_MODELS = 16_384
-"""Models on hosts of which figures are kept; those that were not used for the longest time are forgotten."""
+"""Models on hosts with stored figures; the least recently used ones are forgotten first."""
 MAX_MEASURED_KINDS = 65_536
-"""Pools and tenants together of which answer lengths are kept."""
+"""Pairs of pool and tenant with stored answer lengths."""
 
 ModelHost = tuple[str, str]
-"""A model on a host: the same model is not equally fast everywhere."""
+"""A model on a host: the same model is not equally fast on all hosts."""
 _Key = TypeVar("_Key", bound=Hashable)
 
 
 class Averages(Generic[_Key]):
-    """A bounded table of exponential averages; the one that was noted least recently is forgotten first."""
+    """Bounded table of exponential averages; the least recently updated one is forgotten first."""
 
     def __init__(self, max_entries: int) -> None:
         self._max_entries = max_entries
@@ -51,11 +51,11 @@ class Averages(Generic[_Key]):
         return len(self._averages)
 
     def get(self, key: _Key) -> float | None:
-        """None: never noted, or forgotten."""
+        """Return the average of a key; None: never measured, or forgotten."""
         return self._averages.get(key)
 
     def note(self, key: _Key, measured: float) -> None:
-        """One more measurement."""
+        """Add a measurement."""
         known = self._averages.get(key)
         if known is not None:
             self._averages[key] = known + NEWEST_SHARE * (measured - known)
@@ -68,14 +68,14 @@ class Averages(Generic[_Key]):
 
 @dataclass(slots=True)
 class _Speed:
-    """How fast requests are served at one place; averages."""
+    """Average speed of one model on one host."""
 
     service_seconds: float
     token_seconds: float
     first_content_seconds: float | None
     """None: never measured."""
     between_tokens_seconds: float | None
-    """From one token to the next; None: never measured."""
+    """Time from one token to the next; None: never measured."""
 
     def note(
         self,
@@ -84,7 +84,7 @@ class _Speed:
         first_content_seconds: float | None,
         between_tokens_seconds: float | None,
     ) -> None:
-        """One more request was served."""
+        """Add the measurement of one request."""
         self.service_seconds += NEWEST_SHARE * (seconds - self.service_seconds)
         self.token_seconds += NEWEST_SHARE * (token_seconds - self.token_seconds)
         if first_content_seconds is not None:
@@ -98,26 +98,26 @@ class _Speed:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """How fast one request is served at one place."""
+    """Speed of one request for one model on one host."""
 
     first_content_seconds: float
-    """0: not known."""
+    """0: unknown."""
     token_seconds: float
 
     def seconds_of(self, tokens: float) -> float:
-        """How long an answer of so many tokens takes from its grant to its end."""
+        """Return how long an answer of this many tokens takes from its grant to its end."""
         return self.first_content_seconds + self.token_seconds * tokens
 
 
 @dataclass(slots=True)
 class _Lengths:
-    """How long answers of a pool become by themselves."""
+    """Usual length of the answers of a pool."""
 
     tokens: float = 0.0
-    """Of all answers that count ..."""
+    """Tokens of all counted answers ..."""
     ended: float = 0.0
-    """... and how many of them ended before the maximum that they were given. One that was cut off there says only that
-    it would have been longer: its tokens count and its end does not."""
+    """... and how many of them ended before their maximum. An answer that was cut off there would have been longer: its
+    tokens count and its end does not."""
 
     def note(self, tokens: float, *, was_cut: bool) -> None:
         kept = 1.0 - 1.0 / MAX_COUNTED_ANSWERS
@@ -130,21 +130,21 @@ class _Lengths:
 
 
 class Estimates:
-    """Learns from what is over; all methods are O(1)."""
+    """Learns from finished loads and requests; all methods are O(1)."""
 
     def __init__(self) -> None:
         self._load_seconds: Averages[ModelHost] = Averages(MAX_MEASURED_MODELS)
         self._speeds: OrderedDict[ModelHost, _Speed] = OrderedDict()
-        """The one that was noted least recently is forgotten first."""
+        """The least recently updated one is forgotten first."""
         self._output_tokens: Averages[tuple[str, str]] = Averages(MAX_MEASURED_KINDS)
         self._pool_output_tokens: Averages[str] = Averages(MAX_MEASURED_MODELS)
         self._lengths: OrderedDict[str, _Lengths] = OrderedDict()
-        """By pool; the one that was noted least recently is forgotten first."""
+        """By pool; the least recently updated one is forgotten first."""
 
     def note_load(self, candidate: Candidate, seconds: float) -> None:
-        """A load from nothing took this long, from its order until it took requests.
+        """Record the duration of a load from nothing, from its order until the model was ready.
 
-        Where its runner says how long the engine takes, a wait for memory inside of the load does not count.
+        Where the runner reports how long the engine takes, a wait for memory within the load does not count.
         """
         if not _is_measurement(seconds):
             return
@@ -153,7 +153,7 @@ class Estimates:
         self._load_seconds.note(_model_host(candidate), seconds)
 
     def load_seconds(self, candidate: Candidate) -> float | None:
-        """How long a load takes: as measured here, else by its runner's word; None: nobody knows."""
+        """Return how long a load takes, as measured here or else as its runner reports; None: unknown."""
         measured = self._load_seconds.get(_model_host(candidate))
         return candidate.usual_load_seconds if measured is None else measured
 
@@ -166,9 +166,9 @@ class Estimates:
         first_content_seconds: float | None = None,
         limit: int | None = None,
     ) -> None:
-        """A request was served in this time, `first_content_seconds` of it before its first content (None: unknown).
+        """Record the duration of a served request, with the time before its first content (None: unknown).
 
-        `limit`: how many tokens it asked for at most; None: it named no maximum.
+        `limit`: the maximum of tokens that it asked for; None: it named none.
         """
         if not _is_measurement(seconds) or served.output_tokens <= 0:
             return
@@ -179,7 +179,7 @@ class Estimates:
         self._note_length(candidate.pool, tokens, was_cut=limit is not None and tokens >= limit)
 
     def output_tokens(self, pool: str, tenant: str, limit: int | None) -> float:
-        """How many tokens an answer of this pool to this tenant has, at most `limit` (None: it names none)."""
+        """Return the expected tokens of an answer of this pool to this tenant, at most `limit` (None: no limit)."""
         expected = self._output_tokens.get((pool, tenant))
         if expected is None:
             expected = self._pool_output_tokens.get(pool)
@@ -188,9 +188,11 @@ class Estimates:
         return expected if limit is None else min(expected, float(max(limit, 1)))
 
     def expected_tokens(self, pool: str, tenant: str, limit: int | None) -> float:
-        """How many tokens to reckon with where too few would be a false promise: what was asked for, within the usual.
+        """Return the expected tokens where too few would be a false promise.
 
-        The usual length is that at which answers ended by themselves; see PRIOR_ANSWERS.
+        The requested maximum, up to the usual length.
+
+        The usual length is that of answers that ended by themselves; see PRIOR_ANSWERS.
         """
         measured = self.output_tokens(pool, tenant, None)
         if limit is None:
@@ -200,7 +202,7 @@ class Estimates:
         return min(float(max(limit, 1)), usual)
 
     def speed(self, candidate: Candidate) -> Speed | None:
-        """How fast one request is served there; None: nothing was measured there."""
+        """Return the speed of one request there; None: never measured."""
         speed = self._speeds.get(_model_host(candidate))
         if speed is None:
             return None
@@ -208,7 +210,7 @@ class Estimates:
         return Speed(speed.first_content_seconds or 0.0, between)
 
     def tokens_per_second(self, candidate: Candidate) -> float:
-        """How fast one request is answered there once its answer has begun."""
+        """Return the tokens per second of one request there after its first content."""
         speed = self._speeds.get(_model_host(candidate))
         if speed is None:
             return DEFAULT_TOKENS_PER_SECOND
@@ -216,7 +218,7 @@ class Estimates:
         return max(MIN_TOKENS_PER_SECOND, 1.0 / seconds) if seconds > 0 else 1.0 / _SHORTEST_TOKEN_SECONDS
 
     def service_seconds(self, candidate: Candidate, arrival: Arrival) -> float | None:
-        """How long this request would take there from its grant to its end; None: nothing was measured there."""
+        """Return how long this request would take there from its grant to its end; None: never measured."""
         speed = self._speeds.get(_model_host(candidate))
         if speed is None:
             return None
@@ -225,7 +227,7 @@ class Estimates:
         return first + speed.token_seconds * tokens
 
     def mean_service_seconds(self, candidate: Candidate) -> float | None:
-        """How long a request takes there, whatever it asks; None: nothing was measured there."""
+        """Return how long an average request takes there; None: never measured."""
         speed = self._speeds.get(_model_host(candidate))
         return None if speed is None else speed.service_seconds
 
@@ -240,7 +242,7 @@ class Estimates:
         if first is not None:
             first = min(max(first, 0.0), seconds)
         token_seconds = (seconds - (first or 0.0)) / tokens
-        # The first token ends the time to the first content: so many tokens have one pause less between them.
+        # The first token ends the time to the first content: n tokens have n - 1 intervals.
         between = None if first is None or tokens < 2 else (seconds - first) / (tokens - 1)
         speed = self._speeds.get(model_host)
         if speed is not None:
@@ -253,10 +255,10 @@ class Estimates:
 
 
 def wait_seconds(ahead: int, slots: int, mean_service_seconds: float | None) -> float | None:
-    """How long a slot is awaited with so many ahead in the line and all `slots` busy.
+    """Return the wait for a slot with this many requests ahead in the queue and all `slots` busy.
 
-    None: unknown, because nothing was measured or there are no slots. The first in line waits for the first of `slots`
-    that run, which on average are half done.
+    None: unknown, since nothing was measured or there are no slots. The first in the queue waits for the first of
+    `slots` running requests, which on average are half done.
     """
     if mean_service_seconds is None or slots <= 0:
         return None
@@ -267,7 +269,7 @@ _SHORTEST_TOKEN_SECONDS = 1e-6
 
 
 def _model_host(candidate: Candidate) -> ModelHost:
-    # Where its host is not known, its runner tells two places apart.
+    # Where its host is unknown, its runner distinguishes two places.
     return (candidate.model, candidate.host or candidate.runner)
 
 

@@ -1,4 +1,4 @@
-"""Requests that run: who pays for them, what was learned when they end."""
+"""Placements: requests that run, what they cost their tenants, and what their ends teach."""
 
 from router_svc.policy.decisions import Placed, Served
 from router_svc.policy.endpoints.candidates import Candidate
@@ -16,7 +16,7 @@ from weft.kernel.request import Operation
 
 
 class Placements:
-    """Takes slots and gives them back, with all that hangs on it."""
+    """Takes and releases slots, with the accounts, caps, estimates and retry budgets that follow from that."""
 
     def __init__(
         self,
@@ -35,13 +35,13 @@ class Placements:
         self.retries = RetryBudget(limits)
 
     def may_try(self, request: LiveRequest, candidate: Candidate, now: float) -> bool:
-        """Whether the attempt is a first one, or its line has a further one left."""
+        """Whether the attempt is a first one, or the retry budget of its queue permits it."""
         if not request.is_retry:
             return True
         return self.retries.allow(request.queue, self._index.health.is_clean(candidate, now), now)
 
     def place(self, request: LiveRequest, choice: Choice, now: float) -> Placed:
-        """It runs there from now on."""
+        """Place the request on the chosen candidate."""
         candidate, tenant = choice.candidate, request.arrival.tenant
         if request.attempt == request.arrival.attempts_used:
             self.retries.note_first_attempt(request.queue, now)
@@ -63,7 +63,7 @@ class Placements:
         )
 
     def place_beside(self, request: LiveRequest, candidate: Candidate, now: float) -> Placed:
-        """It works there beside those who hold slots: it costs its tenant nothing, and nobody waits because of it."""
+        """Place the request beside the slots of a candidate: it is not charged and delays no other request."""
         request.attempt += 1
         request.placed_on, request.placed_at, request.content_at = candidate, now, None
         request.last_status, request.holds_slot, request.charged = None, False, 0.0
@@ -76,17 +76,20 @@ class Placements:
         )
 
     def note_content(self, request: LiveRequest, now: float) -> None:
-        """Its answer has begun."""
+        """Record that the answer has begun."""
         if request.placed_on is not None and request.content_at is None:
             request.content_at = now
             self._index.health.note_content(request.placed_on, now)
 
     def take_back(self, request: LiveRequest, now: float) -> tuple[Candidate, bool]:
-        """Its attempt failed and cost its tenant nothing. Returns where it ran, and what `_release` does."""
+        """Release the slot of a failed attempt, which costs its tenant nothing.
+
+        Returns the candidate, and whether its tenant was at its cap.
+        """
         return self._release(request, 0.0, now)
 
     def note_failed(self, request: LiveRequest, candidate: Candidate, reason: Reason, now: float) -> None:
-        """What an attempt that failed before any content says about its candidate."""
+        """Record what an attempt that failed before any content says about its candidate."""
         if not may_be_the_requests(reason):
             self._index.health.note_failure(candidate, classify(reason), now)
             return
@@ -101,9 +104,9 @@ class Placements:
                 self._index.health.note_shared_failure(candidate, now)
 
     def end(self, request: LiveRequest, served: Served | None, failure: Reason | None, now: float) -> bool:
-        """It is over. Returns whether its tenant may have more running only now.
+        """End a request. Returns whether its tenant was at its cap.
 
-        An answer that broke off counts against its runner, and teaches nothing: its length says when it broke.
+        An answer that broke off counts against its runner and is not measured: its length says only when it broke.
         """
         tokens = _tokens_of(request, served)
         content_at = request.content_at
@@ -111,7 +114,7 @@ class Placements:
         if failure is not None and classify(failure) is FailureKind.BROKE:
             self._index.health.note_failure(candidate, FailureKind.BROKE, now, had_begun=content_at is not None)
         elif request.kind.needs.operation is Operation.TOKENIZE:
-            pass  # it says nothing about how long work takes there, nor whether there is room for any
+            pass  # it says nothing about the duration of work there, nor about free slots
         elif served is not None and failure is None:
             first = None if content_at is None else content_at - request.placed_at
             seconds = now - request.placed_at
@@ -138,7 +141,7 @@ class Placements:
 
 
 def _tokens_of(request: LiveRequest, served: Served | None) -> float:
-    """What it cost. Where nobody says, nothing before its first content, and as much as was thought after it."""
+    """Return its cost in tokens; if unknown, the estimate after its first content and nothing before it."""
     if served is None:
         return request.charged if request.content_at is not None else 0.0
     return float(max(0, served.prompt_tokens - served.cached_tokens) + served.output_tokens)

@@ -1,4 +1,4 @@
-"""What a change of the mesh means for those who wait."""
+"""Reconciliation: what changes of the mesh and the ends of wakes mean for waiting requests."""
 
 from dataclasses import replace
 
@@ -44,7 +44,10 @@ class Reconciler:
         self._retries = retries
 
     def follow(self, delta: ViewDelta, now: float) -> list[Decision]:
-        """What members of these lines can do has changed."""
+        """Update the queues whose members changed.
+
+        Refuse requests without a candidate, update capacities and demands.
+        """
         decisions = self._rename(now) if delta.renames else []
         for name in sorted(delta.queues):
             queue = self._queues.get(name)
@@ -61,7 +64,7 @@ class Reconciler:
         return decisions
 
     def no_candidate(self, request: LiveRequest) -> Rejects:
-        """Why nobody can serve it, now or later, as the mesh is."""
+        """Return why no candidate can serve the request, now or later."""
         kind, queue = request.kind, request.queue
         if request.last_failure is not None and any(True for _ in self._index.permitted(queue, kind.needs, ())):
             return request.last_failure
@@ -69,7 +72,7 @@ class Reconciler:
         return refusals.no_candidate_can(request.arrival, summary, self._limits.full_retry_seconds)
 
     def is_exhausted(self, request: LiveRequest) -> bool:
-        """Whether no further attempt may be made, or none could be."""
+        """Whether no further attempt is permitted or possible."""
         if request.failures >= self._limits.max_attempts or request.bounces > self._limits.max_bounces:
             return True
         return not self._requests.capacity(request).count
@@ -87,7 +90,7 @@ class Reconciler:
         return decisions
 
     def _rename(self, now: float) -> list[Decision]:
-        """Names may stand for other lines now, or for none."""
+        """Move requests whose targets resolve to other queues, and refuse those whose targets are gone."""
         decisions: list[Decision] = []
         keys = [key for request_class in self._queues.classes() for key in request_class.request_keys()]
         for request in map(self._requests.live, keys):
@@ -102,7 +105,7 @@ class Reconciler:
         return decisions
 
     def begin(self, start: LoadStart, now: float) -> list[Decision]:
-        """A model is to be woken. One for which others give way goes before all other loads of its host."""
+        """Begin a wake. One with evictions has priority over all other loads of its host."""
         candidate = start.candidate
         priority = Priority.SYSTEM if start.evicts else self._loads.priority_for(candidate)
         doubted = self._cluster.is_doubted(candidate)
@@ -110,7 +113,10 @@ class Reconciler:
         return [wakes, *self._refresh(candidate.model, now)]
 
     def succeed(self, model: str, now: float, *, self_reported: bool) -> list[Decision]:
-        """A wake succeeded, as its runner says; the mesh has to confirm it, or `self_reported`: without it."""
+        """Record the reported success of a wake.
+
+        The mesh has to confirm it, or with `self_reported` the runner is trusted.
+        """
         self._loads.wakes.note_woken(model, now)
         decisions: list[Decision] = []
         if self_reported:
@@ -120,12 +126,12 @@ class Reconciler:
         return decisions + self.settle(now)
 
     def settle(self, now: float) -> list[Decision]:
-        """What was woken is ready, or should be."""
+        """End the wakes whose models are ready, or should be by now."""
         settled = self._loads.wakes.settle(self._cluster.readiness_of, now)
         if settled is None:
             return []
         for candidate, seconds in settled.ready:
-            # What its runner says now: before its first load it could not say anything.
+            # The runner's current value: before its first load it had none.
             usual = self._cluster.usual_load_of(candidate.model) or candidate.usual_load_seconds
             self._estimator.note_load(replace(candidate, usual_load_seconds=usual), seconds)
         decisions: list[Decision] = []
@@ -137,9 +143,9 @@ class Reconciler:
         return decisions
 
     def fail(self, model: str, failure: WakeFailure, now: float) -> list[Decision]:
-        """Refuse who waited for this wake and has nothing else left to try.
+        """Refuse requests that waited for this wake and have no alternative left.
 
-        For lack of memory nobody is refused, unless the host could never have as much.
+        For lack of memory no request is refused, unless the host is too small.
         """
         decisions: list[Decision] = []
         lacks_memory = failure.reason is Reason.INSUFFICIENT_MEMORY
@@ -148,7 +154,7 @@ class Reconciler:
             self._loads.wakes.note_put_off(model)
             self._loads.note_no_memory(model, now)
         elif self._cluster.readiness_of(model) is None:
-            # It is not in the mesh any more: nothing of it is remembered.
+            # It left the mesh: its history is not kept.
             self._loads.wakes.note_put_off(model)
         else:
             waited = [request_class for request_class in self._queues.classes() if request_class.awaited_wake == model]
@@ -164,7 +170,10 @@ class Reconciler:
         return decisions + self._refresh(model, now)
 
     def doubt(self, request: LiveRequest, candidate: Candidate, now: float) -> list[Decision]:
-        """A model that is shown as ready and again and again is not: the view is old, and it sleeps."""
+        """Trust the runner of a model that is shown as ready and repeatedly was not.
+
+        The view is stale, and it sleeps.
+        """
         if not candidate.runner_wakes or request.bounces < self._limits.stale_view_bounces:
             return []
         delta = self._cluster.apply_self_report(candidate.model, Readiness.ASLEEP, now)

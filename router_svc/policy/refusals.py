@@ -1,4 +1,4 @@
-"""Why a request is refused, in words and in figures."""
+"""Refusals of requests: messages and figures."""
 
 import math
 from dataclasses import replace
@@ -17,7 +17,7 @@ MAX_RETRY_SECONDS = 60.0
 
 
 def unknown_target(arrival: Arrival, some_names: str) -> Rejects:
-    """Nothing is called what it asks for."""
+    """Return the refusal for an unknown target."""
     return Rejects(
         key=arrival.key,
         reason=Reason.MODEL_NOT_FOUND,
@@ -26,7 +26,7 @@ def unknown_target(arrival: Arrival, some_names: str) -> Rejects:
 
 
 def no_candidate_can(arrival: Arrival, summary: GateSummary, retry_after_seconds: float) -> Rejects:
-    """No member of its line can serve it as the mesh is."""
+    """Return the refusal for a target without a candidate for the request."""
     comes_back = summary.reason in (Reason.NO_RUNNER_AVAILABLE, Reason.CLOCK_OFF)
     return Rejects(
         key=arrival.key,
@@ -39,7 +39,7 @@ def no_candidate_can(arrival: Arrival, summary: GateSummary, retry_after_seconds
 def queue_full(
     arrival: Arrival, waiting: int, depth: int, average_wait_seconds: float | None, retry_after_seconds: float
 ) -> Rejects:
-    """As many wait as may."""
+    """Return the refusal for a full queue."""
     return Rejects(
         key=arrival.key,
         reason=Reason.QUEUE_FULL,
@@ -57,7 +57,7 @@ def too_slow(
     average_wait_seconds: float | None,
     retry_after_seconds: float,
 ) -> Rejects:
-    """There is a place, but whoever takes it waits until the queue timeout."""
+    """Return the refusal for a queue with free places whose expected wait exceeds the queue timeout."""
     return Rejects(
         key=arrival.key,
         reason=Reason.QUEUE_FULL,
@@ -70,7 +70,7 @@ def too_slow(
 def was_evicted(
     arrival: Arrival, waiting: int, depth: int, average_wait_seconds: float | None, retry_after_seconds: float
 ) -> Rejects:
-    """The queue is full, and one that matters more or has less of it took its place."""
+    """Return the refusal of a waiting request that was evicted for one of a higher class or of a less served tenant."""
     return Rejects(
         key=arrival.key,
         reason=Reason.QUEUE_FULL,
@@ -81,7 +81,7 @@ def was_evicted(
 
 
 def too_many_durable(arrival: Arrival, waiting: int, limits: SchedulerLimits) -> Rejects:
-    """As many durable requests wait as may, over all lines."""
+    """Return the refusal for too many waiting durable requests over all queues."""
     return Rejects(
         key=arrival.key,
         reason=Reason.QUEUE_FULL,
@@ -92,7 +92,7 @@ def too_many_durable(arrival: Arrival, waiting: int, limits: SchedulerLimits) ->
 
 
 def deadline_passed(arrival: Arrival) -> Rejects:
-    """Its own deadline came before its turn."""
+    """Return the refusal of a request whose deadline passed while it waited."""
     return Rejects(
         key=arrival.key,
         reason=Reason.DEADLINE_EXCEEDED,
@@ -101,7 +101,7 @@ def deadline_passed(arrival: Arrival) -> Rejects:
 
 
 def deadline_unreachable(arrival: Arrival, parts: tuple[tuple[str, float], ...], left_seconds: float) -> Rejects:
-    """It would end after its deadline. `parts`: what it would take, in words and seconds."""
+    """Return the refusal of a request that would end after its deadline. `parts`: its expected duration."""
     total = sum(seconds for _, seconds in parts)
     named = ", ".join(f"{seconds:.1f} s {what}" for what, seconds in parts if seconds >= 0.05)
     return Rejects(
@@ -121,7 +121,7 @@ def waited_too_long(
     average_wait_seconds: float | None,
     retry_after_seconds: float,
 ) -> Rejects:
-    """The queue timeout came before its turn."""
+    """Return the refusal of a request that waited for the queue timeout."""
     return Rejects(
         key=arrival.key,
         reason=Reason.QUEUE_TIMEOUT,
@@ -132,19 +132,19 @@ def waited_too_long(
 
 
 def not_loaded(refusal: Rejects, arrival: Arrival, waited_seconds: float, awaited: str) -> Rejects:
-    """The same for one for which nothing was loaded; `awaited`: what that would have taken, in words."""
+    """Return that refusal for a request for which no model was loaded; `awaited`: what blocked the load, as text."""
     return replace(
         refusal, message=f"{arrival.target} was not loaded in {round(waited_seconds, 1):g} s; it waited for {awaited}"
     )
 
 
 def wake_failed(key: int, model: str, error: str) -> Rejects:
-    """The wake that it waited for failed."""
+    """Return the refusal after a failed wake."""
     return Rejects(key=key, reason=Reason.WAKE_FAILED, message=f"{model} could not be woken: {error}")
 
 
 def never_fits(key: int, candidate: Candidate, memory: HostMemory) -> Rejects:
-    """Its model takes more memory than its host has, whoever else gives way."""
+    """Return the refusal for a model that needs more memory than its host has in total."""
     needed, most = candidate.memory_bytes, memory.total_bytes
     return Rejects(
         key=key,
@@ -158,12 +158,12 @@ def never_fits(key: int, candidate: Candidate, memory: HostMemory) -> Rejects:
 
 
 def attempt_failed(key: int, attempt: int, reason: Reason) -> Rejects:
-    """An attempt failed, and there is none after it."""
+    """Return the refusal after a last failed attempt."""
     return Rejects(key=key, reason=reason, message=f"attempt {attempt} failed and is not repeated")
 
 
 def retry_after(seconds: float) -> float:
-    """What a caller is told to wait, in whole seconds within the bounds."""
+    """Return the time after which a caller may retry, in whole seconds within the bounds."""
     return float(math.ceil(max(MIN_RETRY_SECONDS, min(MAX_RETRY_SECONDS, seconds))))
 
 

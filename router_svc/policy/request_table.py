@@ -1,4 +1,4 @@
-"""All requests that are not over, and those of them that wait: in which line, until when, and told what."""
+"""The table of live requests: which of them wait, in which queue, until when, and their last status."""
 
 import heapq
 from collections.abc import Collection
@@ -20,14 +20,17 @@ _SPARE_ENTRIES = 256
 
 
 class Expiries:
-    """One moment per waiting request, at which it runs out of time or must be looked at again."""
+    """Heap of the times at which waiting requests expire or must be checked, with lazy deletion.
+
+    One time per request.
+    """
 
     def __init__(self) -> None:
         self._at: dict[int, float] = {}
         self._heap: list[tuple[float, int]] = []
 
     def note(self, key: int, at: float) -> None:
-        """Look at this request then, and not when it was said before."""
+        """Set the time of a request, replacing an earlier one."""
         self._at[key] = at
         heapq.heappush(self._heap, (at, key))
         if len(self._heap) > 2 * len(self._at) + _SPARE_ENTRIES:
@@ -35,11 +38,11 @@ class Expiries:
             heapq.heapify(self._heap)
 
     def forget(self, key: int) -> None:
-        """It does not wait any more."""
+        """Remove a request that no longer waits."""
         self._at.pop(key, None)
 
     def due(self, now: float) -> list[int]:
-        """Whose moment has come, each once; it is noted again by who wants it looked at once more."""
+        """Return the requests whose time has come, each once; a request that still waits must be set again."""
         due: list[int] = []
         while self._heap and self._heap[0][0] <= now:
             at, key = heapq.heappop(self._heap)
@@ -50,7 +53,7 @@ class Expiries:
 
 
 class RequestTable:
-    """Requests come in, wait, may come back to wait, and leave."""
+    """Admits, queues, expires and releases live requests."""
 
     def __init__(
         self,
@@ -72,40 +75,40 @@ class RequestTable:
         self._expiries = Expiries()
 
     def get(self, key: int) -> LiveRequest | None:
-        """None: it is over, or never came."""
+        """Return a live request; None: it ended, or is unknown."""
         return self._requests.get(key)
 
     def live(self, key: int) -> LiveRequest:
-        """The request of this number; it must not be over."""
+        """Return a request that must be live."""
         return self._requests[key]
 
     def queue(self, request: LiveRequest) -> Queue:
-        """The line that it belongs to."""
+        """Return the queue of a request."""
         return self._queues.open(request.queue)
 
     def capacity(self, request: LiveRequest) -> Capacity:
-        """The members of its line that it may go to."""
+        """Return the capacity of its queue for the request."""
         return self._estimator.capacity(self.queue(request), request.kind)
 
     def take_joined(self) -> Collection[str]:
-        """The lines that somebody joined since this was asked last."""
+        """Return the queues that requests have joined since the last call."""
         joined, self._joined = self._joined, set()
         return joined
 
     # -- in and out
 
     def enter(self, request: LiveRequest) -> None:
-        """It arrived. It neither waits nor runs yet."""
+        """Add an arrived request; it neither waits nor runs yet."""
         self._requests[request.key] = request
         self._queues.shares.enter(request.arrival.tenant)
 
     def leave(self, request: LiveRequest) -> None:
-        """It is over. It neither waits nor runs any more."""
+        """Remove a finished request; it neither waits nor runs any more."""
         del self._requests[request.key]
         self._queues.shares.leave(request.arrival.tenant)
 
     def enqueue(self, request: LiveRequest, now: float) -> None:
-        """It waits from now on, where it belongs, which is not the end for one that waited before."""
+        """Queue a request at its position, which is not the end for one that waited before."""
         queue = self._queues.add(request, now)
         request_class = _class_of(request)
         self._joined.add(request.queue)
@@ -119,7 +122,7 @@ class RequestTable:
         self._await_timeout(request, max(now, at))
 
     def dequeue(self, request: LiveRequest, now: float) -> None:
-        """It does not wait any more."""
+        """Take a request out of its queue."""
         request_class = _class_of(request)
         request.waited_seconds = now - self._counted_from(request, request_class, now)
         request.in_queue_seconds += now - request.in_queue_since
@@ -129,7 +132,7 @@ class RequestTable:
             self._loads.drop_demand(request_class)
 
     def drop(self, request: LiveRequest, rejection: Rejects, now: float) -> Rejects:
-        """One that waits is refused."""
+        """Refuse a waiting request."""
         self.dequeue(request, now)
         self.leave(request)
         return rejection
@@ -137,14 +140,16 @@ class RequestTable:
     # -- time
 
     def note_plan(self, now: float) -> None:
-        """Loads were planned anew: those that are certain are waited for like those under way."""
+        """Apply a new load plan: the queue timeout pauses for certain loads as for those under way."""
         for request_class, capacity in self._loads.demanding():
             self.settle_pause(request_class, capacity, now)
 
     def settle_pause(self, request_class: RequestClass, capacity: Capacity, now: float) -> None:
-        """The queue timeout stands still while a class waits for a load that is certain, and begins anew with its end.
+        """Pause the queue timeout while a class waits for a load that is certain.
 
-        Loads that come to nothing do so only for a while, however many of them there are.
+        It starts again at the end of the load.
+
+        Failing loads pause it only for a limited time in all.
         """
         is_certain = capacity.waking or capacity.loading or self._loads.is_decided(request_class)
         if not capacity.is_cold or not is_certain:
@@ -164,7 +169,7 @@ class RequestTable:
             request_class.awaited_began_at = inf if began_at is None else began_at
 
     def expire(self, now: float) -> list[Decision]:
-        """Refuse those whose deadline or queue timeout has come."""
+        """Refuse requests whose deadline or queue timeout has passed."""
         decisions: list[Decision] = []
         for key in self._expiries.due(now):
             rejection = self._expiry(self._requests[key], now)
@@ -181,7 +186,7 @@ class RequestTable:
         since = self._counted_from(request, request_class, now)
         at = since + self._limits.queue_timeout_seconds
         most = self._longest_wait_ends_at(request)
-        # A wake that was begun in time is waited for to its end, and a slot then as after any other load.
+        # A wake that began in time is awaited to its end, and then a slot as after any other load.
         is_due = now >= most and request_class.awaited_began_at >= most
         if now < at and not is_due:
             self._await_timeout(request, min(at, most if now < most else now + self._limits.tell_interval_seconds))
@@ -200,12 +205,12 @@ class RequestTable:
         return max(request.queued_since, request_class.counted_from)
 
     def _longest_wait_ends_at(self, request: LiveRequest) -> float:
-        """After this no load that begins anew keeps it waiting, however often the queue timeout began anew."""
+        """Return the time after which no new load pauses the queue timeout of the request."""
         most = self._limits.queue_timeout_seconds + self._limits.max_load_pause_seconds
         return request.in_queue_since + most - request.in_queue_seconds
 
     def _await_timeout(self, request: LiveRequest, at: float) -> None:
-        """Look at it then, or at its deadline. Durable requests have no queue timeout."""
+        """Schedule a check at `at` or at the deadline. Durable requests have no queue timeout."""
         deadline_at = request.deadline_at
         if not request.kind.durable:
             self._expiries.note(request.key, at if deadline_at is None else min(at, deadline_at))
@@ -215,7 +220,7 @@ class RequestTable:
     # -- words
 
     def notify_due(self, now: float) -> list[Decision]:
-        """Tell those whose turn it is where they stand, and refuse whoever waits in vain by now."""
+        """Send due status messages, and refuse requests that can no longer meet their deadline."""
         decisions: list[Decision] = []
         for request in self._schedule.due(now, self._limits.max_told_per_tick):
             gate = self._loads.gate_of(_class_of(request))
@@ -227,7 +232,7 @@ class RequestTable:
         return decisions
 
     def notify(self, request: LiveRequest, now: float) -> list[Decision]:
-        """Where it stands, unless it does not wait or knows. A durable one is told once: nobody sits and reads it."""
+        """Send the status of a waiting request if it changed. A durable request gets only one."""
         if request.waits_in is None or (request.kind.durable and request.last_status is not None):
             return []
         queue = self.queue(request)

@@ -1,7 +1,7 @@
-"""The scheduler: requests and facts in, decisions out. State, but no clock, no I/O and no randomness.
+"""The scheduler: requests and changes of the mesh in, decisions out. State, but no clock, no I/O and no randomness.
 
-Every method takes `now` (seconds, monotonic) and returns what was decided. One loop owns the scheduler and calls it;
-see router_svc/DESIGN.md for the life of a request.
+Every method takes `now` (seconds, monotonic) and returns decisions. One loop owns the scheduler and calls it; see
+router_svc/DESIGN.md for the life of a request.
 """
 
 from collections.abc import Iterable
@@ -33,16 +33,16 @@ from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
 
 TAKING_NO_SLOT = frozenset({Operation.TOKENIZE})
-"""Operations that engines do beside their work: where a member is loaded they wait for nobody and cost nothing. Where
-none is, they wait for one to wake as any request does."""
+"""Operations that engines run beside their slots: on a loaded member they neither wait nor cost anything. Without a
+loaded member, they wait for a wake as any request does."""
 MAX_SPREAD_OVER = 16
 _DURABLE = Priority.DURABLE
 MAX_REVIEWS_AT_ONCE = 3
-"""Plans of loads that follow from each other in one step; what is left waits for the next one."""
+"""Consecutive load plans in one step; the rest waits for the next step."""
 
 
 class Scheduler:
-    """Places requests on candidates: at once when a slot is free and nobody is ahead, otherwise in fair order."""
+    """Places requests on candidates: at once when a slot is free and no request is ahead, otherwise in fair order."""
 
     def __init__(self, limits: SchedulerLimits | None = None, settings: Settings | None = None) -> None:
         limits, settings = limits or SchedulerLimits(), settings or Settings()
@@ -63,30 +63,30 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        """How many requests wait."""
+        """Number of waiting requests."""
         return self._queues.waiting
 
     @property
     def running(self) -> int:
-        """How many requests hold a slot."""
+        """Number of requests that hold a slot."""
         return self._index.total_in_flight
 
     @property
     def needs_ticks(self) -> bool:
-        """Whether time alone may decide something: somebody waits, or a load is under way, wanted or not."""
+        """Whether time alone may cause decisions: requests wait, or a wake is under way."""
         return bool(self._queues.waiting or self._loads.wakes.under_way)
 
     @property
     def is_hurried(self) -> bool:
-        """Whether a caller waits, or a load is under way: durable requests have time."""
+        """Whether callers wait, or a wake is under way; durable requests are not urgent."""
         return bool(self._queues.callers_waiting or self._loads.wakes.under_way)
 
     def queues(self) -> list[QueueLength]:
-        """How much is asked of each pool and route, in order of their names."""
+        """Return the lengths of the queues of all pools and routes, in order of their names."""
         return queue_lengths(self._index, self._queues, self._limits)
 
     def apply(self, change: MeshChange, now: float) -> list[Decision]:
-        """The mesh changed: serve whoever can be served now, refuse whoever waits in vain."""
+        """Apply a change of the mesh: place requests that can run now, refuse those without a candidate."""
         delta = self._cluster.apply(change, now)
         for model in change.gone:
             self._loads.forget(model)
@@ -97,7 +97,7 @@ class Scheduler:
         return decisions + self._go_on(delta.queues, now)
 
     def submit(self, arrival: Arrival, now: float) -> list[Decision]:
-        """A request arrived."""
+        """Accept a new request."""
         decisions = self._reconciler.settle(now)
         name = self._index.table.queue_of(arrival.target)
         if name is None:
@@ -119,13 +119,16 @@ class Scheduler:
         return decisions
 
     def report_first_content(self, key: int, now: float) -> None:
-        """The answer has begun: its runner is not full."""
+        """Record that an answer has begun: its runner is not full."""
         request = self._requests.get(key)
         if request is not None:
             self._placements.note_content(request, now)
 
     def report_failed(self, key: int, attempt: int, reason: Reason, now: float) -> list[Decision]:
-        """An attempt failed before any content: place the request elsewhere, queue it again, or refuse it."""
+        """Handle an attempt that failed before any content.
+
+        Place the request elsewhere, queue it again, or refuse it.
+        """
         request = self._requests.get(key)
         if request is None or request.placed_on is None or request.attempt != attempt:
             return []
@@ -155,9 +158,11 @@ class Scheduler:
     def finish(
         self, key: int, now: float, served: Served | None = None, failure: Reason | None = None
     ) -> list[Decision]:
-        """The request ended or its caller left: whatever it held is free. A wake that it waited for goes on.
+        """End a request that finished or whose caller left, and release what it held.
 
-        `served`: what it took; None: nobody knows, or it was not served. `failure`: what ended it, if it ended badly.
+        A wake that it waited for continues.
+
+        `served`: what it used; None: unknown, or not served. `failure`: the reason if it failed.
         """
         request = self._requests.get(key)
         if request is None:
@@ -173,9 +178,10 @@ class Scheduler:
     def wake_finished(
         self, model: str, failure: WakeFailure | None, now: float, *, self_reported: bool = False
     ) -> list[Decision]:
-        """A wake ended: with a failure; or without, and the fleet shows the model ready now or within the settle time.
+        """Handle the end of a wake: a failure, or a success that the registry's view confirms within the settle time.
 
-        `self_reported`: its runner insists that it is awake, so it counts as ready until the registry has news of it.
+        `self_reported`: its runner insists that it is awake, so it counts as ready until the registry's view of it
+        changes.
         """
         if failure is None:
             decisions = self._reconciler.succeed(model, now, self_reported=self_reported)
@@ -184,7 +190,7 @@ class Scheduler:
         return decisions + self._go_on((), now)
 
     def tick(self, now: float) -> list[Decision]:
-        """Time passed: refuse who waited too long or waits in vain, serve and tell the others."""
+        """Advance time: refuse expired requests, place others, and send due status messages."""
         self._index.health.advance(now)
         decisions = self._reconciler.settle(now)
         decisions += self._requests.expire(now)
@@ -214,9 +220,9 @@ class Scheduler:
         return request
 
     def _first_ready(self, request: LiveRequest) -> Candidate | None:
-        """Who is loaded and has what is needed, the first of a route's entries; None: nobody is loaded.
+        """Return a ready candidate that meets the needs, of a route's first possible entry; None: none is loaded.
 
-        Requests are spread over those of the same pool, as far as they are among the first few.
+        Requests are spread over the first few candidates of the same pool.
         """
         permitted = self._index.permitted(request.queue, request.kind.needs, request.kind.excluded)
         found = list(islice((each for each in permitted if each.readiness is Readiness.READY), MAX_SPREAD_OVER))
@@ -224,7 +230,7 @@ class Scheduler:
         return same_pool[request.key % len(same_pool)] if same_pool else None
 
     def _place_directly(self, request: LiveRequest, queue: Queue, now: float) -> Decision | None:
-        """Nobody is ahead and somebody is free: no need to wait. None: nobody is free for this one."""
+        """Place a request that no other precedes; None: no candidate is free for it."""
         choice = self._index.choose(queue.name, self._estimator.pick(request), now)
         if choice is None:
             return None
@@ -236,7 +242,7 @@ class Scheduler:
         return self._placements.place(request, choice, now)
 
     def _take_in(self, request: LiveRequest, queue: Queue, now: float) -> list[Decision]:
-        """Let it wait, or refuse it; one that waits may have to leave for it."""
+        """Queue a request, or refuse it; a waiting request may be evicted for it."""
         capacity = self._estimator.capacity(queue, request.kind)
         if not capacity.count:
             self._requests.leave(request)
@@ -244,7 +250,7 @@ class Scheduler:
         if request.kind.durable and self._queues.durable_waiting >= self._limits.max_durable_waiting:
             self._requests.leave(request)
             return [refusals.too_many_durable(request.arrival, self._queues.durable_waiting, self._limits)]
-        # Only who has a deadline is asked whether a load that is put off ends in time.
+        # Only with a deadline does it matter whether a postponed load ends in time.
         request_class = None if request.deadline_at is None else queue.classes.get(request.kind)
         gate = None if request_class is None else self._loads.gate_of(request_class)
         admitted = self._admit(request, queue, capacity, gate, now)
@@ -269,7 +275,7 @@ class Scheduler:
         return overload or self._requests.admission.in_depth(request, queue, capacity, now)
 
     def _go_on(self, names: Iterable[str], now: float) -> list[Decision]:
-        """Serve these lines and whichever have somebody free, and see to loads."""
+        """Place requests of these queues and of all with freed endpoints, and review loads."""
         decisions = self._serve(names, now)
         for _ in range(MAX_REVIEWS_AT_ONCE):
             if not self._loads.is_due(now):
@@ -284,9 +290,9 @@ class Scheduler:
         return decisions
 
     def _serve(self, names: Iterable[str], now: float) -> list[Decision]:
-        """Place everybody of these lines who can be placed, the one whose turn it is first."""
+        """Place all requests of these queues that can be placed, in the order of their ranks."""
         self._index.health.advance(now)
-        # Most who join a line do so because nobody there is free.
+        # Most requests join a queue because no endpoint there is free.
         joined = filter(self._index.has_free, self._requests.take_joined())
         queues = self._queues.backlogged_of({*names, *joined, *self._index.table.take_freed()})
         if not queues:
@@ -311,7 +317,10 @@ class Scheduler:
                     self._note_passed_over(first, decision.candidate, queues)
 
     def _note_passed_over(self, granted: QueueEntry, candidate: Candidate, queues: Iterable[Queue]) -> None:
-        """Other lines wanted that slot too: their lower bands get theirs in time, as those of the line itself do."""
+        """Count the grant for the lower classes of other queues that wanted the slot.
+
+        As for those of the queue itself.
+        """
         wanted_by = self._index.table.queues_of(candidate)
         others = [
             queue
@@ -322,7 +331,7 @@ class Scheduler:
             queue.note_passed_over(granted.priority, 1.0 / len(others))
 
     def _try(self, chosen: QueueEntry, now: float) -> Decision | None:
-        """Place one whose turn it is; None: nobody is free for it."""
+        """Place the chosen request; None: no candidate is free for it."""
         request = self._requests.live(chosen.head.key)
         choice = self._index.choose(request.queue, self._estimator.pick(request), now)
         if choice is None:

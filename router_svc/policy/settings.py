@@ -1,4 +1,4 @@
-"""What operators set for pools and tenants."""
+"""Operator settings of pools and tenants."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,13 +6,14 @@ from enum import Enum
 
 
 class ChoicePolicy(Enum):
-    """How one of several free candidates of a pool is chosen."""
+    """Selection policy: how one of several free candidates of a pool is chosen."""
 
     LEAST_LOADED = "least_loaded"
     RANDOM = "random"
     ROUND_ROBIN = "round_robin"
     PREFIX_AFFINITY = "prefix_affinity"
-    """Who probably has the beginning of the prompt in its cache, unless it has more than its share of the load."""
+    """The candidate that probably has the prefix of the prompt in its cache, unless it has more than its share of the
+    load."""
 
 
 class RemotePermission(Enum):
@@ -20,31 +21,31 @@ class RemotePermission(Enum):
 
     NEVER = "never"
     ON_REQUEST = "on_request"
-    """Where the request itself says so."""
+    """Where the request itself permits it."""
     ALWAYS = "always"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSettings:
-    """One pool."""
+    """Settings of one pool."""
 
     policy: ChoicePolicy = ChoicePolicy.LEAST_LOADED
     max_in_flight: int = 0
-    """Requests that may run on its members at once; 0: as many as they have slots."""
+    """Maximum number of requests that run on its members; 0: their slots are the limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantSettings:
-    """One tenant."""
+    """Settings of one tenant."""
 
     weight: float = 1.0
-    """Its share of what is scarce, against the others'. Above 0."""
+    """Its weight when capacity is shared with other tenants. Above 0."""
     max_in_flight: int = 0
-    """Its requests that may run at once; 0: no limit."""
+    """Maximum number of its requests that run; 0: unlimited."""
     allow_remote: RemotePermission = RemotePermission.ON_REQUEST
 
     def permits_remote(self, *, asked: bool) -> bool:
-        """Whether its request may leave the premises; `asked`: the request itself allows it."""
+        """Whether its request may leave the premises; `asked`: the request itself permits it."""
         match self.allow_remote:
             case RemotePermission.NEVER:
                 return False
@@ -56,7 +57,7 @@ class TenantSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """All of them; who is not named has the default."""
+    """Settings of all pools and tenants, with defaults for those that are not named."""
 
     pools: Mapping[str, PoolSettings] = field(default_factory=dict)
     tenants: Mapping[str, TenantSettings] = field(default_factory=dict)
@@ -64,9 +65,9 @@ class Settings:
     default_tenant: TenantSettings = TenantSettings()
 
     def pool(self, name: str) -> PoolSettings:
-        """Those of a pool."""
+        """Return the settings of a pool."""
         return self.pools.get(name, self.default_pool)
 
     def tenant(self, name: str) -> TenantSettings:
-        """Those of a tenant."""
+        """Return the settings of a tenant."""
         return self.tenants.get(name, self.default_tenant)

@@ -1,54 +1,54 @@
-"""What becomes of a task whose offer was refused, or whose attempt came to nothing. Pure."""
+"""Whether and when a task is retried after a refused offer or a failed attempt. Pure."""
 
 from dataclasses import dataclass
 
 from weft.kernel.reasons import Reason
 
 FIRST_OFFER_PAUSE_SECONDS = 1.0
-"""Pause after an offer that was refused; doubles with each that follows ..."""
+"""Pause after a refused offer; doubles with each further refusal ..."""
 MAX_OFFER_PAUSE_SECONDS = 30.0
-"""... up to this. News of the mesh end it early."""
+"""... up to this. A change of the mesh ends it early."""
 
 
 MAX_FRUITLESS_ATTEMPTS = 100
-"""So often a task may be begun in vain through no fault of its own; after that such attempts count like all others."""
+"""Free attempts of a task that fail through no fault of its own; after that such attempts count like all others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptHistory:
-    """What became of a task's attempts so far."""
+    """A task's attempts so far."""
 
     attempt: int
-    """Which one has come to nothing now, counted from 1."""
+    """Number of the attempt that failed now, counted from 1."""
     failures: int
-    """How many before it count."""
+    """Number of earlier attempts that count."""
     max_attempts: int
-    """How many may count."""
+    """Maximum number of attempts that count."""
     was_taken: bool = True
-    """Whether a runner has said anything at all in this one."""
+    """Whether a runner has reported anything in this attempt."""
 
 
 @dataclass(frozen=True, slots=True)
 class TryAgain:
-    """It waits again."""
+    """The task waits for another attempt."""
 
     pause_seconds: float
     counts: bool = True
-    """Whether it is one of the attempts that the task has."""
+    """Whether the failed attempt counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class OfferAgain:
-    """It still waits: a refusal before the claim is no attempt."""
+    """The task still waits: a refusal before the claim is no attempt."""
 
     pause_seconds: float
     whole_lane: bool
-    """Whether everybody of its lane would be refused, too."""
+    """Whether all tasks of its lane would be refused, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class GivesUp:
-    """It fails."""
+    """The task fails."""
 
     reason: Reason
     message: str
@@ -69,18 +69,18 @@ _HOPELESS = frozenset(
         Reason.BACKEND_REJECTED,
     }
 )
-"""The request itself is refused: neither waiting nor another runner cures that."""
+"""The request itself is refused: neither waiting nor another runner helps."""
 _FINAL = _HOPELESS | {
     Reason.NOT_FOUND,
     Reason.UNSUPPORTED_OPERATION,
     Reason.RESOURCE_IN_USE,
-    # The same work would do the same again, to one runner after the other.
+    # Another runner would fail in the same way.
     Reason.OUT_OF_MEMORY,
     Reason.REPEATED_LINE_LOOP,
     Reason.TOOL_CALL_INVALID,
     Reason.TEMPLATE_FAILED,
 }
-"""After these an attempt is not made again."""
+"""Reasons after which an attempt is not repeated."""
 _NOT_ITS_FAULT = frozenset(
     {
         Reason.WORKER_RESTARTED,
@@ -92,9 +92,9 @@ _NOT_ITS_FAULT = frozenset(
         Reason.TICKET_INVALID,
     }
 )
-"""With these a runner says that it has not taken a request, or that somebody has stopped its engine on purpose."""
+"""Reasons with which a runner reports that it has not taken a request, or that its engine was stopped on purpose."""
 _LOST = frozenset({Reason.WORKER_LOST, Reason.CONNECT_FAILED})
-"""With these nobody knows, unless the runner has spoken before."""
+"""Reasons that leave open whether the request was taken, unless the runner has reported before."""
 _OF_THE_TASK = frozenset(
     {
         Reason.UNSUPPORTED_OPERATION,
@@ -105,16 +105,16 @@ _OF_THE_TASK = frozenset(
         Reason.INTERNAL,
     }
 )
-"""Refusals that may hit one task of a lane and not the next: they have skills, tools and permits of their own."""
+"""Refusals that may concern one task of a lane and not the next: tasks differ in skills, tools and permits."""
 
 
 def after_failed_attempt(
     reason: Reason, message: str, history: AttemptHistory, *, first_pause_seconds: float, max_seconds: float
 ) -> TryAgain | GivesUp:
-    """What follows an attempt that came to nothing.
+    """Return what follows a failed attempt.
 
     A runner that is full, stopped on purpose, or dead and not yet known to be, costs no attempt: until the mesh has
-    noticed, a task may be granted to it again and again.
+    noticed, a task may be granted to it repeatedly.
     """
     if reason in _FINAL:
         return GivesUp(reason, message)
@@ -132,7 +132,10 @@ def after_failed_attempt(
 def after_refused_offer(
     reason: Reason, message: str, *, refusals: int, retry_after_seconds: float | None = None
 ) -> OfferAgain | GivesUp:
-    """What follows a refusal before the claim; `refusals` are those without a claim in between, this one included."""
+    """Return what follows a refusal before the claim; `refusals`.
+
+    Their number since the last claim, this one included.
+    """
     if reason in _HOPELESS:
         return GivesUp(reason, message)
     pause = doubled(FIRST_OFFER_PAUSE_SECONDS, refusals, MAX_OFFER_PAUSE_SECONDS)
@@ -141,6 +144,6 @@ def after_refused_offer(
 
 
 def doubled(first_seconds: float, times: int, most_seconds: float) -> float:
-    """The pause after so many failures in a row, 1 or more."""
-    # Beyond this a float overflows, long after every bound.
+    """Return the pause after this many consecutive failures, 1 or more."""
+    # A larger exponent overflows a float, long after every bound.
     return min(first_seconds * 2.0 ** min(max(times - 1, 0), 64), most_seconds)

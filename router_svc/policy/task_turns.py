@@ -1,4 +1,4 @@
-"""Whose turn it is: lanes of tasks take turns, so that none of them keeps the others from being offered. Pure."""
+"""Round-robin over the lanes of tasks, so that no lane keeps the others from being offered. Pure."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ LaneT = TypeVar("LaneT", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class LaneTurn(Generic[LaneT]):
-    """A lane that may have a turn."""
+    """A lane that may offer tasks."""
 
     lane: LaneT
     ready: int
@@ -19,10 +19,10 @@ class LaneTurn(Generic[LaneT]):
 
 
 def next_turns(lanes: Sequence[LaneTurn[LaneT]], *, after: LaneT | None, per_lane: int, free: int) -> Sequence[LaneT]:
-    """The lanes to offer a task of, in order, each as often as it may have one more.
+    """Return the lanes to offer a task of, in order, each as often as it may offer one more.
 
-    One round after the other, each beginning with the lane behind `after`, who had the last turn: with `free` places
-    left for all of them, whoever has most waiting gets no more than the rest.
+    Rounds start with the lane behind `after`, which was last served: with `free` places for all of them, the lane with
+    most waiting tasks gets no more than the rest.
     """
     order = _beginning_behind(lanes, after)
     left = [min(turn.ready, per_lane - turn.offered) for turn in order]

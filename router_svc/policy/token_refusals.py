@@ -1,4 +1,4 @@
-"""How many wrong tokens are looked at: guessing must not cost the registry more than a little."""
+"""Rate limit of wrong tokens: guessing must not cost the registry more than a little."""
 
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusalLimits:
-    """Bounds of what wrong tokens may cost."""
+    """Bounds of the cost of wrong tokens."""
 
     burst: int = 20
-    """Refusals that one peer may have at once."""
+    """Refusals that one peer may cause in a burst."""
     seconds_each: float = 2.0
-    """Time after which one more is allowed to it."""
+    """Time after which one more is allowed to the peer."""
     burst_overall: int = 500
-    """Refusals that all peers together may have at once."""
+    """Refusals that all peers together may cause in a burst."""
     seconds_each_overall: float = 0.05
     max_peers: int = 1024
     """Peers that are remembered; the one refused longest ago is forgotten first."""
@@ -21,7 +21,7 @@ class RefusalLimits:
 
 @dataclass(slots=True)
 class _Debt:
-    """A leaky bucket: how much was poured in, as of when."""
+    """A leaky bucket: its amount at a time."""
 
     amount: float = 0.0
     at: float = 0.0
@@ -31,7 +31,7 @@ class _Debt:
 
 
 class TokenRefusals:
-    """Remembers who had tokens refused."""
+    """Refused tokens by peer."""
 
     def __init__(self, limits: RefusalLimits | None = None) -> None:
         self._limits = limits or RefusalLimits()
@@ -39,7 +39,7 @@ class TokenRefusals:
         self._peers: OrderedDict[str, _Debt] = OrderedDict()
 
     def wait_seconds(self, peer: str, now: float) -> float:
-        """How long until a token that this peer shows for the first time is looked at; 0: now."""
+        """Return the wait in seconds until a new token of this peer is checked; 0: now."""
         limits = self._limits
         debt = self._peers.get(peer, _Debt())
         too_much = max(0.0, debt.left(now, limits.seconds_each) + 1 - limits.burst)
@@ -47,7 +47,7 @@ class TokenRefusals:
         return max(too_much * limits.seconds_each, too_much_overall * limits.seconds_each_overall)
 
     def refused(self, peer: str, now: float) -> None:
-        """A token of this peer was not good."""
+        """Record a refused token of this peer."""
         limits = self._limits
         debt = self._peers.pop(peer, _Debt())
         self._peers[peer] = _Debt(debt.left(now, limits.seconds_each) + 1, now)

@@ -39,7 +39,7 @@ class CandidateIndex:
     # -- what a queue has
 
     def up(self, queue: str) -> int:
-        """Number of members that are not down, those that the cluster's settings exclude from a mixed pool included."""
+        """Number of members that are not down, those that the mesh's settings exclude from a mixed pool included."""
         return sum(step.up() for step in self.table.steps(queue))
 
     def ready_slots(self, queue: str) -> int:
@@ -113,7 +113,7 @@ class CandidateIndex:
         """Grant a slot of the candidate to a request."""
         self.health.advance(now)
         endpoint = self.table.endpoint(candidate.key)
-        assert endpoint is not None, "only a candidate of the cluster can be granted"
+        assert endpoint is not None, "only a candidate of the mesh can be granted"
         endpoint.in_flight += 1
         endpoint.runner.requests += 1
         endpoint.pool.in_flight += 1

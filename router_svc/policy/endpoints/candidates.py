@@ -8,9 +8,9 @@ from enum import Enum
 from weft.kernel.request import Operation, Skill
 
 CandidateKey = tuple[str, str, str]
-"""Model, runner and incarnation of a candidate; see `Candidate.key`."""
+"""Key of a candidate: model, runner, incarnation. See `Candidate.key`."""
 RunnerKey = tuple[str, str]
-"""A runner and its incarnation."""
+"""Key of a runner incarnation: runner, incarnation."""
 
 
 MAX_NAMES_IN_MESSAGE = 8
@@ -21,9 +21,9 @@ class Readiness(Enum):
 
     READY = "ready"
     LOADING = "loading"
-    """It will be ready without anybody's doing."""
+    """It becomes ready without further action."""
     ASLEEP = "asleep"
-    """It will be ready once it has been woken."""
+    """It becomes ready after a wake."""
     DOWN = "down"
 
 
@@ -35,47 +35,47 @@ class Candidate:
     pool: str
     """The effective pool; never empty."""
     runner: str
-    """Empty: none serves it yet."""
+    """Empty: no runner serves it yet."""
     incarnation: str
     """Empty: no runner is known."""
     readiness: Readiness
     slots: int
     slots_reported_used: int = 0
-    """Slots in use by the runner's last report, whoever uses them; seconds old."""
+    """Slots in use by all clients in the runner's last report; seconds old."""
     operations: frozenset[Operation]
     remote: bool = False
     """Whether serving it sends bytes off the premises."""
     runner_max_requests: int = 0
-    """Requests its runner works on at once over all its models; 0: as many as its slots."""
+    """Maximum number of requests on its runner over all its models; 0: as many as its slots."""
     runner_wakes: bool = False
-    """Whether its runner wakes it when asked."""
+    """Whether its runner can wake it."""
     max_wake_seconds: float = 0.0
-    """Longest time that waking it takes; only of interest while it is asleep."""
+    """Maximum duration of a wake; only used while it is asleep."""
     load_progress: float | None = None
     load_eta_seconds: float | None = None
-    """How long its load still takes, by its runner's word; None: unknown, or it does not load."""
+    """Remaining load time as its runner reports it; None: unknown, or not loading."""
     usual_load_seconds: float | None = None
-    """How long a load from nothing takes, by its runner's word; None: unknown."""
+    """Usual duration of a load from nothing as its runner reports it; None: unknown."""
     detail: str = ""
     host: str = ""
-    """Where it runs; empty: nobody knows, or no runner serves it."""
+    """The host that it runs on; empty: unknown, or no runner serves it."""
     memory_bytes: int = 0
-    """Accelerator memory that it takes while it is loaded; 0: none, or unknown."""
+    """Accelerator memory that it uses while loaded; 0: none, or unknown."""
     pinned: bool = False
     """Whether it is never evicted for another model."""
     skills: frozenset[Skill] | None = None
-    """What it can do beyond text; None: unknown, and it is asked for everything."""
+    """Skills beyond text; None: unknown, and any skill may be requested."""
     clock_refused: bool = False
-    """Whether its runner takes no requests because of its clock; it is down then, and `detail` says how far off."""
+    """Whether its runner refuses requests because of its clock; it is down then, and `detail` has the difference."""
     tools: frozenset[str] = frozenset()
     """Tools of the mesh that its runner has."""
     context_tokens: int = 0
     """Context of one slot; 0: unknown."""
     key: tuple[str, str, str] = field(init=False, repr=False, compare=False)
-    """Identifies it for as long as the runner process lives."""
+    """Unique for as long as the runner process lives."""
 
     def __post_init__(self) -> None:
-        # Asked for several times per request.
+        # Read several times per request.
         object.__setattr__(self, "key", (self.model, self.runner, self.incarnation))
 
 
@@ -97,21 +97,21 @@ class Fleet:
         return Fleet({name: tuple(members) for name, members in pools.items()}, pool_of_model)
 
     def pool_of(self, name: str) -> str:
-        """The pool that a name stands for: the one so called, or the one that the model so called is in.
+        """Return the pool that a name stands for: the pool of that name, or the pool of the model of that name.
 
-        A name that nothing has stands for itself.
+        An unknown name is returned unchanged.
         """
         return name if name in self.pools else self.pool_of_model.get(name, name)
 
     def members(self, name: str) -> tuple[Candidate, ...]:
-        """Who answers for a pool or model of this name; empty when there is none."""
+        """Return the members of the pool that a name stands for; empty if there is none."""
         return self.pools.get(self.pool_of(name), ())
 
     def __iter__(self) -> Iterator[Candidate]:
         return itertools.chain.from_iterable(self.pools.values())
 
     def some_names(self) -> str:
-        """A few names to put into an error message."""
+        """Return some names for an error message."""
         names = sorted({*self.pools, *self.pool_of_model})
         more = ", ..." if len(names) > MAX_NAMES_IN_MESSAGE else ""
         return ", ".join(names[:MAX_NAMES_IN_MESSAGE]) + more if names else "none"

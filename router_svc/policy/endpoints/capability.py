@@ -1,4 +1,4 @@
-"""What candidates must have to serve a request, and why nobody of a line can."""
+"""What candidates must have to serve a request, and why no candidate of a queue can."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -31,18 +31,18 @@ _GATES_IN_ORDER = ("operation", "remote", "skills", "tools", "context")
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """All that needs ask for. Candidates with equal profiles can serve the same requests."""
+    """The capabilities that needs are compared with. Candidates with equal profiles can serve the same requests."""
 
     operations: frozenset[Operation]
     remote: bool
     skills: frozenset[Skill] | None
     tools: frozenset[str]
     context_tokens: int
-    """Rounded down to a power of two, as needs are."""
+    """Rounded down to a power of two, as in `Needs`."""
 
 
 def profile_of(candidate: Candidate) -> Profile:
-    """The profile of a candidate."""
+    """Return the profile of a candidate."""
     context = candidate.context_tokens
     return Profile(
         operations=candidate.operations,
@@ -55,16 +55,16 @@ def profile_of(candidate: Candidate) -> Profile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateSummary:
-    """Why none of a line's members can serve a request, now or later."""
+    """Why no member of a queue can serve a request, now or later."""
 
     reason: Reason
     message: str
     gates: Mapping[str, int]
-    """How many members each gate keeps from it."""
+    """Number of members that each gate excludes."""
 
 
 def gate(candidate: Candidate | Profile, needs: Needs) -> str:
-    """Which of the needs a candidate lacks: one of `_GATES_IN_ORDER`; empty: it has all that is needed."""
+    """Return which need a candidate lacks, one of `_GATES_IN_ORDER`; empty: it meets all needs."""
     if needs.operation not in candidate.operations:
         return "operation"
     if candidate.remote and not needs.allow_remote:
@@ -79,7 +79,7 @@ def gate(candidate: Candidate | Profile, needs: Needs) -> str:
 
 
 def fits(candidate: Candidate | Profile, needs: Needs) -> str:
-    """What keeps a candidate from serving such a request ever, in words; empty: nothing."""
+    """Return why a candidate can never serve such a request, as text; empty: it can."""
     match gate(candidate, needs):
         case "operation":
             return f"does not offer {needs.operation.name.lower()}"
@@ -97,10 +97,10 @@ def fits(candidate: Candidate | Profile, needs: Needs) -> str:
 
 
 def summarize(name: str, members: Iterable[Candidate], stripped: Iterable[Candidate], needs: Needs) -> GateSummary:
-    """Why nobody can serve a request for what is called `name`.
+    """Explain why no candidate can serve a request for the target `name`.
 
-    `stripped`: the fallbacks off the premises that the mesh's settings leave out of it. The reason is the need that
-    ends the search when the members are filtered by one need after the other, so that it names what to change.
+    `stripped`: the fallbacks off the premises that the mesh's settings exclude. The reason is the need that leaves no
+    member when the members are filtered by one need after the other, so that it names what to change.
     """
     left = list(members)
     left_out = [candidate for candidate in stripped if gate(candidate, needs) in ("", "remote")]
@@ -126,7 +126,7 @@ def _readiness_gate(candidate: Candidate) -> str:
 
 
 def _not_offered(name: str, operation: Operation, members: Iterable[Candidate]) -> str:
-    """What is lacking, and for what not every server has by itself, where it comes from."""
+    """Return what is lacking and, for operations that not every server offers by itself, how a runner can offer it."""
     message = f"{name} does not offer {operation.name.lower()}"
     how = _HOW_OFFERED.get(operation)
     if how is None:

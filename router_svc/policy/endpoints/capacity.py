@@ -1,4 +1,4 @@
-"""What those who wait can hope for: the members of their line that could serve them, by what these do now."""
+"""The capacity that a queue's members offer to waiting requests: ready, loading, waking and sleeping candidates."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -6,36 +6,37 @@ from dataclasses import dataclass
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 
 MAX_TAKERS = 64
-"""Members that take requests whose running work is looked at for an estimate."""
+"""Ready members whose running requests are examined for an estimate."""
 MAX_ASLEEP = 16
-"""Sleeping members that are looked at for a load."""
+"""Sleeping members that are considered for a load."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """Members that are up or asleep, permitted, and not tried in vain."""
+    """Members of a queue that are up or asleep, permitted, and not excluded after a failed attempt."""
 
     count: int = 0
     slots: int = 0
-    """Of those that take requests, as many as their runners work on at once."""
+    """Slots of the ready members, at most as many as their runners' request limits allow."""
     ready: Candidate | None = None
-    """One that takes requests; None: none does."""
+    """One ready member; None: none is ready."""
     taker_count: int = 0
-    """How many do."""
+    """Number of ready members."""
     takers: tuple[Candidate, ...] = ()
-    """Those that take requests, at most MAX_TAKERS."""
+    """Ready members, at most MAX_TAKERS."""
     loading: tuple[str, ...] = ()
-    """Models that will take requests without anybody's doing, at most MAX_ASLEEP."""
+    """Models that become ready without further action, at most MAX_ASLEEP."""
     loading_slots: int = 0
-    """Of those that load, at least one each."""
+    """Slots of the loading members, at least one each."""
     waking: tuple[str, ...] = ()
-    """Models that are being woken."""
+    """Models with a wake under way."""
     asleep: tuple[Candidate, ...] = ()
-    """Those that sleep, being woken or not: those that are first, then the one to prefer. At most MAX_ASLEEP."""
+    """Sleeping members: first those with a wake under way, then the others in order of preference. At most
+    MAX_ASLEEP."""
 
     @property
     def is_cold(self) -> bool:
-        """Whether none takes requests."""
+        """Whether no member is ready."""
         return self.ready is None
 
 
@@ -44,7 +45,7 @@ def capacity_of(
     is_waking: Callable[[Candidate], bool],
     preference: Callable[[Candidate], tuple[object, ...]],
 ) -> Capacity:
-    """Look at the members of a line that those who wait may go to."""
+    """Summarise the members of a queue that waiting requests may go to."""
     count = slots = loading_slots = 0
     takers: list[Candidate] = []
     taker_count = 0

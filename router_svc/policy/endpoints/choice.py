@@ -1,4 +1,4 @@
-"""What is chosen among, and what was chosen: the words of every choice policy."""
+"""What the selection of an endpoint starts from, and what it results in."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -7,21 +7,21 @@ from router_svc.policy.arrival import Needs
 from router_svc.policy.endpoints.candidates import Candidate, CandidateKey
 
 MAX_CONSIDERED = 16
-"""Candidates that a choice remembers by name; it counts the rest."""
+"""Candidates that a choice names; it counts the rest."""
 SHOWN_OF_MANY = 4
-"""Candidates that a choice among more than MAX_CONSIDERED names: it is made too often to describe them all."""
+"""Candidates that a choice among more than MAX_CONSIDERED names: choices are too frequent to describe them all."""
 
 
 class PickRequest(NamedTuple):
-    """What a request wants of the candidate that is chosen for it. A tuple, because one is made for every try."""
+    """Requirements of a request for the endpoint that it is placed on. A tuple, since one is made for every attempt."""
 
     needs: Needs
     excluded: frozenset[CandidateKey] = frozenset()
-    """Where it was tried in vain."""
+    """Candidates on which an attempt of the request failed."""
     affinity_key: bytes = b""
     prefix_digests: tuple[int, ...] = ()
     seed: int = 0
-    """Stands in for chance: the same seed chooses the same."""
+    """Seed of random selections: the same seed selects the same endpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,28 +31,31 @@ class Considered:
     model: str
     runner: str
     score: float
-    """Of two the higher one is preferred."""
+    """The candidate with the higher score is preferred."""
     gate: str = ""
-    """What kept it from being chosen, in words; empty: nothing."""
+    """Why it was not chosen, as text; empty: nothing kept it from being chosen."""
     chosen: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Who was chosen, by which policy, and among whom."""
+    """A selected candidate, the policy that selected it, and the alternatives."""
 
     candidate: Candidate
     policy: str
     score: float
-    """Of the one that was chosen, against those of the others."""
+    """Score of the selected candidate, comparable with those of the others."""
     others: tuple[Considered, ...] = ()
-    """In order of preference. Of many, as they were seen a moment ago; then the chosen one may be among them."""
+    """In order of preference. Of many, a recent sample, which may contain the selected one."""
     count: int = 1
-    """How many there were."""
+    """Number of candidates that were considered."""
 
     @property
     def considered(self) -> tuple[Considered, ...]:
-        """The chosen one and others, in order of preference, at most MAX_CONSIDERED. Put together for who reads it."""
+        """Return the selected candidate and the others in order of preference, at most MAX_CONSIDERED.
+
+        Computed on demand.
+        """
         where = self.candidate
         chosen = Considered(model=where.model, runner=where.runner, score=self.score, chosen=True)
         others = [each for each in self.others if each.model != where.model]

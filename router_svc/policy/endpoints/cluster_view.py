@@ -1,4 +1,7 @@
-"""The mesh as the scheduler uses it: as told, as runners said themselves, and by host and runner."""
+"""The mesh as the scheduler uses it.
+
+The registry's view, corrected by what runners report themselves, by host and runner.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -14,18 +17,24 @@ from router_svc.policy.settings import Settings
 
 
 class RunnerReports:
-    """Remembers, per model of the fleet at most, what its runner said and against which word of the registry."""
+    """Readiness that runners report themselves, per model, with the registry's view at that time.
+
+    The registry may be unreachable: then its view stands still while models go on falling asleep and waking.
+    """
 
     def __init__(self) -> None:
         self._said: dict[str, tuple[Candidate, Readiness]] = {}
 
     def note(self, last_status: Candidate | None, readiness: Readiness) -> None:
-        """Its runner said this. What is told to be down, or is not in the fleet (None), has no say."""
+        """Record the readiness that a runner reports.
+
+        Ignored for a model that the registry shows as down or not at all (None).
+        """
         if last_status is not None and last_status.readiness is not Readiness.DOWN:
             self._said[last_status.model] = (last_status, readiness)
 
     def corrected(self, last_status: Candidate) -> Candidate:
-        """The model with what its runner said; whatever the registry has told anew since then counts again."""
+        """Return the model with its runner's report applied, unless the registry's view of it has changed since."""
         said = self._said.get(last_status.model)
         if said is None:
             return last_status
@@ -35,46 +44,46 @@ class RunnerReports:
         return replace(last_status, readiness=said[1])
 
     def forget(self, model: str) -> None:
-        """It is not in the mesh any more."""
+        """Forget a model that left the mesh."""
         self._said.pop(model, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshChange:
-    """Some of the mesh is different now; what is not named is as it was."""
+    """Changes of the mesh; fields that are not set are unchanged."""
 
     candidates: tuple[Candidate, ...] = ()
-    """Models that appeared or changed, each with all that is known of it."""
+    """Models that appeared or changed, each with its complete description."""
     gone: tuple[str, ...] = ()
-    """Models that are no longer in the mesh, by name."""
+    """Names of models that left the mesh."""
     hosts: Mapping[str, HostMemory] | None = None
-    """The memory of all hosts that have a book of it; None: as it was."""
+    """Memory of all hosts that have a VRAM ledger; None: unchanged."""
     routes: Mapping[str, Route] | None = None
-    """All routes by name; None: as they were."""
+    """All routes by name; None: unchanged."""
     cloud_fallback: bool | None = None
-    """Whether routes may fall back to models off the premises; None: as it was."""
+    """Whether routes may fall back to models off the premises; None: unchanged."""
 
 
 _WHAT_COUNTS = attrgetter(
     *("readiness", "slots", "operations", "remote", "skills", "tools", "context_tokens", "runner_max_requests"),
     *("key", "pool", "host", "memory_bytes", "pinned", "max_wake_seconds", "runner_wakes", "detail"),
 )
-"""What makes a difference to who waits. Load and progress are looked up when they are needed."""
+"""Fields whose change matters to waiting requests. Load and progress are read when they are needed."""
 
 
 @dataclass(slots=True)
 class ViewDelta:
-    """What a change of the mesh may have changed for those who wait."""
+    """What a change of the mesh may have changed for waiting requests."""
 
     queues: set[str]
-    """By name, some of which may be gone."""
+    """Names of the affected queues; some may no longer exist."""
     renames: bool = False
-    """Whether targets may stand for other lines than before."""
+    """Whether targets may resolve to other queues than before."""
     memory: bool = False
 
 
 class ClusterView:
-    """Keeps the candidate index up to date with what is told."""
+    """Keeps the candidate index up to date with the mesh."""
 
     def __init__(self, settings: Settings, limits: SchedulerLimits, is_waking: Callable[[str], bool]) -> None:
         self.index = CandidateIndex(settings, limits)
@@ -89,7 +98,7 @@ class ClusterView:
         self.hosts: Mapping[str, HostMemory] = {}
 
     def apply(self, change: MeshChange, now: float) -> ViewDelta:
-        """The mesh is different now."""
+        """Apply a change of the mesh. Returns which queues it affects."""
         delta = ViewDelta(set())
         for model in change.gone:
             self._drop(model, delta)
@@ -104,7 +113,7 @@ class ClusterView:
         return delta
 
     def refresh(self, model: str, now: float) -> ViewDelta:
-        """A wake of it has begun or ended, which says what its being down means."""
+        """Reassess a model whose wake has begun or ended, since that changes what its being down means."""
         delta = ViewDelta(set())
         if model in self._told:
             self._refresh(model, delta, now)
@@ -114,12 +123,12 @@ class ClusterView:
         return delta
 
     def apply_self_report(self, model: str, readiness: Readiness, now: float) -> ViewDelta:
-        """Its runner said that it is so."""
+        """Apply the readiness that a model's runner reports."""
         self._first_hand.note(self._told.get(model), readiness)
         return self.refresh(model, now)
 
     def is_doubted(self, candidate: Candidate) -> bool:
-        """Whether the registry shows it as ready and its runner says that it is not."""
+        """Whether the registry shows a model as ready while its runner reports that it is asleep."""
         last_status = self._told.get(candidate.model)
         return (
             candidate.readiness is Readiness.ASLEEP
@@ -128,17 +137,17 @@ class ClusterView:
         )
 
     def readiness_of(self, model: str) -> Readiness | None:
-        """What it does now; None: it is not in the mesh."""
+        """Return the readiness of a model; None: it is not in the mesh."""
         candidate = self.index.table.candidate(model)
         return None if candidate is None else candidate.readiness
 
     def usual_load_of(self, model: str) -> float | None:
-        """How long a load of it takes in seconds, by its runner's newest word; None: unknown."""
+        """Return the usual load time of a model in seconds, as its runner last reported it; None: unknown."""
         candidate = self.index.table.candidate(model)
         return None if candidate is None else candidate.usual_load_seconds
 
     def larger_than_its_host(self, model: str) -> tuple[Candidate, HostMemory] | None:
-        """The model and the memory of its host, if it would not even fit into all of that; else, or unknown: None."""
+        """Return a model and the memory of its host if the model exceeds it; None: it fits, or unknown."""
         candidate = self.index.table.candidate(model)
         memory = None if candidate is None else self.hosts.get(candidate.host)
         if candidate is None or memory is None or candidate.memory_bytes <= memory.total_bytes:
@@ -146,27 +155,27 @@ class ClusterView:
         return candidate, memory
 
     def route_of(self, queue: str) -> Route | None:
-        """The route whose line this is; None: it is a pool's."""
+        """Return the route of a queue; None: it is a pool's."""
         return self._routes.get(queue.removeprefix(ROUTE_PREFIX)) if queue.startswith(ROUTE_PREFIX) else None
 
     def ready_on(self, host: str) -> Iterator[tuple[Candidate, float]]:
-        """What takes requests on a host, and since when."""
+        """Yield the ready models of a host, each with the time at which it became ready."""
         for model, candidate in self._by_host.get(host, {}).items():
             if candidate.readiness is Readiness.READY:
                 yield candidate, self._ready_since[model]
 
     def some_names(self) -> str:
-        """A few of the names that requests can be for, to put into an error message."""
+        """Return some of the names that requests can ask for, for an error message."""
         names = self.index.table.some_names(MAX_NAMES_IN_MESSAGE + 1)
         more = ", ..." if len(names) > MAX_NAMES_IN_MESSAGE else ""
         return ", ".join(names[:MAX_NAMES_IN_MESSAGE]) + more if names else "none"
 
     def _refresh(self, model: str, delta: ViewDelta, now: float) -> None:
-        """Put what is known of a model into the index, if it is new."""
+        """Put the current description of a model into the index if it changed."""
         before = self.index.table.candidate(model)
         candidate = self._first_hand.corrected(self._told[model])
         if candidate.readiness is Readiness.DOWN and self._is_waking(model):
-            # A host that wakes may look gone for a moment; its wake tells how it ends.
+            # A host that wakes may look gone for a moment; the end of its wake decides.
             candidate = replace(candidate, readiness=Readiness.ASLEEP)
         if candidate == before:
             return

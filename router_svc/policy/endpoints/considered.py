@@ -1,4 +1,4 @@
-"""Who was considered for a request, in words."""
+"""Explains decisions: which candidates were considered for a request, and what kept each of them from it."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 SAMPLE_SECONDS = 0.1
 MAX_SAMPLES = 1_024
-"""Lines and needs of which a sample is kept."""
+"""Queues and needs with a cached sample."""
 _CHOSEN, _FREE, _READY, _LOADING, _ASLEEP, _DOWN, _UNFIT = 6, 5, 4, 3, 2, 1, 0
 _WARMTH = {
     Readiness.READY: _READY,
@@ -27,7 +27,10 @@ _WORDS = {Readiness.LOADING: "loading", Readiness.ASLEEP: "asleep", Readiness.DO
 
 
 class ConsideredSamples:
-    """Who else was considered lately in lines of many: looking at them anew for every choice would cost too much."""
+    """Recently considered candidates of queues with many.
+
+    Describing them again for every choice would cost too much.
+    """
 
     def __init__(self) -> None:
         self._others: dict[tuple[str, Needs], tuple[float, tuple[Considered, ...]]] = {}
@@ -35,7 +38,7 @@ class ConsideredSamples:
     def others(
         self, queue: str, steps: Sequence[RouteStep], pick: PickRequest, now: float, chosen: Endpoint
     ) -> tuple[Considered, ...]:
-        """As `consider` has them for a choice; of many, as they were SAMPLE_SECONDS ago, the chosen one among them."""
+        """Return what `consider` returns for a choice; of many candidates, a sample up to SAMPLE_SECONDS old."""
         if pick.excluded or len(steps) != 1 or count_of(steps) <= MAX_CONSIDERED:
             return consider(steps, pick, now, besides=chosen, most=SHOWN_OF_MANY)
         known = self._others.get((queue, pick.needs))
@@ -55,9 +58,11 @@ def consider(
     besides: Endpoint | None = None,
     most: int = MAX_CONSIDERED,
 ) -> tuple[Considered, ...]:
-    """Who was considered, besides one: who is free, then who is ready, loading, asleep, down, or lacks something.
+    """Describe the considered candidates, except `besides`.
 
-    Among equals by position on the ladder and by load. Of more than MAX_CONSIDERED only some, at most `most`.
+    Free ones first, then ready, loading, asleep, down, unfit ones.
+
+    Equal ones are ordered by position in the route and by load. Of more than MAX_CONSIDERED, at most `most`.
     """
     shown = most if count_of(steps) > MAX_CONSIDERED else MAX_CONSIDERED
     considered: dict[CandidateKey, Considered] = {}
@@ -81,18 +86,18 @@ def consider(
 
 
 def count_of(steps: Sequence[RouteStep]) -> int:
-    """How many there are to choose among."""
+    """Return the number of candidates to choose among."""
     return steps[0].count() if len(steps) == 1 else sum(step.count() for step in steps)
 
 
 def score_of_chosen(steps: Sequence[RouteStep], chosen: Endpoint) -> float:
-    """What the chosen one is shown with: above that of all others."""
+    """Return the score of the selected endpoint, which is above that of all others."""
     position = steps[0].position if len(steps) == 1 else next(step.position for step in steps if step.holds(chosen))
     return _score(_CHOSEN, position, chosen)
 
 
 def gate(endpoint: Endpoint, pick: PickRequest, now: float) -> str:
-    """What keeps a candidate from serving a request now, in words; empty: nothing."""
+    """Return what keeps an endpoint from serving a request now, as text; empty: nothing."""
     if lacking := fits(endpoint.candidate, pick.needs):
         return lacking
     if endpoint.key in pick.excluded:
@@ -107,7 +112,7 @@ def gate(endpoint: Endpoint, pick: PickRequest, now: float) -> str:
 
 
 def _state(endpoint: Endpoint) -> str:
-    """What keeps it from any request, but for how it did and for its pool."""
+    """Return what keeps an endpoint from any request, apart from its health and its pool."""
     candidate = endpoint.candidate
     if candidate.readiness is not Readiness.READY:
         return _WORDS[candidate.readiness]
@@ -127,7 +132,7 @@ def _cap(pool: Pool) -> str:
 
 
 def _as_it_is(endpoint: Endpoint, position: int) -> Considered:
-    """One whom nothing keeps from the request but what keeps it from any other; worked out once per change of it."""
+    """Describe an endpoint that can serve the request; cached until the endpoint changes."""
     known = endpoint.considered
     if known is None or known[0] != position:
         candidate = endpoint.candidate

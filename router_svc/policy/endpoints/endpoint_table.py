@@ -19,7 +19,7 @@ from router_svc.policy.settings import Settings
 
 
 class EndpointTable:
-    """Keeps every candidate of the cluster in its pool, with what this router has granted it."""
+    """Keeps every candidate of the mesh in its pool, with what this router has granted it."""
 
     def __init__(self, settings: Settings, limits: SchedulerLimits) -> None:
         self._settings = settings
@@ -29,7 +29,7 @@ class EndpointTable:
         self._pool_steps: dict[str, tuple[RouteStep, ...]] = {}
         self._by_model: dict[str, Endpoint] = {}
         self._endpoints: dict[CandidateKey, Endpoint] = {}
-        """Those in `_by_model`, and those that left the cluster and on which requests still run."""
+        """Those in `_by_model`, and those that left the mesh and on which requests still run."""
         self._runners: dict[RunnerKey, RunnerLoad] = {}
         self._routes = RouteTable({}, cloud_fallback=False)
         self._held: dict[CandidateKey, str] = {}
@@ -117,12 +117,12 @@ class EndpointTable:
         return [endpoint.candidate for endpoint in {endpoint.key: endpoint for endpoint in endpoints}.values()]
 
     def candidate(self, model: str) -> Candidate | None:
-        """Return what is known of a model; None: it is not in the cluster."""
+        """Return what is known of a model; None: it is not in the mesh."""
         endpoint = self._by_model.get(model)
         return None if endpoint is None else endpoint.candidate
 
     def endpoint(self, key: CandidateKey) -> Endpoint | None:
-        """Return the endpoint of a candidate, also of one that left the cluster while requests run on it."""
+        """Return the endpoint of a candidate, also of one that left the mesh while requests run on it."""
         return self._endpoints.get(key)
 
     def runner(self, key: RunnerKey) -> RunnerLoad | None:
@@ -168,7 +168,7 @@ class EndpointTable:
         return freed
 
     def forget_if_unused(self, endpoint: Endpoint) -> None:
-        """Forget an endpoint that left the cluster and on which no request runs."""
+        """Forget an endpoint that left the mesh and on which no request runs."""
         if endpoint.in_flight or endpoint.group is not None:
             return
         del self._endpoints[endpoint.key]

@@ -1,4 +1,9 @@
-"""Whether an attempt that failed before its first content may be tried elsewhere, and what its runner is worth."""
+"""Failed attempts: whether a request may be retried elsewhere, and how many retries a queue has.
+
+Retries on a candidate that has not failed lately are always allowed: when one of many breaks, its requests go on
+elsewhere. Other retries share a budget that grows with first attempts, as the retry budgets of Envoy and Finagle do.
+Freely allowed retries are charged to it too, so that in a full outage the attempts stay within the share in the end.
+"""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -11,15 +16,15 @@ class FailureKind(Enum):
     """What a failed attempt says about the request and the runner."""
 
     BUSY = "busy"
-    """The runner is full with work this router does not know of (it restarted, or is not the only one)."""
+    """The runner is full with work that this router does not know of (it restarted, or is not the only router)."""
     BOUNCED = "bounced"
-    """The runner did not take it: nothing was tried, the request goes back into the queue."""
+    """The runner did not take the request: nothing was executed, the request returns to its queue."""
     BROKE = "broke"
     """The runner or its backend failed: another runner may succeed."""
     LACKS = "lacks"
-    """The runner has not what this request needs: another runner may, and this one is none the worse for it."""
+    """The runner lacks what this request needs: another runner may have it. Does not count against the runner."""
     FINAL = "final"
-    """It would fail anywhere, or the caller is gone."""
+    """It would fail on any runner, or the caller is gone."""
 
 
 _BOUNCES = frozenset(
@@ -30,7 +35,7 @@ _BOUNCES = frozenset(
         Reason.TICKET_INVALID,
         Reason.TICKET_EXPIRED,
         Reason.MODEL_NOT_FOUND,
-        # It was evicted between the grant and the call, and there is no room to load it again.
+        # It was evicted between the grant and the call, and there is no memory to load it again.
         Reason.INSUFFICIENT_MEMORY,
     }
 )
@@ -52,15 +57,18 @@ _BREAKS = frozenset(
 
 
 def may_be_the_requests(reason: Reason) -> bool:
-    """Whether the engine lives and answered with an error of its own, which what was asked may have caused.
+    """Whether the engine is alive and answered with an error of its own, which the request itself may have caused.
 
-    Engines have many words for a request that they cannot take, and not all of them are known.
+    Not all error texts that engines use for a request that they cannot take are known.
     """
     return reason is Reason.BACKEND_ERROR
 
 
 def classify(reason: Reason) -> FailureKind:
-    """What a failure with this reason means. A refusal of the request itself is final: siblings would refuse it too."""
+    """Return what a failure with this reason means.
+
+    A refusal of the request itself is final: replicas would refuse it too.
+    """
     if reason is Reason.NO_SLOT_AVAILABLE:
         return FailureKind.BUSY
     if reason in _BOUNCES:
@@ -72,40 +80,40 @@ def classify(reason: Reason) -> FailureKind:
 
 @dataclass(slots=True)
 class _Balance:
-    """Attempts that a line may still have, as of when its reserve was last looked at."""
+    """Retries that a queue has left, as of the last update of its reserve."""
 
     attempts: float
     looked_at: float | None = None
 
     def gain(self, now: float, limits: SchedulerLimits) -> float:
-        """How much of the reserve came back since this was asked last."""
+        """Return how much of the reserve was restored since the last call."""
         elapsed = 0.0 if self.looked_at is None else now - self.looked_at
         self.looked_at = now
         return max(0.0, min(elapsed / limits.retry_reserve_seconds, limits.retry_reserve - self.attempts))
 
 
 class RetryBudget:
-    """One balance for each line that had requests. Lines that are gone are to be forgotten."""
+    """Retry budgets by queue. Queues that no longer exist must be forgotten."""
 
     def __init__(self, limits: SchedulerLimits) -> None:
         self._limits = limits
         self._balances: dict[str, _Balance] = {}
 
     def note_first_attempt(self, queue: str, now: float) -> None:
-        """A request of the line has its first attempt."""
+        """Record the first attempt of a request of the queue."""
         limits = self._limits
         balance = self._balance(queue)
         if balance.attempts == limits.max_retry_balance:
             balance.looked_at = now
             return
-        # The reserve is for lines with few requests: what comes back of it is not on top of what requests bring.
+        # The reserve is for queues with few requests: it is not added to what requests bring.
         gained = max(limits.retry_share, balance.gain(now, limits))
         balance.attempts = min(balance.attempts + gained, limits.max_retry_balance)
 
     def allow(self, queue: str, candidate_is_clean: bool, now: float) -> bool:
-        """Whether a request of the line may have one more attempt, which is then taken off its budget.
+        """Whether a request of the queue may be retried; a permitted retry is charged to the budget.
 
-        `candidate_is_clean`: whether it would go to somebody who has not failed lately.
+        `candidate_is_clean`: whether the retry goes to a candidate that has not failed lately.
         """
         balance = self._balance(queue)
         balance.attempts += balance.gain(now, self._limits)
@@ -118,11 +126,11 @@ class RetryBudget:
         return True
 
     def forget(self, queue: str) -> None:
-        """There is no such line any more."""
+        """Forget a queue that no longer exists."""
         self._balances.pop(queue, None)
 
     def _balance(self, queue: str) -> _Balance:
-        """A new line has all of its reserve."""
+        """Return the balance of a queue; a new queue has its full reserve."""
         balance = self._balances.get(queue)
         if balance is None:
             balance = self._balances[queue] = _Balance(self._limits.retry_reserve)

@@ -1,4 +1,4 @@
-"""A consistent-hash ring: who owns a key stays the same when others come and go."""
+"""A consistent-hash ring: the owner of a key stays the same when other members join and leave."""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ _MASK = (1 << 64) - 1
 
 
 def mix(number: int) -> int:
-    """64 bits that look like chance, from an integer of any size.
+    """Return 64 pseudo-random bits of an integer of any size.
 
     The finalizer of splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
     """
@@ -19,29 +19,29 @@ def mix(number: int) -> int:
 
 
 def hash_bytes(text: bytes) -> int:
-    """64 bits of a text."""
+    """Return a 64-bit hash of a text that is the same in every process."""
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "big")
 
 
 POINTS_PER_MEMBER = 16
-"""The unevenness of so few is made good by the bound on everybody's load."""
+"""So few points spread unevenly; the load bound of each member compensates that."""
 MAX_SINGLE_INSERTS = 32
-"""Points that are put in one by one; more are appended and sorted."""
+"""Points that are inserted one by one; more are appended and sorted."""
 
 
 class Ring:
-    """Members by name. One that leaves and comes back has the same places as before."""
+    """Members by name. A member that leaves and returns gets the same points."""
 
     def __init__(self) -> None:
         self._hashes: list[int] = []
         self._owners: dict[int, str] = {}
         self._members: set[str] = set()
         self._placed: set[str] = set()
-        """Whose points are in the ring; some of them may have left."""
+        """Members whose points are in the ring; some of them may have left."""
         self._pending: list[int] = []
 
     def add(self, member: str) -> None:
-        """It is here; nothing happens if it was."""
+        """Add a member; no effect if it is present."""
         self._members.add(member)
         if member in self._placed:
             return
@@ -53,13 +53,13 @@ class Ring:
                 self._pending.append(point)
 
     def remove(self, member: str) -> None:
-        """It left; nothing happens if it was not here."""
+        """Remove a member; no effect if it is absent."""
         self._members.discard(member)
         if len(self._placed) > 2 * len(self._members) + POINTS_PER_MEMBER:
             self._sweep()
 
     def walk(self, key: int, most: int) -> Iterator[str]:
-        """The owner of a 64-bit key and those who come after it, each once, at most so many."""
+        """Yield the owner of a 64-bit key and the members after it, each once, at most `most`."""
         self._settle()
         seen: set[str] = set()
         size = len(self._hashes)
@@ -85,7 +85,7 @@ class Ring:
         self._pending.clear()
 
     def _sweep(self) -> None:
-        """Forget the points of those who left."""
+        """Remove the points of members that left."""
         self._settle()
         self._placed = set(self._members)
         self._owners = {point: owner for point, owner in self._owners.items() if owner in self._members}

@@ -1,14 +1,13 @@
-"""Whether a candidate works, by what became of the requests that it was given; pauses and ejections.
+"""The health of an endpoint, by the results of its requests: pauses and ejections.
 
-A pause is short and follows one failure. An ejection follows many, and ends with one request that tries whether the
-candidate works again:
+A pause is short and follows one failure. An ejection follows many failures, and ends with one trial request:
 
         works ──── breaks in a row, or too large a share of them ────▶ ejected
-          ▲                                                             │ its time is over
+          ▲                                                             │ its time has passed
           └────────────── a success ────────────── on trial ◀───────────┘
                                                       └── it breaks: ejected for longer
 
-Whether a candidate that should be ejected is (the last usable one of a line never is) is decided by whoever asks here.
+Whether an endpoint is really ejected (the last usable one of a queue never is) is decided in `health_monitor`.
 """
 
 from enum import Enum
@@ -17,13 +16,13 @@ from router_svc.policy.endpoints.failover import FailureKind
 from router_svc.policy.limits import SchedulerLimits
 
 MAX_DOUBLINGS = 16
-"""More change nothing and would only overflow in the end."""
+"""More doublings change nothing and would overflow eventually."""
 NEVER = float("-inf")
 _BROKE = "broke"
 
 
 class HealthState(Enum):
-    """Whether a candidate gets requests, by how it did."""
+    """Whether an endpoint gets requests, by its recent results."""
 
     WORKS = "works"
     EJECTED = "ejected"
@@ -32,7 +31,7 @@ class HealthState(Enum):
 
 
 class _Window:
-    """Successes and breaks of the last one to two halves of the window."""
+    """Successes and breaks within the last half window to full window."""
 
     __slots__ = ("_began_at", "_broken", "_broken_before", "_good", "_good_before")
 
@@ -74,7 +73,7 @@ class _Window:
 
 
 class EndpointHealth:
-    """How one candidate did. A new incarnation of its runner has a new one."""
+    """Health of one candidate. A new incarnation of its runner starts with a new one."""
 
     __slots__ = (
         "_breaks_before_success",
@@ -111,7 +110,7 @@ class EndpointHealth:
         self._window = _Window()
 
     def note_success(self, now: float) -> None:
-        """A request there went well. One that is ejected stays so: it was given that request before."""
+        """Record a success. An ejected endpoint stays ejected: the request was granted before."""
         self._breaks_before_success = self._breaks_in_a_row
         self._busy_in_a_row = self._breaks_in_a_row = self._shared_in_a_row = 0
         self._has_succeeded = True
@@ -122,10 +121,10 @@ class EndpointHealth:
             self._window = _Window()
 
     def note_failure(self, kind: FailureKind, now: float, *, had_begun: bool = False, pauses: bool = True) -> bool:
-        """A request failed there like this. Returns whether the candidate should be ejected.
+        """Record a failed attempt. Returns whether the endpoint should be ejected.
 
-        `had_begun`: its answer had, so that it was counted as a success, which it was not. `pauses`: a break leaves it
-        alone for a moment.
+        `had_begun`: the answer had begun, so that it was counted as a success before. `pauses`: whether a break pauses
+        the endpoint.
         """
         limits = self._limits
         if had_begun:
@@ -148,21 +147,21 @@ class EndpointHealth:
         return False
 
     def excuses_shared_failure(self) -> bool:
-        """Whether one more failure that another candidate shared says nothing about this one; it is counted as such."""
+        """Count one more failure that another candidate shared. Returns whether it is excused."""
         self._shared_in_a_row += 1
         return self._shared_in_a_row <= self._limits.max_shared_failures
 
     def take_back_break(self, now: float) -> None:
-        """Forget the last break, and the pause that followed it; an ejection stays."""
+        """Revoke the last break and the pause that followed it; an ejection stays."""
         self._window.take_back_broken()
         self._breaks_in_a_row = max(0, self._breaks_in_a_row - 1)
         if self.paused and self._paused_for == _BROKE:
             self.paused, self._paused_until = False, now
 
     def eject(self, now: float) -> None:
-        """Leave it alone, for longer each time in a row.
+        """Eject the endpoint, for longer with each ejection in a row.
 
-        In a row: it broke again before it had worked for as long as it was left alone the last time.
+        In a row: it broke again before it had worked for as long as its last ejection.
         """
         limits = self._limits
         again = self.state is HealthState.ON_TRIAL or now - self._worked_since < self._last_ejection_seconds
@@ -173,7 +172,7 @@ class EndpointHealth:
         self.state = HealthState.EJECTED
 
     def advance(self, now: float) -> None:
-        """Time passed: end the pause and the ejection that are over."""
+        """End the pause and the ejection that are due by `now`."""
         if self.paused and self._paused_until <= now:
             self.paused = False
         if self.state is HealthState.EJECTED and self._ejected_until <= now:
@@ -181,12 +180,12 @@ class EndpointHealth:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether there is nothing to say about it."""
+        """Whether it is neither paused nor ejected nor on trial."""
         return not self.paused and self.state is HealthState.WORKS
 
     @property
     def next_end(self) -> float | None:
-        """When a pause or an ejection ends next; None: there is none."""
+        """Return when the next pause or ejection ends; None: there is none."""
         ends = []
         if self.paused:
             ends.append(self._paused_until)
@@ -196,15 +195,15 @@ class EndpointHealth:
 
     @property
     def has_proven_itself(self) -> bool:
-        """Whether a request there went well, and none broke since."""
+        """Whether a request succeeded there and none broke since."""
         return self._has_succeeded and not self._breaks_in_a_row and self.state is HealthState.WORKS
 
     def has_not_failed_lately(self, now: float) -> bool:
-        """Whether nothing broke there for a while."""
+        """Whether nothing broke there for `clean_after_seconds`."""
         return self.state is HealthState.WORKS and now - self._broke_at >= self._limits.clean_after_seconds
 
     def gate(self, now: float) -> str:
-        """Why it gets no requests, in words; empty: it may get one."""
+        """Return why it gets no requests, as text; empty: it may get one."""
         if self.state is HealthState.EJECTED:
             return f"{self._cause}; tried again in {max(0.0, self._ejected_until - now):.0f} s"
         if self.paused:

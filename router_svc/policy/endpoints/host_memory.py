@@ -1,35 +1,39 @@
-"""The accelerator memory of one host, as the registry's book has it."""
+"""The accelerator memory of one host as the registry's VRAM ledger has it."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryHolder:
-    """Who holds memory of a host."""
+    """One holder of memory on a host."""
 
     name: str
-    """A model's name, or what a program calls itself."""
+    """Name of a model, or the name that a program gave itself."""
     is_model: bool
-    """Whether `name` is a model of the mesh, which gives way when it is idle and not pinned; a program never does."""
+    """Whether `name` is a model of the mesh, which can be evicted when it is idle and not pinned; a program never
+    is."""
     held_bytes: int
     pinned: bool = False
     is_leaving: bool = False
-    """Its memory is on its way back."""
+    """Whether its memory is being released."""
     is_lost: bool = False
-    """Its runner is not heard of, and the memory has not been seen back."""
+    """Whether its runner is silent and its memory has not been observed as free."""
     active_requests: int = 0
-    """What it works on, as its runner said last."""
+    """Requests that it works on, as its runner last reported."""
     unowned: bool = False
-    """Whether no runner of the mesh answers for it any more: then no load can count on its giving way."""
+    """Whether no runner of the mesh owns it any more: then no load can count on its eviction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostMemory:
-    """One host at one moment. What is missing in `holders` up to the total is used by processes without a lease."""
+    """Memory of one host at one moment.
+
+    Memory that is neither free nor in `holders` is used by processes without a lease.
+    """
 
     host: str
     total_bytes: int
-    """Of all devices, without the margins that are never booked."""
+    """Total of all devices, without the margins that are never leased."""
     free_bytes: int
-    """What a new lease could get now."""
+    """Memory available to a new lease now."""
     holders: tuple[MemoryHolder, ...] = ()

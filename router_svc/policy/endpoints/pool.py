@@ -48,7 +48,7 @@ class RunnerLoad:
         self.key = key
         self.requests = 0
         self.endpoints: dict[CandidateKey, Endpoint] = {}
-        """The runner's endpoints that are in the cluster."""
+        """The runner's endpoints that are in the mesh."""
         self.limits: Counter[int] = Counter()
         """Request limits of the runner's candidates, and how many candidates have each limit."""
 
@@ -94,7 +94,7 @@ class Endpoint:
         self.pool = pool
         """The pool that counts its requests, also after it left that pool."""
         self.group: EndpointGroup | None = None
-        """None: its candidate left the cluster, and requests still run on it."""
+        """None: its candidate left the mesh, and requests still run on it."""
         self.in_flight = 0
         self.granted = NEVER_GRANTED
         """Number of its last grant; grants are numbered over all endpoints."""

@@ -1,4 +1,4 @@
-"""Routes: ordered lists of models or pools, tried one after the other, and their steps in the current cluster."""
+"""Routes: ordered lists of models or pools, tried one after the other, and their steps in the current mesh."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,24 +12,25 @@ from router_svc.policy.endpoints.selection import Selector, choose_ejected, poli
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """A ladder, best first."""
+    """An ordered list of models or pools for one kind of task, best first."""
 
     name: str
     candidates: tuple[str, ...]
-    """Models or pools, by name; the first is the primary."""
+    """Names of models or pools; the first is the primary."""
     budget_seconds: float | None = None
-    """Who would take longer from arrival to end is refused, who has begun is not; None: the request's own deadline."""
+    """Maximum time from arrival to end: a request that would take longer is refused, a running one is not cancelled.
+    None: the request's own deadline."""
     keep_alive_seconds: float | None = None
-    """How long the model stays loaded after a request; negative: until it is unloaded; None: as it is configured."""
+    """How long the model stays loaded after a request; negative: until it is unloaded; None: as configured."""
     pin_primary: bool = False
-    """Whether the primary is waited for as long as it is there at all."""
+    """Whether requests wait for the primary while it exists at all."""
 
 
 PRIMARY = 0
 
 
 class RouteStep:
-    """One entry of a route in the current cluster: a pool, or one model of a pool.
+    """One entry of a route in the current mesh: a pool, or one model of a pool.
 
     It applies the route's rule for remote candidates: where it takes none, a request's permit is ignored.
     """
@@ -102,7 +103,7 @@ class RouteStep:
         return (endpoint for endpoint in self._all() if not self.leaves_out(endpoint))
 
     def stripped(self) -> Iterator[Endpoint]:
-        """Yield the remote endpoints that the cluster's settings exclude from this step."""
+        """Yield the remote endpoints that the mesh's settings exclude from this step."""
         return (endpoint for endpoint in self._all() if self.leaves_out(endpoint))
 
     def some_endpoints(self, groups: Sequence[EndpointGroup], most: int) -> Iterable[Endpoint]:
@@ -110,7 +111,7 @@ class RouteStep:
         return self.pool.some_endpoints(groups, most) if self._only is None else (self._only,)
 
     def leaves_out(self, endpoint: Endpoint) -> bool:
-        """Whether the cluster's settings exclude this endpoint from this step."""
+        """Whether the mesh's settings exclude this endpoint from this step."""
         return endpoint.candidate.remote and not self.takes_remote
 
     def holds(self, endpoint: Endpoint) -> bool:
@@ -154,20 +155,20 @@ class RouteStep:
 
 
 class ResolvedRoute:
-    """A route over the pools and models that there are."""
+    """A route applied to the pools and models of the mesh."""
 
     def __init__(self, route: Route, *, cloud_fallback: bool) -> None:
         self.route = route
         self._cloud_fallback = cloud_fallback
 
     def admits(self, candidate: Candidate, name: str) -> bool:
-        """Whether a candidate that an entry of this name stands for belongs to it."""
+        """Whether a candidate belongs to the entry of this name."""
         return self._cloud_fallback or not candidate.remote or self.route.candidates[PRIMARY] == name
 
     def steps(
         self, pool_called: Callable[[str], Pool | None], endpoint_of: Callable[[str], Endpoint | None]
     ) -> Iterator[RouteStep]:
-        """Its entries that the mesh has, best first. A name that is both a pool's and a model's is the pool's."""
+        """Yield the entries that exist in the mesh, best first. A name of both a pool and a model means the pool."""
         for position, name in enumerate(self.route.candidates):
             takes_remote = position == PRIMARY or self._cloud_fallback
             pool = pool_called(name)
@@ -180,7 +181,7 @@ class ResolvedRoute:
 
 
 class RouteTable:
-    """All routes, by their lines."""
+    """All routes by their queues."""
 
     def __init__(self, routes: Mapping[str, Route], *, cloud_fallback: bool) -> None:
         self.queues = {
@@ -188,17 +189,17 @@ class RouteTable:
             for name, route in routes.items()
         }
         self._naming: dict[str, list[str]] = {}
-        """The lines with an entry of a name."""
+        """Queues of the routes with an entry of a name."""
         for queue, resolved in self.queues.items():
             for name in resolved.route.candidates:
                 self._naming.setdefault(name, []).append(queue)
 
     def of(self, queue: str) -> ResolvedRoute | None:
-        """The ladder of a line; None: it is no route's."""
+        """Return the route of a queue; None: it is not a route's."""
         return self.queues.get(queue)
 
     def queues_with(self, candidate: Candidate, names: Sequence[str]) -> Iterator[str]:
-        """The lines that a candidate is in, by the names that stand for it; some of them twice."""
+        """Yield the queues of routes that a candidate serves under the given names; some of them twice."""
         if self._naming:
             for name in names:
                 yield from (queue for queue in self._naming.get(name, ()) if self.queues[queue].admits(candidate, name))

@@ -1,4 +1,4 @@
-"""What the load planner is told of the queues, and when it is asked."""
+"""Load coordination: collects what queues demand and what is loaded, and decides when the load planner runs."""
 
 import math
 from collections import Counter
@@ -18,13 +18,13 @@ from router_svc.policy.queue.queues import Queues
 from weft.kernel.request import Priority
 
 Shape = tuple[str, tuple[str, ...], int, bool]
-"""The line, the models that could be loaded for it, the slots that serve it meanwhile; whether it is durable."""
+"""Queue, models that could be loaded for it, slots that serve it meanwhile, whether it is durable."""
 _DURABLE = " (durable)"
 
 
 @dataclass(slots=True)
 class _Group:
-    """Classes of one line that the same models could be loaded for."""
+    """Request classes of one queue that the same models could be loaded for."""
 
     asleep: tuple[Candidate, ...]
     capacity: Capacity
@@ -35,7 +35,7 @@ class _Group:
 
 @dataclass(frozen=True, slots=True)
 class Demands:
-    """All that is asked, and under which name for each class."""
+    """All demands, and the name of the demand of each class."""
 
     demands: tuple[Demand, ...]
     label_of: Mapping[RequestClass, str]
@@ -44,9 +44,9 @@ class Demands:
 def demands_of(
     demanding: Mapping[RequestClass, Capacity], worth_asking: Callable[[Capacity], tuple[Candidate, ...]], now: float
 ) -> Demands:
-    """One demand for all classes of a line that the same models could be loaded for, durable ones apart.
+    """Build one demand for all classes of a queue that the same models could be loaded for, durable ones apart.
 
-    A demand is named like its line; those of a line that want only some of its models name them too.
+    A demand is named like its queue; demands of a queue for only some of its models name these too.
     """
     groups: dict[Shape, _Group] = {}
     for request_class, capacity in demanding.items():
@@ -98,12 +98,12 @@ def _demand(label: str, group: _Group, now: float) -> Demand:
 
 
 REVIEW_INTERVAL_SECONDS = 0.05
-"""How often loads are planned anew while only the queues change."""
+"""Minimum time between two plans while only the queues change."""
 
 
 @dataclass(slots=True)
 class _QueuedDemand:
-    """What waits for one resident, over all lines that it is in."""
+    """Waiting requests for one resident, over all queues that it serves."""
 
     queued_tokens: float = 0.0
     durable_tokens: float = 0.0
@@ -143,7 +143,7 @@ class LoadCoordinator:
         self._is_stale = False
 
     def note_demand(self, request_class: RequestClass, capacity: Capacity) -> None:
-        """Somebody waits in this class, whose members are these now."""
+        """Record that requests wait in this class, and the current capacity for them."""
         if not capacity.asleep:
             self.drop_demand(request_class)
             return
@@ -152,23 +152,23 @@ class LoadCoordinator:
         self._demanding[request_class] = capacity
 
     def drop_demand(self, request_class: RequestClass) -> None:
-        """Nobody waits in this class, or none of its members sleeps."""
+        """Record that no request of this class needs a load."""
         if self._demanding.pop(request_class, None) is not None:
             self._is_urgent = True
 
     def note_change(self) -> None:
-        """The mesh, its memory or a load under way is not what it was."""
+        """Record a change of the mesh, of its memory or of a load under way."""
         self._is_urgent = True
 
     def note_grant(self, candidate: Candidate, now: float, *, durable: bool) -> None:
-        """A request went there."""
+        """Record that a request was granted to a candidate."""
         self._granted_at[candidate.model] = now
         self._is_stale = True
         if durable:
             self._durable_on[candidate.key] += 1
 
     def note_release(self, candidate: Candidate, now: float, *, durable: bool) -> None:
-        """A request there is over."""
+        """Record that a request on a candidate ended."""
         self._is_stale = True
         if not durable:
             self._used_at[candidate.model] = now
@@ -180,50 +180,53 @@ class LoadCoordinator:
             self._is_urgent = True
 
     def note_no_memory(self, model: str, now: float) -> None:
-        """A load found no memory."""
+        """Record that a load found no memory."""
         self._planner.note_no_memory(model, now)
         self._is_urgent = True
 
     def note_failed(self, model: str, now: float) -> None:
-        """A load failed. Those who have somebody else to wait for do not remember that, and would ask again at once."""
+        """Record a failed load.
+
+        Requests with another candidate to wait for have no memory of it and would demand it again.
+        """
         self._failed_at[model] = now
         self._is_urgent = True
 
     def forget(self, model: str) -> None:
-        """It is not in the mesh any more."""
+        """Forget a model that left the mesh."""
         self._granted_at.pop(model, None)
         self._used_at.pop(model, None)
         self._failed_at.pop(model, None)
         self.wakes.forget(model)
 
     def gate_of(self, request_class: RequestClass) -> LoadGate | None:
-        """What a class waits for that cannot be loaded yet; None: nothing of the kind."""
+        """Return what blocks the load for a class; None: nothing."""
         return self._gates.get(self._label_of.get(request_class, request_class.queue))
 
     def is_decided(self, request_class: RequestClass) -> bool:
-        """Whether a load for this class is certain, and only waits for others to give way or to be loaded before it."""
+        """Whether a load for this class is certain, and only waits for evictions or for earlier loads."""
         return self._label_of.get(request_class) in self._decided
 
     def demanding(self) -> Iterable[tuple[RequestClass, Capacity]]:
-        """Who wants a load, and what they can hope for; only to be read."""
+        """Return the classes that demand a load with their capacity; only to be read."""
         return self._demanding.items()
 
     def is_held(self, candidate: Candidate) -> bool:
-        """Whether it takes no new requests because it gives way."""
+        """Whether a candidate takes no new requests since it is to be evicted."""
         return candidate.key in self._held
 
     def is_due(self, now: float) -> bool:
-        """Whether the planner should be asked now."""
+        """Whether the planner should run now."""
         if not self._demanding:
             return bool(self._held or self._gates or (self.wakes.under_way and self._is_stale))
         return self._is_urgent or (self._is_stale and now >= self._reviewed_at + REVIEW_INTERVAL_SECONDS)
 
     def note_time(self) -> None:
-        """Time passed, which alone makes demands due."""
+        """Record that time passed, which alone makes demands due."""
         self._is_stale = True
 
     def review(self, now: float) -> tuple[LoadPlan, frozenset[CandidateKey]]:
-        """Ask the planner. Returns its plan and who is not held any more."""
+        """Run the planner. Returns its plan and the candidates that are no longer held."""
         self._reviewed_at, self._is_urgent, self._is_stale = now, False, False
         asked = demands_of(self._demanding, lambda capacity: self._worth_asking(capacity, now), now)
         hosts = {candidate.host for demand in asked.demands for candidate in demand.asleep if candidate.host}
@@ -238,12 +241,12 @@ class LoadCoordinator:
         return plan, lifted
 
     def _waking(self) -> dict[str, Candidate]:
-        """What is being woken, as the mesh shows it; as it slept where that has lost it."""
+        """Return the models with a wake under way as the mesh shows them, or as they slept if they left it."""
         found = ((before, self._index.table.candidate(before.model)) for before in self.wakes.under_way)
         return {before.model: before if now is None else now for before, now in found}
 
     def _loading_on(self, hosts: Iterable[str]) -> set[str]:
-        """Models that hold memory of these hosts and load."""
+        """Return the models that hold memory of these hosts and are loading."""
         books = (self._cluster.hosts[host] for host in hosts if host in self._cluster.hosts)
         named = (
             self._index.table.candidate(holder.name) for book in books for holder in book.holders if holder.is_model
@@ -251,12 +254,15 @@ class LoadCoordinator:
         return {each.model for each in named if each is not None and each.readiness is Readiness.LOADING}
 
     def priority_for(self, candidate: Candidate) -> Priority:
-        """The highest band of those for whom it is to be woken."""
+        """Return the highest priority class of the requests for which a candidate is woken."""
         firsts = (each.head() for each, capacity in self._demanding.items() if candidate in capacity.asleep)
         return min((first[0] for first in firsts if first is not None), default=Priority.NORMAL)
 
     def _worth_asking(self, capacity: Capacity, now: float) -> tuple[Candidate, ...]:
-        """The sleeping members. Where others serve, load or wake, those are left alone whose load has just failed."""
+        """Return the sleeping members worth a load.
+
+        Those that just failed are skipped where others serve, load or wake.
+        """
         if capacity.is_cold and not capacity.loading and not capacity.waking:
             return capacity.asleep
         since = now - self._limits.failed_load_pause_seconds

@@ -1,22 +1,22 @@
-"""Which sleeping model is loaded now, and who gives way for it: fair turns that know what a swap costs.
+"""The load planner: which sleeping model is loaded now, and which models are evicted for it.
 
-A load that fits beside everything else begins at once. Where others have to give way, it begins
+A load that fits beside all loaded models begins at once. Where models have to be evicted, it begins
 
-- when what waits for it is worth what the swap costs everybody (see swap_cost),
-- or when the tenants of those that are loaded had more than their share, by a quantum that grows with the cost,
-- and at the latest `max_cold_wait_seconds` after its line's oldest request came, or after its model was unloaded if
-  that was later. Lines that are due go in the order in which they became due.
+- when the waiting requests are worth what the swap costs (see swap_cost),
+- or when the tenants of the loaded models had more than their share, by a quantum that grows with the cost,
+- and at the latest `max_cold_wait_seconds` after the oldest request of its queue arrived, or after its model was
+  unloaded if that was later. Due queues are served in the order in which they became due.
 
-Durable requests have a demand of their own. They get what is free or what no caller has used for a while, take turns
-among themselves, and keep no caller waiting for longer than the shortest turn; no bound has anybody give way for them.
+Durable requests have demands of their own. They get free memory, or models that no caller has used for a while, take
+turns among themselves, and make callers wait for no longer than the shortest turn; no bound evicts a model for them.
 
-A model that was loaded has its turn as long as somebody wants it (SwapCosts.turn_seconds); not even a line that is due
-ends it early. So a line waits cold no longer than the bound, and one turn (the end of what runs, a load, the turn) of
-each other line of that host that is due. Programs and pinned models that hold the memory give way to nobody.
+A loaded model has its turn while it is wanted (SwapCosts.turn_seconds); not even a due queue ends it early. So a cold
+queue waits no longer than the bound, and one turn (the end of running requests, a load, the turn) of each other due
+queue of that host. Programs and pinned models that hold the memory are never evicted.
 
-Whoever is to give way is held: it finishes what runs on it and takes nothing new, and only then is the load begun. So a
-request waits in the queue and never inside of a load. A model that fits elsewhere is not kept waiting by one that does
-not. What is decided is kept to, as long as there is demand for it and it can be.
+A model to be evicted is held: it finishes its running requests and takes no new ones, and only then the load begins. So
+requests wait in the queue and never inside a load. A model that fits elsewhere is not delayed by one that does not. A
+decision is kept while there is demand for it and it is possible.
 """
 
 import math
@@ -42,11 +42,11 @@ from router_svc.policy.loading.swap_cost import SwapCosts
 from weft.kernel.request import Priority
 
 MAX_REMEMBERED_MODELS = 16_384
-"""Models of which is known when they were last loaded; the one that was seen least recently is forgotten first."""
+"""Models whose last ready time is kept; the least recently seen one is forgotten first."""
 
 
 class LoadPlanner:
-    """Remembers the loads that it decided; everything else it is told with each review."""
+    """Plans loads. It remembers the loads that it decided; everything else is passed to each review."""
 
     def __init__(self, limits: SchedulerLimits, estimates: Estimates) -> None:
         self._limits = limits
@@ -68,11 +68,11 @@ class LoadPlanner:
         *,
         loading: AbstractSet[str] = frozenset(),
     ) -> LoadPlan:
-        """What to do now.
+        """Return the plan for now.
 
-        `residents` by host, at least of the hosts that `demands` concern. `waking`: models whose wake is under way, as
-        they are now, those that were begun before included. `loading`: models that load by their runners' word. Costs
-        time in proportion to the demands, their sleeping models, and what is loaded on their hosts.
+        `residents` by host, at least of the hosts that `demands` concern. `waking`: models with a wake under way in
+        their current state. `loading`: models that load as their runners report. The cost is proportional to the
+        demands, their sleeping models, and the residents of their hosts.
         """
         doubted = {model for model, until in self._doubted_until.items() if until > now}
         review = Review(residents, hosts, waking, now, doubted=doubted, loading=loading | waking.keys())
@@ -94,23 +94,23 @@ class LoadPlanner:
         )
 
     def note_no_memory(self, model: str, now: float) -> None:
-        """A load that was begun found no memory after all; it is tried again after a pause."""
+        """Record that a load that was begun found no memory; it is tried again after a pause."""
         self._planned.pop(model, None)
         _remember(self._no_memory_until, model, now + self._limits.memory_retry_seconds)
 
     def turn_seconds(self, candidate: Candidate) -> float:
-        """How long a model serves at least while it is wanted, once it was loaded."""
+        """Return how long a loaded model serves at least while it is wanted."""
         return self._costs.turn_seconds(candidate)
 
     def _due_at(self, demand: Demand) -> float:
-        """When others have to give way whatever it costs; infinite for a line that is not cold, or durable."""
+        """Return when models are evicted whatever that costs; infinite for a demand that is durable or not cold."""
         if demand.ready_slots > 0 or demand.is_durable:
             return math.inf
         unloaded = max((self._last_resident.get(each.model, -math.inf) for each in demand.asleep), default=-math.inf)
         return max(demand.oldest_arrived_at, unloaded) + self._limits.max_cold_wait_seconds
 
     def _turn(self, demand: Demand, now: float) -> tuple[bool, float, int, float, float, float]:
-        """Who is considered first: the lower one."""
+        """Return the sort key of a demand; the lowest is considered first."""
         due_at = self._due_at(demand)
         is_due = due_at <= now
         deadline = math.inf if demand.deadline_at is None else demand.deadline_at
@@ -118,7 +118,7 @@ class LoadPlanner:
         return (not is_due, due_order, demand.priority, demand.account, deadline, demand.oldest_arrived_at)
 
     def _keep_planned(self, demands: Mapping[str, Demand], review: Review) -> None:
-        """Drop what is over or not wanted any more, reserve room for the rest, begin what can begin."""
+        """Drop finished and unwanted loads, reserve memory for the others, and begin those that can begin."""
         for model, swap in tuple(self._planned.items()):
             if not (model in review.waking if swap.begun else self._still_stands(swap, demands, review)):
                 del self._planned[model]
@@ -127,7 +127,7 @@ class LoadPlanner:
             review.look_again(swap)
             if swap.begun and swap.candidate.host in review.residents:
                 here = frozenset(victim.candidate.key for victim in review.present(swap))
-                # Whoever is loaded again later is not held for this load a second time.
+                # A victim that is loaded again later is not held for this load a second time.
                 swap.left = frozenset(key for key in swap.left | swap.victims - here if key[0] not in self._planned)
                 swap.victims = here
             space = review.space(swap.candidate)
@@ -138,14 +138,17 @@ class LoadPlanner:
                 is_booked = space.has_booked(swap.candidate)
                 swap.was_booked &= is_booked
                 if is_booked and not swap.was_booked and model in review.doubted:
-                    swap.victims = frozenset()  # more were held than had to go
+                    swap.victims = frozenset()  # more were held than necessary
                 evicted = swap.victims | swap.left - review.keys_on(swap.candidate.host)
                 review.reserve(space, swap.candidate, evicted, is_booked=is_booked and not swap.was_booked)
             if not swap.begun:
                 self._begin_when_idle(swap, review)
 
     def _still_stands(self, swap: PlannedLoad, demands: Mapping[str, Demand], review: Review) -> bool:
-        """Whether a load that waits for its victims is still wanted, and they are enough; else it is planned anew."""
+        """Whether a load that waits for its victims is still wanted and they are enough.
+
+        Otherwise it is planned again.
+        """
         demand = demands.get(swap.queue)
         if demand is None or (swap.is_cold and demand.ready_slots > 0) or swap.candidate.model in review.waking:
             return False
@@ -165,7 +168,7 @@ class LoadPlanner:
         return True
 
     def _begin_when_idle(self, swap: PlannedLoad, review: Review) -> None:
-        """Begin a load once those that give way for it have finished what they had."""
+        """Begin a load once its victims have finished their requests."""
         victims = review.present(swap)
         if all(victim.active == 0 for victim in victims):
             swap.begun, swap.begun_at = True, review.now
@@ -176,10 +179,10 @@ class LoadPlanner:
         review.gates[swap.queue] = LoadGate(reason=word, eta_seconds=self._ready_in(swap.candidate, victims))
 
     def _make_room_for_stuck(self, swap: PlannedLoad, space: HostSpace, review: Review) -> None:
-        """A load under way for which there is no room after all: others give way for it, once their turns are over.
+        """Evict models for a load under way that finds no memory after all, once their turns have ended.
 
-        It was begun while nobody knew its host's memory, or somebody else took it meanwhile. The ledger evicts only
-        what is idle, and what is never idle would keep it waiting.
+        It was begun while the memory of its host was unknown, or other loads took it meanwhile. The ledger evicts only
+        idle models, so a model that is never idle would block it.
         """
         is_stuck = swap.begun and review.now >= swap.begun_at + self._limits.min_turn_seconds
         if not is_stuck or swap.victims or space.has_booked(swap.candidate) or space.fits(swap.candidate):
@@ -195,7 +198,7 @@ class LoadPlanner:
         swap.victims = frozenset(victim.candidate.key for victim in evicted)
 
     def _consider(self, demand: Demand, review: Review) -> None:
-        """Whether a line gets one more load now."""
+        """Decide whether a queue gets one more load now."""
         slots_to_come = self._slots_to_come(demand, review)
         pending = next((swap for swap in self._planned_for(demand, review) if not swap.begun), None)
         if pending is not None:
@@ -220,13 +223,13 @@ class LoadPlanner:
         return own + [swap for swap in shared if swap.queue != demand.queue]
 
     def _slots_to_come(self, demand: Demand, review: Review) -> int:
-        """Slots of the models that are being loaded for this line, whoever began that."""
+        """Return the slots of the models that are being loaded for this queue, whoever began that."""
         loading = {swap.candidate.model: swap.candidate for swap in self._planned_for(demand, review) if swap.begun}
         loading |= {each.model: each for each in demand.asleep if each.model in review.waking}
         return demand.loading_slots + sum(max(1, candidate.slots) for candidate in loading.values())
 
     def _options(self, demand: Demand, review: Review) -> list[LoadOption]:
-        """Every way to load something for this line, the best first."""
+        """Return every way to load something for this queue, the best first."""
         candidates = [
             candidate
             for candidate in demand.asleep
@@ -242,14 +245,14 @@ class LoadPlanner:
 
         def rank(place: int) -> tuple[bool, bool, float, int]:
             option = found[place]
-            # A route's models are in the order in which it prefers them.
+            # A route lists its models in order of preference.
             return option.victims is None, option.has_rivals, 0.0 if is_route else option.effort_seconds, place
 
         return [found[place] for place in sorted(range(len(found)), key=rank)]
 
     def _option(self, demand: Demand, candidate: Candidate, review: Review) -> LoadOption:
         space, load_seconds = review.space(candidate), self._costs.load_seconds(candidate)
-        # One that is larger than its host is asked for all the same: the ledger refuses it at once, with the figures.
+        # A model larger than its host is requested all the same: the ledger refuses it at once, with the figures.
         if space is None or space.fits(candidate) or not space.could_ever_fit(candidate):
             cost = self._costs.cost(demand, candidate, (), review.now)
             return LoadOption(
@@ -281,7 +284,7 @@ class LoadPlanner:
         return known
 
     def _decide(self, demand: Demand, option: LoadOption, *, is_first: bool, review: Review) -> None:
-        """Begin it, make its victims leave, or say what it waits for."""
+        """Begin the load, hold its victims, or record what blocks it."""
         due_at, is_cold = self._due_at(demand), demand.ready_slots == 0 and is_first
         case = LoadCase(
             demand=demand,
@@ -301,7 +304,7 @@ class LoadPlanner:
             if case.is_due:
                 review.decided.add(demand.queue)
             if case.is_due and option.space is not None:
-                # Nobody else takes what it waits for; the turn that it waits for may still be cut short.
+                # No other load takes its memory; the turn that it waits for may still be shortened.
                 review.reserve(option.space, option.candidate, (victim.candidate.key for victim in option.victims))
         if is_cold:
             review.gates[demand.queue] = self._gate_word(case, option.victims, review.now)
@@ -311,7 +314,7 @@ class LoadPlanner:
         return is_free or case.is_due or self._costs.is_worth_it(case.joint, case.option.candidate, victims, now)
 
     def _wait_for_others(self, case: LoadCase, review: Review) -> None:
-        """It does not fit, whoever of those that may be asked gives way."""
+        """Handle a load that does not fit even if every evictable model is evicted."""
         candidate, space, queue = case.option.candidate, case.option.space, case.demand.queue
         assert space is not None, "only where the memory is known can it be missing"
         if not case.is_cold:
@@ -321,14 +324,14 @@ class LoadPlanner:
             return
         if case.is_due:
             review.decided.add(queue)
-            # It waits for loads that were decided before; nobody who comes after it takes what they leave.
+            # It waits for earlier loads; later ones do not take the memory that these release.
             able = self._able(case.demand, candidate, review)
             review.reserve(space, candidate, (each.candidate.key for each in able))
         before = [each.candidate.model for each in self._planned.values() if each.candidate.host == candidate.host]
         review.gates[queue] = LoadGate(reason=held_by_other_loads(candidate, space, before))
 
     def _able(self, demand: Demand, candidate: Candidate, review: Review) -> list[Resident]:
-        """Who may be asked to give way for it. Members of a pool do not make room for each other."""
+        """Return the models that may be evicted for it. Members of a pool are not evicted for each other."""
         space = review.space(candidate)
         return [
             resident
@@ -380,7 +383,7 @@ class LoadPlanner:
         return LoadGate(reason=reason, eta_seconds=None if eta == math.inf else eta)
 
     def _ready_in(self, candidate: Candidate, victims: Iterable[Resident]) -> float | None:
-        """How long it takes to load it from the moment at which `victims` are held; None: nobody can tell."""
+        """Return how long its load takes from the moment at which `victims` are held; None: unknown."""
         load = self._estimates.load_seconds(candidate)
         ends = [self._estimates.mean_service_seconds(each.candidate) for each in victims if each.active > 0]
         known = [end for end in ends if end is not None]
@@ -389,7 +392,7 @@ class LoadPlanner:
         return load + max(known, default=0.0)
 
     def _tell_of_pause(self, demand: Demand, review: Review) -> None:
-        """What a line waits for whose models found no memory a moment ago."""
+        """Record what a queue waits for whose models recently found no memory."""
         paused = [each for each in demand.asleep if self._no_memory_until.get(each.model, -math.inf) > review.now]
         if not paused or demand.ready_slots > 0:
             return
@@ -406,7 +409,7 @@ class LoadPlanner:
 
 
 def _loads(model: str, demand: Demand | None) -> bool:
-    """Whether its runner says so."""
+    """Whether the model's runner reports that it is loading."""
     asleep = () if demand is None else demand.asleep
     return any(each.model == model and each.readiness is Readiness.LOADING for each in asleep)
 

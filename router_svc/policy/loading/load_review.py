@@ -1,4 +1,4 @@
-"""What one review of the load planner works with: loads that are decided, ways to load, and all that it was told."""
+"""State of one review of the load planner: decided loads, options to load, and the planner's input."""
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +14,7 @@ from weft.kernel.request import Priority
 
 @dataclass(slots=True, kw_only=True)
 class PlannedLoad:
-    """A load that is decided: it waits until its victims are idle, or is under way."""
+    """A decided load: it waits until its victims are idle, or is under way."""
 
     candidate: Candidate
     queue: str
@@ -22,17 +22,17 @@ class PlannedLoad:
     is_cold: bool
     why: str
     is_durable: bool = False
-    """Whether it is for durable requests, to which nothing gives way that callers use."""
+    """Whether it is for durable requests, for which no model is evicted that callers use."""
     was_booked: bool
-    """Whether the book still has a lease of its last life, which is not the one that this load gets."""
+    """Whether the ledger still has a lease of the model's previous incarnation, which this load does not get."""
     begun: bool = False
     begun_at: float = 0.0
     in_vain_since: float | None = None
-    """Since when it waits for memory that does not come; None: it does not."""
+    """Since when it waits for memory that it does not get; None: it does not."""
     given_up: bool = False
-    """Whether it was said already that it gets no memory."""
+    """Whether it was given up already."""
     left: frozenset[CandidateKey] = frozenset()
-    """Victims that take no requests any more; what the book still says of them is on its way back."""
+    """Victims that take no requests any more; the memory that the ledger still shows for them is being released."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,46 +41,47 @@ class LoadOption:
 
     candidate: Candidate
     space: HostSpace | None
-    """None: nobody knows the memory there, or the model takes none; the ledger decides."""
+    """None: the memory there is unknown, or the model uses none; the ledger decides."""
     victims: tuple[Resident, ...] | None
-    """Who gives way; None: it does not fit whoever does."""
+    """The models to evict; None: it does not fit whatever is evicted."""
     turn_left: float
-    """How long the turns of the victims still last."""
+    """Remaining time of the victims' turns."""
     cost: float
-    """What everybody loses by it, in seconds."""
+    """What all tenants lose by it, in seconds."""
     effort_seconds: float
-    """The same with its own load and the wait for turns: of two ways the lower one is taken."""
+    """The cost plus its own load and the wait for turns: the option with the lowest effort is taken."""
 
     @property
     def has_rivals(self) -> bool:
-        """Whether somebody wants what would have to give way."""
+        """Whether requests use or wait for a model that would have to be evicted."""
         return self.victims is None or any(victim.is_wanted for victim in self.victims)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadCase:
-    """A line that wants a load, and the best way to it."""
+    """A queue that demands a load, with its best option."""
 
     demand: Demand
     joint: Demand
-    """With what waits in other lines that the model would serve too."""
+    """The demand with the waiting requests of other queues that the model would serve too."""
     option: LoadOption
     is_cold: bool
-    """Whether nothing takes its requests, and nothing is on the way to."""
+    """Whether no member is ready, loading or waking."""
     due_at: float
-    """When others have to give way whatever it costs."""
+    """When models are evicted whatever that costs."""
     is_due: bool
 
 
 AskedOf = tuple[str, bool]
-"""A model, and whether durable requests ask for it."""
+"""A model, and whether durable requests demand it."""
 OptionsKey = tuple[tuple[str, ...], Priority, bool]
-"""The models that may be loaded, the band of who waits for them, and whether others serve it meanwhile."""
+"""The models that may be loaded, the priority class of the waiting requests, and whether others serve them
+meanwhile."""
 
 
 @dataclass(slots=True)
 class Review:
-    """What one review knows and has decided."""
+    """Knowledge and decisions of one review."""
 
     residents: Mapping[str, Sequence[Resident]]
     hosts: Mapping[str, HostMemory]
@@ -88,27 +89,27 @@ class Review:
     now: float
     spaces: dict[str, HostSpace] = field(default_factory=dict)
     waiting: dict[AskedOf, int] = field(default_factory=dict)
-    """Requests that wait, over all lines, by the models that could serve them; durable ones apart."""
+    """Waiting requests over all queues, by the models that could serve them; durable ones apart."""
     waited: dict[AskedOf, float] = field(default_factory=dict)
-    """How many seconds they waited, each by what it counts for."""
+    """Their waiting times in seconds, weighted by priority class."""
     swaps: dict[str, list[PlannedLoad]] = field(default_factory=dict)
-    """By line."""
+    """By queue."""
     losses: dict[CandidateKey, float] = field(default_factory=dict)
-    """What is lost when they give way, by whoever was asked about."""
+    """Cached losses of evicting a model."""
     options: dict[OptionsKey, list[LoadOption]] = field(default_factory=dict)
-    """What was found already, as long as nothing else is promised."""
+    """Cached options, valid until the next reservation."""
     loading: Container[str] = frozenset()
-    """Models that load, by their runners' word or because they are being woken."""
+    """Models that load as their runners report, or because they are being woken."""
     doubted: Container[str] = frozenset()
-    """Models that did not get the memory that the book said was free."""
+    """Models that did not get the memory that the ledger showed as free."""
     begin: list[LoadStart] = field(default_factory=list)
     give_up: list[str] = field(default_factory=list)
     gates: dict[str, LoadGate] = field(default_factory=dict)
     decided: set[str] = field(default_factory=set)
-    """See LoadPlan.decided."""
+    """See `LoadPlan.decided`."""
 
     def space(self, candidate: Candidate) -> HostSpace | None:
-        """The memory of its host; None where there is no book of it or the model's size is unknown."""
+        """Return the memory of its host; None: the host has no ledger, or the model's size is unknown."""
         memory = self.hosts.get(candidate.host)
         if memory is None or candidate.memory_bytes <= 0:
             return None
@@ -119,17 +120,17 @@ class Review:
         return self.spaces[candidate.host]
 
     def look_again(self, swap: PlannedLoad) -> None:
-        """A runner may say only after its load was begun what a model takes; what was known once stays known."""
+        """Update a load whose runner reported the model's size after the load had begun; a known size is kept."""
         now = self.waking.get(swap.candidate.model)
         if swap.begun and now is not None and now.memory_bytes > 0:
             swap.candidate = now
 
     def keys_on(self, host: str) -> frozenset[CandidateKey]:
-        """What takes requests there."""
+        """Return the keys of the ready models of a host."""
         return frozenset(resident.candidate.key for resident in self.residents.get(host, ()))
 
     def note(self, demand: Demand) -> None:
-        """A line waits."""
+        """Add the waiting requests of a demand to the totals."""
         for candidate in demand.asleep:
             asked, counted = (
                 (candidate.model, demand.is_durable),
@@ -139,28 +140,31 @@ class Review:
             self.waited[asked] = self.waited.get(asked, 0.0) + counted
 
     def waiting_for(self, model: str, *, durable: bool) -> int:
-        """How many wait that this model could serve: callers, or `durable`: everybody, since callers go first."""
+        """Return how many waiting requests the model could serve.
+
+        For durable ones callers count too, since they go first.
+        """
         callers = self.waiting.get((model, False), 0)
         return callers + self.waiting.get((model, True), 0) if durable else callers
 
     def joint(self, demand: Demand, candidate: Candidate) -> Demand:
-        """With what waits in other lines that `candidate` would serve too, each second by what it counts for."""
+        """Return the demand with the requests of other queues that `candidate` would serve too, weighted by class."""
         asked = (candidate.model, demand.is_durable)
         waited_seconds = self.waited[asked] / PRIORITY_WEIGHTS[demand.priority]
         return replace(demand, waiting=self.waiting[asked], waited_seconds=waited_seconds)
 
     def reserve(self, space: HostSpace, candidate: Candidate, evicted: Iterable[CandidateKey], **other: bool) -> None:
-        """See HostSpace.reserve. What was found before it may not be possible any more."""
+        """Reserve memory as `HostSpace.reserve` does, and drop the cached options."""
         self.options.clear()
         space.reserve(candidate, evicted, **other)
 
     def give_up_in_vain(self, swap: PlannedLoad, space: HostSpace, loads: bool, limits: SchedulerLimits) -> bool:
-        """Give up a load under way that waits inside of its runner for memory that does not come.
+        """Give up a load under way whose runner waits for memory that it does not get.
 
-        Either somebody took it who gives way for nobody, or it seems to be free and is not granted. It would keep its
-        place at the ledger before everybody else on its host, and those who wait for it would not be in the queue, for
-        as long as a load may wait. What holds for a moment only is waited for. `loads`: its runner says that it loads.
-        Returns whether the book is to be doubted.
+        Either the memory is held by what is never evicted, or it seems to be free and is not granted. The load would
+        keep its place at the ledger before all others of its host, and its requests would not be in the queue, for as
+        long as a load may wait. Short waits are tolerated. `loads`: its runner reports that it is loading. Returns
+        whether the ledger's figures are to be doubted.
         """
         candidate = swap.candidate
         waits = swap.begun and not space.has_booked(candidate) and space.could_ever_fit(candidate)
@@ -179,12 +183,12 @@ class Review:
         return is_misjudged
 
     def held_by(self, swap: PlannedLoad) -> Iterable[CandidateKey]:
-        """Those of its victims that still take requests; all of them on a host of which nothing was told."""
+        """Return its victims that are still ready; all of them on a host without residents data."""
         if swap.candidate.host not in self.residents:
             return swap.victims
         return [victim.candidate.key for victim in self.present(swap)]
 
     def present(self, swap: PlannedLoad) -> list[Resident]:
-        """Those of its victims that still take requests."""
+        """Return its victims that are still ready."""
         among = self.residents.get(swap.candidate.host, ())
         return [resident for resident in among if resident.candidate.key in swap.victims]

@@ -1,4 +1,7 @@
-"""Whether a load fits on a host, and who would have to give way for it. Counts bytes; the ledger has the last word."""
+"""The memory gate: whether a load fits on a host, which models would be evicted for it, and the messages about that.
+
+It counts bytes; the ledger has the last word.
+"""
 
 from collections.abc import Callable, Container, Iterable, Sequence
 
@@ -9,10 +12,10 @@ from weft.kernel.units import size_words
 
 
 class HostSpace:
-    """The memory of one host while loads are planned. What is reserved for one load is not there for the next.
+    """The memory of one host while loads are planned. Memory reserved for one load is not available to the next.
 
-    The book is seconds old: what takes requests and is not in it yet counts as held. `doubted`: models that did not get
-    what it said was free, since their runner may not use all devices of the host.
+    The ledger's figures are seconds old: ready models that it does not show yet count as holders. `doubted`: models
+    that did not get memory that the ledger showed as free, since their runner may not use all devices of the host.
     """
 
     def __init__(
@@ -24,7 +27,7 @@ class HostSpace:
     ) -> None:
         self.memory = memory
         self.loading = loading
-        """Models that load, by their runners' word."""
+        """Models that load as their runners report."""
         self._models = {holder.name: holder for holder in memory.holders if holder.is_model}
         self._residents = {resident.candidate.model: resident for resident in residents}
         self._doubted = doubted
@@ -35,35 +38,38 @@ class HostSpace:
 
     @property
     def host(self) -> str:
-        """Its name."""
+        """Name of the host."""
         return self.memory.host
 
     def bytes_of(self, resident: Resident) -> int:
-        """What comes free when it gives way."""
+        """Return the memory that the eviction of a resident frees."""
         return self._held_by(resident.candidate.model)
 
     def is_evictable(self, resident: Resident) -> bool:
-        """Whether it may be asked to, and no other load counts on its memory already."""
+        """Whether it may be evicted, and no other load counts on its memory already."""
         return resident.candidate.key not in self._spoken_for and not self.is_pinned(resident)
 
     def is_pinned(self, resident: Resident) -> bool:
-        """By its runner's word or by the book's."""
+        """Whether its runner or the ledger says that it is pinned."""
         holder = self._models.get(resident.candidate.model)
         return resident.candidate.pinned or (holder is not None and holder.pinned)
 
     def fits(self, candidate: Candidate) -> bool:
-        """Whether it fits beside everything that is there, as far as that is known."""
+        """Whether it fits beside all holders, as far as is known."""
         is_known = candidate.model not in self._doubted or not self._residents
         return candidate.memory_bytes <= self.free_bytes and is_known
 
     def could_ever_fit(self, candidate: Candidate) -> bool:
-        """Whether it would fit if nobody held anything."""
+        """Whether it would fit on an empty host."""
         return candidate.memory_bytes <= self.memory.total_bytes
 
     def victims(
         self, candidate: Candidate, among: Iterable[Resident], price: Callable[[Resident], tuple[float, float]]
     ) -> tuple[Resident, ...] | None:
-        """Who of `among` gives way for it: the cheapest, and nobody in vain. None: not even all of them are enough."""
+        """Return which of `among` are evicted for it: the cheapest, and none needlessly.
+
+        None: all together are not enough.
+        """
         if candidate.model in self._doubted:
             return self._whoever_may_be_on_its_devices(candidate, among)
         missing = candidate.memory_bytes - self.free_bytes
@@ -83,19 +89,19 @@ class HostSpace:
         return tuple(chosen)
 
     def _whoever_may_be_on_its_devices(self, candidate: Candidate, among: Iterable[Resident]) -> tuple[Resident, ...]:
-        """Those of its runner if they hold enough, else everybody; the ledger evicts only whom it needs."""
+        """Return those of its runner if they hold enough, else all; the ledger evicts only those that it needs."""
         able = [resident for resident in among if self.bytes_of(resident) > 0]
         own = [resident for resident in able if resident.candidate.runner == candidate.runner]
         held_by_own = sum(self.bytes_of(resident) for resident in own)
         return tuple(own if held_by_own >= candidate.memory_bytes else able)
 
     def has_booked(self, candidate: Candidate) -> bool:
-        """Whether the book has a lease for it that it keeps."""
+        """Whether the ledger has a lease for it that is not being released."""
         holder = self._models.get(candidate.model)
         return holder is not None and not holder.is_leaving
 
     def reserve(self, candidate: Candidate, victims: Iterable[CandidateKey], *, is_booked: bool = False) -> None:
-        """Keep room for it, made of what its victims hold and of free memory; one that is in the book needs none."""
+        """Reserve memory for it from what its victims hold and from free memory; a load with a lease needs none."""
         victims = tuple(victims)
         self._spoken_for.update(victims)
         if not is_booked:
@@ -103,14 +109,14 @@ class HostSpace:
             self.free_bytes -= max(0, candidate.memory_bytes - given)
 
     def _held_by(self, model: str) -> int:
-        """What a victim holds, also when it takes no requests any more and its memory is on its way back."""
+        """Return the memory that a victim holds, also while it is being released."""
         resident, holder = self._residents.get(model), self._models.get(model)
         if holder is not None:
             return holder.held_bytes
         return 0 if resident is None else resident.candidate.memory_bytes
 
     def unevictable(self) -> list[MemoryHolder]:
-        """Holders that give way for nobody: programs, pinned and unowned models, the largest first."""
+        """Return the holders that are never evicted: programs, pinned and unowned models, the largest first."""
         pinned = {model for model, resident in self._residents.items() if self.is_pinned(resident)}
         kept = [
             each
@@ -120,12 +126,12 @@ class HostSpace:
         return sorted(kept, key=lambda holder: (-holder.held_bytes, holder.name))
 
     def is_blocked_for_good(self, candidate: Candidate) -> bool:
-        """Whether it would not fit even if all gave way that ever do."""
+        """Whether it would not fit even if every evictable model were evicted."""
         kept = sum(holder.held_bytes for holder in self.unevictable())
         return candidate.memory_bytes > self.memory.total_bytes - kept - self.unleased_bytes()
 
     def in_transition(self) -> list[MemoryHolder]:
-        """Who holds memory and takes no requests: models that load, and whoever is on its way out."""
+        """Return the holders of memory that are not ready: models that load, and holders that release their memory."""
         return [
             holder
             for holder in self.memory.holders
@@ -134,24 +140,24 @@ class HostSpace:
         ]
 
     def unleased_bytes(self) -> int:
-        """What processes hold that have no lease."""
+        """Return the memory of processes without a lease."""
         held = sum(holder.held_bytes for holder in self.memory.holders)
         return max(0, self.memory.total_bytes - self.memory.free_bytes - held)
 
 
 MAX_HOLDERS_NAMED = 4
 MAX_HOLDER_CHARS = 64
-"""What is told of a holder's name; programs call themselves what they like."""
+"""Maximum length of a holder's name in a message; programs choose their own names."""
 
 
 def held_until_idle(candidate: Candidate, host: str, victims: Sequence[Resident]) -> str:
-    """Others hold it that give way in time."""
+    """Return the message for memory whose holders are evicted once they are idle."""
     names = _some([victim.candidate.model for victim in victims])
     return f"{_needs(candidate, host)}, held by {names} until idle"
 
 
 def held_for_good(candidate: Candidate, space: HostSpace) -> str:
-    """Others hold it that give way for nobody."""
+    """Return the message for memory whose holders are never evicted."""
     words = [f"{_short(holder.name)} ({_why_kept(holder)})" for holder in space.unevictable()]
     unleased = space.unleased_bytes()
     if unleased:
@@ -160,7 +166,7 @@ def held_for_good(candidate: Candidate, space: HostSpace) -> str:
 
 
 def held_by_other_loads(candidate: Candidate, space: HostSpace, before: Sequence[str]) -> str:
-    """Loads that were decided earlier come first (`before`: their models), or somebody is still on its way out."""
+    """Return the message for memory that earlier loads get (`before`: their models), or that is being released."""
     moving = [holder for holder in space.in_transition() if holder.name not in before]
     words = [f"{model} (loaded before it)" for model in before]
     words += [f"{_short(holder.name)} ({_doing(holder, space)})" for holder in moving]
@@ -170,7 +176,7 @@ def held_by_other_loads(candidate: Candidate, space: HostSpace, before: Sequence
 
 
 def _doing(holder: MemoryHolder, space: HostSpace) -> str:
-    """What a model that takes no requests does with its memory, as far as it is known; see `_doing` of the registry."""
+    """Return what a model that is not ready does with its memory, as far as is known; see `_doing` of the registry."""
     if holder.is_leaving:
         return "unloading"
     if holder.is_lost:
@@ -181,7 +187,7 @@ def _doing(holder: MemoryHolder, space: HostSpace) -> str:
 
 
 def refused_lately(candidate: Candidate, seconds: float) -> str:
-    """Its host had no room after all."""
+    """Return the message for a host that had no memory for the model a moment ago."""
     again = f"asked for again in {seconds:.0f} s"
     if not candidate.memory_bytes:
         return f"VRAM: {candidate.model} did not fit on {candidate.host or candidate.runner} a moment ago; {again}"

@@ -1,7 +1,7 @@
-"""What a swap costs, what it is worth, and how long a model's turn is. All in seconds.
+"""The cost and the value of a swap, and the length of a model's turn, all in seconds.
 
-Seconds are what everybody who waits loses: the value of a load is what those who wait for it have waited, the cost is
-what the others lose by it.
+Seconds are waiting time that requests lose: the value of a load is the time that the requests for it have waited, its
+cost is what other requests lose by it.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from router_svc.policy.loading.load_plan import Demand, Resident
 from weft.kernel.request import Priority
 
 UNKNOWN_LOAD_SECONDS = 5.0
-"""What a load counts for that was never measured."""
+"""Assumed duration of a load that was never measured."""
 PRIORITY_WEIGHTS = {
     Priority.SYSTEM: 16.0,
     Priority.HIGH: 4.0,
@@ -22,30 +22,32 @@ PRIORITY_WEIGHTS = {
     Priority.LOW: 0.25,
     Priority.DURABLE: 0.0625,
 }
-"""What a second of waiting counts for."""
+"""Weight of a second of waiting, by priority class."""
 
 
 @dataclass(frozen=True, slots=True)
 class SwapCosts:
-    """Reckons with what is known of loads and service times."""
+    """Computes costs from estimated load and service times."""
 
     limits: SchedulerLimits
     estimates: Estimates
 
     def load_seconds(self, candidate: Candidate) -> float:
-        """How long a load takes, or what it counts for when nobody knows."""
+        """Return how long a load takes; an assumption where that is unknown."""
         known = self.estimates.load_seconds(candidate)
         return UNKNOWN_LOAD_SECONDS if known is None else known
 
     def turn_seconds(self, candidate: Candidate) -> float:
-        """How long it serves at least while it is wanted, once it was loaded."""
+        """Return how long a loaded model serves at least while it is wanted."""
         wanted = self.limits.swap_quantum_ratio * self.load_seconds(candidate)
         return max(self.limits.min_turn_seconds, min(wanted, self.limits.max_cold_wait_seconds))
 
     def turn_left(self, resident: Resident, priority: Priority, now: float) -> float:
-        """How long it need not give way yet for a request of this band; 0: it is over, or nobody wants it.
+        """Return for how long it is not yet evicted for a request of this class; 0.
 
-        Whoever goes first waits for the shortest turn only.
+        Its turn has ended, or it is not wanted.
+
+        A request of a higher class waits for the shortest turn only.
         """
         if not resident.is_wanted:
             return 0.0
@@ -55,10 +57,10 @@ class SwapCosts:
         return max(0.0, resident.since + turn - now)
 
     def loss(self, resident: Resident, now: float) -> float:
-        """What is lost when it gives way: its next load, and the time of those who wait for it.
+        """Return what its eviction costs: its next load, and the time of the requests that wait for it.
 
-        A model that nobody wants may be wanted again soon where it was just now. So it is worth its next load, but no
-        more than the shortest turn, less the time since a request last went there.
+        An unwanted model may be wanted again soon if it was just used. So it costs its next load, but no more than the
+        shortest turn, less the time since its last grant.
         """
         reload_seconds = self.load_seconds(resident.candidate)
         if not resident.is_wanted:
@@ -69,10 +71,10 @@ class SwapCosts:
         return reload_seconds + weight * tokens / self._pace(resident.candidate)
 
     def cost(self, demand: Demand, candidate: Candidate, victims: Sequence[Resident], now: float) -> float:
-        """What it costs to load `candidate` in place of `victims`.
+        """Return what it costs to load `candidate` in place of `victims`.
 
-        Its own load costs nobody anything where nobody is served less meanwhile: those who wait have nothing else. What
-        only durable requests lose by a load for callers counts as little as they do, and that they wait longer nothing.
+        Its own load costs nothing where no request is served less meanwhile: the requests for it have no alternative.
+        What only durable requests lose by a load for callers has their low weight, and their longer wait costs nothing.
         """
         lost = own_load_counts = 0.0
         for victim in victims:
@@ -88,19 +90,23 @@ class SwapCosts:
         return lost + own_load_counts * self.load_seconds(candidate)
 
     def may_be_evicted_for(self, demand: Demand, resident: Resident, now: float) -> bool:
-        """Whether it may give way: to durable requests only if no caller wants it, nor has for a while."""
+        """Whether it may be evicted for the demand.
+
+        For durable requests only after no caller has used it for a while.
+        """
         if not demand.is_durable:
             return True
         return not resident.serves_callers and now - resident.idle_since() >= self.limits.durable_idle_seconds
 
     def value(self, demand: Demand) -> float:
-        """What it is worth to those who wait."""
+        """Return what the load is worth to the waiting requests."""
         return PRIORITY_WEIGHTS[demand.priority] * demand.waited_seconds
 
     def is_worth_it(self, demand: Demand, candidate: Candidate, victims: Sequence[Resident], now: float) -> bool:
-        """Whether the swap is begun for its own sake: what waits is worth it, or fairness between tenants is.
+        """Whether the swap is begun for its own sake: the waiting is worth it, or fairness between tenants is.
 
-        Accounts count only within one band. A tenant that had more than its share by a quantum waits for its bound.
+        Accounts count only within one priority class. A tenant that had a quantum more than its share waits for the
+        bound.
         """
         rivals = _rivals(victims)
         if rivals and demand.priority > min(rivals):
@@ -117,7 +123,10 @@ class SwapCosts:
     def seconds_until_worth(
         self, demand: Demand, candidate: Candidate, victims: Sequence[Resident], now: float
     ) -> float | None:
-        """When what waits will be worth the swap, if nobody else comes; None: never, or nobody can tell."""
+        """Return in how many seconds the waiting will be worth the swap, without new requests.
+
+        None: never, or unknown.
+        """
         rivals = _rivals(victims)
         if rivals and demand.priority >= min(rivals):
             return None
@@ -125,7 +134,7 @@ class SwapCosts:
         return max(0.0, missing / (PRIORITY_WEIGHTS[demand.priority] * max(1, demand.waiting)))
 
     def _pace(self, candidate: Candidate) -> float:
-        """Tokens per second of all its slots together."""
+        """Return the tokens per second of all its slots together."""
         return self.estimates.tokens_per_second(candidate) * max(1, candidate.slots)
 
 

@@ -1,4 +1,4 @@
-"""Who is told when where it stands: at once when it begins to wait, and from then on at most once per interval."""
+"""Status messages for waiting requests: at once when a request begins to wait, then at most one per interval."""
 
 import math
 from collections import deque
@@ -18,16 +18,18 @@ from router_svc.policy.queue.queues import Queues
 from router_svc.policy.settings import Settings
 
 MAX_UNWELL_NAMED = 3
-"""Replicas whose trouble is told by name."""
+"""Unhealthy replicas that a message names."""
 
 
 def slots_are_busy(target: str, slots: int) -> str:
-    """All candidates that take requests are full."""
+    """Return the message for candidates that are ready and full."""
     return f"all {slots} slots of {target} are busy"
 
 
 def none_is_free(target: str, busy: int, unhealthy: Sequence[tuple[str, str]]) -> str:
-    """Some candidates that take requests have free slots and get none. `unhealthy`: their models, and why.
+    """Return the message for candidates with free slots that take no request.
+
+    `unhealthy`: their models with the reasons.
 
     `busy`: how many others have no free slot.
     """
@@ -39,27 +41,27 @@ def none_is_free(target: str, busy: int, unhealthy: Sequence[tuple[str, str]]) -
 
 
 def tenant_is_full(tenant: str, running: int, most: int) -> str:
-    """A tenant has as many requests running as it may."""
+    """Return the message for a tenant at its concurrency cap."""
     return f"tenant {tenant} has {running} of {most} requests running"
 
 
 def pool_is_full(pool: str, most: int) -> str:
-    """A pool has as many requests running as it may."""
+    """Return the message for a pool at its concurrency cap."""
     return f"pool {pool} has {most} of {most} requests running"
 
 
 def being_evicted(model: str) -> str:
-    """What could serve it gives way to another model."""
+    """Return the message for a model that is evicted for another one."""
     return f"{model} gives way to another model for a turn"
 
 
 def nothing_is_loaded(target: str) -> str:
-    """Nothing that could serve it is loaded, and nothing was decided about that yet."""
+    """Return the message for a target without a loaded model about which nothing is decided yet."""
     return f"no model of {target} is loaded"
 
 
 def waits_for_load(arrival: Arrival, loading: Sequence[Candidate]) -> Loads:
-    """None takes requests yet, and some load."""
+    """Return the status of a request that waits for models that are loading."""
     progress = max((c.load_progress for c in loading if c.load_progress is not None), default=None)
     eta = min((c.load_eta_seconds for c in loading if c.load_eta_seconds is not None), default=None)
     where = f"{loading[0].model} loads on {loading[0].runner}"
@@ -67,7 +69,7 @@ def waits_for_load(arrival: Arrival, loading: Sequence[Candidate]) -> Loads:
 
 
 def waits_for_wake(arrival: Arrival, candidate: Candidate, status: WakeStatus) -> Loads:
-    """None takes requests or loads, and one is being woken."""
+    """Return the status of a request that waits for a wake."""
     where = f" on {candidate.runner}" if candidate.runner else ""
     elapsed = min(status.elapsed_seconds, status.max_wait_seconds)
     return Loads(
@@ -79,19 +81,19 @@ def waits_for_wake(arrival: Arrival, candidate: Candidate, status: WakeStatus) -
 
 
 def says_the_same(word: Waits | Loads, earlier: Waits | Loads | None) -> bool:
-    """Whether a request knows this already; who could serve it is told once, and not compared."""
+    """Whether a status repeats the earlier one; the considered candidates are sent once and not compared."""
     if isinstance(word, Waits) and isinstance(earlier, Waits):
         return (word.position, word.reason, word.eta_seconds) == (earlier.position, earlier.reason, earlier.eta_seconds)
     return word == earlier
 
 
 def whole(seconds: float | None) -> float | None:
-    """Whole seconds, so that an estimate that is hardly another one is not told anew."""
+    """Round up to whole seconds, so that a barely different estimate is not sent again."""
     return None if seconds is None else float(math.ceil(round(seconds, 3)))
 
 
 class StatusSchedule:
-    """The order in which those who wait are looked at. All wait for the same interval, so it is a simple queue."""
+    """The order in which waiting requests are examined: a FIFO queue, since all have the same interval."""
 
     def __init__(self, interval_seconds: float, waiting: Callable[[int], LiveRequest | None]) -> None:
         self._interval = interval_seconds
@@ -99,12 +101,12 @@ class StatusSchedule:
         self._next: deque[tuple[float, int]] = deque()
 
     def note_sent(self, request: LiveRequest, now: float) -> None:
-        """It was looked at; its next turn is in an interval."""
+        """Record that the request was examined; it is due again after the interval."""
         request.status_at = now + self._interval
         self._next.append((request.status_at, request.key))
 
     def due(self, now: float, most: int) -> list[LiveRequest]:
-        """Whose turn it is, at most so many; each must be noted again."""
+        """Return the requests that are due, at most `most`; each must be recorded again."""
         due: list[LiveRequest] = []
         while self._next and self._next[0][0] <= now and len(due) < most:
             at, key = self._next.popleft()
@@ -116,7 +118,7 @@ class StatusSchedule:
 
 
 class StatusNotifier:
-    """Finds the word for one who waits."""
+    """Composes the status of waiting requests."""
 
     def __init__(
         self, settings: Settings, cluster: ClusterView, queues: Queues, loads: LoadCoordinator, estimator: WaitEstimator
@@ -128,7 +130,7 @@ class StatusNotifier:
         self._estimator = estimator
 
     def status(self, request: LiveRequest, queue: Queue, capacity: Capacity, now: float) -> Waits | Loads:
-        """What it waits for, now."""
+        """Return what the request waits for now."""
         arrival = request.arrival
         tenant_most = self._caps.most(arrival.tenant)
         if tenant_most and self._caps.running(arrival.tenant) >= tenant_most:
@@ -172,7 +174,7 @@ class StatusNotifier:
     def _waits(
         self, request: LiveRequest, queue: Queue, position: int, reason: str, eta: float | None, now: float
     ) -> Waits:
-        """With who could serve it, if it is the first word."""
+        """Build the status; the first one of a request has the considered candidates."""
         return Waits(
             key=request.key,
             position=position,

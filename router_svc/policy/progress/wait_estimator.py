@@ -1,4 +1,4 @@
-"""What waiting requests can hope for, and how long that takes as far as anybody knows."""
+"""Estimates how long requests wait: for a slot, for a load, for their answer."""
 
 import heapq
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -20,26 +20,27 @@ from router_svc.policy.queue.queue import MAX_REMEMBERED_KINDS, Queue
 from weft.kernel.request import Operation
 
 MAX_SLOTS_LOOKED_AT = 64
-"""Requests that run of which the end is estimated one by one; of more the others end like these."""
+"""Running requests whose end is estimated one by one; the others are assumed to end like these."""
 MAX_TURNS_STEPPED = 64
-"""Requests ahead in the queue that are given the slot that comes free first; further ones are spread over all slots."""
+"""Requests ahead in the queue that are assigned to the slot that frees first; further ones are spread over all
+slots."""
 OVERDUE_SHARE = 0.25
-"""Of its estimated length: how much longer a request takes that took longer than that already."""
+"""Share of its estimated length that an overdue request is assumed to take longer."""
 
 
 class RunningRequests:
-    """The requests that hold slots, by candidate."""
+    """Running requests by candidate."""
 
     def __init__(self, estimates: Estimates) -> None:
         self._estimates = estimates
         self._running: dict[CandidateKey, dict[int, LiveRequest]] = {}
 
     def add(self, request: LiveRequest, candidate: Candidate) -> None:
-        """The request runs there from now on."""
+        """Add a request that runs on a candidate."""
         self._running.setdefault(candidate.key, {})[request.key] = request
 
     def remove(self, request: LiveRequest, candidate: Candidate) -> None:
-        """The request does not run there any more."""
+        """Remove a request that no longer runs on a candidate."""
         running = self._running[candidate.key]
         del running[request.key]
         if not running:
@@ -48,10 +49,10 @@ class RunningRequests:
     def wait_seconds(
         self, members: Collection[Candidate], all_slots: int, ahead: int, mean_tokens: float, now: float
     ) -> float | None:
-        """How long until one of `all_slots`, which are busy, is free for a request with so many ahead of it.
+        """Return when one of `all_slots`, all busy, is free for a request with this many ahead of it.
 
-        `members` have some of those slots and stand for all. `mean_tokens`: of the answers of those ahead. None: not
-        known, because no answer of any member was measured.
+        `members` have some of those slots and stand for all. `mean_tokens`: of the answers of the requests ahead. None:
+        unknown, since no answer of any member was measured.
         """
         speeds = [speed for member in members if (speed := self._estimates.speed(member)) is not None]
         if not speeds:
@@ -68,7 +69,7 @@ class RunningRequests:
         return ends[0] + rest * service / slots
 
     def _ends(self, members: Iterable[Candidate], now: float) -> Iterator[float]:
-        """In how many seconds each running request ends."""
+        """Yield in how many seconds each running request ends."""
         seen = 0
         for member in members:
             speed = self._estimates.speed(member)
@@ -89,11 +90,11 @@ class RunningRequests:
 GENERATES = frozenset({Operation.CHAT, Operation.COMPLETION})
 """Operations whose answers grow token by token."""
 WaitParts = tuple[tuple[str, float], ...]
-"""What something takes: words and seconds."""
+"""Parts of a request's duration: descriptions and seconds."""
 
 
 class WaitEstimator:
-    """Looks; it changes nothing but what it remembers of earlier looks."""
+    """Estimates waits. It caches capacities per queue and changes nothing else."""
 
     def __init__(self, limits: SchedulerLimits, cluster: ClusterView, wakes: WakeTracker, estimates: Estimates) -> None:
         self._limits = limits
@@ -104,7 +105,7 @@ class WaitEstimator:
         self.running = RunningRequests(estimates)
 
     def capacity(self, queue: Queue, kind: RequestKind) -> Capacity:
-        """The members of a line that requests of this kind may go to."""
+        """Return the capacity that a queue's members offer to requests of this kind."""
         known = queue.capacities.get(kind)
         if known is None:
             members = self._members(queue, kind)
@@ -116,7 +117,7 @@ class WaitEstimator:
         return known
 
     def pick(self, request: LiveRequest) -> PickRequest:
-        """What it wants of the candidate that is chosen for it."""
+        """Return the requirements of a request for its endpoint."""
         arrival, kind = request.arrival, request.kind
         return PickRequest(
             needs=kind.needs,
@@ -127,7 +128,7 @@ class WaitEstimator:
         )
 
     def considered(self, queue: Queue, request: LiveRequest, now: float) -> tuple[Considered, ...]:
-        """Who could serve a request and what keeps each from it, at most as old as words about waiting may be."""
+        """Return the considered candidates for a request, at most as old as the interval of status messages."""
         known = queue.considered.get(request.kind)
         if known is not None and now < known[0] + self._limits.tell_interval_seconds:
             return known[1]
@@ -138,7 +139,7 @@ class WaitEstimator:
         return seen
 
     def unhealthy(self, queue: Queue, request: LiveRequest, now: float) -> Sequence[tuple[str, str]]:
-        """Models that are ready, have a free slot, and get no request; with what keeps it from them, in words."""
+        """Return the ready models with a free slot that get no request, each with the reason as text."""
         known = queue.unhealthy.get(request.kind)
         if known is not None and now < known[0] + SAMPLE_SECONDS:
             return known[1]
@@ -149,7 +150,7 @@ class WaitEstimator:
         return seen
 
     def slot_wait(self, queue: Queue, capacity: Capacity, position: int, now: float) -> float | None:
-        """How long the one at this position waits for a slot of those that take requests; None: nobody knows."""
+        """Return the expected wait for a slot at this position in seconds; None: unknown."""
         rate = queue.grant_rate.grants_per_second(now)
         if rate is not None:
             return position / rate
@@ -160,11 +161,11 @@ class WaitEstimator:
     def shown_slot_wait(
         self, request: LiveRequest, queue: Queue, capacity: Capacity, position: int, now: float
     ) -> float | None:
-        """What a request is told of its wait for a slot; None: it is not known.
+        """Return the wait for a slot that a request is shown; None: unknown.
 
-        An answer that grows token by token takes as long as was asked for, at the speed that was measured. The pace of
-        the line goes by what was asked for before, and would promise too much when that was shorter; it is used where
-        no lengths were measured, and only when it is steady.
+        An answer that grows token by token takes as long as its requested length at the measured speed. The grant rate
+        of the queue reflects earlier requests and would promise too much if these were shorter; it is used where no
+        lengths were measured, and only when it is steady.
         """
         if request.kind.durable or request.kind.needs.operation not in GENERATES:
             return self.slot_wait(queue, capacity, position, now)
@@ -181,7 +182,7 @@ class WaitEstimator:
         return self.slot_wait(queue, capacity, position, now)
 
     def load_wait(self, capacity: Capacity, gate: LoadGate | None, now: float) -> float | None:
-        """How long a cold line waits until one of its members takes requests; None: nobody knows."""
+        """Return how long a cold queue waits until one of its members is ready; None: unknown."""
         known: list[float] = []
         for model in capacity.waking:
             status = self._wakes.status(model, now, self._usual(model))
@@ -203,17 +204,20 @@ class WaitEstimator:
         self._estimates.note_load(candidate, seconds)
 
     def usual_load(self, candidate: Candidate) -> float | None:
-        """How long its load takes; None: nobody knows."""
+        """Return how long its load takes; None: unknown."""
         return self._estimates.load_seconds(candidate)
 
     def service(self, candidate: Candidate, arrival: Arrival) -> float | None:
-        """How long a request takes there; None: nobody knows."""
+        """Return how long the request takes there; None: unknown."""
         return self._estimates.service_seconds(candidate, arrival)
 
     def parts(
         self, request: LiveRequest, queue: Queue, capacity: Capacity, position: int, gate: LoadGate | None, now: float
     ) -> WaitParts:
-        """What it takes from now on to serve one that waits or would wait; what nobody knows counts nothing."""
+        """Return the known parts of the time from now until a waiting request is answered.
+
+        Unknown parts are omitted.
+        """
         served_by = capacity.ready or (capacity.asleep[0] if capacity.asleep else None)
         if capacity.ready is not None:
             waits = ("in the queue", self.slot_wait(queue, capacity, position, now))
@@ -225,7 +229,7 @@ class WaitEstimator:
     def unreachable(
         self, request: LiveRequest, queue: Queue, capacity: Capacity, gate: LoadGate | None, now: float
     ) -> Rejects | None:
-        """A refusal of one that would certainly end too late, by what is known; None: it may be in time."""
+        """Return the refusal of a request that would certainly end too late; None: it may be in time."""
         if request.deadline_at is None:
             return None
         if now >= request.deadline_at:
@@ -238,7 +242,7 @@ class WaitEstimator:
         return refusals.deadline_unreachable(request.arrival, parts, left)
 
     def too_late(self, request: LiveRequest, candidate: Candidate, now: float) -> Rejects | None:
-        """A refusal of one that is answered there too late though nothing keeps it waiting; None: it is in time."""
+        """Return the refusal of a request that is answered too late even without waiting; None: it is in time."""
         if request.deadline_at is None:
             return None
         if now >= request.deadline_at:
@@ -249,7 +253,7 @@ class WaitEstimator:
         return refusals.deadline_unreachable(request.arrival, (("to answer", answer),), request.deadline_at - now)
 
     def _excluded(self, kind: RequestKind) -> frozenset[CandidateKey]:
-        """Where it was tried in vain, and what it could not wake as long as that sleeps.
+        """Return where attempts failed, and sleeping models that the request failed to wake.
 
         Not even a primary that its route pins is waited for then.
         """

@@ -1,4 +1,4 @@
-"""Whether one more request may wait, and who makes room for it in a full queue."""
+"""Admission: whether one more request may wait in a queue, and which waiting request is evicted for it."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ LOWEST_FIRST = tuple(sorted(CALLER_BANDS, reverse=True))
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """One more may wait once this one does not any more; None: there is a place."""
+    """A request may wait; `instead_of`: the request that is evicted for it, None: there is a free place."""
 
     instead_of: int | None = None
 
@@ -24,7 +24,7 @@ _A_PLACE = Admitted()
 
 
 class Admission:
-    """Looks at a line and decides; it changes nothing."""
+    """Decides on admission; it changes nothing."""
 
     def __init__(self, limits: SchedulerLimits) -> None:
         self._limits = limits
@@ -32,7 +32,9 @@ class Admission:
     def in_overload(
         self, request: LiveRequest, queue: Queue, capacity: Capacity, now: float
     ) -> Rejects | Admitted | None:
-        """Whether an overloaded queue takes this request: a refusal, or whose place it gets; None: no overload.
+        """Return whether an overloaded queue admits this request.
+
+        A refusal, or the eviction of another; None: no overload.
 
         Durable requests take no place of callers and are not bound by the queue timeout.
         """
@@ -43,7 +45,9 @@ class Admission:
         return slow if better_served is None else Admitted(instead_of=better_served)
 
     def in_depth(self, request: LiveRequest, queue: Queue, capacity: Capacity, now: float) -> Rejects | Admitted:
-        """Whether the depth of the queue has a place for this request: a refusal, a place, or whose place it gets.
+        """Return whether the depth of the queue admits this request.
+
+        A refusal, a free place, or the eviction of another.
 
         The cost does not depend on the number of waiting requests, unless one of them is evicted.
         """
@@ -55,23 +59,23 @@ class Admission:
         return Admitted(instead_of=victim)
 
     def depth(self, capacity: Capacity) -> int:
-        """How many may wait."""
+        """Return the maximum number of waiting requests."""
         return self._limits.queue_depth_per_runner * capacity.count
 
     def full(self, request: LiveRequest, queue: Queue, capacity: Capacity, now: float) -> Rejects:
-        """The refusal of one for whom there is no room."""
+        """Return the refusal of a request that finds no place."""
         wait = queue.grant_rate.average_wait_seconds
         back = self.retry_after(request, queue, now)
         return refusals.queue_full(request.arrival, queue.callers_waiting, self.depth(capacity), wait, back)
 
     def was_evicted(self, request: LiveRequest, queue: Queue, capacity: Capacity, now: float) -> Rejects:
-        """The refusal of one whose place another one got."""
+        """Return the refusal of a request that was evicted for another one."""
         wait = queue.grant_rate.average_wait_seconds
         back = self.retry_after(request, queue, now)
         return refusals.was_evicted(request.arrival, queue.callers_waiting, self.depth(capacity), wait, back)
 
     def timed_out(self, request: LiveRequest, queue: Queue, capacity: Capacity, waited: float, now: float) -> Rejects:
-        """The refusal of one that waited as long as any may."""
+        """Return the refusal of a request that waited for the queue timeout."""
         wait = queue.grant_rate.average_wait_seconds
         back = self.retry_after(request, queue, now)
         return refusals.waited_too_long(
@@ -79,12 +83,12 @@ class Admission:
         )
 
     def retry_after(self, request: LiveRequest, queue: Queue, now: float) -> float:
-        """When its tenant has a turn again, by what is known; else a fixed time."""
+        """Return when its tenant's next grant is expected in seconds; a fixed time where that is unknown."""
         rate = self._own_rate(request, queue, now)
         return refusals.retry_after(self._limits.full_retry_seconds if rate is None else 1.0 / rate)
 
     def _too_slow(self, request: LiveRequest, queue: Queue, capacity: Capacity, now: float) -> Rejects | None:
-        """In overload only as many wait as get their turn before the queue timeout: the others are told at once."""
+        """In overload, refuse a request at once whose expected wait exceeds its part of the queue timeout."""
         if queue.grant_rate.backlogged_seconds(now) < self._limits.overload_after_seconds:
             return None
         expected = max(self._behind_all(request, queue, now), self._behind_own(request, queue, now))
@@ -95,9 +99,9 @@ class Admission:
         return refusals.too_slow(request.arrival, expected, queue.callers_waiting, self.depth(capacity), wait, back)
 
     def _behind_all(self, request: LiveRequest, queue: Queue, now: float) -> float:
-        """How long those take who wait and go before it; 0 where the line is in no overload, or nobody knows.
+        """Return the expected wait behind all requests that go first, in seconds; 0: no overload, or unknown.
 
-        Of those above it no more than go past its own band before that has a turn.
+        Of higher priority classes, no more count than go first before this class has its guaranteed grant.
         """
         if queue.grant_rate.backlogged_seconds(now) < self._limits.overload_after_seconds:
             return 0.0
@@ -108,7 +112,7 @@ class Admission:
         return min(queue.position_of(request), in_class) / rate
 
     def _behind_own(self, request: LiveRequest, queue: Queue, now: float) -> float:
-        """How long its tenant's requests in its band take at their pace, which those who come later leave them."""
+        """Return the expected wait behind its tenant's requests of its class at their own grant rate, in seconds."""
         tenant, priority = request.arrival.tenant, request.arrival.priority
         grant_rate = queue.grant_rate_of(tenant, priority)
         if grant_rate is None or grant_rate.backlogged_seconds(now) < self._limits.overload_after_seconds:
@@ -117,15 +121,17 @@ class Admission:
         return 0.0 if rate is None else (queue.waiting_of(tenant, priority) + 1) / rate
 
     def _own_rate(self, request: LiveRequest, queue: Queue, now: float) -> float | None:
-        """Turns per second that its tenant has, if all others who wait take theirs; None: unknown."""
+        """Return the grants per second of its tenant while all other waiting tenants take theirs; None: unknown."""
         rate = queue.grant_rate.grants_per_second(now)
         return None if rate is None else rate * queue.share_of(request.arrival.tenant)
 
     def _victim(self, request: LiveRequest, queue: Queue, depth: int) -> int | None:
-        """Who makes room in a full queue: of a lower band, of a tenant that was served more, or of a higher band.
+        """Return which request is evicted from a full queue.
 
-        A band keeps as large a part of the places as of the grants, so that those above it neither push the last of it
-        out nor keep it out for good. It is the last one of who is ahead of all others in a band that goes.
+        Of a lower class, of a tenant that was served more, or of a higher.
+
+        A class keeps the same share of the places as of the grants, so that the classes above it can neither evict its
+        last request nor keep it out for good. The last request of the most served tenant in a class is evicted.
         """
         priority, kept = request.arrival.priority, depth // self._limits.lower_band_every
         lower = next((each for each in LOWEST_FIRST if each > priority and queue.waiting_in(each) > kept), None)
@@ -140,9 +146,11 @@ class Admission:
         return _last_of(queue.last_of_furthest(higher, None, request.cost))
 
     def _better_served(self, request: LiveRequest, queue: Queue) -> int | None:
-        """Who of its band makes room for it: the last one of another tenant, whose turn would come after its own.
+        """Return the request of its class to evict for it.
 
-        Turns go by accounts, so whoever was served less has a claim to a place, however many others hold.
+        The last one of another tenant that would be served after it.
+
+        Grants go by accounts, so a tenant that was served less has a claim to a place, however many others hold.
         """
         priority, tenant = request.arrival.priority, request.arrival.tenant
         if priority is Priority.SYSTEM:

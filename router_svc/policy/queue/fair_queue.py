@@ -1,7 +1,6 @@
-"""The order of waiting within one band of one class: tenants by their accounts, and within a tenant by deadline.
+"""The order of requests within one priority class of a request class.
 
-A class is a set of requests of one line that can stand in for each other: equal needs, tried in vain in the same
-places.
+Tenants by account, within a tenant by deadline.
 """
 
 import bisect
@@ -14,7 +13,7 @@ from typing import NamedTuple
 from weft.kernel.request import Priority
 
 QueuePosition = tuple[float, float, int]
-"""Deadline or infinity, arrival, key: who of a tenant goes first is the lower one."""
+"""Deadline or infinity, arrival, key: the lowest of a tenant is served first."""
 
 _Entry = tuple[float, QueuePosition, str]
 """Account, first request, tenant."""
@@ -25,39 +24,39 @@ _SPARE_HEAD = 64
 
 @dataclass(slots=True)
 class SortedPositions:
-    """Places in order. Taking the first one costs nothing much, however many there are."""
+    """Sorted positions. Taking the first one is cheap, however many there are."""
 
     _places: list[QueuePosition] = field(default_factory=list)
     _gone: int = 0
-    """So many at the front are no longer there."""
+    """Number of removed entries at the front."""
 
     def __len__(self) -> int:
         return len(self._places) - self._gone
 
     @property
     def first(self) -> QueuePosition:
-        """Whose turn is next; there must be one."""
+        """The position that is served next; there must be one."""
         return self._places[self._gone]
 
     @property
     def last(self) -> QueuePosition:
-        """Whose turn comes after all others'; there must be one."""
+        """The position that is served last; there must be one."""
         return self._places[-1]
 
     def at(self, index: int) -> QueuePosition | None:
-        """The one after so many others; None: there are not so many."""
+        """Return the position at an index; None: out of range."""
         index += self._gone
         return self._places[index] if index < len(self._places) else None
 
     def add(self, place: QueuePosition) -> None:
-        """Put it where it belongs, which is the end for most."""
+        """Insert a position, which is usually the end."""
         if len(self) and place > self._places[-1]:
             self._places.append(place)
         else:
             bisect.insort(self._places, place, lo=self._gone)
 
     def remove(self, place: QueuePosition) -> None:
-        """Take it out; it must be there."""
+        """Remove a position; it must be present."""
         if self._places[self._gone] != place:
             index = bisect.bisect_left(self._places, place, lo=self._gone)
             assert self._places[index : index + 1] == [place], "only who waits can be taken out"
@@ -69,18 +68,21 @@ class SortedPositions:
             self._gone = 0
 
     def ahead_of(self, place: QueuePosition) -> int:
-        """How many go before this one, whether it is there or not."""
+        """Return the number of positions before this one, whether it is present or not."""
         if self._places[-1] == place:
             return len(self._places) - self._gone - 1
         return bisect.bisect_left(self._places, place, lo=self._gone) - self._gone
 
     def request_keys(self) -> list[int]:
-        """The keys of all, in order."""
+        """Return the keys of all requests, in order."""
         return [place[2] for place in self._places[self._gone :]]
 
 
 class TenantHead(NamedTuple):
-    """Whose turn it is in a band of a class. A tuple, because one is made for every line that is looked at."""
+    """The tenant and request that a fair queue serves next.
+
+    A tuple, since one is made for every queue that is examined.
+    """
 
     account: float
     place: QueuePosition
@@ -88,13 +90,16 @@ class TenantHead(NamedTuple):
 
     @property
     def key(self) -> int:
-        """Of the request."""
+        """Key of the request."""
         return self.place[2]
 
 
 @dataclass(slots=True)
 class FairQueue:
-    """One band of one class. Tenants who may not have more running are set aside until they are listed again."""
+    """One priority class of a request class.
+
+    Tenants at their concurrency cap are set aside until they are reactivated.
+    """
 
     priority: Priority
     account_of: Callable[[str], float]
@@ -102,16 +107,15 @@ class FairQueue:
     """Whether a tenant may have one more request running."""
     _tenants: dict[str, SortedPositions] = field(default_factory=dict)
     _heap: list[_Entry] = field(default_factory=list)
-    """By account and first request, lazily put right: both only ever rise, but for a request that goes before the first
-    one, with which its tenant is entered anew.
-    """
+    """Heap by account and first request, corrected lazily: both only rise, except when a new request goes before the
+    first one, which adds a new entry of its tenant."""
     _entries: dict[str, _Entry] = field(default_factory=dict)
-    """The one in the heap that counts, of each tenant that is not set aside."""
+    """The valid heap entry of each tenant that is not set aside."""
     _aside: set[str] = field(default_factory=set)
     waiting: int = 0
 
     def add(self, tenant: str, place: QueuePosition) -> None:
-        """A request of this tenant waits."""
+        """Add a request of a tenant."""
         places = self._tenants.get(tenant)
         if places is None:
             places = self._tenants[tenant] = SortedPositions()
@@ -121,7 +125,7 @@ class FairQueue:
             self._enter(tenant, places)
 
     def remove(self, tenant: str, place: QueuePosition) -> None:
-        """This request of this tenant does not wait any more; it must have waited."""
+        """Remove a waiting request of a tenant."""
         places = self._tenants[tenant]
         places.remove(place)
         self.waiting -= 1
@@ -131,7 +135,7 @@ class FairQueue:
             self._aside.discard(tenant)
 
     def head(self) -> TenantHead | None:
-        """Whose turn it is; None: nobody's, or only tenants wait who may not have more running."""
+        """Return the tenant and request to serve next; None: no tenant waits that may have more running."""
         heap = self._heap
         while heap:
             entry = account, place, tenant = heap[0]
@@ -151,32 +155,32 @@ class FairQueue:
         return None
 
     def reactivate(self, tenant: str) -> None:
-        """It may have more running again."""
+        """Reactivate a tenant that may have more requests running again."""
         if tenant in self._aside:
             self._aside.discard(tenant)
             self._enter(tenant, self._tenants[tenant])
 
     def ahead_of(self, tenant: str, place: QueuePosition) -> int:
-        """How many of the tenant's own requests go before this one."""
+        """Return the number of the tenant's requests before this one."""
         places = self._tenants.get(tenant)
         return 0 if places is None else places.ahead_of(place)
 
     def last_of(self, tenant: str) -> QueuePosition | None:
-        """The tenant's last request; None: it has none here."""
+        """Return the tenant's last request; None: it has none."""
         places = self._tenants.get(tenant)
         return None if places is None else places.last
 
     def queue_position(self, tenant: str, index: int) -> QueuePosition | None:
-        """The tenant's request that comes after so many of its own; None: it has none here."""
+        """Return the tenant's request at an index; None: it has none."""
         places = self._tenants.get(tenant)
         return None if places is None else places.at(index)
 
     def earliest_deadline(self) -> float:
-        """The earliest one of all who wait; infinity: none has one."""
+        """Return the earliest deadline of all requests; infinity: none has one."""
         return min((places.first[0] for places in self._tenants.values()), default=math.inf)
 
     def request_keys(self) -> list[int]:
-        """The keys of all who wait, tenant by tenant."""
+        """Return the keys of all requests, tenant by tenant."""
         return [key for places in self._tenants.values() for key in places.request_keys()]
 
     def _enter(self, tenant: str, places: SortedPositions) -> None:
@@ -188,5 +192,5 @@ class FairQueue:
 
 
 def queue_position(key: int, arrived_at: float, deadline_at: float | None) -> QueuePosition:
-    """Where a request stands among those of its tenant."""
+    """Return the position of a request among those of its tenant."""
     return (math.inf if deadline_at is None else deadline_at, arrived_at, key)

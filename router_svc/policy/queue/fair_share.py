@@ -1,7 +1,7 @@
-"""What each tenant has been served, by its weight: whose turn it is next.
+"""Fair share: an account per tenant of what it was served, divided by its weight; the lowest account is served next.
 
-One account per tenant over the whole router. It is charged an estimate when a request is placed, and what that was
-wrong by is settled with the next charges, so that accounts only ever rise and heaps by them can be put right lazily.
+There is one account per tenant over the whole router. It is charged an estimate when a request is placed, and the error
+of that estimate is settled with the next charges, so that accounts only rise and heaps of them can be corrected lazily.
 """
 
 import heapq
@@ -10,32 +10,32 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 MIN_COST = 1.0
-"""Tokens that any request costs, so that turns go round also where nobody knows what requests cost."""
+"""Minimum tokens charged for a request, so that grants rotate also where costs are unknown."""
 COST_WEIGHT = 0.1
-"""Share of the newest request in a tenant's mean cost."""
+"""Weight of the newest request in a tenant's mean cost."""
 _SPARE_ENTRIES = 64
 
 
 @dataclass(slots=True)
 class Account:
-    """Of one tenant; only the book changes it."""
+    """Account of one tenant; only `FairShare` changes it."""
 
     weight: float
     served: float = 0.0
     """Tokens divided by the weight."""
     credit: float = 0.0
-    """Charged too much so far (negative: too little); in the same unit."""
+    """Overcharge so far (negative: undercharge), in the same unit."""
     mean_cost: float = MIN_COST
-    """Of its requests, by its weight."""
+    """Mean cost of its requests, divided by its weight."""
     was_charged: bool = False
     live: int = 0
     """Requests that wait or run."""
 
 
 class _Lowest:
-    """The lowest account of the active tenants; a heap that is put right when somebody looks.
+    """The lowest account of the active tenants: a heap that is corrected when it is read.
 
-    An account that rose need not be noted: what the heap has is then too low, and comes up.
+    An account that rose need not be reported: its heap entry is then too low, and reaches the top.
     """
 
     def __init__(self, figure: Callable[[str], float | None]) -> None:
@@ -43,7 +43,7 @@ class _Lowest:
         self._heap: list[tuple[float, str]] = []
 
     def note(self, tenant: str, active: int) -> None:
-        """It has become active."""
+        """Add a tenant that became active."""
         figure = self._figure(tenant)
         if figure is None:
             return
@@ -54,7 +54,7 @@ class _Lowest:
             heapq.heapify(self._heap)
 
     def lowest(self) -> float | None:
-        """None: nobody is active."""
+        """Return the lowest account; None: no tenant is active."""
         heap = self._heap
         while heap:
             figure, tenant = heap[0]
@@ -69,22 +69,25 @@ class _Lowest:
 
 
 class FairShare:
-    """The accounts. A tenant is active while one of its requests waits or runs."""
+    """The accounts of all tenants. A tenant is active while one of its requests waits or runs."""
 
     def __init__(self, weight_of: Callable[[str], float], *, max_lag: float, max_remembered: int) -> None:
         self._weight_of = weight_of
         self._max_lag = max_lag
         self._max_remembered = max_remembered
         self.active: dict[str, Account] = {}
-        """Of tenants that have requests, by name; not brought up to the largest lag. Only to be read."""
+        """Accounts of active tenants by name, without the correction for the maximum lag. Only to be read."""
         self._idle: OrderedDict[str, Account] = OrderedDict()
         self._lowest = _Lowest(self._served)
         self._ceiling = 0.0
-        """No active account is above it; at most one that has left is at it."""
+        """Upper bound of all active accounts."""
         self._ceiling_is_exact = True
 
     def enter(self, tenant: str) -> None:
-        """A request of this tenant came. One that had none begins no lower than the lowest of those that have some."""
+        """Record a new request of a tenant.
+
+        A tenant that was inactive starts no lower than the lowest active account.
+        """
         account = self.active.get(tenant)
         if account is not None:
             account.live += 1
@@ -92,7 +95,7 @@ class FairShare:
         floor = self._lowest.lowest()
         account = self._idle.pop(tenant, None) or Account(weight=self._weight_of(tenant))
         if account.credit < 0.0:
-            # Whoever leaves between its requests pays for them all the same.
+            # Leaving between requests does not cancel an undercharge.
             account.served, account.credit = account.served - account.credit, 0.0
         if floor is not None and account.served - account.credit < floor:
             account.served = max(account.served, floor)
@@ -103,7 +106,7 @@ class FairShare:
         self._ceiling = max(self._ceiling, account.served)
 
     def leave(self, tenant: str) -> None:
-        """A request of this tenant is over."""
+        """Record that a request of a tenant ended."""
         account = self.active[tenant]
         account.live -= 1
         if account.live:
@@ -115,7 +118,7 @@ class FairShare:
             self._idle.popitem(last=False)
 
     def charge(self, tenant: str, tokens: float) -> float:
-        """A request of this tenant is placed and costs about so many tokens; returns what `correct` takes back."""
+        """Charge a tenant for a placed request with estimated tokens; returns the charge that `correct` revises."""
         account = self.active[tenant]
         charged = max(MIN_COST, tokens)
         cost = charged / account.weight
@@ -128,12 +131,12 @@ class FairShare:
         return charged
 
     def correct(self, tenant: str, charged: float, tokens: float) -> None:
-        """It was charged so much, and cost this; 0 for one that was never served."""
+        """Revise a charge to the tokens that were really used; 0 for a request that was not served."""
         account = self.active[tenant]
         account.credit += (charged - tokens) / account.weight
 
     def account(self, tenant: str) -> float:
-        """What this active tenant was served, in tokens by weight, brought up to the largest lag there may be."""
+        """Return the account of an active tenant in tokens by weight, raised to the maximum lag behind the highest."""
         account = self.active[tenant]
         if account.served < self._ceiling - self._max_lag:
             if not self._ceiling_is_exact:
@@ -143,7 +146,7 @@ class FairShare:
         return account.served
 
     def weight(self, tenant: str) -> float:
-        """The share of this active tenant."""
+        """Return the weight of an active tenant."""
         return self.active[tenant].weight
 
     def _served(self, tenant: str) -> float | None:

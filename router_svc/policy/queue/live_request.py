@@ -1,4 +1,4 @@
-"""A request that is not over, and the class that it waits in."""
+"""Live requests, and the request classes in which they wait."""
 
 import heapq
 from collections.abc import Callable, Iterator
@@ -16,30 +16,30 @@ _SPARE_ENTRIES = 64
 
 @dataclass(frozen=True, slots=True)
 class RequestKind:
-    """What makes requests of a line interchangeable."""
+    """Properties that make requests of a queue interchangeable."""
 
     needs: Needs
     excluded: frozenset[CandidateKey] = frozenset()
-    """Where they were tried in vain."""
+    """Candidates on which an attempt failed."""
     failed_wakes: frozenset[str] = frozenset()
-    """Models whose wake failed while they waited for it; they do not wake them again."""
+    """Models whose wake failed while the request waited for it; it does not wake them again."""
     durable: bool = False
-    """Whether they are durable: then they wait apart, so that nothing that is reckoned for callers counts them."""
+    """Whether the requests are durable: they wait in classes of their own, so that figures for callers exclude them."""
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # Kinds are looked up several times per request, and all that they consist of would be hashed each time.
+        # Kinds are looked up several times per request, and all fields would be hashed each time.
         object.__setattr__(self, "_hash", hash((self.needs, self.excluded, self.failed_wakes, self.durable)))
 
     def __hash__(self) -> int:
         return self._hash
 
     def without(self, candidate: CandidateKey) -> "RequestKind":
-        """The same after it was tried there in vain."""
+        """Return the kind after a failed attempt on a candidate."""
         return replace(self, excluded=self.excluded | {candidate})
 
     def not_waking(self, model: str) -> "RequestKind":
-        """The same after the wake of this model failed."""
+        """Return the kind after a failed wake of a model."""
         return replace(self, failed_wakes=self.failed_wakes | {model})
 
 
@@ -52,22 +52,22 @@ class LiveRequest:
     arrival: Arrival
     place: QueuePosition
     deadline_at: float | None
-    """Its own or its route's, whichever is earlier."""
+    """The request's own or its route's deadline, whichever is earlier."""
     attempt: int
     kind: RequestKind
     queue: str
     cost: float = 0.0
     """Estimated tokens."""
     expected_tokens: float = 0.0
-    """Of its answer, when it arrived; see Estimates.expected_tokens."""
+    """Expected tokens of its answer as of its arrival; see `Estimates.expected_tokens`."""
     keep_alive_seconds: float | None = None
-    """What its route says."""
+    """As its route sets it."""
     charged: float = 0.0
-    """Tokens that its tenant was charged for the attempt that runs."""
+    """Tokens that its tenant was charged for the running attempt."""
     queued_since: float = 0.0
-    """From when on the queue timeout counts, while it waits."""
+    """Start of the queue timeout, while it waits."""
     waited_seconds: float = 0.0
-    """How long it has waited so far, while it does not wait."""
+    """Time it has waited so far, while it does not wait."""
     in_queue_since: float = 0.0
     """When it last began to wait ..."""
     in_queue_seconds: float = 0.0
@@ -76,17 +76,17 @@ class LiveRequest:
     failures: int = 0
     """Attempts that broke and wakes that failed."""
     is_retry: bool = False
-    """Whether an attempt of it broke."""
+    """Whether one of its attempts broke."""
     erred_on: tuple[Candidate, ...] = ()
-    """Where engines answered it with an error of their own; at most as many as it has attempts."""
+    """Candidates whose engines answered it with an error of their own; at most one per attempt."""
     placed_on: Candidate | None = None
     holds_slot: bool = True
-    """While it is placed: whether it takes a slot there. False: it works beside those who do."""
+    """While it is placed: whether it occupies a slot. False: it runs beside the slots."""
     placed_at: float = 0.0
     content_at: float | None = None
     waits_in: "RequestClass | None" = None
     last_failure: Rejects | None = None
-    """What it is told when nothing is left to try."""
+    """The refusal it gets when no attempt is left."""
     last_status: Waits | Loads | None = None
     status_at: float = 0.0
     has_status: bool = False
@@ -94,7 +94,7 @@ class LiveRequest:
 
 @dataclass(slots=True, eq=False)
 class RequestClass:
-    """Requests of one line that can stand in for each other."""
+    """Requests of one queue that can stand in for each other."""
 
     queue: str
     kind: RequestKind
@@ -104,24 +104,24 @@ class RequestClass:
     waiting: int = 0
     queued_tokens: float = 0.0
     expected_tokens: float = 0.0
-    """Of the answers of all who wait."""
+    """Expected tokens of all waiting requests."""
     arrived_sum: float = 0.0
-    """Sum of the arrival times of all who wait."""
+    """Sum of the arrival times of all waiting requests."""
     counted_from: float = float("-inf")
-    """No queue timeout counts from before this: when the last load ended that they waited for."""
+    """Queue timeouts count from no earlier than this: the end of the last load that the class waited for."""
     is_paused: bool = False
-    """Whether they wait for a load."""
+    """Whether the class waits for a load."""
     cold_since: float | None = None
-    """When they began to wait for a load, if none has come since; those that came to nothing among them."""
+    """When it began to wait for a load, if none has succeeded since; failed loads do not reset it."""
     awaited_wake: str | None = None
-    """The model whose wake they wait for."""
+    """The model whose wake the class waits for."""
     awaited_began_at: float = float("inf")
-    """When the wake was begun that they wait for, or waited for last; infinite: none was."""
+    """When the last awaited wake began; infinite: none was."""
     _arrivals: list[tuple[float, int]] = field(default_factory=list)
     _keys: set[int] = field(default_factory=set)
 
     def add(self, request: LiveRequest) -> None:
-        """It waits from now on."""
+        """Add a waiting request."""
         arrival = request.arrival
         fair_queue = self.priorities[arrival.priority]
         if fair_queue is None:
@@ -139,7 +139,7 @@ class RequestClass:
             heapq.heapify(self._arrivals)
 
     def remove(self, request: LiveRequest) -> None:
-        """It waits no more."""
+        """Remove a waiting request."""
         arrival = request.arrival
         fair_queue = self.priorities[arrival.priority]
         assert fair_queue is not None, "only who waits can be taken out"
@@ -155,54 +155,54 @@ class RequestClass:
             self._arrivals.clear()
 
     def head(self) -> tuple[Priority, TenantHead] | None:
-        """Whose turn it is, in the highest band that has somebody; None: nobody's."""
+        """Return the next request of the highest priority class that has one; None: there is none."""
         for fair_queue in self.priorities:
             if fair_queue is not None and fair_queue.waiting and (head := fair_queue.head()) is not None:
                 return fair_queue.priority, head
         return None
 
     def head_in(self, priority: Priority) -> TenantHead | None:
-        """Whose turn it is in this band; None: nobody's."""
+        """Return the next request of a priority class; None: there is none."""
         fair_queue = self.priorities[priority]
         return fair_queue.head() if fair_queue is not None and fair_queue.waiting else None
 
     def oldest_arrived_at(self) -> float:
-        """When the one arrived that waits longest; somebody must wait."""
+        """Return the arrival of the oldest waiting request; there must be one."""
         while self._arrivals[0][1] not in self._keys:
             heapq.heappop(self._arrivals)
         return self._arrivals[0][0]
 
     def earliest_deadline(self) -> float | None:
-        """The earliest deadline of those who wait; None: none has one."""
+        """Return the earliest deadline of all waiting requests; None: none has one."""
         earliest = min((fair_queue.earliest_deadline() for fair_queue in self.fair_queues()), default=float("inf"))
         return None if earliest == float("inf") else earliest
 
     def request_keys(self) -> list[int]:
-        """The keys of all who wait, band by band."""
+        """Return the keys of all waiting requests, by priority class."""
         return [key for fair_queue in self.fair_queues() for key in fair_queue.request_keys()]
 
     def fair_queues(self) -> Iterator[FairQueue]:
-        """The bands that have somebody."""
+        """Yield the priority classes with waiting requests."""
         return (fair_queue for fair_queue in self.priorities if fair_queue is not None and fair_queue.waiting)
 
     def begin_pause(self, now: float) -> None:
-        """They wait for a load from now on, if they do not yet."""
+        """Pause the queue timeout while the class waits for a load."""
         self.is_paused = True
         if self.cold_since is None:
             self.cold_since = now
 
     def end_pause(self, *, for_good: bool) -> None:
-        """They wait for no load any more; `for_good`: because one has come."""
+        """End the pause of the queue timeout; `for_good`: because a load has succeeded."""
         self.is_paused, self.awaited_wake = False, None
         if for_good:
             self.cold_since = None
 
     def may_pause(self, now: float, longest_seconds: float) -> bool:
-        """Whether the queue timeout may stand still for those in it: no longer than this in all, until a load comes."""
+        """Whether the queue timeout may be paused: for at most this long in all until a load succeeds."""
         return self.cold_since is None or now < self.cold_since + longest_seconds
 
     def stands_still(self, now: float, longest_seconds: float) -> bool:
-        """Whether it does. A wake under way has a bound of its own."""
+        """Whether the queue timeout is paused. A wake under way has a time limit of its own."""
         return self.is_paused and (self.awaited_wake is not None or self.may_pause(now, longest_seconds))
 
 
@@ -216,7 +216,7 @@ def live_request(
     keep_alive_seconds: float | None,
     now: float,
 ) -> LiveRequest:
-    """A request that has just arrived at a line."""
+    """Create the live request of a new arrival."""
     return LiveRequest(
         key=arrival.key,
         arrival=arrival,

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 AVERAGE_WEIGHT = 0.1
-"""Share of the newest wait in the average."""
+"""Weight of the newest wait in the average."""
 MIN_STEADY_GRANTS = 8.0
-"""Grants of a backlogged line, older ones faded, below which their pace is chance."""
+"""Grants of a backlogged queue, older ones discounted, below which their rate is not significant."""
 
 
 class GrantRate:
-    """Grants per second of one line while it is backlogged, and how long those who were granted had waited."""
+    """Grants per second of one queue while it is backlogged, and the average wait of granted requests."""
 
     def __init__(self, window_seconds: float) -> None:
         self._window = window_seconds
@@ -36,7 +36,7 @@ class GrantRate:
         self.average_wait_seconds: float | None = None
 
     def note_backlog(self, now: float, *, waiting: bool) -> None:
-        """Somebody waits, or nobody does any more."""
+        """Record whether requests wait in the queue."""
         if not waiting:
             self._backlogged_since = None
         elif self._backlogged_since is None:
@@ -44,7 +44,7 @@ class GrantRate:
             self._count = 0.0
 
     def note_grant(self, waited_seconds: float, now: float) -> None:
-        """One who had waited this long was granted a slot; 0: it did not have to wait."""
+        """Record a grant to a request that had waited this long; 0: it did not have to wait."""
         average = self.average_wait_seconds
         self.average_wait_seconds = (
             waited_seconds if average is None else average + AVERAGE_WEIGHT * (waited_seconds - average)
@@ -54,11 +54,11 @@ class GrantRate:
             self._counted_at = now
 
     def backlogged_seconds(self, now: float) -> float:
-        """For how long somebody has waited without a break."""
+        """Return for how long requests have waited without a break."""
         return 0.0 if self._backlogged_since is None else now - self._backlogged_since
 
     def grants_per_second(self, now: float) -> float | None:
-        """None: nobody waits, or nobody was granted anything since somebody does."""
+        """Return the grants per second; None: no request waits, or none was granted since the backlog began."""
         since = self._backlogged_since
         if since is None or not self._count or now <= since:
             return None
@@ -66,7 +66,7 @@ class GrantRate:
         return self._decayed(now) / seen
 
     def is_steady(self, now: float) -> bool:
-        """Whether so many were granted a slot while somebody waited that their pace says something."""
+        """Whether enough grants were made during the backlog for their rate to be significant."""
         return self._backlogged_since is not None and self._decayed(now) >= MIN_STEADY_GRANTS
 
     def _decayed(self, now: float) -> float:
@@ -74,22 +74,24 @@ class GrantRate:
 
 
 MAX_TENANTS_COMPARED = 64
-"""Tenants by name whose turns a position takes into account; the others count as much as these on average."""
+"""Tenants whose requests a position takes into account one by one; the others count as their average."""
 
 MAX_TENANTS_WITH_TIES = 4
-"""Up to so many tenants wait, equal accounts are told apart by who came first."""
+"""Maximum number of waiting tenants up to which equal accounts are ordered by arrival."""
 MAX_REMEMBERED_KINDS = 1_024
-"""Kinds that a line keeps to use again, and of which it keeps who could serve them; callers name tools as they like."""
+"""Request kinds that a queue caches; callers name tools as they like."""
 Rank = tuple[int, float, tuple[float, float, int]]
-"""Band, account, place: of two turns the lower one comes first. Band -1: its own was passed over long enough."""
+"""Priority class, account, position: the lower one is served first. Class -1: a class that was passed over long
+enough."""
 _DURABLE = Priority.DURABLE
 _MOST_SAVED_GRANTS = 1.0
-"""What durable requests may be owed beyond the turn that they get: a share that is no whole part of the grants comes
-out even over several turns, and who could not be served for a while does not get many turns in a row."""
+"""Grants that durable requests may carry over beyond the one that they get: a share that is no whole fraction of the
+grants evens out over several grants, and a class that could not be served for a while does not get many grants in a
+row."""
 
 
 class QueueEntry(NamedTuple):
-    """A request whose turn it could be. A tuple, because one is made for every line that is looked at."""
+    """A request that may be granted next. A tuple, since one is made for every queue that is examined."""
 
     rank: Rank
     priority: Priority
@@ -99,7 +101,7 @@ class QueueEntry(NamedTuple):
 
 @dataclass(slots=True)
 class _TenantBacklog:
-    """Those of one tenant in one band. Its account is the same one as long as any of its requests is not over."""
+    """Waiting requests of one tenant in one priority class, with the tenant's account."""
 
     account: Account
     grant_rate: GrantRate
@@ -107,42 +109,43 @@ class _TenantBacklog:
 
 
 class Queue:
-    """Classes of requests, and who of them goes first. Bands before tenants, tenants by account."""
+    """Request classes, and which request is granted next: by priority class, then by the tenants' accounts."""
 
     def __init__(self, name: str, limits: SchedulerLimits, shares: FairShare, may_run: Callable[[str], bool]) -> None:
         self.name = name
         self.waiting = 0
-        """Everybody who waits here."""
+        """All waiting requests."""
         self.callers_waiting = 0
-        """Of them, requests of callers: by these they are told where they stand, and refused."""
+        """Waiting requests of callers: status messages and refusals count these."""
         self.capacities: dict[RequestKind, Capacity] = {}
-        """What its members can do for requests of a kind; emptied with every change of that."""
+        """Capacity for requests of a kind; cleared whenever it changes."""
         self.unhealthy: dict[RequestKind, tuple[float, Sequence[tuple[str, str]]]] = {}
-        """Who gets no requests for another reason than its slots, as of when; emptied like the outlooks."""
+        """Endpoints that get no request for another reason than their slots, with the time; cleared with
+        `capacities`."""
         self.considered: dict[RequestKind, tuple[float, tuple[Considered, ...]]] = {}
-        """Who could serve requests of a kind, as of when; emptied like the outlooks."""
+        """Candidates considered for requests of a kind, with the time; cleared with `capacities`."""
         self.grant_rate = GrantRate(limits.pace_window_seconds)
         self.classes: dict[RequestKind, RequestClass] = {}
         self._kinds: tuple[dict[Needs, RequestKind], dict[Needs, RequestKind]] = ({}, {})
-        """Of callers; of durable requests."""
+        """Cached kinds: of callers; of durable requests."""
         self._limits = limits
         self._shares = shares
         self._may_run = may_run
         self._backlogs: tuple[dict[str, _TenantBacklog], ...] = tuple({} for _ in PRIORITIES)
-        """Who waits, by band."""
+        """Waiting requests by priority class and tenant."""
         self._places: dict[str, int] = {}
-        """Which callers wait how often, over all their bands."""
+        """Number of waiting requests per tenant of callers, over all priority classes."""
         self._by_priority = [0] * len(PRIORITIES)
         self._weight_waiting = 0.0
         self._passed_over = [0.0] * len(PRIORITIES)
-        """By band: grants to higher ones since it had its last one, while somebody waited in it."""
+        """Grants to higher priority classes since the class had its last one while requests waited in it."""
         self._due_after = _due_after(limits)
         self._first_due_after = min(self._due_after)
 
     def keeps_waiting(self, priority: Priority) -> bool:
-        """Whether a request of this band that arrives is not served before some who wait.
+        """Whether an arriving request of this class must wait behind waiting ones.
 
-        Durable requests that only fill what is free keep no caller waiting; their share, once it is due, does.
+        Durable requests that only fill free slots do not make callers wait, unless their share is due.
         """
         if not self.waiting:
             return False
@@ -150,7 +153,7 @@ class Queue:
         return priority is _DURABLE or bool(self.callers_waiting) or is_due
 
     def kind_of(self, needs: Needs, *, durable: bool = False) -> RequestKind:
-        """The kind of a request that was tried nowhere yet; the same one for equal needs."""
+        """Return the kind of a request without attempts; the same object for equal needs."""
         kinds = self._kinds[durable]
         kind = kinds.get(needs)
         if kind is None:
@@ -160,7 +163,7 @@ class Queue:
         return kind
 
     def add(self, request: LiveRequest, now: float) -> None:
-        """It waits here from now on."""
+        """Add a waiting request."""
         found = self.classes.get(request.kind)
         if found is None:
             found = self.classes[request.kind] = self._new_class(request.kind)
@@ -182,7 +185,7 @@ class Queue:
         self.waiting += 1
 
     def remove(self, request: LiveRequest, now: float) -> None:
-        """It does not wait here any more."""
+        """Remove a waiting request."""
         found = request.waits_in
         assert found is not None, "only who waits can be taken out"
         found.remove(request)
@@ -209,7 +212,7 @@ class Queue:
             self.grant_rate.note_backlog(now, waiting=False)
 
     def entries(self, blocked: set[RequestClass], now: float) -> Iterator[QueueEntry]:
-        """Whose turn it could be, class by class."""
+        """Yield the requests that may be granted next, one or more per request class."""
         overdue: Sequence[Priority] = ()
         if max(self._passed_over) >= self._first_due_after:
             overdue = [priority for priority in PRIORITIES if self._passed_over[priority] >= self._due_after[priority]]
@@ -225,16 +228,16 @@ class Queue:
                 yield from self._overdue(request_class, overdue, now)
 
     def note_grant(self, chosen: QueueEntry, waited_seconds: float, now: float) -> None:
-        """It was granted a slot; it is still among those who wait."""
+        """Record a grant to a request that is still in the queue."""
         priority = chosen.priority
         self._backlogs[priority][chosen.head.tenant].grant_rate.note_grant(waited_seconds, now)
         self._passed_over[priority] = 0.0 if priority is not _DURABLE else self._still_owed()
         self.note_placed(priority, waited_seconds, now)
 
     def note_placed(self, priority: Priority, waited_seconds: float, now: float) -> None:
-        """A request of this band, which waited here or was placed at once, was granted a slot.
+        """Record a grant to a request of this class, whether it waited here or was placed at once.
 
-        The pace is that of callers: it is what they are told and refused by.
+        The grant rate is that of callers, which their status messages and refusals are based on.
         """
         if priority is not _DURABLE:
             self.grant_rate.note_grant(waited_seconds, now)
@@ -242,51 +245,52 @@ class Queue:
             self.note_passed_over(priority, 1.0)
 
     def note_passed_over(self, priority: Priority, share: float) -> None:
-        """A model that those who wait here want was given to a request of this band.
+        """Record that a model that waiting requests need was granted to a request of this class.
 
-        `share`: how much of that grant was due to this line; less than 1 where several lines were passed over by it.
+        `share`: the part of that grant that counts for this queue; less than 1 where several queues were passed over.
         """
         for lower in PRIORITIES[priority + 1 :]:
             if self._by_priority[lower]:
                 self._passed_over[lower] += share
 
     def places_of(self, tenant: str) -> int:
-        """How many requests of this tenant wait here."""
+        """Return the number of waiting requests of a tenant."""
         return self._places.get(tenant, 0) + self.waiting_of(tenant, _DURABLE)
 
     def waiting_of(self, tenant: str, priority: Priority) -> int:
-        """How many requests of this tenant wait in a band."""
+        """Return the number of waiting requests of a tenant in a priority class."""
         backlog = self._backlogs[priority].get(tenant)
         return 0 if backlog is None else backlog.count
 
     def waiting_in(self, priority: Priority) -> int:
-        """How many requests wait in a band."""
+        """Return the number of waiting requests in a priority class."""
         return self._by_priority[priority]
 
     def grant_rate_of(self, tenant: str, priority: Priority) -> GrantRate | None:
-        """How fast the tenant's requests in a band are served; None: none waits there."""
+        """Return the grant rate of a tenant in a priority class; None: none of its requests waits there."""
         backlog = self._backlogs[priority].get(tenant)
         return None if backlog is None else backlog.grant_rate
 
     def share_of(self, tenant: str) -> float:
-        """The tenant's share among all callers who wait here and itself, 0 to 1. It must be active."""
+        """Return the share of an active tenant among all waiting callers and itself, 0 to 1."""
         weight = self._shares.weight(tenant)
         others = self._weight_waiting - (weight if tenant in self._places else 0.0)
         return weight / (max(0.0, others) + weight)
 
     def account_after(self, tenant: str, requests: int, cost: float) -> float:
-        """What this active tenant's account will be once so many of its requests were served.
+        """Return the account that an active tenant will have after this many of its requests were served.
 
-        `cost`: tokens of each, where nothing of the tenant was served yet.
+        `cost`: tokens of each, where none of the tenant's requests was served yet.
         """
         account = self._shares.active[tenant]
         each = account.mean_cost if account.was_charged else max(MIN_COST, cost) / account.weight
         return self._shares.account(tenant) + max(0.0, requests * each - account.credit)
 
     def last_of_furthest(self, priority: Priority, spared: str | None, cost: float) -> tuple[float, int] | None:
-        """The last request of the tenant whose account will be highest when all that it has in a band is served.
+        """Return the last request of the tenant with the highest account after all its requests of a class are served.
 
-        Returns that account and the request. `spared` is not counted; `cost`: see `account_after`. None: there is none.
+        Returns that account and the request's key. `spared` is not counted; `cost`: see `account_after`. None: there is
+        none.
         """
         others = [
             (self.account_after(tenant, backlog.count, cost), tenant)
@@ -301,7 +305,7 @@ class Queue:
         return account, max(place for place in lasts if place is not None)[2]
 
     def position_of(self, request: LiveRequest) -> int:
-        """The place at which it would be served now, from 1 on: exact within a tenant, estimated between tenants."""
+        """Return the position in the queue, from 1 on: exact within a tenant, estimated between tenants."""
         priority, mine = request.arrival.priority, self._shares.active[request.arrival.tenant]
         own, passed = self._own_ahead(request), 0
         until = mine.served + own * mine.mean_cost
@@ -334,7 +338,7 @@ class Queue:
         return ahead
 
     def _goes_first(self, other: str, turns: int, request: LiveRequest) -> bool:
-        """Whether, with equal accounts after so many turns, this tenant's next request comes before this one."""
+        """Whether, with equal accounts after this many grants, the other tenant's next request precedes this one."""
         priority, place = request.arrival.priority, request.place
         for request_class in self.classes.values():
             fair_queue = request_class.priorities[priority]
@@ -345,9 +349,9 @@ class Queue:
         return False
 
     def _overdue(self, request_class: RequestClass, priorities: Sequence[Priority], now: float) -> Iterator[QueueEntry]:
-        """Of several such bands the one goes first that was passed over most often, so that none waits for another.
+        """Yield the request of each overdue class; the class that was passed over most often is served first.
 
-        Durable requests waited long before they came here: their share is counted from the first grant on.
+        Durable requests waited long before they were offered: their share counts from the first grant on.
         """
         for priority in priorities:
             head = request_class.head_in(priority)
@@ -358,7 +362,7 @@ class Queue:
                 yield QueueEntry((-1, -how_often, (arrived_at, deadline_at, key)), priority, head, request_class)
 
     def _still_owed(self) -> float:
-        """What is left for durable requests of the grants that went past them, when one of them gets its turn."""
+        """Return the grants still owed to durable requests when one of them is granted."""
         priority = _DURABLE
         return max(0.0, min(_MOST_SAVED_GRANTS, self._passed_over[priority] - self._due_after[priority]))
 
@@ -372,6 +376,6 @@ class Queue:
 
 
 def _due_after(limits: SchedulerLimits) -> tuple[float, ...]:
-    """By band: grants to higher ones after which it has a turn. Infinite: never."""
+    """Return by priority class after how many grants to higher ones it gets one; infinite: never."""
     durable = max(1.0, 1.0 / limits.durable_share - 1.0) if limits.durable_share > 0.0 else inf
     return tuple(durable if priority is _DURABLE else limits.lower_band_every - 1.0 for priority in PRIORITIES)

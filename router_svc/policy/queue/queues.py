@@ -1,4 +1,4 @@
-"""All lines, and who waits in them."""
+"""All queues, and the requests that wait in them."""
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -13,7 +13,10 @@ from router_svc.policy.settings import Settings
 
 
 class Queues:
-    """A line is made when it is first needed, and lives as long as the mesh has it or somebody waits in it."""
+    """All queues by name.
+
+    A queue is created on first use and exists while the mesh has its target or requests wait in it.
+    """
 
     def __init__(self, limits: SchedulerLimits, settings: Settings) -> None:
         self._limits = limits
@@ -26,44 +29,44 @@ class Queues:
         self._queues: dict[str, Queue] = {}
         self._backlogged: dict[str, Queue] = {}
         self._of_tenant: dict[str, set[str]] = {}
-        """In which lines a tenant waits."""
+        """Queues in which a tenant waits."""
         self.waiting = 0
         self.durable_waiting = 0
-        """Of them, durable requests."""
+        """Number of waiting durable requests."""
 
     @property
     def callers_waiting(self) -> int:
-        """Requests of callers that wait."""
+        """Number of waiting requests of callers."""
         return self.waiting - self.durable_waiting
 
     def get(self, name: str) -> Queue | None:
-        """None: nobody has asked for it yet."""
+        """Return a queue; None: it was never used."""
         return self._queues.get(name)
 
     def open(self, name: str) -> Queue:
-        """The line so called, new if need be."""
+        """Return a queue, creating it if needed."""
         queue = self._queues.get(name)
         if queue is None:
             queue = self._queues[name] = Queue(name, self._limits, self.shares, self.caps.may_run)
         return queue
 
     def drop(self, name: str) -> None:
-        """The mesh has no line of this name any more, and nobody waits in it."""
+        """Remove a queue whose target left the mesh, unless requests wait in it."""
         if name not in self._backlogged:
             self._queues.pop(name, None)
 
     def backlogged(self) -> tuple[Queue, ...]:
-        """Those in which somebody waits."""
+        """Return the queues with waiting requests."""
         return tuple(self._backlogged.values())
 
     def backlogged_of(self, names: Collection[str]) -> list[Queue]:
-        """Those of these lines in which somebody waits, in an order that does not depend on chance."""
+        """Return those of the named queues that have waiting requests, in a reproducible order."""
         if len(names) > 1:
             names = sorted(names)
         return [self._backlogged[name] for name in names if name in self._backlogged]
 
     def add(self, request: LiveRequest, now: float) -> Queue:
-        """It waits from now on. Returns where."""
+        """Add a waiting request. Returns its queue."""
         queue = self.open(request.queue)
         queue.add(request, now)
         self._backlogged[queue.name] = queue
@@ -75,7 +78,7 @@ class Queues:
         return queue
 
     def remove(self, request: LiveRequest, now: float) -> None:
-        """It does not wait any more."""
+        """Remove a waiting request."""
         queue = self._queues[request.queue]
         queue.remove(request, now)
         self.waiting -= 1
@@ -90,7 +93,7 @@ class Queues:
                 del self._of_tenant[tenant]
 
     def reactivate(self, tenant: str) -> set[str]:
-        """The tenant may have more running again. Returns the lines in which it waits."""
+        """Reactivate a tenant that may have more requests running again. Returns the queues in which it waits."""
         names = self._of_tenant.get(tenant, set())
         for name in names:
             for request_class in self._queues[name].classes.values():
@@ -98,7 +101,7 @@ class Queues:
         return set(names)
 
     def classes(self) -> Iterator[RequestClass]:
-        """All in which somebody waits."""
+        """Yield all request classes with waiting requests."""
         return (request_class for queue in self.backlogged() for request_class in tuple(queue.classes.values()))
 
 
@@ -109,21 +112,21 @@ def _reactivate(request_class: RequestClass, tenant: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueLength:
-    """One line at one moment."""
+    """Length of one queue at one moment."""
 
     pool: str
-    """The pool, or ROUTE_PREFIX and a route's name."""
+    """Name of the pool, or ROUTE_PREFIX and the name of a route."""
     waiting: int
-    """Requests of callers; durable ones take none of their places."""
+    """Waiting requests of callers; durable ones occupy none of their places."""
     max_waiting: int
     running: int
     """Requests in flight on its models that this router granted."""
     average_wait_seconds: float | None = None
-    """Of the requests that were placed lately; None: none were."""
+    """Average wait of recently placed requests; None: there were none."""
 
 
 def queue_lengths(index: CandidateIndex, queues: Queues, limits: SchedulerLimits) -> list[QueueLength]:
-    """Every pool with a member and every route, in order of their names."""
+    """Return the length of every pool with a member and of every route, in order of their names."""
     return [_length(name, index, queues, limits) for name in sorted(index.table.queues())]
 
 

@@ -1,10 +1,10 @@
-"""How many requests each tenant has running, and how many it may have."""
+"""Concurrency caps: how many requests each tenant has running, and how many it may have."""
 
 from router_svc.policy.settings import Settings
 
 
 class TenantCaps:
-    """Counts only."""
+    """Counts running requests per tenant."""
 
     def __init__(self, settings: Settings) -> None:
         self._most = {name: tenant.max_in_flight for name, tenant in settings.tenants.items()}
@@ -12,24 +12,24 @@ class TenantCaps:
         self._running: dict[str, int] = {}
 
     def may_run(self, tenant: str) -> bool:
-        """Whether it may have one more running."""
+        """Whether the tenant may have one more request running."""
         most = self._most.get(tenant, self._usual_most)
         return not most or self._running.get(tenant, 0) < most
 
     def most(self, tenant: str) -> int:
-        """How many it may have running; 0: any number."""
+        """Return the tenant's maximum of running requests; 0: unlimited."""
         return self._most.get(tenant, self._usual_most)
 
     def running(self, tenant: str) -> int:
-        """How many it has running."""
+        """Return the number of running requests of the tenant."""
         return self._running.get(tenant, 0)
 
     def take(self, tenant: str) -> None:
-        """One more runs."""
+        """Count one more running request."""
         self._running[tenant] = self._running.get(tenant, 0) + 1
 
     def release(self, tenant: str) -> bool:
-        """One less runs. Returns whether it may have one more running only now."""
+        """Count one running request less. Returns whether the tenant was at its cap."""
         most, running = self._most.get(tenant, self._usual_most), self._running[tenant]
         if running > 1:
             self._running[tenant] = running - 1
