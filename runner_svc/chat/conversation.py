@@ -7,10 +7,11 @@ from dataclasses import replace
 from runner_svc.backend.port import CallInfo
 from runner_svc.chat.history import needs_system_prompt, with_system_prompt
 from runner_svc.chat.offer import make_offer, require_local
-from runner_svc.chat.receipt import AnswerReceipt, LateWarnings, TokenCounter
+from runner_svc.chat.receipt import AnswerReceipt
 from runner_svc.chat.repetition_watch import RepetitionWatch, repetition_watch
 from runner_svc.chat.request import ChatEngine, ChatRequest, ChatSetup
 from runner_svc.chat.tool_loop import ToolLoop
+from runner_svc.chat.turn import TurnMonitor
 from runner_svc.request_records import RequestRecord
 from weft.api.common.v1 import chat_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
@@ -55,24 +56,21 @@ async def _single_turn(
     work: ChatEngine, payload: GenerationPayload, call: CallInfo, watch: RepetitionWatch | None
 ) -> AsyncGenerator[Frame]:
     """One turn as it is, with warnings put on its receipt."""
-    answer, seen, late = AnswerReceipt(work.record), TokenCounter(payload, whole=call.whole), LateWarnings(payload)
+    answer = AnswerReceipt(work.record)
+    monitor = TurnMonitor(payload, answer, watch, whole=call.whole)
     async with aclosing(work.generate(payload, call)) as frames:
         async for frame in frames:
-            seen.note(frame)
-            late.note(frame)
             try:
-                found = None if watch is None else watch.look(frame)
+                warned = monitor.look(frame)
             except WeftError as loop:
-                # The engine stops before the caller hears of it.
+                # The engine stops before the caller receives the error.
                 await frames.aclose()
-                answer.add_unfinished_turn(seen)
-                yield answer.usage_so_far()
+                yield monitor.usage_so_far()
                 raise answer.with_usage(loop) from None
-            if found is not None and (warned := answer.note_warning(found)) is not None:
-                yield [warned]
+            if warned:
+                yield warned
             if frame and frame[-1].WhichOneof("event") == "finished":
-                missed = filter(None, map(answer.note_warning, late.at_end(frame[-1].finished.receipt.usage)))
-                frame[-1:] = [*missed, frame[-1]]
+                frame[-1:] = [*monitor.late_warnings(frame[-1].finished.receipt.usage), frame[-1]]
             _note(frame, work.record, answer)
             yield frame
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from runner_svc.chat.history import ConversationHistory
 from runner_svc.chat.offer import CallKind, Offer, json_object
-from runner_svc.chat.receipt import AnswerReceipt, LateWarnings, TokenCounter, warning
+from runner_svc.chat.receipt import AnswerReceipt, warning
 from runner_svc.chat.repetition_watch import repetition_watch
 from runner_svc.chat.request import ChatEngine, ChatRequest, ChatSetup
-from runner_svc.chat.turn import CallCollector, FunctionCall, TurnReader
+from runner_svc.chat.turn import CallCollector, FunctionCall, TurnMonitor, TurnReader
 from runner_svc.policy.text_calls import TextCallParser
 from runner_svc.policy.tool_budget import NextStep, ToolBudget, TurnFacts, next_step
 from runner_svc.tools.port import ToolOutcome
@@ -119,21 +119,18 @@ class ToolLoop:
         """What the caller gets of a turn while it runs. A signal that asks for a decision ends it early."""
         watch = repetition_watch(self._request.behaviour, self._setup.settings, self._request.payload)
         record, answer, payload = self._work.record, self._answer, self._payload()
-        seen, late = TokenCounter(payload, whole=self._request.call.whole), LateWarnings(payload)
+        monitor = TurnMonitor(payload, answer, watch, whole=self._request.call.whole)
         async with aclosing(self._work.generate(payload, self._request.call)) as frames:
             async for frame in frames:
-                seen.note(frame)
-                late.note(frame)
                 try:
-                    found = None if watch is None else watch.look(frame)
+                    warned = monitor.look(frame)
                 except WeftError as loop:
-                    # The engine stops before the caller hears of it.
+                    # The engine stops before the caller receives the error.
                     await frames.aclose()
-                    answer.add_unfinished_turn(seen)
-                    yield answer.usage_so_far()
+                    yield monitor.usage_so_far()
                     raise answer.with_usage(loop) from None
-                if found is not None and (told := answer.note_warning(found)) is not None:
-                    yield [told]
+                if warned:
+                    yield warned
                 for part in self._in_parts(self._passed_on(turn.read(frame))):
                     yield part
                 for call in turn.calls.take_signals():
@@ -144,10 +141,10 @@ class ToolLoop:
         record.with_caller = True
         if turn.receipt is not None:
             answer.add_turn(turn.receipt)
-            if missed := list(filter(None, map(answer.note_warning, late.at_end(turn.receipt.usage)))):
+            if missed := monitor.late_warnings(turn.receipt.usage):
                 yield missed
         else:
-            answer.add_unfinished_turn(seen)
+            monitor.end_unfinished()
         self._has_answer = self._has_answer or turn.has_answer
 
     def _passed_on(self, frame: Frame) -> Frame:

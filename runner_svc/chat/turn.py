@@ -3,9 +3,11 @@
 from dataclasses import dataclass, field
 
 from runner_svc.chat.offer import CallKind, Offer
+from runner_svc.chat.receipt import AnswerReceipt, LateWarnings, TokenCounter
+from runner_svc.chat.repetition_watch import RepetitionWatch
 from runner_svc.policy.text_calls import JsonExtent, TextCall, TextCallParser
-from weft.api.common.v1 import event_pb2, receipt_pb2
-from weft.dispatch.frames import Frame
+from weft.api.common.v1 import event_pb2, receipt_pb2, usage_pb2
+from weft.dispatch.frames import Frame, GenerationPayload
 from weft.kernel.errors import WeftError
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
@@ -253,3 +255,37 @@ class TurnReader:
             else:
                 self._text.append(piece)
                 told.text += piece
+
+
+class TurnMonitor:
+    """Watches one turn of the engine: counts its tokens, detects repetition, and finds what the engine left out."""
+
+    def __init__(
+        self, payload: GenerationPayload, answer: AnswerReceipt, watch: RepetitionWatch | None, *, whole: bool
+    ) -> None:
+        """`watch`: None where the policy is off. `whole`: the answer is not streamed."""
+        self._answer = answer
+        self._watch = watch
+        self._seen = TokenCounter(payload, whole=whole)
+        self._late = LateWarnings(payload)
+
+    def look(self, frame: Frame) -> Frame:
+        """Take the next frame; returns the warning about it, if there is one. Raises REPEATED_LINE_LOOP to kill."""
+        self._seen.note(frame)
+        self._late.note(frame)
+        found = None if self._watch is None else self._watch.look(frame)
+        warned = None if found is None else self._answer.note_warning(found)
+        return [] if warned is None else [warned]
+
+    def late_warnings(self, usage: usage_pb2.Usage) -> Frame:
+        """The warnings that only the end of the turn can give, by the engine's figures."""
+        return list(filter(None, map(self._answer.note_warning, self._late.at_end(usage))))
+
+    def end_unfinished(self) -> None:
+        """Count the turn as far as it was seen: it was ended before the engine reported its figures."""
+        self._answer.add_unfinished_turn(self._seen)
+
+    def usage_so_far(self) -> Frame:
+        """End the turn unfinished; returns the event with the counts so far."""
+        self.end_unfinished()
+        return self._answer.usage_so_far()

@@ -1,8 +1,7 @@
-"""The life of one backend: the only place that starts it, stops it, wakes it and puts it to sleep."""
+"""The lifecycle loop of one backend: the only place that starts, stops, wakes and hibernates it."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING
 
 import structlog
 
@@ -52,27 +51,23 @@ from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
-if TYPE_CHECKING:
-    from datetime import datetime
-
-
 log = structlog.get_logger("weft.instance")
 
 ATTACH_POLL_SECONDS = 0.5
-"""How often a server that is being woken is looked for."""
+"""Interval of the probes for a server that is being woken."""
 REQUESTS_END_SECONDS = 1.0
-"""How long requests that were failed may take to let go, before their backend is ended under them."""
+"""How long failed requests may take to release their backend before it is ended."""
 CRASH_LOG_LINES = 10
-"""How many of a backend's last lines a crash loop shows."""
+"""Number of the backend's last output lines in the detail of a crash loop."""
 INTERNAL_ERROR = "an internal error; the runner's log has the details"
 
 _NOT_UP_YET = frozenset({Reason.CONNECT_FAILED, Reason.LOAD_STALLED})
 
 
 class LifecycleLoop:
-    """One backend, one task: `run`. Everybody else asks through the events and waits for the shared outcomes.
+    """Runs the lifecycle of one backend in one task, `run`. Other tasks set its events and await its shared outcomes.
 
-    What may happen when, and what it leads to, is decided by `policy.lifecycle`; here it is carried out.
+    `policy.lifecycle` decides which events are possible and what follows from each; this class executes the commands.
     """
 
     def __init__(
@@ -108,45 +103,41 @@ class LifecycleLoop:
         memory.on_lost = self._note_lease_lost
         self.loader = Loader(config, backend, memory, clock)
         self.state = LifeState()
-        self.restarts = RestartLog(clock)
-        self.crash_lines: tuple[str, ...] = ()
-        """The backend's output up to its last crash, at most loading.MAX_CRASH_BYTES of it."""
-        self.last_ready_at: datetime | None = None
-        """UTC."""
-        self.idle = IdleTimer(config.hibernation, memory, records, clock)
+        self.restart_log = RestartLog(clock)
+        self.idle_timer = IdleTimer(config.hibernation, memory, records, clock)
         self.stopping = False
         """The runner is about to end."""
-        self.wake_asked = asyncio.Event()
+        self.wake_requested = asyncio.Event()
         self.awake = SharedOutcome()
-        """The next time it is ready, or fails to become so."""
+        """Outcome of the next attempt to become ready."""
         self.asleep = SharedOutcome()
-        """The next time it sleeps, or fails to fall asleep."""
+        """Outcome of the next attempt to go to sleep."""
 
-    def ask_sleep(self) -> None:
-        """Put it to sleep as soon as that can be done."""
+    def request_sleep(self) -> None:
+        """Request that the backend is put to sleep as soon as possible."""
         self._sleep_asked.set()
         self._nudged.set()
 
-    def ask_drain(self) -> None:
-        """Take nothing new from now on; what runs goes on."""
+    def request_drain(self) -> None:
+        """Request the drain: no new requests are admitted, running ones go on."""
         self.stopping = True
         self._nudged.set()
 
     def note_failure(self, error: WeftError, start: int) -> None:
-        """A request of the backend's start number `start` failed so. Some failures ask for a restart."""
-        is_heard = self._fault is None and not self._hibernation.requests_fail_alone
-        if is_heard and start == self.loader.starts and needs_restart(error.reason, attached=self._rules.attached):
+        """Record that a request failed during the backend's start number `start`. Some failures cause a restart."""
+        counts = self._fault is None and not self._hibernation.requests_fail_alone
+        if counts and start == self.loader.starts and needs_restart(error.reason, attached=self._rules.attached):
             self._fault = error
             self._nudged.set()
 
     def note_request_end(self, keep_alive_seconds: float | None) -> None:
-        """A request let go of the backend; it said so."""
-        if self.idle.note_request_end(keep_alive_seconds):
+        """Record that a request has ended; `keep_alive_seconds` is what it asked for."""
+        if self.idle_timer.note_request_end(keep_alive_seconds):
             self._nudged.set()
 
     def note_loaded_for(self, keep_alive_seconds: float) -> None:
-        """Whoever loaded it said how long to keep it."""
-        self.idle.load_seconds = keep_alive_seconds
+        """Record the keep-alive of an explicit load."""
+        self.idle_timer.load_seconds = keep_alive_seconds
         self._nudged.set()
 
     def _note_lease_lost(self) -> None:
@@ -154,7 +145,7 @@ class LifecycleLoop:
         self._nudged.set()
 
     async def run(self) -> None:
-        """Keep it as it should be until cancelled; then the backend is gone and nobody waits any more."""
+        """Execute commands until cancelled; then the backend has ended and every waiter has an outcome."""
         stages: Mapping[Command, Callable[[], Awaitable[Event]]] = {
             Command.LOAD: self._load,
             Command.WAKE: self._wake,
@@ -171,7 +162,7 @@ class LifecycleLoop:
                 try:
                     command = self._note(await stages[command]())
                 except Exception:
-                    # Without this the model would look as if it were about to load until the runner is restarted.
+                    # Without this the model would stay in LOADING until the runner is restarted.
                     log.exception("unforeseen error in a model's life", model=self._config.model)
                     await self._end_backend()
                     command = self._note(Broke(INTERNAL_ERROR))
@@ -187,7 +178,7 @@ class LifecycleLoop:
             self._note(Ended())
 
     def _note(self, event: Event) -> Command:
-        """Something happened: be in the state it leads to, tell whoever waits, and return what to do now."""
+        """Apply an event: enter the next state, settle the outcomes, and return the next command."""
         now = self._clock.monotonic()
         before = self.state
         if self.stopping and not before.draining and not isinstance(event, DrainAsked):
@@ -208,33 +199,29 @@ class LifecycleLoop:
         return transition.command
 
     def _remember(self, event: Event, after: LifeState) -> None:
-        """What a restart leaves behind for people to read."""
+        """Keep for people what a fault or restart leaves behind."""
         if isinstance(event, Loaded):
-            self.last_ready_at = self._clock.utc_now()
-            self.restarts.note_ready()
+            self.restart_log.note_ready()
         elif isinstance(event, (Died, Faulted, LoadFailed, Broke)) and not self._rules.attached and not is_unmet(event):
-            self._remember_restart(Reason.INTERNAL if isinstance(event, Broke) else event.reason, event.how)
+            self._note_restart(Reason.INTERNAL if isinstance(event, Broke) else event.reason, event.how)
         elif isinstance(event, WakeFailed) and after.doing is Command.PAUSE:
-            self._remember_restart(event.reason, event.how)  # any other wake that fails costs no restart
+            self._note_restart(event.reason, event.how)  # any other failed wake counts as no restart
         if isinstance(event, (Died, Faulted)):
             self._verdict = verdict_on(event, attached=self._rules.attached)
-        elif isinstance(event, (Cleared, LoadFailed, WakeFailed)) and self._was_started(event):
-            self.crash_lines = self.loader.last_lines()
+        elif isinstance(event, Cleared) or (isinstance(event, (LoadFailed, WakeFailed)) and self.loader.was_started):
+            self.restart_log.crash_lines = self.loader.last_lines()
         if after.doing is Command.REST:
-            self.restarts.note_asleep()
+            self.restart_log.note_asleep()
 
-    def _was_started(self, event: Event) -> bool:
-        return isinstance(event, Cleared) or self.loader.was_started
-
-    def _remember_restart(self, reason: Reason, how: str) -> None:
+    def _note_restart(self, reason: Reason, how: str) -> None:
         log.warning("backend ended", model=self._config.model, how=how, restarts=self.state.history.total + 1)
-        self.restarts.note(reason, how)
+        self.restart_log.note(reason, how)
 
     def _settle(self, event: Event, command: Command) -> None:
-        """Tell those who wait for it to be awake or asleep."""
+        """Settle the outcomes that callers await: awake, asleep."""
         if command is Command.SERVE:
-            self.wake_asked.clear()
-            self.idle.begin()
+            self.wake_requested.clear()
+            self.idle_timer.begin()
             self.awake.settle()
         elif command is Command.PAUSE or isinstance(event, (WakeFailed, Broke)) or is_unmet(event):
             unmet = isinstance(event, (LoadFailed, WakeFailed)) and event.reason is Reason.INSUFFICIENT_MEMORY
@@ -246,20 +233,17 @@ class LifecycleLoop:
             self.asleep.settle(WeftError(Reason.INTERNAL, INTERNAL_ERROR))
         elif command in (Command.REST, Command.SEEK):
             if self._sleep_asked.is_set() or not self._rules.attached:
-                # Also where a load came to its end after the unload was asked for.
-                self.reset_load_options()
+                # The options of loads and requests hold until the backend sleeps, also where a load ended after the
+                # unload was requested.
+                self.idle_timer.forget()
+                self.loader.plan = AS_CONFIGURED
+                self._memory.pinned = self._hibernation.keep_alive_settings.pinned
             self._sleep_asked.clear()
             self.asleep.settle()
 
     def _settle_not_awake(self, why: str, reason: Reason = Reason.WAKE_FAILED) -> None:
-        self.wake_asked.clear()
+        self.wake_requested.clear()
         self.awake.settle(WeftError(reason, why, metadata={"model": self._config.model}))
-
-    def reset_load_options(self) -> None:
-        """What loads and requests said holds for one life of the backend; the next one is as configured."""
-        self.idle.forget()
-        self.loader.plan = AS_CONFIGURED
-        self._memory.pinned = self._hibernation.keep_alive_settings.pinned
 
     async def _load(self) -> Event:
         self.loader.was_started = False
@@ -279,14 +263,14 @@ class LifecycleLoop:
     async def _start_backend(self) -> None:
         await self.loader.start(self._note_waiting)
         self._fault = None
-        self.idle.begin_life()
+        self.idle_timer.begin_life()
 
     def _note_waiting(self, detail: str) -> None:
         if self.state.doing in (Command.LOAD, Command.WAKE):
             self._note(Waits(detail))
 
     async def _serve(self) -> Event:
-        """Until the backend ends by itself, is of no use any more, or is to sleep."""
+        """Watch the backend until it ends by itself, is faulted, or is to sleep."""
         exited = asyncio.create_task(self._backend.wait_exit())
         watchdog = Watchdog(self._records, self._backend, self._config.timeouts, self._clock)
         watching = asyncio.create_task(watchdog.run())
@@ -302,7 +286,7 @@ class LifecycleLoop:
                     fault = self._memory.lost_error()
                 if fault is not None:
                     return Faulted(fault.reason, fault.message)
-                decision = self.idle.decide(stays_awake=self.stopping)
+                decision = self.idle_timer.decide(stays_awake=self.stopping)
                 if decision.sleep or self._sleep_asked.is_set():
                     return SleepAsked()
                 await event_within(self._clock, decision.look_again_seconds, self._nudged)
@@ -312,22 +296,22 @@ class LifecycleLoop:
             await end_tasks(exited, watching)
 
     async def _clear(self) -> Event:
-        """The process is gone or of no use, but what it started may still be there, and so may its requests."""
+        """End what a dead or faulted backend leaves behind: its requests, and processes that it started."""
         await self._end_backend()
         return Cleared()
 
     async def _end_backend(self) -> None:
-        """Requests first: a server without requests obeys its first SIGTERM. Nothing of them is run again."""
+        """End the requests, which are not run again, then the backend: without requests it obeys its first SIGTERM."""
         self._records.fail_all(self._verdict)
         self._verdict = WeftError(Reason.WORKER_RESTARTED, "the backend was stopped while it worked on the request")
         try:
             if not await event_within(self._clock, REQUESTS_END_SECONDS, self._records.idle):
                 log.warning("requests hold on to a backend that ends", model=self._config.model)
         finally:
-            await self._backend.stop()  # whoever stops us may lose patience; the process must go all the same
+            await self._backend.stop()  # also when this task is cancelled meanwhile
 
     async def _fall_asleep(self) -> Event:
-        """New work is refused already, and the router waits and wakes it."""
+        """Run the sleep action. New requests are refused already; the router waits and wakes the model."""
         sleep = self._hibernation.sleep
         await first_within(self._clock, self._hibernation.drain_seconds, self._records.idle, self._memory.lost)
         try:
@@ -343,28 +327,28 @@ class LifecycleLoop:
         return Slept()
 
     async def _rest(self) -> Event:
-        await self.wake_asked.wait()
+        await self.wake_requested.wait()
         return WakeAsked()
 
     async def _wake(self) -> Event:
         if not self._rules.attached and self._hibernation.recipe is None:
-            # As any load of ours: given up when it stalls and not by a clock, and ended by an unload.
+            # As any load of an own process: bounded by the stall check, not by a time limit, and ended by an unload.
             loaded = await self._load()
-            return self._not_woken(loaded.reason, loaded.how) if isinstance(loaded, LoadFailed) else loaded
-        limit = self._hibernation.max_wait_seconds
-        reason, self.loader.was_started = Reason.WAKE_FAILED, False
-        try:
-            await within(self._clock, limit, self._bring_up())
-        except WeftError as error:
-            reason, why = error.reason, error.message
-        except TimeoutError:
-            why = f"it was not up within {limit:g} s" + (f": {self._obstacle}" if self._obstacle else "")
+            if not isinstance(loaded, LoadFailed):
+                return loaded
+            reason, why = loaded.reason, loaded.how
         else:
-            return Loaded()
-        await self._backend.stop()
-        return self._not_woken(reason, why)
-
-    def _not_woken(self, reason: Reason, why: str) -> WakeFailed:
+            limit = self._hibernation.max_wait_seconds
+            reason, self.loader.was_started = Reason.WAKE_FAILED, False
+            try:
+                await within(self._clock, limit, self._bring_up())
+            except WeftError as error:
+                reason, why = error.reason, error.message
+            except TimeoutError:
+                why = f"it was not up within {limit:g} s" + (f": {self._obstacle}" if self._obstacle else "")
+            else:
+                return Loaded()
+            await self._backend.stop()
         log.warning("model could not be woken", model=self._config.model, message=why)
         return WakeFailed(reason, why[:MAX_DETAIL_CHARS], self.loader.is_otherwise)
 
@@ -384,7 +368,7 @@ class LifecycleLoop:
             await self._clock.sleep(ATTACH_POLL_SECONDS)
 
     async def _seek(self) -> Event:
-        while not await event_within(self._clock, self._hibernation.attach_retry_seconds, self.wake_asked):
+        while not await event_within(self._clock, self._hibernation.attach_retry_seconds, self.wake_requested):
             try:
                 await self._start_backend()
             except WeftError as error:

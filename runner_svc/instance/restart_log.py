@@ -1,4 +1,4 @@
-"""The last restarts of an instance: when, why, and how long until it took requests again."""
+"""The last restarts of an instance: when, why, and how long until it admitted requests again."""
 
 from collections import deque
 from dataclasses import dataclass, replace
@@ -8,12 +8,12 @@ from weft.kernel.clock import Clock
 from weft.kernel.reasons import Reason
 
 MAX_RESTARTS = 20
-"""How many are remembered."""
+"""Number of restarts that are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restart:
-    """One time that a backend ended, or was ended, because of a fault."""
+    """One end of a backend because of a fault."""
 
     at: datetime
     """UTC, when the fault was noticed."""
@@ -22,38 +22,43 @@ class Restart:
     reason: Reason
     detail: str
     recovery_seconds: float | None = None
-    """From then until it took requests again; None: it does not yet, or was put to sleep first."""
+    """Time from the fault until requests were admitted again; None: not yet, or it was put to sleep first."""
 
 
 class RestartLog:
-    """Kept by the instance's life; everybody else reads."""
+    """The restarts of one instance and the output of its last crash. Written by the lifecycle loop only."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._restarts: deque[Restart] = deque(maxlen=MAX_RESTARTS)
         self._unrecovered = 0
         self.total = 0
-        """How many there were, those that are not remembered any more included."""
+        """Number of faults so far, forgotten ones included; counted when they are noticed."""
+        self.crash_lines: tuple[str, ...] = ()
+        """The backend's output up to its last crash, oldest first, at most loader.MAX_CRASH_BYTES of it."""
+        self.last_ready_at: datetime | None = None
+        """UTC; None: it never was ready."""
 
     @property
     def all(self) -> tuple[Restart, ...]:
-        """Oldest first."""
+        """The restarts that are kept, oldest first."""
         return tuple(self._restarts)
 
     @property
     def last_detail(self) -> str:
-        """Why it was last restarted; empty when never."""
+        """The cause of the last restart; empty: there was none."""
         return self._restarts[-1].detail if self._restarts else ""
 
     def note(self, reason: Reason, detail: str) -> None:
-        """A fault was noticed just now."""
+        """Record a fault that was noticed just now."""
         self.total += 1
         at, noticed = self._clock.utc_now(), self._clock.monotonic()
         self._restarts.append(Restart(at=at, noticed=noticed, reason=reason, detail=detail))
         self._unrecovered = min(self._unrecovered + 1, MAX_RESTARTS)
 
     def note_ready(self) -> None:
-        """It takes requests again: every fault since the last time is over."""
+        """Record that requests are admitted again: the recovery of every fault since the last time ends."""
+        self.last_ready_at = self._clock.utc_now()
         now = self._clock.monotonic()
         for back in range(1, self._unrecovered + 1):
             restart = self._restarts[-back]
@@ -61,5 +66,5 @@ class RestartLog:
         self._unrecovered = 0
 
     def note_asleep(self) -> None:
-        """It was put to sleep: however long that lasts, it is no part of a recovery."""
+        """Record that it was put to sleep: the time asleep is no part of a recovery."""
         self._unrecovered = 0

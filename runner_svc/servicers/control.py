@@ -166,9 +166,9 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
 
     async def _wish(self, instance: Instance, options: load_pb2.LoadOptions) -> LoadSpec:
         own = ""
-        if options.quantization and options.quantization not in instance.quantizations:
+        if options.quantization and options.quantization not in instance.config.quantizations:
             own = await asyncio.to_thread(own_quantization, instance.model_path)
-        return wish_from(options, instance.backend, instance.quantizations, own)
+        return wish_from(options, instance.backend, instance.config.quantizations, own)
 
     def _instance(self, model: str) -> Instance:
         instance = self._instances.get(model)

@@ -189,7 +189,7 @@ class ModelCallServicer(model_call_service_pb2_grpc.ModelCallServiceServicer):
             call = call_info(permit, context)
             with self._working(permit, instance, request, call, takes_slot=False) as work:
                 result = await work.tokenize(request.payload, call)
-            result.max_context_tokens = result.max_context_tokens or instance.context_tokens
+            result.max_context_tokens = result.max_context_tokens or instance.loader.context_tokens
             response = pb.TokenizeResponse(result=result)
             self._desk.complete(response.receipt, permit, instance)
             return response

@@ -107,22 +107,22 @@ class RunnerReport:
             slots_total=instance.slots.total,
             slots_used=len(instance.slots.holders),
             load_progress=instance.load_progress,
-            context_tokens=instance.context_tokens,
+            context_tokens=instance.loader.context_tokens,
             detail=self.tellable(instance.detail),
             memory=_memory(instance.memory),
             unload_time=timestamp_message(instance.unload_at),
             pinned=instance.memory.pinned,
             load_eta=optional_duration(instance.load_eta_seconds),
-            usual_load=optional_duration(instance.usual_load_seconds),
-            fault_count=instance.fault_count,
+            usual_load=optional_duration(instance.loader.usual_seconds),
+            fault_count=instance.restart_log.total,
             last_fault=self._last_fault(instance),
         )
 
     def _last_fault(self, instance: Instance) -> runner_pb2.InstanceFault | None:
         """Absent where there was none."""
-        if not instance.restarts:
+        if not instance.restart_log.all:
             return None
-        last = instance.restarts[-1]
+        last = instance.restart_log.all[-1]
         detail = self.tellable(last.detail[:MAX_HOW_CHARS])
         return runner_pb2.InstanceFault(reason=last.reason.value, detail=detail)  # type: ignore[arg-type]  # same numbers
 
@@ -194,26 +194,26 @@ def instance_description(
     instance: Instance, log_line_count: int, tellable: Tellable, cache: pb.CacheFigures | None = None
 ) -> pb.InstanceDescription:
     """One instance, with the last `log_line_count` lines of its log and of its last crash."""
-    crash_lines = instance.crash_lines[-max(log_line_count, MIN_CRASH_LINES) :]
+    crash_lines = instance.restart_log.crash_lines[-max(log_line_count, MIN_CRASH_LINES) :]
     return pb.InstanceDescription(
         model=instance.model,
         process_id=instance.backend.process_id or 0,
         restart_count=instance.restart_count,
-        last_restart_reason=tellable(instance.last_restart_reason),
+        last_restart_reason=tellable(instance.restart_log.last_detail),
         log_lines=map(tellable, instance.backend.log_lines(log_line_count)),
         active_request_ids=instance.slots.holders,
-        restarts=[_restart(restart, tellable) for restart in instance.restarts],
+        restarts=[_restart(restart, tellable) for restart in instance.restart_log.all],
         requests=map(request_record_message, instance.records.all),
         last_crash_lines=map(tellable, crash_lines),
-        last_ready_time=timestamp_message(instance.last_ready_at),
+        last_ready_time=timestamp_message(instance.restart_log.last_ready_at),
         containment=instance.backend.containment,
-        timeouts=_timeouts(instance.timeouts),
+        timeouts=_timeouts(instance.config.timeouts),
         load_parameters=map(parameter_message, instance.backend.load_parameters),
-        quantizations=sorted(instance.quantizations),
-        load_options=options_message(instance.plan, instance.load_keep_alive_seconds, pin=instance.memory.pinned),
+        quantizations=sorted(instance.config.quantizations),
+        load_options=options_message(instance.plan, instance.idle_timer.load_seconds, pin=instance.memory.pinned),
         cache_isolation=instance.backend.cache_isolation.value,  # type: ignore[arg-type]  # same numbers
         cache=cache,
-        vision_input=instance.vision_input,
+        vision_input=instance.config.vision_input,
         model_path="" if instance.model_path is None else str(instance.model_path),
     )
 

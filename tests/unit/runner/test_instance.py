@@ -17,13 +17,13 @@ async def test_every_phase_of_a_life_is_told_at_once() -> None:
     await stage.settle()
     stage.backend.loaded.set()
     await stage.settle()
-    assert stage.instance.context_tokens == 512
+    assert stage.instance.loader.context_tokens == 512
     stage.backend.deaths.put_nowait("signal SIGKILL")
     await stage.settle()
     await stage.instance.stop()
     told = [Phase.LOADING, Phase.READY, Phase.STOPPING, Phase.LOADING, Phase.READY, Phase.STOPPING, Phase.IDLE]
     assert stage.told == told
-    assert stage.instance.last_restart_reason == "signal SIGKILL"
+    assert stage.instance.restart_log.last_detail == "signal SIGKILL"
     assert stage.instance.restart_count == 1
 
 

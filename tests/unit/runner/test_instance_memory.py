@@ -68,7 +68,7 @@ async def test_memory_that_cannot_be_had_is_no_crash_and_the_next_call_tries_afr
     book.error = NEVER
     async with living(step_account(book)) as stage:
         assert stage.state == (Phase.HIBERNATING, NEVER.message)
-        assert (stage.instance.restart_count, stage.instance.restarts, stage.backend.starts) == (0, (), 0)
+        assert (stage.instance.restart_count, stage.instance.restart_log.all, stage.backend.starts) == (0, (), 0)
         with pytest.raises(WeftError) as woken:
             await stage.instance.wake()
         with pytest.raises(WeftError) as loaded:
@@ -261,7 +261,7 @@ async def test_a_server_that_only_pauses_after_a_crash_is_not_waited_for_by_a_lo
     stage.backend.load_error = WeftError(Reason.SERVER_DIED, "exit code 1")
     await stage.instance.start()
     await stage.settle()
-    assert stage.instance._life.state.doing is Command.PAUSE
+    assert stage.instance._lifecycle.state.doing is Command.PAUSE
     with pytest.raises(WeftError, match="exit code 1"):
         await stage.instance.load()
     assert stage.instance.plan == LoadPlan()

@@ -70,8 +70,8 @@ async def test_what_a_backend_said_before_it_died_in_a_wake_is_kept() -> None:
         stage.backend.load_error = WeftError(Reason.SERVER_DIED, "exit code 1")
         with pytest.raises(WeftError):
             await stage.instance.wake()
-        assert stage.instance.crash_lines == ("start 1", "last words")
-        assert stage.instance.restarts == ()
+        assert stage.instance.restart_log.crash_lines == ("start 1", "last words")
+        assert stage.instance.restart_log.all == ()
 
 
 async def test_a_wake_that_never_started_a_process_is_no_crash_of_the_one_before() -> None:
@@ -81,7 +81,7 @@ async def test_a_wake_that_never_started_a_process_is_no_crash_of_the_one_before
         stage.recipes.error = WeftError(Reason.WAKE_FAILED, "exit code 3: no power")
         with pytest.raises(WeftError):
             await stage.instance.wake()
-        assert stage.instance.crash_lines == ()
+        assert stage.instance.restart_log.crash_lines == ()
 
 
 async def test_a_load_that_somebody_waits_for_may_take_longer_than_they_wait() -> None:

@@ -68,7 +68,7 @@ async def test_a_backend_that_cannot_be_reached_is_restarted_and_the_others_are_
         assert [_reason(await first), _reason(await other)] == [reason, Reason.WORKER_RESTARTED]
         await stage.settle()
         assert (stage.instance.phase, stage.instance.restart_count) == (Phase.READY, 1)
-        assert stage.instance.restarts[0].reason is reason
+        assert stage.instance.restart_log.all[0].reason is reason
 
 
 async def test_a_failure_of_a_request_that_says_nothing_about_the_backend_restarts_nothing() -> None:
@@ -84,10 +84,10 @@ async def test_a_failure_of_a_request_that_says_nothing_about_the_backend_restar
 
 async def test_what_a_request_of_an_earlier_start_meets_is_no_fault_of_the_present_one() -> None:
     async with _serving() as stage:
-        stage.instance._life.note_failure(REFUSED, start=0)
+        stage.instance._lifecycle.note_failure(REFUSED, start=0)
         await stage.settle()
         assert stage.instance.restart_count == 0
-        stage.instance._life.note_failure(REFUSED, start=1)
+        stage.instance._lifecycle.note_failure(REFUSED, start=1)
         await stage.settle()
         assert stage.instance.restart_count == 1
 
@@ -135,7 +135,7 @@ async def test_a_stalled_backend_is_restarted_and_only_the_stalled_request_is_to
         await stage.clock.advance(2.0)
         await stage.settle()
         assert (stage.instance.phase, stage.instance.restart_count) == (Phase.READY, 1)
-        assert stage.instance.restarts[0].reason is Reason.STALL_TIMEOUT
+        assert stage.instance.restart_log.all[0].reason is Reason.STALL_TIMEOUT
 
 
 async def test_an_attached_server_that_cannot_be_reached_is_absent_at_once_and_looked_for() -> None:
@@ -153,7 +153,7 @@ async def test_an_attached_server_that_cannot_be_reached_is_absent_at_once_and_l
         await stage.clock.advance(5.0)
         await stage.settle()
         assert (stage.instance.phase, stage.instance.restart_count) == (Phase.READY, 0)
-        assert not stage.instance.restarts
+        assert not stage.instance.restart_log.all
 
 
 async def test_headers_that_do_not_come_are_no_reason_to_let_go_of_a_server_of_somebody_else() -> None:
@@ -224,7 +224,7 @@ async def test_a_crash_loop_shows_its_reason_and_the_last_lines_and_keeps_them()
     await stage.clock.advance(10.0)
     await stage.settle()
     assert stage.instance.phase is Phase.READY
-    assert stage.instance.crash_lines == ("start 2", "last words"), "not those of the life before"
+    assert stage.instance.restart_log.crash_lines == ("start 2", "last words"), "not those of the life before"
     await stage.instance.stop()
 
 
@@ -234,7 +234,7 @@ async def test_what_is_kept_of_a_crash_is_bounded_and_the_end_of_it() -> None:
         stage.backend.log.feed("\n".join([*lines, ""]).encode())
         stage.backend.deaths.put_nowait("signal SIGKILL")
         await stage.settle()
-        kept = stage.instance.crash_lines
+        kept = stage.instance.restart_log.crash_lines
         assert kept[-1] == lines[-1]
         assert 60_000 < sum(map(len, kept)) <= MAX_CRASH_BYTES
 
@@ -247,13 +247,13 @@ async def test_each_restart_is_remembered_with_its_time_and_how_long_it_took() -
         stage.backend.deaths.put_nowait("exit code 3")
         await stage.settle()
         await stage.clock.advance(4.0)
-        (restart,) = stage.instance.restarts
+        (restart,) = stage.instance.restart_log.all
         assert (restart.at, restart.reason, restart.detail) == (at, Reason.SERVER_DIED, "exit code 3")
         assert restart.recovery_seconds is None
         stage.backend.loaded.set()
         await stage.settle()
-        assert stage.instance.restarts[0].recovery_seconds == 4.0
-        assert stage.instance.last_ready_at == stage.clock.utc_now()
+        assert stage.instance.restart_log.all[0].recovery_seconds == 4.0
+        assert stage.instance.restart_log.last_ready_at == stage.clock.utc_now()
 
 
 async def test_a_model_that_was_unloaded_before_it_was_back_did_not_recover_when_it_is_loaded_again() -> None:
@@ -264,7 +264,7 @@ async def test_a_model_that_was_unloaded_before_it_was_back_did_not_recover_when
         await stage.instance.unload()
         stage.backend.loaded.set()
         await stage.instance.load()
-        assert [restart.recovery_seconds for restart in stage.instance.restarts] == [None]
+        assert [restart.recovery_seconds for restart in stage.instance.restart_log.all] == [None]
 
 
 def test_the_log_of_restarts_is_bounded_and_sleep_is_no_part_of_a_recovery() -> None:
