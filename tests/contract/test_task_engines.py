@@ -38,7 +38,7 @@ class Call:
         self._task = task
         self._gate = gate
 
-    def read_whole(self, whole: bool) -> None: ...
+    def set_unary(self, unary: bool) -> None: ...
 
     async def outputs(self) -> AsyncGenerator[task_pb2.TaskOutput]:
         await self._gate()
@@ -174,7 +174,7 @@ async def test_a_router_whose_clock_is_wrong_takes_nothing_from_others(postgres_
         store = SqlTaskStore(RouterDatabase(postgres_url), max_commit_batch=64)
         wrong = TaskService(store, FAST, Calls(may_end=True), WrongClock(), NoFailpoints())
         await wrong.start()
-        await wrong.engine._lease_renewer.beat()
+        await wrong.engine._lease_renewer.renew()
         assert (await works.tasks.get(TENANT, task.id)).attempt == 1
         assert (await works.tasks.get(TENANT, task.id)).state is TaskState.RUNNING
         mine = (await wrong.tasks.submit(a_task())).task

@@ -11,7 +11,7 @@ from stored_tasks import DONE, LANE, LEASE, NOW, a_chunk, a_row, all_of, begun, 
 
 from router_svc.durable.tasks.sql_store import SqlTaskStore
 from router_svc.durable.tasks.store_port import Lane, LaneFilled, ManyChanged, StoreEvent, TaskChanged
-from router_svc.durable.tasks.task_events import CHANNEL, MAX_PAYLOAD_BYTES, MAX_TOLD, TaskEventBus
+from router_svc.durable.tasks.task_events import CHANNEL, MAX_EVENTS_PER_WRITE, MAX_PAYLOAD_BYTES, TaskEventBus
 from weft.durable.tasks import TaskQuery, TaskState
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -119,11 +119,11 @@ async def test_much_news_is_told_in_a_few_words(
     payloads: list[str] = []
     spy = await asyncpg.connect(postgres.dsn(postgres_database))
     await spy.add_listener(CHANNEL, lambda *notice: payloads.append(notice[-1]))
-    lanes = [Lane(f"{number}" + "ä" * 300, "ann", LANE.band) for number in range(MAX_TOLD)]
+    lanes = [Lane(f"{number}" + "ä" * 300, "ann", LANE.band) for number in range(MAX_EVENTS_PER_WRITE)]
     await asyncio.gather(*(teller.submit(a_row(f"task-{number}", lane=lane)) for number, lane in enumerate(lanes)))
     assert await teller.fail_expired(NOW + 3600, 1000)
-    await asyncio.gather(*(teller.submit(a_row(f"more-{number}")) for number in range(MAX_TOLD + 10)))
-    assert len(await teller.fail_expired(NOW + 3600, 1000)) == MAX_TOLD + 10
+    await asyncio.gather(*(teller.submit(a_row(f"more-{number}")) for number in range(MAX_EVENTS_PER_WRITE + 10)))
+    assert len(await teller.fail_expired(NOW + 3600, 1000)) == MAX_EVENTS_PER_WRITE + 10
     await spy.execute("SELECT 1")
     await spy.close()
     assert max(len(payload.encode()) for payload in payloads) <= MAX_PAYLOAD_BYTES

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import uvloop
 from sqlalchemy import ColumnElement
+from typing_extensions import override
 
 import router_svc.durable.tasks.service
 import router_svc.service
@@ -45,15 +46,15 @@ class Breakage:
     is_fenced: bool
 
 
-class DeadlyFailpoint:
+class DeadlyFailpoint(Failpoints):
     """Ends the process as a power cut would, the nth time that it is reached."""
 
     def __init__(self, point: Failpoint, times: int) -> None:
         self._point = point
         self._left = times
 
+    @override
     async def reach(self, point: Failpoint, task_id: str) -> None:
-        """See Failpoints.reach."""
         del task_id
         if point is self._point:
             self._left -= 1
@@ -71,8 +72,8 @@ class UnfencedTaskStore(SqlTaskStore):
     def _fence(self, claim: Claim) -> ColumnElement[bool]:
         return tasks.c.id == claim.task_id
 
+    @override
     async def claim(self, task_id: str, owner: str, now: float, lease_until: float) -> Claim | None:
-        """See TaskStore.claim."""
         claim = await super().claim(task_id, owner, now, lease_until)
         if claim is not None:
             self._claims.add(claim)
@@ -83,20 +84,20 @@ class UnfencedTaskStore(SqlTaskStore):
         renewed = await super().renew(owner, lease_until)
         return renewed | self._claims
 
+    @override
     async def end(self, claim: Claim, ending: TaskOutcome, now: float) -> bool:
-        """See TaskStore.end."""
         self._claims.discard(claim)
         return await super().end(claim, ending, now)
 
+    @override
     async def revert(
         self, claim: Claim, failure: TaskFailure, *, receipt: bytes, counts: bool, now: float, ready_at: float
     ) -> bool:
-        """See TaskStore.revert."""
         self._claims.discard(claim)
         return await super().revert(claim, failure, receipt=receipt, counts=counts, now=now, ready_at=ready_at)
 
+    @override
     async def cancel(self, tenant: str, task_id: str, now: float) -> Task | None:
-        """See TaskStore.cancel."""
         self._claims = {claim for claim in self._claims if claim.task_id != task_id}
         return await super().cancel(tenant, task_id, now)
 

@@ -6,6 +6,7 @@ from datetime import UTC
 from typing import Any
 
 import grpc
+from typing_extensions import override
 
 from router_svc.callers import metadata_of, tenant_of
 from router_svc.durable.batches.uploads import IDLE_SECONDS, incomplete_stream, with_idle_timeout
@@ -32,10 +33,10 @@ class BatchServicer(batch_service_pb2_grpc.BatchServiceServicer):
         self._batches = batches
         self._idle_seconds = idle_seconds
 
-    async def CreateBatch(  # noqa: N802 - the rpc's name
+    @override
+    async def CreateBatch(
         self, request_iterator: AsyncIterator[pb.CreateBatchRequest], context: Context
     ) -> pb.CreateBatchResponse:
-        """See BatchService.CreateBatch."""
         async with answering(context):
             tenant = _tenant(context)
             async with aclosing(
@@ -49,17 +50,15 @@ class BatchServicer(batch_service_pb2_grpc.BatchServiceServicer):
             return pb.CreateBatchResponse(batch=batch_message(batch))
         raise AssertionError("abort has raised")
 
-    async def GetBatch(self, request: pb.GetBatchRequest, context: Context) -> pb.GetBatchResponse:  # noqa: N802
-        """See BatchService.GetBatch."""
+    @override
+    async def GetBatch(self, request: pb.GetBatchRequest, context: Context) -> pb.GetBatchResponse:
         async with answering(context):
             batch = await self._batches.get(_tenant(context), _id(request.id))
             return pb.GetBatchResponse(batch=batch_message(batch))
         raise AssertionError("abort has raised")
 
-    async def ListBatches(  # noqa: N802
-        self, request: pb.ListBatchesRequest, context: Context
-    ) -> pb.ListBatchesResponse:
-        """See BatchService.ListBatches."""
+    @override
+    async def ListBatches(self, request: pb.ListBatchesRequest, context: Context) -> pb.ListBatchesResponse:
         async with answering(context):
             page = await self._batches.list_page(
                 _tenant(context),
@@ -69,19 +68,17 @@ class BatchServicer(batch_service_pb2_grpc.BatchServiceServicer):
             return pb.ListBatchesResponse(batches=map(batch_message, page.batches), has_more=page.has_more)
         raise AssertionError("abort has raised")
 
-    async def CancelBatch(  # noqa: N802
-        self, request: pb.CancelBatchRequest, context: Context
-    ) -> pb.CancelBatchResponse:
-        """See BatchService.CancelBatch."""
+    @override
+    async def CancelBatch(self, request: pb.CancelBatchRequest, context: Context) -> pb.CancelBatchResponse:
         async with answering(context):
             batch = await self._batches.cancel(_tenant(context), _id(request.id))
             return pb.CancelBatchResponse(batch=batch_message(batch))
         raise AssertionError("abort has raised")
 
-    async def ReadBatchResults(  # noqa: N802
+    @override
+    async def ReadBatchResults(
         self, request: pb.ReadBatchResultsRequest, context: Context
     ) -> AsyncGenerator[pb.ReadBatchResultsResponse]:
-        """See BatchService.ReadBatchResults."""
         async with (
             answering(context),
             aclosing(self._batches.results(_tenant(context), _id(request.id))) as results,
@@ -90,10 +87,8 @@ class BatchServicer(batch_service_pb2_grpc.BatchServiceServicer):
                 for message in _result_messages(result):
                     yield message
 
-    async def FinishBatch(  # noqa: N802
-        self, request: pb.FinishBatchRequest, context: Context
-    ) -> pb.FinishBatchResponse:
-        """See BatchService.FinishBatch."""
+    @override
+    async def FinishBatch(self, request: pb.FinishBatchRequest, context: Context) -> pb.FinishBatchResponse:
         async with answering(context):
             batch = await self._batches.finish(
                 _tenant(context),

@@ -5,6 +5,7 @@ from contextlib import aclosing
 from typing import Any
 
 import grpc
+from typing_extensions import override
 
 from router_svc.callers import metadata_of, tenant_of
 from router_svc.durable.batches.uploads import IDLE_SECONDS, incomplete_stream, with_idle_timeout
@@ -30,10 +31,10 @@ class FileServicer(file_service_pb2_grpc.FileServiceServicer):
         self._files = files
         self._idle_seconds = idle_seconds
 
-    async def UploadFile(  # noqa: N802 - the rpc's name
+    @override
+    async def UploadFile(
         self, request_iterator: AsyncIterator[pb.UploadFileRequest], context: Context
     ) -> pb.UploadFileResponse:
-        """See FileService.UploadFile."""
         async with answering(context):
             tenant = _tenant(context)
             async with aclosing(
@@ -50,15 +51,15 @@ class FileServicer(file_service_pb2_grpc.FileServiceServicer):
             return pb.UploadFileResponse(file=file_message(file))
         raise AssertionError("abort has raised")
 
-    async def GetFile(self, request: pb.GetFileRequest, context: Context) -> pb.GetFileResponse:  # noqa: N802
-        """See FileService.GetFile."""
+    @override
+    async def GetFile(self, request: pb.GetFileRequest, context: Context) -> pb.GetFileResponse:
         async with answering(context):
             file = await self._files.get(_tenant(context), _id(request.id))
             return pb.GetFileResponse(file=file_message(file))
         raise AssertionError("abort has raised")
 
-    async def ListFiles(self, request: pb.ListFilesRequest, context: Context) -> pb.ListFilesResponse:  # noqa: N802
-        """See FileService.ListFiles."""
+    @override
+    async def ListFiles(self, request: pb.ListFilesRequest, context: Context) -> pb.ListFilesResponse:
         async with answering(context):
             page = await self._files.list_page(
                 _tenant(context),
@@ -69,16 +70,14 @@ class FileServicer(file_service_pb2_grpc.FileServiceServicer):
             return pb.ListFilesResponse(files=map(file_message, page.files), has_more=page.has_more)
         raise AssertionError("abort has raised")
 
-    async def ReadFile(  # noqa: N802
-        self, request: pb.ReadFileRequest, context: Context
-    ) -> AsyncGenerator[pb.ReadFileResponse]:
-        """See FileService.ReadFile."""
+    @override
+    async def ReadFile(self, request: pb.ReadFileRequest, context: Context) -> AsyncGenerator[pb.ReadFileResponse]:
         async with answering(context), aclosing(self._files.read(_tenant(context), _id(request.id))) as content:
             async for data in content:
                 yield pb.ReadFileResponse(data=data)
 
-    async def DeleteFile(self, request: pb.DeleteFileRequest, context: Context) -> pb.DeleteFileResponse:  # noqa: N802
-        """See FileService.DeleteFile."""
+    @override
+    async def DeleteFile(self, request: pb.DeleteFileRequest, context: Context) -> pb.DeleteFileResponse:
         async with answering(context):
             await self._files.delete(_tenant(context), _id(request.id))
             return pb.DeleteFileResponse()

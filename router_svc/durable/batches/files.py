@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Row, Select, delete, false, func, insert, or_, select, true, update
 from sqlalchemy.ext.asyncio import AsyncConnection
+from typing_extensions import override
 
 from router_svc.durable.batches.config import BatchLimits
 from router_svc.durable.batches.uploads import INTAKE_LIMIT_SECONDS, Uploads, upload_timed_out
@@ -20,6 +21,7 @@ from weft.durable.files import (
     MAX_FILE_NAME_CHARS,
     MAX_PIECE_BYTES,
     FilePage,
+    FilePort,
     NewFile,
     StoredFile,
     file_not_found,
@@ -218,7 +220,7 @@ SWEPT_AT_ONCE = 100
 _PURPOSES = (BATCH_INPUT, BATCH_OUTPUT)
 
 
-class FileManager:
+class FileManager(FilePort):
     """See `weft.durable.files.FilePort`."""
 
     def __init__(self, table: FileTable, limits: BatchLimits, clock: Clock) -> None:
@@ -236,8 +238,8 @@ class FileManager:
             self._require_room(kept)
             return await self._take_in(new, file_id, content)
 
+    @override
     async def get(self, tenant: str, file_id: str) -> StoredFile:
-        """See FilePort.get."""
         found = await self._table.get(tenant, file_id) if is_token(file_id, MAX_REQUEST_ID_CHARS) else None
         if found is None:
             raise file_not_found(file_id)

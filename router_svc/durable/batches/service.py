@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 import structlog
+from typing_extensions import override
 
 from router_svc.durable.batches.batch_manager import BatchManager, BatchTables
 from router_svc.durable.batches.batch_servicer import BatchServicer
@@ -27,7 +28,7 @@ from weft.durable.batches import BatchPort
 from weft.durable.files import FilePort
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError
-from weft.kernel.service import start_restarting, stop_tasks
+from weft.kernel.service import Service, start_restarting, stop_tasks
 
 if TYPE_CHECKING:
     import asyncio
@@ -91,7 +92,7 @@ def build(
     return BatchService(database, files, batches, Sweeper(files, batches, limits, chosen))
 
 
-class BatchService:
+class BatchService(Service):
     """See weft.kernel.service.Service."""
 
     def __init__(self, database: RouterDatabase, files: FileManager, batches: BatchManager, sweeper: Sweeper) -> None:
@@ -111,28 +112,28 @@ class BatchService:
         """As `files`."""
         return self._batches
 
+    @override
     @property
     def service_names(self) -> Sequence[str]:
-        """See Service.service_names."""
         return (
             file_service_pb2.DESCRIPTOR.services_by_name["FileService"].full_name,
             batch_service_pb2.DESCRIPTOR.services_by_name["BatchService"].full_name,
         )
 
+    @override
     def register(self, server: grpc.aio.Server) -> None:
-        """See Service.register."""
         file_service_pb2_grpc.add_FileServiceServicer_to_server(FileServicer(self._files), server)
         batch_service_pb2_grpc.add_BatchServiceServicer_to_server(BatchServicer(self._batches), server)
 
+    @override
     async def start(self) -> None:
-        """See Service.start."""
         await self._database.open()
         self._is_open = True
         # Nobody else writes to a database that is not shared: what is not whole is left of an earlier life.
         await self._sweeper.start(all_broken=not self._database.is_shared)
 
+    @override
     async def stop(self, grace_seconds: float) -> None:
-        """See Service.stop."""
         if not self._is_open:
             return
         self._is_open = False

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import Row, delete, func, insert, select, true, update
+from typing_extensions import override
 
 from router_svc.durable.responses.config import ResponseLimits
 from router_svc.store.database import RouterDatabase
 from router_svc.store.tables import responses
-from weft.durable.responses import MAX_CHAIN, StoredResponse, response_not_found
+from weft.durable.responses import MAX_CHAIN, ResponseStore, StoredResponse, response_not_found
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
@@ -142,7 +143,7 @@ SWEPT_AT_ONCE = 100
 """Answers that one statement of a sweep moves: others have their turn in between."""
 
 
-class ResponseManager:
+class ResponseManager(ResponseStore):
     """See `weft.durable.responses.ResponseStore`."""
 
     def __init__(self, table: ResponseTable, limits: ResponseLimits, clock: Clock) -> None:
@@ -154,8 +155,8 @@ class ResponseManager:
         self._total_bytes = 0
         """Of all tenants."""
 
+    @override
     async def save(self, response: StoredResponse) -> None:
-        """See ResponseStore.save."""
         size = len(response.body) + len(response.items)
         if size > self._limits.max_bytes:
             raise WeftError(
@@ -165,8 +166,8 @@ class ResponseManager:
             await self._require_replacement(response, size)
         self._add(response.tenant, await self._table.save(response))
 
+    @override
     async def get(self, tenant: str, response_id: str) -> StoredResponse:
-        """See ResponseStore.get."""
         found = await self._table.get(tenant, response_id)
         if found is None:
             raise response_not_found(response_id)
@@ -185,8 +186,8 @@ class ResponseManager:
             )
         return [await self.get(tenant, step) for step, _ in reversed(steps)]
 
+    @override
     async def delete(self, tenant: str, response_id: str) -> None:
-        """See ResponseStore.delete."""
         size = await self._table.delete(tenant, response_id)
         if size is None:
             raise response_not_found(response_id)

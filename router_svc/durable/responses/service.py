@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import structlog
+from typing_extensions import override
 
 from router_svc.durable.responses.config import ResponseLimits
 from router_svc.durable.responses.response_store import ResponseManager, ResponseTable
@@ -18,7 +19,7 @@ from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, MAX_TENANT_CHARS, require_token
 from weft.kernel.rpc import answering
-from weft.kernel.service import start_restarting, stop_tasks
+from weft.kernel.service import Service, start_restarting, stop_tasks
 
 if TYPE_CHECKING:
     import asyncio
@@ -33,35 +34,29 @@ class StoredResponseServicer(stored_response_service_pb2_grpc.StoredResponseServ
     def __init__(self, store: ResponseStore) -> None:
         self._store = store
 
-    async def SaveResponse(  # noqa: N802 - the rpc's name
-        self, request: pb.SaveResponseRequest, context: Context
-    ) -> pb.SaveResponseResponse:
-        """See StoredResponseService.SaveResponse."""
+    @override
+    async def SaveResponse(self, request: pb.SaveResponseRequest, context: Context) -> pb.SaveResponseResponse:
         async with answering(context):
             await self._store.save(_response_of(request.response))
             return pb.SaveResponseResponse()
         raise AssertionError("abort has raised")
 
-    async def GetResponse(  # noqa: N802 - the rpc's name
-        self, request: pb.GetResponseRequest, context: Context
-    ) -> pb.GetResponseResponse:
-        """See StoredResponseService.GetResponse."""
+    @override
+    async def GetResponse(self, request: pb.GetResponseRequest, context: Context) -> pb.GetResponseResponse:
         async with answering(context):
             found = await self._store.get(*_named(request))
             return pb.GetResponseResponse(response=response_message(found))
         raise AssertionError("abort has raised")
 
-    async def ListChain(self, request: pb.ListChainRequest, context: Context) -> pb.ListChainResponse:  # noqa: N802
-        """See StoredResponseService.ListChain."""
+    @override
+    async def ListChain(self, request: pb.ListChainRequest, context: Context) -> pb.ListChainResponse:
         async with answering(context):
             found = await self._store.chain(*_named(request))
             return pb.ListChainResponse(responses=map(response_message, found))
         raise AssertionError("abort has raised")
 
-    async def DeleteResponse(  # noqa: N802 - the rpc's name
-        self, request: pb.DeleteResponseRequest, context: Context
-    ) -> pb.DeleteResponseResponse:
-        """See StoredResponseService.DeleteResponse."""
+    @override
+    async def DeleteResponse(self, request: pb.DeleteResponseRequest, context: Context) -> pb.DeleteResponseResponse:
         async with answering(context):
             await self._store.delete(*_named(request))
             return pb.DeleteResponseResponse()
@@ -95,7 +90,7 @@ def build(database: RouterDatabase, limits: ResponseLimits, *, clock: Clock | No
     return ResponseService(database, limits, clock or SystemClock())
 
 
-class ResponseService:
+class ResponseService(Service):
     """See weft.kernel.service.Service."""
 
     def __init__(self, database: RouterDatabase, limits: ResponseLimits, clock: Clock) -> None:
@@ -110,25 +105,25 @@ class ResponseService:
         """The port for gateways in this very process."""
         return self._keeper
 
+    @override
     @property
     def service_names(self) -> Sequence[str]:
-        """See Service.service_names."""
         return (stored_response_service_pb2.DESCRIPTOR.services_by_name["StoredResponseService"].full_name,)
 
+    @override
     def register(self, server: grpc.aio.Server) -> None:
-        """See Service.register."""
         stored_response_service_pb2_grpc.add_StoredResponseServiceServicer_to_server(
             StoredResponseServicer(self._keeper), server
         )
 
+    @override
     async def start(self) -> None:
-        """See Service.start."""
         await self._database.open()
         await self._sweep_once()
         self._sweeping = start_restarting(self._sweep, name="response-sweeper", clock=self._clock)
 
-    async def stop(self, grace_seconds: float) -> None:  # noqa: ARG002 - nothing here takes long
-        """See Service.stop."""
+    @override
+    async def stop(self, grace_seconds: float) -> None:
         if self._sweeping is not None:
             task, self._sweeping = self._sweeping, None
             await stop_tasks([task])

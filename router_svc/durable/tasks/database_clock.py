@@ -1,4 +1,4 @@
-"""The time that leases are compared by: the same for all routers on one database."""
+"""The database clock: the time by which all routers on one database compare leases."""
 
 from collections.abc import Awaitable, Callable
 
@@ -8,29 +8,29 @@ DatabaseTime = Callable[[], Awaitable[float | None]]
 
 
 async def no_database_time() -> float | None:
-    """A database with one router needs no time of its own."""
+    """Returns None: a database with one router needs no common clock."""
     return None
 
 
 class DatabaseClock:
-    """UTC as the database has it. Its clock is looked at now and then, and this machine's is corrected by it."""
+    """UTC of the database: this machine's clock plus an offset that `synchronize` measures."""
 
     def __init__(self, clock: Clock, database_time: DatabaseTime = no_database_time) -> None:
         self._clock = clock
         self._database_time = database_time
-        self._ahead_seconds = 0.0
+        self._offset_seconds = 0.0
 
     @property
     def clock(self) -> Clock:
-        """For every length of time inside this process."""
+        """The process clock, for durations inside this process."""
         return self._clock
 
     def now(self) -> float:
-        """UTC seconds since the epoch."""
-        return self._clock.utc_now().timestamp() + self._ahead_seconds
+        """Returns UTC seconds since the epoch."""
+        return self._clock.utc_now().timestamp() + self._offset_seconds
 
-    async def correct(self) -> None:
-        """Look at the database's clock. Raises SERVICE_UNAVAILABLE."""
-        theirs = await self._database_time()
-        if theirs is not None:
-            self._ahead_seconds = theirs - self._clock.utc_now().timestamp()
+    async def synchronize(self) -> None:
+        """Measures the offset to the database's clock. Raises SERVICE_UNAVAILABLE."""
+        database_seconds = await self._database_time()
+        if database_seconds is not None:
+            self._offset_seconds = database_seconds - self._clock.utc_now().timestamp()

@@ -1,33 +1,36 @@
-"""Places at which a test may stop a router, so that what is not atomic is tried where it breaks.
+"""Failpoints: named places at which a test may stop a router, between two steps that are not atomic.
 
-etcd names its failpoints the same way. In production nothing happens at any of them.
+The name is that of etcd. In production nothing happens at any of them.
 """
 
 from enum import Enum
 from typing import Protocol
 
+from typing_extensions import override
+
 
 class Failpoint(Enum):
-    """Where."""
+    """The place in the life of a task."""
 
     SUBMITTED = "submitted"
-    """The task is on disk, and its submitter does not know it yet."""
+    """The task is on disk, and its submission is not acknowledged."""
     CLAIMED = "claimed"
     """The claim is on disk, and no runner has been called."""
     ENDED = "ended"
-    """The result is on disk, and nobody has been told."""
+    """The result is on disk, and no event is published."""
 
 
 class Failpoints(Protocol):
-    """What happens there."""
+    """The action at a failpoint."""
 
     async def reach(self, point: Failpoint, task_id: str) -> None:
-        """The router is there with this task."""
+        """Called when the router reaches the place with this task."""
         ...
 
 
-class NoFailpoints:
-    """Nothing happens."""
+class NoFailpoints(Failpoints):
+    """No action at any failpoint."""
 
+    @override
     async def reach(self, point: Failpoint, task_id: str) -> None:
-        """See Failpoints.reach."""
+        pass

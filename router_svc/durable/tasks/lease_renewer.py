@@ -1,4 +1,4 @@
-"""Keeps the claims of one router alive, notices which it has lost, and takes back those of routers that are gone."""
+"""Renews the leases of one router's claims, detects lost ones, and takes back expired leases of any router."""
 
 import asyncio
 from typing import Protocol
@@ -24,99 +24,99 @@ from weft.kernel.reasons import Reason
 log = structlog.get_logger("weft.tasks")
 
 MAX_RETRY_SECONDS = 1.0
-"""Pause after a beat that the database did not take; a third of the interval where that is less."""
-HURRY_SECONDS = 0.05
-"""News that comes within this is looked at together."""
+"""Pause after a failed renewal; a third of the interval where that is less."""
+DEBOUNCE_SECONDS = 0.05
+"""Events that come within this time cause one renewal."""
 
 
 class ClaimHolder(Protocol):
-    """Who runs what is claimed."""
+    """The engine that runs the claimed tasks."""
 
     @property
     def claims(self) -> frozenset[Claim]:
-        """What runs here."""
+        """The claims of the tasks that run here."""
         ...
 
     def is_claiming(self, task_id: str) -> bool:
-        """Whether a claim of it is under way."""
+        """Whether a claim of the task is in progress."""
         ...
 
     def lose(self, claim: Claim) -> None:
-        """End what runs under a claim that is lost."""
+        """Stops the run whose claim is lost."""
         ...
 
     def publish(self, event: StoreEvent) -> None:
-        """Tell what was written."""
+        """Publishes a change that is written."""
         ...
 
 
 class LeaseRenewer:
-    """Beats three times in each lease."""
+    """Renews all leases three times per lease length."""
 
     def __init__(
-        self, owner: str, store: TaskStore, database_clock: DatabaseClock, limits: TaskLimits, claimant: ClaimHolder
+        self, owner: str, store: TaskStore, database_clock: DatabaseClock, limits: TaskLimits, claim_holder: ClaimHolder
     ) -> None:
         self._owner = owner
         self._store = store
         self._database_clock = database_clock
         self._limits = limits
-        self._claimant = claimant
-        self._hurry = asyncio.Event()
+        self._claim_holder = claim_holder
+        self._renewal_requested = asyncio.Event()
 
     def renew_soon(self) -> None:
-        """Somebody may have ended what runs here."""
-        self._hurry.set()
+        """Requests a renewal now, because a task that runs here may have been ended elsewhere."""
+        self._renewal_requested.set()
 
     async def run(self) -> None:
-        """Beat until cancelled."""
+        """Renews leases until cancelled."""
         interval = self._limits.lease_seconds / 3
         while True:
-            self._hurry.clear()
+            self._renewal_requested.clear()
             pause = interval
             try:
-                await self.beat()
+                await self.renew()
             except WeftError as error:
                 log.warning("task leases were not renewed", why=error.message)
                 pause = min(MAX_RETRY_SECONDS, interval / 3)
             except Exception:
-                # A heart that stands still loses everything that runs here.
-                log.exception("task leases could not be looked at")
+                # Without renewals every run here loses its lease.
+                log.exception("task leases could not be renewed")
                 pause = min(MAX_RETRY_SECONDS, interval / 3)
-            if await wait_for_event(self._hurry, self._database_clock.clock, pause):
-                await self._database_clock.clock.sleep(HURRY_SECONDS)
+            if await wait_for_event(self._renewal_requested, self._database_clock.clock, pause):
+                await self._database_clock.clock.sleep(DEBOUNCE_SECONDS)
 
-    async def beat(self) -> None:
-        """Prolong what runs here first, and only then look for what others have left. Raises SERVICE_UNAVAILABLE."""
-        await self._database_clock.correct()
-        held = self._claimant.claims
+    async def renew(self) -> None:
+        """Renews this router's leases first, then takes back expired ones. Raises SERVICE_UNAVAILABLE."""
+        await self._database_clock.synchronize()
+        held = self._claim_holder.claims
         renewed = await self._store.renew(self._owner, self._database_clock.now() + self._limits.lease_seconds)
         for claim in sorted(held - renewed):
-            self._claimant.lose(claim)
-        for claim in sorted(renewed - held - self._claimant.claims):
-            if not self._claimant.is_claiming(claim.task_id):
-                await self._give_back(claim)
-        await self._take_back()
+            self._claim_holder.lose(claim)
+        for claim in sorted(renewed - held - self._claim_holder.claims):
+            if not self._claim_holder.is_claiming(claim.task_id):
+                await self._revert_unknown(claim)
+        await self._revert_expired()
 
-    async def _give_back(self, claim: Claim) -> None:
-        """A claim of this router that nothing runs under: its acknowledgement was lost on the way."""
-        failure = TaskFailure(reason=Reason.LEASE_LOST, message="the claim was not heard of")
+    async def _revert_unknown(self, claim: Claim) -> None:
+        """Reverts a claim of this router that has no run, because its acknowledgement was lost."""
+        failure = TaskFailure(reason=Reason.LEASE_LOST, message="the acknowledgement of the claim was lost")
         now = self._database_clock.now()
         if await self._store.revert(claim, failure, receipt=b"", counts=False, now=now, ready_at=now):
             log.info(
                 "task reverted", task=claim.task_id, attempt=claim.attempt, reason=failure.reason.name, counts=False
             )
-            # Its lane is found by the next look: the claim does not say which it is.
-            self._claimant.publish(TaskChanged(claim.task_id))
+            # The claim does not name its lane; the next look at all lanes finds it.
+            self._claim_holder.publish(TaskChanged(claim.task_id))
 
-    async def _take_back(self) -> None:
+    async def _revert_expired(self) -> None:
         while True:
             lost = await self._store.revert_expired(self._database_clock.now(), self._limits.sweep_batch)
             for lease in lost:
-                self._tell(lease)
+                self._report_expired(lease)
             if len(lost) < self._limits.sweep_batch:
                 return
 
-    def _tell(self, lease: ExpiredLease) -> None:
+    def _report_expired(self, lease: ExpiredLease) -> None:
         claim = lease.claim
         if lease.state is TaskState.PENDING:
             log.info("task reverted", task=claim.task_id, attempt=claim.attempt, reason=LOST_LEASE.name, counts=True)
@@ -128,7 +128,7 @@ class LeaseRenewer:
                 state=lease.state.name,
                 reason=LOST_LEASE.name,
             )
-        self._claimant.lose(claim)
-        self._claimant.publish(TaskChanged(claim.task_id))
+        self._claim_holder.lose(claim)
+        self._claim_holder.publish(TaskChanged(claim.task_id))
         if lease.state is TaskState.PENDING:
-            self._claimant.publish(LaneFilled(lease.lane))
+            self._claim_holder.publish(LaneFilled(lease.lane))

@@ -1,10 +1,11 @@
-"""Tasks inside the router's own process."""
+"""The task port inside the router's own process: submit, read, list, cancel, delete and watch tasks."""
 
 from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 
 import structlog
+from typing_extensions import override
 
 from router_svc.durable.tasks.config import MEBIBYTE, TaskLimits
 from router_svc.durable.tasks.database_clock import DatabaseClock
@@ -27,6 +28,7 @@ from weft.durable.tasks import (
     TaskDetails,
     TaskEvent,
     TaskPage,
+    TaskPort,
     TaskQuery,
     TaskState,
     attempt_of,
@@ -39,11 +41,11 @@ from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 
 MAX_READ_BYTES = MEBIBYTE
-"""Of pieces that are read at once."""
+"""Bytes of chunks that one read returns."""
 
 
 class TaskWatcher:
-    """Watches tasks for callers."""
+    """Streams committed states and chunks of tasks to callers until each task is terminal."""
 
     def __init__(
         self, answers: MonotonicTasks, store: TaskStore, events: TaskEventBus, clock: Clock, limits: TaskLimits
@@ -56,30 +58,30 @@ class TaskWatcher:
         self._watches = 0
 
     async def watch(self, tenant: str, task_id: str, after_event: int) -> AsyncGenerator[TaskEvent]:
-        """See TaskPort.watch."""
+        """Yields what `TaskPort.watch` promises."""
         with self._counted(), self._events.watching(task_id) as event:
-            told: Task | None = None
+            shown: Task | None = None
             last = after_event
             while True:
-                # Cleared first: what is told while it is read is looked at again.
+                # Cleared before reading: an event that comes during the read causes another one.
                 event.clear()
                 task = await self._answers.get(tenant, task_id)
-                if told is None or (_has_moved(told, task) and not task.state.is_terminal):
+                if shown is None or (_has_moved(shown, task) and not task.state.is_terminal):
                     yield task
-                told = task
+                shown = task
                 async for chunk in self._chunks(task, last):
                     last = chunk.last_event
                     yield chunk
                 if task.state.is_terminal:
                     if attempt_of(last) <= task.attempt and last < task.last_event:
-                        # It was deleted while its answer was read: the part that was told is not the whole.
+                        # It was deleted while its answer was read: the chunks that were sent are not all of it.
                         raise task_not_found(task_id)
                     yield task
                     return
                 await wait_for_event(event, self._clock, self._limits.watch_poll_seconds)
 
     async def _chunks(self, task: Task, after_event: int) -> AsyncGenerator[TaskChunk]:
-        """What is kept behind an event; one of an attempt that was lost counts as none."""
+        """Yields the chunks after an event; an event of an earlier attempt counts as no event."""
         index = index_of(after_event) if attempt_of(after_event) == task.attempt else 0
         while task.attempt:
             chunks = await self._store.chunks(task.id, task.attempt, index, MAX_READ_BYTES)
@@ -94,7 +96,7 @@ class TaskWatcher:
         if self._watches >= self._limits.max_watches:
             raise WeftError(
                 Reason.TOO_MANY_RESOURCES,
-                "as many watch tasks as may (router.tasks.max_watches); ask for the task now and then",
+                "the router has as many watchers of tasks as it may (router.tasks.max_watches); poll the task instead",
                 retry_after_seconds=self._limits.watch_poll_seconds,
             )
         self._watches += 1
@@ -111,12 +113,12 @@ def _has_moved(before: Task, now: Task) -> bool:
 log = structlog.get_logger("weft.tasks")
 
 _OF_NEW_TASKS = frozenset({Reason.TOO_MANY_RESOURCES, Reason.MODEL_NOT_FOUND})
-"""Why a task is refused that would be a new one; one that is kept already stays as good as it was."""
+"""Reasons that refuse new tasks only; a resubmission of a stored task is answered with that task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalTasksDeps:
-    """What the port works with."""
+    """What `LocalTasks` works with."""
 
     answers: MonotonicTasks
     events: TaskEventBus
@@ -127,17 +129,17 @@ class LocalTasksDeps:
     limits: TaskLimits
     failpoints: Failpoints
     names: KnownNames | None = None
-    """Of what tasks may ask for; None: of anything."""
+    """Models, routes and agents that tasks may name; None: any name is accepted."""
 
 
-class LocalTasks:
-    """See TaskPort."""
+class LocalTasks(TaskPort):
+    """The TaskPort of the router that runs the tasks."""
 
     def __init__(self, deps: LocalTasksDeps) -> None:
         self._deps = deps
 
+    @override
     async def submit(self, new: NewTask) -> Submitted:
-        """See TaskPort.submit."""
         deps = self._deps
         checked = check_spec(new.spec, deps.limits, "spec")
         row = _row_of(new, checked, deps.database_clock.now())
@@ -146,11 +148,11 @@ class LocalTasks:
                 deps.names.require(checked.model, "spec.model")
             await deps.counts.require(new.tenant)
         except WeftError as error:
-            # Who sends the same again adds nothing, and may not know yet that it is kept.
+            # A resubmission adds nothing, and its sender may have lost the acknowledgement.
             known = None if error.reason not in _OF_NEW_TASKS else await deps.answers.submitted(row)
             if known is None:
                 raise
-            return replace(known, task=self._told(known.task))
+            return replace(known, task=self._with_waiting_reason(known.task))
         submitted = await deps.answers.submit(row)
         task = submitted.task
         await deps.failpoints.reach(Failpoint.SUBMITTED, task.id)
@@ -158,30 +160,30 @@ class LocalTasks:
             deps.counts.add(new.tenant)
             log.info("task accepted", task=task.id, tenant=new.tenant, model=task.model, caller=new.caller)
             deps.events.publish(LaneFilled(row.lane))
-        return replace(submitted, task=self._told(task))
+        return replace(submitted, task=self._with_waiting_reason(task))
 
+    @override
     async def get(self, tenant: str, task_id: str) -> Task:
-        """See TaskPort.get."""
-        return self._told(await self._deps.answers.get(tenant, task_id))
+        return self._with_waiting_reason(await self._deps.answers.get(tenant, task_id))
 
+    @override
     async def details(self, tenant: str, task_id: str) -> TaskDetails:
-        """See TaskPort.details."""
         found = await self._deps.answers.details(tenant, task_id)
-        return replace(found, task=self._told(found.task))
+        return replace(found, task=self._with_waiting_reason(found.task))
 
+    @override
     async def list_page(self, tenant: str, query: TaskQuery) -> TaskPage:
-        """See TaskPort.list_page."""
         if not 1 <= query.page_size <= MAX_LISTED:
             raise invalid_field("page_size", f"must be 1 to {MAX_LISTED}")
         page = await self._deps.answers.list_page(tenant, query)
-        return replace(page, tasks=[self._told(task) for task in page.tasks])
+        return replace(page, tasks=[self._with_waiting_reason(task) for task in page.tasks])
 
+    @override
     async def cancel(self, tenant: str, task_id: str) -> Task:
-        """See TaskPort.cancel."""
         deps = self._deps
         before = await deps.answers.get(tenant, task_id)
         if before.state.is_terminal:
-            return self._told(before)
+            return self._with_waiting_reason(before)
         found = await deps.answers.cancel(tenant, task_id, deps.database_clock.now())
         if found.state is TaskState.CANCELLED:
             log.info("task cancelled", task=task_id, attempt=found.attempt, owner=found.owner or None)
@@ -189,19 +191,19 @@ class LocalTasks:
         deps.events.publish(TaskChanged(task_id))
         return replace(found, owner="")
 
+    @override
     async def delete(self, tenant: str, task_id: str) -> None:
-        """See TaskPort.delete."""
         await self._deps.answers.delete(tenant, task_id)
         self._deps.events.publish(TaskChanged(task_id))
 
+    @override
     async def watch(self, tenant: str, task_id: str, after_event: int = 0) -> AsyncGenerator[TaskEvent]:
-        """See TaskPort.watch."""
         async with aclosing(self._deps.watcher.watch(tenant, task_id, after_event)) as watched:
             async for event in watched:
-                yield self._told(event) if isinstance(event, Task) else event
+                yield self._with_waiting_reason(event) if isinstance(event, Task) else event
 
-    def _told(self, task: Task) -> Task:
-        """With what is known here of why it waits."""
+    def _with_waiting_reason(self, task: Task) -> Task:
+        """Adds the reason why a pending task waits, as far as this router knows it."""
         if task.state is not TaskState.PENDING:
             return task
         return replace(task, waiting_for=self._deps.engine.waiting_for(task))

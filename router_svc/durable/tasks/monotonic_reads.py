@@ -1,7 +1,8 @@
-"""Tasks as submitters and watchers are answered: no answer of this router shows a task as it was before another one.
+"""Monotonic reads: no answer of this router shows an older state of a task than an answer that it gave before.
 
-A reading takes a while between its snapshot and its answer. A change that is committed and acknowledged meanwhile would
-otherwise be followed by the state before it. Routers that share a database keep this each for itself.
+Time passes between the snapshot that a read takes and its answer. Without this module a change that is committed and
+acknowledged in between would be followed by an answer with the state before it. Each router guarantees this for its own
+answers only, not across routers that share a database.
 """
 
 from collections import OrderedDict
@@ -24,25 +25,25 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 MAX_REMEMBERED = 10_000
-"""Tasks that are remembered while readings are under way; beyond that the oldest is forgotten."""
+"""Tasks that are remembered while reads are in progress; beyond that the oldest is dropped."""
 
 _Key = tuple[str, str]
-"""Tenant and id: to another tenant a task does not exist, which says nothing of it."""
+"""Tenant and task id: a task does not exist for other tenants, which says nothing about its own."""
 
 
 class MonotonicReads:
-    """Remembers what is shown for as long as a reading that began before is not answered."""
+    """Remembers the last answered state of each task while an earlier read is unanswered."""
 
     def __init__(self) -> None:
         self._moment = 0
         self._readings: dict[int, None] = {}
-        """The moments at which readings under way began, oldest first."""
+        """Logical times at which the reads in progress began, oldest first."""
         self._shown: OrderedDict[_Key, tuple[int, Task | None]] = OrderedDict()
-        """With the moment of each, oldest first; None instead of a task: it is gone."""
+        """Answered states with their logical times, oldest first; None: the task was answered as not found."""
 
     @contextmanager
     def reading(self) -> Generator[None]:
-        """A block that reads, shows what it has read, and awaits nothing between its last line and its answer."""
+        """Context of one read; the caller must not await between the end of the block and its answer."""
         began = self._next_moment()
         self._readings[began] = None
         try:
@@ -52,9 +53,9 @@ class MonotonicReads:
             self._forget()
 
     def show(self, task: Task) -> Task | None:
-        """What is to be answered for a task that was read: the task, or what was shown meanwhile and is newer.
+        """Returns the state to answer: the given one, or a newer one that another answer has shown meanwhile.
 
-        None: an answer said meanwhile that it does not exist.
+        None: another answer has said meanwhile that the task does not exist.
         """
         key = (task.tenant, task.id)
         if key in self._shown:
@@ -65,7 +66,7 @@ class MonotonicReads:
         return task
 
     def show_gone(self, tenant: str, task_id: str) -> None:
-        """The answer is that the tenant has no such task."""
+        """Records that the answer is NOT_FOUND."""
         self._remember((tenant, task_id), None)
 
     def _remember(self, key: _Key, task: Task | None) -> None:
@@ -75,7 +76,7 @@ class MonotonicReads:
             self._shown.popitem(last=False)
 
     def _forget(self) -> None:
-        """Drop what every reading under way began after."""
+        # Entries older than every read in progress cannot be overtaken any more.
         oldest = next(iter(self._readings), self._moment)
         while self._shown:
             moment, _ = next(iter(self._shown.values()))
@@ -89,44 +90,44 @@ class MonotonicReads:
 
 
 def _progress(task: Task) -> tuple[bool, int, bool]:
-    """How far a task has come: an attempt that was given up is PENDING again, and later than while it ran."""
+    """Sort key of progress: a reverted attempt is PENDING again, which is later than RUNNING of the same attempt."""
     return task.state.is_terminal, task.attempt, task.state is TaskState.PENDING
 
 
 MAX_READINGS = 8
-"""So often details are read anew that were overtaken: each time a later state of this one task was shown meanwhile."""
+"""How often details are read again when a newer state of the task was answered meanwhile."""
 
 
 class MonotonicTasks:
-    """What a store says, in an order that never goes back. Methods as in TaskStore, with NOT_FOUND raised."""
+    """The task store as submitters see it, with monotonic reads. Methods as in TaskStore, but NOT_FOUND is raised."""
 
     def __init__(self, store: TaskStore) -> None:
         self._store = store
         self._shown = MonotonicReads()
 
     async def submit(self, row: TaskRow) -> Submitted:
-        """See TaskStore.submit."""
+        """Stores a new task; see `TaskStore.submit`."""
         with self._shown.reading():
             return self._submitted(await self._store.submit(row))
 
     async def submitted(self, row: TaskRow) -> Submitted | None:
-        """See TaskStore.submitted."""
+        """Returns the task that has the idempotency key of `row`; None: there is none."""
         with self._shown.reading():
             found = await self._store.submitted(row)
             return None if found is None else self._submitted(found)
 
     async def get(self, tenant: str, task_id: str) -> Task:
-        """See TaskStore.get."""
+        """Returns a task."""
         with self._shown.reading():
             return self._found(tenant, task_id, await self._store.get(tenant, task_id))
 
     async def details(self, tenant: str, task_id: str) -> TaskDetails:
-        """See TaskStore.details. Raises SERVICE_UNAVAILABLE where the task changes each time that it is read."""
+        """Returns the task with its spec and attempts; raises SERVICE_UNAVAILABLE if it changes during every read."""
         for _ in range(MAX_READINGS):
             with self._shown.reading():
                 found = await self._store.details(tenant, task_id)
                 task = self._found(tenant, task_id, None if found is None else found.task)
-                # The attempts belong to the task as it was read: both are of one moment, or are read again.
+                # The attempts belong to the state that was read with them: an overtaken pair is read again.
                 if found is not None and task is found.task:
                     return found
         raise WeftError(
@@ -134,7 +135,7 @@ class MonotonicTasks:
         )
 
     async def list_page(self, tenant: str, query: TaskQuery) -> TaskPage:
-        """See TaskStore.list_page. A task that has left the asked states meanwhile is left out."""
+        """Returns a page; a task that has left the requested states meanwhile is omitted."""
         with self._shown.reading():
             page = await self._store.list_page(tenant, query)
             newest = [self._shown.show(task) for task in page.tasks]
@@ -142,14 +143,14 @@ class MonotonicTasks:
             return replace(page, tasks=kept)
 
     async def cancel(self, tenant: str, task_id: str, now: float) -> Task:
-        """See TaskStore.cancel."""
+        """Cancels a task unless it is terminal; `owner` of the result names the router that ran it."""
         with self._shown.reading():
             ended = await self._store.cancel(tenant, task_id, now)
             task = self._found(tenant, task_id, None if ended is None else replace(ended, owner=""))
             return task if ended is None else replace(task, owner=ended.owner)
 
     async def delete(self, tenant: str, task_id: str) -> None:
-        """See TaskStore.delete."""
+        """Deletes a terminal task."""
         with self._shown.reading():
             self._found(tenant, task_id, await self._store.delete(tenant, task_id))
             self._shown.show_gone(tenant, task_id)

@@ -1,4 +1,4 @@
-"""The running of tasks as a service beside the router's own."""
+"""The task service: composition of the task engine, its gRPC servicer, and their life cycle."""
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
+from typing_extensions import override
 
 from router_svc.callers import metadata_of, tenant_of
 from router_svc.durable.tasks.config import TaskLimits
@@ -33,7 +34,7 @@ from weft.kernel.names import MAX_REQUEST_ID_CHARS, new_id, require_token
 from weft.kernel.principal import MAY_LEAVE
 from weft.kernel.rpc import ChannelPool, answering
 from weft.kernel.rpc_auth import caller
-from weft.kernel.service import start_restarting, stop_tasks
+from weft.kernel.service import Service, start_restarting, stop_tasks
 from weft.kernel.telemetry import TRACEPARENT, valid_traceparent
 
 if TYPE_CHECKING:
@@ -44,21 +45,19 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
-    """See TaskService."""
+    """TaskService over the task port; translation only."""
 
     def __init__(self, tasks: TaskPort) -> None:
         self._tasks = tasks
 
-    async def SubmitTask(  # noqa: N802 - the rpc's name
-        self, request: pb.SubmitTaskRequest, context: Context
-    ) -> pb.SubmitTaskResponse:
-        """See TaskService.SubmitTask."""
+    @override
+    async def SubmitTask(self, request: pb.SubmitTaskRequest, context: Context) -> pb.SubmitTaskResponse:
         async with answering(context):
             metadata = metadata_of(context)
             spec = request.spec
             if spec.options.allow_remote:
                 caller().require(MAY_LEAVE)
-            # A task with a key must be the same each time that it is sent: a trace of its own would make it another.
+            # Resubmissions with a key must have the same digest, so no trace is added to them.
             if not spec.traceparent and not request.idempotency_key:
                 spec.traceparent = valid_traceparent(metadata.get(TRACEPARENT)) or ""
             submitted = await self._tasks.submit(
@@ -72,8 +71,8 @@ class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
             return pb.SubmitTaskResponse(task=task_message(submitted.task), existed=submitted.existed)
         raise AssertionError("abort has raised")
 
-    async def GetTask(self, request: pb.GetTaskRequest, context: Context) -> pb.GetTaskResponse:  # noqa: N802
-        """See TaskService.GetTask."""
+    @override
+    async def GetTask(self, request: pb.GetTaskRequest, context: Context) -> pb.GetTaskResponse:
         async with answering(context):
             found = await self._tasks.details(_tenant(context), _id(request.id))
             return pb.GetTaskResponse(
@@ -81,8 +80,8 @@ class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
             )
         raise AssertionError("abort has raised")
 
-    async def ListTasks(self, request: pb.ListTasksRequest, context: Context) -> pb.ListTasksResponse:  # noqa: N802
-        """See TaskService.ListTasks."""
+    @override
+    async def ListTasks(self, request: pb.ListTasksRequest, context: Context) -> pb.ListTasksResponse:
         async with answering(context):
             query = TaskQuery(
                 states=frozenset(_state(number) for number in request.states),
@@ -97,27 +96,25 @@ class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
             )
         raise AssertionError("abort has raised")
 
-    async def CancelTask(self, request: pb.CancelTaskRequest, context: Context) -> pb.CancelTaskResponse:  # noqa: N802
-        """See TaskService.CancelTask."""
+    @override
+    async def CancelTask(self, request: pb.CancelTaskRequest, context: Context) -> pb.CancelTaskResponse:
         async with answering(context):
             task = await self._tasks.cancel(_tenant(context), _id(request.id))
             return pb.CancelTaskResponse(task=task_message(task))
         raise AssertionError("abort has raised")
 
-    async def WatchTask(  # noqa: N802 - the rpc's name
-        self, request: pb.WatchTaskRequest, context: Context
-    ) -> AsyncGenerator[pb.WatchTaskResponse]:
-        """See TaskService.WatchTask."""
+    @override
+    async def WatchTask(self, request: pb.WatchTaskRequest, context: Context) -> AsyncGenerator[pb.WatchTaskResponse]:
         async with answering(context):
             if request.after_event < 0:
                 raise invalid_field("after_event", "must not be negative")
             watched = self._tasks.watch(_tenant(context), _id(request.id), request.after_event)
-            async with aclosing(watched) as event:
-                async for each in event:
+            async with aclosing(watched) as events:
+                async for each in events:
                     yield event_message(each)
 
-    async def DeleteTask(self, request: pb.DeleteTaskRequest, context: Context) -> pb.DeleteTaskResponse:  # noqa: N802
-        """See TaskService.DeleteTask."""
+    @override
+    async def DeleteTask(self, request: pb.DeleteTaskRequest, context: Context) -> pb.DeleteTaskResponse:
         async with answering(context):
             await self._tasks.delete(_tenant(context), _id(request.id))
             return pb.DeleteTaskResponse()
@@ -143,31 +140,31 @@ OWNER_PREFIX = "router"
 
 
 class OpenableTaskStore(TaskStore, Protocol):
-    """A TaskStore with a life of its own."""
+    """A TaskStore with a life cycle."""
 
     async def start(self) -> None:
-        """Open it. Raises SERVICE_UNAVAILABLE."""
+        """Opens the store. Raises SERVICE_UNAVAILABLE."""
         ...
 
     async def stop(self) -> None:
-        """Close it; safe to call twice."""
+        """Closes the store; safe to call twice."""
         ...
 
     async def database_now(self) -> float | None:
-        """UTC as the database has it; None where no other router compares times with this one."""
+        """Returns the database's UTC seconds since the epoch; None if no other router shares the database."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskServiceDeps:
-    """What a router gives to the running of tasks."""
+    """What a router provides to the task service."""
 
     placement: PlacementPort
     fleet: FleetSource
     channels: ChannelPool
-    """To the runners; whoever made it closes it, after this service has stopped."""
+    """Channels to the runners; their creator closes them after this service has stopped."""
     subscribe: Callable[[Callable[[FleetView], None]], None]
-    """Whom to ask to be told every new view of the mesh."""
+    """Registers a listener for every new view of the mesh."""
 
 
 def build(
@@ -179,7 +176,7 @@ def build(
     failpoints: Failpoints | None = None,
     store: OpenableTaskStore | None = None,
 ) -> "TaskService":
-    """The running of tasks that are kept in a database, not started. `store`: who keeps them instead."""
+    """Returns a task service on a database, not started. `store` replaces the SQL store."""
     clock = clock or SystemClock()
     calls = DispatchedCalls(placement=deps.placement, channels=deps.channels, fleet=deps.fleet, clock=clock)
     kept = store or SqlTaskStore(database, max_commit_batch=limits.max_commit_batch, clock=clock)
@@ -188,8 +185,8 @@ def build(
     return service
 
 
-class TaskService:
-    """See weft.kernel.service.Service."""
+class TaskService(Service):
+    """Runs durable tasks beside a router."""
 
     def __init__(
         self,
@@ -201,7 +198,7 @@ class TaskService:
         *,
         names: KnownNames | None = None,
     ) -> None:
-        """`names`: of what tasks may ask for; None: of anything."""
+        """`names`: models, routes and agents that tasks may name; None: any name is accepted."""
         self._store = store
         database_clock = DatabaseClock(clock, store.database_now)
         self._database_clock = database_clock
@@ -238,38 +235,38 @@ class TaskService:
 
     @property
     def tasks(self) -> TaskPort:
-        """The port for whoever is in this very process."""
+        """The task port for callers in this process."""
         return self._tasks
 
     async def names_waited_for(self) -> frozenset[str]:
-        """The names, as they were asked for, for which tasks wait to be begun. Raises SERVICE_UNAVAILABLE."""
+        """Returns the requested model names of pending tasks. Raises SERVICE_UNAVAILABLE."""
         lanes = await self._store.lanes(self._database_clock.now(), None, self._limits.max_lanes)
         return frozenset(lane.model for lane in lanes)
 
     @property
     def events(self) -> TaskEventBus:
-        """News of tasks, for whoever writes tasks into the same database or wants to hear of them."""
+        """The event bus of tasks, for batches and other writers of tasks in the same database."""
         return self._events
 
     @property
     def engine(self) -> TaskEngine:
-        """Who runs them."""
+        """The engine that runs the tasks."""
         return self._engine
 
+    @override
     @property
     def service_names(self) -> Sequence[str]:
-        """See Service.service_names."""
         return (task_service_pb2.DESCRIPTOR.services_by_name["TaskService"].full_name,)
 
+    @override
     def register(self, server: grpc.aio.Server) -> None:
-        """See Service.register."""
         task_service_pb2_grpc.add_TaskServiceServicer_to_server(TaskServicer(self._tasks), server)
 
     async def start(self) -> None:
-        """See Service.start. Raises SERVICE_UNAVAILABLE."""
+        """Starts the store, the engine and the sweeper. Raises SERVICE_UNAVAILABLE."""
         await self._store.start()
         try:
-            await self._database_clock.correct()
+            await self._database_clock.synchronize()
             await self._counts.count()
         except BaseException:
             await self._store.stop()
@@ -278,7 +275,7 @@ class TaskService:
         self._sweeping = start_restarting(self._sweeper.run, name="task-sweeper", clock=self._database_clock.clock)
 
     async def stop(self, grace_seconds: float) -> None:
-        """See Service.stop. What is not done within the grace is given back, for whoever comes next."""
+        """Stops everything; runs that do not end within the grace period are reverted for other routers."""
         if self._sweeping is not None:
             task, self._sweeping = self._sweeping, None
             task.cancel()

@@ -1,4 +1,4 @@
-"""What may be a task: the bounds of a TaskSpec, whoever brings it. Pure."""
+"""Validation of a TaskSpec, for single tasks and items of batches. Pure."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,12 +22,12 @@ MAX_ATTEMPTS = 100
 MAX_TRACEPARENT_CHARS = 128
 _NANOSECONDS = 1e9
 _PAYLOAD = "payload"
-"""What the checks of a payload, which live requests share, call it."""
+"""Field name of the payload in the checks that live requests share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedSpec:
-    """A TaskSpec that may be kept, and what is kept beside it."""
+    """A valid TaskSpec, and the columns that are stored beside it."""
 
     model: str
     operation: Operation
@@ -37,7 +37,7 @@ class CheckedSpec:
     max_attempts: int
     pending_limit_seconds: float
     spec: bytes
-    """Serialized; the same spec has the same bytes."""
+    """Serialized deterministically: equal specs have equal bytes."""
 
     @property
     def digest(self) -> bytes:
@@ -48,7 +48,7 @@ class CheckedSpec:
 def check_spec(spec: task_pb2.TaskSpec, limits: TaskLimits, field: str) -> CheckedSpec:
     """Raises INVALID_ARGUMENT or REQUEST_TOO_LARGE naming the field, which is `field` or in it.
 
-    Whether the caller may let it leave the premises is for whoever knows the caller.
+    Whether the caller may allow remote models is checked by the servicer, which knows the caller.
     """
     with _within(field):
         _check_sizes(spec, limits)
@@ -63,7 +63,7 @@ def check_spec(spec: task_pb2.TaskSpec, limits: TaskLimits, field: str) -> Check
             model=model,
             operation=operation,
             band=priority_of(spec.options) if spec.options.priority else Priority.DURABLE,
-            origin_kind=_words(spec.origin_kind, "origin_kind", MAX_ORIGIN_KIND_CHARS),
+            origin_kind=_printable(spec.origin_kind, "origin_kind", MAX_ORIGIN_KIND_CHARS),
             max_attempts=_max_attempts(spec, limits),
             pending_limit_seconds=_pending_limit_seconds(spec, limits),
             spec=spec.SerializeToString(deterministic=True),
@@ -75,7 +75,7 @@ def _check_sizes(spec: task_pb2.TaskSpec, limits: TaskLimits) -> None:
         raise FieldError("origin", f"must have at most {limits.max_origin_bytes} bytes", Reason.REQUEST_TOO_LARGE)
     if spec.ByteSize() > limits.max_spec_bytes:
         raise FieldError("spec", f"must have at most {limits.max_spec_bytes} bytes", Reason.REQUEST_TOO_LARGE)
-    _words(spec.traceparent, "traceparent", MAX_TRACEPARENT_CHARS)
+    _printable(spec.traceparent, "traceparent", MAX_TRACEPARENT_CHARS)
 
 
 def _check_payload(spec: task_pb2.TaskSpec, limits: TaskLimits) -> Operation:
@@ -102,7 +102,7 @@ def _max_attempts(spec: task_pb2.TaskSpec, limits: TaskLimits) -> int:
 def _pending_limit_seconds(spec: task_pb2.TaskSpec, limits: TaskLimits) -> float:
     if not spec.HasField("pending_limit"):
         return limits.pending_limit_seconds
-    # Beyond what a Duration may hold, its own arithmetic fails; here such a length is only too long.
+    # Duration.ToSeconds raises for values out of its range; computed here, such a value is merely too long.
     seconds = spec.pending_limit.seconds + spec.pending_limit.nanos / _NANOSECONDS
     if not MIN_PENDING_LIMIT_SECONDS <= seconds <= MAX_PENDING_LIMIT_SECONDS:
         raise invalid_field(
@@ -111,8 +111,8 @@ def _pending_limit_seconds(spec: task_pb2.TaskSpec, limits: TaskLimits) -> float
     return seconds
 
 
-def _words(text: str, field: str, max_chars: int) -> str:
-    """Columns of PostgreSQL hold no NUL, and logs no line breaks."""
+def _printable(text: str, field: str, max_chars: int) -> str:
+    """Returns the text if it is short and printable: PostgreSQL stores no NUL, and logs no line breaks."""
     if len(text) > max_chars or (text and not text.isprintable()):
         raise invalid_field(field, f"must have at most {max_chars} printable characters")
     return text
@@ -120,7 +120,7 @@ def _words(text: str, field: str, max_chars: int) -> str:
 
 @contextmanager
 def _within(field: str) -> Iterator[None]:
-    """Name the fields as the caller does."""
+    """Prefixes field names with the caller's name of the spec."""
     try:
         yield
     except FieldError as error:

@@ -1,4 +1,4 @@
-"""What is read of tasks on SQL. Each statement has its index: `tests/contract/test_task_store_plans.py`."""
+"""Reads of tasks on SQL. Each statement uses an index: `tests/contract/test_task_store_plans.py`."""
 
 import hashlib
 from base64 import urlsafe_b64decode, urlsafe_b64encode
@@ -20,26 +20,26 @@ from weft.kernel.errors import invalid_field
 from weft.kernel.reasons import reason_of
 
 MAX_CHUNKS_READ = 1_024
-"""Pieces that one call hands out."""
+"""Chunks that one call returns."""
 _LANE_ORDER = (tasks.c.model, tasks.c.tenant, tasks.c.band)
 _TOKEN_MARK_BYTES = 8
 _TOKEN_SEQ_BYTES = 8
 
 
 async def get(connection: AsyncConnection, tenant: str, task_id: str) -> Task | None:
-    """See TaskStore.get."""
+    """Implements `TaskStore.get`."""
     row = (await connection.execute(_owned(tenant, task_id))).first()
     return None if row is None else task_of(row)
 
 
 async def details(connection: AsyncConnection, tenant: str, task_id: str) -> TaskDetails | None:
-    """See TaskStore.details."""
+    """Implements `TaskStore.details`."""
     row = (await connection.execute(_owned(tenant, task_id))).first()
     if row is None:
         return None
     kept = await connection.execute(select(task_specs.c.spec).where(task_specs.c.task_id == task_id))
     spec: bytes | None = kept.scalar_one_or_none()
-    if spec is None:  # It has been deleted meanwhile.
+    if spec is None:  # Deleted between the two statements.
         return None
     tried = select(task_attempts).where(task_attempts.c.task_id == task_id).order_by(task_attempts.c.attempt)
     attempts = [_attempt_of(each) for each in await connection.execute(tried)]
@@ -47,7 +47,7 @@ async def details(connection: AsyncConnection, tenant: str, task_id: str) -> Tas
 
 
 async def list_page(connection: AsyncConnection, tenant: str, query: TaskQuery) -> TaskPage:
-    """See TaskStore.list_page."""
+    """Implements `TaskStore.list_page`."""
     size = max(1, min(query.page_size, MAX_LISTED))
     mark = _mark_of(tenant, query)
     before = _seq_of(query.page_token, mark) if query.page_token else None
@@ -66,10 +66,10 @@ async def list_page(connection: AsyncConnection, tenant: str, query: TaskQuery) 
 async def chunks(
     connection: AsyncConnection, task_id: str, attempt: int, after_index: int, max_bytes: int
 ) -> Sequence[TaskChunk]:
-    """See TaskStore.chunks. Of a piece that the event is in the middle of, the rest."""
+    """Returns what `TaskStore.chunks` promises; of a chunk that contains `after_index`, the rest."""
     c = task_pieces.c
     of_attempt = and_(c.task_id == task_id, c.attempt == attempt)
-    # The event after it may be in the middle of the piece that begins last before that.
+    # The next event may be inside the chunk that begins last before it.
     first = select(func.max(c.first_index)).where(of_attempt, c.first_index <= after_index + 1).scalar_subquery()
     sizes = (
         select(c.first_index, func.length(c.output).label("size"))
@@ -90,7 +90,7 @@ async def chunks(
 
 
 async def lanes(connection: AsyncConnection, now: float, after: Lane | None, limit: int) -> Sequence[Lane]:
-    """See TaskStore.lanes: from each lane's first task the index leads to the next lane, past all others of its own."""
+    """Returns what `TaskStore.lanes` promises: an index skip scan from each lane's first task to the next lane."""
     c = tasks.c
     ready = and_(IS_PENDING, c.ready_at <= now, c.expires_at > now)
     begin: ColumnElement[int]
@@ -115,7 +115,7 @@ def _first_after(
 ) -> ColumnElement[int]:
     """The first ready task of the next lane.
 
-    One question for each column: SQLite compares rows as such only after it has read all of the lane.
+    One subquery per column: SQLite evaluates a row comparison only after a scan of the whole lane.
     """
     c = tasks.c
     first = select(c.seq).where(ready).limit(1)
@@ -129,7 +129,7 @@ def _first_after(
 async def pending(
     connection: AsyncConnection, lane: Lane, now: float, limit: int, max_bytes: int
 ) -> Sequence[PendingTask]:
-    """See TaskStore.pending."""
+    """Implements `TaskStore.pending`."""
     c = tasks.c
     waiting = (
         select(
@@ -138,8 +138,8 @@ async def pending(
         )
         .join_from(tasks, task_specs, task_specs.c.task_id == c.id)
         .where(IS_PENDING, c.model == lane.model, c.tenant == lane.tenant, c.ready_at <= now, c.expires_at > now)
-        # A range of one band, so that there is only one index in whose order they are: from an equality PostgreSQL
-        # concludes that it may as well go through all tasks by their numbers until it has met enough of the lane.
+        # BETWEEN instead of an equality, so that only one index has the order: with an equality PostgreSQL may scan all
+        # tasks by `seq` until it has met enough of the lane.
         .where(c.band.between(lane.band.value, lane.band.value))
         .order_by(c.band, c.seq)
         .limit(limit)
@@ -154,14 +154,14 @@ async def pending(
 
 
 async def next_ready_at(connection: AsyncConnection, now: float) -> float | None:
-    """See TaskStore.next_ready_at."""
+    """Implements `TaskStore.next_ready_at`."""
     query = select(tasks.c.ready_at).where(IS_PENDING, tasks.c.ready_at > now).order_by(tasks.c.ready_at).limit(1)
     moment: float | None = (await connection.execute(query)).scalar_one_or_none()
     return moment
 
 
 async def open_counts(connection: AsyncConnection) -> Mapping[str, int]:
-    """See TaskStore.open_counts."""
+    """Implements `TaskStore.open_counts`."""
     counts: dict[str, int] = {}
     for condition in (IS_PENDING, IS_RUNNING):
         query = select(tasks.c.tenant, func.count()).where(condition).group_by(tasks.c.tenant)
@@ -171,7 +171,7 @@ async def open_counts(connection: AsyncConnection) -> Mapping[str, int]:
 
 
 async def database_now(connection: AsyncConnection) -> float:
-    """What time it is for PostgreSQL, in UTC seconds since the epoch."""
+    """Returns the UTC seconds since the epoch of PostgreSQL."""
     now = select(func.date_part("epoch", func.clock_timestamp()))
     return float((await connection.execute(now)).scalar_one())
 
@@ -181,7 +181,7 @@ def _newest_first(dialect: str, tenant: str, before: int | None) -> Select[Any]:
     if dialect == "sqlite":
         found = select(tasks).where(c.tenant == tenant).order_by(c.seq.desc())
         return found if before is None else found.where(c.seq < before)
-    # See `pending`: with an equality PostgreSQL may go through everybody's tasks.
+    # As in `pending`: with an equality PostgreSQL may scan the tasks of all tenants.
     found = select(tasks).where(c.tenant >= tenant).order_by(c.tenant.desc(), c.seq.desc())
     if before is None:
         return found.where(c.tenant <= tenant)
@@ -193,7 +193,7 @@ def _owned(tenant: str, task_id: str) -> Select[Any]:
 
 
 def _as_many_as_fit(rows: Sequence[Any], max_bytes: int) -> Sequence[Any]:
-    """One at least, if there is one."""
+    """Returns the first rows that fit, at least one if there is one."""
     total = 0
     for count, row in enumerate(rows):
         total += row.size
@@ -237,7 +237,7 @@ def _pending_of(row: Any, lane: Lane, spec: bytes) -> PendingTask:
 
 
 def _mark_of(tenant: str, query: TaskQuery) -> bytes:
-    """What a page token is good for."""
+    """Returns a digest of the query that a page token belongs to."""
     asked = repr((tenant, sorted(state.value for state in query.states), query.model, query.batch))
     return hashlib.sha256(asked.encode("utf-8", "surrogatepass")).digest()[:_TOKEN_MARK_BYTES]
 
@@ -253,5 +253,5 @@ def _seq_of(token: str, mark: bytes) -> int:
         raw = b""
     seq = int.from_bytes(raw[_TOKEN_MARK_BYTES:])
     if len(raw) != _TOKEN_MARK_BYTES + _TOKEN_SEQ_BYTES or not raw.startswith(mark) or seq >= 1 << 63:
-        raise invalid_field("page_token", "is not one that this query's last page came with")
+        raise invalid_field("page_token", "must be the next_page_token of the same query")
     return seq

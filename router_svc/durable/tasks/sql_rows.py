@@ -1,4 +1,4 @@
-"""Tasks as rows and back."""
+"""Rows of tasks: columns to and from `Task`, and inserts of new tasks, many in a few statements."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -16,21 +16,21 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 STAGED = 0
-"""State of a line whose batch is still being taken in: nobody sees it, and nobody begins it."""
+"""State of an item whose batch is still being received: it is not visible, and does not start."""
 
 READY_NOW = 0.0
-"""When a task is ready that need not pause, whatever time whoever looks has: clocks are set back, and two routers'
-never agree to the millisecond in which one tells the other."""
+"""`ready_at` of a task without a pause. Zero rather than now, so that it is ready by every router's clock, also after a
+clock was set back."""
 
 
 async def insert_rows(connection: AsyncConnection, rows: Sequence[TaskRow], *, state: int = TaskState.PENDING) -> None:
-    """Keep new tasks, whose ids and keys are free."""
+    """Inserts new tasks, whose ids and idempotency keys are free."""
     await connection.execute(insert(tasks), [values_of(row, state) for row in rows])
     await connection.execute(insert(task_specs), [{"task_id": row.id, "spec": row.spec} for row in rows])
 
 
 def values_of(row: TaskRow, state: int) -> dict[str, object]:
-    """The columns of a new task."""
+    """Returns the columns of a new task."""
     return {
         "id": row.id,
         "tenant": row.lane.tenant,
@@ -65,7 +65,7 @@ def values_of(row: TaskRow, state: int) -> dict[str, object]:
 
 
 def task_of(row: Row[tuple[object, ...]]) -> Task:
-    """A task as its row says."""
+    """Returns the task of a row."""
     state = TaskState(row.state)
     failed = state is TaskState.FAILED
     return Task(
@@ -89,12 +89,12 @@ def task_of(row: Row[tuple[object, ...]]) -> Task:
 
 
 def utc(seconds: float) -> datetime:
-    """A moment as people and messages have it."""
+    """Returns seconds since the epoch as a UTC datetime."""
     return datetime.fromtimestamp(seconds, UTC)
 
 
 def _reason(number: int) -> Reason:
-    """One that a newer release wrote is a fault that this one does not know."""
+    """Returns a Reason; INTERNAL for a number that a newer release wrote."""
     try:
         return Reason(number)
     except ValueError:
@@ -103,14 +103,14 @@ def _reason(number: int) -> Reason:
 
 _KEY = (tasks.c.tenant, tasks.c.idempotency_key)
 _INSERTS: Mapping[str, Insert] = {
-    # Another router may be about to keep the same key: this waits for it, and then keeps nothing.
+    # Waits for another router's transaction with the same key, and then inserts nothing.
     "sqlite": sqlite.insert(tasks).on_conflict_do_nothing(index_elements=_KEY),
     "postgresql": postgresql.insert(tasks).on_conflict_do_nothing(index_elements=_KEY),
 }
 
 
 async def submit_rows(connection: AsyncConnection, rows: Sequence[TaskRow]) -> Sequence[Submitted | WeftError]:
-    """Keep those whose keys are free; what each came to, in their order. Only new tasks are PENDING for sure."""
+    """Inserts the tasks whose idempotency keys are free; returns the result of each, in order."""
     keyed = [row for row in rows if row.idempotency_key]
     unkeyed = [row for row in rows if not row.idempotency_key]
     if unkeyed:
@@ -124,7 +124,7 @@ async def submit_rows(connection: AsyncConnection, rows: Sequence[TaskRow]) -> S
 
 
 async def find(connection: AsyncConnection, row: TaskRow) -> Submitted | WeftError | None:
-    """See TaskStore.submitted; the error is returned."""
+    """Returns what `TaskStore.submitted` promises; an error is returned, not raised."""
     if not row.idempotency_key:
         return None
     query = select(tasks).where(tasks.c.tenant == row.lane.tenant, tasks.c.idempotency_key == row.idempotency_key)
@@ -133,13 +133,13 @@ async def find(connection: AsyncConnection, row: TaskRow) -> Submitted | WeftErr
 
 
 async def _insert_keyed(connection: AsyncConnection, rows: Sequence[TaskRow]) -> Mapping[tuple[str, str], Any]:
-    """The tasks that have the keys now."""
-    # In one order everywhere: two routers that keep the same keys wait for each other, never both.
+    """Inserts tasks whose keys are free; returns the tasks that have the keys now."""
+    # In one order everywhere: two routers with the same keys then cannot deadlock.
     ordered = sorted(rows, key=_key_of)
     statement = _INSERTS[connection.dialect.name]
     await connection.execute(statement, [values_of(row, TaskState.PENDING) for row in ordered])
     kept: dict[tuple[str, str], Any] = {}
-    # One tenant at a time: SQLite reads every task where it is asked for pairs.
+    # One tenant at a time: SQLite scans the whole table for a list of pairs.
     for tenant, of_tenant in groupby(ordered, key=lambda row: row.lane.tenant):
         keys = sorted({row.idempotency_key for row in of_tenant})
         query = select(tasks).where(tasks.c.tenant == tenant, tasks.c.idempotency_key.in_(keys))
@@ -152,13 +152,13 @@ def _submitted(row: TaskRow, kept: Mapping[tuple[str, str], Any]) -> Submitted |
         return Submitted(task=_new(row))
     found = kept.get(_key_of(row))
     if found is None:
-        # It was forgotten between the two statements.
+        # It was purged between the two statements.
         return task_being_deleted()
     if found.id == row.id:
         return Submitted(task=_new(row))
     if found.digest != row.digest:
         return WeftError(
-            Reason.IDEMPOTENCY_CONFLICT, "this idempotency key came with another request before; use a new one"
+            Reason.IDEMPOTENCY_CONFLICT, "this idempotency key was used with another request; use a new one"
         )
     return Submitted(task=task_of(found), existed=True)
 

@@ -1,4 +1,7 @@
-"""Claims on SQL: everything that is written under one is fenced."""
+"""State transitions of tasks on SQL: claim, renew, append, end, revert, cancel, delete, expire and purge.
+
+Every write under a claim is fenced: it changes nothing if the claim is not the task's any more.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,45 +21,45 @@ from weft.kernel.request import Priority
 from weft.sql.moments import BoundedMoment
 
 MAX_ERROR_CHARS = 2_000
-"""Of what is kept of why an attempt or a task failed."""
+"""Characters of an error message that are stored."""
 
-# Written out, because an index of some rows serves only statements that say which.
+# Literals: a partial index serves only statements that repeat its condition.
 IS_PENDING: ColumnElement[bool] = tasks.c.state == literal_column("1")
 IS_RUNNING: ColumnElement[bool] = tasks.c.state == literal_column("2")
-IS_OVER: ColumnElement[bool] = tasks.c.state > literal_column("2")
+IS_TERMINAL: ColumnElement[bool] = tasks.c.state > literal_column("2")
 
 Fence = Callable[[Claim], ColumnElement[bool]]
 
 UNCLAIMED: Mapping[str, object] = {"owner": "", "lease_until": None, "lease_seconds": None}
-"""Columns of a task that nobody runs."""
-NOTHING_SAID: Mapping[str, object] = {"last_index": 0, "result_size": 0}
-"""Columns of a task whose answer is forgotten."""
+"""Columns of a task without a claim."""
+NO_OUTPUT: Mapping[str, object] = {"last_index": 0, "result_size": 0}
+"""Columns of a task whose answer is discarded."""
 
 
 def fence(claim: Claim) -> ColumnElement[bool]:
-    """The task, while this is still its claim."""
+    """Returns the condition that selects the task while this is its claim."""
     return (
         (tasks.c.id == claim.task_id) & (tasks.c.owner == claim.owner) & (tasks.c.attempt == claim.attempt) & IS_RUNNING
     )
 
 
 def expiry_at(now: float) -> ColumnElement[float]:
-    """When a task fails unless it is begun, that waits again from now on."""
+    """Returns when a task expires that is pending again from now on."""
     return func.coalesce(tasks.c.window_ends_at, tasks.c.pending_limit_seconds + now)
 
 
 def kept_text(text: str) -> str:
-    """As much of it as is kept, of what every database takes."""
+    """Returns an error text as it is stored: cut, without characters that a database refuses."""
     return text[:MAX_ERROR_CHARS].replace("\x00", "").encode("utf-8", "replace").decode()
 
 
 def lane_of(row: Any) -> Lane:
-    """Where a row waits."""
+    """Returns the lane of a row."""
     return Lane(row.model, row.tenant, Priority(row.band))
 
 
 async def claim(connection: AsyncConnection, task_id: str, owner: str, now: float, lease_until: float) -> Claim | None:
-    """See TaskStore.claim."""
+    """Implements `TaskStore.claim`."""
     free = (
         select(tasks.c.seq)
         .where(tasks.c.id == task_id, IS_PENDING, tasks.c.ready_at <= now, tasks.c.expires_at > now)
@@ -66,7 +69,7 @@ async def claim(connection: AsyncConnection, task_id: str, owner: str, now: floa
     taking = (
         update(tasks)
         .where(tasks.c.seq == free)
-        .values(state=TaskState.RUNNING.value, owner=owner, attempt=tasks.c.attempt + 1, **NOTHING_SAID)
+        .values(state=TaskState.RUNNING.value, owner=owner, attempt=tasks.c.attempt + 1, **NO_OUTPUT)
         .values(lease_until=lease_until, lease_seconds=lease_until - now, started_at=now)
         .returning(tasks.c.attempt)
     )
@@ -80,7 +83,7 @@ async def claim(connection: AsyncConnection, task_id: str, owner: str, now: floa
 
 
 async def renew(connection: AsyncConnection, owner: str, lease_until: float) -> frozenset[Claim]:
-    """See TaskStore.renew."""
+    """Implements `TaskStore.renew`."""
     renewal = (
         update(tasks)
         .where(IS_RUNNING, tasks.c.owner == owner)
@@ -92,14 +95,14 @@ async def renew(connection: AsyncConnection, owner: str, lease_until: float) -> 
 
 @dataclass(frozen=True, slots=True)
 class FencedWrites:
-    """What is written under a claim. Each is False where the claim is lost; then nothing was written."""
+    """Writes under a claim. Each returns False, and writes nothing, if the claim is lost."""
 
     fence: Fence
 
     async def append(self, connection: AsyncConnection, claim: Claim, chunks: Sequence[NewChunk]) -> bool:
-        """See TaskStore.append. Pieces that are there from the first one's index on are replaced.
+        """Appends chunks; stored ones from the first one's index on are replaced.
 
-        Whoever does not know whether a write was done can so do it again. Raises INTERNAL where pieces are missing.
+        So a write with an unknown result can be repeated. Raises INTERNAL if the chunks are not consecutive.
         """
         if not chunks:
             return await self._is_held(connection, claim)
@@ -115,7 +118,7 @@ class FencedWrites:
         return True
 
     async def end(self, connection: AsyncConnection, claim: Claim, outcome: TaskOutcome, now: float) -> bool:
-        """See TaskStore.end. True as well where it is done already: see `append`."""
+        """Ends the task. Also True if this very end is stored already, so that it can be repeated as `append`."""
         failure = outcome.failure or TaskFailure(reason=Reason.UNSPECIFIED, message="")
         if not await self.append(connection, claim, outcome.chunks):
             return await _has_ended_so(connection, claim, outcome.state, failure)
@@ -141,12 +144,12 @@ class FencedWrites:
         now: float,
         ready_at: float,
     ) -> Lane | None:
-        """See TaskStore.revert; where it waits again, None where the claim is lost."""
+        """Reverts the attempt; returns the lane of the task, None if the claim is lost."""
         again = (
             update(tasks)
             .where(self.fence(claim))
             .values(state=TaskState.PENDING.value, failures=tasks.c.failures + int(counts), **UNCLAIMED)
-            .values(ready_at=ready_at if ready_at > now else READY_NOW, expires_at=expiry_at(now), **NOTHING_SAID)
+            .values(ready_at=ready_at if ready_at > now else READY_NOW, expires_at=expiry_at(now), **NO_OUTPUT)
             .returning(tasks.c.model, tasks.c.tenant, tasks.c.band)
         )
         row = (await connection.execute(again)).first()
@@ -161,7 +164,7 @@ class FencedWrites:
         return (await connection.execute(query)).first() is not None
 
     async def _rewind(self, connection: AsyncConnection, claim: Claim, chunks: Sequence[NewChunk]) -> bool:
-        """Forget what the pieces replace. False: the claim is lost."""
+        """Deletes the chunks that the new ones replace. False: the claim is lost."""
         first = chunks[0].first_index
         query = select(tasks.c.last_index).where(self.fence(claim)).with_for_update()
         last: int | None = (await connection.execute(query)).scalar_one_or_none()
@@ -173,7 +176,7 @@ class FencedWrites:
         rest = select(end, func.sum(func.length(task_pieces.c.output))).where(of_attempt)
         next_index, size = (await connection.execute(rest)).one()
         if (next_index or 1) != first:
-            raise WeftError(Reason.INTERNAL, "an answer's pieces do not follow one another")
+            raise WeftError(Reason.INTERNAL, "the chunks of an answer are not consecutive")
         total = int(size or 0) + sum(len(chunk.output) for chunk in chunks)
         longer = update(tasks).where(self.fence(claim)).values(last_index=_last_of(chunks), result_size=total)
         return bool((await connection.execute(longer)).rowcount)
@@ -192,13 +195,13 @@ _DELETE_CHUNKS = delete(task_pieces).where(
 async def end_attempts(
     connection: AsyncConnection, claims: Sequence[Claim], failure: TaskFailure, now: float, *, receipt: bytes = b""
 ) -> None:
-    """These claims are over."""
+    """Writes the end of these attempts."""
     over = {"ended_at": now, "reason": failure.reason.value, "message": kept_text(failure.message), "receipt": receipt}
     await connection.execute(_END_ATTEMPT, [_named(each) | over for each in claims])
 
 
 async def delete_chunks(connection: AsyncConnection, claims: Sequence[Claim]) -> None:
-    """What these attempts said counts no more."""
+    """Deletes the chunks of these attempts."""
     await connection.execute(_DELETE_CHUNKS, [_named(each) for each in claims])
 
 
@@ -207,7 +210,7 @@ def _named(claim: Claim) -> dict[str, object]:
 
 
 async def _has_ended_so(connection: AsyncConnection, claim: Claim, state: TaskState, failure: TaskFailure) -> bool:
-    """Whether the task's end is this one: its writer was not told that it succeeded."""
+    """Whether the task has ended this way already: the earlier write succeeded, and its acknowledgement was lost."""
     query = (
         select(tasks.c.seq)
         .join(task_attempts, (task_attempts.c.task_id == tasks.c.id) & (task_attempts.c.attempt == tasks.c.attempt))
@@ -235,12 +238,12 @@ def _chunk_values(claim: Claim, chunk: NewChunk) -> dict[str, object]:
 _BY_OWNER = TaskFailure(reason=Reason.CANCELLED, message="it was cancelled")
 _LOST = TaskFailure(reason=LOST_LEASE, message="the router that ran it gave no sign of life")
 _UNWRITTEN = (BatchState.IN_PROGRESS, BatchState.FINALIZING)
-"""States of batches whose results are still to be written, from their lines."""
+"""States of batches whose results are still to be written from their items."""
 _END = update(tasks).where(tasks.c.seq == bindparam("of_seq"))
 
 
 async def cancel(connection: AsyncConnection, tenant: str, task_id: str, now: float) -> Task | None:
-    """See TaskStore.cancel."""
+    """Implements `TaskStore.cancel`."""
     row = await _owned(connection, tenant, task_id)
     if row is None or TaskState(row.state).is_terminal:
         return None if row is None else task_of(row)
@@ -253,7 +256,7 @@ async def cancel(connection: AsyncConnection, tenant: str, task_id: str, now: fl
 
 
 async def delete_ended(connection: AsyncConnection, tenant: str, task_id: str) -> Task | WeftError | None:
-    """See TaskStore.delete; the error is returned."""
+    """Deletes a terminal task; returns it, or the error."""
     row = await _owned(connection, tenant, task_id)
     if row is None:
         return None
@@ -264,13 +267,13 @@ async def delete_ended(connection: AsyncConnection, tenant: str, task_id: str) -
 
 
 async def revert_expired(connection: AsyncConnection, now: float, limit: int) -> Sequence[ExpiredLease]:
-    """See TaskStore.revert_expired."""
+    """Implements `TaskStore.revert_expired`."""
     over = (
         select(tasks)
         .where(IS_RUNNING, tasks.c.lease_until <= now)
         .order_by(tasks.c.lease_until)
         .limit(limit)
-        # Whom another router works on is not lost, or that one reverts it.
+        # A row that is locked by another router is being renewed, or reverted there.
         .with_for_update(skip_locked=True)
     )
     rows = (await connection.execute(over)).all()
@@ -290,7 +293,7 @@ async def revert_expired(connection: AsyncConnection, now: float, limit: int) ->
 
 
 async def fail_expired(connection: AsyncConnection, now: float, limit: int) -> Sequence[str]:
-    """See TaskStore.fail_expired."""
+    """Implements `TaskStore.fail_expired`."""
     over = (
         select(tasks.c.seq, tasks.c.id, tasks.c.attempt, tasks.c.window_ends_at, tasks.c.pending_limit_seconds)
         .where(IS_PENDING, tasks.c.expires_at <= now)
@@ -305,9 +308,9 @@ async def fail_expired(connection: AsyncConnection, now: float, limit: int) -> S
 
 
 async def purge_ended(connection: AsyncConnection, before: float, limit: int) -> int:
-    """See TaskStore.purge_ended."""
+    """Implements `TaskStore.purge_ended`."""
     is_awaited = exists().where(batches.c.id == tasks.c.batch_id, batches.c.state.in_(_UNWRITTEN))
-    old = select(tasks.c.seq).where(IS_OVER, tasks.c.ended_at < before, ~is_awaited)
+    old = select(tasks.c.seq).where(IS_TERMINAL, tasks.c.ended_at < before, ~is_awaited)
     old = old.order_by(tasks.c.ended_at).limit(limit)
     done = await connection.execute(delete(tasks).where(tasks.c.seq.in_(old.with_for_update(skip_locked=True))))
     return done.rowcount
@@ -329,13 +332,13 @@ def _lost(row: Any) -> ExpiredLease:
 
 def _again(row: Any) -> dict[str, object]:
     state = {"of_seq": row.seq, "state": TaskState.PENDING.value, "failures": row.failures + 1}
-    return {**state, "ready_at": READY_NOW, **UNCLAIMED, **NOTHING_SAID}
+    return {**state, "ready_at": READY_NOW, **UNCLAIMED, **NO_OUTPUT}
 
 
 def _failed(row: Any, now: float) -> dict[str, object]:
     times = f"{row.failures + 1} attempts" if row.failures else "1 attempt"
     failure = TaskFailure(reason=_LOST.reason, message=f"{_LOST.message}; given up after {times}")
-    return _ended(row.seq, now, failure) | {"failures": row.failures + 1, **NOTHING_SAID}
+    return _ended(row.seq, now, failure) | {"failures": row.failures + 1, **NO_OUTPUT}
 
 
 def _ended(seq: int, now: float, failure: TaskFailure) -> dict[str, object]:
@@ -351,14 +354,14 @@ def _why_never(row: Any) -> TaskFailure:
     return TaskFailure(reason=Reason.QUEUE_TIMEOUT, message=waited)
 
 
-UNSAID_LEASE_SECONDS = 60.0
-"""Length of a lease that an earlier release wrote, which did not say it; longer than its default."""
+UNKNOWN_LEASE_SECONDS = 60.0
+"""Length of a lease that an earlier release wrote without its length; longer than that release's default."""
 
 
 def moments_of(now: float, longest_pause_seconds: float) -> Sequence[BoundedMoment]:
-    """Of all tasks; `longest_pause_seconds`: the longest that a task pauses after an attempt."""
+    """Returns the latest possible times of tasks; `longest_pause_seconds`: the longest retry pause."""
     c = tasks.c
-    lease = func.coalesce(c.lease_seconds, UNSAID_LEASE_SECONDS)
+    lease = func.coalesce(c.lease_seconds, UNKNOWN_LEASE_SECONDS)
     has_window = c.window_ends_at.is_not(None)
     return (
         BoundedMoment(key=c.seq, column=c.lease_until, latest=now + lease, where=IS_RUNNING),
@@ -369,7 +372,7 @@ def moments_of(now: float, longest_pause_seconds: float) -> Sequence[BoundedMome
             latest=now + c.pending_limit_seconds,
             where=IS_PENDING & c.window_ends_at.is_(None),
         ),
-        # A window was counted from when its batch was made.
+        # A window begins with the creation of its batch.
         BoundedMoment(
             key=c.seq,
             column=c.created_at,
@@ -377,5 +380,5 @@ def moments_of(now: float, longest_pause_seconds: float) -> Sequence[BoundedMome
             where=(IS_PENDING | IS_RUNNING) & has_window,
             along=(c.window_ends_at, c.expires_at),
         ),
-        BoundedMoment(key=c.seq, column=c.ended_at, latest=now, where=IS_OVER),
+        BoundedMoment(key=c.seq, column=c.ended_at, latest=now, where=IS_TERMINAL),
     )

@@ -1,8 +1,8 @@
-"""The port of whoever keeps tasks: SQLite or PostgreSQL. `tests/contract/test_task_store.py` is the suite both pass.
+"""The port of the task store, with its records and events. Its test suite: `tests/contract/test_task_store.py`.
 
-Times are UTC seconds since the epoch, by `now`. Every write is durable when it returns; every method raises
-SERVICE_UNAVAILABLE when the database fails, and then nothing was acknowledged. A claim is a fence: whatever is written
-under one that is not the task's any more is discarded, and the writer is told by False.
+Times are UTC seconds since the epoch, passed in as `now`. Every write is durable when it returns; every method raises
+SERVICE_UNAVAILABLE when the database fails, and then nothing was acknowledged. A claim is a fencing token: a write
+under a claim that the task no longer has is discarded, and returns False.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,38 +15,38 @@ from weft.kernel.request import Priority
 
 
 class Lane(NamedTuple):
-    """A tuple, because it is a key of everything."""
+    """A queue of tasks: those of one tenant for one model in one priority class start in order."""
 
     model: str
-    """As it was asked for."""
+    """The name that was requested, before routes are resolved."""
     tenant: str
     band: Priority
 
 
 @dataclass(frozen=True, slots=True)
 class LaneFilled:
-    """A task waits in this lane."""
+    """A task became pending in this lane."""
 
     lane: Lane
 
 
 @dataclass(frozen=True, slots=True)
 class TaskChanged:
-    """A task has another state, or more of an answer."""
+    """The state of a task changed, or chunks were added to its answer."""
 
     task_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class ManyChanged:
-    """More has changed than is told one by one, or news was missed: look at everything again."""
+    """More changed than is published one by one, or events were missed: everything must be read again."""
 
 
 StoreEvent = LaneFilled | TaskChanged | ManyChanged
 
 
 class Claim(NamedTuple):
-    """The fence: who has a task, in which attempt."""
+    """The fencing token: which router owns a task, in which attempt."""
 
     task_id: str
     owner: str
@@ -55,13 +55,13 @@ class Claim(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRow:
-    """A task that is to be kept."""
+    """A new task as it is stored."""
 
     id: str
     lane: Lane
     idempotency_key: str = ""
     digest: bytes
-    """SHA-256 of `spec`: what the same idempotency key must come with."""
+    """SHA-256 of `spec`; a resubmission with the same idempotency key must have the same."""
     spec: bytes
     """A serialized TaskSpec."""
     origin_kind: str = ""
@@ -73,38 +73,38 @@ class TaskRow:
     pending_limit_seconds: float
     created_at: float
     window_ends_at: float | None = None
-    """When it fails unless begun, however often it comes back; None: `pending_limit_seconds` after it began to wait."""
+    """When it expires unless started, retries included; None: `pending_limit_seconds` after it became pending."""
 
     @property
     def expires_at(self) -> float:
-        """When it fails unless it has been begun by then."""
+        """When it fails unless it has started by then."""
         own = self.created_at + self.pending_limit_seconds
         return own if self.window_ends_at is None else self.window_ends_at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingTask:
-    """A task that may be begun."""
+    """A pending task that may start."""
 
     id: str
     lane: Lane
     spec: bytes
     caller: str
     attempt: int
-    """How often it was begun already."""
+    """How many attempts were started so far."""
     failures: int
-    """How many of those attempts came to nothing."""
+    """How many of those attempts failed and count."""
     max_attempts: int
     batch: str = ""
-    """The batch that it is a line of; empty: none."""
+    """The batch that it is an item of; empty: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewChunk:
-    """Events of a running attempt, to be kept."""
+    """Consecutive events of a running attempt, to be stored."""
 
     first_index: int
-    """Of its first event, counted from 1 within the attempt."""
+    """Index of its first event, counted from 1 within the attempt."""
     event_count: int
     output: bytes
     """A serialized TaskOutput."""
@@ -112,12 +112,12 @@ class NewChunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskOutcome:
-    """How an attempt ends for good."""
+    """The terminal result of a task, by its last attempt."""
 
     state: TaskState
     """COMPLETED or FAILED."""
     chunks: Sequence[NewChunk] = ()
-    """What is still to be kept of its answer; committed with the end, or not at all."""
+    """The last chunks of its answer; committed together with the terminal state, or not at all."""
     failure: TaskFailure | None = None
     receipt: bytes = b""
     """A serialized Receipt; empty: none."""
@@ -125,126 +125,126 @@ class TaskOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpiredLease:
-    """A claim whose heartbeat stopped."""
+    """A claim whose lease expired."""
 
     claim: Claim
     lane: Lane
     state: TaskState
-    """PENDING again, or FAILED where it was the last attempt."""
+    """PENDING again, or FAILED if it was the last attempt."""
 
 
 class TaskStore(Protocol):
-    """Who keeps tasks."""
+    """Stores tasks, their claims and their answers."""
 
-    # -- what submitters want
+    # -- for submitters
 
     async def submit(self, row: TaskRow) -> Submitted:
-        """Keep it. Raises IDEMPOTENCY_CONFLICT. Submissions of the same moment share one commit."""
+        """Stores a task. Raises IDEMPOTENCY_CONFLICT. Concurrent submissions share one commit."""
         ...
 
     async def submitted(self, row: TaskRow) -> Submitted | None:
-        """The task that has the row's idempotency key already; None: none has. Raises IDEMPOTENCY_CONFLICT."""
+        """Returns the stored task with the row's idempotency key; None: there is none. Raises IDEMPOTENCY_CONFLICT."""
         ...
 
     async def get(self, tenant: str, task_id: str) -> Task | None:
-        """None: the tenant has none of this id. So with the next ones."""
+        """Returns a task; None, here and below: the tenant has no task with this id."""
         ...
 
     async def details(self, tenant: str, task_id: str) -> TaskDetails | None:
-        """With what is to be done, and every attempt."""
+        """Returns a task with its spec and its attempts."""
         ...
 
     async def list_page(self, tenant: str, query: TaskQuery) -> TaskPage:
-        """The newest first. Raises INVALID_ARGUMENT for a page token that is not one."""
+        """Returns a page of tasks, newest first. Raises INVALID_ARGUMENT for a page token of another query."""
         ...
 
     async def chunks(self, task_id: str, attempt: int, after_index: int, max_bytes: int) -> Sequence[TaskChunk]:
-        """What is kept of an attempt's answer after an event, in order; as many as fit, but one at least."""
+        """Returns the stored chunks of an attempt after an event, in order; as many as fit, but at least one."""
         ...
 
     async def cancel(self, tenant: str, task_id: str, now: float) -> Task | None:
-        """End it unless it is at its end; the task as it is then, `owner` still naming who ran it."""
+        """Cancels a task unless it is terminal; returns it, with `owner` still naming the router that ran it."""
         ...
 
     async def delete(self, tenant: str, task_id: str) -> Task | None:
-        """Forget it if it is at its end; the task as it was. Raises RESOURCE_IN_USE where it is not."""
+        """Deletes a terminal task and returns it as it was. Raises RESOURCE_IN_USE if it is not terminal."""
         ...
 
-    # -- what whoever runs them wants
+    # -- for routers that run them
 
     async def lanes(self, now: float, after: Lane | None, limit: int) -> Sequence[Lane]:
-        """Lanes in which somebody may be begun now, in their order, after one (None: from the first on).
+        """Returns lanes with a task that may start now, in order, after a given one (None: from the first on).
 
-        Costs the same however many wait in each.
+        The cost does not depend on how many tasks wait in each lane.
         """
         ...
 
     async def pending(self, lane: Lane, now: float, limit: int, max_bytes: int) -> Sequence[PendingTask]:
-        """The first of a lane that may be begun now. As many as fit, at least one if there is one."""
+        """Returns the first tasks of a lane that may start now: as many as fit, at least one if there is one."""
         ...
 
     async def next_ready_at(self, now: float) -> float | None:
-        """When the next pause after a lost attempt ends; None: none is under way."""
+        """Returns when the next retry pause ends; None: no task pauses."""
         ...
 
     async def claim(self, task_id: str, owner: str, now: float, lease_until: float) -> Claim | None:
-        """Take a pending task; None: somebody else has, or it waits no more. Nobody waits for another's lock."""
+        """Claims a pending task; None: another router has it, or it is not pending. Never waits for a row lock."""
         ...
 
     async def renew(self, owner: str, lease_until: float) -> frozenset[Claim]:
-        """Prolong all claims of an owner; those it still has."""
+        """Renews the leases of all claims of an owner; returns the claims that it still has."""
         ...
 
     async def append(self, claim: Claim, chunks: Sequence[NewChunk]) -> bool:
-        """Keep a part of an answer. False: the claim is lost, and nothing was kept."""
+        """Appends chunks to an answer. False: the claim is lost, and nothing was stored."""
         ...
 
     async def end(self, claim: Claim, outcome: TaskOutcome, now: float) -> bool:
-        """The attempt's end is the task's. False: the claim is lost, and nothing was kept."""
+        """Ends the task with its attempt. False: the claim is lost, and nothing was stored."""
         ...
 
     async def revert(
         self, claim: Claim, failure: TaskFailure, *, receipt: bytes, counts: bool, now: float, ready_at: float
     ) -> bool:
-        """The attempt came to nothing, and its pieces are forgotten: the task waits again, to be begun from then on.
+        """Discards a failed attempt and its chunks: the task is pending again and may start from `ready_at` on.
 
-        `counts`: whether it is one of the attempts that the task has. False: the claim is lost, and nothing was done.
+        `counts`: whether the attempt counts toward `max_attempts`. False: the claim is lost, and nothing was done.
         """
         ...
 
     async def revert_expired(self, now: float, limit: int) -> Sequence[ExpiredLease]:
-        """Claims whose lease is over: the task waits again, or fails where it has no attempt left."""
+        """Takes back claims with expired leases: each task is pending again, or fails if it has no attempt left."""
         ...
 
     async def bring_back(self, now: float, longest_pause_seconds: float, limit: int) -> int:
-        """Move moments that lie further off than they can, because a clock was set back; how many.
+        """Moves times that lie further in the future than they can after a clock was set back; returns how many.
 
-        A lease ends within its length, a pause within the longest, a wait within its limit; no end is in the future. At
-        most `limit` of each kind are moved.
+        A lease ends within its length, a pause within the longest one, a wait within its limit; no end time is in the
+        future. At most `limit` of each kind are moved.
         """
         ...
 
     async def fail_expired(self, now: float, limit: int) -> Sequence[str]:
-        """Fail those that waited too long: QUEUE_TIMEOUT, or DEADLINE_EXCEEDED where a window is over. Their ids."""
+        """Fails expired pending tasks: QUEUE_TIMEOUT, or DEADLINE_EXCEEDED after a batch window. Returns their ids."""
         ...
 
     async def purge_ended(self, before: float, limit: int) -> int:
-        """Forget tasks that ended before, but for lines of batches whose results are not written; how many."""
+        """Deletes tasks that ended before a time, except items of batches without written results; returns how many."""
         ...
 
     async def open_counts(self) -> Mapping[str, int]:
-        """By tenant, how many tasks are not at their end."""
+        """Returns the number of tasks that are not terminal, by tenant."""
         ...
 
-    # -- news
+    # -- events of other routers
 
-    async def listen(self, heard: Callable[[StoreEvent], None]) -> None:
-        """Hand on what other routers on this database tell, until cancelled. Without others it only waits.
+    async def listen(self, on_event: Callable[[StoreEvent], None]) -> None:
+        """Passes on the events of other routers on this database until cancelled. On SQLite it only waits.
 
-        It says ManyChanged whenever it begins to listen: what was told before that was missed.
+        It passes ManyChanged whenever it begins to listen, because earlier events were missed.
         """
         ...
 
 
 LOST_LEASE = Reason.WORKER_LOST
-"""Why an attempt ended whose heartbeat stopped."""
+"""Reason of an attempt whose lease expired."""

@@ -1,6 +1,6 @@
-"""Housekeeping: tasks that waited too long fail, tasks that are long over are forgotten, and tenants are counted.
+"""The task sweeper: fails expired tasks, purges old ones, and counts the open tasks of each tenant.
 
-What lies further off than it can, because the clock was set back, is brought back first.
+Times that lie too far in the future, because a clock was set back, are corrected first.
 """
 
 import asyncio
@@ -17,11 +17,14 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 RECOUNT_SECONDS = 5.0
-"""A tenant that seems to have too many is counted again, but not more often than this."""
+"""A tenant at its limit is counted again, but not more often than this."""
 
 
 class OpenTaskCounts:
-    """Counted with every sweep; in between only what is added here is known: rather too many than too few."""
+    """Open tasks by tenant, for the quota `max_open_per_tenant`.
+
+    Counted with every sweep; in between only additions are known, so that the count is rather too high than too low.
+    """
 
     def __init__(self, store: TaskStore, limits: TaskLimits, clock: Clock) -> None:
         self._store = store
@@ -29,16 +32,16 @@ class OpenTaskCounts:
         self._clock = clock
         self._open: dict[str, int] = {}
         self._new: dict[str, int] = {}
-        """Those that have come since the last count began."""
+        """Tasks that were added since the last count began, by tenant."""
         self._counted_at = float("-inf")
         self._counting = asyncio.Lock()
 
     def add(self, tenant: str) -> None:
-        """One more."""
+        """Counts a new task."""
         self._new[tenant] = self._new.get(tenant, 0) + 1
 
     async def require(self, tenant: str) -> None:
-        """Raises TOO_MANY_RESOURCES where a tenant has as many as it may."""
+        """Raises TOO_MANY_RESOURCES if the tenant is at its limit."""
         if self._has_room(tenant):
             return
         if self._clock.monotonic() - self._counted_at >= RECOUNT_SECONDS:
@@ -46,16 +49,16 @@ class OpenTaskCounts:
         if not self._has_room(tenant):
             raise WeftError(
                 Reason.TOO_MANY_RESOURCES,
-                f"the tenant has {self._limits.max_open_per_tenant} tasks that are not at their end, which is as many "
-                "as it may (router.tasks.max_open_per_tenant); send more when some are done",
+                f"the tenant has {self._limits.max_open_per_tenant} open tasks, its limit "
+                "(router.tasks.max_open_per_tenant); submit more when some have ended",
                 retry_after_seconds=RECOUNT_SECONDS,
             )
 
     async def count(self) -> None:
-        """Count anew. Raises SERVICE_UNAVAILABLE."""
+        """Counts the open tasks in the store. Raises SERVICE_UNAVAILABLE."""
         async with self._counting:
             self._counted_at = self._clock.monotonic()
-            # They count until it is known that they are counted: others ask meanwhile, and a count may fail.
+            # New tasks stay counted until the store has counted them: requests come meanwhile, and a count may fail.
             before = dict(self._new)
             self._open = dict(await self._store.open_counts())
             since = {tenant: count - before.get(tenant, 0) for tenant, count in self._new.items()}
@@ -69,7 +72,7 @@ log = structlog.get_logger("weft.tasks")
 
 
 class TaskSweeper:
-    """Sweeps in bounded batches, so that others have their turn in between."""
+    """Sweeps in bounded batches, so that other writes run in between."""
 
     def __init__(
         self,
@@ -86,20 +89,20 @@ class TaskSweeper:
         self._limits = limits
 
     async def run(self) -> None:
-        """Sweep until cancelled, at once for the first time."""
+        """Sweeps until cancelled, the first time at once."""
         while True:
             try:
                 await self.sweep()
             except WeftError as error:
-                # The next round does again what this one could not.
+                # The next round repeats what failed.
                 log.warning("tasks were not swept", why=error.message)
             await self._database_clock.clock.sleep(self._limits.sweep_interval_seconds)
 
     async def sweep(self) -> None:
-        """One round. Raises SERVICE_UNAVAILABLE."""
+        """Sweeps once. Raises SERVICE_UNAVAILABLE."""
         await self._bring_back()
         await self._fail_expired()
-        await self._forget_ended()
+        await self._purge_ended()
         await self._counts.count()
 
     async def _bring_back(self) -> None:
@@ -110,7 +113,7 @@ class TaskSweeper:
             )
             if not moved:
                 return
-            log.warning("moments of tasks lay too far off: the clock was set back", moments=moved)
+            log.warning("times of tasks were too far in the future: the clock was set back", moments=moved)
             self._events.publish(ManyChanged())
             await asyncio.sleep(0)
 
@@ -118,17 +121,17 @@ class TaskSweeper:
         while True:
             failed = await self._store.fail_expired(self._database_clock.now(), self._limits.sweep_batch)
             for task_id in failed:
-                # The task says which of its limits it was.
+                # The failure of the task names the limit.
                 log.info("task ended", task=task_id, state=TaskState.FAILED.name, reason="EXPIRED")
                 self._events.publish(TaskChanged(task_id))
             if len(failed) < self._limits.sweep_batch:
                 return
             await asyncio.sleep(0)
 
-    async def _forget_ended(self) -> None:
+    async def _purge_ended(self) -> None:
         before = self._database_clock.now() - self._limits.keep_seconds
         while True:
-            forgotten = await self._store.purge_ended(before, self._limits.sweep_batch)
-            if forgotten < self._limits.sweep_batch:
+            purged = await self._store.purge_ended(before, self._limits.sweep_batch)
+            if purged < self._limits.sweep_batch:
                 return
             await asyncio.sleep(0)

@@ -1,4 +1,8 @@
-"""A task as the request that it becomes, placed and run like any other."""
+"""The call of a task: it is placed and run like a live request, and claimed when its slot is granted.
+
+Claim on grant: no lease runs while a task waits for a slot. A claimed task does not wait either: if a runner fails
+before any content and no other one is free at once, the attempt has failed, and the task is pending again.
+"""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
@@ -7,6 +11,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from google.protobuf.message import DecodeError
+from typing_extensions import override
 
 from router_svc.durable.tasks.store_port import PendingTask
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2, receipt_pb2
@@ -25,39 +30,39 @@ from weft.kernel.rpc import ChannelPool
 from weft.kernel.telemetry import new_traceparent, valid_traceparent
 
 Gate = Callable[[], Awaitable[None]]
-"""Claims the task; raises ClaimMissedError where somebody else has it, or it waits no more."""
+"""Claims the task; raises ClaimMissedError if another router has it, or it is not pending any more."""
 
 
 class ClaimMissedError(WeftError):
-    """There is nothing to do with the slot that was granted."""
+    """A slot was granted, but the task could not be claimed."""
 
     def __init__(self) -> None:
-        super().__init__(Reason.LEASE_LOST, "the task is somebody else's, or waits no more")
+        super().__init__(Reason.LEASE_LOST, "another router has claimed the task, or it is not pending any more")
 
 
-class GatedPlacement:
-    """A PlacementPort for one task, whose first grant must pass a gate."""
+class GatedPlacement(PlacementPort):
+    """A PlacementPort for one task; its first grant must pass the gate."""
 
     def __init__(self, port: PlacementPort, gate: Gate) -> None:
         self._port = port
         self._gate = gate
         self.is_claimed = False
         self.failed: Reason | None = None
-        """Why the last attempt of a runner failed; None: none has."""
+        """Why the last runner failed; None: none has."""
 
+    @override
     def place(self, request: PlacementRequest) -> "GatedPlace":
-        """See PlacementPort.place."""
         return GatedPlace(self._port.place(request), self)
 
     async def pass_gate(self) -> None:
-        """Claim, unless that is done. Raises ClaimMissedError."""
+        """Claims the task unless that is done. Raises ClaimMissedError."""
         if not self.is_claimed:
             await self._gate()
             self.is_claimed = True
 
 
-class GatedPlace:
-    """See Placement."""
+class GatedPlace(Placement):
+    """A Placement that claims the task before it returns the first grant."""
 
     def __init__(self, place: Placement, gated: GatedPlacement) -> None:
         self._place = place
@@ -73,76 +78,76 @@ class GatedPlace:
         await self._place.__aexit__(kind, error, trace)
 
     async def next_decision(self) -> Decision:
-        """See Placement.next_decision. Raises ClaimMissedError with the slot given back."""
+        """Returns the next decision. Also raises ClaimMissedError, after the slot is released."""
         decision = await self._place.next_decision()
         if isinstance(decision, Grant):
             try:
                 await self._gated.pass_gate()
             except WeftError:
-                # At once, and as if its caller had left: the runner is none the worse for it.
+                # Released at once as a cancellation, which does not count against the runner.
                 await self._place.report_finished(Reason.CANCELLED)
                 raise
         elif self._gated.failed is not None:
             raise WeftError(self._gated.failed, "the runner failed, and no other one is free at once")
         return decision
 
+    @override
     async def report_first_content(self, attempt: int) -> None:
-        """See Placement.report_first_content."""
         await self._place.report_first_content(attempt)
 
+    @override
     async def report_attempt_failed(self, attempt: int, reason: Reason) -> None:
-        """See Placement.report_attempt_failed."""
         self._gated.failed = reason
         await self._place.report_attempt_failed(attempt, reason)
 
+    @override
     async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> None:
-        """See Placement.report_finished."""
         await self._place.report_finished(reason, receipt)
 
 
 class TaskCall(Protocol):
-    """A task's request. Nothing happens until its outputs are read."""
+    """The call of one task. It starts when its outputs are read."""
 
     @property
     def receipt(self) -> receipt_pb2.Receipt | None:
-        """What happened, once it is over; None before that."""
+        """The receipt of the finished call; None before that."""
         ...
 
-    def read_whole(self, whole: bool) -> None:
-        """From the next attempt on: whether nobody reads the answer before it is complete."""
+    def set_unary(self, unary: bool) -> None:
+        """Sets whether the answer is requested unary rather than streamed, from the next attempt on."""
         ...
 
     def outputs(self) -> AsyncGenerator[task_pb2.TaskOutput]:
-        """What the scheduler and the runner say, `finished` last; raises what ended it. Leaving it ends the work."""
+        """Yields status messages and output, `finished` last; raises the call's error. Closing it cancels the call."""
         ...
 
 
 class CallMaker(Protocol):
-    """Who makes requests of tasks."""
+    """Creates the calls of tasks."""
 
     def make(self, task: PendingTask, gate: Gate) -> TaskCall:
-        """The request of a task, whose first grant passes the gate. Raises what is wrong with what was kept of it."""
+        """Returns the call of a task, whose first grant must pass the gate. Raises if the stored spec is unusable."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DispatchedCalls:
-    """A CallMaker over the dispatcher that live requests use."""
+class DispatchedCalls(CallMaker):
+    """A CallMaker on the dispatcher that live requests use."""
 
     placement: PlacementPort
     channels: ChannelPool
     fleet: FleetSource
     clock: Clock
 
+    @override
     def make(self, task: PendingTask, gate: Gate) -> TaskCall:
-        """See CallMaker.make."""
         try:
             spec = task_pb2.TaskSpec.FromString(task.spec)
         except DecodeError as error:
-            raise WeftError(Reason.MALFORMED_REQUEST, "what was kept of the task cannot be read") from error
+            raise WeftError(Reason.MALFORMED_REQUEST, "the stored spec of the task cannot be read") from error
         payload = payload_of(spec)
         if payload is None:
-            raise WeftError(Reason.INVALID_ARGUMENT, "the task asks for something that this release does not know")
+            raise WeftError(Reason.INVALID_ARGUMENT, "the task has a payload that this release does not know")
         gated = GatedPlacement(self.placement, gate)
         dispatcher = Dispatcher(gated, self.channels, clock=self.clock, fleet=self.fleet)
         context = context_of(task, spec, payload)
@@ -151,51 +156,51 @@ class DispatchedCalls:
         return GenerationTask(dispatcher.generate(context, payload))
 
 
-class GenerationTask:
-    """See TaskCall."""
+class GenerationTask(TaskCall):
+    """A chat or a completion."""
 
     def __init__(self, call: GenerationCall) -> None:
         self._call = call
 
+    @override
     @property
     def receipt(self) -> receipt_pb2.Receipt | None:
-        """See TaskCall.receipt."""
         return self._call.receipt
 
-    def read_whole(self, whole: bool) -> None:
-        """See TaskCall.read_whole."""
-        self._call.read_whole(whole=whole)
+    @override
+    def set_unary(self, unary: bool) -> None:
+        self._call.read_whole(whole=unary)
 
+    @override
     async def outputs(self) -> AsyncGenerator[task_pb2.TaskOutput]:
-        """See TaskCall.outputs."""
         async with aclosing(self._call.frames()) as frames:
             async for frame in frames:
                 yield task_pb2.TaskOutput(events=frame)
 
 
-class EmbeddingTask:
-    """See TaskCall."""
+class EmbeddingTask(TaskCall):
+    """An embedding."""
 
     def __init__(self, call: EmbeddingCall) -> None:
         self._call = call
 
+    @override
     @property
     def receipt(self) -> receipt_pb2.Receipt | None:
-        """See TaskCall.receipt."""
         return self._call.receipt
 
-    def read_whole(self, whole: bool) -> None:
-        """See TaskCall.read_whole: an embedding comes whole in any case."""
+    def set_unary(self, unary: bool) -> None:
+        """Does nothing: an embedding is always unary."""
 
+    @override
     async def outputs(self) -> AsyncGenerator[task_pb2.TaskOutput]:
-        """See TaskCall.outputs."""
         embeddings = await self._call.result()
         finished = event_pb2.InferenceEvent(finished=event_pb2.Finished(receipt=self._call.receipt))
         yield task_pb2.TaskOutput(events=[finished], embeddings=embeddings)
 
 
 def context_of(task: PendingTask, spec: task_pb2.TaskSpec, payload: TaskPayload) -> RequestContext:
-    """Who asks for what. Raises INVALID_ARGUMENT for options that no longer may be."""
+    """Returns the request context of a task. Raises INVALID_ARGUMENT for options that are no longer valid."""
     return RequestContext(
         request_id=task.id,
         tenant=task.lane.tenant,

@@ -1,4 +1,7 @@
-"""What one router knows of lanes: who is read ahead, who is offered, and who was refused. No I/O, no clock."""
+"""Decides which pending tasks one router offers to the scheduler, lane by lane. No I/O, no clock.
+
+A lane is read ahead, a few of its tasks are offered, and a refused offer pauses the task or the whole lane.
+"""
 
 from collections import deque
 from collections.abc import Container, Iterable, Sequence
@@ -11,257 +14,262 @@ from router_svc.policy.task_turns import LaneTurn, next_turns
 from weft.kernel.errors import WeftError
 
 GIVE_WAY_SHARE = 4
-"""Where all lanes wait for slots, one in so many gives way at each look to those that have no place yet."""
+"""When every lane waits for slots, one lane in this many is evicted at each look to make room for others."""
 
 
 @dataclass(slots=True)
 class LaneState:
-    """One lane. Times are monotonic."""
+    """The state of one lane. Times are monotonic seconds."""
 
     lane: Lane
     fresh: deque[PendingTask] = field(default_factory=deque)
-    """Read ahead, to be offered."""
+    """Tasks that are read ahead and may be offered."""
     refused: deque[PendingTask] = field(default_factory=deque)
-    """Those that were refused by themselves, until `refused_until`."""
+    """Tasks whose own offers were refused; they pause until `refused_until`."""
     refused_until: float = 0.0
     offered: dict[str, PendingTask] = field(default_factory=dict)
-    """Those that wait for a slot."""
+    """Tasks that wait for a slot in the scheduler, by id."""
     has_more: bool = True
-    """Whether there may be some that are not read."""
+    """Whether the store may hold tasks of the lane that are not read."""
     paused_until: float = 0.0
-    """All of them were refused."""
+    """Until when nothing of the lane is offered, because the whole lane was refused."""
     refusals: int = 0
-    """Since the last claim."""
-    words: str = ""
-    """Why they were."""
+    """Refused offers since the last claim."""
+    refusal_message: str = ""
+    """The message of the last refusal."""
     is_probed: bool = False
-    """Whether all of them were refused, so that one alone is offered until it is granted a slot."""
+    """Whether the whole lane was refused, so that a single task is offered until it is granted a slot."""
 
     def ready(self, now: float) -> int:
-        """How many may be offered now."""
+        """Returns how many tasks may be offered now."""
         if self.paused_until > now:
             return 0
         return min(len(self.fresh), max(0, 1 - len(self.offered))) if self.is_probed else len(self.fresh)
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is known of anybody in it."""
+        """Whether no task of the lane is known."""
         return not (self.fresh or self.refused or self.offered or self.has_more)
 
     @property
     def known(self) -> int:
-        """How many are read."""
+        """The number of tasks that are read."""
         return len(self.fresh) + len(self.refused) + len(self.offered)
 
 
 class TaskDispatcher:
-    """The lanes of one router, in the order in which they take turns."""
+    """The lanes of one router, which are offered to the scheduler in round-robin order."""
 
     def __init__(self, limits: TaskLimits) -> None:
         self._limits = limits
-        self._books: dict[Lane, LaneState] = {}
+        self._lanes: dict[Lane, LaneState] = {}
         self._last: Lane | None = None
         self._bytes = 0
-        """Of all that are read and not claimed."""
+        """Bytes of all tasks that are read and not claimed."""
 
     @property
     def is_full(self) -> bool:
-        """Whether another lane has to wait for its turn."""
-        return len(self._books) >= self._limits.max_lanes
+        """Whether `max_lanes` lanes are held."""
+        return len(self._lanes) >= self._limits.max_lanes
 
     @property
     def has_place(self) -> bool:
-        """Whether another lane can have its turn: there is room, or a lane in which nobody waits any more."""
-        return not self.is_full or any(book.is_idle for book in self._books.values())
+        """Whether another lane can be added: there is room, or an idle lane."""
+        return not self.is_full or any(state.is_idle for state in self._lanes.values())
 
     def note(self, lane: Lane) -> bool:
-        """Somebody waits in a lane. False: there is no place for another lane now."""
-        book = self._books.get(lane)
-        if book is None and self.is_full:
+        """Notes that a task is pending in a lane. False: there is no room for another lane now."""
+        state = self._lanes.get(lane)
+        if state is None and self.is_full:
             return False
-        if book is None:
-            self._books[lane] = LaneState(lane)
+        if state is None:
+            self._lanes[lane] = LaneState(lane)
         else:
-            book.has_more = True
+            state.has_more = True
         return True
 
     def note_all(self) -> None:
-        """More may wait in every lane."""
-        for book in self._books.values():
-            book.has_more = True
+        """Notes that every lane may have more pending tasks."""
+        for state in self._lanes.values():
+            state.has_more = True
 
     def make_room(self, others: Sequence[Lane]) -> Sequence[PendingTask]:
-        """Let others have their turn, if there are any for whom there is no place; the offers that are withdrawn.
+        """Evicts lanes if there is no room for the others; returns the offers to withdraw.
 
-        Lanes that are offered nothing give way, or else some of those that have had their places for longest.
+        Lanes without an offer are evicted, or else some of those that were added first.
         """
-        unknown = [lane for lane in others if lane not in self._books]
-        if len(self._books) + len(unknown) <= self._limits.max_lanes:
+        unknown = [lane for lane in others if lane not in self._lanes]
+        if len(self._lanes) + len(unknown) <= self._limits.max_lanes:
             return ()
-        idle = [lane for lane, book in self._books.items() if not book.offered]
-        oldest = list(self._books)[: max(1, self._limits.max_lanes // GIVE_WAY_SHARE)]
+        idle = [lane for lane, state in self._lanes.items() if not state.offered]
+        oldest = list(self._lanes)[: max(1, self._limits.max_lanes // GIVE_WAY_SHARE)]
         return [task for lane in idle or oldest for task in self._drop(lane)]
 
     def try_all_again(self) -> None:
-        """The mesh has changed: who was refused may be lucky now."""
-        for book in self._books.values():
-            book.paused_until = book.refused_until = 0.0
-            book.refusals = 0
+        """Ends all pauses, because the mesh has changed."""
+        for state in self._lanes.values():
+            state.paused_until = state.refused_until = 0.0
+            state.refusals = 0
 
     def next_to_read(self, now: float) -> Sequence[LaneState]:
-        """Lanes of which more should be read."""
-        return [book for book in self._books.values() if self._wants_more(book, now)]
+        """Returns the lanes of which more tasks should be read."""
+        return [state for state in self._lanes.values() if self._wants_more(state, now)]
 
-    def room_in(self, book: LaneState) -> tuple[int, int]:
-        """How many tasks and bytes of a lane may be read; those that are known come first, and are read again."""
+    def room_in(self, state: LaneState) -> tuple[int, int]:
+        """Returns how many tasks and bytes of a lane to read; the known tasks come first and are read again."""
         left = self._limits.max_peeked_bytes - self._bytes
-        again = sum(len(task.spec) for task in self._of(book))
-        return self._limits.peeked_per_lane + book.known, max(1, left) + again
+        again = sum(len(task.spec) for task in self._of(state))
+        return self._limits.peeked_per_lane + state.known, max(1, left) + again
 
     def put(
-        self, book: LaneState, tasks: Sequence[PendingTask], room: tuple[int, int], known_elsewhere: Container[str]
+        self, state: LaneState, tasks: Sequence[PendingTask], room: tuple[int, int], known_elsewhere: Container[str]
     ) -> None:
-        """What was read of a lane with room for so much; nothing of it is taken twice."""
-        have = {task.id for task in self._of(book)}
+        """Adds the tasks that were read of a lane with a limit of `room`; known tasks are skipped."""
+        have = {task.id for task in self._of(state)}
         unknown = [task for task in tasks if task.id not in have]
         new = [task for task in unknown if task.id not in known_elsewhere]
         limit, most_bytes = room
         size = sum(len(task.spec) for task in tasks)
         is_all = len(tasks) < limit and size + self._limits.max_spec_bytes <= most_bytes
-        # Where a reading had room for more, or brought nothing new, there is nothing more until somebody says so. Who
-        # is known elsewhere may just be given back, and is read once more.
-        book.has_more = book.has_more or (bool(new) and not is_all) or len(new) < len(unknown)
-        book.fresh.extend(new)
+        # A read with room to spare, or without a new task, has reached the end of the lane until an event says
+        # otherwise. A task that is known elsewhere may be returned at this moment, and is read again.
+        state.has_more = state.has_more or (bool(new) and not is_all) or len(new) < len(unknown)
+        state.fresh.extend(new)
         self._bytes += sum(len(task.spec) for task in new)
 
     def take(self, now: float, free: int) -> Sequence[PendingTask]:
-        """The tasks to offer now, at most so many; they count as offered."""
-        for book in self._books.values():
-            if book.refused and book.refused_until <= now:
-                book.fresh.extendleft(reversed(book.refused))
-                book.refused.clear()
-        turns = [LaneTurn(lane, book.ready(now), len(book.offered)) for lane, book in self._books.items()]
+        """Returns at most `free` tasks to offer now; they count as offered."""
+        for state in self._lanes.values():
+            if state.refused and state.refused_until <= now:
+                state.fresh.extendleft(reversed(state.refused))
+                state.refused.clear()
+        turns = [LaneTurn(lane, state.ready(now), len(state.offered)) for lane, state in self._lanes.items()]
         lanes = next_turns(turns, after=self._last, per_lane=self._limits.offers_per_lane, free=free)
         taken = []
         for lane in lanes:
-            book = self._books[lane]
-            task = book.fresh.popleft()
-            book.offered[task.id] = task
+            state = self._lanes[lane]
+            task = state.fresh.popleft()
+            state.offered[task.id] = task
             taken.append(task)
             self._last = lane
         return taken
 
     def claimed(self, task: PendingTask) -> None:
-        """A slot was granted, and the task is claimed."""
-        book = self._leave(task)
-        if book is not None:
-            book.refusals = 0
-            book.is_probed = False
-            book.paused_until = 0.0
-            book.words = ""
+        """Notes that a task got its slot and is claimed."""
+        state = self._leave(task)
+        if state is not None:
+            state.refusals = 0
+            state.is_probed = False
+            state.paused_until = 0.0
+            state.refusal_message = ""
 
     def gone(self, task: PendingTask) -> None:
-        """It is not to be had: what else is read may not be up to date either."""
-        book = self._leave(task)
-        if book is not None:
-            self._forget(book.fresh)
-            book.has_more = True
+        """Notes that a task is not pending any more; the rest of what was read may be stale too and is read again."""
+        state = self._leave(task)
+        if state is not None:
+            self._forget(state.fresh)
+            state.has_more = True
 
     def returned(self, task: PendingTask) -> None:
-        """Its offer came to nothing for no fault of anybody: it is the next again."""
+        """Notes that an offer was withdrawn without a fault; the task is the next of its lane again."""
         self._put_back(task)
 
     def refused(self, task: PendingTask, error: WeftError, now: float, *, is_unwritten: bool = False) -> None:
-        """Its offer was refused; `is_unwritten`: by the database, which says nothing of the mesh."""
-        book = self._put_back(task)
-        if book is None:
+        """Notes that an offer was refused; `is_unwritten`: the database refused the claim, not the mesh."""
+        state = self._put_back(task)
+        if state is None:
             return
-        book.words = error.message
-        is_another_round = max(book.paused_until, book.refused_until) <= now
-        # Those who were offered together are refused together, which is one refusal.
-        book.refusals += is_another_round and not is_unwritten
-        refusals = 1 if is_unwritten else book.refusals
+        state.refusal_message = error.message
+        is_another_round = max(state.paused_until, state.refused_until) <= now
+        # Tasks that were offered together are refused together, which counts once.
+        state.refusals += is_another_round and not is_unwritten
+        refusals = 1 if is_unwritten else state.refusals
         verdict = after_refused_offer(
             error.reason, error.message, refusals=refusals, retry_after_seconds=error.retry_after_seconds
         )
         if not isinstance(verdict, OfferAgain):
             return
         if verdict.whole_lane:
-            book.is_probed = True
-            book.paused_until = max(book.paused_until, now + verdict.pause_seconds)
+            state.is_probed = True
+            state.paused_until = max(state.paused_until, now + verdict.pause_seconds)
             return
-        book.fresh.popleft()
-        book.refused.append(task)
-        # Whoever comes later does not prolong the pause of those who wait already.
-        if book.refused_until <= now:
-            book.refused_until = now + verdict.pause_seconds
+        state.fresh.popleft()
+        state.refused.append(task)
+        # A later refusal does not extend the pause of the tasks refused before.
+        if state.refused_until <= now:
+            state.refused_until = now + verdict.pause_seconds
 
     def withdraw(self, task_id: str) -> None:
-        """Somebody has ended a task that is read."""
-        for book in self._books.values():
-            for queue in (book.fresh, book.refused):
+        """Removes a task that was ended elsewhere."""
+        for state in self._lanes.values():
+            for queue in (state.fresh, state.refused):
                 found = next((task for task in queue if task.id == task_id), None)
                 if found is not None:
                     queue.remove(found)
                     self._bytes -= len(found.spec)
 
     def waiting_reason(self, model: str, tenant: str) -> str:
-        """What was said last to those of a tenant who ask for a model."""
+        """Returns the message of the last refusal of a tenant's tasks for a model."""
         return next(
-            (book.words for lane, book in self._books.items() if (lane.model, lane.tenant) == (model, tenant)), ""
+            (
+                state.refusal_message
+                for lane, state in self._lanes.items()
+                if (lane.model, lane.tenant) == (model, tenant)
+            ),
+            "",
         )
 
     def next_look_at(self, now: float) -> float | None:
-        """When the next pause ends; None: there is none."""
+        """Returns when the next pause ends; None: nothing pauses."""
         ends = [
             moment
-            for book in self._books.values()
-            for moment, anybody in (
-                (book.paused_until, book.fresh or book.has_more),
-                (book.refused_until, book.refused),
+            for state in self._lanes.values()
+            for moment, has_tasks in (
+                (state.paused_until, state.fresh or state.has_more),
+                (state.refused_until, state.refused),
             )
-            if anybody and moment > now
+            if has_tasks and moment > now
         ]
         return min(ends, default=None)
 
     def tidy(self) -> None:
-        """Forget lanes in which nobody waits."""
-        for lane in [lane for lane, book in self._books.items() if book.is_idle]:
-            del self._books[lane]
+        """Drops idle lanes."""
+        for lane in [lane for lane, state in self._lanes.items() if state.is_idle]:
+            del self._lanes[lane]
 
-    def _wants_more(self, book: LaneState, now: float) -> bool:
-        if not book.has_more or book.fresh or book.paused_until > now:
+    def _wants_more(self, state: LaneState, now: float) -> bool:
+        if not state.has_more or state.fresh or state.paused_until > now:
             return False
-        if len(book.refused) >= self._limits.peeked_per_lane:
+        if len(state.refused) >= self._limits.peeked_per_lane:
             return False
-        # However much others have read, each lane has one that it can offer. Where there is no room for any task
-        # whatever its size, a reading that brings nothing new would not mean that there is nothing more.
+        # Each lane may hold one task whatever the others hold. With less room than the largest task, a read without a
+        # new task would not mean that the lane has no more.
         left = self._limits.max_peeked_bytes - self._bytes
-        return left >= self._limits.max_spec_bytes or not book.known
+        return left >= self._limits.max_spec_bytes or not state.known
 
-    def _of(self, book: LaneState) -> Iterable[PendingTask]:
-        return (*book.fresh, *book.refused, *book.offered.values())
+    def _of(self, state: LaneState) -> Iterable[PendingTask]:
+        return (*state.fresh, *state.refused, *state.offered.values())
 
     def _leave(self, task: PendingTask) -> LaneState | None:
-        book = self._books.get(task.lane)
-        if book is None or book.offered.pop(task.id, None) is None:
+        state = self._lanes.get(task.lane)
+        if state is None or state.offered.pop(task.id, None) is None:
             return None
         self._bytes -= len(task.spec)
-        return book
+        return state
 
     def _put_back(self, task: PendingTask) -> LaneState | None:
-        book = self._books.get(task.lane)
-        if book is None or book.offered.pop(task.id, None) is None:
+        state = self._lanes.get(task.lane)
+        if state is None or state.offered.pop(task.id, None) is None:
             return None
-        book.fresh.appendleft(task)
-        return book
+        state.fresh.appendleft(task)
+        return state
 
     def _forget(self, queue: deque[PendingTask]) -> None:
         self._bytes -= sum(len(task.spec) for task in queue)
         queue.clear()
 
     def _drop(self, lane: Lane) -> Sequence[PendingTask]:
-        """Forget a lane; those of it that are offered."""
-        book = self._books.pop(lane)
-        self._bytes -= sum(len(task.spec) for task in self._of(book))
-        return tuple(book.offered.values())
+        """Drops a lane; returns its offered tasks."""
+        state = self._lanes.pop(lane)
+        self._bytes -= sum(len(task.spec) for task in self._of(state))
+        return tuple(state.offered.values())

@@ -1,8 +1,9 @@
-"""Who runs tasks: reads lanes ahead, offers a few tasks of each to the scheduler, and runs those that get a slot."""
+"""The engine of durable tasks: reads lanes ahead, offers tasks to the scheduler, and runs those that get a slot."""
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -34,22 +35,22 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("weft.tasks")
 
-MESH_NEWS_SECONDS = 1.0
-"""Who was refused is offered again with news of the mesh, but not more often than this."""
+MESH_CHANGE_SECONDS = 1.0
+"""Refused tasks are offered again when the mesh changes, but not more often than this."""
 LOOK_SECONDS = 0.1
-"""All lanes are looked at no more often than this, however much news there is."""
+"""All lanes are listed no more often than this, however many events come."""
 STORE_PAUSE_SECONDS = 1.0
 """Pause after the database has failed."""
-LAST_WORDS_SECONDS = 5.0
-"""How long a stop waits, after its grace, for what was broken off to be written down."""
+FINAL_WRITE_SECONDS = 5.0
+"""How long a stop waits, after its grace period, until interrupted runs are reverted in the database."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineDeps:
-    """What an engine works with."""
+    """What `TaskEngine` works with."""
 
     owner: str
-    """This router's life, for its claims."""
+    """Id of this router process, the owner of its claims."""
     store: TaskStore
     events: TaskEventBus
     database_clock: DatabaseClock
@@ -59,7 +60,7 @@ class EngineDeps:
 
 
 class TaskEngine:
-    """Runs tasks on one event loop."""
+    """Offers and runs the tasks of one router, on one event loop."""
 
     def __init__(self, deps: EngineDeps) -> None:
         self._deps = deps
@@ -67,7 +68,7 @@ class TaskEngine:
         self._dispatcher = TaskDispatcher(deps.limits)
         self._lease_renewer = LeaseRenewer(deps.owner, deps.store, deps.database_clock, deps.limits, self)
         self._runs: dict[str, TaskRun] = {}
-        """Every task that is offered or runs here."""
+        """Every task that is offered or runs here, by id."""
         self._under_way: dict[str, asyncio.Task[None]] = {}
         self._running: set[str] = set()
         self._run_deps = RunDeps(
@@ -86,33 +87,31 @@ class TaskEngine:
         self._is_publishing = False
         self._cursor: Lane | None = None
         self._looks_everywhere = True
-        self._is_crowded = False
-        """Whether a lane may have been left out for want of a place."""
+        self._has_unlisted_lanes = False
+        """Whether the dispatcher had no room for a lane at the last look."""
         self._looked_at = float("-inf")
         self._ready_at: float | None = None
         self._mesh = _MeshShape()
         self._mesh_is_new = False
-        self._mesh_news_at = float("-inf")
+        self._mesh_change_at = float("-inf")
         self._loops: list[asyncio.Task[None]] = []
-        deps.events.subscribe(self._hear)
+        deps.events.subscribe(self._on_event)
 
-    # -- life
+    # -- life cycle
 
     async def start(self) -> None:
-        """Begin to run tasks."""
+        """Starts the loops."""
+        deps = self._deps
         self._loops = [
-            start_critical(self._lease_renewer.run(), name="task-heart"),
-            start_critical(self._offer_on(), name="task-engine"),
-            start_restarting(self._listen, name="task-news", clock=self._clock),
+            start_critical(self._lease_renewer.run(), name="task-lease-renewer"),
+            start_critical(self._offer_loop(), name="task-engine"),
+            start_restarting(partial(deps.store.listen, deps.events.publish), name="task-events", clock=self._clock),
         ]
 
-    async def _listen(self) -> None:
-        await self._deps.store.listen(self._deps.events.publish)
-
     async def stop(self, grace_seconds: float) -> None:
-        """Offer nothing any more, let what runs go on for at most the grace, and give the rest back at once."""
-        # The first is the heart: as long as anything runs here its claims are kept alive.
-        heart, others = self._loops[:1], self._loops[1:]
+        """Stops offering, lets runs go on for the grace period, and reverts the rest without counting an attempt."""
+        # The first loop renews leases, and must go on as long as anything runs.
+        renewer, others = self._loops[:1], self._loops[1:]
         self._loops = []
         for loop in others:
             loop.cancel()
@@ -121,28 +120,24 @@ class TaskEngine:
         for run in list(self._runs.values()):
             if not run.is_running:
                 run.stop(StopReason.HALTED)
-        await self._wait_for_runs(grace_seconds)
+        await _wait_for(self._under_way.values(), grace_seconds)
         for run in list(self._runs.values()):
             run.stop(StopReason.HALTED)
-        await self._wait_for_runs(LAST_WORDS_SECONDS)
+        await _wait_for(self._under_way.values(), FINAL_WRITE_SECONDS)
         await stop_tasks(list(self._under_way.values()))
-        # What ended one of them before its time is raised when nothing is left to be done.
-        await stop_tasks([*heart, *others])
+        # A failure that ended a loop early is raised last.
+        await stop_tasks([*renewer, *others])
 
-    async def _wait_for_runs(self, seconds: float) -> None:
-        if self._under_way:
-            await asyncio.wait(list(self._under_way.values()), timeout=seconds)
-
-    # -- what others tell and ask
+    # -- notifications and queries
 
     def mesh_changed(self, view: FleetView) -> None:
-        """The registry told something new."""
+        """Notes a new view of the mesh."""
         if self._mesh.has_changed(view):
             self._mesh_is_new = True
             self._work_signal.set()
 
     def withdraw(self, task_id: str) -> None:
-        """Somebody has ended a task: it is neither offered nor run any more."""
+        """Stops offering or running a task that was ended elsewhere."""
         run = self._runs.get(task_id)
         if run is None:
             self._dispatcher.withdraw(task_id)
@@ -150,14 +145,14 @@ class TaskEngine:
             run.stop(StopReason.CANCELLED)
 
     def waiting_for(self, task: Task) -> str:
-        """What is known of why a task waits; empty: nothing."""
+        """Returns why a task waits, as far as it is known; empty: unknown."""
         run = self._runs.get(task.id)
         if run is not None:
-            return "" if run.is_running else run.words or "a slot"
+            return "" if run.is_running else run.waiting_reason or "a slot"
         return self._dispatcher.waiting_reason(task.model, task.tenant)
 
     def publish(self, event: StoreEvent) -> None:
-        """Tell what this engine itself has written."""
+        """Publishes a change that this engine itself has written."""
         self._is_publishing = True
         try:
             self._deps.events.publish(event)
@@ -166,24 +161,24 @@ class TaskEngine:
 
     @property
     def claims(self) -> frozenset[Claim]:
-        """What runs here."""
+        """The claims of the tasks that run here."""
         return frozenset(run.claim for run in self._runs.values() if run.claim is not None)
 
     def is_claiming(self, task_id: str) -> bool:
-        """Whether a claim of it is under way."""
+        """Whether a claim of the task is in progress."""
         run = self._runs.get(task_id)
         return run is not None and run.is_claiming
 
     def lose(self, claim: Claim) -> None:
-        """A claim is not this router's any more."""
+        """Stops the run whose claim is lost."""
         run = self._runs.get(claim.task_id)
         if run is not None and run.claim == claim:
             run.stop(StopReason.LOST)
 
-    def _hear(self, event: StoreEvent) -> None:
+    def _on_event(self, event: StoreEvent) -> None:
         match event:
             case LaneFilled(lane):
-                self._is_crowded |= not self._dispatcher.note(lane)
+                self._has_unlisted_lanes |= not self._dispatcher.note(lane)
                 self._work_signal.set()
             case TaskChanged(task_id):
                 run = self._runs.get(task_id)
@@ -196,57 +191,57 @@ class TaskEngine:
 
     # -- offering
 
-    async def _offer_on(self) -> None:
+    async def _offer_loop(self) -> None:
         while True:
             self._work_signal.clear()
             try:
                 await self._round()
             except WeftError as error:
                 log.warning("tasks could not be read", why=error.message)
-                await self._after_a_fault()
+                await self._pause_after_failure()
             except Exception:
-                # Without the next look no task would ever be begun again, and nobody would see why.
-                log.exception("tasks could not be looked at")
-                await self._after_a_fault()
+                # A loop that ends here would start no task again, without a visible reason.
+                log.exception("tasks could not be offered")
+                await self._pause_after_failure()
             await wait_for_event(self._work_signal, self._clock, self._next_round_at() - self._clock.monotonic())
 
-    async def _after_a_fault(self) -> None:
+    async def _pause_after_failure(self) -> None:
         await self._clock.sleep(STORE_PAUSE_SECONDS)
         self._looks_everywhere = True
         self._work_signal.set()
 
     async def _round(self) -> None:
         now = self._clock.monotonic()
-        if self._mesh_is_new and now >= self._mesh_news_at + MESH_NEWS_SECONDS:
-            self._mesh_is_new, self._mesh_news_at = False, now
+        if self._mesh_is_new and now >= self._mesh_change_at + MESH_CHANGE_SECONDS:
+            self._mesh_is_new, self._mesh_change_at = False, now
             self._dispatcher.try_all_again()
         if now >= self._look_at():
             await self._look_everywhere(now)
         while True:
-            for book in self._dispatcher.next_to_read(now):
-                await self._read(book)
+            for state in self._dispatcher.next_to_read(now):
+                await self._read(state)
             free = self._deps.limits.max_running - len(self._running)
             tasks = self._dispatcher.take(now, free)
             for task in tasks:
                 self._offer(task)
-            # However busy it is, what is due by time has its turn.
+            # Timed work must not starve while there is always something to offer.
             if not tasks or self._clock.monotonic() >= self._next_round_at():
                 return
 
     async def _look_everywhere(self, now: float) -> None:
         limits, store = self._deps.limits, self._deps.store
         self._looks_everywhere, self._looked_at, self._ready_at = False, now, None
-        self._is_crowded = False
+        self._has_unlisted_lanes = False
         self._dispatcher.tidy()
         try:
             lanes = await store.lanes(self._deps.database_clock.now(), self._cursor, limits.max_lanes)
             if self._dispatcher.is_full:
-                # Otherwise some get their places without anybody giving way, and the others with the next look.
+                # With room left, the rest is added at the next look without an eviction.
                 self._withdraw_offers(self._dispatcher.make_room(lanes))
             noted = [lane for lane in lanes if self._dispatcher.note(lane)]
-            # Where there are more lanes than places the next look begins behind the last that got one.
+            # With more lanes than room, the next look begins after the last lane that was added.
             is_all = len(noted) == len(lanes) < limits.max_lanes
-            self._is_crowded |= not is_all or self._cursor is not None
+            self._has_unlisted_lanes |= not is_all or self._cursor is not None
             self._cursor = noted[-1] if noted and not is_all else None
             ready_at = await store.next_ready_at(self._deps.database_clock.now())
         except WeftError:
@@ -255,23 +250,23 @@ class TaskEngine:
         if ready_at is not None:
             self._note_ready(ready_at)
 
-    async def _read(self, book: LaneState) -> None:
-        room = limit, most_bytes = self._dispatcher.room_in(book)
-        # Before it is read: what is told meanwhile may not be in it.
-        book.has_more = False
-        # Who ends meanwhile may still be read as waiting.
+    async def _read(self, state: LaneState) -> None:
+        room = limit, most_bytes = self._dispatcher.room_in(state)
+        # Before the read: an event that comes during the read sets it again.
+        state.has_more = False
+        # A run that ends during the read may still be returned as pending.
         before = set(self._runs)
         try:
-            tasks = await self._deps.store.pending(book.lane, self._deps.database_clock.now(), limit, most_bytes)
+            tasks = await self._deps.store.pending(state.lane, self._deps.database_clock.now(), limit, most_bytes)
         except WeftError:
-            book.has_more = True
+            state.has_more = True
             raise
-        self._dispatcher.put(book, tasks, room, before | self._runs.keys())
+        self._dispatcher.put(state, tasks, room, before | self._runs.keys())
 
     def _withdraw_offers(self, tasks: Sequence[PendingTask]) -> None:
         for task in tasks:
             run = self._runs.get(task.id)
-            # One that has its slot is no offer any more.
+            # A run that has its slot is no longer an offer.
             if run is not None and not run.is_running and not run.is_claiming:
                 run.stop(StopReason.HALTED)
 
@@ -300,11 +295,11 @@ class TaskEngine:
             if run.ready_at is not None:
                 self._note_ready(run.ready_at)
             if run.is_stopped or run.ready_at is not None:
-                # It may wait again, and was not taken as long as it was known to run here.
+                # It may be pending again, and was skipped by reads as long as it ran here.
                 self._dispatcher.note(task.lane)
         elif run.refusal is not None:
             self._dispatcher.refused(task, run.refusal, self._clock.monotonic(), is_unwritten=run.is_unwritten)
-        elif run.is_turned_away:
+        elif run.is_over_capacity:
             self._dispatcher.returned(task)
         else:
             self._dispatcher.gone(task)
@@ -317,8 +312,8 @@ class TaskEngine:
         self._ready_at = moment if self._ready_at is None else min(self._ready_at, moment)
 
     def _look_at(self) -> float:
-        """When all lanes are looked at next."""
-        if self._looks_everywhere or (self._is_crowded and self._dispatcher.has_place):
+        """Returns when all lanes are listed next."""
+        if self._looks_everywhere or (self._has_unlisted_lanes and self._dispatcher.has_place):
             return self._looked_at + LOOK_SECONDS
         polled = self._looked_at + self._deps.limits.poll_interval_seconds
         if self._ready_at is None:
@@ -328,21 +323,26 @@ class TaskEngine:
     def _next_round_at(self) -> float:
         moments = [self._look_at()]
         if self._mesh_is_new:
-            moments.append(self._mesh_news_at + MESH_NEWS_SECONDS)
+            moments.append(self._mesh_change_at + MESH_CHANGE_SECONDS)
         pause_ends = self._dispatcher.next_look_at(self._clock.monotonic())
         if pause_ends is not None:
             moments.append(pause_ends)
         return min(moments)
 
 
+async def _wait_for(tasks: Collection[asyncio.Task[None]], seconds: float) -> None:
+    if tasks:
+        await asyncio.wait(list(tasks), timeout=seconds)
+
+
 class _MeshShape:
-    """What of the mesh decides whether somebody who was refused may be lucky: not how busy anybody is."""
+    """The part of the mesh view that can turn a refusal into a grant; load is not part of it."""
 
     def __init__(self) -> None:
         self._shape: Collection[object] = ()
 
     def has_changed(self, view: FleetView) -> bool:
-        """Whether it is another one than the last."""
+        """Stores the view; returns whether that part has changed."""
         runners = frozenset(
             (runner.name, runner.incarnation, runner.active, runner.draining) for runner in view.runners.values()
         )

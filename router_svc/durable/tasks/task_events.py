@@ -1,4 +1,7 @@
-"""News of tasks inside one process: told after the commit, never instead of it. Whoever misses some looks again."""
+"""Events of tasks: a bus inside the process, and LISTEN/NOTIFY between routers on one PostgreSQL.
+
+An event is published after the commit that it reports, as a hint to read again; a reader that misses one still polls.
+"""
 
 import asyncio
 import json
@@ -20,18 +23,18 @@ Listener = Callable[[StoreEvent], None]
 
 
 class TaskEventBus:
-    """Hands on news to whoever listens in this process."""
+    """Passes events to the listeners and watchers of this process."""
 
     def __init__(self) -> None:
         self._listeners: list[Listener] = []
         self._watchers: dict[str, list[asyncio.Event]] = {}
 
     def subscribe(self, listener: Listener) -> None:
-        """Be told everything, in the order it happens. A listener must not raise, and must not wait."""
+        """Registers a listener for every event, in order. It must not raise, and must not block."""
         self._listeners.append(listener)
 
     def publish(self, event: StoreEvent) -> None:
-        """Something is on disk."""
+        """Publishes a change that is committed."""
         for listener in self._listeners:
             listener(event)
         if isinstance(event, TaskChanged):
@@ -41,12 +44,12 @@ class TaskEventBus:
                 _set(watchers)
 
     def is_watched(self, task_id: str) -> bool:
-        """Whether somebody waits for news of it."""
+        """Whether a watcher waits for events of the task."""
         return task_id in self._watchers
 
     @contextmanager
     def watching(self, task_id: str) -> Generator[asyncio.Event]:
-        """An event that is set with every news of a task; clear it before looking."""
+        """Yields an asyncio event that is set with every change of a task; clear it before reading."""
         event = asyncio.Event()
         self._watchers.setdefault(task_id, []).append(event)
         try:
@@ -65,7 +68,7 @@ def _set(events: "list[asyncio.Event] | tuple[()]") -> None:
 
 
 async def wait_for_event(event: asyncio.Event, clock: Clock, seconds: float) -> bool:
-    """Whether there was news within so many seconds."""
+    """Waits at most `seconds`; returns whether the event was set."""
     if event.is_set():
         return True
     waiting = asyncio.ensure_future(event.wait())
@@ -82,26 +85,29 @@ log = structlog.get_logger("weft.tasks")
 
 CHANNEL = "weft_tasks"
 MAX_PAYLOAD_BYTES = 7_900
-"""PostgreSQL takes less than 8000."""
-MAX_TOLD = 64
-"""Of more news in one write only that there is much."""
+"""PostgreSQL takes less than 8000 bytes."""
+MAX_EVENTS_PER_WRITE = 64
+"""A write with more events publishes ManyChanged instead."""
 PROBE_SECONDS = 15.0
-"""How often a silent connection is asked whether it still is one ..."""
+"""How often an idle connection is probed ..."""
 PROBE_TIMEOUT_SECONDS = 10.0
-"""... and how long its answer may take."""
+"""... and how long the answer to a probe may take."""
 FIRST_PAUSE_SECONDS = 0.25
 MAX_PAUSE_SECONDS = 30.0
 
 
 async def notify_routers(connection: AsyncConnection, origin: str, events: Sequence[StoreEvent]) -> None:
-    """Tell the other routers with this transaction; `origin` is who does not want to hear it. Not for SQLite."""
+    """Notifies the other routers when this transaction commits; the listener with the id `origin` ignores it.
+
+    PostgreSQL only.
+    """
     distinct = list(dict.fromkeys(events))
-    for payload in _payloads(origin, distinct if len(distinct) <= MAX_TOLD else [ManyChanged()]):
+    for payload in _payloads(origin, distinct if len(distinct) <= MAX_EVENTS_PER_WRITE else [ManyChanged()]):
         await connection.execute(select(func.pg_notify(CHANNEL, payload)))
 
 
 class PostgresEvents:
-    """Hears what other routers tell."""
+    """Listens to the events of other routers."""
 
     def __init__(self, database: RouterDatabase, origin: str, clock: Clock) -> None:
         self._database = database
@@ -109,36 +115,36 @@ class PostgresEvents:
         self._clock = clock
         self._pause_seconds = FIRST_PAUSE_SECONDS
 
-    async def listen(self, heard: Callable[[StoreEvent], None]) -> None:
-        """Hand on news until cancelled; ManyChanged whenever it begins to hear: what was told before was missed."""
+    async def listen(self, on_event: Callable[[StoreEvent], None]) -> None:
+        """Passes on events until cancelled; ManyChanged after each connect, because earlier events were missed."""
         while True:
             try:
                 async with self._database.apart() as connection:
-                    await self._hear(connection, heard)
-                log.warning("news of other routers are lost, listening again")
+                    await self._listen_once(connection, on_event)
+                log.warning("connection for events of other routers lost, listening again")
             except (WeftError, OSError) as error:
-                log.warning("no news of other routers, trying again", kind=type(error).__name__)
+                log.warning("cannot listen to events of other routers, trying again", kind=type(error).__name__)
             except Exception as error:
-                # The driver's own errors: its package is there on PostgreSQL only. Anything else is a fault of ours.
+                # Errors of the driver, whose package is installed for PostgreSQL only. Anything else is a bug.
                 if not type(error).__module__.startswith("asyncpg"):
                     raise
-                log.warning("no news of other routers, trying again", kind=type(error).__name__)
+                log.warning("cannot listen to events of other routers, trying again", kind=type(error).__name__)
             await self._clock.sleep(self._pause_seconds)
             self._pause_seconds = min(2 * self._pause_seconds, MAX_PAUSE_SECONDS)
 
-    async def _hear(self, connection: AsyncConnection, heard: Callable[[StoreEvent], None]) -> None:
-        """Returns when the connection is gone."""
+    async def _listen_once(self, connection: AsyncConnection, on_event: Callable[[StoreEvent], None]) -> None:
+        """Passes on events until the connection is lost."""
         driver: Any = (await connection.get_raw_connection()).driver_connection
         gone = asyncio.Event()
         driver.add_termination_listener(lambda _: gone.set())
-        await driver.add_listener(CHANNEL, lambda *notice: self._pass_on(notice[-1], heard))
+        await driver.add_listener(CHANNEL, lambda *notice: self._pass_on(notice[-1], on_event))
         self._pause_seconds = FIRST_PAUSE_SECONDS
-        heard(ManyChanged())
+        on_event(ManyChanged())
         while not await self._is_gone(gone):
             await driver.execute("SELECT 1", timeout=PROBE_TIMEOUT_SECONDS)
 
     async def _is_gone(self, gone: asyncio.Event) -> bool:
-        """After a while, or as soon as it is."""
+        """Waits for the next probe, or until the connection is lost; returns which."""
         napping = asyncio.ensure_future(self._clock.sleep(PROBE_SECONDS))
         waiting = asyncio.ensure_future(gone.wait())
         try:
@@ -149,26 +155,26 @@ class PostgresEvents:
             await asyncio.gather(napping, waiting, return_exceptions=True)
         return gone.is_set()
 
-    def _pass_on(self, payload: str, heard: Callable[[StoreEvent], None]) -> None:
+    def _pass_on(self, payload: str, on_event: Callable[[StoreEvent], None]) -> None:
         origin, events = _parsed(payload)
         if origin != self._origin:
             for each in events:
-                heard(each)
+                on_event(each)
 
 
 def _payloads(origin: str, events: Sequence[StoreEvent]) -> Sequence[str]:
     payloads: list[str] = []
-    words: list[object] = []
+    items: list[object] = []
     for each in events:
-        longer = json.dumps([origin, *words, _word_of(each)], separators=(",", ":"))
-        if words and len(longer) > MAX_PAYLOAD_BYTES:
-            payloads.append(json.dumps([origin, *words], separators=(",", ":")))
-            words = []
-        words.append(_word_of(each))
-    return [*payloads, json.dumps([origin, *words], separators=(",", ":"))] if words else payloads
+        longer = json.dumps([origin, *items, _json_of(each)], separators=(",", ":"))
+        if items and len(longer) > MAX_PAYLOAD_BYTES:
+            payloads.append(json.dumps([origin, *items], separators=(",", ":")))
+            items = []
+        items.append(_json_of(each))
+    return [*payloads, json.dumps([origin, *items], separators=(",", ":"))] if items else payloads
 
 
-def _word_of(event: StoreEvent) -> object:
+def _json_of(event: StoreEvent) -> object:
     match event:
         case LaneFilled(lane):
             return [lane.model, lane.tenant, lane.band.value]
@@ -179,18 +185,18 @@ def _word_of(event: StoreEvent) -> object:
 
 
 def _parsed(payload: str) -> tuple[str, Sequence[StoreEvent]]:
-    """What a newer release says otherwise means that something has changed."""
+    """Parses a payload; one that a newer release wrote differently is read as ManyChanged."""
     try:
-        origin, *words = json.loads(payload)
-        return origin, [_news_of(word) for word in words]
+        origin, *items = json.loads(payload)
+        return origin, [_event_of(item) for item in items]
     except (ValueError, TypeError):
         return "", [ManyChanged()]
 
 
-def _news_of(word: Any) -> StoreEvent:
-    if isinstance(word, str):
-        return TaskChanged(word)
-    if word == 0:
+def _event_of(item: Any) -> StoreEvent:
+    if isinstance(item, str):
+        return TaskChanged(item)
+    if item == 0:
         return ManyChanged()
-    model, tenant, band = word
+    model, tenant, band = item
     return LaneFilled(Lane(model, tenant, Priority(band)))

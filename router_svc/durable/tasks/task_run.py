@@ -1,4 +1,4 @@
-"""One task from its offer to the end of its attempt."""
+"""One run of a task: offer, claim, call, recorded output, and the end or the revert of the attempt."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -40,58 +40,58 @@ from weft.kernel.reasons import Reason
 from weft.kernel.service import start_task
 
 _NOT_KEPT = frozenset({"queued", "loading", "progress", None})
-"""Waiting and progress are of the moment, and of kinds that are not known nothing can be made later."""
+"""Events that are not stored: waiting and progress are transient, and unknown kinds cannot be read later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecorderDeps:
-    """What a recording works with."""
+    """What `OutputRecorder` works with."""
 
     limits: TaskLimits
     clock: Clock
     is_watched: Callable[[], bool]
     write: Callable[[Sequence[NewChunk]], Awaitable[None]]
-    """Returns once they are on disk; raises where they never will be."""
+    """Returns once the chunks are on disk; raises if they never will be."""
 
 
 class OutputRecorder:
-    """The answer of one attempt. Its runner waits while a part of it is being written."""
+    """Collects the output of one attempt and writes it in chunks; the runner waits during a write."""
 
     def __init__(self, deps: RecorderDeps) -> None:
         self._deps = deps
-        self._turn = asyncio.Lock()
-        self._waiting: list[event_pb2.InferenceEvent] = []
+        self._lock = asyncio.Lock()
+        self._unwritten: list[event_pb2.InferenceEvent] = []
         self._embeddings: task_pb2.TaskOutput | None = None
-        self._waiting_bytes = 0
+        self._unwritten_bytes = 0
         self._written = 0
-        """Events that are on disk."""
+        """Number of events that are on disk."""
         self._bytes = 0
-        """Of everything so far."""
+        """Bytes of the whole output so far."""
         self._has_content = False
-        self._is_over = False
-        """Whether the runner has said its last word."""
+        self._is_finished = False
+        """Whether the `finished` event has come."""
         self._has_more = asyncio.Event()
 
     async def add(self, output: task_pb2.TaskOutput) -> None:
-        """Take what the runner says. Raises REQUEST_TOO_LARGE for an answer that is longer than may be kept."""
-        async with self._turn:
+        """Adds output of the runner. Raises REQUEST_TOO_LARGE for an answer beyond `max_result_bytes`."""
+        async with self._lock:
             kept = [event for event in output.events if event.WhichOneof("event") not in _NOT_KEPT]
             if not kept:
                 return
             self._take(kept, output)
             is_first = not self._has_content and has_content(kept)
             self._has_content = self._has_content or is_first
-            # What ends an answer is committed together with the end.
+            # The last events are committed together with the terminal state.
             if kept[-1].WhichOneof("event") == "finished":
-                self._is_over = True
+                self._is_finished = True
                 return
-            if self._waiting_bytes >= self._deps.limits.max_piece_bytes or (is_first and self._deps.is_watched()):
+            if self._unwritten_bytes >= self._deps.limits.max_piece_bytes or (is_first and self._deps.is_watched()):
                 await self._write()
             else:
                 self._has_more.set()
 
     async def keep_writing(self) -> None:
-        """Write what has been said a moment ago, until cancelled: a runner that pauses keeps nothing back."""
+        """Writes collected output by time, until cancelled, so that a pausing runner delays nothing."""
         limits = self._deps.limits
         while True:
             await self._has_more.wait()
@@ -99,14 +99,14 @@ class OutputRecorder:
             await self._deps.clock.sleep(
                 limits.watched_piece_interval_seconds if watched else limits.piece_interval_seconds
             )
-            async with self._turn:
+            async with self._lock:
                 self._has_more.clear()
-                if not self._is_over:
+                if not self._is_finished:
                     await self._write()
 
     async def rest(self) -> Sequence[NewChunk]:
-        """What is not on disk yet, once nothing is being written."""
-        async with self._turn:
+        """Returns the chunks that are not on disk, once no write is in progress."""
+        async with self._lock:
             self._has_more.clear()
             return self._chunks()
 
@@ -119,8 +119,8 @@ class OutputRecorder:
                 Reason.REQUEST_TOO_LARGE,
                 f"the answer has more than {limit} bytes (router.tasks.max_result_bytes); ask for less in one task",
             )
-        self._waiting += events
-        self._waiting_bytes += size
+        self._unwritten += events
+        self._unwritten_bytes += size
         if output.embeddings:
             self._embeddings = output
 
@@ -129,61 +129,61 @@ class OutputRecorder:
         if not chunks:
             return
         await self._deps.write(chunks)
-        self._written += len(self._waiting)
-        self._waiting.clear()
-        self._waiting_bytes = 0
+        self._written += len(self._unwritten)
+        self._unwritten.clear()
+        self._unwritten_bytes = 0
 
     def _chunks(self) -> list[NewChunk]:
-        """What waits, cut where a piece has what it may have; an event is never cut."""
+        """Returns the unwritten events in chunks of at most `max_piece_bytes`; a single event is never split."""
         if self._embeddings is not None:
             return [NewChunk(first_index=1, event_count=1, output=self._embeddings.SerializeToString())]
         chunks: list[NewChunk] = []
         first = 0
         size = 0
-        for place, event in enumerate(self._waiting):
+        for place, event in enumerate(self._unwritten):
             length = event.ByteSize()
             if place > first and size + length > self._deps.limits.max_piece_bytes:
                 chunks.append(self._chunk(first, place))
                 first, size = place, 0
             size += length
-        if first < len(self._waiting):
-            chunks.append(self._chunk(first, len(self._waiting)))
+        if first < len(self._unwritten):
+            chunks.append(self._chunk(first, len(self._unwritten)))
         return chunks
 
     def _chunk(self, first: int, end: int) -> NewChunk:
         return NewChunk(
             first_index=self._written + first + 1,
             event_count=end - first,
-            output=task_pb2.TaskOutput(events=self._waiting[first:end]).SerializeToString(),
+            output=task_pb2.TaskOutput(events=self._unwritten[first:end]).SerializeToString(),
         )
 
 
 log = structlog.get_logger("weft.tasks")
 
 FIRST_WRITE_PAUSE_SECONDS = 0.1
-"""Pause before what the database did not take is written again; doubles ..."""
+"""Pause before a failed write is repeated; doubles ..."""
 MAX_WRITE_PAUSE_SECONDS = 2.0
 """... up to this."""
 WRITE_PATIENCE_SECONDS = 300.0
-"""After so long without a database a result is dropped, and its task is begun again."""
+"""After this long without a database a result is dropped, and the task is retried."""
 
 
 class StopReason(Enum):
-    """Why an attempt is ended from outside."""
+    """Why a run is stopped from outside."""
 
     LOST = "lost"
-    """The claim is not this router's any more."""
+    """The claim is lost."""
     CANCELLED = "cancelled"
-    """Somebody has ended the task."""
+    """The task was ended elsewhere."""
     TIMED_OUT = "timed out"
-    """It ran as long as it may."""
+    """The attempt exceeded `run_timeout_seconds`."""
     HALTED = "halted"
-    """The router stops."""
+    """The router shuts down."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunDeps:
-    """What every task is run with."""
+    """What every `TaskRun` works with."""
 
     owner: str
     store: TaskStore
@@ -193,34 +193,34 @@ class RunDeps:
     calls: CallMaker
     failpoints: Failpoints
     admit: Callable[["TaskRun"], bool]
-    """Whether one attempt more may be under way; this one is counted then."""
+    """Returns whether one more attempt may run; if so, it is counted."""
     publish: Callable[[StoreEvent], None]
-    """Something of a task that runs here is on disk."""
+    """Publishes a committed change of a task that runs here."""
     on_claimed: Callable[["TaskRun"], None]
-    """Told at once: another task can be offered in its stead."""
+    """Called after the claim: another task can be offered instead."""
 
 
 class TaskRun:
-    """One task: offered until a slot is granted, then claimed and run."""
+    """One task: offered until a slot is granted, then claimed and run to the end of the attempt."""
 
     def __init__(self, deps: RunDeps, task: PendingTask) -> None:
         self._deps = deps
         self.task = task
         self.claim: Claim | None = None
-        """None: it is only offered."""
+        """The claim of the attempt; None: the task is only offered."""
         self.is_claiming = False
-        self.is_turned_away = False
-        """Whether it was not claimed because so many run."""
-        self.words = ""
-        """What the scheduler says of why it waits."""
+        self.is_over_capacity = False
+        """Whether the task was not claimed because `max_running` attempts run."""
+        self.waiting_reason = ""
+        """Why the task waits, by the scheduler's last status message."""
         self.refusal: WeftError | None = None
-        """Why the offer came to nothing; None: it did not, or the task is not to be had."""
+        """Why the offer was refused; None: it was not, or the task is not pending any more."""
         self.is_unwritten = False
-        """Whether it came to nothing because the database did not take the claim."""
+        """Whether the offer failed because the database refused the claim."""
         self.ready_at: float | None = None
-        """When it may be begun again, after an attempt that came to nothing."""
+        """When the task may be retried after a failed attempt."""
         self._was_taken = False
-        """Whether a runner has said anything since the claim."""
+        """Whether a runner has sent any output since the claim."""
         self._stop: StopReason | None = None
         self._call: TaskCall | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -236,23 +236,23 @@ class TaskRun:
 
     @property
     def is_running(self) -> bool:
-        """Whether its attempt is under way."""
+        """Whether the task is claimed."""
         return self.claim is not None
 
     @property
     def is_stopped(self) -> bool:
-        """Whether it was ended from outside."""
+        """Whether the run was stopped from outside."""
         return self._stop is not None
 
-    def stop(self, why: StopReason) -> None:
-        """End it: the offer is withdrawn, or the runner's work is ended. The first word holds."""
-        self._stop = self._stop or why
-        # A claim under way is waited for: whether it is on disk must be known.
+    def stop(self, reason: StopReason) -> None:
+        """Withdraws the offer, or cancels the call. The first reason stays."""
+        self._stop = self._stop or reason
+        # A claim in progress is awaited: whether it is on disk must be known.
         if self._reading is not None and not self.is_claiming:
             self._reading.cancel()
 
     async def go(self) -> None:
-        """Offer it, run it, and write down what became of it."""
+        """Offers the task, runs it, and writes the result of the attempt."""
         if self._stop is not None:
             return
         self._reading = asyncio.create_task(self._read(), name=f"task-call-{self.task.id}")
@@ -275,7 +275,7 @@ class TaskRun:
         async with aclosing(self._call.outputs()) as outputs:
             async for output in outputs:
                 if self.claim is None:
-                    self.words = _words_of(output) or self.words
+                    self.waiting_reason = _waiting_reason_of(output) or self.waiting_reason
                 else:
                     self._was_taken = True
                     await self._recording.add(output)
@@ -283,10 +283,10 @@ class TaskRun:
             raise WeftError(Reason.INTERNAL, "the request ended before it was placed")
 
     async def _take(self) -> None:
-        """Claim it: a slot is there. Raises ClaimMissedError."""
+        """Claims the task, once a slot is granted. Raises ClaimMissedError."""
         deps = self._deps
-        self.is_turned_away = self._stop is None and not deps.admit(self)
-        if self._stop is not None or self.is_turned_away:
+        self.is_over_capacity = self._stop is None and not deps.admit(self)
+        if self._stop is not None or self.is_over_capacity:
             raise ClaimMissedError
         claim = await self._claim()
         if claim is None:
@@ -294,11 +294,11 @@ class TaskRun:
         await deps.failpoints.reach(Failpoint.CLAIMED, self.task.id)
         if self._stop is not None:
             raise ClaimMissedError
-        self._help(self._write_on(), "task-writer")
-        self._help(self._watch_time(), "task-timer")
+        self._start_helper(self._write_output(), "task-writer")
+        self._start_helper(self._enforce_timeout(), "task-timer")
         if self._call is not None:
-            # Anybody may begin to watch a task that runs; lines of batches are read when they are at their end.
-            self._call.read_whole(bool(self.task.batch) and not deps.events.is_watched(self.task.id))
+            # A running task may get a watcher at any time; items of batches are read after their end.
+            self._call.set_unary(bool(self.task.batch) and not deps.events.is_watched(self.task.id))
         log.info("task started", task=self.task.id, attempt=claim.attempt, owner=claim.owner)
 
     async def _claim(self) -> Claim | None:
@@ -322,7 +322,7 @@ class TaskRun:
         if isinstance(error, ClaimMissedError) or self._stop is not None:
             return
         if isinstance(after_refused_offer(error.reason, error.message, refusals=1), GivesUp):
-            # Only who has claimed a task may end it.
+            # Only the owner of a claim may end a task.
             with suppress(ClaimMissedError):
                 await self._claim()
         else:
@@ -343,9 +343,9 @@ class TaskRun:
             case StopReason.TIMED_OUT:
                 await self._stop_helpers()
                 seconds = self._deps.limits.run_timeout_seconds
-                words = f"the attempt took longer than {seconds:g} s (router.tasks.run_timeout_seconds)"
-                # Of what was being written it is not known whether it is on disk.
-                await self._fail(claim, WeftError(Reason.DEADLINE_EXCEEDED, words), ())
+                message = f"the attempt took longer than {seconds:g} s (router.tasks.run_timeout_seconds)"
+                # Whether the write that was in progress is on disk is unknown.
+                await self._fail(claim, WeftError(Reason.DEADLINE_EXCEEDED, message), ())
             case None:
                 chunks = await self._recording.rest()
                 await self._stop_helpers()
@@ -408,14 +408,14 @@ class TaskRun:
 
     async def _append(self, chunks: Sequence[NewChunk]) -> None:
         claim = self.claim
-        assert claim is not None, "only what is claimed says something"
+        assert claim is not None, "output is written under a claim only"
         if not await self._settle(claim, lambda: self._deps.store.append(claim, chunks)):
             self._stop = self._stop or StopReason.LOST
             raise ClaimMissedError
         self._deps.publish(TaskChanged(claim.task_id))
 
     async def _settle(self, claim: Claim, write: Callable[[], Awaitable[bool]]) -> bool:
-        """Write under the claim, again and again while the database is away. False: the claim is lost, or given up."""
+        """Writes under the claim and retries while the database is away. False: the claim is lost, or given up."""
         clock = self._deps.database_clock.clock
         give_up_at = clock.monotonic() + WRITE_PATIENCE_SECONDS
         pause = FIRST_WRITE_PAUSE_SECONDS
@@ -429,17 +429,17 @@ class TaskRun:
             await clock.sleep(pause)
             pause = min(2 * pause, MAX_WRITE_PAUSE_SECONDS)
 
-    async def _write_on(self) -> None:
+    async def _write_output(self) -> None:
         try:
             await self._recording.keep_writing()
         except ClaimMissedError:
             self.stop(StopReason.LOST)
 
-    async def _watch_time(self) -> None:
+    async def _enforce_timeout(self) -> None:
         await self._deps.database_clock.clock.sleep(self._deps.limits.run_timeout_seconds)
         self.stop(StopReason.TIMED_OUT)
 
-    def _help(self, work: Coroutine[None, None, None], name: str) -> None:
+    def _start_helper(self, work: Coroutine[None, None, None], name: str) -> None:
         self._helpers.append(start_task(work, name=f"{name}-{self.task.id}"))
 
     async def _stop_helpers(self) -> None:
@@ -457,8 +457,8 @@ def _log_lost(claim: Claim) -> None:
     log.warning("task lease lost", task=claim.task_id, attempt=claim.attempt, owner=claim.owner)
 
 
-def _words_of(output: task_pb2.TaskOutput) -> str:
-    """What a scheduler's word says."""
+def _waiting_reason_of(output: task_pb2.TaskOutput) -> str:
+    """Returns the reason in a status message of the scheduler; empty: there is none."""
     for event in output.events:
         kind = event.WhichOneof("event")
         if kind == "queued":
@@ -469,10 +469,10 @@ def _words_of(output: task_pb2.TaskOutput) -> str:
 
 
 def _error_of(reading: asyncio.Task[None], stop: StopReason | None) -> WeftError | None:
-    """What ended a request; None: it is complete, or was ended from outside."""
+    """Returns what ended a call; None: it is complete, or was stopped from outside."""
     if reading.cancelled() and stop is None:
-        # gRPC says so, too, of a call whose channel was closed under it: what was said until then is no whole answer.
-        return WeftError(Reason.WORKER_LOST, "the call to the runner was broken off")
+        # gRPC also cancels a call whose channel is closed, so the answer until then is incomplete.
+        return WeftError(Reason.WORKER_LOST, "the call to the runner was interrupted")
     error = None if reading.cancelled() else reading.exception()
     if error is None or isinstance(error, WeftError):
         return error

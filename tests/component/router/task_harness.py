@@ -52,12 +52,12 @@ class ScriptedCall:
     claimed: asyncio.Event = field(default_factory=asyncio.Event)
     left: asyncio.Event = field(default_factory=asyncio.Event)
     """Whoever read it is gone: its runner's work is over."""
-    is_whole: bool | None = None
+    is_unary: bool | None = None
     refusal: WeftError | None = None
     receipt: receipt_pb2.Receipt | None = None
 
-    def read_whole(self, whole: bool) -> None:
-        self.is_whole = whole
+    def set_unary(self, unary: bool) -> None:
+        self.is_unary = unary
 
     async def outputs(self) -> AsyncGenerator[task_pb2.TaskOutput]:
         try:

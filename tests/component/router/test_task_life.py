@@ -351,7 +351,7 @@ async def test_only_lines_of_batches_that_nobody_watches_are_asked_for_whole() -
         await watch.next()
         await unwatched.grant()
         await watched.grant()
-        assert (alone.is_whole, unwatched.is_whole, watched.is_whole) == (False, True, False)
+        assert (alone.is_unary, unwatched.is_unary, watched.is_unary) == (False, True, False)
         await watch.close()
 
 
