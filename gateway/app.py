@@ -1,49 +1,64 @@
 """The ASGI application: FastAPI with our own layer around it."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Match, Route
 
-from gateway.admin.keys import add_keys
-from gateway.admin.requests import add_requests
-from gateway.admin.routes_models import add_admin_models
-from gateway.admin.routes_operations import add_admin_operations
-from gateway.anthropic.messages import add_messages
-from gateway.auth.authentication import KeyGate, OpenGate
+from gateway.admin.keys import KeysDeps
+from gateway.admin.keys_port import KeysPort
+from gateway.admin.ports import AdminPorts
+from gateway.admin.request import AdminDeps
+from gateway.auth.authentication import Gate, KeyGate, KeyRingSource, OpenGate
 from gateway.auth.rate_limits import TenantRateLimits
-from gateway.batches.endpoints import add_batches
-from gateway.batches.files import add_files
+from gateway.batches.deps import batch_parts, file_parts
 from gateway.batches.finishing import FinishingJobs
-from gateway.batches.parts import batch_parts, file_parts
 from gateway.config import GatewayConfig
-from gateway.endpoints import PUBLISHED
+from gateway.deps import GatewayParts, InferenceParts
+from gateway.endpoints import (
+    ACCESS_RULES,
+    ADMIN,
+    ANTHROPIC,
+    BATCHES,
+    DOCUMENT,
+    FILES,
+    GATEWAY_GROUPS,
+    HEALTH,
+    KEYS,
+    OPENAI,
+    REQUESTS,
+    RESOURCES,
+    RESPONSES,
+    SETTINGS,
+    TASKS,
+    published_schemas,
+)
 from gateway.errors import EdgeError
-from gateway.health import add_health
 from gateway.http.event_watches import EventWatches
+from gateway.media import MediaSource
 from gateway.media.fetcher import media_source
 from gateway.metrics import GatewayMetrics
 from gateway.middleware import EdgeMiddleware
-from gateway.openai.chat import add_chat
-from gateway.openai.completions import add_completions
-from gateway.openai.embeddings import add_embeddings
-from gateway.openai.model_calls import add_model_calls
-from gateway.openai.models import add_models
-from gateway.openapi import publish_schemas
-from gateway.parts import GatewayParts, InferenceParts
-from gateway.ports import GatewayPorts
-from gateway.resources.declarations import add_declarations
-from gateway.resources.endpoints import add_events, add_resources, add_settings
-from gateway.responses.create import add_responses, responses_parts
-from gateway.responses.retrieve import add_kept_responses
-from gateway.routing import ShortcutApp, publish_static_routes
+from gateway.ports import RegistryPort, RequestDispatcher
+from gateway.responses.create import responses_parts
+from gateway.routing import EndpointApp, EndpointGroup
 from gateway.tasks.dispatcher import BoundedTasks, JournalingDispatcher
-from gateway.tasks.endpoints import add_tasks
+from gateway.tasks.handlers import TaskDeps
 from gateway.tasks.surfaces import surfaces_of
+from weft.dispatch.fleet import FleetSource
+from weft.dispatch.request_records import RequestSource
+from weft.dispatch.router_watch import RouterSource
+from weft.durable.batches import BatchPort
+from weft.durable.files import FilePort
+from weft.durable.responses import ResponseStore
+from weft.durable.tasks import TaskPort
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -55,6 +70,35 @@ NO_TELEMETRY: "TelemetryConfig" = {"auto_configure": False, "tracing": False, "m
 """Of the framework's own: it would send URLs of callers wherever a variable of the environment says."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayPorts:
+    """Everybody whom one gateway talks to."""
+
+    dispatcher: RequestDispatcher
+    fleet: FleetSource
+    registry: RegistryPort
+    admin: AdminPorts | None = None
+    """None: there is no admin surface."""
+    keys: KeyRingSource | None = None
+    """Who knows the keys; None: nobody needs one."""
+    api_keys: KeysPort | None = None
+    """Who makes and ends keys; None, or where nobody needs one: nobody over HTTP."""
+    responses: ResponseStore | None = None
+    """Who keeps answers that callers come back to; None: nobody does."""
+    tasks: TaskPort | None = None
+    """Who runs requests that outlive their callers; None: nobody does."""
+    files: FilePort | None = None
+    """Who keeps files; None: nobody does, and there are no batches."""
+    batches: BatchPort | None = None
+    """Who keeps batches; None: nobody does."""
+    requests: RequestSource | None = None
+    """Who remembers requests; None: there is nothing to ask."""
+    router: RouterSource | None = None
+    """Who knows whether there is a router; None: it is in this very process."""
+    media: MediaSource | None = None
+    """Who fetches what requests name; None: what the configuration allows."""
+
+
 def create_app(
     config: GatewayConfig,
     ports: GatewayPorts,
@@ -63,7 +107,7 @@ def create_app(
     finishing: FinishingJobs | None = None,
     metrics: GatewayMetrics | None = None,
     clock: Clock | None = None,
-) -> ShortcutApp:
+) -> EndpointApp:
     """The application of one gateway. It holds no state but its metrics."""
     ticking = clock or SystemClock()
     tasks = None if ports.tasks is None else BoundedTasks(ports.tasks, timeout_seconds=config.task_timeout_seconds)
@@ -78,32 +122,30 @@ def create_app(
         metrics=metrics or GatewayMetrics(),
         clock=ticking,
         media=ports.media or media_source(config.media, ticking),
-        gate=OpenGate() if ports.keys is None else KeyGate(ports.keys, ticking),
+        gate=gate_of(ports.keys, ticking),
         rate_limits=None if config.rate_limits is None else TenantRateLimits(config.rate_limits, ticking),
     )
-    app = bare_app("weft gateway", parts)
-    add_openai(app, parts)
-    add_messages(app, parts)
-    responses = responses_parts(parts, ports.responses, tasks)
-    add_responses(app, parts, responses)
-    add_kept_responses(app, parts, responses)
-    for add_routes in (add_resources, add_declarations, add_settings, add_events, add_health):
-        add_routes(app, parts)
-    _add_what_there_is(app, parts, ports)
+    app = bare_app("weft gateway", parts, GATEWAY_GROUPS)
+    for group in (OPENAI, ANTHROPIC):
+        app.add_group(group, parts)
+    app.add_group(RESPONSES, responses_parts(parts, ports.responses, tasks))
+    for own in (RESOURCES, SETTINGS, HEALTH):
+        app.add_group(own, parts)
+    _add_management(app, parts, ports)
     if tasks is not None:
-        add_tasks(app, parts, tasks, surfaces_of(parts))
+        app.add_group(TASKS, TaskDeps(gateway=parts, tasks=tasks, surfaces=surfaces_of(parts)))
     _add_files_and_batches(app, parts, ports, finishing or FinishingJobs(config.batches.max_finishing))
-    publish_static_routes(app)
-    publish_schemas(app, PUBLISHED)
+    app.add_group(DOCUMENT, app)
     return app
 
 
-def bare_app(title: str, parts: InferenceParts) -> ShortcutApp:
-    """An application without routes, with our own layer around it."""
+def bare_app(title: str, parts: InferenceParts, groups: Sequence[EndpointGroup[Any]] = ()) -> EndpointApp:
+    """An application without endpoints, with our own layer around it; `groups` are those of its OpenAPI document."""
     layer = partial(EdgeMiddleware, config=parts.config, metrics=parts.metrics, clock=parts.clock, gate=parts.gate)
     # Interactive documentation would load its code from elsewhere; a redirect would be an answer without an envelope.
-    app = ShortcutApp(
+    app = EndpointApp(
         layer,
+        schemas=published_schemas(groups),
         title=title,
         version=version("weft"),
         docs_url=None,
@@ -117,28 +159,28 @@ def bare_app(title: str, parts: InferenceParts) -> ShortcutApp:
     return app
 
 
-def add_openai(app: FastAPI, parts: InferenceParts) -> None:
-    """Add the routes of OpenAI's API."""
-    for add_routes in (add_chat, add_completions, add_embeddings, add_model_calls, add_models):
-        add_routes(app, parts)
+def gate_of(keys: KeyRingSource | None, clock: Clock) -> Gate:
+    """Lets requests in that show a key of the ring; every request where there is no ring."""
+    return OpenGate() if keys is None else KeyGate(keys, ACCESS_RULES, clock)
 
 
-def _add_what_there_is(app: FastAPI, parts: GatewayParts, ports: GatewayPorts) -> None:
+def _add_management(app: EndpointApp, parts: GatewayParts, ports: GatewayPorts) -> None:
     if ports.admin is not None:
-        add_admin_models(app, parts, ports.admin)
-        add_admin_operations(app, parts, ports.admin)
+        app.add_group(ADMIN, AdminDeps(gateway=parts, ports=ports.admin))
     if ports.keys is not None and ports.api_keys is not None:
-        add_keys(app, parts, ports.api_keys)
+        app.add_group(KEYS, KeysDeps(gateway=parts, keys=ports.api_keys))
     if ports.requests is not None:
-        add_requests(app, ports.requests)
+        app.add_group(REQUESTS, ports.requests)
 
 
-def _add_files_and_batches(app: FastAPI, parts: GatewayParts, ports: GatewayPorts, finishing: FinishingJobs) -> None:
+def _add_files_and_batches(
+    app: EndpointApp, parts: GatewayParts, ports: GatewayPorts, finishing: FinishingJobs
+) -> None:
     if ports.files is None:
         return
-    add_files(app, parts, file_parts(parts, ports.files))
+    app.add_group(FILES, file_parts(parts, ports.files))
     if ports.batches is not None:
-        add_batches(app, parts, batch_parts(parts, ports.files, ports.batches, surfaces_of(parts), finishing))
+        app.add_group(BATCHES, batch_parts(parts, ports.files, ports.batches, surfaces_of(parts), finishing))
 
 
 async def _raise_as_weft_error(request: Request, error: Exception) -> Response:

@@ -1,14 +1,38 @@
-"""The schemas of requests and answers that the OpenAPI document publishes."""
+"""The table of HTTP endpoints: method, path, access, handler and OpenAPI of each.
+
+Routing, access rules, the OpenAPI document and the table in docs/http-api.md follow from it. A new endpoint is a row
+here, its handler and its schema.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+from typing import Any
 
 from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
+from gateway.admin import keys, operations, requests
+from gateway.admin import models as admin_models
+from gateway.admin.keys import KeysDeps
 from gateway.admin.keys_port import KeyList, NewKeyBody, NewKeyDocument, RotateBody
-from gateway.admin.schemas import AdminModelList, FlushBody, GpuMemoryAnswer, LoadBody, UnloadBody
+from gateway.admin.request import AdminDeps
+from gateway.admin.schemas import AdminModelDocument, AdminModelList, FlushBody, GpuMemoryAnswer, LoadBody, UnloadBody
+from gateway.anthropic.messages import count_tokens, create_message
 from gateway.anthropic.schema import CountTokensRequest, MessagesRequest
+from gateway.auth.access import AccessRules
+from gateway.batches import files
+from gateway.batches import handlers as batches
+from gateway.batches.deps import BatchParts, FileParts
 from gateway.batches.documents import BatchList, BatchObject, BatchRequest, DeletedFile, FileList, FileObject
+from gateway.deps import GatewayParts, InferenceParts
+from gateway.health import get_health, get_metrics
+from gateway.metrics import GatewayMetrics
+from gateway.openai import audio, images, models
+from gateway.openai.chat import chat_completions
 from gateway.openai.chat_schema import ChatRequest
-from gateway.openai.completions import CompletionRequest
-from gateway.openai.embeddings import EmbeddingRequest
+from gateway.openai.completions import CompletionRequest, text_completions
+from gateway.openai.embeddings import EmbeddingRequest, create_embeddings
 from gateway.openai.model_call_schemas import (
     ImageRequest,
     RerankRequest,
@@ -16,6 +40,19 @@ from gateway.openai.model_call_schemas import (
     TokenizeRequest,
     TranscriptionRequest,
 )
+from gateway.openai.rerank import rerank_documents
+from gateway.openai.tokenize import tokenize
+from gateway.openapi import (
+    OperationDoc,
+    answers,
+    answers_events,
+    binary_content,
+    form_body,
+    json_body,
+    json_or_yaml_body,
+)
+from gateway.resources import declarations
+from gateway.resources import handlers as resources
 from gateway.resources.documents import (
     AgentList,
     ApplyAnswer,
@@ -28,56 +65,461 @@ from gateway.resources.documents import (
     RouteList,
     RunnerList,
 )
+from gateway.responses import retrieve
+from gateway.responses.create import ResponsesParts, create_response
 from gateway.responses.schema import DeletedResponse, ResponseItemList, ResponseObject, ResponsesRequest
+from gateway.routing import DepsT, Endpoint, EndpointApp, EndpointGroup, get_openapi
+from gateway.runner_api import operations as runner_operations
+from gateway.runner_api import state as runner_state
+from gateway.runner_api.deps import RunnerApiParts
+from gateway.runner_api.operation_messages import FlushBody as RunnerFlushBody
+from gateway.runner_api.operation_messages import LoadBody as RunnerLoadBody
+from gateway.runner_api.operation_messages import UnloadBody as RunnerUnloadBody
+from gateway.tasks import handlers as tasks
+from gateway.tasks.handlers import TaskDeps
 from gateway.tasks.submission import NewTaskBody, TaskList, TaskObject
-from weft.documents.operation_documents import AuditList, OperationList
-from weft.documents.request_documents import ClientList, RequestList
+from weft.dispatch.request_records import RequestSource
+from weft.documents.document_base import ResourceKind
+from weft.documents.documents import DOCUMENT_TYPES
+from weft.documents.operation_documents import AuditList, OperationDocument, OperationList
+from weft.documents.request_documents import ClientList, RequestDocument, RequestList
+from weft.durable.files import BATCH_INPUT
+from weft.kernel.principal import Access, Resource, Role
 
-PUBLISHED: tuple[type[BaseModel], ...] = (
-    ChatRequest,
-    CompletionRequest,
-    EmbeddingRequest,
-    RerankRequest,
-    TokenizeRequest,
-    ImageRequest,
-    SpeechRequest,
-    TranscriptionRequest,
-    MessagesRequest,
-    CountTokensRequest,
-    ResponsesRequest,
-    ResponseObject,
-    DeletedResponse,
-    ResponseItemList,
-    FileObject,
-    FileList,
-    DeletedFile,
-    BatchRequest,
-    BatchObject,
-    BatchList,
-    ApplyRequest,
-    ApplyAnswer,
-    PoolMembersAnswer,
-    ModelList,
-    AgentList,
-    RunnerList,
-    PoolList,
-    RouteList,
-    EventList,
-    MeshConfig,
-    KeyList,
-    NewKeyBody,
-    NewKeyDocument,
-    RotateBody,
-    AdminModelList,
-    GpuMemoryAnswer,
-    LoadBody,
-    UnloadBody,
-    FlushBody,
-    OperationList,
-    AuditList,
-    RequestList,
-    ClientList,
-    NewTaskBody,
-    TaskObject,
-    TaskList,
+_USE = Access(Resource.INFERENCE, Role.CREATE)
+_VIEW = Access(Resource.INFERENCE, Role.VIEW)
+_EDIT = Access(Resource.INFERENCE, Role.EDIT)
+_VIEW_MODELS = Access(Resource.MODELS, Role.VIEW)
+_EDIT_MODELS = Access(Resource.MODELS, Role.EDIT)
+_VIEW_OPERATIONS = Access(Resource.OPERATIONS, Role.VIEW)
+_OPERATE = Access(Resource.OPERATIONS, Role.CREATE)
+_EDIT_OPERATIONS = Access(Resource.OPERATIONS, Role.EDIT)
+_VIEW_TELEMETRY = Access(Resource.TELEMETRY, Role.VIEW)
+
+
+Handler = Callable[[DepsT, Request], Awaitable[Response]]
+_NOTHING_MORE = OperationDoc()
+
+
+def _get(
+    path: str, access: Access | None, handler: Handler[DepsT], doc: OperationDoc = _NOTHING_MORE, **fields: Any
+) -> Endpoint[DepsT]:
+    return Endpoint(method="GET", path=path, access=access, handler=handler, doc=doc, **fields)
+
+
+def _post(path: str, access: Access, handler: Handler[DepsT], doc: OperationDoc, **fields: Any) -> Endpoint[DepsT]:
+    return Endpoint(method="POST", path=path, access=access, handler=handler, doc=doc, **fields)
+
+
+def _put(path: str, access: Access, handler: Handler[DepsT], doc: OperationDoc, **fields: Any) -> Endpoint[DepsT]:
+    return Endpoint(method="PUT", path=path, access=access, handler=handler, doc=doc, **fields)
+
+
+def _delete(
+    path: str, access: Access, handler: Handler[DepsT], doc: OperationDoc = _NOTHING_MORE, **fields: Any
+) -> Endpoint[DepsT]:
+    return Endpoint(method="DELETE", path=path, access=access, handler=handler, doc=doc, **fields)
+
+
+_RECORDING = binary_content("The recording", "audio/*", "application/octet-stream")
+
+OPENAI: EndpointGroup[InferenceParts] = EndpointGroup(
+    tag="openai",
+    endpoints=(
+        _post("/v1/chat/completions", _USE, chat_completions, json_body(ChatRequest)),
+        _post("/v1/completions", _USE, text_completions, json_body(CompletionRequest)),
+        _post("/v1/embeddings", _USE, create_embeddings, json_body(EmbeddingRequest)),
+        _post("/v1/rerank", _USE, rerank_documents, json_body(RerankRequest)),
+        _post("/rerank", _USE, rerank_documents, json_body(RerankRequest)),
+        _post("/tokenize", _USE, tokenize, json_body(TokenizeRequest)),
+        _post("/v1/tokenize", _USE, tokenize, json_body(TokenizeRequest)),
+        _post("/v1/images/generations", _USE, images.generate_images, json_body(ImageRequest)),
+        _post("/v1/images/edits", _USE, images.edit_images, form_body(ImageRequest, files=("image",))),
+        _post("/v1/images/variations", _USE, images.vary_images, form_body(None, files=("image",))),
+        _post("/v1/audio/transcriptions", _USE, audio.transcribe, form_body(TranscriptionRequest, files=("file",))),
+        _post("/v1/audio/translations", _USE, audio.translate, form_body(TranscriptionRequest, files=("file",))),
+        _post(
+            "/v1/audio/speech",
+            _USE,
+            audio.speak,
+            json_body(SpeechRequest) | _RECORDING,
+            response_class=StreamingResponse,
+        ),
+        _get("/v1/models", _VIEW_MODELS, models.list_models, with_head=True),
+        _get("/v1/models/{model}", _VIEW_MODELS, models.get_model, with_head=True),
+        _get("/v1/models/agent/{agent}", _VIEW_MODELS, models.get_agent, with_head=True),
+        _get("/v1/models/route/{route}", _VIEW_MODELS, models.get_route, with_head=True),
+    ),
 )
+ANTHROPIC: EndpointGroup[InferenceParts] = EndpointGroup(
+    tag="anthropic",
+    endpoints=(
+        _post("/v1/messages", _USE, create_message, json_body(MessagesRequest, error="AnthropicError")),
+        _post("/v1/messages/count_tokens", _USE, count_tokens, json_body(CountTokensRequest, error="AnthropicError")),
+    ),
+)
+_RESPONSE = "/v1/responses/{response_id}"
+RESPONSES: EndpointGroup[ResponsesParts] = EndpointGroup(
+    tag="openai",
+    endpoints=(
+        _post("/v1/responses", _USE, create_response, json_body(ResponsesRequest)),
+        _get(
+            _RESPONSE,
+            _VIEW,
+            retrieve.get_response,
+            answers(ResponseObject, path="response_id", query=retrieve.STREAM_PARAMETERS, events=True),
+        ),
+        _delete(_RESPONSE, _EDIT, retrieve.delete_response, answers(DeletedResponse, path="response_id")),
+        _post(f"{_RESPONSE}/cancel", _EDIT, retrieve.cancel_response, answers(ResponseObject, path="response_id")),
+        _get(
+            f"{_RESPONSE}/input_items",
+            _VIEW,
+            retrieve.list_input_items,
+            answers(ResponseItemList, path="response_id", query=retrieve.LIST_PARAMETERS),
+        ),
+    ),
+)
+
+_API = "/api/v1"
+_RESOURCE_LISTS: dict[ResourceKind, type[BaseModel]] = {
+    ResourceKind.MODEL: ModelList,
+    ResourceKind.AGENT: AgentList,
+    ResourceKind.RUNNER: RunnerList,
+    ResourceKind.POOL: PoolList,
+    ResourceKind.ROUTE: RouteList,
+}
+_DELETABLE = (ResourceKind.MODEL, ResourceKind.AGENT, ResourceKind.RUNNER, ResourceKind.ROUTE)
+_PUTTABLE = (ResourceKind.MODEL, ResourceKind.AGENT, ResourceKind.ROUTE)
+
+
+def _of_kind(kind: ResourceKind, role: Role) -> Access:
+    return Access(Resource.RUNNERS if kind is ResourceKind.RUNNER else Resource.MODELS, role)
+
+
+def _reads(kind: ResourceKind) -> tuple[Endpoint[GatewayParts], ...]:
+    access, plural = _of_kind(kind, Role.VIEW), kind.plural
+    return (
+        _get(
+            f"{_API}/{plural}",
+            access,
+            partial(resources.list_resources, kind),
+            answers(_RESOURCE_LISTS[kind], query=resources.PAGE_PARAMETERS),
+            summary=f"Get {plural}",
+            operation_id=f"get_{plural}",
+        ),
+        _get(
+            f"{_API}/{plural}/{{name}}",
+            access,
+            partial(resources.get_resource, kind),
+            answers(DOCUMENT_TYPES[kind], path="name"),
+            summary=f"Get {plural} by name",
+            operation_id=f"get_{plural}_by_name",
+        ),
+    )
+
+
+def _deletion(kind: ResourceKind) -> Endpoint[GatewayParts]:
+    return _delete(
+        f"{_API}/{kind.plural}/{{name}}",
+        _of_kind(kind, Role.EDIT),
+        partial(resources.delete_resource, kind),
+        answers(None, path="name", query=resources.DELETE_PARAMETERS),
+        status=204,
+        summary=f"Delete {kind.value}",
+        operation_id=f"delete_{kind.value}",
+    )
+
+
+def _replacement(kind: ResourceKind) -> Endpoint[GatewayParts]:
+    return _put(
+        f"{_API}/{kind.plural}/{{name}}",
+        _of_kind(kind, Role.EDIT),
+        partial(declarations.put_resource, kind),
+        json_or_yaml_body(DOCUMENT_TYPES[kind])
+        | answers(ApplyAnswer, path="name", query=declarations.APPLY_PARAMETERS, also=201),
+        summary=f"Put {kind.value}",
+        operation_id=f"put_{kind.value}",
+    )
+
+
+RESOURCES: EndpointGroup[GatewayParts] = EndpointGroup(
+    tag="resources",
+    endpoints=(
+        *(endpoint for kind in ResourceKind for endpoint in _reads(kind)),
+        _get(
+            f"{_API}/models/{{name}}/members",
+            _VIEW_MODELS,
+            resources.get_members,
+            answers(PoolMembersAnswer, path="name"),
+            summary="Get models by name members",
+            operation_id="get_models_by_name_members",
+        ),
+        *map(_deletion, _DELETABLE),
+        _post(
+            f"{_API}/apply",
+            _EDIT_MODELS,
+            declarations.apply_resources,
+            json_or_yaml_body(ApplyRequest) | answers(ApplyAnswer, query=declarations.APPLY_PARAMETERS),
+            name="apply",
+        ),
+        *map(_replacement, _PUTTABLE),
+        _get(
+            f"{_API}/events",
+            _VIEW_TELEMETRY,
+            resources.get_events,
+            answers(EventList, query=resources.EVENT_PARAMETERS),
+        ),
+    ),
+)
+SETTINGS: EndpointGroup[GatewayParts] = EndpointGroup(
+    tag="settings",
+    endpoints=(
+        _get(f"{_API}/config", Access(Resource.SETTINGS, Role.VIEW), resources.get_config, answers(MeshConfig)),
+        _put(
+            f"{_API}/config",
+            Access(Resource.SETTINGS, Role.EDIT),
+            resources.put_config,
+            json_body(MeshConfig) | answers(MeshConfig),
+        ),
+    ),
+)
+HEALTH: EndpointGroup[GatewayParts] = EndpointGroup(
+    tag="operations",
+    endpoints=(
+        _get("/health", None, get_health, name="health", with_head=True),
+        _get(
+            "/metrics",
+            _VIEW_TELEMETRY,
+            get_metrics,
+            name="metrics",
+            with_head=True,
+            response_class=PlainTextResponse,
+        ),
+    ),
+)
+
+_ADMIN = "/v1/admin"
+_ADMIN_MODEL = f"{_ADMIN}/models/{{name}}"
+_OPERATION = f"{_ADMIN}/operations/{{name}}"
+ADMIN: EndpointGroup[AdminDeps] = EndpointGroup(
+    tag="admin",
+    endpoints=(
+        _get(f"{_ADMIN}/models", _VIEW_OPERATIONS, admin_models.list_admin_models, answers(AdminModelList)),
+        _get(_ADMIN_MODEL, _VIEW_OPERATIONS, admin_models.get_admin_model, answers(AdminModelDocument, path="name")),
+        _get(
+            f"{_ADMIN}/gpu-memory",
+            _VIEW_OPERATIONS,
+            admin_models.get_gpu_memory,
+            answers(GpuMemoryAnswer, query=("host",)),
+        ),
+        _post(
+            f"{_ADMIN_MODEL}/load",
+            _OPERATE,
+            admin_models.load_model,
+            json_body(LoadBody) | answers(OperationDocument, path="name", status=202),
+            status=202,
+        ),
+        _post(
+            f"{_ADMIN_MODEL}/unload",
+            _OPERATE,
+            admin_models.unload_model,
+            json_body(UnloadBody) | answers(OperationDocument, path="name", status=202),
+            status=202,
+        ),
+        _post(
+            f"{_ADMIN}/cache/flush",
+            _OPERATE,
+            admin_models.flush_cache,
+            json_body(FlushBody) | answers(OperationDocument, status=202),
+            status=202,
+        ),
+        _get(
+            f"{_ADMIN}/operations",
+            _VIEW_OPERATIONS,
+            operations.list_operations,
+            answers(OperationList, query=operations.PAGE_PARAMETERS),
+        ),
+        _get(
+            _OPERATION,
+            _VIEW_OPERATIONS,
+            operations.get_operation,
+            answers(OperationDocument, path="name", query=("watch",)),
+        ),
+        _delete(_OPERATION, _EDIT_OPERATIONS, operations.cancel_operation, answers(OperationDocument, path="name")),
+        _get(
+            f"{_ADMIN}/audit",
+            _VIEW_OPERATIONS,
+            operations.get_audit,
+            answers(AuditList, query=operations.AUDIT_PARAMETERS),
+        ),
+    ),
+)
+KEYS: EndpointGroup[KeysDeps] = EndpointGroup(
+    tag="keys",
+    endpoints=(
+        _get(f"{_API}/keys", Access(Resource.KEYS, Role.VIEW), keys.list_keys, answers(KeyList)),
+        _delete(
+            f"{_API}/keys/{{id}}",
+            Access(Resource.KEYS, Role.EDIT),
+            keys.revoke_key,
+            answers(None, path="id"),
+            status=204,
+        ),
+        _post(
+            f"{_API}/keys",
+            Access(Resource.KEYS, Role.CREATE),
+            keys.create_key,
+            json_body(NewKeyBody) | answers(NewKeyDocument, status=201),
+            status=201,
+        ),
+        _post(
+            f"{_API}/keys/{{id}}/rotate",
+            Access(Resource.KEYS, Role.EDIT),
+            keys.rotate_key,
+            json_body(RotateBody) | answers(NewKeyDocument, path="id"),
+        ),
+    ),
+)
+REQUESTS: EndpointGroup[RequestSource] = EndpointGroup(
+    tag="requests",
+    endpoints=(
+        _get("/v1/requests", _VIEW, requests.list_requests, answers(RequestList, query=requests.LIST_PARAMETERS)),
+        # An id may contain slashes.
+        _get("/v1/requests/{id:path}", _VIEW, requests.get_request, answers(RequestDocument, path="id")),
+        _get("/v1/clients", _VIEW_TELEMETRY, requests.list_clients, answers(ClientList)),
+    ),
+)
+
+_TASKS = f"{_API}/inference-tasks"
+_TASK = f"{_TASKS}/{{id}}"
+TASKS: EndpointGroup[TaskDeps] = EndpointGroup(
+    tag="tasks",
+    endpoints=(
+        _post(
+            _TASKS,
+            _USE,
+            tasks.submit_task,
+            json_body(NewTaskBody) | answers(TaskObject, status=202, also=200),
+            status=202,
+        ),
+        _get(_TASKS, _VIEW, tasks.list_tasks, answers(TaskList, query=tasks.LIST_PARAMETERS)),
+        _get(_TASK, _VIEW, tasks.get_task, answers(TaskObject, path="id")),
+        _get(f"{_TASK}/events", _VIEW, tasks.watch_task, answers_events(path="id", query=("after",))),
+        _post(f"{_TASK}/cancel", _EDIT, tasks.cancel_task, answers(TaskObject, path="id")),
+        _delete(
+            _TASK, _EDIT, tasks.delete_task, answers(TaskObject, path="id", query=("forget",), or_nothing="Forgotten")
+        ),
+    ),
+)
+_FILE = "/v1/files/{file_id}"
+FILES: EndpointGroup[FileParts] = EndpointGroup(
+    tag="openai",
+    endpoints=(
+        _post(
+            "/v1/files",
+            _USE,
+            files.create_file,
+            form_body(None, files=("file",), choices={"purpose": (BATCH_INPUT,)}) | answers(FileObject),
+        ),
+        _get("/v1/files", _VIEW, files.list_files, answers(FileList, query=files.LIST_PARAMETERS)),
+        _get(_FILE, _VIEW, files.get_file, answers(FileObject, path="file_id")),
+        _get(
+            f"{_FILE}/content",
+            _VIEW,
+            files.get_content,
+            binary_content("What is in the file", "application/octet-stream", path="file_id"),
+        ),
+        _delete(_FILE, _EDIT, files.delete_file, answers(DeletedFile, path="file_id")),
+    ),
+)
+_BATCH = "/v1/batches/{batch_id}"
+BATCHES: EndpointGroup[BatchParts] = EndpointGroup(
+    tag="openai",
+    endpoints=(
+        _post("/v1/batches", _USE, batches.create_batch, json_body(BatchRequest) | answers(BatchObject)),
+        _get("/v1/batches", _VIEW, batches.list_batches, answers(BatchList, query=batches.LIST_PARAMETERS)),
+        _get(_BATCH, _VIEW, batches.get_batch, answers(BatchObject, path="batch_id")),
+        _post(f"{_BATCH}/cancel", _EDIT, batches.cancel_batch, answers(BatchObject, path="batch_id")),
+    ),
+)
+DOCUMENT: EndpointGroup[EndpointApp] = EndpointGroup(
+    tag="document", endpoints=(_get("/openapi.json", _VIEW_MODELS, get_openapi, with_head=True, in_schema=False),)
+)
+
+_LOAD_TASK = "/v1/models/load/{task}"
+RUNNER_OPERATIONS: EndpointGroup[RunnerApiParts] = EndpointGroup(
+    tag="runner",
+    endpoints=(
+        _post("/v1/models/load", _OPERATE, runner_operations.load_model, json_body(RunnerLoadBody)),
+        _post("/v1/models/unload", _OPERATE, runner_operations.unload_model, json_body(RunnerUnloadBody)),
+        _post("/v1/cache/flush", _OPERATE, runner_operations.flush_cache, json_body(RunnerFlushBody)),
+        _get(_LOAD_TASK, _VIEW_OPERATIONS, runner_operations.get_task),
+        _delete(_LOAD_TASK, _EDIT_OPERATIONS, runner_operations.cancel_task),
+    ),
+)
+RUNNER_STATE: EndpointGroup[RunnerApiParts] = EndpointGroup(
+    tag="runner",
+    endpoints=(
+        _get(
+            "/v1/capabilities",
+            Access(Resource.RUNNERS, Role.VIEW),
+            runner_state.get_capabilities,
+            name="capabilities",
+            with_head=True,
+        ),
+        _get("/health", None, runner_state.get_health, name="health", with_head=True),
+    ),
+)
+RUNNER_METRICS: EndpointGroup[GatewayMetrics] = EndpointGroup(
+    tag="runner",
+    endpoints=(_get("/metrics", _VIEW_TELEMETRY, runner_state.get_metrics, name="metrics_text", with_head=True),),
+)
+
+GATEWAY_GROUPS: tuple[EndpointGroup[Any], ...] = (
+    OPENAI,
+    ANTHROPIC,
+    RESPONSES,
+    RESOURCES,
+    SETTINGS,
+    HEALTH,
+    ADMIN,
+    KEYS,
+    REQUESTS,
+    TASKS,
+    FILES,
+    BATCHES,
+    DOCUMENT,
+)
+"""Every endpoint of a gateway; one without the collaborators of a group leaves it out."""
+RUNNER_GROUPS: tuple[EndpointGroup[Any], ...] = (OPENAI, RUNNER_OPERATIONS, RUNNER_STATE, RUNNER_METRICS, DOCUMENT)
+"""Every endpoint of one runner's API."""
+
+
+def endpoints_of(groups: Iterable[EndpointGroup[Any]]) -> list[Endpoint[Any]]:
+    """The rows of some groups."""
+    return [endpoint for group in groups for endpoint in group.endpoints]
+
+
+def published_schemas(groups: Iterable[EndpointGroup[Any]]) -> tuple[type[BaseModel], ...]:
+    """The schemas of the OpenAPI document: those of every row, served here or not."""
+    return tuple(dict.fromkeys(model for endpoint in endpoints_of(groups) for model in endpoint.doc.models))
+
+
+ACCESS_RULES = AccessRules(
+    (method, endpoint.path, endpoint.access)
+    for endpoint in endpoints_of((*GATEWAY_GROUPS, *RUNNER_GROUPS))
+    for method in endpoint.methods
+)
+
+
+def docs_table() -> str:
+    """The table of endpoints in docs/http-api.md."""
+    surfaces = ((GATEWAY_GROUPS, "gateway"), (RUNNER_GROUPS, "runner"))
+    servers: dict[tuple[str, str, str], list[str]] = {}
+    for groups, server in surfaces:
+        for endpoint in endpoints_of(groups):
+            method = "GET, HEAD" if endpoint.with_head else endpoint.method
+            access = "none" if endpoint.access is None else str(endpoint.access)
+            servers.setdefault((endpoint.path.replace(":path}", "}"), method, access), []).append(server)
+    rows = [f"| `{method} {path}` | `{access}` | {', '.join(of)} |" for (path, method, access), of in servers.items()]
+    return "\n".join(("| endpoint | a key needs | served by |", "|---|---|---|", *rows)) + "\n"

@@ -1,12 +1,12 @@
 """GET and HEAD /health and /metrics."""
 
-from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse, PlainTextResponse
+from starlette.requests import Request
+from starlette.responses import Response
 
 from gateway.answers.sse import encode_json
+from gateway.deps import GatewayParts
 from gateway.errors import envelope, error_headers
 from gateway.metrics import CONTENT_TYPE
-from gateway.parts import GatewayParts
 from gateway.request_facts import facts_of
 from weft.dispatch.fleet import FleetView
 from weft.kernel.errors import WeftError
@@ -15,35 +15,22 @@ from weft.kernel.reasons import Reason
 _METHODS = ("GET", "HEAD")
 
 
-def add_health(app: FastAPI, parts: GatewayParts) -> None:
-    """Add the routes."""
+async def get_health(parts: GatewayParts, request: Request) -> Response:
+    """200 while a router answers and a model is active or can be woken; 503 with the reason otherwise."""
+    facts = facts_of(request.scope)
+    facts.surface = "health"
+    has_router = parts.router is None or parts.router.is_there
+    status = health_status(parts.fleet.view, has_router=has_router)
+    if status == "ok":
+        return Response(encode_json({"status": status}), media_type="application/json")
+    facts.error = unhealthy(status)
+    return _unhealthy_response(status, facts.error, facts.request_id)
 
-    async def health(request: Request) -> Response:
-        """200 while a router answers and a model is active or can be woken; 503 with the reason otherwise."""
-        facts = facts_of(request.scope)
-        facts.surface = "health"
-        has_router = parts.router is None or parts.router.is_there
-        status = health_status(parts.fleet.view, has_router=has_router)
-        if status == "ok":
-            return Response(encode_json({"status": status}), media_type="application/json")
-        facts.error = unhealthy(status)
-        return _unhealthy_response(status, facts.error, facts.request_id)
 
-    async def metrics(request: Request) -> Response:
-        """The gateway's metrics in the Prometheus text format."""
-        facts_of(request.scope).surface = "metrics"
-        return Response(parts.metrics.render(), media_type=CONTENT_TYPE)
-
-    for path, endpoint, kind in (("/health", health, JSONResponse), ("/metrics", metrics, PlainTextResponse)):
-        for method in _METHODS:
-            app.add_api_route(
-                path,
-                endpoint,
-                methods=[method],
-                tags=["operations"],
-                response_class=kind,
-                include_in_schema=method == "GET",
-            )
+async def get_metrics(parts: GatewayParts, request: Request) -> Response:
+    """The gateway's metrics in the Prometheus text format."""
+    facts_of(request.scope).surface = "metrics"
+    return Response(parts.metrics.render(), media_type=CONTENT_TYPE)
 
 
 def health_status(view: FleetView, *, has_router: bool = True) -> str:

@@ -1,9 +1,9 @@
 """The OpenAPI document. `gateway.intake.json_guard` parses the bodies, so the framework does not know their schemas."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
@@ -59,57 +59,104 @@ EVENTS: dict[str, Any] = {
 """The answer of a route that streams."""
 
 
-def json_body(model: type[BaseModel], *, error: str = "Error") -> dict[str, Any]:
-    """The `openapi_extra` of a route that takes `model` as JSON; `error` is the schema of its failures."""
+@dataclass(frozen=True, slots=True)
+class OperationDoc:
+    """What the document says of one endpoint beyond its path, and the schemas that this refers to."""
+
+    extra: dict[str, Any] = field(default_factory=dict)
+    """The `openapi_extra` of the endpoint's route."""
+    models: tuple[type[BaseModel], ...] = ()
+
+    def __or__(self, other: "OperationDoc") -> "OperationDoc":
+        return OperationDoc(self.extra | other.extra, self.models + other.models)
+
+
+def json_body(model: type[BaseModel], *, error: str = "Error") -> OperationDoc:
+    """An endpoint that takes `model` as JSON; `error` is the schema of its failures."""
     responses: dict[str, Any] = {"default": _failure(error)}
     if "stream" in model.model_fields:
         responses["200"] = _STREAMED
-    return {"requestBody": {"required": True, "content": _json(model.__name__)}, "responses": responses}
+    body = {"required": True, "content": _json(model.__name__)}
+    return OperationDoc({"requestBody": body, "responses": responses}, (model,))
 
 
-def form_body(model: type[BaseModel] | None, *, files: tuple[str, ...]) -> dict[str, Any]:
-    """The `openapi_extra` of a route that takes a form with these files, and the fields of `model` beside them."""
-    of_files: dict[str, Any] = {
+def form_body(
+    model: type[BaseModel] | None, *, files: tuple[str, ...], choices: Mapping[str, Sequence[str]] | None = None
+) -> OperationDoc:
+    """An endpoint that takes a form with these files, and the fields of `model` beside them.
+
+    `choices`: further required fields, with the values that each may have.
+    """
+    choices = choices or {}
+    own: dict[str, Any] = {
         "type": "object",
-        "required": list(files),
-        "properties": {name: {"type": "string", "format": "binary"} for name in files},
+        "required": [*files, *choices],
+        "properties": {
+            **{name: {"type": "string", "format": "binary"} for name in files},
+            **{name: {"type": "string", "enum": list(values)} for name, values in choices.items()},
+        },
     }
-    schema = of_files
+    schema = own
     if model is not None:
-        schema = {"allOf": [{"$ref": _REF_TEMPLATE.format(model=model.__name__)}, of_files]}
+        schema = {"allOf": [{"$ref": _REF_TEMPLATE.format(model=model.__name__)}, own]}
     content = {"multipart/form-data": {"schema": schema}}
-    return {"requestBody": {"required": True, "content": content}, "responses": {"default": _failure()}}
+    body = {"required": True, "content": content}
+    extra = {"requestBody": body, "responses": {"default": _failure()}}
+    return OperationDoc(extra, () if model is None else (model,))
 
 
-def json_or_yaml_body(model: type[BaseModel]) -> dict[str, Any]:
-    """The part of `openapi_extra` for a route that takes `model` as JSON, or its documents as YAML."""
+def json_or_yaml_body(model: type[BaseModel]) -> OperationDoc:
+    """An endpoint that takes `model` as JSON, or its documents as YAML."""
     content = _json(model.__name__) | {"application/yaml": {"schema": {"type": "string"}}}
-    return {"requestBody": {"required": True, "content": content}}
+    return OperationDoc({"requestBody": {"required": True, "content": content}}, (model,))
 
 
 def answers(
-    model: type[BaseModel] | None, *, path: str = "", query: tuple[str, ...] = (), status: int = 200, also: int = 0
-) -> dict[str, Any]:
-    """The part of `openapi_extra` for a route that answers `model` with `status`; None for no body.
+    model: type[BaseModel] | None,
+    *,
+    path: str = "",
+    query: tuple[str, ...] = (),
+    status: int = 200,
+    also: int = 0,
+    events: bool = False,
+    or_nothing: str = "",
+) -> OperationDoc:
+    """An endpoint that answers `model` with `status`; None for no body.
 
     `also` is another status with the same body, if there is one, `path` the name of its path parameter, if it has one,
-    `query` those of its query parameters.
+    `query` those of its query parameters. `events`: it may answer server-sent events instead. `or_nothing` describes
+    its answer without a body (204), if it has one besides.
     """
     success = {"description": "Success", "content": _json(model.__name__)} if model is not None else None
     answer: dict[str, Any] = {"204": {"description": "Done"}} if success is None else {str(status): success}
     if also and success is not None:
         answer[str(also)] = success
+    if events and success is not None:
+        answer[str(status)] = success | {"content": _json(model.__name__ if model else "") | EVENTS["content"]}
+    if or_nothing:
+        answer["204"] = {"description": or_nothing}
+    return _with_parameters({**answer, "default": _failure()}, path, query, () if model is None else (model,))
+
+
+def answers_events(*, path: str, query: tuple[str, ...] = ()) -> OperationDoc:
+    """An endpoint that answers with server-sent events."""
+    return _with_parameters({"200": EVENTS, "default": _failure()}, path, query)
+
+
+def binary_content(description: str, *media_types: str, path: str = "") -> OperationDoc:
+    """An endpoint that answers bytes of one of the media types; `path` is the name of its path parameter."""
+    content = {kind: {"schema": {"type": "string", "format": "binary"}} for kind in media_types}
+    success = {"description": description, "content": content}
+    return _with_parameters({"200": success, "default": _failure()}, path)
+
+
+def _with_parameters(
+    responses: dict[str, Any], path: str, query: tuple[str, ...] = (), models: tuple[type[BaseModel], ...] = ()
+) -> OperationDoc:
     parameters = [_parameter(name, "query") for name in query]
     if path:
         parameters.insert(0, _parameter(path, "path"))
-    return {"responses": {**answer, "default": _failure()}} | ({"parameters": parameters} if parameters else {})
-
-
-def file_content(*, path: str) -> dict[str, Any]:
-    """The part of `openapi_extra` for a route that answers the bytes of a file, which `path` names."""
-    content = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
-    success = {"description": "What is in the file", "content": content}
-    return {"responses": {"200": success, "default": _failure()}, "parameters": [_parameter(path, "path")]}
+    return OperationDoc({"responses": responses} | ({"parameters": parameters} if parameters else {}), models)
 
 
 def _parameter(name: str, place: str) -> dict[str, Any]:
@@ -124,13 +171,13 @@ def _json(schema: str) -> dict[str, Any]:
     return {"application/json": {"schema": {"$ref": _REF_TEMPLATE.format(model=schema)}}}
 
 
-def publish_schemas(app: FastAPI, published: Sequence[type[BaseModel]]) -> None:
-    """Build the document and add the schemas that `json_body` refers to."""
-    _, definitions = models_json_schema([(model, "validation") for model in published], ref_template=_REF_TEMPLATE)
-    schemas = app.openapi().setdefault("components", {}).setdefault("schemas", {})
+def add_schemas(document: dict[str, Any], models: Sequence[type[BaseModel]]) -> None:
+    """Add to a document the schemas of `models` and of errors, and to each operation the answer of any failure."""
+    _, definitions = models_json_schema([(model, "validation") for model in models], ref_template=_REF_TEMPLATE)
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
     schemas.update(definitions["$defs"])
     schemas["Error"] = _ERROR_SCHEMA
-    for operations in app.openapi()["paths"].values():
+    for operations in document["paths"].values():
         for operation in operations.values():
             operation["responses"].setdefault("default", _failure())
     schemas["AnthropicError"] = _ANTHROPIC_ERROR_SCHEMA

@@ -7,23 +7,12 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar
 
-from gateway.admin.keys_port import KeysPort
-from gateway.admin.ports import AdminPorts
-from gateway.auth.authentication import KeyRingSource
-from gateway.media.port import MediaSource
 from weft.api.common.v1 import audio_pb2, embedding_pb2, image_pb2, receipt_pb2, rerank_pb2, tokenize_pb2
-from weft.dispatch.fleet import FleetSource
 from weft.dispatch.frames import Frame, GenerationPayload
-from weft.dispatch.request_records import RequestSource
 from weft.dispatch.request_trace import RequestContext
-from weft.dispatch.router_watch import RouterSource
 from weft.dispatch.streamed_call import SpeechPiece
 from weft.documents.document_base import ResourceKind
 from weft.documents.documents import Document, EventDocument, ModelDocument
-from weft.durable.batches import BatchPort
-from weft.durable.files import FilePort
-from weft.durable.responses import ResponseStore
-from weft.durable.tasks import TaskPort
 
 ResultT_co = TypeVar("ResultT_co", covariant=True)
 
@@ -201,32 +190,3 @@ class RegistryPort(Protocol):
     async def update_settings(self, settings: MeshSettings) -> MeshSettings:
         """Set it; returns what is set once it is kept."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GatewayPorts:
-    """Everybody whom one gateway talks to."""
-
-    dispatcher: RequestDispatcher
-    fleet: FleetSource
-    registry: RegistryPort
-    admin: AdminPorts | None = None
-    """None: there is no admin surface."""
-    keys: KeyRingSource | None = None
-    """Who knows the keys; None: nobody needs one."""
-    api_keys: KeysPort | None = None
-    """Who makes and ends keys; None, or where nobody needs one: nobody over HTTP."""
-    responses: ResponseStore | None = None
-    """Who keeps answers that callers come back to; None: nobody does."""
-    tasks: TaskPort | None = None
-    """Who runs requests that outlive their callers; None: nobody does."""
-    files: FilePort | None = None
-    """Who keeps files; None: nobody does, and there are no batches."""
-    batches: BatchPort | None = None
-    """Who keeps batches; None: nobody does."""
-    requests: RequestSource | None = None
-    """Who remembers requests; None: there is nothing to ask."""
-    router: RouterSource | None = None
-    """Who knows whether there is a router; None: it is in this very process."""
-    media: MediaSource | None = None
-    """Who fetches what requests name; None: what the configuration allows."""

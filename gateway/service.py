@@ -5,13 +5,12 @@ from collections.abc import Sequence
 import grpc
 from prometheus_client import CollectorRegistry
 
-from gateway.app import create_app
+from gateway.app import GatewayPorts, create_app
 from gateway.batches.finishing import FinishingJobs
 from gateway.config import GatewayConfig
 from gateway.http.event_watches import EventWatches
 from gateway.http.server import AppServer
 from gateway.metrics import GatewayMetrics
-from gateway.ports import GatewayPorts
 from weft.kernel.clock import Clock, SystemClock
 
 

@@ -1,5 +1,6 @@
 """What the routes that change something share: a body that may be empty, and the operation that is begun."""
 
+from dataclasses import dataclass
 from typing import TypeVar
 
 import structlog
@@ -7,16 +8,25 @@ from fastapi import Request, Response
 
 from gateway.admin.ports import AdminPorts, NewOperation
 from gateway.answers.unary import json_response
+from gateway.deps import GatewayParts
 from gateway.intake.body import read_json_body
 from gateway.intake.headers import headers_of, require_local_caller
 from gateway.intake.json_guard import parse
 from gateway.intake.query import Query
-from gateway.parts import GatewayParts
 from gateway.request_facts import facts_of
 from weft.api.operations.v1 import operation_pb2
 from weft.documents.document_base import DocumentPart
 from weft.kernel.names import DEFAULT_TENANT, MAX_TENANT_CHARS, is_token, new_id, require_request_id
 from weft.kernel.principal import LOCAL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdminDeps:
+    """Collaborators of the endpoints under `/v1/admin`."""
+
+    gateway: GatewayParts
+    ports: AdminPorts
+
 
 IDEMPOTENCY_KEY = b"idempotency-key"
 

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 
-from gateway.answers.chunks import MAX_NOTICES_TOLD, AnswerIdentity, signal_json, unfinished_answer, warning_json
+from gateway.answers.answer_fields import MAX_NOTICES_TOLD, AnswerIdentity, signal_json, unfinished_answer, warning_json
 from gateway.answers.sse import encode_json
 from weft.api.common.v1 import event_pb2, usage_pb2
 

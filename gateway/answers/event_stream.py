@@ -11,10 +11,10 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.answers.sse import encode_json
 from gateway.answers.stream import SlowReaderError, SseWriter
+from gateway.deps import GatewayParts
 from gateway.errors import ClientGoneError, envelope, internal_error, shutting_down
 from gateway.http.disconnect import abort_connection, interrupt_on_disconnect
 from gateway.http.event_watches import EventWatches
-from gateway.parts import GatewayParts
 from gateway.request_facts import RequestFacts, facts_of
 from weft.documents.documents import EventDocument
 from weft.documents.yaml_nodes import plain

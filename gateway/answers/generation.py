@@ -11,8 +11,8 @@ from gateway.answers.answer_builder import AnswerBuilder
 from gateway.answers.sse import StreamEncoder, receipt_facts
 from gateway.answers.stream import StreamedAnswer
 from gateway.answers.unary import JsonAnswer, UnaryAnswer, cut_off_seconds
+from gateway.deps import InferenceParts
 from gateway.media import RequestMedia, supply
-from gateway.parts import InferenceParts
 from gateway.ports import Generation
 from gateway.request_facts import facts_of
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2, warning_pb2

@@ -9,9 +9,9 @@ import structlog
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from gateway.deps import InferenceParts
 from gateway.errors import ClientGoneError
 from gateway.http.disconnect import abort_connection, deadline_passed, interrupt_on_disconnect
-from gateway.parts import InferenceParts
 from gateway.ports import Speech
 from gateway.request_facts import facts_of
 from weft.dispatch.streamed_call import SpeechPiece

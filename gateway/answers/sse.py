@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 import msgspec
 from google.protobuf import duration_pb2
 
-from gateway.answers.chunks import (
+from gateway.answers.answer_fields import (
     MAX_NOTICES_TOLD,
     NOTICES,
     AnswerIdentity,

@@ -8,12 +8,12 @@ import structlog
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gateway.answers.chunks import unfinished_answer
+from gateway.answers.answer_fields import unfinished_answer
 from gateway.answers.sse import KEEPALIVE, StreamEncoder
 from gateway.config import GatewayConfig
+from gateway.deps import InferenceParts
 from gateway.errors import ClientGoneError, internal_error, shutting_down
 from gateway.http.disconnect import abort_connection, deadline_passed, listen_for_hang_up
-from gateway.parts import InferenceParts
 from gateway.ports import Generation
 from gateway.request_facts import RequestFacts, facts_of
 from weft.kernel.clock import Clock

@@ -9,9 +9,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.answers.sse import encode_json, receipt_facts
+from gateway.deps import InferenceParts
 from gateway.errors import ClientGoneError
 from gateway.http.disconnect import deadline_passed, listen_for_hang_up
-from gateway.parts import InferenceParts
 from gateway.ports import Whole
 from gateway.request_facts import facts_of
 from weft.api.common.v1 import receipt_pb2

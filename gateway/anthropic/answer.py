@@ -6,7 +6,7 @@ import msgspec
 from pydantic_core import from_json
 
 from gateway.answers.answer_builder import DocumentAnswer
-from gateway.answers.chunks import AnswerIdentity
+from gateway.answers.answer_fields import AnswerIdentity
 from weft.api.common.v1 import event_pb2, usage_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.names import new_id

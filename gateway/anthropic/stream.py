@@ -5,7 +5,7 @@ message_stop. One block is open at a time. The input of a tool goes out only as 
 object, because clients parse it as it comes and fail on anything else.
 """
 
-from gateway.answers.chunks import AnswerIdentity, unfinished_answer
+from gateway.answers.answer_fields import AnswerIdentity, unfinished_answer
 from gateway.answers.sse import StreamEncoder, encode_json, receipt_comment
 from gateway.anthropic.answer import (
     CUTTING,

@@ -1,84 +1,73 @@
-"""What each route asks of its caller. `tests/component/gateway/test_gateway_keys.py` finds what is missing."""
+"""Access rules: what a request's key must allow, by method and path, from the table of endpoints."""
 
-from weft.kernel.principal import Access, Resource, Role
+from collections.abc import Iterable
+
+from weft.kernel.principal import Access, Role
 
 _READS = ("GET", "HEAD")
+_ROLES = {"POST": Role.CREATE, "PUT": Role.EDIT, "PATCH": Role.EDIT, "DELETE": Role.EDIT}
 
 
-def _reads(resource: Resource) -> dict[str, Access]:
-    return dict.fromkeys(_READS, Access(resource, Role.VIEW))
+class AccessRules:
+    """What each path asks of its caller, whether or not it has an endpoint for the method.
+
+    A path that lies below that of an endpoint counts as one of its own, so that a request is never let in because its
+    path is spelled in an unexpected way.
+    """
+
+    def __init__(self, rows: Iterable[tuple[str, str, Access | None]]) -> None:
+        """`rows`: method, path and access of each endpoint; None: callers need no key. Raises ValueError."""
+        self._rules: dict[str, dict[str, Access]] = {}
+        """By the fixed beginning of a path, then by method."""
+        self._actions: dict[tuple[str, str, str], Access] = {}
+        """By the fixed beginning of a path with a parameter, method and last segment, such as `cancel`."""
+        open_paths = set()
+        for method, path, access in rows:
+            if access is None:
+                open_paths.add(path)
+            else:
+                self._add(method, path, access)
+        self.open_paths = frozenset(open_paths)
+        """Paths that are answered without a key: probes have none."""
+        for rule in self._rules.values():
+            _complete(rule)
+
+    def _add(self, method: str, path: str, access: Access) -> None:
+        beginning, brace, _ = path.partition("/{")
+        rule = self._rules.setdefault(beginning, {})
+        action = path.rpartition("/")[2]
+        if brace and "{" not in action:
+            self._actions[beginning, method, action] = access
+            rule.setdefault("", access)
+        elif rule.setdefault(method, access) != access:
+            raise ValueError(f"{method} {path} asks for {access}, another path under {beginning} for {rule[method]}")
+
+    def is_open(self, path: str) -> bool:
+        """Whether the path is answered without a key."""
+        return path in self.open_paths
+
+    def access_of(self, method: str, path: str) -> Access | None:
+        """What a request asks for, by the longest path that it begins with; None: there is no such endpoint."""
+        beginning = path
+        while beginning:
+            rule = self._rules.get(beginning)
+            if rule is not None:
+                found = self._actions.get((beginning, method, path.rpartition("/")[2])) if beginning != path else None
+                return found or rule.get(method)
+            beginning = beginning.rpartition("/")[0]
+        return None
 
 
-def _all_of(resource: Resource) -> dict[str, Access]:
-    """Reading it, making new ones, and changing or deleting what is there."""
-    edit = Access(resource, Role.EDIT)
-    return {
-        **_reads(resource),
-        "POST": Access(resource, Role.CREATE),
-        "PUT": edit,
-        "PATCH": edit,
-        "DELETE": edit,
-    }
+def _complete(rule: dict[str, Access]) -> None:
+    """Say what methods without an endpoint ask for: the role that goes with the method, on the same resource.
 
-
-_INFERENCE = _all_of(Resource.INFERENCE)
-_OPERATIONS = _all_of(Resource.OPERATIONS)
-_MODELS = _all_of(Resource.MODELS) | {"POST": Access(Resource.MODELS, Role.EDIT)}
-
-OPEN_PATHS = frozenset({"/health"})
-"""Answered to strangers: probes have no keys."""
-
-_CHANGES = frozenset({"cancel", "rotate"})
-"""Last parts of paths whose POST changes what is there, and makes nothing new."""
-
-_RULES: dict[str, dict[str, Access]] = {
-    "/metrics": _reads(Resource.TELEMETRY),
-    "/openapi.json": _reads(Resource.MODELS),
-    "/rerank": _INFERENCE,
-    "/tokenize": _INFERENCE,
-    "/v1/audio": _INFERENCE,
-    "/v1/chat/completions": _INFERENCE,
-    "/v1/completions": _INFERENCE,
-    "/v1/embeddings": _INFERENCE,
-    "/v1/images": _INFERENCE,
-    "/v1/messages": _INFERENCE,
-    "/v1/requests": _INFERENCE,
-    "/v1/rerank": _INFERENCE,
-    "/v1/responses": _INFERENCE,
-    "/v1/tokenize": _INFERENCE,
-    "/v1/files": _INFERENCE,
-    "/v1/batches": _INFERENCE,
-    "/api/v1/inference-tasks": _INFERENCE,
-    "/v1/models": _reads(Resource.MODELS),
-    "/v1/clients": _reads(Resource.TELEMETRY),
-    "/v1/capabilities": _reads(Resource.RUNNERS),
-    "/v1/models/load": _OPERATIONS,
-    "/v1/models/unload": _OPERATIONS,
-    "/v1/cache/flush": _OPERATIONS,
-    "/v1/admin": _OPERATIONS,
-    "/api/v1/models": _MODELS,
-    "/api/v1/pools": _MODELS,
-    "/api/v1/agents": _MODELS,
-    "/api/v1/routes": _MODELS,
-    "/api/v1/apply": _MODELS,
-    "/api/v1/runners": _all_of(Resource.RUNNERS),
-    "/api/v1/events": _reads(Resource.TELEMETRY),
-    "/api/v1/config": _all_of(Resource.SETTINGS),
-    "/api/v1/keys": _all_of(Resource.KEYS),
-}
-
-
-def is_open(path: str) -> bool:
-    """Whether strangers may ask for it."""
-    return path in OPEN_PATHS
-
-
-def access_of(method: str, path: str) -> Access | None:
-    """What a request asks for, by the longest path that it begins with; None: there is no such route."""
-    beginning, action = path, path.rpartition("/")[2]
-    while beginning:
-        rule = _RULES.get(beginning)
-        if rule is not None:
-            return rule.get("PATCH" if method == "POST" and action in _CHANGES else method)
-        beginning = beginning.rpartition("/")[0]
-    return None
+    A path that is only read has no other methods.
+    """
+    known = set(rule) - {""}
+    resource = next(iter(rule.values())).resource
+    rule.pop("", None)
+    for method in _READS:
+        rule.setdefault(method, Access(resource, Role.VIEW))
+    if known - set(_READS) or not known:
+        for method, role in _ROLES.items():
+            rule.setdefault(method, Access(resource, role))

@@ -5,7 +5,7 @@ from urllib.parse import parse_qsl
 
 from starlette.types import Scope
 
-from gateway.auth.access import access_of, is_open
+from gateway.auth.access import AccessRules
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.principal import KEY_PREFIX, LOCAL, KeyRing, Principal, authenticate, require_one_key
@@ -55,20 +55,21 @@ class OpenGate:
 class KeyGate:
     """Whoever shows a good key is let in, to what the key is good for."""
 
-    def __init__(self, keys: KeyRingSource, clock: Clock) -> None:
+    def __init__(self, keys: KeyRingSource, rules: AccessRules, clock: Clock) -> None:
         self._keys = keys
+        self._rules = rules
         self._clock = clock
 
     def admit(self, scope: Scope) -> Principal:
         """See Gate.admit."""
         path: str = scope["path"]
-        if is_open(path):
+        if self._rules.is_open(path):
             return LOCAL
         presented = _presented(scope)
         if presented is not None and not self._keys.is_ready:
             raise WeftError(Reason.SERVICE_UNAVAILABLE, "the gateway does not know the keys yet", retry_after_seconds=1)
         principal = authenticate(self._keys.ring, presented, self._clock.utc_now())
-        access = access_of(scope["method"], path)
+        access = self._rules.access_of(scope["method"], path)
         if access is not None:
             principal.require(access)
         return principal

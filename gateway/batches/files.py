@@ -3,19 +3,18 @@
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from fastapi import FastAPI, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from gateway.answers.file import FileAnswer
 from gateway.answers.unary import json_response
-from gateway.batches.documents import DeletedFile, FileList, FileObject, file_json, list_json
-from gateway.batches.parts import FileParts
-from gateway.batches.pieces import each_in_time, in_pieces, in_time
+from gateway.batches.chunks import each_in_time, in_pieces, in_time
+from gateway.batches.deps import FileParts
+from gateway.batches.documents import file_json, list_json
 from gateway.intake.body import body_pieces, multipart_boundary
 from gateway.intake.headers import tenant_of
 from gateway.intake.multipart import MultipartStream, Part
 from gateway.intake.query import Query
-from gateway.openapi import answers, file_content, form_body
-from gateway.parts import InferenceParts
 from gateway.request_facts import facts_of
 from gateway.responses.schema import MAX_ID_CHARS
 from weft.durable.files import BATCH_INPUT, BATCH_OUTPUT, MAX_FILE_NAME_CHARS, NewFile, StoredFile
@@ -95,62 +94,45 @@ _PAGE = 1_000
 """Files that the keeper is asked for at once."""
 _SURFACE = "files"
 _PATH = "/v1/files/{file_id}"
-_LIST = ("purpose", "limit", "order", "after")
+LIST_PARAMETERS = ("purpose", "limit", "order", "after")
 _PURPOSES = (BATCH_INPUT, BATCH_OUTPUT)
 
 
-def add_files(app: FastAPI, parts: InferenceParts, files: FileParts) -> None:
-    """Add the routes. A tenant sees its own files."""
-    timeout = parts.config.batches.store_timeout_seconds
-
-    async def create_file(request: Request) -> Response:
-        """Keep a file of requests, one per line, for a batch."""
-        facts_of(request.scope).surface = _SURFACE
-        tenant = tenant_of(request.scope)
-        with files.uploads.one():
-            return json_response(file_json(await _received(request, parts, files, tenant)))
-
-    async def list_files(request: Request) -> Response:
-        """Files, the newest first."""
-        facts_of(request.scope).surface = _SURFACE
-        query = Query(request.scope, frozenset(_LIST))
-        found, has_more = await _listed(files, tenant_of(request.scope), query, timeout)
-        return json_response(list_json([file_json(file) for file in found], has_more=has_more))
-
-    async def get_file(request: Request) -> Response:
-        """What is known of a file."""
-        tenant, file_id = _asked(request)
-        return json_response(file_json(await in_time(files.port.get(tenant, file_id), timeout)))
-
-    async def get_content(request: Request) -> Response:
-        """What is in a file."""
-        tenant, file_id = _asked(request)
-        file = await in_time(files.port.get(tenant, file_id), timeout)
-        content = each_in_time(files.port.read(tenant, file_id), timeout)
-        return FileAnswer(file, content, write_timeout_seconds=parts.config.write_timeout_seconds)
-
-    async def delete_file(request: Request) -> Response:
-        """Forget a file."""
-        tenant, file_id = _asked(request)
-        await in_time(files.port.delete(tenant, file_id), timeout)
-        return json_response({"id": file_id, "object": "file", "deleted": True})
-
-    for path, method, endpoint, extra in (
-        ("/v1/files", "POST", create_file, _creation()),
-        ("/v1/files", "GET", list_files, answers(FileList, query=_LIST)),
-        (_PATH, "GET", get_file, answers(FileObject, path="file_id")),
-        (f"{_PATH}/content", "GET", get_content, file_content(path="file_id")),
-        (_PATH, "DELETE", delete_file, answers(DeletedFile, path="file_id")),
-    ):
-        app.add_api_route(path, endpoint, methods=[method], tags=["openai"], openapi_extra=extra)
+async def create_file(files: FileParts, request: Request) -> Response:
+    """Keep a file of requests, one per line, for a batch."""
+    facts_of(request.scope).surface = _SURFACE
+    tenant = tenant_of(request.scope)
+    with files.uploads.one():
+        return json_response(file_json(await _received(request, files, tenant)))
 
 
-def _creation() -> dict[str, object]:
-    form = form_body(None, files=("file",))
-    schema = form["requestBody"]["content"]["multipart/form-data"]["schema"]
-    schema["required"].append("purpose")
-    schema["properties"]["purpose"] = {"type": "string", "enum": [BATCH_INPUT]}
-    return form | answers(FileObject)
+async def list_files(files: FileParts, request: Request) -> Response:
+    """Files, the newest first."""
+    facts_of(request.scope).surface = _SURFACE
+    query = Query(request.scope, frozenset(LIST_PARAMETERS))
+    found, has_more = await _listed(files, tenant_of(request.scope), query, files.timeout_seconds)
+    return json_response(list_json([file_json(file) for file in found], has_more=has_more))
+
+
+async def get_file(files: FileParts, request: Request) -> Response:
+    """What is known of a file."""
+    tenant, file_id = _asked(request)
+    return json_response(file_json(await in_time(files.port.get(tenant, file_id), files.timeout_seconds)))
+
+
+async def get_content(files: FileParts, request: Request) -> Response:
+    """What is in a file."""
+    tenant, file_id = _asked(request)
+    file = await in_time(files.port.get(tenant, file_id), files.timeout_seconds)
+    content = each_in_time(files.port.read(tenant, file_id), files.timeout_seconds)
+    return FileAnswer(file, content, write_timeout_seconds=files.parts.config.write_timeout_seconds)
+
+
+async def delete_file(files: FileParts, request: Request) -> Response:
+    """Forget a file."""
+    tenant, file_id = _asked(request)
+    await in_time(files.port.delete(tenant, file_id), files.timeout_seconds)
+    return json_response({"id": file_id, "object": "file", "deleted": True})
 
 
 def _asked(request: Request) -> tuple[str, str]:
@@ -159,8 +141,8 @@ def _asked(request: Request) -> tuple[str, str]:
     return tenant_of(request.scope), file_id
 
 
-async def _received(request: Request, parts: InferenceParts, files: FileParts, tenant: str) -> StoredFile:
-    config, bounds = parts.config, parts.config.batches
+async def _received(request: Request, files: FileParts, tenant: str) -> StoredFile:
+    config, bounds = files.parts.config, files.parts.config.batches
     boundary = multipart_boundary(request.scope, config.limits)
     body = body_pieces(
         request.scope,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import msgspec
 import structlog
 
-from gateway.batches.pieces import Breather, each_in_time, in_pieces, in_time
+from gateway.batches.chunks import Breather, each_in_time, in_pieces, in_time
 from gateway.config import BatchEdgeConfig
 from gateway.errors import envelope, http_status, internal_error
 from gateway.tasks.surface import Surface, Surfaces

@@ -8,7 +8,7 @@ from hashlib import blake2b
 
 import msgspec
 
-from gateway.batches.pieces import Breather
+from gateway.batches.chunks import Breather
 from gateway.config import BatchEdgeConfig
 from gateway.intake.json_guard import require_strict_json
 from weft.api.router.v1 import task_pb2

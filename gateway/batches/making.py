@@ -8,9 +8,9 @@ from datetime import timedelta
 
 from starlette.types import Scope
 
+from gateway.batches.chunks import Breather, each_in_time, in_time
 from gateway.batches.documents import WINDOW_SECONDS, BatchRequest
 from gateway.batches.lines import BatchLines, WrongLinesError, raw_lines
-from gateway.batches.pieces import Breather, each_in_time, in_time
 from gateway.config import GatewayConfig
 from gateway.request_facts import facts_of
 from gateway.tasks.surface import SpecContext, Surface, Surfaces

@@ -3,11 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
-from gateway.answers.chunks import MAX_NOTICES_TOLD, new_identity
+from gateway.answers.answer_fields import MAX_NOTICES_TOLD, new_identity
 from gateway.answers.generation import Work, streamed, whole
 from gateway.config import RequestLimits
+from gateway.deps import InferenceParts
 from gateway.intake.body import read_json_body
 from gateway.intake.json_guard import parse
 from gateway.media import MediaConfig, RequestMedia
@@ -23,8 +25,6 @@ from gateway.openai.sampling import (
     wants_events,
     wants_usage,
 )
-from gateway.openapi import json_body
-from gateway.parts import InferenceParts
 from weft.api.common.v1 import chat_pb2, warning_pb2
 from weft.dispatch.schema_guard import require_safe_schema
 from weft.kernel.errors import FieldError, invalid_field
@@ -33,41 +33,29 @@ from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 
 
-def add_chat(app: FastAPI, parts: InferenceParts) -> None:
-    """Add the route."""
-    limits = parts.config.limits
-
-    async def chat_completions(request: Request) -> Response:
-        """Continue a conversation, as one answer or as a stream of server-sent events."""
-        scope = request.scope
-        raw = await read_json_body(scope, request.receive, parts.config)
-        asked = parse(ChatRequest, raw, max_depth=limits.max_json_depth)
-        context = parts.context(scope, surface="chat", asked=asked, model=asked.model, operation=Operation.CHAT)
-        media = parts.request_media(asked)
-        payload = to_payload(asked, limits, media)
-        work = Work(parts, scope, context, payload, warnings_of(asked), media)
-        identity = new_identity(parts.clock, "chatcmpl", asked.model)
-        count, functions = payload.choice_count or 1, speaks_of_functions(asked)
-        if asked.stream:
-            encoder = ChatStream(
-                identity,
-                choice_count=count,
-                logprobs=payload.logprobs,
-                include_usage=wants_usage(asked),
-                include_events=wants_events(asked),
-                functions=functions,
-            )
-            return streamed(work, encoder)
-        answer = ChatAnswer(identity, choice_count=count, logprobs=payload.logprobs, functions=functions)
-        return whole(work, answer)
-
-    app.add_api_route(
-        "/v1/chat/completions",
-        chat_completions,
-        methods=["POST"],
-        tags=["openai"],
-        openapi_extra=json_body(ChatRequest),
-    )
+async def chat_completions(parts: InferenceParts, request: Request) -> Response:
+    """Continue a conversation, as one answer or as a stream of server-sent events."""
+    scope = request.scope
+    raw = await read_json_body(scope, request.receive, parts.config)
+    asked = parse(ChatRequest, raw, max_depth=parts.config.limits.max_json_depth)
+    context = parts.context(scope, surface="chat", asked=asked, model=asked.model, operation=Operation.CHAT)
+    media = parts.request_media(asked)
+    payload = to_payload(asked, parts.config.limits, media)
+    work = Work(parts, scope, context, payload, warnings_of(asked), media)
+    identity = new_identity(parts.clock, "chatcmpl", asked.model)
+    count, functions = payload.choice_count or 1, speaks_of_functions(asked)
+    if asked.stream:
+        encoder = ChatStream(
+            identity,
+            choice_count=count,
+            logprobs=payload.logprobs,
+            include_usage=wants_usage(asked),
+            include_events=wants_events(asked),
+            functions=functions,
+        )
+        return streamed(work, encoder)
+    answer = ChatAnswer(identity, choice_count=count, logprobs=payload.logprobs, functions=functions)
+    return whole(work, answer)
 
 
 _EFFORTS: dict[str, chat_pb2.ReasoningEffort.ValueType] = {

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.answers.answer_builder import DocumentAnswer
-from gateway.answers.chunks import (
+from gateway.answers.answer_fields import (
     FUNCTION_CALL,
     ONE_CALL_ONLY,
     AnswerIdentity,

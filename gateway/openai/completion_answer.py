@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from gateway.answers.answer_builder import DocumentAnswer
-from gateway.answers.chunks import AnswerIdentity, finite_logprob, text_finish_reason, usage_json
+from gateway.answers.answer_fields import AnswerIdentity, finite_logprob, text_finish_reason, usage_json
 from gateway.answers.sse import StreamEncoder, encode_json
 from weft.api.common.v1 import event_pb2
 

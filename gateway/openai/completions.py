@@ -2,12 +2,14 @@
 
 from typing import Annotated
 
-from fastapi import FastAPI, Request, Response
 from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
 
-from gateway.answers.chunks import new_identity
+from gateway.answers.answer_fields import new_identity
 from gateway.answers.generation import Work, streamed, whole
 from gateway.config import RequestLimits
+from gateway.deps import InferenceParts
 from gateway.intake.body import read_json_body
 from gateway.intake.json_guard import parse
 from gateway.intake.request_model import TextsOrTokens
@@ -23,8 +25,6 @@ from gateway.openai.sampling import (
     wants_events,
     wants_usage,
 )
-from gateway.openapi import json_body
-from gateway.parts import InferenceParts
 from weft.api.common.v1 import completion_pb2
 from weft.kernel.errors import invalid_field
 from weft.kernel.request import Operation
@@ -41,41 +41,29 @@ class CompletionRequest(GenerationRequest):
     """Only as many as `n`: nothing is generated and thrown away."""
 
 
-def add_completions(app: FastAPI, parts: InferenceParts) -> None:
-    """Add the route."""
-    limits = parts.config.limits
-
-    async def text_completions(request: Request) -> Response:
-        """Continue raw text, without a chat template."""
-        scope = request.scope
-        raw = await read_json_body(scope, request.receive, parts.config)
-        asked = parse(CompletionRequest, raw, max_depth=limits.max_json_depth)
-        context = parts.context(
-            scope, surface="completions", asked=asked, model=asked.model, operation=Operation.COMPLETION
-        )
-        payload = to_payload(asked, limits)
-        warnings = unknown_extensions(asked.model_extra or {})
-        identity = new_identity(parts.clock, "cmpl", asked.model)
-        count, logprobs = choice_count(payload), asked.logprobs is not None
-        if asked.stream:
-            encoder = CompletionStream(
-                identity,
-                choice_count=count,
-                logprobs=logprobs,
-                include_usage=wants_usage(asked),
-                include_events=wants_events(asked),
-            )
-            return streamed(Work(parts, scope, context, payload, warnings), encoder)
-        answer = CompletionAnswer(identity, choice_count=count, logprobs=logprobs)
-        return whole(Work(parts, scope, context, payload, warnings), answer)
-
-    app.add_api_route(
-        "/v1/completions",
-        text_completions,
-        methods=["POST"],
-        tags=["openai"],
-        openapi_extra=json_body(CompletionRequest),
+async def text_completions(parts: InferenceParts, request: Request) -> Response:
+    """Continue raw text, without a chat template."""
+    scope = request.scope
+    raw = await read_json_body(scope, request.receive, parts.config)
+    asked = parse(CompletionRequest, raw, max_depth=parts.config.limits.max_json_depth)
+    context = parts.context(
+        scope, surface="completions", asked=asked, model=asked.model, operation=Operation.COMPLETION
     )
+    payload = to_payload(asked, parts.config.limits)
+    warnings = unknown_extensions(asked.model_extra or {})
+    identity = new_identity(parts.clock, "cmpl", asked.model)
+    count, logprobs = choice_count(payload), asked.logprobs is not None
+    if asked.stream:
+        encoder = CompletionStream(
+            identity,
+            choice_count=count,
+            logprobs=logprobs,
+            include_usage=wants_usage(asked),
+            include_events=wants_events(asked),
+        )
+        return streamed(Work(parts, scope, context, payload, warnings), encoder)
+    answer = CompletionAnswer(identity, choice_count=count, logprobs=logprobs)
+    return whole(Work(parts, scope, context, payload, warnings), answer)
 
 
 def to_payload(request: CompletionRequest, limits: RequestLimits) -> completion_pb2.CompletionPayload:

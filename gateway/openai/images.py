@@ -4,16 +4,16 @@ import base64
 from collections.abc import Sequence
 
 import msgspec
-from fastapi import FastAPI, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from gateway.answers.unary import answered
+from gateway.deps import InferenceParts
 from gateway.intake.body import read_json_body, read_multipart_body
 from gateway.intake.json_guard import parse
 from gateway.intake.multipart import Form
 from gateway.openai.extension_fields import fill_extra
 from gateway.openai.model_call_schemas import ImageRequest
-from gateway.openapi import form_body, json_body
-from gateway.parts import InferenceParts
 from gateway.request_facts import facts_of
 from weft.api.common.v1 import chat_pb2, image_pb2, receipt_pb2, usage_pb2
 from weft.dispatch.parameter_checks import MAX_SOURCE_IMAGES
@@ -24,37 +24,30 @@ from weft.kernel.request import Operation
 _FILES = frozenset({"image", "image[]", "mask"})
 
 
-def add_images(app: FastAPI, parts: InferenceParts) -> None:
-    """Add the routes."""
-    limits = parts.config.limits
+async def generate_images(parts: InferenceParts, request: Request) -> Response:
+    """Make images from words."""
+    raw = await read_json_body(request.scope, request.receive, parts.config)
+    asked = parse(ImageRequest, raw, max_depth=parts.config.limits.max_json_depth)
+    return _made(request, parts, asked, to_payload(asked))
 
-    async def generate_images(request: Request) -> Response:
-        """Make images from words."""
-        raw = await read_json_body(request.scope, request.receive, parts.config)
-        asked = parse(ImageRequest, raw, max_depth=limits.max_json_depth)
-        return _made(request, parts, asked, to_payload(asked))
 
-    async def edit_images(request: Request) -> Response:
-        """Make images from words and images."""
-        scope = request.scope
-        form = Form(await read_multipart_body(scope, request.receive, parts.config, max_bytes=limits.max_image_bytes))
-        asked = form.read(ImageRequest, file_fields=_FILES)
-        payload = to_payload(asked)
-        add_sources(payload, form)
-        return _made(request, parts, asked, payload)
+async def edit_images(parts: InferenceParts, request: Request) -> Response:
+    """Make images from words and images."""
+    scope = request.scope
+    form = Form(
+        await read_multipart_body(scope, request.receive, parts.config, max_bytes=parts.config.limits.max_image_bytes)
+    )
+    asked = form.read(ImageRequest, file_fields=_FILES)
+    payload = to_payload(asked)
+    add_sources(payload, form)
+    return _made(request, parts, asked, payload)
 
-    async def vary_images(request: Request) -> Response:
-        """Not offered."""
-        facts_of(request.scope).surface = "images"
-        message = "variations of images are not offered by any runner; use /v1/images/edits with words"
-        raise WeftError(Reason.UNSUPPORTED_OPERATION, message)
 
-    for action, endpoint, extra in (
-        ("generations", generate_images, json_body(ImageRequest)),
-        ("edits", edit_images, form_body(ImageRequest, files=("image",))),
-        ("variations", vary_images, form_body(None, files=("image",))),
-    ):
-        app.add_api_route(f"/v1/images/{action}", endpoint, methods=["POST"], tags=["openai"], openapi_extra=extra)
+async def vary_images(_parts: InferenceParts, request: Request) -> Response:
+    """Not offered."""
+    facts_of(request.scope).surface = "images"
+    message = "variations of images are not offered by any runner; use /v1/images/edits with words"
+    raise WeftError(Reason.UNSUPPORTED_OPERATION, message)
 
 
 def _made(request: Request, parts: InferenceParts, asked: ImageRequest, payload: image_pb2.ImagePayload) -> Response:

@@ -7,11 +7,12 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from gateway.answers.sse import encode_json
+from gateway.deps import InferenceParts
 from gateway.errors import Dialect
-from gateway.parts import InferenceParts
 from gateway.request_facts import facts_of
 from weft.dispatch.agents import AGENT_PREFIX, ROUTE_PREFIX, agent_name_of, members_of
 from weft.dispatch.fleet import AgentView, FleetView, ModelView, RouteView
@@ -26,45 +27,37 @@ _MAX_DIGITS = 4
 _METHODS = ("GET", "HEAD")
 
 
-def add_models(app: FastAPI, parts: InferenceParts) -> None:
-    """Add the routes."""
+async def list_models(parts: InferenceParts, request: Request) -> Response:
+    """Every model, pool, agent and route that can be asked now; one that sleeps wakes when it is asked."""
+    facts = facts_of(request.scope)
+    facts.surface = "models"
+    view = parts.fleet.view
+    found = _page(request, model_list(view)) if facts.dialect is Dialect.ANTHROPIC else model_list(view)
+    return _json(found)
 
-    async def list_models(request: Request) -> Response:
-        """Every model, pool, agent and route that can be asked now; one that sleeps wakes when it is asked."""
-        facts = facts_of(request.scope)
-        facts.surface = "models"
-        view = parts.fleet.view
-        found = _page(request, model_list(view)) if facts.dialect is Dialect.ANTHROPIC else model_list(view)
-        return _json(found)
 
-    async def get_model(request: Request) -> Response:
-        """One model or pool."""
-        return answer_for(request, request.path_params["model"], "model or pool")
+async def get_model(parts: InferenceParts, request: Request) -> Response:
+    """One model or pool."""
+    return _answer(parts, request, request.path_params["model"], "model or pool")
 
-    async def get_agent(request: Request) -> Response:
-        """One agent, as a model."""
-        return answer_for(request, AGENT_PREFIX + request.path_params["agent"], "agent")
 
-    async def get_route(request: Request) -> Response:
-        """One route, as a model."""
-        return answer_for(request, ROUTE_PREFIX + request.path_params["route"], "route")
+async def get_agent(parts: InferenceParts, request: Request) -> Response:
+    """One agent, as a model."""
+    return _answer(parts, request, AGENT_PREFIX + request.path_params["agent"], "agent")
 
-    def answer_for(request: Request, name: str, noun: str) -> Response:
-        facts = facts_of(request.scope)
-        facts.surface = "models"
-        entry = model_entry(parts.fleet.view, name)
-        if entry is None:
-            raise WeftError(Reason.MODEL_NOT_FOUND, f"no {noun} of this name can be asked now")
-        return _json(anthropic_entry(entry) if facts.dialect is Dialect.ANTHROPIC else entry)
 
-    for path, endpoint in (
-        ("/v1/models", list_models),
-        ("/v1/models/{model}", get_model),
-        ("/v1/models/agent/{agent}", get_agent),
-        ("/v1/models/route/{route}", get_route),
-    ):
-        for method in _METHODS:
-            app.add_api_route(path, endpoint, methods=[method], tags=["openai"], include_in_schema=method == "GET")
+async def get_route(parts: InferenceParts, request: Request) -> Response:
+    """One route, as a model."""
+    return _answer(parts, request, ROUTE_PREFIX + request.path_params["route"], "route")
+
+
+def _answer(parts: InferenceParts, request: Request, name: str, noun: str) -> Response:
+    facts = facts_of(request.scope)
+    facts.surface = "models"
+    entry = model_entry(parts.fleet.view, name)
+    if entry is None:
+        raise WeftError(Reason.MODEL_NOT_FOUND, f"no {noun} of this name can be asked now")
+    return _json(anthropic_entry(entry) if facts.dialect is Dialect.ANTHROPIC else entry)
 
 
 def _page(request: Request, listed: dict[str, object]) -> dict[str, object]:

@@ -1,97 +1,65 @@
 """POST /api/v1/apply, and PUT of one model, agent or route."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import structlog
-from fastapi import FastAPI, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from gateway.answers.unary import json_response
+from gateway.deps import GatewayParts
 from gateway.intake.body import read_json_or_yaml_body
 from gateway.intake.headers import require_local_caller
 from gateway.intake.json_guard import parse, parse_json
 from gateway.intake.query import Query
-from gateway.openapi import answers, json_or_yaml_body
-from gateway.parts import GatewayParts
 from gateway.ports import AppliedResource
 from gateway.request_facts import facts_of
-from gateway.resources.documents import ApplyAnswer, ApplyRequest, applied_body
-from gateway.resources.endpoints import API, SURFACE, name_of
+from gateway.resources.documents import ApplyRequest, applied_body
+from gateway.resources.handlers import SURFACE, name_of
 from weft.documents.document_base import ResourceKind
-from weft.documents.documents import DOCUMENT_TYPES, Document
+from weft.documents.documents import Document
 from weft.documents.files import SourcedDocument, parse_document, read_documents, refuse_repeats
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.reasons import Reason
 
-_OPTIONS = ("dryRun", "adopt")
+APPLY_PARAMETERS = ("dryRun", "adopt")
 _PUTTABLE = (ResourceKind.MODEL, ResourceKind.AGENT, ResourceKind.ROUTE)
 
 log = structlog.get_logger("weft.gateway")
 
 
-def add_declarations(app: FastAPI, parts: GatewayParts) -> None:
-    """Add the routes."""
-    app.add_api_route(
-        f"{API}/apply",
-        _apply_endpoint(parts),
-        methods=["POST"],
-        tags=["resources"],
-        openapi_extra=json_or_yaml_body(ApplyRequest) | answers(ApplyAnswer, query=_OPTIONS),
-    )
-    for kind in _PUTTABLE:
-        app.add_api_route(
-            f"{API}/{kind.plural}/{{name}}",
-            _put_endpoint(parts, kind),
-            methods=["PUT"],
-            tags=["resources"],
-            summary=f"Put {kind.value}",
-            operation_id=f"put_{kind.value}",
-            openapi_extra=json_or_yaml_body(DOCUMENT_TYPES[kind])
-            | answers(ApplyAnswer, path="name", query=_OPTIONS, also=201),
-        )
+async def apply_resources(parts: GatewayParts, request: Request) -> Response:
+    """Bring resources to their declared state: all of them, or none when any is refused."""
+    raw, is_yaml = await _body_of(request, parts)
+    if is_yaml:
+        query = Query(request.scope, frozenset(APPLY_PARAMETERS))
+        dry_run, adopt = query.flag("dryRun"), query.flag("adopt")
+        # Seconds for a large file, and others are served meanwhile.
+        documents = await asyncio.to_thread(documents_of_yaml, raw)
+    else:
+        Query(request.scope)
+        asked = parse(ApplyRequest, raw, max_depth=parts.config.limits.max_json_depth)
+        dry_run, adopt, documents = asked.dry_run, asked.adopt, documents_of_json(asked.documents)
+    results = await _apply(request, parts, documents, dry_run=dry_run, adopt=adopt)
+    return json_response(applied_body(results, dry_run=dry_run))
 
 
-def _apply_endpoint(parts: GatewayParts) -> Callable[[Request], Awaitable[Response]]:
-    depth = parts.config.limits.max_json_depth
-
-    async def apply(request: Request) -> Response:
-        """Bring resources to their declared state: all of them, or none when any is refused."""
-        raw, is_yaml = await _body_of(request, parts)
-        if is_yaml:
-            query = Query(request.scope, frozenset(_OPTIONS))
-            dry_run, adopt = query.flag("dryRun"), query.flag("adopt")
-            # Seconds for a large file, and others are served meanwhile.
-            documents = await asyncio.to_thread(documents_of_yaml, raw)
-        else:
-            Query(request.scope)
-            asked = parse(ApplyRequest, raw, max_depth=depth)
-            dry_run, adopt, documents = asked.dry_run, asked.adopt, documents_of_json(asked.documents)
-        results = await _apply(request, parts, documents, dry_run=dry_run, adopt=adopt)
-        return json_response(applied_body(results, dry_run=dry_run))
-
-    return apply
-
-
-def _put_endpoint(parts: GatewayParts, kind: ResourceKind) -> Callable[[Request], Awaitable[Response]]:
-    depth = parts.config.limits.max_json_depth
-
-    async def put(request: Request) -> Response:
-        """Bring one resource to its declared state; 201 when it did not exist."""
-        raw, is_yaml = await _body_of(request, parts)
-        query = Query(request.scope, frozenset(_OPTIONS))
-        dry_run, adopt, name = query.flag("dryRun"), query.flag("adopt"), name_of(request)
-        if is_yaml:
-            document = the_only_document(await asyncio.to_thread(documents_of_yaml, raw), kind)
-        else:
-            document = parse_document(parse_json(raw, max_depth=depth), kind)
-        if document.name != name:
-            raise invalid_field("name", f"must be {name}, as in the path")
-        results = await _apply(request, parts, [document], dry_run=dry_run, adopt=adopt)
-        is_new = not dry_run and any(result.outcome == "created" for result in results)
-        return json_response(applied_body(results, dry_run=dry_run), 201 if is_new else 200)
-
-    return put
+async def put_resource(kind: ResourceKind, parts: GatewayParts, request: Request) -> Response:
+    """Bring one resource to its declared state; 201 when it did not exist."""
+    raw, is_yaml = await _body_of(request, parts)
+    query = Query(request.scope, frozenset(APPLY_PARAMETERS))
+    dry_run, adopt, name = query.flag("dryRun"), query.flag("adopt"), name_of(request)
+    if is_yaml:
+        document = the_only_document(await asyncio.to_thread(documents_of_yaml, raw), kind)
+    else:
+        document = parse_document(parse_json(raw, max_depth=parts.config.limits.max_json_depth), kind)
+    if document.name != name:
+        raise invalid_field("name", f"must be {name}, as in the path")
+    results = await _apply(request, parts, [document], dry_run=dry_run, adopt=adopt)
+    is_new = not dry_run and any(result.outcome == "created" for result in results)
+    return json_response(applied_body(results, dry_run=dry_run), 201 if is_new else 200)
 
 
 async def _body_of(request: Request, parts: GatewayParts) -> tuple[bytes, bool]:

@@ -3,21 +3,21 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from fastapi import FastAPI, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from gateway.answers.generation import Work, streamed, whole
 from gateway.config import KeepResponses
+from gateway.deps import GatewayParts
 from gateway.intake.body import read_json_body
 from gateway.intake.json_guard import parse
 from gateway.openai.sampling import wants_events
-from gateway.openapi import json_body
-from gateway.parts import GatewayParts
 from gateway.ports import Generation
 from gateway.request_facts import facts_of
 from gateway.responses.background import BackgroundResponses, ContinuedResponses, origin_of
 from gateway.responses.document import ResponseDocument, ResponseState
 from gateway.responses.history import conversation_of, items_to_keep
-from gateway.responses.kept import BoundedStore
+from gateway.responses.kept import BoundedStore, KeptResponses
 from gateway.responses.output import new_response_id
 from gateway.responses.payload import Conversation, own_items, to_asked, wants_logprobs
 from gateway.responses.running import GrowingResponse, Keeping, RespondingGeneration, RunningResponse, RunningResponses
@@ -38,8 +38,10 @@ SURFACE = "responses"
 class ResponsesParts:
     """What the routes of responses need besides."""
 
+    parts: GatewayParts
     store: ResponseStore | None
     """None: no responses are kept."""
+    kept: KeptResponses
     running: RunningResponses
     keeps: KeepResponses = KeepResponses.BY_DEFAULT
     background: BackgroundParts | None = None
@@ -75,47 +77,43 @@ def responses_parts(parts: GatewayParts, store: ResponseStore | None, tasks: Tas
         found = BackgroundResponses(tasks, bounded, parts.clock, timeout_seconds=timeout)
         background = BackgroundParts(responses=found, watches=parts.watches.beside(most))
     running = RunningResponses(most)
-    return ResponsesParts(store=bounded, running=running, keeps=config.keep_responses, background=background)
-
-
-def add_responses(app: FastAPI, parts: GatewayParts, responses: ResponsesParts) -> None:
-    """Add the route."""
-
-    async def create_response(request: Request) -> Response:
-        """Answer, as one response or as a stream of server-sent events; or begin one in the background."""
-        scope = request.scope
-        raw = await read_json_body(scope, request.receive, parts.config)
-        asked = parse(ResponsesRequest, raw, max_depth=parts.config.limits.max_json_depth)
-        context = parts.context(scope, surface=SURFACE, asked=asked, model=asked.model, operation=Operation.CHAT)
-        background = _background(asked, context, responses) if asked.background else None
-        keeps = None if background is not None else _keeps(asked, responses)
-        items, most = own_items(asked), parts.config.limits.max_json_members
-        conversation = await conversation_of(
-            responses.continued, context.tenant, items, asked.previous_response_id, max_members=most
-        )
-        media = parts.request_media(asked)
-        made = to_asked(asked, conversation, media, parts.config.limits)
-        if background is None:
-            work = Work(parts, scope, context, made.payload, made.warnings, media)
-            return await _live(responses, work, asked, keeps, conversation)
-        submission = Submission(
-            parts=parts,
-            background=background,
-            scope=scope,
-            context=context,
-            payload=made.payload,
-            media=media,
-            origin=origin_of(raw, items, conversation.items, made.warnings),
-        )
-        return submission.streamed() if asked.stream else submission.whole()
-
-    app.add_api_route(
-        "/v1/responses",
-        create_response,
-        methods=["POST"],
-        tags=["openai"],
-        openapi_extra=json_body(ResponsesRequest),
+    return ResponsesParts(
+        parts=parts,
+        store=bounded,
+        kept=KeptResponses(bounded, running, None if background is None else background.responses),
+        running=running,
+        keeps=config.keep_responses,
+        background=background,
     )
+
+
+async def create_response(responses: ResponsesParts, request: Request) -> Response:
+    """Answer, as one response or as a stream of server-sent events; or begin one in the background."""
+    parts, scope = responses.parts, request.scope
+    raw = await read_json_body(scope, request.receive, parts.config)
+    asked = parse(ResponsesRequest, raw, max_depth=parts.config.limits.max_json_depth)
+    context = parts.context(scope, surface=SURFACE, asked=asked, model=asked.model, operation=Operation.CHAT)
+    background = _background(asked, context, responses) if asked.background else None
+    keeps = None if background is not None else _keeps(asked, responses)
+    items, most = own_items(asked), parts.config.limits.max_json_members
+    conversation = await conversation_of(
+        responses.continued, context.tenant, items, asked.previous_response_id, max_members=most
+    )
+    media = parts.request_media(asked)
+    made = to_asked(asked, conversation, media, parts.config.limits)
+    if background is None:
+        work = Work(parts, scope, context, made.payload, made.warnings, media)
+        return await _live(responses, work, asked, keeps, conversation)
+    submission = Submission(
+        parts=parts,
+        background=background,
+        scope=scope,
+        context=context,
+        payload=made.payload,
+        media=media,
+        origin=origin_of(raw, items, conversation.items, made.warnings),
+    )
+    return submission.streamed() if asked.stream else submission.whole()
 
 
 async def _live(

@@ -10,7 +10,7 @@ from gateway.answers.sse import encode_json
 from gateway.errors import envelope
 from gateway.responses.output import OutputItems
 from gateway.responses.payload import uses_pool_envelope
-from gateway.responses.schema import ResponsesRequest, ToolChoiceObject
+from gateway.responses.schema import ResponsesRequest, ResponsesToolChoiceObject
 from gateway.responses.tools import FUNCTION
 from weft.api.common.v1 import receipt_pb2, usage_pb2
 from weft.kernel.clock import Clock
@@ -181,8 +181,8 @@ def _text_options(given: Mapping[str, object]) -> dict[str, object]:
     return {"format": {"type": "text"} | dict(given)}
 
 
-def _tool_choice(choice: str | ToolChoiceObject | None) -> object:
-    if isinstance(choice, ToolChoiceObject):
+def _tool_choice(choice: str | ResponsesToolChoiceObject | None) -> object:
+    if isinstance(choice, ResponsesToolChoiceObject):
         return choice.model_dump(exclude_none=True)
     return choice or "auto"
 

@@ -1,24 +1,22 @@
 """GET, DELETE and cancel of /v1/responses/{id}, and its input items."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 from urllib.parse import parse_qsl
 
 import msgspec
-from fastapi import FastAPI, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import Scope
 
 from gateway.answers.event_stream import EventStream
 from gateway.intake.headers import tenant_of
 from gateway.intake.query import MAX_PARAMETERS
-from gateway.openapi import EVENTS, answers
-from gateway.parts import GatewayParts
 from gateway.request_facts import facts_of
 from gateway.responses.background import StreamPosition
 from gateway.responses.create import SURFACE, ResponsesParts
-from gateway.responses.kept import KeptResponses, not_streamed_again
+from gateway.responses.kept import not_streamed_again
 from gateway.responses.replay import FROM_THE_START
-from gateway.responses.schema import MAX_ID_CHARS, DeletedResponse, ResponseItemList, ResponseObject
+from gateway.responses.schema import MAX_ID_CHARS
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import require_token
 from weft.kernel.reasons import Reason
@@ -26,64 +24,50 @@ from weft.kernel.reasons import Reason
 MAX_ITEMS = 100
 DEFAULT_ITEMS = 20
 _PATH = "/v1/responses/{response_id}"
-_LIST = ("limit", "order", "after")
-_STREAM = ("stream", "starting_after")
+LIST_PARAMETERS = ("limit", "order", "after")
+STREAM_PARAMETERS = ("stream", "starting_after")
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 MAX_SEQUENCE_NUMBER = 2**53
 """Beyond it, clients that know only doubles cannot count."""
 
 
-def add_kept_responses(app: FastAPI, parts: GatewayParts, responses: ResponsesParts) -> None:
-    """Add the routes. A tenant sees its own responses."""
+async def get_response(responses: ResponsesParts, request: Request) -> Response:
+    """A response that is kept, or as far as it is; one in the background also as its stream, from any event on."""
+    tenant, response_id = _asked(request)
+    wanted = _parameters(request.scope)
+    starting_after = _starting_after(wanted)
+    if not _wants_stream(wanted):
+        if "starting_after" in wanted:
+            raise invalid_field("starting_after", "goes with stream=true")
+        return _json(await responses.kept.body(tenant, response_id))
     background = responses.background
-    kept = KeptResponses(responses.store, responses.running, None if background is None else background.responses)
-
-    async def get_response(request: Request) -> Response:
-        """A response that is kept, or as far as it is; one in the background also as its stream, from any event on."""
-        tenant, response_id = _asked(request)
-        wanted = _parameters(request.scope)
-        starting_after = _starting_after(wanted)
-        if not _wants_stream(wanted):
-            if "starting_after" in wanted:
-                raise invalid_field("starting_after", "goes with stream=true")
-            return _json(await kept.body(tenant, response_id))
-        if background is None:
-            raise not_streamed_again()
-        position = StreamPosition(max(0, starting_after))
-        events = await kept.events(tenant, response_id, position, starting_after)
-        return EventStream(parts, events, watches=background.watches, failure=position.broken_off)
-
-    async def delete_response(request: Request) -> Response:
-        """Forget a response."""
-        tenant, response_id = _asked(request)
-        await kept.delete(tenant, response_id)
-        deleted = {"id": response_id, "object": "response", "deleted": True}
-        return _json(msgspec.json.encode(deleted))
-
-    async def cancel_response(request: Request) -> Response:
-        """End a response that is being streamed; what there is of it is kept."""
-        tenant, response_id = _asked(request)
-        return _json(await kept.cancel(tenant, response_id))
-
-    async def list_input_items(request: Request) -> Response:
-        """The input of a kept response, the last item first."""
-        tenant, response_id = _asked(request)
-        wanted = _parameters(request.scope)
-        items = await kept.input_items(tenant, response_id)
-        return _json(msgspec.json.encode(_page(items, wanted)))
-
-    for path, method, endpoint, extra in (
-        (_PATH, "GET", get_response, _or_events(answers(ResponseObject, path="response_id", query=_STREAM))),
-        (_PATH, "DELETE", delete_response, answers(DeletedResponse, path="response_id")),
-        (f"{_PATH}/cancel", "POST", cancel_response, answers(ResponseObject, path="response_id")),
-        (f"{_PATH}/input_items", "GET", list_input_items, answers(ResponseItemList, path="response_id", query=_LIST)),
-    ):
-        app.add_api_route(path, endpoint, methods=[method], tags=["openai"], openapi_extra=extra)
+    if background is None:
+        raise not_streamed_again()
+    position = StreamPosition(max(0, starting_after))
+    events = await responses.kept.events(tenant, response_id, position, starting_after)
+    return EventStream(responses.parts, events, watches=background.watches, failure=position.broken_off)
 
 
-def _or_events(extra: dict[str, Any]) -> dict[str, Any]:
-    extra["responses"]["200"]["content"] |= EVENTS["content"]
-    return extra
+async def delete_response(responses: ResponsesParts, request: Request) -> Response:
+    """Forget a response."""
+    tenant, response_id = _asked(request)
+    await responses.kept.delete(tenant, response_id)
+    deleted = {"id": response_id, "object": "response", "deleted": True}
+    return _json(msgspec.json.encode(deleted))
+
+
+async def cancel_response(responses: ResponsesParts, request: Request) -> Response:
+    """End a response that is being streamed; what there is of it is kept."""
+    tenant, response_id = _asked(request)
+    return _json(await responses.kept.cancel(tenant, response_id))
+
+
+async def list_input_items(responses: ResponsesParts, request: Request) -> Response:
+    """The input of a kept response, the last item first."""
+    tenant, response_id = _asked(request)
+    wanted = _parameters(request.scope)
+    items = await responses.kept.input_items(tenant, response_id)
+    return _json(msgspec.json.encode(_page(items, wanted)))
 
 
 def _wants_stream(wanted: Mapping[str, str]) -> bool:

@@ -104,7 +104,7 @@ class ToolReference(StrictModel):
     name: str | None = None
 
 
-class ToolChoiceObject(StrictModel):
+class ResponsesToolChoiceObject(StrictModel):
     """A tool that must be called, or the tools that may be."""
 
     type: str
@@ -181,7 +181,8 @@ class ResponsesRequest(GenerationRequest):
     tools: Annotated[list[ResponseTool], StopAtFirstError()] | None = None
     tool_choice: (
         Annotated[
-            Annotated[Literal["none", "auto", "required"], Tag("~text")] | Annotated[ToolChoiceObject, Tag("~object")],
+            Annotated[Literal["none", "auto", "required"], Tag("~text")]
+            | Annotated[ResponsesToolChoiceObject, Tag("~object")],
             by_shape("Input should be 'none', 'auto', 'required' or an object"),
         ]
         | None

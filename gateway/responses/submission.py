@@ -9,10 +9,10 @@ from starlette.types import Scope
 
 from gateway.answers.event_stream import EventStream
 from gateway.answers.unary import JsonAnswer, UnaryAnswer, cut_off_seconds
+from gateway.deps import GatewayParts
 from gateway.http.event_watches import EventWatches
 from gateway.intake.headers import headers_of, idempotency_key_of
 from gateway.media import RequestMedia, supply
-from gateway.parts import GatewayParts
 from gateway.request_facts import facts_of
 from gateway.responses.background import ORIGIN_KIND, BackgroundResponse, BackgroundResponses, StreamPosition
 from gateway.responses.schema import ResponsesRequest

@@ -4,7 +4,14 @@ import re
 
 from gateway.config import RequestLimits
 from gateway.openai.chat_schema import MAX_NAME_CHARS
-from gateway.responses.schema import Decoding, PoolMessage, ResponsesRequest, ResponseTool, TextFormat, ToolChoiceObject
+from gateway.responses.schema import (
+    Decoding,
+    PoolMessage,
+    ResponsesRequest,
+    ResponsesToolChoiceObject,
+    ResponseTool,
+    TextFormat,
+)
 from weft.api.common.v1 import chat_pb2, sampling_pb2, warning_pb2
 from weft.dispatch.schema_guard import SchemaGuard, require_safe_schema
 from weft.kernel.errors import invalid_field
@@ -110,7 +117,7 @@ def _fill_tool(target: chat_pb2.Tool, tool: ResponseTool, field: str, guard: Sch
         target.function.strict = tool.strict
 
 
-def fill_tool_choice(payload: chat_pb2.ChatPayload, choice: str | ToolChoiceObject) -> None:
+def fill_tool_choice(payload: chat_pb2.ChatPayload, choice: str | ResponsesToolChoiceObject) -> None:
     """Set whether and what must be called. Raises INVALID_ARGUMENT for what is not offered."""
     if isinstance(choice, str):
         _fill_mode(payload, choice, "tool_choice")
@@ -135,7 +142,7 @@ def _fill_mode(payload: chat_pb2.ChatPayload, mode: str, field: str) -> None:
     payload.tool_choice.mode = _MODES[mode]
 
 
-def _fill_allowed(payload: chat_pb2.ChatPayload, choice: ToolChoiceObject) -> None:
+def _fill_allowed(payload: chat_pb2.ChatPayload, choice: ResponsesToolChoiceObject) -> None:
     """Only the tools that may be called are told to the model."""
     if choice.tools is None or choice.mode is None:
         raise invalid_field("tool_choice.tools" if choice.tools is None else "tool_choice.mode", "is required")

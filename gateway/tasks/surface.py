@@ -13,12 +13,12 @@ from typing import Generic, Protocol, TypeVar
 from starlette.types import Scope
 
 from gateway.answers.answer_builder import AnswerBuilder
-from gateway.answers.chunks import AnswerIdentity
+from gateway.answers.answer_fields import AnswerIdentity
+from gateway.deps import InferenceParts
 from gateway.intake.headers import request_context
 from gateway.intake.json_guard import parse, require_few_members
 from gateway.intake.request_model import HandledRequest, require_within
 from gateway.media import RequestMedia, supply
-from gateway.parts import InferenceParts
 from weft.api.common.v1 import event_pb2, warning_pb2
 from weft.api.router.v1 import task_pb2
 from weft.durable.durable_call import task_spec

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
-from gateway.answers.chunks import unfinished_answer
+from gateway.answers.answer_fields import unfinished_answer
+from gateway.deps import InferenceParts
 from gateway.media import RequestMedia
 from gateway.openai import chat as chat_payload
 from gateway.openai import completions as completion_payload
@@ -15,7 +16,6 @@ from gateway.openai.completions import CompletionRequest
 from gateway.openai.embeddings import EmbeddingRequest
 from gateway.openai.extension_fields import unknown_extensions
 from gateway.openai.prompts import prompt_count
-from gateway.parts import InferenceParts
 from gateway.responses.document import ResponseState
 from gateway.responses.payload import AskedResponse, Conversation, own_items, to_asked, wants_logprobs
 from gateway.responses.replay import BackgroundDocument

@@ -10,6 +10,7 @@ from gateway.admin.keys_client import KeysClient
 from gateway.admin.operations_client import OperationsClient
 from gateway.admin.ports import AdminPorts
 from gateway.admin.runner_client import RunnerDescriptions
+from gateway.app import GatewayPorts
 from gateway.config import (
     BatchEdgeConfig,
     ConnectionLimits,
@@ -20,7 +21,6 @@ from gateway.config import (
     RequestLimits,
 )
 from gateway.media import MediaConfig
-from gateway.ports import GatewayPorts
 from gateway.resources.registry_client import RegistryClient
 from gateway.service import GatewayService
 from weft.dispatch import Dispatcher

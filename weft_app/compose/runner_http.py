@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 
 import grpc
 
-import gateway.runner_api.service
+import gateway.runner_service
 import router_svc.service
 from gateway.config import RateLimitConfig
+from gateway.runner_api.deps import RunnerApiConfig
 from gateway.runner_api.facts import DeviceFacts, RunnerFacts, RunnerStage
 from gateway.runner_api.operations_client import OperationsClient
-from gateway.runner_api.parts import RunnerApiConfig
 from gateway.runner_api.ports import RunnerApiPorts
 from router_svc.service import RouterService
 from runner_svc.config import RunnerConfig
@@ -117,7 +117,7 @@ class RunnerHttp:
             devices=plan.section.devices,
             clock=clock,
         )
-        self._api = gateway.runner_api.service.build(
+        self._api = gateway.runner_service.build(
             api,
             RunnerApiPorts(
                 runner=local,

@@ -10,7 +10,6 @@ import json
 import sys
 from dataclasses import dataclass, field
 from typing import Any, TextIO, cast
-from unittest.mock import patch
 
 import uvloop
 from admin_script import admin_ports
@@ -24,7 +23,6 @@ from gateway_script import (
     delta,
     finished,
     model,
-    schemas_once,
     started,
     usage,
 )
@@ -37,9 +35,8 @@ from test_gateway_keys import Keys
 from test_gateway_requests import ScriptedRequests
 
 from gateway import GatewayConfig, build
-from gateway.app import create_app
+from gateway.app import GatewayPorts, create_app
 from gateway.config import BatchEdgeConfig, ConnectionLimits
-from gateway.ports import GatewayPorts
 from weft.api.common.v1 import (
     audio_pb2,
     chat_pb2,
@@ -157,9 +154,8 @@ async def serve(log: TextIO, *, with_keys: bool) -> None:
         files=forgetful_files(),
         batches=MemoryBatches(keeps_nothing=True),
     )
-    with patch("gateway.openapi.models_json_schema", schemas_once):
-        routes = [route for route in create_app(CONFIG, ports).routes if isinstance(route, Route)]
-        service = build(CONFIG, ports)
+    routes = [route for route in create_app(CONFIG, ports).routes if isinstance(route, Route)]
+    service = build(CONFIG, ports)
     await service.start()
     table = [[method, route.path] for route in routes for method in sorted(cast("set[str]", route.methods))]
     sys.stdout.write(json.dumps({"port": service.port, "routes": table}) + "\n")

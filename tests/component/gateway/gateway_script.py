@@ -5,20 +5,18 @@ import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
-from unittest.mock import patch
 
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
-from pydantic.json_schema import models_json_schema
 from registry_script import ScriptedRegistry
 
 from gateway import GatewayConfig, GatewayService, build
 from gateway.admin.keys_port import KeysPort
 from gateway.admin.ports import AdminPorts
+from gateway.app import GatewayPorts
 from gateway.auth.authentication import KeyRingSource
 from gateway.media import MediaSource
-from gateway.ports import GatewayPorts, RegistryPort, RequestDispatcher, Whole
+from gateway.ports import RegistryPort, RequestDispatcher, Whole
 from weft.api.common.v1 import (
     audio_pb2,
     embedding_pb2,
@@ -383,8 +381,7 @@ async def serving(
         tasks=tasks,
         router=router,
     )
-    with patch("gateway.openapi.models_json_schema", schemas_once):
-        service = build(config or GatewayConfig(port=0), ports)
+    service = build(config or GatewayConfig(port=0), ports)
     await service.start()
     try:
         # Over plain HTTP nobody is verified; to read the trust store takes longer than most tests.
@@ -393,13 +390,3 @@ async def serving(
             yield RunningGateway(service, script, sdk)  # type: ignore[arg-type]  # a test knows which it gave
     finally:
         await service.stop(grace_seconds=0.0)
-
-
-def schemas_once(published: Sequence[Any], *, ref_template: str) -> Any:
-    """They are the same for every gateway, and take longer to make than most tests."""
-    return _made_schemas(tuple(published), ref_template)
-
-
-@cache
-def _made_schemas(published: tuple[Any, ...], ref_template: str) -> Any:
-    return models_json_schema(published, ref_template=ref_template)

@@ -14,8 +14,8 @@ from gateway_script import FixedFleet, ScriptedDispatcher
 from registry_script import ScriptedRegistry
 
 import gateway.service
+from gateway.app import GatewayPorts
 from gateway.config import ConnectionLimits, EdgeTls, GatewayConfig
-from gateway.ports import GatewayPorts
 from gateway.service import GatewayService
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.tls import TlsFiles

@@ -5,13 +5,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 from admin_script import admin_ports
 from fastapi import FastAPI, Request, Response
 from file_script import MemoryBatches, MemoryFiles
-from gateway_script import FixedFleet, ScriptedDispatcher, model, schemas_once
+from gateway_script import FixedFleet, ScriptedDispatcher, model
 from registry_script import ScriptedRegistry
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
@@ -19,9 +18,8 @@ from structlog.testing import capture_logs
 from task_script import ScriptedTasks
 
 from gateway import GatewayConfig
-from gateway.app import create_app
-from gateway.ports import GatewayPorts
-from gateway.routing import ShortcutApp
+from gateway.app import GatewayPorts, create_app
+from gateway.routing import EndpointApp
 from weft.kernel.errors import WeftError
 from weft.kernel.principal import KeyRing
 from weft.kernel.reasons import Reason
@@ -73,7 +71,7 @@ class NoKeys:
     is_ready: bool = True
 
 
-def make_app(config: GatewayConfig, *, keys: NoKeys | None = None, fleet: FixedFleet | None = None) -> ShortcutApp:
+def make_app(config: GatewayConfig, *, keys: NoKeys | None = None, fleet: FixedFleet | None = None) -> EndpointApp:
     ports = GatewayPorts(
         dispatcher=ScriptedDispatcher(),
         fleet=fleet or FixedFleet.of(model("tiny")),
@@ -84,8 +82,7 @@ def make_app(config: GatewayConfig, *, keys: NoKeys | None = None, fleet: FixedF
         batches=MemoryBatches(),
         keys=keys,
     )
-    with patch("gateway.openapi.models_json_schema", schemas_once):
-        return create_app(config, ports)
+    return create_app(config, ports)
 
 
 @cache

@@ -11,9 +11,8 @@ from registry_script import ScriptedRegistry
 
 from gateway import GatewayConfig
 from gateway.admin.ports import AdminPorts
-from gateway.app import create_app
-from gateway.auth.access import OPEN_PATHS, access_of
-from gateway.ports import GatewayPorts
+from gateway.app import GatewayPorts, create_app
+from gateway.endpoints import ACCESS_RULES
 from weft.kernel.principal import (
     DEFAULT_SCOPES,
     Access,
@@ -222,7 +221,7 @@ async def test_a_key_may_do_what_its_scopes_say_and_nothing_else(
         answer = await gateway.request(method, path, CHAT if method == "POST" else b"", bearer())
         assert answer.status == status
         if status == 403:
-            assert str(access_of(method, path)) in json.loads(answer.body)["error"]["message"]
+            assert str(ACCESS_RULES.access_of(method, path)) in json.loads(answer.body)["error"]["message"]
 
 
 async def test_the_tenant_is_that_of_the_key_and_no_header_changes_it() -> None:
@@ -281,9 +280,9 @@ def test_no_route_is_without_a_rule() -> None:
         f"{method} {route.path}"  # type: ignore[attr-defined]
         for route in app.routes
         for method in sorted(route.methods)  # type: ignore[attr-defined]
-        if route.path not in OPEN_PATHS and access_of(method, route.path) is None  # type: ignore[attr-defined]
+        if route.path not in ACCESS_RULES.open_paths and ACCESS_RULES.access_of(method, route.path) is None  # type: ignore[attr-defined]
     ]
     assert missing == []
     assert len(app.routes) > 50
-    assert access_of("GET", "/v1/chat/completions/../admin") == Access(Resource.INFERENCE, Role.VIEW)
-    assert access_of("GET", "/none") is None
+    assert ACCESS_RULES.access_of("GET", "/v1/chat/completions/../admin") == Access(Resource.INFERENCE, Role.VIEW)
+    assert ACCESS_RULES.access_of("GET", "/none") is None

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from registry_script import ScriptedRegistry
 
 from gateway import GatewayConfig, GatewayService, build
-from gateway.ports import GatewayPorts
+from gateway.app import GatewayPorts
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import new_server

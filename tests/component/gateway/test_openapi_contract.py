@@ -1,7 +1,6 @@
 """The OpenAPI document against the gateway that it describes."""
 
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import schemathesis
@@ -10,7 +9,7 @@ from bad_inputs_server import ForgetfulDispatcher, ForgetfulTasks, forgetful_fil
 from bad_inputs_stage import ENDPOINTS, Endpoint, nameless
 from fastapi import FastAPI, Response
 from file_script import MemoryBatches
-from gateway_script import FixedFleet, model, schemas_once
+from gateway_script import FixedFleet, model
 from hypothesis import HealthCheck, given, settings
 from kit.examples import examples
 from registry_script import ScriptedRegistry
@@ -26,8 +25,7 @@ from test_api_keys_http import SECRET, Ring, ScriptedKeys
 from test_gateway_requests import ScriptedRequests
 
 from gateway import GatewayConfig
-from gateway.app import create_app
-from gateway.ports import GatewayPorts
+from gateway.app import GatewayPorts, create_app
 from weft.kernel.principal import key_text
 
 
@@ -62,8 +60,7 @@ def app() -> Any:
         keys=Ring(),
         api_keys=ScriptedKeys(),
     )
-    with patch("gateway.openapi.models_json_schema", schemas_once):
-        return create_app(GatewayConfig(port=0, allowed_hosts=frozenset({"testserver"})), ports)
+    return create_app(GatewayConfig(port=0, allowed_hosts=frozenset({"testserver"})), ports)
 
 
 @pytest.fixture(scope="module")

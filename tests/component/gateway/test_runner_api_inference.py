@@ -11,7 +11,7 @@ from runner_api_stage import RunnerApiStage, edge, runner_api
 from gateway import GatewayConfig
 from gateway.config import RateLimitConfig
 from gateway.runner_api.capabilities import TTL_SECONDS
-from gateway.runner_api.parts import RunnerApiConfig
+from gateway.runner_api.deps import RunnerApiConfig
 from weft.dispatch.frames import GenerationPayload
 from weft.dispatch.request_trace import RequestContext
 from weft.kernel.errors import WeftError

@@ -7,11 +7,11 @@ from gateway_script import ScriptedDispatcher
 from prometheus_client.parser import text_string_to_metric_families
 from runner_api_stage import GIB, ScriptedRunner, facts, runner_api
 
-from gateway.auth.access import OPEN_PATHS, access_of
+from gateway.endpoints import ACCESS_RULES
 from gateway.runner_api.capabilities import STALE_SECONDS, TTL_SECONDS
+from gateway.runner_api.deps import RunnerApiConfig
 from gateway.runner_api.facts import DeviceFacts, ModelFacts, ModelStage, RunnerStage
 from gateway.runner_api.metrics import MAX_TENANT_LABELS
-from gateway.runner_api.parts import RunnerApiConfig
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock
@@ -220,5 +220,9 @@ async def test_no_route_of_a_runner_is_without_a_rule() -> None:
         document = (await stage.get("/openapi.json")).json
     routes = [(method.upper(), path) for path, item in document["paths"].items() for method in item]
     assert ("POST", "/v1/models/load") in routes
-    missing = [(method, path) for method, path in routes if path not in OPEN_PATHS and access_of(method, path) is None]
+    missing = [
+        (method, path)
+        for method, path in routes
+        if path not in ACCESS_RULES.open_paths and ACCESS_RULES.access_of(method, path) is None
+    ]
     assert missing == []

@@ -9,8 +9,8 @@ from gateway_script import FixedFleet, ScriptedDispatcher, delta, finished, mode
 from task_script import BORN, output
 from test_gateway_media import CONFIG, PICTURE, URL, ScriptedMedia
 
+from gateway.deps import InferenceParts
 from gateway.metrics import GatewayMetrics
-from gateway.parts import InferenceParts
 from gateway.request_facts import FACTS_KEY, RequestFacts
 from gateway.tasks.surface import SpecContext, Surfaces
 from gateway.tasks.surfaces import surfaces_of

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.examples import examples
 
+from gateway.batches.chunks import HOLD_SECONDS, in_pieces
 from gateway.batches.lines import RawLine, raw_lines
-from gateway.batches.pieces import HOLD_SECONDS, in_pieces
 
 
 async def each(pieces: Iterable[bytes]) -> AsyncGenerator[bytes]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.answers.chunks import AnswerIdentity
+from gateway.answers.answer_fields import AnswerIdentity
 from gateway.openai import embeddings as embedding_payload
 from gateway.openai.chat_answer import ChatAnswer, ChatStream
 from gateway.openai.completion_answer import CompletionAnswer, CompletionStream

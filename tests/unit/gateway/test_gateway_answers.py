@@ -6,7 +6,7 @@ import pytest
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from gateway.answers.chunks import AnswerIdentity
+from gateway.answers.answer_fields import AnswerIdentity
 from gateway.answers.sse import comment_of
 from gateway.openai.chat_answer import ChatAnswer, ChatStream
 from gateway.openai.completion_answer import CompletionAnswer, CompletionStream

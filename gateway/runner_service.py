@@ -3,31 +3,21 @@
 from collections.abc import Sequence
 
 import grpc
-from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
-from gateway.app import add_openai, bare_app
-from gateway.auth.authentication import KeyGate, OpenGate
+from gateway.app import bare_app, gate_of
 from gateway.auth.rate_limits import TenantRateLimits
+from gateway.deps import InferenceParts
+from gateway.endpoints import DOCUMENT, OPENAI, RUNNER_GROUPS, RUNNER_METRICS, RUNNER_OPERATIONS, RUNNER_STATE
 from gateway.http.server import AppServer
 from gateway.metrics import GatewayMetrics
-from gateway.openai.chat_schema import ChatRequest
-from gateway.openai.completions import CompletionRequest
-from gateway.openai.embeddings import EmbeddingRequest
-from gateway.openapi import publish_schemas
-from gateway.parts import InferenceParts
-from gateway.routing import publish_static_routes
+from gateway.routing import EndpointApp
 from gateway.runner_api.capabilities import CapabilityCache
+from gateway.runner_api.deps import RunnerApiConfig, RunnerApiParts, queue_facts
 from gateway.runner_api.metrics import RunnerMetrics, StateCollector
 from gateway.runner_api.observed import ObservedDispatcher, RequestObserver
-from gateway.runner_api.operation_messages import FlushBody, LoadBody, UnloadBody
-from gateway.runner_api.operation_routes import add_operations
-from gateway.runner_api.parts import RunnerApiConfig, RunnerApiParts, queue_facts
 from gateway.runner_api.ports import RunnerApiPorts
-from gateway.runner_api.state_routes import add_metrics, add_state
 from weft.kernel.clock import Clock, SystemClock
-
-_SCHEMAS = (ChatRequest, CompletionRequest, EmbeddingRequest, LoadBody, UnloadBody, FlushBody)
 
 
 def build(config: RunnerApiConfig, ports: RunnerApiPorts, *, clock: Clock | None = None) -> "RunnerApiService":
@@ -51,7 +41,7 @@ def build(config: RunnerApiConfig, ports: RunnerApiPorts, *, clock: Clock | None
         fleet=fleet,
         metrics=metrics,
         clock=ticking,
-        gate=OpenGate() if ports.keys is None else KeyGate(ports.keys, ticking),
+        gate=gate_of(ports.keys, ticking),
         rate_limits=None if limits is None else TenantRateLimits(limits, ticking),
         on_limited=runner_metrics.limited,
     )
@@ -70,14 +60,15 @@ def build(config: RunnerApiConfig, ports: RunnerApiPorts, *, clock: Clock | None
     return RunnerApiService(parts)
 
 
-def create_app(parts: RunnerApiParts) -> FastAPI:
+def create_app(parts: RunnerApiParts) -> EndpointApp:
     """The application of one runner."""
-    app = bare_app("weft runner", parts.inference)
-    add_openai(app, parts.inference)
-    add_operations(app, parts)
-    add_state(app, parts)
-    publish_static_routes(app)
-    publish_schemas(app, _SCHEMAS)
+    app = bare_app("weft runner", parts.inference, RUNNER_GROUPS)
+    app.add_group(OPENAI, parts.inference)
+    app.add_group(RUNNER_OPERATIONS, parts)
+    app.add_group(RUNNER_STATE, parts)
+    if parts.config.metrics:
+        app.add_group(RUNNER_METRICS, parts.inference.metrics)
+    app.add_group(DOCUMENT, app)
     return app
 
 
@@ -100,7 +91,7 @@ class RunnerApiService:
         self._metrics_server: AppServer | None = None
         if parts.config.metrics and parts.config.metrics_port is not None:
             app = bare_app("weft runner metrics", parts.inference)
-            add_metrics(app, metrics)
+            app.add_group(RUNNER_METRICS, metrics)
             self._metrics_server = AppServer(
                 app,
                 exposure=edge.exposure(parts.config.metrics_port),

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from gateway.config import GatewayConfig
-from gateway.parts import InferenceParts
+from gateway.deps import InferenceParts
 from gateway.runner_api.capabilities import CapabilityCache, QueueFacts
 from gateway.runner_api.observed import RequestObserver
 from gateway.runner_api.ports import OperationsPort, QueueView, RunnerPort

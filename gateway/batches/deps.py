@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gateway.batches.finishing import BatchFinisher, FinishingJobs
 from gateway.batches.making import BatchMaker
-from gateway.parts import InferenceParts
+from gateway.deps import InferenceParts
 from gateway.tasks.surface import Surfaces
 from weft.durable.batches import BatchPort
 from weft.durable.files import FilePort
@@ -40,24 +40,38 @@ class Room:
 class FileParts:
     """Who keeps files, and how many are taken in at once."""
 
+    parts: InferenceParts
     port: FilePort
     uploads: Room
+
+    @property
+    def timeout_seconds(self) -> float:
+        """How long the store may take to answer."""
+        return self.parts.config.batches.store_timeout_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchParts:
     """Who keeps batches, who makes them and has them finished, and how many are made at once."""
 
+    parts: InferenceParts
     port: BatchPort
     maker: BatchMaker
     finisher: BatchFinisher
     creations: Room
 
+    @property
+    def timeout_seconds(self) -> float:
+        """How long the store may take to answer."""
+        return self.parts.config.batches.store_timeout_seconds
+
 
 def file_parts(parts: InferenceParts, files: FilePort) -> FileParts:
     """Those of one gateway."""
     bounds = parts.config.batches
-    return FileParts(port=files, uploads=Room(bounds.max_uploads, "files are taken in already (max_uploads)"))
+    return FileParts(
+        parts=parts, port=files, uploads=Room(bounds.max_uploads, "files are taken in already (max_uploads)")
+    )
 
 
 def batch_parts(
@@ -66,6 +80,7 @@ def batch_parts(
     """Those of one gateway; `jobs` end with it."""
     bounds = parts.config.batches
     return BatchParts(
+        parts=parts,
         port=batches,
         maker=BatchMaker(files, batches, surfaces, config=parts.config, clock=parts.clock),
         finisher=BatchFinisher(files, batches, surfaces, jobs=jobs, config=bounds),

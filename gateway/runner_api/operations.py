@@ -4,8 +4,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import Receive
 
 from gateway.answers.sse import encode_json
@@ -16,12 +17,11 @@ from gateway.intake.body import read_json_body
 from gateway.intake.headers import headers_of, require_local_caller, timeout_seconds
 from gateway.intake.json_guard import parse
 from gateway.intake.query import Query
-from gateway.openapi import json_body
 from gateway.request_facts import facts_of
 from gateway.runner_api import operation_messages as messages
+from gateway.runner_api.deps import RunnerApiParts
 from gateway.runner_api.operation_messages import MAX_TOKEN_CHARS, FlushBody, LoadBody, UnloadBody
 from gateway.runner_api.operations_client import ENDED
-from gateway.runner_api.parts import RunnerApiParts
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.interrupt import Interruptible
@@ -39,76 +39,47 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 DoneBody = Callable[[operation_pb2.Operation], dict[str, object]]
 
 
-def add_operations(app: FastAPI, parts: RunnerApiParts) -> None:
-    """Add the routes."""
-    task_path = "/v1/models/load/{task}"
-    posts: tuple[tuple[str, Endpoint, type[BaseModel]], ...] = (
-        ("/v1/models/load", _load_endpoint(parts), LoadBody),
-        ("/v1/models/unload", _unload_endpoint(parts), UnloadBody),
-        ("/v1/cache/flush", _flush_endpoint(parts), FlushBody),
-    )
-    for path, endpoint, model in posts:
-        app.add_api_route(path, endpoint, methods=["POST"], tags=["runner"], openapi_extra=json_body(model))
-    app.add_api_route(task_path, _task_endpoint(parts), methods=["GET"], tags=["runner"])
-    app.add_api_route(task_path, _cancel_endpoint(parts), methods=["DELETE"], tags=["runner"])
+async def load_model(parts: RunnerApiParts, request: Request) -> Response:
+    """Begin to load a model, or load it again with other options; 202 with the id to ask for it by."""
+    body = await _body_of(request, parts, LoadBody)
+    _require_model(parts, body.model_id)
+    if body.evict_model is not None and body.evict_model not in _models(parts):
+        raise invalid_field("evictModel", "must be a model of this runner")
+    operation = await _create(request, parts, body, messages.load_action(body))
+    return json_response(messages.begun_body(operation), 202)
 
 
-def _load_endpoint(parts: RunnerApiParts) -> Endpoint:
-    async def load_model(request: Request) -> Response:
-        """Begin to load a model, or load it again with other options; 202 with the id to ask for it by."""
-        body = await _body_of(request, parts, LoadBody)
+async def unload_model(parts: RunnerApiParts, request: Request) -> Response:
+    """Unload a model; 200 when that is done, 202 with the id to ask for it by when it takes too long."""
+    body = await _body_of(request, parts, UnloadBody)
+    _require_model(parts, body.model_id)
+    return await _run(request, parts, body, messages.unload_action(body), messages.unloaded_body)
+
+
+async def flush_cache(parts: RunnerApiParts, request: Request) -> Response:
+    """Forget cached prefixes; 200 when that is done, 202 when it takes too long."""
+    body = await _body_of(request, parts, FlushBody)
+    action = messages.flush_action(body, parts.runner.facts().name)
+    if body.model_id is not None:
         _require_model(parts, body.model_id)
-        if body.evict_model is not None and body.evict_model not in _models(parts):
-            raise invalid_field("evictModel", "must be a model of this runner")
-        operation = await _create(request, parts, body, messages.load_action(body))
-        return json_response(messages.begun_body(operation), 202)
-
-    return load_model
+    return await _run(request, parts, body, action, messages.flushed_body)
 
 
-def _unload_endpoint(parts: RunnerApiParts) -> Endpoint:
-    async def unload_model(request: Request) -> Response:
-        """Unload a model; 200 when that is done, 202 with the id to ask for it by when it takes too long."""
-        body = await _body_of(request, parts, UnloadBody)
-        _require_model(parts, body.model_id)
-        return await _run(request, parts, body, messages.unload_action(body), messages.unloaded_body)
-
-    return unload_model
+async def get_task(parts: RunnerApiParts, request: Request) -> Response:
+    """How far a load, unload or flush is, or what came of it."""
+    facts_of(request.scope).surface = SURFACE
+    Query(request.scope)
+    return json_response(messages.task_body(await _known(parts, request)))
 
 
-def _flush_endpoint(parts: RunnerApiParts) -> Endpoint:
-    async def flush_cache(request: Request) -> Response:
-        """Forget cached prefixes; 200 when that is done, 202 when it takes too long."""
-        body = await _body_of(request, parts, FlushBody)
-        action = messages.flush_action(body, parts.runner.facts().name)
-        if body.model_id is not None:
-            _require_model(parts, body.model_id)
-        return await _run(request, parts, body, action, messages.flushed_body)
-
-    return flush_cache
-
-
-def _task_endpoint(parts: RunnerApiParts) -> Endpoint:
-    async def get_task(request: Request) -> Response:
-        """How far a load, unload or flush is, or what came of it."""
-        facts_of(request.scope).surface = SURFACE
-        Query(request.scope)
-        return json_response(messages.task_body(await _known(parts, request)))
-
-    return get_task
-
-
-def _cancel_endpoint(parts: RunnerApiParts) -> Endpoint:
-    async def cancel_task(request: Request) -> Response:
-        """Cancel a load: what was loaded of it is unloaded. One that is over stays as it is."""
-        facts_of(request.scope).surface = SURFACE
-        require_local_caller(request.scope)
-        Query(request.scope)
-        known = await _known(parts, request)
-        cancelled = await parts.operations.cancel(known.name, _asker(request, parts))
-        return json_response(messages.task_body(cancelled), 200 if cancelled.state in ENDED else 202)
-
-    return cancel_task
+async def cancel_task(parts: RunnerApiParts, request: Request) -> Response:
+    """Cancel a load: what was loaded of it is unloaded. One that is over stays as it is."""
+    facts_of(request.scope).surface = SURFACE
+    require_local_caller(request.scope)
+    Query(request.scope)
+    known = await _known(parts, request)
+    cancelled = await parts.operations.cancel(known.name, _asker(request, parts))
+    return json_response(messages.task_body(cancelled), 200 if cancelled.state in ENDED else 202)
 
 
 async def _body_of(request: Request, parts: RunnerApiParts, model: type[Model]) -> Model:
