@@ -20,6 +20,7 @@ from join_process import (
     relay_facts,
     running_join,
 )
+from kit.fake_backend import run_fake_backend
 from mesh_process import MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
 
 from weft.api.common.v1 import tokenize_pb2
@@ -30,7 +31,7 @@ from weft.kernel.address import metadata_of, relayed_address
 from weft.kernel.rpc import open_channel
 from weft_app.cli.options import EXIT_CONFLICT
 from weft_testing.conformance.runner.subject import attach
-from weft_testing.fake_backend.process import FakeBackendProcess, run_fake_backend
+from weft_testing.fake_backend.process import FakeBackendProcess
 
 ACTIVE = runner_pb2.Runner.STATUS_ACTIVE
 INACTIVE = runner_pb2.Runner.STATUS_INACTIVE

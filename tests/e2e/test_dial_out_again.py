@@ -12,11 +12,12 @@ import aiohttp
 import pytest
 import yaml
 from join_process import capturing_proxy, laptop_server, make_token, relay_facts, running_join
+from kit.fake_backend import run_fake_backend
 from mesh_process import MeshProcess, eventually, run_weft, running_mesh, write_config
 
 from runner_svc.policy.backoff import RedialLimits
 from weft.api.registry.v1 import runner_pb2
-from weft_testing.fake_backend.process import FakeBackendProcess, run_fake_backend
+from weft_testing.fake_backend.process import FakeBackendProcess
 from weft_testing.free_port import free_port
 
 CLOCK_OFF = str(Path(__file__).with_name("clock_off.py"))

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from join_process import laptop_server, make_token, relay_facts, running_join
+from kit.fake_backend import run_fake_backend
 from mesh_process import eventually, fake_runner, running_mesh, write_config
 from task_mesh import QUICK_TASKS, TaskMesh, Tasks, all_over, running_task_mesh, task_service
 
 from weft.api.router.v1 import task_pb2
-from weft_testing.fake_backend.process import run_fake_backend
 from weft_testing.torture.history import Kind, expected_text
 
 SLOW, ABSENT, FAST = "m-slow", "m-absent", "m-fast"

@@ -5,7 +5,8 @@ arguments, environment, folder, standard streams, session, signals and exit code
 imports. The same command within another one (`["nsenter", *command]`) is an ordinary Python.
 
 What differs: `/proc/PID/cmdline`, `/proc/PID/environ` and `sys.flags` are those of the server. A test whose subject
-is how a process starts names `sys.executable`.
+is how a process starts names `sys.executable`. Where a program is given variables that the loader or the interpreter
+reads, such as LD_LIBRARY_PATH, or anything else that a fork cannot give it, it is an ordinary Python too.
 """
 
 import array
@@ -17,12 +18,13 @@ import platform
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from kit.warm_server import MAX_ORDER_BYTES, SYS_CLONE
 
-PROGRAMS = ("weft_app.cli.main", "weft_app.compose.torture_router", "weft_testing.fake_backend")
+PROGRAMS = ("weft_app.cli.main", "weft_app.compose.torture_router", "weft_testing.fake_backend", "kit.weft")
 IMPORTED = (
     "weft_app.compose.up",
     "weft_app.compose.runner",
@@ -33,6 +35,9 @@ IMPORTED = (
 )
 """What the programs import only once they know their arguments."""
 START_SECONDS = 60.0
+READ_AT_START = ("LD_", "PYTHON", "MALLOC_", "GLIBC_")
+"""How the names of variables begin that only a start of a process heeds."""
+HEEDED_BY_A_FORK = "PYTHONUNBUFFERED"
 _OF_THE_SERVER = {"GRPC_ENABLE_FORK_SUPPORT": "0"}
 """gRPC would start its threads anew in every fork."""
 _ARGUMENTS = inspect.signature(subprocess.Popen._execute_child)  # type: ignore[attr-defined]
@@ -56,6 +61,7 @@ class WarmServer:
     """The server of this process."""
 
     def __init__(self) -> None:
+        self.start_variables = start_variables(os.environ)
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             folder = Path(__file__).parents[1]
@@ -82,6 +88,12 @@ class WarmServer:
         self._process.wait()
 
 
+def start_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Those that a fork would not heed."""
+    named = {os.fsdecode(name): os.fsdecode(value) for name, value in environment.items()}
+    return {name: value for name, value in named.items() if name.startswith(READ_AT_START) and name != HEEDED_BY_A_FORK}
+
+
 class WarmStart:
     """Knows the server once there is one."""
 
@@ -106,7 +118,13 @@ class WarmPopen(_Popen):  # type: ignore[type-arg]
     def _execute_child(self, *given: Any) -> None:
         asked = _ARGUMENTS.bind(self, *given).arguments
         args = asked["args"]
-        if isinstance(args, (str, bytes, os.PathLike)) or not isinstance(args[0], WarmPython) or not _is_plain(asked):
+        environment = asked["env"] or os.environ
+        if (
+            isinstance(args, (str, bytes, os.PathLike))
+            or not isinstance(args[0], WarmPython)
+            or not _is_plain(asked)
+            or start_variables(environment) != _warm_start.server().start_variables
+        ):
             super()._execute_child(*given)  # type: ignore[misc]
             return
         order = {
@@ -114,7 +132,7 @@ class WarmPopen(_Popen):  # type: ignore[type-arg]
             "module": args[2],
             "file": "",
             "cwd": os.fsdecode(asked["cwd"] or Path.cwd()),
-            "env": {os.fsdecode(name): os.fsdecode(value) for name, value in (asked["env"] or os.environ).items()},
+            "env": {os.fsdecode(name): os.fsdecode(value) for name, value in environment.items()},
             "new_session": asked["start_new_session"],
             "process_group": None if asked["process_group"] == -1 else asked["process_group"],
         }

@@ -110,14 +110,24 @@ class FakeBackendProcess(FakeControl):
 async def run_fake_backend(*flags: str, **switches: Any) -> AsyncGenerator[FakeBackendProcess]:
     """Start the fake on a free port of 127.0.0.1 and end its whole group with the block.
 
-    `flags` are command line arguments, `switches` fields of Behaviour. Raises ChildProcessError with the output when
-    the process ends before it listens, TimeoutError when it does not listen within START_SECONDS.
+    `flags` are command line arguments, `switches` fields of Behaviour. Raises what `run_fake_backend_command` raises.
+    """
+    async with run_fake_backend_command(*fake_backend_command("--die-with-parent", *flags, **switches)) as backend:
+        yield backend
+
+
+@asynccontextmanager
+async def run_fake_backend_command(*command: str) -> AsyncGenerator[FakeBackendProcess]:
+    """Run the command line of a fake until the block ends.
+
+    Raises ChildProcessError with the output when the process ends before it listens, TimeoutError when it does not
+    listen within START_SECONDS.
     """
     output: deque[str] = deque(maxlen=MAX_OUTPUT_LINES)
     read_end, write_end = os.pipe()
     try:
         process = await asyncio.create_subprocess_exec(
-            *fake_backend_command("--die-with-parent", *flags, **switches),
+            *command,
             stdin=asyncio.subprocess.DEVNULL,
             # One pipe of our own: asyncio's would keep `wait` waiting while a grandchild holds them.
             stdout=write_end,

@@ -2,11 +2,11 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from cli_harness import ScriptedMesh
+from kit.warm_python import warm
 
 pytest_plugins = ("cli_mesh",)
 
@@ -15,7 +15,7 @@ def _offered(home: Path, line: str) -> list[str]:
     """What bash would be offered for `line`, whose last word is being typed."""
     words = line.split(" ")
     done = subprocess.run(
-        [sys.executable, "-c", "from weft_app.cli.main import app; app(prog_name='weft')"],
+        [*warm("kit.weft")],
         env={
             **os.environ,
             "WEFT_HOME": str(home),

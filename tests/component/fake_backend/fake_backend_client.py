@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
+from kit.fake_backend import run_fake_backend
 
-from weft_testing.fake_backend.process import FakeBackendProcess, run_fake_backend
+from weft_testing.fake_backend.process import FakeBackendProcess
 
 CHAT = "/v1/chat/completions"
 COMPLETION = "/v1/completions"

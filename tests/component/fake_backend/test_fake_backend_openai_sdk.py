@@ -5,8 +5,7 @@ from contextlib import asynccontextmanager
 
 import openai
 import pytest
-
-from weft_testing.fake_backend.process import run_fake_backend
+from kit.fake_backend import run_fake_backend
 
 
 @asynccontextmanager

@@ -8,8 +8,9 @@ from typing import Any
 
 import aiohttp
 import msgspec
+from kit.fake_backend import run_fake_backend
 
-from weft_testing.fake_backend.process import FakeBackendProcess, run_fake_backend
+from weft_testing.fake_backend.process import FakeBackendProcess
 
 SECONDS = 5.0
 

@@ -6,8 +6,7 @@ import math
 
 import pytest
 from fake_backend_client import COMPLETION, EMBEDDINGS, chat_body, fake, until
-
-from weft_testing.fake_backend.process import run_fake_backend
+from kit.fake_backend import run_fake_backend
 
 
 async def test_health_is_503_until_the_model_is_loaded() -> None:

@@ -3,7 +3,6 @@
 import json
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from kit.warm_python import warm
 from typer.testing import CliRunner, Result
 
 from weft_app.cli.main import app
@@ -22,7 +22,7 @@ MODEL = {"kind": "model", "name": "qwen"}
 @contextmanager
 def _serving(home: Path, config: Path) -> Iterator["subprocess.Popen[str]"]:
     """The registry as a process; it is killed at the end, whatever it does."""
-    command = [sys.executable, "-m", "weft_app.cli.main", "serve", "registry"]
+    command = [*warm("weft_app.cli.main"), "serve", "registry"]
     process = subprocess.Popen(
         [*command, "--home", str(home), "--config", str(config)], stdout=subprocess.PIPE, text=True
     )

@@ -2,13 +2,13 @@
 
 import signal
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import yaml
+from kit.warm_python import warm
 from registry_harness import an_agent, declare
 
 from weft.api.registry.v1 import (
@@ -32,7 +32,7 @@ CALL_LIMIT_SECONDS = 20.0
 @contextmanager
 def serving(home: Path, config: Path) -> Iterator[str]:
     """The registry as a process; where it serves. It ends in order."""
-    command = [sys.executable, "-m", "weft_app.cli.main", "serve", "registry"]
+    command = [*warm("weft_app.cli.main"), "serve", "registry"]
     process = subprocess.Popen(
         [*command, "--home", str(home), "--config", str(config)], stdout=subprocess.PIPE, text=True
     )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import grpc
 from google.protobuf.duration_pb2 import Duration
 from grpc_status import rpc_status
+from kit.fake_backend import run_fake_backend
 
 from runner_svc.config import RunnerConfig, ServedModel
 from runner_svc.policy.life_events import Phase
@@ -32,7 +33,6 @@ from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call, error_to_status, new_server, open_channel
-from weft_testing.fake_backend.process import run_fake_backend
 
 if TYPE_CHECKING:
     from weft.api.runner.v1.generation_service_pb2_grpc import GenerationServiceAsyncStub

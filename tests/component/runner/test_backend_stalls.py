@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kit.fake_backend import run_fake_backend
 
 from runner_svc.backend.port import Backend, CallInfo
 from runner_svc.instance.admission import AdmittedRequest
@@ -28,7 +29,7 @@ from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_app.compose.demo import demo_model_path
-from weft_testing.fake_backend.process import FakeControl, fake_backend_command, run_fake_backend
+from weft_testing.fake_backend.process import FakeControl, fake_backend_command
 
 PROFILE = TimeoutProfile(prefill_liveness_seconds=0.6, idle_stream_seconds=0.4, probe_interval_seconds=0.05)
 NOTICE_SECONDS = 5.0

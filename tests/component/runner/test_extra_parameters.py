@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kit.fake_backend import run_fake_backend
 
 from runner_svc.backend.port import Backend, CallInfo
 from runner_svc.openai_upstream.client import MIN_REPORTED_BYTES
@@ -21,7 +22,7 @@ from weft.dispatch.frames import Frame
 from weft.kernel.errors import FieldError
 from weft.kernel.json_objects import to_json_object
 from weft.kernel.telemetry import new_traceparent
-from weft_testing.fake_backend.process import FakeControl, fake_backend_command, run_fake_backend
+from weft_testing.fake_backend.process import FakeControl, fake_backend_command
 
 CALL = CallInfo(request_id="r1", traceparent=new_traceparent())
 LONG_PROMPT = "word " * (MIN_REPORTED_BYTES // 4)

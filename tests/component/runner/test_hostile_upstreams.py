@@ -11,6 +11,7 @@ import psutil
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import RawTestServer
+from kit.fake_backend import run_fake_backend
 from own_children import own_children
 from repaving_stage import living
 
@@ -26,7 +27,7 @@ from weft.api.common.v1 import chat_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.telemetry import new_traceparent
-from weft_testing.fake_backend.process import fake_backend_command, run_fake_backend
+from weft_testing.fake_backend.process import fake_backend_command
 from weft_testing.free_port import free_port
 
 STALL_SECONDS = 0.5

@@ -5,6 +5,7 @@ from typing import Any
 
 import grpc
 import pytest
+from kit.fake_backend import run_fake_backend
 from runner_harness import running_runner
 
 from weft.api.common.v1 import audio_pb2, chat_pb2, image_pb2, rerank_pb2, tokenize_pb2
@@ -14,7 +15,6 @@ from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call, open_channel
 from weft_app.compose.served_models import served_model
 from weft_app.config.runner_sections import RunnerSection
-from weft_testing.fake_backend.process import run_fake_backend
 
 REQUESTS: list[tuple[str, Any]] = [
     ("Rerank", pb.RerankRequest(payload=rerank_pb2.RerankPayload(query="a", documents=["b"]))),

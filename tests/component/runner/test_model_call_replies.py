@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from kit.fake_backend import run_fake_backend
 
 from runner_svc.backend.port import CallInfo
 from runner_svc.openai_upstream import media
@@ -17,7 +18,6 @@ from runner_svc.policy.timeouts import TimeoutProfile
 from weft.api.common.v1 import audio_pb2, chat_pb2, image_pb2, rerank_pb2, tokenize_pb2
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
-from weft_testing.fake_backend.process import run_fake_backend
 
 CALL = CallInfo(request_id="r1", traceparent="")
 QUERY = rerank_pb2.RerankPayload(query="grey cat", documents=["a dog", "a grey cat", "a cat"])
