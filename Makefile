@@ -63,7 +63,7 @@ verify: $(PROTOS_VENV)/.done ## regenerate into a scratch folder and compare wit
 	  && diff -r --exclude=__pycache__ .verify/weft/api weft/api && rm -rf .verify
 
 docs: $(VENV)/.dev ## write the pages of docs that are made from code
-	@$(BIN)/python -m weft_app.config.config_reference > docs/configuration.md
+	@$(BIN)/python -m weft_app.config.reference docs
 	@$(BIN)/python -m weft.documents.schemas docs/schemas
 
 bench: $(VENV)/.dev ## measure, and write the table to bench/results

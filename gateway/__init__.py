@@ -2,8 +2,3 @@
 
 `service.build` makes the service that `weft_app.compose` composes; `app.create_app` makes the ASGI application alone.
 """
-
-from gateway.config import GatewayConfig, RequestLimits
-from gateway.service import GatewayService, build
-
-__all__ = ["GatewayConfig", "GatewayService", "RequestLimits", "build"]

@@ -1,17 +1,36 @@
-"""Every number the edge can be told, with the unit in its name."""
+"""The settings of the HTTP edge: the section `gateway` of weft.yaml, and what the composition adds to it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Annotated
+
+from annotated_types import Ge, Le, MaxLen, MinLen
 
 from weft.dispatch.schema_guard import SchemaLimits
+from weft.kernel.address import is_host_pattern
 from weft.kernel.errors import invalid_field
+from weft.kernel.settings import PUBLIC, Checked, PathText, RequestRate, Seconds
 from weft.kernel.tls import TlsFiles
 from weft.kernel.units import Rate
 
 MEBIBYTE = 1024 * 1024
+MAX_FETCHED_BYTES = 48 * MEBIBYTE
+"""Fits beside a request body into one message between services, which is 64 MiB."""
 DEFAULT_RATE = Rate(50, 60)
 """50 requests a minute, where tenants are limited at all."""
+Count = Annotated[int, Ge(1), Le(10_000_000)]
+Bytes = Annotated[int, Ge(1024), Le(1_073_741_824)]
+HostName = Annotated[str, MinLen(1), MaxLen(253), Checked(str.lower)]
+
+
+def _host_pattern(text: str) -> str:
+    if not is_host_pattern(text):
+        raise ValueError("must be a host name such as images.example.org or *.example.org, with or without :port")
+    return text.lower()
+
+
+HostPattern = Annotated[str, Checked(_host_pattern)]
 
 
 class KeepResponses(StrEnum):
@@ -27,150 +46,180 @@ class KeepResponses(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaConfig:
-    """Limits of `gateway.media`. Bytes that come inside a request pass the same checks as those that are fetched."""
+    """Images and recordings in requests. Those sent along pass the same checks as those that are fetched."""
 
-    allowed_hosts: tuple[str, ...] = ()
-    """Hosts that media may be fetched from: `images.example.org`, `*.example.org` (every name below it, not itself),
-    with `:port` for another port than 443. Empty: no address is ever fetched."""
+    allowed_hosts: Annotated[tuple[HostPattern, ...], MaxLen(1000), PUBLIC] = ()
+    """Hosts that images may be fetched from, such as `images.example.org` or `*.example.org`, which is every name below
+    it; with `:port` for another than 443. Default: addresses are refused. Naming a host lets its addresses leave the
+    premises."""
     allow_plain_http: bool = False
-    """Whether http:// addresses of those hosts are fetched as well as https:// ones."""
-    max_bytes: int = 10 * MEBIBYTE
-    """Of one file, fetched or sent along."""
-    max_total_bytes: int = 20 * MEBIBYTE
-    """Of all files that are fetched for one request; a message between services holds 64 MiB."""
-    max_files: int = 16
-    """Addresses of one request."""
-    max_concurrent_fetches: int = 16
-    """Files that are fetched at once for all requests; others wait."""
-    connect_timeout_seconds: float = 5.0
-    """For the look-up of the name, the connection and TLS."""
-    total_timeout_seconds: float = 20.0
+    """Whether `http://` addresses of those hosts are fetched, too."""
+    max_bytes: Annotated[int, Ge(1024), Le(MAX_FETCHED_BYTES)] = 10 * MEBIBYTE
+    """Size of one file, fetched or sent along."""
+    max_total_bytes: Annotated[int, Ge(1024), Le(MAX_FETCHED_BYTES)] = 20 * MEBIBYTE
+    """Size of all files that are fetched for one request."""
+    max_files: Annotated[int, Ge(1), Le(256)] = 16
+    """Files that are fetched for one request."""
+    max_concurrent_fetches: Annotated[int, Ge(1), Le(1024)] = 16
+    """Files that are fetched at once; others wait, at most half of `total_timeout_seconds`."""
+    connect_timeout_seconds: Seconds = 5.0
+    """For the look-up of a name, the connection and TLS."""
+    total_timeout_seconds: Seconds = 20.0
     """For all files of one request, waiting included."""
-    min_bytes_per_second: int = 1024
-    """What a file must come at on the average ..."""
-    slow_start_seconds: float = 5.0
+    min_bytes_per_second: Annotated[int, Ge(0), Le(1_000_000_000)] = 1024
+    """Lowest average rate of a file ..."""
+    slow_start_seconds: Seconds = 5.0
     """... after this long."""
-    max_pixels: int = 64 * 1024 * 1024
-    """Width times height times frames of one image, as its header has them: 8192 x 8192."""
-    max_frames: int = 300
-    """Of one animation."""
-    max_audio_seconds: float = 3600.0
-    """Length of one recording, as its header has it."""
+    max_pixels: Annotated[int, Ge(1), Le(2**31)] = 64 * 1024 * 1024
+    """Width times height times frames of an image, as its header has them: 8192 x 8192."""
+    max_frames: Annotated[int, Ge(1), Le(100_000)] = 300
+    """Frames of an animation."""
+    max_audio_seconds: Seconds = 3600.0
+    """Length of a recording, as its header has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchEdgeConfig:
-    """What callers may send, and how much of it is done at once."""
+    """Files and batches at the edge: their sizes, and how many are handled at once."""
 
-    max_file_bytes: int = 200 * MEBIBYTE
-    """Of one file that is sent."""
-    upload_timeout_seconds: float = 3600.0
-    """How long the bytes of a file may take to come in; the pace of `connections` holds besides."""
-    max_uploads: int = 32
-    """Files that are taken in at once; one more is refused. Each holds about two pieces of a file in memory."""
-    max_lines: int = 50_000
+    max_file_bytes: Annotated[int, Ge(1024), Le(1024**5), PUBLIC] = 200 * MEBIBYTE
+    """Size of an uploaded file."""
+    upload_timeout_seconds: Seconds = 3600.0
+    """Longest upload of a file; the minimum rate of `connections` holds besides."""
+    max_uploads: Count = 32
+    """Uploads at once; one more is refused. Each holds about two chunks of a file in memory."""
+    max_lines: Count = 50_000
     """Requests of one batch."""
-    max_line_bytes: int = MEBIBYTE
+    max_line_bytes: Annotated[int, Ge(1024), Le(1024**5)] = MEBIBYTE
     """One line of an input file."""
-    max_creations: int = 4
-    """Batches that are made at once; one more is refused. Each is work for the processor as long as its file is."""
-    max_finishing: int = 4
-    """Batches whose results are written at once; whoever asks for one more finds it finalizing."""
-    finish_wait_seconds: float = 1.0
-    """How long whoever asks for a batch waits for its results to be written."""
-    finish_timeout_seconds: float = 900.0
-    """How long the results of one batch may take to be written; then they are begun anew when somebody asks."""
-    store_timeout_seconds: float = 30.0
-    """How long whoever keeps files and batches may take to answer, and for each piece of a file."""
+    max_creations: Count = 4
+    """Batches that are created at once; one more is refused. Each takes processor time for the length of its file."""
+    max_finishing: Count = 4
+    """Batches whose results are written at once; one more stays `finalizing`."""
+    finish_wait_seconds: Seconds = 1.0
+    """How long a request for a batch waits for its results to be written."""
+    finish_timeout_seconds: Seconds = 900.0
+    """How long writing the results of one batch may take; the next request for it starts again."""
+    store_timeout_seconds: Seconds = 30.0
+    """How long the store of files and batches may take to answer, and for each chunk of a file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestLimits:
-    """What one request may hold. The schemas add the bounds that never change (see `gateway.schemas`)."""
+    """What one request may hold. Every caller may ask for less; docs/limits.md says what more is answered with."""
 
-    max_json_depth: int = 64
+    max_json_depth: Annotated[int, Ge(1), Le(128)] = 64
     """Nesting of arrays and objects in a body."""
-    max_json_members: int = 200_000
+    max_json_members: Count = 200_000
     """Names in all objects of a body together."""
-    max_messages: int = 10_000
-    max_stop: int = 16
-    """Stop strings of one request."""
-    max_stop_chars: int = 1024
+    max_messages: Count = 10_000
+    """Messages of one conversation."""
+    max_stop: Count = 16
+    """Stop strings."""
+    max_stop_chars: Annotated[int, Ge(1), Le(1024)] = 1024
     """Length of one stop string."""
-    max_choices: int = 8
+    max_choices: Annotated[int, Ge(1), Le(128)] = 8
     """Answers per prompt (`n`)."""
-    max_choice_tokens: int = 1024 * 1024
+    max_choice_tokens: Annotated[int, Ge(1), Le(2**31 - 1)] = 1024 * 1024
     """`n` times `max_tokens`, where `n` is above 1."""
-    max_top_logprobs: int = 20
+    max_top_logprobs: Annotated[int, Ge(0), Le(20)] = 20
     """Alternatives per token (`top_logprobs`; `logprobs` of a text completion)."""
-    max_logit_bias: int = 300
+    max_logit_bias: Annotated[int, Ge(0), Le(300)] = 300
     """Tokens in `logit_bias`."""
-    max_metadata: int = 16
+    max_metadata: Annotated[int, Ge(0), Le(16)] = 16
     """Entries of `metadata`."""
-    max_user_chars: int = 512
+    max_user_chars: Annotated[int, Ge(0), Le(512)] = 512
     """Length of `user`."""
-    max_prompts: int = 128
-    """Prompts of one legacy completion."""
-    max_embedding_inputs: int = 2048
-    max_tools: int = 1024
-    max_audio_bytes: int = 25 * MEBIBYTE
+    max_prompts: Count = 128
+    """Prompts of one text completion."""
+    max_embedding_inputs: Count = 2048
+    """Texts of one request for embeddings."""
+    max_tools: Count = 1024
+    """Tools that a request brings."""
+    max_audio_bytes: Annotated[Bytes, PUBLIC] = 25 * MEBIBYTE
     """Body of an upload of audio."""
-    max_image_bytes: int = 64 * MEBIBYTE
+    max_image_bytes: Annotated[Bytes, PUBLIC] = 64 * MEBIBYTE
     """Body of an upload of images to edit."""
-    max_parts: int = 20
+    max_parts: Annotated[int, Ge(1), Le(1000)] = 20
     """Parts of a multipart body."""
-    max_boundary_chars: int = 70
+    max_boundary_chars: Annotated[int, Ge(1), Le(70)] = 70
     """Length of a multipart body's boundary."""
-    max_part_header_bytes: int = 8 * 1024
+    max_part_header_bytes: Annotated[int, Ge(256), Le(65_536)] = 8 * 1024
     """Headers of one part together."""
     schemas: SchemaLimits = field(default_factory=SchemaLimits)
+    """JSON schemas."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
     """What one connection may do before its request is accepted."""
 
-    max_connections: int = 2048
-    """Open connections; one more is answered 503 and closed. Never more than half of the files that may be open."""
-    max_connections_per_address: int = 256
+    max_connections: Annotated[int, Ge(1), Le(1_000_000), PUBLIC] = 2048
+    """Open connections; one more is answered 503 and closed. Never more than half of the files that the process may
+    have open."""
+    max_connections_per_address: Annotated[int, Ge(1), Le(1_000_000)] = 256
     """Open connections from one address, or one /64 network of IPv6; one more is answered 429 and closed. Loopback is
-    not counted: a proxy on this machine speaks for everybody."""
-    max_header_bytes: int = 32 * 1024
+    not counted: a proxy on this machine speaks for all its callers."""
+    max_header_bytes: Annotated[int, Ge(1024), Le(1_048_576)] = 32 * 1024
     """Request line and headers together."""
-    max_header_count: int = 100
-    max_body_pieces: int = 20_000
-    """Chunks or segments one body may arrive in: a 10 MiB body in pieces of 525 bytes."""
-    header_timeout_seconds: float = 10.0
-    """From the first byte (or the connect) to the end of the headers."""
-    body_grace_seconds: float = 10.0
-    """How long a body may arrive as slowly as it likes ..."""
-    min_body_bytes_per_second: int = 1024
+    max_header_count: Annotated[int, Ge(10), Le(10_000)] = 100
+    """Headers."""
+    max_body_pieces: Annotated[int, Ge(100), Le(1_000_000)] = 20_000
+    """Chunks or segments that one body may arrive in: a 10 MiB body in chunks of 525 bytes."""
+    header_timeout_seconds: Seconds = 10.0
+    """From the first byte, or the connect, to the end of the headers."""
+    body_grace_seconds: Seconds = 10.0
+    """How long a body may arrive at any rate ..."""
+    min_body_bytes_per_second: Annotated[int, Ge(1), Le(1_073_741_824)] = 1024
     """... and how much every second more must bring."""
-    linger_seconds: float = 5.0
-    """How long a body is read and dropped after the request was already answered."""
-    idle_seconds: int = 75
+    linger_seconds: Seconds = 5.0
+    """How long a body is read and dropped after its request was answered."""
+    idle_seconds: Annotated[int, Ge(1), Le(86_400)] = 75
     """How long a connection is kept between two requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RateLimitConfig:
-    """Requests per tenant."""
+class TenantRequestRates:
+    """How many requests a tenant may make, in any second, minute or hour."""
 
-    default: Rate = DEFAULT_RATE
-    """Of a tenant that is not named."""
-    tenants: Mapping[str, Rate] = field(default_factory=dict)
+    default: Annotated[RequestRate, PUBLIC] = DEFAULT_RATE
+    """For tenants that are not named, such as `100req/min`, `5req/sec` or `1000req/hour`."""
+    tenants: Annotated[Mapping[str, RequestRate], MaxLen(1000), PUBLIC] = field(default_factory=dict)
+    """By tenant, as in X-Tenant-ID."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RateLimitConfig(TenantRequestRates):
+    """Requests per tenant, and how many tenants are counted one by one."""
+
     max_tenants: int = 1000
-    """Tenants that are counted one by one; those beyond share one window, so that new names buy nothing."""
+    """Tenants that are counted one by one; those beyond share one window, so that new names gain nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EdgeTls:
-    """The certificate of the edge."""
+    """HTTPS, TLS 1.2 and newer. Without a certificate the edge speaks plain HTTP, which it does on loopback only."""
 
-    files: TlsFiles
-    """With a certificate and its key."""
-    handshake_timeout_seconds: float = 10.0
+    certificate_file: Annotated[PathText | None, PUBLIC] = None
+    """PEM chain. It is read again when it changes, as its key is."""
+    key_file: Annotated[PathText | None, PUBLIC] = None
+    """PEM key of the certificate, without a passphrase; only its owner and group may be able to read it."""
+    handshake_timeout_seconds: Seconds = 10.0
     """How long a client may take to set TLS up."""
+
+    @property
+    def is_set(self) -> bool:
+        """Whether there is a certificate or a key."""
+        return self.certificate_file is not None or self.key_file is not None
+
+    @property
+    def files(self) -> TlsFiles:
+        """The files, `~` expanded; errors name them as `gateway.tls`."""
+        return TlsFiles(
+            certificate_file=None if self.certificate_file is None else self.certificate_file.expanduser(),
+            key_file=None if self.key_file is None else self.key_file.expanduser(),
+            section="gateway.tls",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +250,59 @@ class Exposure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GatewayConfig:
+class GatewaySettings:
+    """The HTTP edge."""
+
+    max_body_bytes: Annotated[Bytes, PUBLIC] = 10 * MEBIBYTE
+    """Largest request body, uploads of audio and images aside."""
+    body_timeout_seconds: Seconds = 60.0
+    """From the end of a request's headers to the end of its body."""
+    request_timeout_seconds: Annotated[Seconds, PUBLIC] = 600.0
+    """Deadline of every request, and the most a caller may ask for with X-Request-Timeout-Seconds."""
+    sse_keepalive_seconds: Seconds = 10.0
+    """A stream silent for this long gets a comment."""
+    headers_within_seconds: Seconds = 1.0
+    """How long the status line of a stream is held back, so that a refusal is still a status."""
+    write_timeout_seconds: Seconds = 30.0
+    """How long a write may wait for a slow reader before its request is cancelled."""
+    router_outage_limit_seconds: Seconds = 30.0
+    """How long a waiting request survives without a router."""
+    registry_timeout_seconds: Seconds = 10.0
+    """How long one call of `/api/v1` to the registry may take."""
+    max_event_watches: Annotated[int, Ge(1), Le(10_000)] = 64
+    """Streams of `/api/v1/events` at once."""
+    max_running_responses: Annotated[int, Ge(1), Le(100_000)] = 2048
+    """Streams of `/v1/responses` at once, which can be found by their ids meanwhile; one more is refused."""
+    keep_responses: Annotated[KeepResponses, PUBLIC] = KeepResponses.BY_DEFAULT
+    """Which responses of `/v1/responses` are kept with their input: all unless a request says `"store": false`, those
+    whose request says `"store": true`, or none. Responses that were kept before stay until they are deleted or expire
+    (`router.responses.keep_seconds`)."""
+    response_store_timeout_seconds: Seconds = 5.0
+    """How long the store of responses may take to answer."""
+    task_timeout_seconds: Seconds = 30.0
+    """How long the store of durable tasks may take to answer; the task itself may take hours."""
+    batches: BatchEdgeConfig = field(default_factory=BatchEdgeConfig)
+    """Files and batches."""
+    allowed_hosts: Annotated[frozenset[HostName], MaxLen(1000), PUBLIC] = frozenset()
+    """Names and addresses, without port, by which callers may reach the gateway, besides `host` and loopback: the
+    values that a Host or Origin header may have. A web page whose name points here by DNS rebinding sends its own."""
+    tls: EdgeTls = field(default_factory=EdgeTls)
+    """HTTPS."""
+    tls_terminated_elsewhere: Annotated[bool, PUBLIC] = False
+    """Whether a proxy in front speaks TLS with the callers, so that `host` may be any address without `tls`. The
+    network between that proxy and the gateway carries plain text: it must be private."""
+    rate_limits: Annotated[TenantRequestRates | None, PUBLIC] = None
+    """Requests per tenant. Default: no limit."""
+    limits: RequestLimits = field(default_factory=RequestLimits)
+    """What one request may hold."""
+    connections: ConnectionLimits = field(default_factory=ConnectionLimits)
+    """What one connection may do."""
+    media: MediaConfig = field(default_factory=MediaConfig)
+    """Images and recordings in requests."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayConfig(GatewaySettings):
     """How the edge listens, what it accepts, and how long it waits."""
 
     host: str = "127.0.0.1"
@@ -210,51 +311,17 @@ class GatewayConfig:
     """0: any free port; `GatewayService.port` says which."""
     auth_required: bool = False
     """Whether every caller needs a key."""
-    tls: EdgeTls | None = None
-    """None: plain HTTP."""
-    tls_terminated_elsewhere: bool = False
-    """Whether a proxy in front speaks TLS with the callers; an address beyond loopback needs that, or `tls`."""
-    allowed_hosts: frozenset[str] = frozenset()
-    """Names besides the loopback ones that a Host or Origin header may carry, without port. A page elsewhere that
-    points its own name at 127.0.0.1 carries its own name."""
-    max_body_bytes: int = 10 * MEBIBYTE
-    body_timeout_seconds: float = 60.0
-    """From the end of the headers to the end of the body."""
-    headers_within_seconds: float = 1.0
-    """How long a stream's status line is held back, so that a rejection still becomes a status."""
-    sse_keepalive_seconds: float = 10.0
-    """A stream silent for this long gets a comment."""
-    write_timeout_seconds: float = 30.0
-    """How long one write may wait for a slow reader before its request is cancelled."""
-    request_timeout_seconds: float = 600.0
-    """Deadline of every request, and the most a caller can ask for with X-Request-Timeout-Seconds."""
     deadline_slack_seconds: float = 0.5
-    """How long after its deadline a request that is still alive is cut off here."""
-    registry_timeout_seconds: float = 10.0
-    """How long one question to the registry may take."""
-    max_event_watches: int = 64
-    """Streams of events at once; one more is refused."""
-    max_running_responses: int = 2048
-    """Responses that are streamed at once, to be found by their ids meanwhile; one more is refused."""
-    keep_responses: KeepResponses = KeepResponses.BY_DEFAULT
-    """Which responses are kept, where there is somebody who keeps them."""
-    response_store_timeout_seconds: float = 5.0
-    """How long whoever keeps responses may take to answer."""
-    task_timeout_seconds: float = 30.0
-    """How long whoever runs durable tasks may take to answer; to be done, a task may take hours."""
+    """How long after its deadline a request that is still running is cut off here."""
     rate_limits: RateLimitConfig | None = None
-    """Requests per tenant; None: as many as they like."""
-    limits: RequestLimits = field(default_factory=RequestLimits)
-    connections: ConnectionLimits = field(default_factory=ConnectionLimits)
-    media: MediaConfig = field(default_factory=MediaConfig)
-    batches: BatchEdgeConfig = field(default_factory=BatchEdgeConfig)
+    """Requests per tenant; None: no limit."""
 
     def exposure(self, port: int | None = None) -> Exposure:
-        """Where it listens, and how that is protected; `port` instead of its own."""
+        """Returns where the edge listens and how that is protected; `port` instead of its own."""
         return Exposure(
             host=self.host,
             port=self.port if port is None else port,
-            tls=self.tls,
+            tls=self.tls if self.tls.is_set else None,
             has_keys=self.auth_required,
             tls_terminated_elsewhere=self.tls_terminated_elsewhere,
         )

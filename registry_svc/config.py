@@ -1,40 +1,53 @@
-"""Everything about the registry that an operator can set."""
+"""The settings of the registry: the section `registry` of weft.yaml, and what the composition adds to it."""
 
-import math
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
+from typing import Annotated, Literal
 
-from weft.kernel.errors import invalid_field
+from annotated_types import Ge, Gt, Le, MaxLen, MinLen
+
+from weft.kernel.settings import (
+    PUBLIC,
+    SECRET,
+    Before,
+    Name,
+    PathText,
+    Read,
+    Seconds,
+    SettingError,
+    off_for_false,
+    require_positive,
+)
 from weft.kernel.tls_channel import ChannelSecurity
 
 DAY_SECONDS = 86_400.0
+MEBIBYTE = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeysConfig:
-    """Settings with their defaults. A value that makes no sense raises INVALID_ARGUMENT naming the field."""
+    """API keys, see docs/keys.md. A value that makes no sense raises INVALID_ARGUMENT naming the field."""
 
-    pepper_file: Path | None = None
-    """What every digest is made with; see `registry_svc.keys.pepper`. None: this registry has no keys."""
-    max_keys: int = 10_000
-    """How many keys may exist at once. Revoked and expired ones make room for new ones."""
-    default_grace_seconds: float = 3_600.0
-    """How long the old secret of a rotated key stays good where the caller does not say."""
-    max_grace_seconds: float = 30 * DAY_SECONDS
-    """Longest that it may."""
-    keep_seconds: float = 30 * DAY_SECONDS
+    pepper_file: Annotated[PathText | None, PUBLIC] = None
+    """The file with the secret that the digests of all keys are made with: 32 bytes that only its owner may read, made
+    on the first start. Back it up with the database: without it no key works. Default: `state/key-pepper` under the
+    home."""
+    max_keys: Annotated[int, Ge(1), Le(40_000)] = 10_000
+    """Keys that may exist at once. Revoked and expired ones make room for new ones."""
+    default_grace_seconds: Seconds = 3_600.0
+    """How long the old secret of a rotated key stays valid where the caller does not say."""
+    max_grace_seconds: Annotated[float, Gt(0), Le(30 * DAY_SECONDS)] = 30 * DAY_SECONDS
+    """Longest such time that a caller may ask for."""
+    keep_seconds: Seconds = 30 * DAY_SECONDS
     """How long a key stays listed once it was revoked or has expired."""
     revoke_all_if_pepper_lost: bool = False
-    """Whether a start with another pepper revokes all keys, which are useless then. Else it is refused."""
+    """Whether a start with another pepper revokes all keys, which are useless then. Otherwise it is refused."""
 
     def __post_init__(self) -> None:
-        for name in ("max_keys", "default_grace_seconds", "max_grace_seconds", "keep_seconds"):
-            value = getattr(self, name)
-            if not math.isfinite(value) or value <= 0:
-                raise invalid_field(name, "must be a number greater than zero")
+        require_positive(self)
         if self.default_grace_seconds > self.max_grace_seconds:
-            raise invalid_field("default_grace_seconds", "must not be longer than max_grace_seconds")
+            raise SettingError("default_grace_seconds", "must not be longer than max_grace_seconds")
 
 
 class GovernanceMode(IntEnum):
@@ -45,175 +58,222 @@ class GovernanceMode(IntEnum):
     SIGNATURES = 3
 
 
+Mode = Annotated[
+    GovernanceMode,
+    Read(
+        Annotated[Literal["off", "shared_key", "signatures"], Before(off_for_false)],
+        lambda word: GovernanceMode[word.upper()],
+    ),
+]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signer:
-    """Somebody who may agree to operations."""
+    """A person or program that may agree to operations."""
 
-    id: str
-    public_key: str = ""
-    """Ed25519, base64url; empty where a shared key is used."""
+    id: Name
+    """Key id, such as `alice-2026`."""
+    public_key: Annotated[str, MaxLen(128)] | None = None
+    """For signatures: the Ed25519 public key, base64url, as `weft sign new-key` prints it."""
     revoked: bool = False
+    """Whether its agreement no longer counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GovernanceConfig:
-    """Who may have operations done. `build_gate` says what does not fit together."""
+class GovernanceSettings:
+    """Who may have models loaded and unloaded and caches flushed."""
 
-    mode: GovernanceMode = GovernanceMode.OFF
-    signers: tuple[Signer, ...] = ()
-    required_signers: int = 1
-    """How many different ones must agree."""
+    mode: Annotated[Mode, PUBLIC] = GovernanceMode.OFF
+    """`off`: no token is needed. `shared_key`: a token made with the shared key. `signatures`: Ed25519 signatures of
+    several signers."""
+    key_file: Annotated[PathText | None, PUBLIC] = None
+    """For shared_key: the file with the key, at least 32 bytes. Default: that of VERIFIED_OP_TOKEN_KEY_PATH."""
+    signers: Annotated[tuple[Signer, ...], MaxLen(64), PUBLIC] = ()
+    """Who may agree."""
+    required_signers: Annotated[int, Ge(1), Le(64), PUBLIC] = 1
+    """How many different signers must agree."""
+    token_lifetime_seconds: Annotated[float, Gt(0), Le(300)] = 300.0
+    """Longest time from issue to expiry of a token; five minutes at most."""
+    clock_skew_seconds: Annotated[float, Ge(0), Le(60)] = 30.0
+    """How far the clocks of signers may be ahead of the registry's."""
+    policy_version: Annotated[str, MinLen(1), MaxLen(64)] = "1"
+    """Signed by signers; a change of it refuses every token made before."""
+    audience: Annotated[str, MaxLen(128)] | None = None
+    """Audience of tokens. Default: an id that the registry makes once and keeps."""
+
+    def __post_init__(self) -> None:
+        ids = [signer.id for signer in self.signers]
+        if len(set(ids)) < len(ids):
+            raise ValueError("signers must have ids of their own")
+        if self.mode is GovernanceMode.SIGNATURES and any(signer.public_key is None for signer in self.signers):
+            raise ValueError("every signer needs a public_key where mode is signatures")
+        if self.mode is not GovernanceMode.OFF:
+            active = sum(not signer.revoked for signer in self.signers)
+            if active < self.required_signers:
+                raise ValueError("required_signers is more than there are signers")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GovernanceConfig(GovernanceSettings):
+    """Governance with its key at hand. `build_gate` checks that everything fits together."""
+
     shared_key: bytes = field(default=b"", repr=False)
-    """At least 32 bytes, where the mode asks for one."""
-    token_lifetime_seconds: float = 300.0
-    """Longest time from issue to expiry."""
-    clock_skew_seconds: float = 30.0
-    """How far signers' clocks may be ahead of the registry's."""
-    policy_version: str = "1"
-    """What signers must name; another one refuses every token made before."""
-    audience: str = ""
-    """What tokens must be made out to; empty: the id that the registry made for itself."""
+    """At least 32 bytes, where the mode needs a key."""
     witness_file: Path | None = None
     """Where the newest issue time is kept outside of the database. None: after every start, tokens from before it are
     refused."""
 
+    def __post_init__(self) -> None:
+        """Leaves the checks to `build_gate`, which names the field."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationSettings:
-    """Settings with their defaults. A value that makes no sense raises INVALID_ARGUMENT naming the field."""
+    """Loads, unloads and flushes as durable operations. A value that makes no sense raises INVALID_ARGUMENT."""
 
-    max_running: int = 32
+    max_running: Annotated[int, Ge(1), Le(10_000)] = 32
     """Operations that are carried out at once; more wait."""
-    max_unfinished: int = 1_000
+    max_unfinished: Annotated[int, Ge(1), Le(100_000)] = 1_000
     """Operations that may wait or run; more are refused."""
-    keep_seconds: float = 604_800.0
-    """How long an operation is kept once it has ended."""
-    timeout_seconds: float = 3_600.0
+    keep_seconds: Seconds = 604_800.0
+    """How long a finished operation is kept."""
+    timeout_seconds: Seconds = 3_600.0
     """Longest time that one operation may take; then it is cancelled, and failed."""
-    max_audit_entries: int = 1_000_000
-    """Entries of the audit log; at the limit operations are refused."""
-    audit_head_interval_seconds: float = 3_600.0
-    """How often the end of the audit log is written to the ordinary log."""
+    max_audit_entries: Annotated[int, Ge(1_000), Le(100_000_000)] = 1_000_000
+    """Entries of the audit log, which is never truncated automatically; at the limit operations are refused."""
+    audit_head_interval_seconds: Seconds = 3_600.0
+    """How often the newest entry of the audit log is written to the ordinary log, so that a truncation shows."""
 
     def __post_init__(self) -> None:
-        for name in self.__dataclass_fields__:
-            value = getattr(self, name)
-            if not math.isfinite(value) or value <= 0:
-                raise invalid_field(name, "must be a number greater than zero")
-
-
-_LEDGER_MAY_BE_ZERO = frozenset({"device_margin_bytes", "reclaim_wait_seconds", "restart_grace_seconds"})
+        require_positive(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerConfig:
-    """Settings with their defaults. A value that makes no sense raises INVALID_ARGUMENT naming the field."""
+class LedgerSettings:
+    """The VRAM ledger: leases of accelerator memory."""
 
-    lease_time_to_live_seconds: float = 30.0
-    """A lease that is not renewed for this long is orphaned; it is over when its memory has been seen back."""
-    renew_interval_seconds: float = 5.0
-    """How often holders renew their leases and say what they see."""
-    watch_interval_seconds: float = 0.25
-    """How often they do while somebody waits for memory on their host."""
-    device_margin_bytes: int = 512 * 1024 * 1024
-    """Memory of each device that is never booked: the driver needs some."""
-    reclaim_wait_seconds: float = 2.0
-    """How long memory that was given up may take to be seen back before another model is asked to give way."""
-    max_wait_seconds: float = 300.0
+    lease_time_to_live_seconds: Seconds = 30.0
+    """A lease that is not renewed for this long is orphaned; it ends when its memory is observed to be free."""
+    renew_interval_seconds: Seconds = 5.0
+    """How often holders renew their leases and report what they observe."""
+    watch_interval_seconds: Seconds = 0.25
+    """How often they do while a request waits for memory on their host."""
+    device_margin_mb: Annotated[int, Ge(0), Le(1_048_576), PUBLIC] = 512
+    """Memory of each device, in MiB, that is never leased: the driver needs some."""
+    reclaim_wait_seconds: Annotated[float, Ge(0), Le(3600)] = 2.0
+    """How long released memory may take to be observed as free before another model is evicted."""
+    max_wait_seconds: Seconds = 300.0
     """Longest wait for memory."""
-    max_leases: int = 10_000
+    max_leases: Annotated[int, Ge(1), Le(1_000_000)] = 10_000
     """Leases that may exist at once, in all of the mesh."""
-    max_waiting: int = 256
+    max_waiting: Annotated[int, Ge(1), Le(100_000)] = 256
     """Requests that may wait for memory on one host."""
-    orphan_keep_seconds: float = 14_400.0
-    """An orphaned lease on a host that nobody sees any more is forgotten after this long."""
+    orphan_keep_seconds: Seconds = 14_400.0
+    """An orphaned lease on a host that no runner observes any more is deleted after this long."""
+
+    def __post_init__(self) -> None:
+        require_positive(
+            self, may_be_zero=frozenset({"device_margin_mb", "reclaim_wait_seconds", "restart_grace_seconds"})
+        )
+        if self.lease_time_to_live_seconds <= self.renew_interval_seconds:
+            raise SettingError("lease_time_to_live_seconds", "must be longer than renew_interval_seconds")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerConfig(LedgerSettings):
+    """The VRAM ledger. A value that makes no sense raises INVALID_ARGUMENT naming the field."""
+
     restart_grace_seconds: float = 90.0
     """For this long after a start no lease is orphaned: holders could not reach a registry that was away."""
 
-    def __post_init__(self) -> None:
-        for name in self.__dataclass_fields__:
-            value = getattr(self, name)
-            if not math.isfinite(value) or value < 0 or (value == 0 and name not in _LEDGER_MAY_BE_ZERO):
-                raise invalid_field(name, "must be a number greater than zero")
-        if self.lease_time_to_live_seconds <= self.renew_interval_seconds:
-            raise invalid_field("lease_time_to_live_seconds", "must be longer than renew_interval_seconds")
-
-
-_MAY_BE_ZERO = frozenset({"restart_grace_seconds", "restart_spread_seconds"})
+    @property
+    def device_margin_bytes(self) -> int:
+        """Memory of each device that is never leased."""
+        return self.device_margin_mb * MEBIBYTE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RegistryConfig:
-    """Settings with their defaults. A value that makes no sense raises INVALID_ARGUMENT naming the field."""
+class RegistrySettings:
+    """The registry: runners and their heartbeats, declarations, VRAM ledger, operations and keys."""
+
+    database_url: Annotated[str | None, PUBLIC, SECRET] = field(default=None, repr=False)
+    """Default: an SQLite file under the home. Or `postgresql+asyncpg://user:password@host/database` (TLS:
+    `?ssl=require`; a socket: `?host=/folder`), which needs `pip install 'weft[postgres]'` and no transaction-pooling
+    proxy between."""
+    heartbeat_interval_seconds: Seconds = 30.0
+    """How often runners send a heartbeat."""
+    report_interval_seconds: Seconds = 5.0
+    """How often runners report capability."""
+    max_clock_offset_seconds: Seconds = 300.0
+    """A runner whose clock is further from the registry's takes no requests. Not for runners that join over a relay.
+    The default is the lifetime of an operation token."""
+    inactive_after_seconds: Annotated[Seconds, PUBLIC] = 90.0
+    """Time without a heartbeat after which a runner is inactive."""
+    delete_after_seconds: Seconds = 14_400.0
+    """Inactivity after which a runner is deleted."""
+    restart_grace_seconds: Seconds = 90.0
+    """For this long after a start of the registry no runner expires: runners could not reach it while it was away."""
+    restart_spread_seconds: Annotated[float, Ge(0), Le(86_400)] = 30.0
+    """Expiries that fall due at the end of that grace are spread over this long."""
+    hibernating_keep_seconds: Seconds = 604_800.0
+    """A model whose host the mesh can wake is deleted after its runner was away for this long."""
+    allow_cloud_fallback: Annotated[bool | None, PUBLIC] = None
+    """Whether routes may fall back to models off the premises, on a new database; later `weft config set` changes it.
+    Default: what the environment variable WEFT_ALLOW_CLOUD_FALLBACK says, else true."""
+    ledger: LedgerSettings = field(default_factory=LedgerSettings)
+    """The VRAM ledger: leases of accelerator memory."""
+    operations: OperationSettings = field(default_factory=OperationSettings)
+    """Loads, unloads and flushes."""
+    governance: GovernanceSettings = field(default_factory=GovernanceSettings)
+    """Who may have operations carried out."""
+    keys: KeysConfig = field(default_factory=KeysConfig)
+    """API keys."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, may_be_zero=frozenset({"restart_grace_seconds", "restart_spread_seconds"}))
+        if self.inactive_after_seconds <= self.heartbeat_interval_seconds:
+            raise SettingError("inactive_after_seconds", "must be longer than heartbeat_interval_seconds")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegistryConfig(RegistrySettings):
+    """The registry. A value that makes no sense raises INVALID_ARGUMENT naming the field."""
 
     database_url: str
     """SQLAlchemy URL of an async driver, such as "sqlite+aiosqlite:////var/lib/weft/registry.db"."""
-    heartbeat_interval_seconds: float = 30.0
-    """How often runners are told to send a sign of life."""
-    report_interval_seconds: float = 5.0
-    """How often runners are told to report capability."""
-    inactive_after_seconds: float = 90.0
-    """A runner that was not heard of for this long is inactive."""
-    delete_after_seconds: float = 14_400.0
-    """A runner that was inactive for this long is forgotten."""
-    restart_grace_seconds: float = 90.0
-    """For this long after a start nobody expires: runners could not reach a registry that was away."""
-    restart_spread_seconds: float = 30.0
-    """Expiries that fall due at the end of that grace are spread over this long, each runner at a moment of its own."""
-    hibernating_keep_seconds: float = 604_800.0
-    """A runner with a model whose host the mesh can wake is forgotten after it was away for this long."""
-    max_clock_offset_seconds: float = 300.0
-    """A runner whose clock is further from this registry's takes no requests; as long as an operation token lives."""
+    allow_cloud_fallback: bool = True
+    """The mesh's setting of this name on a new database; later only operators change it."""
+    ledger: LedgerConfig = field(default_factory=LedgerConfig)
+    governance: GovernanceConfig = field(default_factory=GovernanceConfig)
     sweep_interval_seconds: float = 5.0
     """How often liveness is judged and lazily kept facts are written."""
     heartbeat_save_interval_seconds: float = 60.0
     """How old the stored time of a runner's last heartbeat may become."""
     watch_buffer_responses: int = 1024
-    """How many changes may wait for one watcher before it is ended with WATCH_LAGGED."""
+    """Changes that may wait for one watcher before it is ended with WATCH_LAGGED."""
     max_waiting_writes: int = 256
-    """How many changes may wait to be written; more are refused: heartbeats wait in the same line."""
+    """Changes that may wait to be written; more are refused: heartbeats wait in the same queue."""
     max_models_per_session: int = 1024
-    """How many models one runner may publish."""
+    """Models that one runner may publish."""
     max_agents_per_session: int = 256
-    """How many agents one runner may publish."""
+    """Agents that one runner may publish."""
     max_runners: int = 100_000
-    """How many runners may be known at once, inactive ones included."""
+    """Runners that may be known at once, inactive ones included."""
     max_models: int = 100_000
-    """How many models may be known at once, declared or published."""
+    """Models that may be known at once, declared or published."""
     max_agents: int = 10_000
-    """How many agents may be known at once, declared or published."""
+    """Agents that may be known at once, declared or published."""
     max_routes: int = 1_000
-    """How many routes may be declared at once."""
+    """Routes that may be declared at once."""
     max_manifest_bytes: int = 32 * 1024 * 1024
-    """How much all models, agents and routes may take: a snapshot of the mesh must fit into one gRPC message."""
+    """Size of all models, agents and routes: a snapshot of the mesh must fit into one gRPC message."""
     max_detail_bytes: int = 8 * 1024 * 1024
-    """How much the words of all capability reports may take together; reports beyond it are kept without words."""
+    """Size of the texts of all capability reports together; reports beyond it are kept without texts."""
     max_declarations: int = 1_000
-    """How many resources one Apply may declare."""
+    """Resources that one Apply may declare."""
     max_events: int = 1_000
-    """How many events are remembered."""
+    """Events that are remembered."""
     max_join_tokens: int = 1_000
-    """How many join tokens may exist at once, expired ones not counted."""
-    allow_cloud_fallback: bool = True
-    """What the mesh's setting of this name begins with on a new database; then only operators change it."""
-
-    ledger: LedgerConfig = field(default_factory=LedgerConfig)
-    """The book of accelerator memory."""
-    operations: OperationSettings = field(default_factory=OperationSettings)
-    """Loads, unloads and flushes."""
-    governance: GovernanceConfig = field(default_factory=GovernanceConfig)
-    """Who may have them done."""
-    keys: KeysConfig = field(default_factory=KeysConfig)
-    """API keys."""
+    """Join tokens that may exist at once, expired ones not counted."""
     security: ChannelSecurity = field(default_factory=ChannelSecurity)
     """What is shown and trusted in calls that leave this machine."""
-
-    def __post_init__(self) -> None:
-        for name in self.__dataclass_fields__:
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                continue
-            if not math.isfinite(value) or value < 0 or (value == 0 and name not in _MAY_BE_ZERO):
-                raise invalid_field(name, "must be a number greater than zero")
-        if self.inactive_after_seconds <= self.heartbeat_interval_seconds:
-            raise invalid_field("inactive_after_seconds", "must be longer than heartbeat_interval_seconds")

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from router_svc.policy.client_usage import MAX_TARGETS_TOLD, ClientPattern, Cooldown, CooldownRule
-from router_svc.rate_limits import NOTHING_COUNTED, Counted, RateLimitConfig, RateLimits
+from router_svc.policy.client_usage import MAX_TARGETS_TOLD, ClientPattern, Cooldown
+from router_svc.policy.settings import ClientProfile, RateLimitConfig
+from router_svc.rate_limits import NOTHING_COUNTED, Counted, RateLimits
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import request_pb2 as pb
 from weft.dispatch.agents import AUTO_MODEL, ROUTE_PREFIX
@@ -15,20 +16,6 @@ from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason, traits
 from weft.kernel.request import Priority
-from weft.kernel.units import Rate
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientProfile:
-    """What is configured for one client, by the id that its requests carry."""
-
-    priority: Priority = Priority.NORMAL
-    """The band of requests that name none."""
-    route: str = ""
-    """Where requests for AUTO_MODEL go; empty: there is no such model for it."""
-    rates: tuple[Rate, ...] = ()
-    """How much it may ask for, in each tenant on its own; empty: as much as its tenant."""
-    cooldown: CooldownRule = field(default_factory=CooldownRule)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +168,7 @@ class ClientRegistry:
             refused_count=sum(pattern.refused_count for pattern in patterns),
             running_count=sum(pattern.running_count for pattern in patterns),
             token_count=sum(pattern.token_count for pattern in patterns),
-            route=profile.route,
+            route=profile.route or "",
             default_priority=profile.priority.wire,  # type: ignore[arg-type]  # same numbers
         )
         _fill_targets(record, patterns)

@@ -5,24 +5,20 @@ from dataclasses import dataclass, field
 
 from router_svc.client_registry import ClientsConfig
 from router_svc.policy.limits import SchedulerLimits
-from router_svc.policy.settings import Settings
-from router_svc.rate_limits import RateLimitConfig
+from router_svc.policy.settings import RateLimitConfig, Settings
 from router_svc.request_log import RequestLogLimits
+from router_svc.settings import RelayLimits
 from weft.dispatch.schema_guard import SchemaLimits
 from weft.dispatch.tickets import TICKET_LIFETIME_SECONDS
 from weft.kernel.tls_channel import ChannelSecurity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RelayConfig:
+class RelayConfig(RelayLimits):
     """The relay of one router, for runners that dial out."""
 
     address: str
-    """This router's own gRPC target: runners behind the relay are reached there."""
-    max_links: int = 1000
-    max_calls_per_link: int = 1024
-    open_timeout_seconds: float = 10.0
-    """Longest time from the first byte of a link until its runner has opened a session."""
+    """This router's own gRPC target, where runners behind the relay are reached."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

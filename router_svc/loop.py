@@ -29,8 +29,7 @@ from router_svc.policy.endpoints.cluster_view import MeshChange
 from router_svc.policy.endpoints.host_memory import HostMemory
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.scheduler import Scheduler
-from router_svc.policy.settings import Settings
-from router_svc.rate_limits import RateLimitConfig
+from router_svc.policy.settings import RateLimitConfig, Settings
 from router_svc.request_log import RequestLog, RequestLogLimits
 from router_svc.ticket_office import TicketOffice
 from weft.api.common.v1 import receipt_pb2

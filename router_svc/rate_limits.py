@@ -1,8 +1,9 @@
 """How much tenants and clients may ask for: requests and tokens per window, counted before anything is queued."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from router_svc.policy.settings import RateLimitConfig
 from weft.dispatch.rate_windows import Claim, RateWindows, TrackedKeys
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
@@ -11,17 +12,6 @@ from weft.kernel.units import Rate, RateUnit
 _TENANT, _CLIENT = "tenant/", "client/"
 _BETWEEN = "\0"
 """Between a tenant and its client; neither name can hold it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RateLimitConfig:
-    """Rates per tenant; empty: as much as they like."""
-
-    default: tuple[Rate, ...] = ()
-    """Of a tenant that is not named."""
-    tenants: Mapping[str, tuple[Rate, ...]] = field(default_factory=dict)
-    max_tenants: int = 1000
-    """Tenants that are counted one by one besides; those beyond share one window, so that new names buy nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,11 @@ from starlette.responses import Response
 
 from gateway.answers.answer_fields import MAX_NOTICES_TOLD, new_identity
 from gateway.answers.generation import Work, streamed, whole
-from gateway.config import RequestLimits
+from gateway.config import MediaConfig, RequestLimits
 from gateway.deps import InferenceParts
 from gateway.intake.body import read_json_body
 from gateway.intake.json_guard import parse
-from gateway.media import MediaConfig, RequestMedia
+from gateway.media import RequestMedia
 from gateway.openai.chat_answer import ChatAnswer, ChatStream
 from gateway.openai.chat_messages import Conversation
 from gateway.openai.chat_schema import MAX_NAME_CHARS, ChatRequest, ResponseFormatChoice

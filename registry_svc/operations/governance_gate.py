@@ -112,7 +112,7 @@ class GovernanceGate:
         self._clock = clock
         self._quorum = _quorum(config)
         self._limits = TimeLimits(lifetime=config.token_lifetime_seconds, skew=config.clock_skew_seconds)
-        self._audience = config.audience
+        self._audience = config.audience or ""
         self._marks: Marks | None = None
 
     def recall(self, marks: GovernanceMarks) -> None:

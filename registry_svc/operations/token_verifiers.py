@@ -101,7 +101,7 @@ class SignatureVerifier:
         self._keys: dict[str, OKPKey] = {}
         taken = set()
         for index, signer in enumerate(signers):
-            key = read_public_key(signer.public_key, f"signers[{index}].public_key")
+            key = read_public_key(signer.public_key or "", f"signers[{index}].public_key")
             # Otherwise one person could agree under two names, or a revoked key live on under another.
             if (text := public_text(key)) in taken:
                 raise invalid_field(f"signers[{index}].public_key", "must be a key that no other signer has")

@@ -1,19 +1,27 @@
-"""Operator settings of pools and tenants."""
+"""The settings of pools, tenants and clients."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Le, MaxLen
+
+from router_svc.policy.client_usage import CooldownRule
+from weft.kernel.names import MAX_CLIENT_CHARS, MAX_TENANT_CHARS, is_token
+from weft.kernel.request import Priority
+from weft.kernel.settings import PUBLIC, Checked, Name, Rates, Read, Seconds
+from weft.kernel.units import Rate
 
 
 class ChoicePolicy(Enum):
-    """Selection policy: how one of several free candidates of a pool is chosen."""
+    """How one of several free candidates of a pool is chosen."""
 
     LEAST_LOADED = "least_loaded"
     RANDOM = "random"
     ROUND_ROBIN = "round_robin"
     PREFIX_AFFINITY = "prefix_affinity"
-    """The candidate that probably has the prefix of the prompt in its cache, unless it has more than its share of the
-    load."""
+    """The one that probably has the beginning of the prompt in its cache, unless it has more than its share."""
 
 
 class RemotePermission(Enum):
@@ -21,31 +29,45 @@ class RemotePermission(Enum):
 
     NEVER = "never"
     ON_REQUEST = "on_request"
-    """Where the request itself permits it."""
+    """Where the request itself says so."""
     ALWAYS = "always"
+
+
+def _token(text: str, max_chars: int) -> str:
+    if not is_token(text, max_chars):
+        raise ValueError(f"must be 1 to {max_chars} letters, digits or '._:@/+=-', starting with a letter or digit")
+    return text
+
+
+TenantName = Annotated[str, Checked(lambda text: _token(text, MAX_TENANT_CHARS))]
+ClientName = Annotated[str, Checked(lambda text: _token(text, MAX_CLIENT_CHARS))]
+ClientPriority = Annotated[Priority, Read(Literal["high", "normal", "low"], lambda word: Priority[word.upper()])]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSettings:
-    """Settings of one pool."""
+    """One pool: how one of its free models is chosen, and how much may run on them."""
 
     policy: ChoicePolicy = ChoicePolicy.LEAST_LOADED
-    max_in_flight: int = 0
-    """Maximum number of requests that run on its members; 0: their slots are the limit."""
+    """`least_loaded`, `random`, `round_robin`, or `prefix_affinity`: the model that probably has the prompt's beginning
+    cached. A request with a session goes where its session ran, whatever the policy."""
+    max_in_flight: Annotated[int, Ge(0), Le(1_000_000)] = 0
+    """Requests that may run on its models at once. 0: as many as they have slots."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantSettings:
-    """Settings of one tenant."""
+    """One tenant."""
 
-    weight: float = 1.0
-    """Its weight when capacity is shared with other tenants. Above 0."""
-    max_in_flight: int = 0
-    """Maximum number of its requests that run; 0: unlimited."""
+    weight: Annotated[float, Gt(0), Le(1000)] = 1.0
+    """Its share of scarce capacity, relative to the other tenants'."""
+    max_in_flight: Annotated[int, Ge(0), Le(1_000_000)] = 0
+    """Its requests that may run at once; more wait. 0: no limit."""
     allow_remote: RemotePermission = RemotePermission.ON_REQUEST
+    """Whether its requests may leave the premises: `on_request` where a request itself has `allow_remote`."""
 
     def permits_remote(self, *, asked: bool) -> bool:
-        """Whether its request may leave the premises; `asked`: the request itself permits it."""
+        """Whether its request may leave the premises; `asked`: the request itself allows it."""
         match self.allow_remote:
             case RemotePermission.NEVER:
                 return False
@@ -57,17 +79,73 @@ class TenantSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Settings of all pools and tenants, with defaults for those that are not named."""
+    """Pools and tenants; those that are not named have the default."""
 
-    pools: Mapping[str, PoolSettings] = field(default_factory=dict)
-    tenants: Mapping[str, TenantSettings] = field(default_factory=dict)
-    default_pool: PoolSettings = PoolSettings()
-    default_tenant: TenantSettings = TenantSettings()
+    default_pool: PoolSettings = field(default_factory=PoolSettings)
+    """Pools that are not named in `pools`."""
+    pools: Annotated[Mapping[Name, PoolSettings], MaxLen(10_000), PUBLIC] = field(default_factory=dict)
+    """By pool, or by model for a model without one."""
+    default_tenant: TenantSettings = field(default_factory=TenantSettings)
+    """Tenants that are not named in `tenants`."""
+    tenants: Annotated[Mapping[TenantName, TenantSettings], MaxLen(10_000), PUBLIC] = field(default_factory=dict)
+    """By tenant, as in X-Tenant-ID."""
 
     def pool(self, name: str) -> PoolSettings:
-        """Return the settings of a pool."""
+        """Returns the settings of a pool."""
         return self.pools.get(name, self.default_pool)
 
     def tenant(self, name: str) -> TenantSettings:
-        """Return the settings of a tenant."""
+        """Returns the settings of a tenant."""
         return self.tenants.get(name, self.default_tenant)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientProfile:
+    """One client, by the id in X-Client-Id or `x_client_id`."""
+
+    priority: ClientPriority = Priority.NORMAL
+    """Priority of its requests that name none."""
+    route: Name | None = None
+    """Where its requests for the model `auto` go. Default: there is no such model for it."""
+    rates: Rates = ()
+    """Its rate limit, in each tenant on its own, such as `[10req/min]`. Default: its tenant's alone."""
+    cooldown_after_refusals: Annotated[int, Ge(0), Le(10_000)] = 10
+    """Rate limit refusals in a row after which it is refused for a while, uncounted. 0: never."""
+    cooldown_seconds: Seconds = 10.0
+    """Length of the first such pause; each further one is twice as long ..."""
+    max_cooldown_seconds: Seconds = 300.0
+    """... up to this."""
+
+    def __post_init__(self) -> None:
+        if self.max_cooldown_seconds < self.cooldown_seconds:
+            raise ValueError("max_cooldown_seconds must not be less than cooldown_seconds")
+
+    @property
+    def cooldown(self) -> CooldownRule:
+        """When the client has to pause, and for how long."""
+        return CooldownRule(
+            after_refusals=self.cooldown_after_refusals,
+            seconds=self.cooldown_seconds,
+            max_seconds=self.max_cooldown_seconds,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantRates:
+    """How much tenants may ask for, counted before anything is queued, over HTTP and gRPC."""
+
+    default: Annotated[Rates | None, PUBLIC] = None
+    """For tenants that are not named, such as `[50req/min, 20000tok/min]` (or `/sec`, `/hour`). Prompt tokens are
+    estimated first and corrected when the answer is complete. Default: `[50req/min]` where `multi_tenant` is on, else
+    none."""
+    tenants: Annotated[Mapping[TenantName, Rates], MaxLen(10_000), PUBLIC] = field(default_factory=dict)
+    """By tenant, as in X-Tenant-ID."""
+    max_tenants: Annotated[int, Ge(1), Le(1_000_000)] = 1000
+    """Tenants that are counted one by one besides those that are named; those beyond share one window."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RateLimitConfig(TenantRates):
+    """Rates per tenant with nothing left open; empty: no limit."""
+
+    default: tuple[Rate, ...] = ()

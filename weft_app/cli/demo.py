@@ -18,7 +18,7 @@ from weft_app.cli.options import reporting
 from weft_app.cli.output import say
 from weft_app.cli.stages import StageDisplay
 from weft_app.compose.home import WeftHome
-from weft_app.config.config import load_config
+from weft_app.config.loader import load_config
 
 if TYPE_CHECKING:
     from weft_app.compose.up import UpHost

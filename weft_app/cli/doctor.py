@@ -43,7 +43,8 @@ from weft_app.cli.options import (
 from weft_app.cli.output import Column, print_resources
 from weft_app.compose.demo import configured_runners
 from weft_app.compose.home import MAX_SOCKET_PATH_BYTES, WeftHome
-from weft_app.config.config import CONFIG_NAME, DEFAULT_PORT, WeftConfig, config_files, load_config
+from weft_app.config.config import CONFIG_NAME, DEFAULT_PORT, WeftConfig
+from weft_app.config.loader import config_files, load_config
 
 MIN_FREE_BYTES = 1024**3
 DRIVER_SECONDS = 5.0

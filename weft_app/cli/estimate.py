@@ -28,7 +28,7 @@ from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption, OutputF
 from weft_app.cli.output import Column, print_document, print_table
 from weft_app.compose.demo import DEMO_MODEL, demo_runner
 from weft_app.compose.home import WeftHome
-from weft_app.config.config import load_config
+from weft_app.config.loader import load_config
 
 if TYPE_CHECKING:
     from runner_svc.policy.load_parameters import LoadValue

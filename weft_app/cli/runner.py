@@ -13,9 +13,12 @@ from weft_app.cli.output import safe_text, say
 from weft_app.cli.serving import serving
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from runner_svc.dial_out.dialer import LinkEvent
     from weft_app.compose.join import JoinPlan
     from weft_app.config.config import WeftConfig
+    from weft_app.config.loader import Document
 
 MAX_TOKEN_CHARS = 256
 TOKEN_VARIABLE = "WEFT_JOIN_TOKEN"  # noqa: S105 - the variable's name
@@ -92,8 +95,7 @@ def join(
         secret = _read_token(token, token_file)
         server = {"name": name, "url": server_url, "model": model}
         details = {"upstream_model": upstream_model, "api_key_env": api_key_env, "remote": remote}
-        found = _load(config, server, details)
-        loaded = read_environment(os.environ).applied_to(found)
+        loaded = _load(config, server, details, read_environment(os.environ).applied_to)
         section, published = pick_published(loaded, runner, publish or [])
         if section.http_port is not None:
             say("note: a runner that joins over a link has no HTTP API of its own; its http_port changes nothing\n")
@@ -101,24 +103,29 @@ def join(
         _run(plan, loaded, home, url)
 
 
-def _load(config: Path | None, server: dict[str, str | None], details: dict[str, Any]) -> "WeftConfig":
-    """The configuration file, or the one server that the command line names."""
+def _load(
+    config: Path | None,
+    server: dict[str, str | None],
+    details: dict[str, Any],
+    environment: "Callable[[Document], Document]",
+) -> "WeftConfig":
+    """Returns the configuration file, or the one server that the command line names."""
     from weft_app.compose.join import ServerOptions, config_with_server  # noqa: PLC0415
-    from weft_app.config.config import load_config  # noqa: PLC0415 - see weft_app.cli.serve
+    from weft_app.config.loader import load_config  # noqa: PLC0415 - see weft_app.cli.serve
 
     if server["url"] is None:
         for name, value in {**server, **details}.items():
             if value is not None:
                 option = f"--{name.replace('_', '-')}"
                 raise invalid_field(option, "is for --url; models of the configuration have names of their own")
-        return load_config(config)
+        return load_config(config, below=environment)
     given = ServerOptions(
         runner=_required("--name", server["name"]),
         url=server["url"],
         model=_required("--model", server["model"]),
         **details,
     )
-    return config_with_server(config, given)
+    return config_with_server(config, given, environment)
 
 
 def _run(plan: "JoinPlan", config: "WeftConfig", home: Path, url: str) -> None:

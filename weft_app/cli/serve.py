@@ -19,7 +19,8 @@ from weft_app.cli.serving import serving
 from weft_app.compose.home import WeftHome
 from weft_app.compose.runner_environment import RunnerEnvironment, read_environment
 from weft_app.compose.serving import Announce
-from weft_app.config.config import WeftConfig, load_config
+from weft_app.config.config import WeftConfig
+from weft_app.config.loader import load_config
 
 if TYPE_CHECKING:
     from weft_app.compose.runner import MakeSurface
@@ -154,9 +155,8 @@ def _prepare(
     environment: RunnerEnvironment | None = None,
 ) -> tuple[WeftConfig, WeftHome]:
     given = {name: address for name, address in addresses.items() if address is not None}
-    loaded = load_config(config, {**(overrides or {}), "addresses": given})
-    if environment is not None:
-        loaded = environment.applied_to(loaded)
+    below = None if environment is None else environment.applied_to
+    loaded = load_config(config, {**(overrides or {}), "addresses": given}, below)
     folder = WeftHome(home.expanduser().absolute())
     folder.create()
     # On a terminal the log goes there; everywhere else to the file under the home, where people look for it.

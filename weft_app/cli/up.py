@@ -4,6 +4,7 @@ The services are imported when it runs, see `weft_app.cli.serve`.
 """
 
 import os
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -15,7 +16,7 @@ from weft_app.cli.serving import serving
 from weft_app.compose.demo import with_http_port
 from weft_app.compose.home import WeftHome
 from weft_app.compose.runner_environment import with_model_folders
-from weft_app.config.config import load_config
+from weft_app.config.loader import load_config
 
 
 def up(
@@ -40,7 +41,7 @@ def up(
     with serving():
         overrides: dict[str, Any] = {"port": port, "grpc_port": grpc_port}
         given = {name: value for name, value in overrides.items() if value is not None}
-        loaded = with_model_folders(load_config(config, given), os.environ)
+        loaded = load_config(config, given, partial(with_model_folders, environment=os.environ))
         if http_port is not None:
             loaded = with_http_port(loaded, http_port)
         folder = WeftHome(home.expanduser().absolute())

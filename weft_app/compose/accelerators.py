@@ -3,7 +3,7 @@
 from weft.gpu.nvml import Health, NvmlReading
 from weft.gpu.observer import DeclaredDevice, HostObserver, declared_snapshots
 from weft.gpu.snapshot import DeviceSnapshot
-from weft_app.config.config import AcceleratorSection
+from weft_app.config.config import AcceleratorSettings
 
 MIB = 1024**2
 
@@ -16,14 +16,14 @@ class NothingToRead:
         return NvmlReading(health=Health.ABSENT)
 
 
-def declared_devices(section: AcceleratorSection) -> tuple[DeviceSnapshot, ...]:
+def declared_devices(section: AcceleratorSettings) -> tuple[DeviceSnapshot, ...]:
     """The devices that the operator declared, as they are seen."""
     return declared_snapshots(
         [DeclaredDevice(name=device.name, memory_bytes=device.memory_mb * MIB) for device in section.declared]
     )
 
 
-def host_observer(section: AcceleratorSection, host: str | None = None) -> HostObserver:
+def host_observer(section: AcceleratorSettings, host: str | None = None) -> HostObserver:
     """The observer of this host (by default under its own name). One for each process: it keeps what it saw."""
     return HostObserver(
         declared=declared_devices(section),

@@ -1,8 +1,10 @@
 """What is served when nothing is configured, and which program serves it."""
 
 import sys
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
+from typing import Any
 
 from runner_svc.runtimes.settings import FileModelSettings
 from weft.kernel.errors import WeftError, invalid_field
@@ -32,10 +34,15 @@ def demo_model_path() -> Path:
     return Path(str(found[0].locate()))
 
 
-def demo_runner() -> RunnerSection:
-    """One runner with SmolLM2-135M-Instruct."""
+def demo_runner_document() -> dict[str, Any]:
+    """Returns what weft.yaml would say of one runner with SmolLM2-135M-Instruct."""
     model = {"name": DEMO_MODEL, "path": str(demo_model_path()), "default_max_tokens": DEMO_MAX_TOKENS}
-    return RunnerSection.model_validate({"name": DEMO_RUNNER, "models": [model]})
+    return {"name": DEMO_RUNNER, "models": [model]}
+
+
+def demo_runner() -> RunnerSection:
+    """Returns one runner with SmolLM2-135M-Instruct."""
+    return RunnerSection.model_validate(demo_runner_document())
 
 
 def configured_runners(config: WeftConfig) -> tuple[RunnerSection, ...]:
@@ -54,4 +61,4 @@ def with_http_port(config: WeftConfig, port: int) -> WeftConfig:
     runners = configured_runners(config)
     if len(runners) > 1:
         raise invalid_field("--http-port", "is for one runner; say `http_port` for each of them in weft.yaml")
-    return config.model_copy(update={"runners": (runners[0].model_copy(update={"http_port": port}),)})
+    return replace(config, runners=(runners[0].model_copy(update={"http_port": port}),))

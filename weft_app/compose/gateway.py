@@ -12,15 +12,11 @@ from gateway.admin.ports import AdminPorts
 from gateway.admin.runner_client import RunnerDescriptions
 from gateway.app import GatewayPorts
 from gateway.config import (
-    BatchEdgeConfig,
-    ConnectionLimits,
-    EdgeTls,
     GatewayConfig,
-    KeepResponses,
+    GatewaySettings,
     RateLimitConfig,
-    RequestLimits,
+    TenantRequestRates,
 )
-from gateway.media import MediaConfig
 from gateway.resources.registry_client import RegistryClient
 from gateway.service import GatewayService
 from weft.dispatch import Dispatcher
@@ -41,53 +37,24 @@ from weft.durable.tasks import TaskPort
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.gc_tuning import settle_garbage_collector
 from weft.kernel.rpc import ChannelPool, open_channel
-from weft.kernel.units import parse_rate
+from weft.kernel.settings import values_of
 from weft_app.compose.auth import KeyCheck, key_check, keys_required
 from weft_app.compose.critical import CriticalTasks
 from weft_app.compose.home import WeftHome
-from weft_app.compose.schema_limits import schema_limits
 from weft_app.compose.serving import Announce, registry_address, router_address
 from weft_app.compose.signals import stop_requested
-from weft_app.compose.tls import channel_security, edge_files
-from weft_app.config.config import RateLimitsSection, WeftConfig
-from weft_app.config.gateway_sections import LimitsSection
+from weft_app.compose.tls import channel_security
+from weft_app.config.config import WeftConfig
 
 
 def gateway_config(config: WeftConfig) -> GatewayConfig:
-    """The HTTP edge."""
-    section, files = config.gateway, edge_files(config)
-    return GatewayConfig(
-        host=config.host,
-        port=config.port,
-        max_body_bytes=section.max_body_bytes,
-        body_timeout_seconds=section.body_timeout_seconds,
-        request_timeout_seconds=section.request_timeout_seconds,
-        sse_keepalive_seconds=section.sse_keepalive_seconds,
-        headers_within_seconds=section.headers_within_seconds,
-        write_timeout_seconds=section.write_timeout_seconds,
-        registry_timeout_seconds=section.registry_timeout_seconds,
-        max_event_watches=section.max_event_watches,
-        max_running_responses=section.max_running_responses,
-        keep_responses=KeepResponses(section.keep_responses),
-        response_store_timeout_seconds=section.response_store_timeout_seconds,
-        task_timeout_seconds=section.task_timeout_seconds,
-        batches=BatchEdgeConfig(**section.batches.model_dump()),
-        tls=None
-        if files is None
-        else EdgeTls(files=files, handshake_timeout_seconds=section.tls.handshake_timeout_seconds),
-        tls_terminated_elsewhere=section.tls_terminated_elsewhere,
-        allowed_hosts=frozenset(name.lower() for name in section.allowed_hosts),
-        auth_required=keys_required(config),
-        rate_limits=_rate_limits(section.rate_limits),
-        limits=request_limits(section.limits),
-        connections=ConnectionLimits(**section.connections.model_dump()),
-        media=MediaConfig(**section.media.model_dump()),
-    )
-
-
-def request_limits(section: LimitsSection) -> RequestLimits:
-    """Every bound of a request; tests/unit/host/test_gateway_limits.py sees to it that none is without a name."""
-    return RequestLimits(**section.model_dump(exclude={"schemas"}), schemas=schema_limits(section.schemas))
+    """Returns the configuration of the HTTP edge."""
+    section = config.gateway
+    rates = section.rate_limits
+    values = values_of(GatewaySettings, section) | {
+        "rate_limits": None if rates is None else RateLimitConfig(**values_of(TenantRequestRates, rates))
+    }
+    return GatewayConfig(**values, host=config.host, port=config.port, auth_required=keys_required(config))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,16 +76,6 @@ class MeshClients:
     clock: Clock
     router: RouterSource | None = None
     """Whether there is a router; None: it is in this very process."""
-
-
-def _rate_limits(section: RateLimitsSection | None) -> RateLimitConfig | None:
-    if section is None:
-        return None
-    rates = {
-        tenant: parse_rate(text, f"gateway.auth.rate_limits.tenants.{tenant}")
-        for tenant, text in section.tenants.items()
-    }
-    return RateLimitConfig(default=parse_rate(section.default, "gateway.auth.rate_limits.default"), tenants=rates)
 
 
 def build_gateway(config: WeftConfig, mesh: MeshClients) -> GatewayService:

@@ -25,7 +25,8 @@ from weft_app.compose.home import MAX_SOCKET_PATH_BYTES, WeftHome
 from weft_app.compose.join_address import JoinAddress, Trust, open_join_channel
 from weft_app.compose.runner import pick_runner, runner_config
 from weft_app.compose.signals import stop_requested
-from weft_app.config.config import CONFIG_NAME, WeftConfig, load_config
+from weft_app.config.config import CONFIG_NAME, WeftConfig
+from weft_app.config.loader import Document, load_config
 from weft_app.config.runner_sections import RunnerSection
 
 SOCKET_NAME = "runner.sock"
@@ -56,14 +57,16 @@ class ServerOptions:
     """Whether it is off the premises; None: nothing is said."""
 
 
-def config_with_server(path: Path | None, server: ServerOptions) -> WeftConfig:
+def config_with_server(
+    path: Path | None, server: ServerOptions, below: Callable[[Document], Document] | None = None
+) -> WeftConfig:
     """The configuration with that server as its only runner. Raises INVALID_ARGUMENT naming the field."""
     model: dict[str, Any] = {"name": server.model, "url": server.url, "publish": True}
     for name in ("upstream_model", "api_key_env", "remote"):
         if (value := getattr(server, name)) is not None:
             model[name] = value
     runner = {"name": server.runner, "runtime": ATTACHED_RUNTIME, "models": [model]}
-    return load_config(path, {"runners": [runner]})
+    return load_config(path, {"runners": [runner]}, below)
 
 
 def pick_published(

@@ -16,7 +16,7 @@ from weft.link.transport import LINK_SERVER_OPTIONS
 from weft_app.compose.grpc_host import GrpcHost, is_loopback
 from weft_app.compose.home import WeftHome
 from weft_app.compose.relay_certificate import RelayCertificate, certificate_from_files, self_signed_certificate
-from weft_app.config.config import RelaySection
+from weft_app.config.config import RelaySettings
 
 MAX_CALLS_BESIDE_LINKS = 128
 """Runners that are let in or refused, and looks at its health, at once."""
@@ -35,7 +35,7 @@ class RelayEndpoint:
 class RelayDoor:
     """See weft.kernel.service.Service. Has a server of its own: those who join see nothing but the relay."""
 
-    def __init__(self, section: RelaySection, home: WeftHome, relay: Relay) -> None:
+    def __init__(self, section: RelaySettings, home: WeftHome, relay: Relay) -> None:
         self._section = section
         self._home = home
         self._relay = relay
@@ -99,7 +99,7 @@ class _Listener:
         """Nothing: the router stops the relay."""
 
 
-def relay_doors(section: RelaySection, home: WeftHome, relay: Relay | None) -> tuple[RelayDoor, ...]:
+def relay_doors(section: RelaySettings, home: WeftHome, relay: Relay | None) -> tuple[RelayDoor, ...]:
     """The relay's listener, where the configuration wants one."""
     return () if relay is None else (RelayDoor(section, home, relay),)
 
@@ -119,7 +119,7 @@ def split_address(address: str, field: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-def _certificate(section: RelaySection, home: WeftHome, host: str) -> RelayCertificate | None:
+def _certificate(section: RelaySettings, home: WeftHome, host: str) -> RelayCertificate | None:
     if (section.certificate_file is None) != (section.key_file is None):
         raise invalid_field("relay.certificate_file", "needs relay.key_file beside it, and the other way round")
     if section.certificate_file is not None and section.key_file is not None:

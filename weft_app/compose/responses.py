@@ -1,7 +1,6 @@
 """How what a router keeps is set up. Needs a database, so only what runs a router for others imports it."""
 
 import router_svc.durable.responses.service
-from router_svc.durable.responses.config import ResponseLimits
 from router_svc.durable.responses.service import ResponseService
 from router_svc.store.database import RouterDatabase
 from weft_app.compose.home import WeftHome
@@ -16,4 +15,4 @@ def router_database(config: WeftConfig, home: WeftHome) -> RouterDatabase:
 
 def response_service(config: WeftConfig, database: RouterDatabase) -> ResponseService:
     """The keeping of answers, in the router's database."""
-    return router_svc.durable.responses.service.build(database, ResponseLimits(**config.router.responses.model_dump()))
+    return router_svc.durable.responses.service.build(database, config.router.responses)

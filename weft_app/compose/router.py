@@ -5,20 +5,20 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import router_svc.service
+from router_svc.client_registry import ClientsConfig
 from router_svc.config import RelayConfig, RouterConfig
-from router_svc.policy.limits import SchedulerLimits
-from router_svc.policy.settings import ChoicePolicy, PoolSettings, Settings
+from router_svc.policy.limits import QueueLimits, SchedulerLimits, SchedulingLimits
+from router_svc.settings import RelayLimits, RouterSettings
 from weft.kernel.clock import SystemClock
+from weft.kernel.settings import values_of
 from weft_app.compose.auth import followers, key_check
-from weft_app.compose.callers import clients_config, rate_limits, tenant_settings
+from weft_app.compose.callers import rate_limits
 from weft_app.compose.home import WeftHome
 from weft_app.compose.relay import relay_doors
 from weft_app.compose.runner_environment import RunnerEnvironment, read_environment
-from weft_app.compose.schema_limits import schema_limits
 from weft_app.compose.serving import Announce, registry_address, serve_until_stopped
 from weft_app.compose.tls import channel_security, new_host
-from weft_app.config.config import RouterSection, WeftConfig
-from weft_app.config.router_sections import PoolSection
+from weft_app.config.config import WeftConfig
 
 if TYPE_CHECKING:
     from weft.kernel.service import Service
@@ -37,55 +37,29 @@ def router_config(
         security=channel_security(config),
         ticket_lifetime_seconds=section.ticket_lifetime_seconds,
         default_timeout_seconds=config.gateway.request_timeout_seconds,
-        wake_recipes=frozenset(section.wake_recipes),
+        wake_recipes=section.wake_recipes,
         wake_environment=_wake_environment(os.environ),
         limits=scheduler_limits(section),
-        settings=scheduler_settings(section),
-        clients=clients_config(section.clients),
+        settings=section,
+        clients=ClientsConfig(profiles=section.clients),
         rate_limits=rate_limits(section, environment),
         relay=_relay_config(config, address),
-        schemas=schema_limits(config.gateway.limits.schemas),
+        schemas=config.gateway.limits.schemas,
     )
 
 
-def scheduler_limits(section: RouterSection) -> SchedulerLimits:
-    """Every bound of the scheduler; tests/unit/host/test_router_limits.py sees to it that none is without a name."""
+def scheduler_limits(section: RouterSettings) -> SchedulerLimits:
+    """Returns every bound of the scheduler."""
     return SchedulerLimits(
-        queue_depth_per_runner=section.queue_depth_per_runner,
-        queue_timeout_seconds=section.queue_timeout_seconds,
-        max_attempts=section.max_attempts,
-        wake_settle_seconds=section.wake_settle_seconds,
-        max_cold_wait_seconds=section.max_cold_wait_seconds,
-        min_turn_seconds=section.min_turn_seconds,
-        swap_quantum_ratio=section.swap_quantum_ratio,
-        **section.scheduling.model_dump(),
+        **values_of(QueueLimits, section),
+        **values_of(SchedulingLimits, section.scheduling),
     )
-
-
-def scheduler_settings(section: RouterSection) -> Settings:
-    """What operators set for pools and tenants."""
-    return Settings(
-        pools={name: _pool_settings(pool) for name, pool in section.pools.items()},
-        default_pool=_pool_settings(section.default_pool),
-        tenants={name: tenant_settings(tenant) for name, tenant in section.tenants.items()},
-        default_tenant=tenant_settings(section.default_tenant),
-    )
-
-
-def _pool_settings(section: PoolSection) -> PoolSettings:
-    return PoolSettings(policy=ChoicePolicy(section.policy), max_in_flight=section.max_in_flight)
 
 
 def _relay_config(config: WeftConfig, address: str) -> RelayConfig | None:
-    section = config.relay
-    if section.listen is None:
+    if config.relay.listen is None:
         return None
-    return RelayConfig(
-        address=address,
-        max_links=section.max_links,
-        max_calls_per_link=section.max_calls_per_link,
-        open_timeout_seconds=section.open_timeout_seconds,
-    )
+    return RelayConfig(**values_of(RelayLimits, config.relay), address=address)
 
 
 def _wake_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -27,7 +27,7 @@ from weft_app.compose.served_models import SharedParts, served_model
 from weft_app.compose.serving import Announce, registry_address, serve_until_stopped
 from weft_app.compose.tls import channel_security, new_host
 from weft_app.compose.tool_sources import tool_sources
-from weft_app.config.config import AcceleratorSection, WeftConfig
+from weft_app.config.config import AcceleratorSettings, WeftConfig
 from weft_app.config.replicas import with_replicas
 from weft_app.config.runner_sections import RunnerSection
 
@@ -55,7 +55,7 @@ def runner_config(
     registry_address: str,
     published: Callable[[ModelSettings], bool] | None = None,
     drain_seconds: float = DEFAULT_DRAIN_SECONDS,
-    accelerators: AcceleratorSection | None = None,
+    accelerators: AcceleratorSettings | None = None,
 ) -> RunnerConfig:
     """A runner that others find at `address`, a gRPC target.
 

@@ -5,20 +5,19 @@ A variable that says what the file leaves open is worked into the configuration;
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-from runner_svc.runtimes.settings import FileModelSettings, ModelSettings
+from runner_svc.runtimes.table import DEFAULT_RUNTIME, find_runtime
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import MAX_TENANT_CHARS, is_token
 from weft.kernel.units import Rate, RateUnit, parse_rates
-from weft_app.compose.demo import demo_runner
-from weft_app.config.config import WeftConfig
-from weft_app.config.config_section import Section
-from weft_app.config.runner_sections import RunnerSection
+from weft_app.compose.demo import demo_runner_document
+from weft_app.config.loader import Document, Given, merge, value_of
 
 RATE_PREFIX = "TENANT_RATE_LIMIT_"
+DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
 MAX_TENANTS_NAMED = 1000
 
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
@@ -36,7 +35,6 @@ _DEVICE = re.compile(r"-?\d{1,4}")
 _MAX_DEVICE = 63
 
 LogFormat = Literal["json", "text"]
-AnySection = TypeVar("AnySection", bound=Section)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,65 +63,84 @@ class RunnerEnvironment:
     ignored: tuple[tuple[str, str], ...] = ()
     """Variables that are set and change nothing, with why."""
 
-    def applied_to(self, config: WeftConfig) -> WeftConfig:
-        """The configuration with what the file leaves open. Raises INVALID_ARGUMENT naming the variable."""
-        log: dict[str, Any] = {} if self.log_level is None else {"level": self.log_level}
-        router: dict[str, Any] = {}
-        if self.max_queue_depth is not None:
-            router["queue_depth_per_runner"] = self.max_queue_depth
-        if self.queue_timeout_seconds is not None:
-            router["queue_timeout_seconds"] = self.queue_timeout_seconds
-        accelerators: dict[str, Any] = {"nvidia": False} if self.devices == () else {}
-        return config.model_copy(
-            update={
-                "log": _with(config.log, log),
-                "router": _with(config.router, router),
-                "accelerators": _with(config.accelerators, accelerators),
-                "runners": self._runners(config),
-            }
-        )
+    def applied_to(self, document: Document) -> Document:
+        """Returns the document with what it leaves open. Raises INVALID_ARGUMENT naming the variable."""
+        below: Document = {}
+        if self.log_level is not None:
+            below["log"] = {"level": _of("LOG_LEVEL", self.log_level)}
+        router = {
+            "queue_depth_per_runner": _of("MAX_QUEUE_DEPTH", self.max_queue_depth),
+            "queue_timeout_seconds": _of("QUEUE_TIMEOUT_MS", self.queue_timeout_seconds),
+        }
+        below["router"] = {name: given for name, given in router.items() if given.value is not None}
+        if self.devices == ():
+            below["accelerators"] = {"nvidia": _of(DEVICES_VARIABLE, value=False)}
+        merged = merge(below, document)
+        runners = value_of(merged.get("runners"))
+        if runners is None and (self.devices or self.devices_by_id or self.context_tokens is not None):
+            # The demo's runner: it must not take devices that it may not see, either.
+            runners = [demo_runner_document()]
+        if isinstance(runners, list):
+            merged["runners"] = [self._runner(runner) if isinstance(runner, dict) else runner for runner in runners]
+        return merged
 
-    def _runners(self, config: WeftConfig) -> tuple[RunnerSection, ...] | None:
-        if config.runners is not None:
-            return tuple(map(self._runner, config.runners))
-        # The demo's: it must not take devices that it is not to see, either.
-        says_nothing = not self.devices and not self.devices_by_id and self.context_tokens is None
-        return None if says_nothing else (self._runner(demo_runner()),)
-
-    def _runner(self, runner: RunnerSection) -> RunnerSection:
-        update: dict[str, Any] = {"devices": self.devices} if self.devices else {}
-        if self.devices_by_id and not runner.devices and runner.engine.starts_engines:
+    def _runner(self, runner: Document) -> Document:
+        if self.devices_by_id and not value_of(runner.get("devices")) and _starts_engines(runner):
+            name = value_of(runner.get("name"))
             raise invalid_field(
-                "CUDA_VISIBLE_DEVICES",
-                f"must hold numbers such as 0,1; or say `devices` for runner {runner.name} in weft.yaml",
+                DEVICES_VARIABLE,
+                f"must hold numbers such as 0,1; or say `devices` for runner {name} in weft.yaml",
             )
-        models = tuple(map(self._model, runner.models))
-        return _with(runner, update).model_copy(update={"models": models})
+        devices = [_of(DEVICES_VARIABLE, device) for device in self.devices or ()]
+        below: Document = {"devices": devices} if devices else {}
+        models = runner.get("models")
+        if isinstance(models, list):
+            models = [self._model(model) if isinstance(model, dict) else model for model in models]
+            return {**below, **runner, "models": models}
+        return {**below, **runner}
 
-    def _model(self, model: ModelSettings) -> ModelSettings:
-        if self.context_tokens is not None and model.context_tokens is None:
-            model = replace(model, context_tokens=self.context_tokens)
-        if not isinstance(model, FileModelSettings):
-            return model
-        quantizations = {name: self._found(path) for name, path in model.quantizations.items()}
-        return replace(model, path=self._found(model.path), quantizations=quantizations)
+    def _model(self, model: Document) -> Document:
+        found = dict(model)
+        if self.context_tokens is not None:
+            found.setdefault("context_tokens", _of("VLLM_MAX_MODEL_LEN", self.context_tokens))
+        if "path" in model:
+            found["path"] = self._found(model["path"])
+        quantizations = model.get("quantizations")
+        if isinstance(quantizations, dict):
+            found["quantizations"] = {name: self._found(path) for name, path in quantizations.items()}
+        return found
 
-    def _found(self, path: Path) -> Path:
-        """The file that a path means: as it stands, or in one of the folders for models."""
-        whole = path.expanduser()
-        if whole.is_absolute() or whole.exists():
-            return path
-        return next((folder / whole for folder in self.model_folders if (folder / whole).exists()), path)
+    def _found(self, item: Any) -> Any:
+        """Returns the file that a path means: as it stands, or in one of the folders for models."""
+        text = value_of(item)
+        if not isinstance(text, (str, Path)):
+            return item
+        path = Path(text).expanduser()
+        if path.is_absolute() or path.exists():
+            return item
+        found = next((folder / path for folder in self.model_folders if (folder / path).exists()), None)
+        if found is None:
+            return item
+        return Given(str(found), f"{item.source}, found in a folder of models" if isinstance(item, Given) else "")
 
 
-def with_model_folders(config: WeftConfig, environment: Mapping[str, str]) -> WeftConfig:
-    """The configuration of a mesh whose runners hear this environment: here it says only where model files are.
+def with_model_folders(document: Document, environment: Mapping[str, str]) -> Document:
+    """Returns the configuration of a mesh whose runners get this environment: it only adds where model files are.
 
-    Raises INVALID_ARGUMENT naming a variable that would stop them.
+    Raises INVALID_ARGUMENT naming a variable that would stop the runners.
     """
-    heard = read_environment(environment)
-    heard.applied_to(config)
-    return RunnerEnvironment(model_folders=heard.model_folders).applied_to(config)
+    read = read_environment(environment)
+    read.applied_to(document)
+    return RunnerEnvironment(model_folders=read.model_folders).applied_to(document)
+
+
+def _of(variable: str, value: Any) -> Given:
+    return Given(value, f"environment variable {variable}")
+
+
+def _starts_engines(runner: Document) -> bool:
+    runtime = find_runtime(str(value_of(runner.get("runtime", DEFAULT_RUNTIME))))
+    return runtime is not None and runtime.starts_engines
 
 
 def read_environment(environment: Mapping[str, str]) -> RunnerEnvironment:
@@ -155,12 +172,6 @@ def read_environment(environment: Mapping[str, str]) -> RunnerEnvironment:
         metrics_port=_number(filled, "METRICS_PORT", 1, 65_535) if metrics else None,
         ignored=tuple(_ignored(filled, multi_tenant=multi_tenant, metrics=metrics)),
     )
-
-
-def _with(section: AnySection, update: Mapping[str, Any]) -> AnySection:
-    """The section with what its file does not say itself."""
-    left_open = {name: value for name, value in update.items() if name not in section.model_fields_set}
-    return section.model_copy(update=left_open) if left_open else section
 
 
 def _word(given: Mapping[str, str], name: str, words: Mapping[str, str]) -> str | None:
@@ -217,7 +228,7 @@ def _tenant_rates(given: Mapping[str, str], unit: RateUnit) -> dict[str, Rate]:
 
 def _devices(given: Mapping[str, str]) -> tuple[tuple[int, ...] | None, bool]:
     """Numbers, and whether there are ids instead. As CUDA reads it: what follows a negative number does not count."""
-    text = given.get("CUDA_VISIBLE_DEVICES")
+    text = given.get(DEVICES_VARIABLE)
     if text is None:
         return None, False
     found: list[int] = []
@@ -227,7 +238,7 @@ def _devices(given: Mapping[str, str]) -> tuple[tuple[int, ...] | None, bool]:
         if int(part) < 0:
             break
         if int(part) > _MAX_DEVICE or int(part) in found:
-            raise invalid_field("CUDA_VISIBLE_DEVICES", f"must hold each number once, from 0 to {_MAX_DEVICE}")
+            raise invalid_field(DEVICES_VARIABLE, f"must hold each number once, from 0 to {_MAX_DEVICE}")
         found.append(int(part))
     return tuple(sorted(found)), False
 

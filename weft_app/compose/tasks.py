@@ -4,18 +4,15 @@ from dataclasses import dataclass
 
 import router_svc.durable.batches.service
 import router_svc.durable.tasks.service
-from router_svc.durable.batches.config import BatchLimits
 from router_svc.durable.batches.service import BatchService
-from router_svc.durable.tasks.config import TaskLimits
+from router_svc.durable.tasks.config import TaskLimits, TaskSettings
 from router_svc.durable.tasks.service import TaskService, TaskServiceDeps
 from router_svc.service import RouterService
 from router_svc.store.database import RouterDatabase
 from weft.dispatch.agents import KnownNames
-from weft.dispatch.schema_guard import SchemaLimits
 from weft.kernel.service import Service
-from weft_app.compose.schema_limits import schema_limits
+from weft.kernel.settings import values_of
 from weft_app.config.config import WeftConfig
-from weft_app.config.task_section import BatchesSection, TasksSection
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +29,7 @@ class DurableServices:
 
 def durable_services(config: WeftConfig, database: RouterDatabase, router: RouterService) -> DurableServices:
     """Tasks and batches in the router's database, placed by the router itself."""
-    limits = task_limits(config.router.tasks, schema_limits(config.gateway.limits.schemas))
+    limits = task_limits(config)
     parts = TaskServiceDeps(
         placement=router.placement,
         fleet=router,
@@ -41,16 +38,11 @@ def durable_services(config: WeftConfig, database: RouterDatabase, router: Route
     )
     tasks = router_svc.durable.tasks.service.build(database, limits, parts)
     batches = router_svc.durable.batches.service.build(
-        database, batch_limits(config.router.batches), limits, tasks.events, names=KnownNames(router)
+        database, config.router.batches, limits, tasks.events, names=KnownNames(router)
     )
     return DurableServices(tasks, batches)
 
 
-def task_limits(section: TasksSection, schemas: SchemaLimits) -> TaskLimits:
-    """Every bound of tasks; tests/unit/host/test_task_limits.py sees to it that none is without a name."""
-    return TaskLimits(**section.model_dump(), schemas=schemas)
-
-
-def batch_limits(section: BatchesSection) -> BatchLimits:
-    """Every bound of files and batches."""
-    return BatchLimits(**section.model_dump())
+def task_limits(config: WeftConfig) -> TaskLimits:
+    """Returns every bound of durable tasks: their own, and those of the JSON schemas of any request."""
+    return TaskLimits(**values_of(TaskSettings, config.router.tasks), schemas=config.gateway.limits.schemas)

@@ -1,11 +1,10 @@
 """TLS as the configuration has it, for those who listen and those who connect."""
 
 import os
-from pathlib import Path
 from typing import Literal
 
 from weft.kernel.errors import invalid_field
-from weft.kernel.tls import ServerTls, TlsFiles, read_material
+from weft.kernel.tls import ServerTls, read_material
 from weft.kernel.tls_channel import ChannelSecurity
 from weft_app.compose.auth import KeyCheck
 from weft_app.compose.grpc_host import GrpcHost
@@ -17,7 +16,7 @@ SERVICE_KEY_VARIABLE = "WEFT_SERVICE_KEY"
 
 def channel_security(config: WeftConfig) -> ChannelSecurity:
     """What this process shows and trusts when it calls. Raises INVALID_ARGUMENT naming a file that is wrong."""
-    section, files = config.tls, mesh_files(config)
+    section, files = config.tls, config.tls.files
     read_material(files)
     return ChannelSecurity(
         files=files,
@@ -38,7 +37,7 @@ def server_tls(config: WeftConfig, service: Literal["registry", "router", "runne
     if allowed and not requires_clients:
         raise invalid_field(f"tls.allowed_clients.{service}", "needs tls.ca_file, and certificates that are required")
     return ServerTls(
-        files=mesh_files(config),
+        files=config.tls.files,
         requires_clients=requires_clients,
         allowed_clients=allowed,
         announced_host=section.announced_host or "",
@@ -50,29 +49,3 @@ def new_host(
 ) -> GrpcHost:
     """The gRPC server of a service, with TLS where the configuration has a certificate. `keys` admit its callers."""
     return GrpcHost(tls=server_tls(config, service), guard=None if keys is None else keys.interceptor())
-
-
-def mesh_files(config: WeftConfig) -> TlsFiles:
-    """The files of TLS between services."""
-    section = config.tls
-    return TlsFiles(
-        certificate_file=_expanded(section.certificate_file),
-        key_file=_expanded(section.key_file),
-        ca_file=_expanded(section.ca_file),
-    )
-
-
-def edge_files(config: WeftConfig) -> TlsFiles | None:
-    """The files of HTTPS; None: plain HTTP."""
-    section = config.gateway.tls
-    if section.certificate_file is None and section.key_file is None:
-        return None
-    return TlsFiles(
-        certificate_file=_expanded(section.certificate_file),
-        key_file=_expanded(section.key_file),
-        section="gateway.tls",
-    )
-
-
-def _expanded(path: Path | None) -> Path | None:
-    return None if path is None else path.expanduser()

@@ -30,11 +30,11 @@ from weft.kernel.telemetry import BoundedLogFile, configure_logging
 from weft_app.compose.home import WeftHome
 from weft_app.compose.responses import router_database
 from weft_app.compose.router import router_config
-from weft_app.compose.schema_limits import schema_limits
 from weft_app.compose.serving import registry_address, serve_until_stopped
 from weft_app.compose.tasks import task_limits
 from weft_app.compose.tls import new_host
-from weft_app.config.config import WeftConfig, load_config
+from weft_app.config.config import WeftConfig
+from weft_app.config.loader import load_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def broken_tasks(
     config: WeftConfig, database: RouterDatabase, router: RouterService, breakage: Breakage
 ) -> TaskService:
     """Durable tasks on a router, with what is wrong."""
-    limits = task_limits(config.router.tasks, schema_limits(config.gateway.limits.schemas))
+    limits = task_limits(config)
     parts = TaskServiceDeps(
         placement=router.placement,
         fleet=router,

@@ -20,7 +20,6 @@ from router_svc.simulation.scenario import (
 )
 from weft.kernel.request import Skill
 from weft_app.config.config_section import Name, Section
-from weft_app.config.router_sections import PolicyName
 
 MAX_HOSTS = 100_000
 
@@ -118,7 +117,7 @@ class ModelSection(Section):
     """Whether it gives way to no other."""
     keep_alive_seconds: Moment | None = None
     """How long it stays loaded unused. Default: until its memory is needed."""
-    policy: PolicyName = "least_loaded"
+    policy: Literal["least_loaded", "random", "round_robin", "prefix_affinity"] = "least_loaded"
     """How one of several hosts is chosen."""
     max_in_flight: Limit = 0
     """Requests at once over all hosts. 0: no limit."""

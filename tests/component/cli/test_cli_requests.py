@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from router_svc.client_registry import ClientProfile, ClientRegistry, ClientsConfig
+from router_svc.client_registry import ClientRegistry, ClientsConfig
 from router_svc.policy.decisions import Loads, Placed, Rejects, Waits, Wakes
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.choice import Choice, Considered
-from router_svc.rate_limits import RateLimitConfig
+from router_svc.policy.settings import ClientProfile, RateLimitConfig
 from router_svc.request_log import RequestLog
 from router_svc.request_servicer import LocalRequests, RequestServicer
 from weft.api.common.v1 import receipt_pb2

@@ -34,9 +34,9 @@ from test_api_keys_http import ScriptedKeys
 from test_gateway_keys import Keys
 from test_gateway_requests import ScriptedRequests
 
-from gateway import GatewayConfig, build
 from gateway.app import GatewayPorts, create_app
-from gateway.config import BatchEdgeConfig, ConnectionLimits
+from gateway.config import BatchEdgeConfig, ConnectionLimits, GatewayConfig
+from gateway.service import build
 from weft.api.common.v1 import (
     audio_pb2,
     chat_pb2,

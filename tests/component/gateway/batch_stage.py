@@ -10,8 +10,7 @@ from typing import Any, Final
 from file_script import MemoryBatches, MemoryFiles
 from gateway_script import RunningGateway, serving
 
-from gateway import GatewayConfig
-from gateway.config import BatchEdgeConfig
+from gateway.config import BatchEdgeConfig, GatewayConfig
 from weft.durable.files import BATCH_INPUT, NewFile
 
 PATH = "/v1/batches"

@@ -10,13 +10,14 @@ from typing import Any
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from registry_script import ScriptedRegistry
 
-from gateway import GatewayConfig, GatewayService, build
 from gateway.admin.keys_port import KeysPort
 from gateway.admin.ports import AdminPorts
 from gateway.app import GatewayPorts
 from gateway.auth.authentication import KeyRingSource
+from gateway.config import GatewayConfig
 from gateway.media import MediaSource
 from gateway.ports import RegistryPort, RequestDispatcher, Whole
+from gateway.service import GatewayService, build
 from weft.api.common.v1 import (
     audio_pb2,
     embedding_pb2,

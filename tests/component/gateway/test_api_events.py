@@ -7,7 +7,7 @@ import pytest
 from gateway_script import RawResponse, head, serving
 from registry_script import ScriptedRegistry, event
 
-from gateway import GatewayConfig
+from gateway.config import GatewayConfig
 from gateway.ports import EventFilter
 from weft.documents.document_base import ResourceKind
 from weft.kernel.errors import WeftError

@@ -6,7 +6,7 @@ import pytest
 from gateway_script import RawResponse, serving
 from registry_script import ScriptedRegistry
 
-from gateway import GatewayConfig
+from gateway.config import GatewayConfig
 from weft.documents.document_base import ResourceKind
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason

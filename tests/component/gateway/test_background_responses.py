@@ -23,8 +23,7 @@ from gateway_script import delta, serving, started
 from response_script import MemoryResponses
 from task_script import ScriptedTasks, output
 
-from gateway import GatewayConfig
-from gateway.config import KeepResponses
+from gateway.config import GatewayConfig, KeepResponses
 from weft.api.common.v1 import priority_pb2
 from weft.durable.tasks import NewTask
 from weft.kernel.errors import WeftError

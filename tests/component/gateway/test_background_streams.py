@@ -22,7 +22,7 @@ from gateway_script import RawResponse, RunningGateway, delta, hello, queued, se
 from response_script import MemoryResponses
 from task_script import ScriptedTasks, output
 
-from gateway import GatewayConfig
+from gateway.config import GatewayConfig
 from gateway.responses import output as responses_output
 from weft.kernel.errors import WeftError
 from weft.kernel.names import new_id

@@ -10,8 +10,7 @@ from batch_stage import BODY, CHAT, PATH, Stage, jsonl, line, stage
 from file_script import HELLO, NOW, MemoryBatches, MemoryFiles
 from gateway_script import serving
 
-from gateway import GatewayConfig
-from gateway.config import RateLimitConfig
+from gateway.config import GatewayConfig, RateLimitConfig
 from weft.api.common.v1 import embedding_pb2
 from weft.api.router.v1 import task_pb2
 from weft.durable.batches import Batch, BatchLine, NewBatch

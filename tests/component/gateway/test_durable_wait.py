@@ -10,7 +10,7 @@ from gateway_script import RawResponse, RunningGateway, ScriptedDispatcher, delt
 from response_script import MemoryResponses
 from task_script import ScriptedTasks, output
 
-from gateway import GatewayConfig
+from gateway.config import GatewayConfig
 from weft.api.common.v1.priority_pb2 import PRIORITY_LOW, PRIORITY_NORMAL
 from weft.durable.tasks import TaskChunk, TaskEvent
 from weft.kernel.errors import FieldError, WeftError

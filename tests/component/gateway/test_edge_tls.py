@@ -39,9 +39,15 @@ def service(config: GatewayConfig) -> GatewayService:
     return gateway.service.build(config, ports)
 
 
+def edge_tls(files: TlsFiles) -> EdgeTls:
+    return EdgeTls(certificate_file=files.certificate_file, key_file=files.key_file)
+
+
 @asynccontextmanager
-async def serving(files: TlsFiles, config: GatewayConfig | None = None, **tls: float) -> AsyncIterator[GatewayService]:
-    edge = EdgeTls(files=files, **tls)
+async def serving(
+    files: TlsFiles, config: GatewayConfig | None = None, handshake_timeout_seconds: float = 10.0
+) -> AsyncIterator[GatewayService]:
+    edge = replace(edge_tls(files), handshake_timeout_seconds=handshake_timeout_seconds)
     running = service(replace(config or GatewayConfig(port=0), tls=edge))
     await running.start()
     try:
@@ -170,7 +176,7 @@ async def test_a_key_that_others_may_read_keeps_the_edge_from_starting(files: Tl
     assert files.key_file is not None
     files.key_file.chmod(0o644)
     with pytest.raises(FieldError, match="0644"):
-        await service(GatewayConfig(port=0, tls=EdgeTls(files=files))).start()
+        await service(GatewayConfig(port=0, tls=edge_tls(files))).start()
 
 
 @pytest.mark.parametrize(
@@ -187,7 +193,7 @@ async def test_a_key_that_others_may_read_keeps_the_edge_from_starting(files: Tl
 async def test_beyond_loopback_it_listens_with_keys_and_tls_alone(
     files: TlsFiles, has_keys: bool, has_tls: bool, is_elsewhere: bool, missing: tuple[str, ...]
 ) -> None:
-    tls = EdgeTls(files=files) if has_tls else None
+    tls = edge_tls(files) if has_tls else EdgeTls()
     edge = service(
         GatewayConfig(host=ELSEWHERE, port=0, auth_required=has_keys, tls=tls, tls_terminated_elsewhere=is_elsewhere)
     )

@@ -17,8 +17,8 @@ from starlette.types import Message, Receive, Scope, Send
 from structlog.testing import capture_logs
 from task_script import ScriptedTasks
 
-from gateway import GatewayConfig
 from gateway.app import GatewayPorts, create_app
+from gateway.config import GatewayConfig
 from gateway.routing import EndpointApp
 from weft.kernel.errors import WeftError
 from weft.kernel.principal import KeyRing

@@ -10,8 +10,7 @@ import pytest
 from file_script import MemoryFiles
 from gateway_script import RawResponse, RunningGateway, head, serving
 
-from gateway import GatewayConfig
-from gateway.config import BatchEdgeConfig, ConnectionLimits
+from gateway.config import BatchEdgeConfig, ConnectionLimits, GatewayConfig
 from weft.durable.files import MAX_PIECE_BYTES, NewFile, StoredFile
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

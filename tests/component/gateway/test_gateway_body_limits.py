@@ -5,8 +5,7 @@ import json
 
 from gateway_script import RawResponse, head, serving
 
-from gateway import GatewayConfig
-from gateway.config import ConnectionLimits, RequestLimits
+from gateway.config import ConnectionLimits, GatewayConfig, RequestLimits
 
 CHAT = "/v1/chat/completions"
 GOOD = b'{"model":"tiny","messages":[{"role":"user","content":"hi"}]}'

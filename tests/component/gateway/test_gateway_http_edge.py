@@ -5,8 +5,7 @@ import json
 import pytest
 from gateway_script import RawResponse, RunningGateway, ScriptedDispatcher, head, serving
 
-from gateway import GatewayConfig
-from gateway.config import ConnectionLimits
+from gateway.config import ConnectionLimits, GatewayConfig
 
 CHAT = "/v1/chat/completions"
 GOOD = b'{"model":"tiny","messages":[{"role":"user","content":"hi"}]}'

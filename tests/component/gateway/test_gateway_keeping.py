@@ -9,8 +9,7 @@ import pytest
 from gateway_script import RunningGateway, ScriptedDispatcher, Step, delta, hello, serving
 from response_script import MemoryResponses
 
-from gateway import GatewayConfig
-from gateway.config import KeepResponses, RequestLimits
+from gateway.config import GatewayConfig, KeepResponses, RequestLimits
 from gateway.responses import history
 from gateway.responses.running import Keeping, RespondingGeneration, RunningResponse, RunningResponses
 from weft.api.common.v1 import chat_pb2

@@ -7,7 +7,7 @@ import pytest
 from gateway_script import RunningGateway, ScriptedDispatcher, Step, delta, finished, hello, queued, serving
 from response_script import MemoryResponses
 
-from gateway import GatewayConfig
+from gateway.config import GatewayConfig
 from weft.api.common.v1 import chat_pb2, event_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

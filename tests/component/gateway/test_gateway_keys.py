@@ -9,9 +9,9 @@ import pytest
 from gateway_script import FixedFleet, RunningGateway, ScriptedDispatcher, model, serving
 from registry_script import ScriptedRegistry
 
-from gateway import GatewayConfig
 from gateway.admin.ports import AdminPorts
 from gateway.app import GatewayPorts, create_app
+from gateway.config import GatewayConfig
 from gateway.endpoints import ACCESS_RULES
 from weft.kernel.principal import (
     DEFAULT_SCOPES,

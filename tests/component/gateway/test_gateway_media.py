@@ -12,7 +12,7 @@ from openai import APIError, APIStatusError, BadRequestError
 from openai.types.chat import ChatCompletionMessageParam
 from structlog.testing import capture_logs
 
-from gateway import GatewayConfig
+from gateway.config import GatewayConfig
 from gateway.media import MediaAddress, MediaConfig, MediaFile
 from gateway.media.fetcher import MediaFetcher
 from weft.api.common.v1 import chat_pb2

@@ -21,7 +21,7 @@ from openai.types.responses import FunctionToolParam
 from pydantic import BaseModel
 from response_script import MemoryResponses
 
-from gateway import GatewayConfig
+from gateway.config import GatewayConfig
 from gateway.media import MediaAddress, MediaConfig, MediaFile
 from weft.api.common.v1 import chat_pb2, event_pb2
 from weft.kernel.errors import WeftError

@@ -8,8 +8,9 @@ from gateway_script import FixedFleet, ScriptedDispatcher, serving
 from prometheus_client import CollectorRegistry
 from registry_script import ScriptedRegistry
 
-from gateway import GatewayConfig, GatewayService, build
 from gateway.app import GatewayPorts
+from gateway.config import GatewayConfig
+from gateway.service import GatewayService, build
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import new_server

@@ -16,7 +16,7 @@ from gateway_script import (
     unchunked,
 )
 
-from gateway import GatewayConfig
+from gateway.config import GatewayConfig
 from weft.api.common.v1 import event_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

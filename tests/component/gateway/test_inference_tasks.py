@@ -10,8 +10,7 @@ from gateway_script import RawResponse, RunningGateway, delta, finished, hello, 
 from task_script import ScriptedTasks, output
 from test_gateway_media import CONFIG, PICTURE, URL, ScriptedMedia
 
-from gateway import GatewayConfig
-from gateway.config import RateLimitConfig
+from gateway.config import GatewayConfig, RateLimitConfig
 from weft.api.common.v1 import completion_pb2
 from weft.api.common.v1.priority_pb2 import PRIORITY_HIGH, PRIORITY_UNSPECIFIED
 from weft.api.router.v1 import task_pb2

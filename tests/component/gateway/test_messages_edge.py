@@ -16,7 +16,7 @@ from messages_script import (
     names_of,
 )
 
-from gateway import GatewayConfig
+from gateway.config import GatewayConfig
 from weft.api.common.v1 import chat_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

@@ -12,9 +12,9 @@ from messages_script import claude_code_request
 
 from gateway.anthropic.messages import TranslatedMessages, to_payload
 from gateway.anthropic.schema import MessagesRequest
-from gateway.config import RequestLimits
+from gateway.config import MediaConfig, RequestLimits
 from gateway.intake.json_guard import parse
-from gateway.media import MediaConfig, RequestMedia
+from gateway.media import RequestMedia
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 

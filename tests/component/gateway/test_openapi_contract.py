@@ -24,8 +24,8 @@ from schemathesis.specs.openapi.checks import (
 from test_api_keys_http import SECRET, Ring, ScriptedKeys
 from test_gateway_requests import ScriptedRequests
 
-from gateway import GatewayConfig
 from gateway.app import GatewayPorts, create_app
+from gateway.config import GatewayConfig
 from weft.kernel.principal import key_text
 
 

@@ -8,8 +8,7 @@ from gateway_script import Frame, ScriptedDispatcher, ScriptedGeneration, servin
 from openai import RateLimitError
 from runner_api_stage import RunnerApiStage, edge, runner_api
 
-from gateway import GatewayConfig
-from gateway.config import RateLimitConfig
+from gateway.config import GatewayConfig, RateLimitConfig
 from gateway.runner_api.capabilities import TTL_SECONDS
 from gateway.runner_api.deps import RunnerApiConfig
 from weft.dispatch.frames import GenerationPayload

@@ -111,7 +111,7 @@ async def ledger_home(folder: Path, **settings: Any) -> AsyncIterator[LedgerHome
         "renew_interval_seconds": 0.4,
         "watch_interval_seconds": 0.1,
         "restart_grace_seconds": 0.0,
-        "device_margin_bytes": 0,
+        "device_margin_mb": 0,
     }
     home = LedgerHome(folder, LedgerConfig(**{**quick, **settings}))
     await home.start()

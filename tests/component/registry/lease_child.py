@@ -73,7 +73,7 @@ async def main(database_url: str, what: str) -> None:
     store = SqlStore(database_url)
     await store.open()
     leases = DyingStore(store) if what == "commit" else SqlLeaseStore(store)
-    config = LedgerConfig(device_margin_bytes=MARGIN, renew_interval_seconds=0.01)
+    config = LedgerConfig(device_margin_mb=MARGIN // 1024**2, renew_interval_seconds=0.01)
     ledger = Ledger(leases, SystemClock(), config, ScriptedCalls(), lambda _: None)
     await ledger.start()
     host = SimulatedHost(totals=(24 * GIB, 24 * GIB))

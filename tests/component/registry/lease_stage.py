@@ -207,7 +207,7 @@ class Stage:
         self.clock = FreezingClock()
         self.memory_store = MemoryLeaseStore()
         self.store: LeaseStore = store or self.memory_store
-        self.config = LedgerConfig(device_margin_bytes=MARGIN, **settings)
+        self.config = LedgerConfig(device_margin_mb=MARGIN // 1024**2, **settings)
         self.calls = ScriptedCalls()
         self.sessions: dict[str, str] = {}
         """The present incarnation of each runner."""

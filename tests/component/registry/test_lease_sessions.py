@@ -4,7 +4,7 @@ from contextlib import aclosing
 from dataclasses import replace
 
 import pytest
-from lease_stage import GIB, MARGIN, ScriptedCalls, SimulatedHost
+from lease_stage import GIB, ScriptedCalls, SimulatedHost
 
 from registry_svc.config import LedgerConfig, RegistryConfig
 from registry_svc.ledger.domain import AcquireRequest, Granted
@@ -55,7 +55,7 @@ async def test_a_runner_leases_memory_with_the_session_that_it_opened() -> None:
     store, clock = SqlStore("sqlite+aiosqlite://"), SystemClock()
     core = RegistryCore(store, clock, RegistryConfig(database_url="sqlite+aiosqlite://"))
     sessions = session_lookup(core)
-    ledger = Ledger(SqlLeaseStore(store), clock, LedgerConfig(device_margin_bytes=MARGIN), ScriptedCalls(), sessions)
+    ledger = Ledger(SqlLeaseStore(store), clock, LedgerConfig(device_margin_mb=512), ScriptedCalls(), sessions)
     await core.start()
     await ledger.start()
     try:

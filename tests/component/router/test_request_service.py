@@ -12,7 +12,7 @@ import pytest
 from router_svc.client_registry import ClientRegistry, ClientsConfig
 from router_svc.placement_servicer import PlacementServicer
 from router_svc.policy.decisions import Waits
-from router_svc.rate_limits import RateLimitConfig
+from router_svc.policy.settings import RateLimitConfig
 from router_svc.request_log import RequestLog
 from router_svc.request_servicer import LocalRequests, RequestServicer
 from weft.api.common.v1 import receipt_pb2

@@ -6,13 +6,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from router_svc.client_registry import ClientProfile, ClientsConfig
+from router_svc.client_registry import ClientsConfig
 from router_svc.loop import Books, LoopParts, SchedulingLoop, WakeFinished
 from router_svc.placement import LocalPlacement
 from router_svc.policy.decisions import Wakes
 from router_svc.policy.limits import SchedulerLimits
-from router_svc.policy.settings import Settings
-from router_svc.rate_limits import RateLimitConfig
+from router_svc.policy.settings import ClientProfile, RateLimitConfig, Settings
 from router_svc.request_servicer import LocalRequests
 from router_svc.ticket_office import TicketOffice
 from weft.api.common.v1 import receipt_pb2

@@ -57,7 +57,7 @@ class RunningRegistry:
             watch_interval_seconds=0.1,
             reclaim_wait_seconds=1.0,
             restart_grace_seconds=5.0,
-            device_margin_bytes=MARGIN_BYTES,
+            device_margin_mb=MARGIN_BYTES // MIB,
         )
         config = RegistryConfig(
             database_url=self._database_url, heartbeat_interval_seconds=2.0, report_interval_seconds=0.2, ledger=book

@@ -10,7 +10,7 @@ import pytest
 
 from runner_svc.tools.tool_box import build_tool_box
 from weft_app.compose.tool_sources import tool_sources
-from weft_app.config.config import load_config
+from weft_app.config.loader import load_config
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "examples" / "tools"

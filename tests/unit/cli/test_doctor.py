@@ -13,7 +13,7 @@ from weft.kernel.errors import WeftError
 from weft_app.cli.doctor import Finding, Verdict, examine
 from weft_app.compose.home import WeftHome
 from weft_app.compose.preflight import require_startable
-from weft_app.config.config import load_config
+from weft_app.config.loader import load_config
 from weft_testing.free_port import free_port
 
 

@@ -7,9 +7,9 @@ import pytest
 from gateway.anthropic.messages import TranslatedMessages, to_payload
 from gateway.anthropic.schema import MessagesRequest
 from gateway.anthropic.turns import TOOL_FAILED
-from gateway.config import RequestLimits
+from gateway.config import MediaConfig, RequestLimits
 from gateway.intake.json_guard import parse
-from gateway.media import MediaConfig, RequestMedia
+from gateway.media import RequestMedia
 from weft.api.common.v1 import chat_pb2
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.json_objects import plain_object

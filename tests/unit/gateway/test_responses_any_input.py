@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.examples import examples
 
-from gateway.config import RequestLimits
+from gateway.config import MediaConfig, RequestLimits
 from gateway.intake.json_guard import parse
-from gateway.media import MediaConfig, RequestMedia
+from gateway.media import RequestMedia
 from gateway.responses.document import ResponseDocument, ResponseState
 from gateway.responses.history import conversation_of, items_to_keep
 from gateway.responses.output import new_response_id

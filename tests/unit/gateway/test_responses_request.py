@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from google.protobuf.json_format import MessageToDict
 
-from gateway.config import RequestLimits
+from gateway.config import MediaConfig, RequestLimits
 from gateway.intake.json_guard import parse
-from gateway.media import MediaConfig, RequestMedia
+from gateway.media import RequestMedia
 from gateway.responses.payload import AskedResponse, Conversation, own_items, to_asked, uses_pool_envelope
 from gateway.responses.schema import InputItem, ResponsesRequest
 from weft.api.common.v1 import chat_pb2

@@ -7,8 +7,9 @@ import pytest
 
 from weft.kernel.errors import FieldError
 from weft.kernel.reasons import Reason
-from weft_app.config.config import WeftConfig, load_config, merge
-from weft_app.config.config_reference import render
+from weft_app.config.config import WeftConfig
+from weft_app.config.loader import load_config, merge
+from weft_app.config.reference import SCHEMA_NAME, render, schema_text
 
 DOCS = Path(__file__).parents[3] / "docs"
 
@@ -21,6 +22,7 @@ def _write(folder: Path, name: str, text: str) -> Path:
 
 def test_the_reference_in_the_docs_is_made_from_the_model() -> None:
     assert (DOCS / "configuration.md").read_text() == render()
+    assert (DOCS / "schemas" / SCHEMA_NAME).read_text() == schema_text()
 
 
 def test_every_setting_is_described() -> None:

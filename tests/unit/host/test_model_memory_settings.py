@@ -15,7 +15,7 @@ from weft.gpu.snapshot import Source
 from weft.kernel.errors import FieldError
 from weft_app.compose.home import WeftHome
 from weft_app.compose.runner import runner_config
-from weft_app.config.config import AcceleratorSection, DeclaredDevice
+from weft_app.config.config import AcceleratorSettings, DeclaredDevice
 from weft_app.config.runner_sections import RunnerSection
 
 MIB = 1024**2
@@ -36,7 +36,7 @@ def _section(path: Path, *others: dict[str, Any], **fields: Any) -> RunnerSectio
     return RunnerSection.model_validate({"name": "r1", "command": ["server"], "models": [model, *further], **fields})
 
 
-def _config(section: RunnerSection, tmp_path: Path, accelerators: AcceleratorSection | None = None) -> RunnerConfig:
+def _config(section: RunnerSection, tmp_path: Path, accelerators: AcceleratorSettings | None = None) -> RunnerConfig:
     return runner_config(
         section,
         WeftHome(tmp_path),
@@ -138,7 +138,7 @@ def test_a_server_that_weft_does_not_start_has_no_replicas() -> None:
 async def test_devices_ports_and_the_wait_for_memory_reach_the_runner(model_file: Path, tmp_path: Path) -> None:
     places = {"devices": [1, 3], "memory_wait_seconds": 7.0, "port_range": "41000-41001"}
     section = _section(model_file, {"name": "b"}, model={"pin": True}, **places)
-    declared = AcceleratorSection(declared=(DeclaredDevice(name="budget", memory_mb=64),))
+    declared = AcceleratorSettings(declared=(DeclaredDevice(name="budget", memory_mb=64),))
     config = _config(section, tmp_path, declared)
     assert (config.device_indexes, config.memory_wait_seconds) == ((1, 3), 7.0)
     assert config.observer is not None

@@ -17,7 +17,7 @@ from weft.kernel.errors import FieldError
 from weft_app.compose.home import WeftHome
 from weft_app.compose.published_agents import published_agents
 from weft_app.compose.runner import runner_config
-from weft_app.config.config import load_config
+from weft_app.config.loader import load_config
 from weft_app.config.runner_sections import RunnerSection
 
 EVERYTHING: dict[str, Any] = {

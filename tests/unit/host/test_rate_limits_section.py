@@ -12,7 +12,8 @@ from weft.kernel.units import Rate
 from weft_app.compose.gateway import gateway_config
 from weft_app.compose.runner_environment import read_environment
 from weft_app.compose.runner_http import RunnerHttpPlan, runner_api_config
-from weft_app.config.config import WeftConfig, load_config
+from weft_app.config.config import WeftConfig
+from weft_app.config.loader import load_config, parse_config
 
 LIMITED = {"rate_limits": {"default": "10req/sec", "tenants": {"big": "500req/min"}}}
 AS_CONFIG = RateLimitConfig(default=Rate(10, 1), tenants={"big": Rate(500, 60)})
@@ -20,7 +21,7 @@ AS_CONFIG = RateLimitConfig(default=Rate(10, 1), tenants={"big": Rate(500, 60)})
 
 def config(**gateway: Any) -> WeftConfig:
     runners = [{"name": "a", "models": [{"name": "m", "path": "m.gguf"}]}]
-    return WeftConfig.model_validate({"runners": runners, "gateway": gateway})
+    return parse_config({"runners": runners, "gateway": gateway})
 
 
 def limits_of_runner(environment: dict[str, str], **gateway: Any) -> RateLimitConfig | None:

@@ -4,11 +4,12 @@ import pytest
 
 from weft_app.compose.router import router_config
 from weft_app.config.config import WeftConfig
+from weft_app.config.loader import parse_config
 
 
 def test_the_kinds_of_wake_recipes_reach_the_router_and_commands_are_off_by_default() -> None:
     assert router_config(WeftConfig(), "unix:/registry").wake_recipes == {"wake_on_lan", "http"}
-    config = WeftConfig.model_validate({"router": {"wake_recipes": ["command"]}})
+    config = parse_config({"router": {"wake_recipes": ["command"]}})
     assert router_config(config, "unix:/registry").wake_recipes == {"command"}
 
 

@@ -10,17 +10,20 @@ from weft.kernel.units import Rate
 from weft_app.compose.demo import with_http_port
 from weft_app.compose.runner_environment import RunnerEnvironment, read_environment, with_model_folders
 from weft_app.config.config import WeftConfig
+from weft_app.config.loader import parse_config
 
 
 def config(**fields: Any) -> WeftConfig:
+    return parse_config(document(**fields))
+
+
+def document(**fields: Any) -> dict[str, Any]:
     models = [{"name": "qwen", "path": "qwen.gguf"}]
-    return WeftConfig.model_validate(
-        {"runners": [{"name": "a", "models": models, **fields.pop("runner", {})}], **fields}
-    )
+    return {"runners": [{"name": "a", "models": models, **fields.pop("runner", {})}], **fields}
 
 
 def applied(environment: dict[str, str], **fields: Any) -> WeftConfig:
-    return read_environment(environment).applied_to(config(**fields))
+    return parse_config(read_environment(environment).applied_to(document(**fields)))
 
 
 def only_runner(found: WeftConfig) -> Any:
@@ -158,9 +161,9 @@ def test_no_visible_devices_means_that_none_is_asked_for() -> None:
 
 
 def test_the_demos_runner_is_kept_to_the_visible_devices_too() -> None:
-    found = read_environment({"CUDA_VISIBLE_DEVICES": "1"}).applied_to(WeftConfig())
+    found = parse_config(read_environment({"CUDA_VISIBLE_DEVICES": "1"}).applied_to({}))
     assert only_runner(found).devices == (1,)
-    assert read_environment({"LOG_LEVEL": "debug"}).applied_to(WeftConfig()).runners is None
+    assert parse_config(read_environment({"LOG_LEVEL": "debug"}).applied_to({})).runners is None
 
 
 def test_devices_named_by_id_need_numbers_in_the_file() -> None:
@@ -199,13 +202,13 @@ def test_the_only_runner_gets_the_port_of_the_command_line() -> None:
 def test_a_port_for_several_runners_is_refused_with_the_way_out() -> None:
     runners = [{"name": name, "models": [{"name": f"m-{name}", "path": __file__}]} for name in "ab"]
     with pytest.raises(FieldError, match="--http-port: is for one runner; say `http_port` for each"):
-        with_http_port(WeftConfig.model_validate({"runners": runners}), 8081)
+        with_http_port(parse_config({"runners": runners}), 8081)
 
 
 def test_a_mesh_hears_of_model_folders_alone_but_of_every_fault(tmp_path: Path) -> None:
     (tmp_path / "qwen.gguf").touch()
-    found = with_model_folders(config(), {"MODEL_BASE_PATH": str(tmp_path), "MAX_QUEUE_DEPTH": "1"})
+    found = parse_config(with_model_folders(document(), {"MODEL_BASE_PATH": str(tmp_path), "MAX_QUEUE_DEPTH": "1"}))
     assert only_runner(found).models[0].path == tmp_path / "qwen.gguf"
     assert found.router.queue_depth_per_runner == 16
     with pytest.raises(FieldError, match="CUDA_VISIBLE_DEVICES"):
-        with_model_folders(config(), {"CUDA_VISIBLE_DEVICES": "GPU-1"})
+        with_model_folders(document(), {"CUDA_VISIBLE_DEVICES": "GPU-1"})

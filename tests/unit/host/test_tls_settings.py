@@ -7,13 +7,14 @@ import pytest
 
 from weft.kernel.errors import FieldError
 from weft_app.compose.gateway import gateway_config
-from weft_app.compose.tls import channel_security, edge_files, server_tls
+from weft_app.compose.tls import channel_security, server_tls
 from weft_app.config.config import WeftConfig
+from weft_app.config.loader import parse_config
 from weft_testing.certificates import Authority
 
 
 def config(**tls: Any) -> WeftConfig:
-    return WeftConfig.model_validate({"tls": tls})
+    return parse_config({"tls": tls})
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def files(tmp_path: Path) -> dict[str, str]:
 
 def test_without_a_certificate_there_is_no_tls_and_callers_show_none() -> None:
     assert server_tls(config(), "registry") is None
-    assert edge_files(config()) is None
+    assert not config().gateway.tls.is_set
     assert channel_security(config()).files.paths == ()
 
 
@@ -71,9 +72,8 @@ def test_a_process_does_not_start_with_files_that_it_could_not_show(files: dict[
 def test_the_home_of_the_user_is_known_and_https_has_files_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/ann")
     edge = {"certificate_file": "~/edge.pem", "key_file": "~/edge.key", "handshake_timeout_seconds": 3.0}
-    told = WeftConfig.model_validate({"gateway": {"tls": edge, "allowed_hosts": ["Mesh.Example"]}})
+    told = parse_config({"gateway": {"tls": edge, "allowed_hosts": ["Mesh.Example"]}})
     built = gateway_config(told)
-    assert built.tls is not None
     assert built.tls.files.paths == (Path("/home/ann/edge.pem"), Path("/home/ann/edge.key"))
     assert (built.tls.files.section, built.tls.handshake_timeout_seconds) == ("gateway.tls", 3.0)
     assert built.allowed_hosts == {"mesh.example"}

@@ -13,7 +13,7 @@ from weft_app.compose.home import WeftHome
 from weft_app.compose.join_address import JoinAddress, Trust, open_join_channel, parse_join_address, parse_trust
 from weft_app.compose.relay import known_endpoint, split_address
 from weft_app.compose.relay_certificate import certificate_from_files, self_signed_certificate
-from weft_app.config.config import RelaySection
+from weft_app.config.config import RelaySettings
 
 PIN = "sha256:" + "ab" * 32
 TLS = JoinAddress(host="mesh.example", port=7443, is_tls=True)
@@ -166,4 +166,4 @@ def test_where_no_relay_runs_no_endpoint_is_known(tmp_path: Path) -> None:
     home.run.mkdir()
     (home.run / "relay.json").write_text('{"surprise": 1}')
     assert known_endpoint(home) is None
-    assert RelaySection().listen is None
+    assert RelaySettings().listen is None

@@ -8,15 +8,14 @@ from typing import Any
 import pytest
 import yaml
 
-from registry_svc.config import GovernanceMode
+from registry_svc.config import GovernanceMode, GovernanceSettings
 from registry_svc.operations.governance import OpenGate
 from registry_svc.operations.governance_gate import GovernanceGate, build_gate
 from weft.kernel.errors import FieldError
 from weft.signing.signatures import new_key_file
 from weft_app.compose.home import WeftHome
 from weft_app.compose.registry import KEY_PATH_VARIABLE, governance_config
-from weft_app.config.config import WeftConfig
-from weft_app.config.registry_sections import GovernanceSection
+from weft_app.config.loader import parse_config
 from weft_testing.fake_clock import FakeClock
 
 KEY = b"0123456789abcdef0123456789abcdef-1"
@@ -24,8 +23,8 @@ OTHER_KEY = b"0123456789abcdef0123456789abcdef-2"
 SIGNERS = [{"id": "alice"}, {"id": "bob", "revoked": True}]
 
 
-def _section(**settings: object) -> GovernanceSection:
-    return WeftConfig.model_validate({"registry": {"governance": settings}}).registry.governance
+def _section(**settings: object) -> GovernanceSettings:
+    return parse_config({"registry": {"governance": settings}}).registry.governance
 
 
 @pytest.fixture
@@ -93,7 +92,7 @@ def test_the_examples_of_the_manual_are_configurations(tmp_path: Path, key_file:
     manual = (Path(__file__).parents[3] / "docs" / "governance.md").read_text("utf-8")
     modes = []
     for block in re.findall(r"```yaml\n(.*?)```", manual, re.DOTALL):
-        section = WeftConfig.model_validate(yaml.safe_load(block)).registry.governance
+        section = parse_config(yaml.safe_load(block)).registry.governance
         config = governance_config(section, WeftHome(tmp_path), environment={}, default_key_path=key_file)
         assert isinstance(build_gate(config, FakeClock()), GovernanceGate)
         modes.append(config.mode)

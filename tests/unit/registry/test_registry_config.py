@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from registry_svc.config import RegistryConfig
+from registry_svc.config import RegistryConfig, RegistrySettings
 from weft.kernel.errors import FieldError
 from weft_app.compose.home import WeftHome
 from weft_app.compose.registry import allow_cloud_fallback, registry_config
-from weft_app.config.config import RegistrySection, WeftConfig
+from weft_app.config.config import WeftConfig
 
 URL = "sqlite+aiosqlite://"
 
@@ -35,7 +35,7 @@ def test_no_spread_is_a_choice_and_a_negative_one_is_not() -> None:
 
 
 def test_the_file_reaches_the_registry(tmp_path: Path) -> None:
-    section = RegistrySection(restart_spread_seconds=7.0, hibernating_keep_seconds=86_400.0)
+    section = RegistrySettings(restart_spread_seconds=7.0, hibernating_keep_seconds=86_400.0)
     config = registry_config(WeftConfig(registry=section), WeftHome(tmp_path))
     assert (config.restart_spread_seconds, config.hibernating_keep_seconds) == (7.0, 86_400.0)
 
@@ -69,7 +69,7 @@ def test_cloud_fallback_begins_as_the_file_says_else_the_environment_else_allowe
     monkeypatch.delenv("WEFT_ALLOW_CLOUD_FALLBACK", raising=False)
     if word is not None:
         monkeypatch.setenv("WEFT_ALLOW_CLOUD_FALLBACK", word)
-    section = RegistrySection(allow_cloud_fallback=configured)
+    section = RegistrySettings(allow_cloud_fallback=configured)
     assert registry_config(WeftConfig(registry=section), WeftHome(tmp_path)).allow_cloud_fallback is allowed
 
 

@@ -1,12 +1,13 @@
 """Profiles of clients, how they ask, what limits them, and pauses."""
 
 from datetime import UTC
+from typing import Any
 
 import pytest
 
-from router_svc.client_registry import ClientProfile, ClientRegistry, ClientsConfig
+from router_svc.client_registry import ClientRegistry, ClientsConfig
 from router_svc.policy.client_usage import MAX_TARGETS_COUNTED, MAX_TARGETS_TOLD, ClientPattern, Cooldown, CooldownRule
-from router_svc.rate_limits import RateLimitConfig
+from router_svc.policy.settings import ClientProfile, RateLimitConfig
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import request_pb2 as pb
 from weft.dispatch.placement import PlacementRequest
@@ -16,10 +17,10 @@ from weft.kernel.request import Operation, Priority
 from weft.kernel.units import Rate, RateUnit
 from weft_testing.fake_clock import FakeClock
 
-PAUSES = CooldownRule(after_refusals=3, seconds=10, max_seconds=40)
+PAUSES: dict[str, Any] = {"cooldown_after_refusals": 3, "cooldown_seconds": 10, "max_cooldown_seconds": 40}
 PROFILES = {
-    "batch": ClientProfile(priority=Priority.LOW, route="drafts", rates=(Rate(2, 60),), cooldown=PAUSES),
-    "hourly": ClientProfile(rates=(Rate(2, 3600),), cooldown=PAUSES),
+    "batch": ClientProfile(priority=Priority.LOW, route="drafts", rates=(Rate(2, 60),), **PAUSES),
+    "hourly": ClientProfile(rates=(Rate(2, 3600),), **PAUSES),
 }
 UNLIMITED = RateLimitConfig()
 

@@ -13,7 +13,7 @@ from weft.api.registry.v1 import model_pb2
 from weft.kernel.errors import FieldError
 from weft_app.compose.home import WeftHome
 from weft_app.compose.runner import runner_config
-from weft_app.config.config import AcceleratorSection
+from weft_app.config.config import AcceleratorSettings
 from weft_app.config.runner_sections import RunnerSection
 
 URL = "http://gpu-box.lan:8000/v1"
@@ -83,10 +83,10 @@ def test_routers_wait_longer_for_a_model_than_its_runner_does_for_its_memory(
     memory_wait: float, told: int, tmp_path: Path
 ) -> None:
     section = _supervised(load_stall_seconds=240.0, memory_wait_seconds=memory_wait)
-    booked = _report(_config(section, tmp_path, accelerators=AcceleratorSection()))
+    booked = _report(_config(section, tmp_path, accelerators=AcceleratorSettings()))
     assert booked.manifests()[0].wake.max_wait.seconds == told
     with_recipe = _supervised(model={"wake": HTTP_WAKE}, memory_wait_seconds=memory_wait)
-    as_set = _report(_config(with_recipe, tmp_path, accelerators=AcceleratorSection()))
+    as_set = _report(_config(with_recipe, tmp_path, accelerators=AcceleratorSettings()))
     assert as_set.manifests()[0].wake.max_wait.seconds == 60
 
 

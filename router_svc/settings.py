@@ -1,0 +1,56 @@
+"""What an operator sets for a router: the section `router` of weft.yaml."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Le, MaxLen
+
+from router_svc.durable.batches.config import BatchLimits
+from router_svc.durable.responses.config import ResponseLimits
+from router_svc.durable.tasks.config import TaskSettings
+from router_svc.policy.limits import QueueLimits, SchedulingLimits
+from router_svc.policy.settings import ClientName, ClientProfile, Settings, TenantRates
+from weft.kernel.settings import PUBLIC, SECRET, Seconds
+
+WakeRecipeKind = Literal["wake_on_lan", "http", "command"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayLimits:
+    """Bounds of the links of dial-out runners."""
+
+    max_links: Annotated[int, Ge(1), Le(100_000)] = 1000
+    """Links that may be open at once."""
+    max_calls_per_link: Annotated[int, Ge(1), Le(65_536)] = 1024
+    """Calls that may run at once on one link."""
+    open_timeout_seconds: Seconds = 10.0
+    """Longest time from the first byte of a link until its runner has opened a session."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterSettings(QueueLimits, Settings):
+    """The scheduler."""
+
+    ticket_lifetime_seconds: Seconds = 30.0
+    """How long a ticket to start work is valid."""
+    scheduling: SchedulingLimits = field(default_factory=SchedulingLimits)
+    """Finer settings."""
+    wake_recipes: frozenset[WakeRecipeKind] = frozenset({"wake_on_lan", "http"})
+    """Kinds of recipes that the router runs for models with `by: mesh`. A command is a program on the router's host."""
+    clients: Annotated[Mapping[ClientName, ClientProfile], MaxLen(1_024), PUBLIC] = field(default_factory=dict)
+    """Profiles, by client."""
+    multi_tenant: Annotated[bool, PUBLIC] = False
+    """Whether tenants are limited to 50req/min where `rate_limits` says nothing else."""
+    database_url: Annotated[str | None, PUBLIC, SECRET] = field(default=None, repr=False)
+    """The database of durable tasks, batches, files and kept responses. Default: an SQLite file under the home.
+    PostgreSQL: see `registry.database_url`."""
+    responses: ResponseLimits = field(default_factory=ResponseLimits)
+    """Kept responses."""
+    tasks: TaskSettings = field(default_factory=TaskSettings)
+    """Durable tasks."""
+    batches: BatchLimits = field(default_factory=BatchLimits)
+    """Files and batches."""
+    rate_limits: Annotated[TenantRates | None, PUBLIC] = None
+    """How much tenants may ask for. Default: the environment's TENANT_RATE_LIMIT_<tenant> and DEFAULT_RATE_LIMIT where
+    ENABLE_MULTI_TENANT=true, else as `multi_tenant` says."""

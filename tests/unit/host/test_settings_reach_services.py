@@ -1,0 +1,140 @@
+"""Every setting of the file reaches the service that declares it, and a file that says nothing means its defaults.
+
+Most sections are the service's own class. Those that a service extends are tried one setting at a time.
+"""
+
+from dataclasses import asdict, fields
+from typing import Any
+
+import pytest
+
+from gateway.config import BatchEdgeConfig, ConnectionLimits, GatewayConfig, MediaConfig, RequestLimits
+from registry_svc.config import LedgerConfig, LedgerSettings, RegistryConfig, RegistrySettings
+from router_svc.config import RelayConfig
+from router_svc.durable.batches.config import BatchLimits
+from router_svc.durable.responses.config import ResponseLimits
+from router_svc.durable.tasks.config import TaskLimits, TaskSettings
+from router_svc.policy.limits import QueueLimits, SchedulerLimits, SchedulingLimits
+from router_svc.settings import RelayLimits
+from weft.dispatch.schema_guard import SchemaLimits
+from weft_app.compose.gateway import gateway_config
+from weft_app.compose.home import WeftHome
+from weft_app.compose.registry import registry_config
+from weft_app.compose.router import router_config, scheduler_limits
+from weft_app.compose.tasks import task_limits
+from weft_app.config.config import WeftConfig
+from weft_app.config.loader import parse_config
+
+NOT_CONFIGURED = {"deadline_slack_seconds"}
+"""How long the edge waits for the mesh to end a request that is out of time: no bound on what a caller may do."""
+IN_THE_GATEWAY: dict[tuple[str, ...], Any] = {
+    ("limits", "schemas"): SchemaLimits,
+    ("limits",): RequestLimits,
+    ("connections",): ConnectionLimits,
+    ("batches",): BatchEdgeConfig,
+    ("media",): MediaConfig,
+}
+
+
+def _names(kind: Any, default: Any) -> list[str]:
+    """Its numbers: those can be changed by a little, whatever they mean."""
+    plain = asdict(default)
+    return [
+        field.name
+        for field in fields(kind)
+        if isinstance(plain[field.name], (int, float)) and plain[field.name] is not True
+    ]
+
+
+def _other(value: Any) -> Any:
+    return value / 2 if isinstance(value, float) else value - 1 if value > 1 else value + 1
+
+
+def _within(path: tuple[str, ...], value: dict[str, Any]) -> dict[str, Any]:
+    for step in reversed(path):
+        value = {step: value}
+    return value
+
+
+def _at(config: Any, path: tuple[str, ...]) -> Any:
+    for step in path:
+        config = getattr(config, step)
+    return config
+
+
+def test_a_file_that_says_nothing_means_the_services_own_defaults() -> None:
+    config = WeftConfig()
+    edge = gateway_config(config)
+    assert edge == GatewayConfig()
+    assert scheduler_limits(config.router) == SchedulerLimits()
+    assert task_limits(config) == TaskLimits()
+    assert (config.router.batches, config.router.responses) == (BatchLimits(), ResponseLimits())
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        *((path, name) for path, kind in IN_THE_GATEWAY.items() for name in _names(kind, kind())),
+        *(((), name) for name in _names(GatewayConfig, GatewayConfig()) if name not in NOT_CONFIGURED | {"port"}),
+    ],
+)
+def test_what_the_file_says_of_the_gateway_arrives(path: tuple[str, ...], name: str) -> None:
+    default = getattr(_at(GatewayConfig(), path), name)
+    other = True if default is False else _other(default)
+    if name == "auth_required":
+        config = parse_config({"auth": {"required": True}})
+    else:
+        config = parse_config({"gateway": _within(path, {name: other})})
+    assert getattr(_at(gateway_config(config), path), name) == other
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(SchedulerLimits)])
+def test_what_the_file_says_of_the_scheduler_arrives(name: str) -> None:
+    default = getattr(SchedulerLimits(), name)
+    other = 2.0 if name == "affinity_load_factor" else _other(default)
+    is_main = name in {field.name for field in fields(QueueLimits)}
+    said = {name: other} if is_main else {"scheduling": {name: other}}
+    config = parse_config({"router": said})
+    assert getattr(scheduler_limits(config.router), name) == other
+
+
+def test_no_bound_of_the_scheduler_is_without_a_name_in_the_file_and_none_is_named_twice() -> None:
+    main, finer = ({field.name for field in fields(kind)} for kind in (QueueLimits, SchedulingLimits))
+    assert {field.name for field in fields(SchedulerLimits)} == main | finer
+    assert not main & finer
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(TaskSettings)])
+def test_what_the_file_says_of_tasks_arrives(name: str) -> None:
+    other = getattr(TaskLimits(), name) + 1
+    assert getattr(task_limits(parse_config({"router": {"tasks": {name: other}}})), name) == other
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(BatchLimits)])
+def test_what_the_file_says_of_batches_arrives(name: str) -> None:
+    other = getattr(BatchLimits(), name) + 1
+    assert getattr(parse_config({"router": {"batches": {name: other}}}).router.batches, name) == other
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(RelayLimits)])
+def test_what_the_file_says_of_the_relay_arrives(name: str) -> None:
+    other = _other(getattr(RelayLimits(), name))
+    relay = router_config(parse_config({"relay": {"listen": "127.0.0.1:0", name: other}}), "unix:/registry").relay
+    assert isinstance(relay, RelayConfig)
+    assert getattr(relay, name) == other
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        *(((), name) for name in _names(RegistrySettings, RegistrySettings())),
+        *((("ledger",), name) for name in _names(LedgerSettings, LedgerSettings())),
+    ],
+)
+def test_what_the_file_says_of_the_registry_arrives(path: tuple[str, ...], name: str, tmp_path: Any) -> None:
+    default = getattr(_at(RegistrySettings(), path), name)
+    other = default + 1 if "heartbeat" not in name else default - 1
+    config = registry_config(parse_config({"registry": _within(path, {name: other})}), WeftHome(tmp_path))
+    assert isinstance(config, RegistryConfig)
+    assert isinstance(config.ledger, LedgerConfig)
+    assert getattr(_at(config, path), name) == other

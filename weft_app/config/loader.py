@@ -1,0 +1,228 @@
+"""Reads the configuration: weft.yaml, weft.local.yaml beside it, environment and command line, validated into one tree.
+
+Every limit has a name with its unit. Unknown names are refused: a typo must not silently mean the default.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from enum import Enum
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from weft.kernel.errors import FieldError, invalid_field
+from weft.kernel.reasons import Reason
+from weft_app.config.config import CONFIG_NAME, WeftConfig
+from weft_app.config.settings_tree import names_at
+
+LOCAL_SUFFIX = ".local"
+MAX_DEPTH = 64
+COMMAND_LINE = "command line"
+_NAME = "name"
+
+Document = dict[str, Any]
+"""A mapping of the file, as YAML has it; its values may be `Given`."""
+PathSteps = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A value of a document, and where it comes from."""
+
+    value: Any
+    source: str
+    """Such as "weft.yaml line 3" or "environment variable LOG_LEVEL"."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedConfig:
+    """A configuration, and where the values come from that are not defaults."""
+
+    config: WeftConfig
+    sources: Mapping[PathSteps, str]
+    """By the path of the value in the tree."""
+
+
+def load_config(
+    path: Path | None, overrides: Mapping[str, Any] | None = None, below: Callable[[Document], Document] | None = None
+) -> WeftConfig:
+    """Returns the configuration from `path` (default: ./weft.yaml if there is one), its local twin, the command line.
+
+    Later ones win, as `merge` says. `below` adds what the file leaves open: the environment. Raises INVALID_ARGUMENT
+    naming file and field.
+    """
+    return load_with_sources(path, overrides, below).config
+
+
+def load_with_sources(
+    path: Path | None, overrides: Mapping[str, Any] | None = None, below: Callable[[Document], Document] | None = None
+) -> LoadedConfig:
+    """As `load_config`, with where each value comes from."""
+    merged: Document = {}
+    for file in config_files(path):
+        merged = merge(merged, _read(file))
+        path = path or file
+    merged = merge(merged, _given(dict(overrides or {}), COMMAND_LINE))
+    if below is not None:
+        merged = below(merged)
+    return LoadedConfig(parse_config(merged, path), dict(_sources(merged, ())))
+
+
+def parse_config(document: Mapping[str, Any], path: Path | None = None) -> WeftConfig:
+    """Returns the configuration that a document holds. Raises INVALID_ARGUMENT naming the field, and `path`."""
+    where = f" (in {path})" if path is not None else ""
+    text = json.dumps(_plain(document, (), where))
+    try:
+        return _validator().validate_json(text)
+    except ValidationError as error:
+        raise _field_error(error, where) from error
+
+
+@cache
+def _validator() -> TypeAdapter[WeftConfig]:
+    # JSON: there arrays are tuples and texts are paths and enums, and all else is strict.
+    return TypeAdapter(WeftConfig)
+
+
+def config_files(path: Path | None) -> tuple[Path, ...]:
+    """Returns the files that `load_config` reads, later ones over earlier ones; none without ./weft.yaml."""
+    if path is None:
+        path = Path(CONFIG_NAME)
+        if not path.is_file():
+            return ()
+    local = path.with_name(f"{path.stem}{LOCAL_SUFFIX}{path.suffix}")
+    return (path, local) if local.is_file() else (path,)
+
+
+def merge(base: Document, over: Document) -> Document:
+    """Lays `over` over `base`: mappings are merged key by key, lists of named things name by name.
+
+    Anything else is replaced.
+    """
+    result = dict(base)
+    for key, value in over.items():
+        result[key] = _merged(result.get(key), value)
+    return result
+
+
+def value_of(item: Any) -> Any:
+    """Returns a value of a document without its source."""
+    return item.value if isinstance(item, Given) else item
+
+
+def _merged(below: Any, value: Any) -> Any:
+    if isinstance(below, dict) and isinstance(value, dict):
+        return merge(below, value)
+    if _is_named(below) and _is_named(value):
+        laid = {value_of(item[_NAME]): item for item in value}
+        known = {value_of(item[_NAME]) for item in below}
+        kept = [merge(item, laid.get(value_of(item[_NAME]), {})) for item in below]
+        return [*kept, *(item for item in value if value_of(item[_NAME]) not in known)]
+    return value
+
+
+def _is_named(value: Any) -> bool:
+    """Whether it is a list of things that each have a name of their own, such as runners and models."""
+    if not isinstance(value, list) or not value:
+        return False
+    names = [value_of(item.get(_NAME)) if isinstance(item, dict) else None for item in value]
+    return all(isinstance(name, str) for name in names) and len(set(names)) == len(names)
+
+
+def _read(path: Path) -> Document:
+    try:
+        loader = yaml.SafeLoader(path.read_text("utf-8"))
+        try:
+            node = loader.get_single_node()
+            document = None if node is None else loader.construct_document(node)
+        finally:
+            loader.dispose()
+    except OSError as error:
+        raise invalid_field("--config", f"{path} cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        where = getattr(error, "problem_mark", None)
+        line = f" (line {where.line + 1})" if where is not None else ""
+        raise FieldError("--config", f"{path} is not YAML{line}", Reason.MALFORMED_REQUEST) from error
+    if document is None or node is None:
+        return {}
+    if not isinstance(document, dict):
+        raise invalid_field("--config", f"{path} must be a mapping of names to values")
+    return dict(_with_lines(document, node, path, 0))
+
+
+def _with_lines(value: Any, node: yaml.Node, path: Path, depth: int) -> Any:
+    if depth > MAX_DEPTH:
+        raise invalid_field("--config", f"{path} is nested more than {MAX_DEPTH} levels deep")
+    if isinstance(value, dict) and isinstance(node, yaml.MappingNode):
+        nodes = {key.value: child for key, child in node.value}
+        return {key: _with_lines(item, nodes.get(str(key), node), path, depth + 1) for key, item in value.items()}
+    if isinstance(value, list) and isinstance(node, yaml.SequenceNode):
+        return [_with_lines(item, child, path, depth + 1) for item, child in zip(value, node.value, strict=False)]
+    return Given(value, f"{path.name} line {node.start_mark.line + 1}")
+
+
+def _given(value: Any, source: str) -> Any:
+    if isinstance(value, dict):
+        return {key: _given(item, source) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_given(item, source) for item in value]
+    return value if isinstance(value, Given) else Given(value, source)
+
+
+def _sources(item: Any, steps: PathSteps) -> Iterator[tuple[PathSteps, str]]:
+    if isinstance(item, dict):
+        for key, value in item.items():
+            yield from _sources(value, (*steps, key))
+    elif isinstance(item, list):
+        for index, value in enumerate(item):
+            yield from _sources(value, (*steps, index))
+    elif isinstance(item, Given):
+        yield steps, item.source
+
+
+def _plain(item: Any, steps: PathSteps, where: str) -> Any:
+    """Returns what JSON can hold of a document; what it cannot becomes what no setting accepts."""
+    item = value_of(item)
+    match item:
+        case Mapping():
+            strange = next((key for key in item if not isinstance(key, str)), None)
+            if strange is not None:
+                raise invalid_field(_field((*steps, str(strange))), f"must be a text; put it in quotes{where}")
+            return {key: _plain(value, (*steps, key), where) for key, value in item.items()}
+        case list() | tuple() | frozenset():
+            return [_plain(value, (*steps, index), where) for index, value in enumerate(item)]
+        case Enum():
+            return item.value
+        case Path():
+            return str(item)
+        case None | bool() | int() | float() | str():
+            return item
+        case _:  # YAML has dates and bytes, too
+            return {type(item).__name__: str(item)}
+
+
+def _field(steps: PathSteps) -> str:
+    return ".".join(str(step) for step in steps) or "configuration"
+
+
+def _field_error(error: ValidationError, where: str) -> FieldError:
+    first = error.errors(include_url=False)[0]
+    steps, message = first["loc"], first["msg"].removeprefix("Value error, ")
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, FieldError):
+        steps, message = (*steps, cause.field), cause.message.removeprefix(f"{cause.field}: ")
+    elif first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        message = _unknown(steps)
+    elif first["type"] in ("dataclass_type", "model_type", "model_attributes_type"):
+        message = "must be a mapping of names to values"
+    return invalid_field(_field(steps), f"{message}{where}")
+
+
+def _unknown(steps: PathSteps) -> str:
+    close = get_close_matches(str(steps[-1]), names_at(WeftConfig, steps[:-1]), n=1)
+    return "is not a setting" + (f"; did you mean {close[0]}?" if close else "")

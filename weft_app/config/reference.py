@@ -1,0 +1,188 @@
+"""docs/configuration.md and the JSON schema of weft.yaml, made from the settings tree.
+
+`python -m weft_app.config.reference docs` writes both; a test compares them.
+"""
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from enum import Enum, IntEnum
+from pathlib import Path
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter
+
+from runner_svc.runtimes.settings import ModelSettings, SleepSettings, WakeSettings
+from runner_svc.runtimes.table import built_in
+from weft.kernel.units import Rate
+from weft_app.config.config import CONFIG_NAME, WeftConfig
+from weft_app.config.model_settings import MAX_MODELS, AnyModel
+from weft_app.config.settings_tree import REQUIRED, Setting, descriptions_of, is_section, settings_of
+
+SCHEMA_NAME = "config.schema.json"
+_REFERENCE = "#/$defs/{model}"
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_INTRODUCTION = f"""# Configuration
+
+`{CONFIG_NAME}` in the working directory, or the file named with `--config`. `weft.local.yaml` beside it is merged over
+it: mappings key by key, lists of named things (runners, models, agents) name by name, other lists replaced. The command
+line wins over both. A name that is not in these tables is refused.
+
+```yaml
+# weft.local.yaml: one model of one runner has its file elsewhere on this machine; all else is as weft.yaml says.
+runners:
+  - name: left
+    models:
+      - {{name: qwen-a, path: /data/qwen3-8b-q4.gguf}}
+```
+
+Each section lists first the settings that operators change, then under "Advanced" those whose defaults suit most
+meshes. `weft config show --effective` says for every value where it comes from. An editor that reads
+[{SCHEMA_NAME}](schemas/{SCHEMA_NAME}) (`weft config schema`) completes and checks the file:
+
+```yaml
+# yaml-language-server: $schema=docs/schemas/{SCHEMA_NAME}
+```
+
+This page is made by `python -m weft_app.config.reference`; a test compares the two.
+"""
+
+
+def render() -> str:
+    """Returns the page."""
+    return "\n".join([_INTRODUCTION, *_section("", WeftConfig)])
+
+
+def _section(path: str, kind: type) -> Iterator[str]:
+    """The tables of the section at `path`, then those of the sections inside it."""
+    yield f"## `{path}`\n" if path else "## The file\n"
+    yield from _tables(list(_described(kind)))
+    for setting in settings_of(kind):
+        where = f"{path}.{setting.name}" if path else setting.name
+        if setting.sections and issubclass(setting.sections[0], ModelSettings):
+            yield from _models(where)
+        else:
+            for section in setting.sections:
+                yield from _section(where, section)
+
+
+def _models(path: str) -> Iterator[str]:
+    """The table of what all models have, one for each runtime with what is its own, and those of sleep and wake."""
+    yield f"## `{path}`\n"
+    yield "What a model may have with every runtime.\n"
+    yield from _tables(list(_described(ModelSettings)))
+    common = {setting.name for setting in settings_of(ModelSettings)}
+    for runtime in built_in():
+        # What a runtime declares again has a meaning or default of its own.
+        declared: type = runtime.settings
+        own = declared.__annotations__.keys() | {setting.name for setting in settings_of(declared)} - common
+        yield f"## `{path}` with `runtime: {runtime.name}`\n"
+        summary, page = runtime.summary[0].upper() + runtime.summary[1:], runtime.docs.removeprefix("docs/")
+        yield f"{summary}: [{runtime.docs}]({page}).\n"
+        yield from _tables([row for row in _described(runtime.settings) if row[0].name in own])
+    for name, section in (("wake", WakeSettings), ("sleep", SleepSettings)):
+        yield f"## `{path}.{name}`\n"
+        yield from _tables(list(_described(section)))
+
+
+def _tables(rows: list[tuple[Setting, str]]) -> Iterator[str]:
+    """One table of what operators change and of inner sections, one of advanced settings."""
+    advanced = [row for row in rows if not row[0].is_public and not is_section(type(row[0].default))]
+    yield from _table([row for row in rows if row not in advanced])
+    if advanced:
+        yield "Advanced:\n"
+        yield from _table(advanced)
+
+
+def _described(kind: type) -> Iterator[tuple[Setting, str]]:
+    texts = descriptions_of(kind)
+    for setting in settings_of(kind):
+        yield setting, texts.get(setting.name, "")
+
+
+def _table(rows: list[tuple[Setting, str]]) -> Iterator[str]:
+    if not rows:
+        return
+    yield "| name | default | meaning |"
+    yield "|---|---|---|"
+    for setting, text in rows:
+        yield f"| `{setting.name}` | {_default(setting)} | {text} |"
+    yield ""
+
+
+def _default(setting: Setting) -> str:
+    if setting.default is REQUIRED:
+        return "required"
+    if is_section(type(setting.default)):
+        return "see below"
+    value = plain_value(setting.default)
+    if value is None or value in ([], {}):
+        return "-"
+    if isinstance(value, list):
+        return f"`{', '.join(map(str, value))}`"
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def plain_value(value: Any) -> Any:
+    """Returns a value of the tree as weft.yaml would write it."""
+    plain = value
+    match value:
+        case Rate():
+            plain = f"{value.amount}{value.unit.value}/{ {1: 'sec', 60: 'min', 3600: 'hour'}[value.window_seconds] }"
+        case IntEnum():
+            plain = value.name.lower()
+        case Enum():
+            plain = value.value
+        case Path():
+            plain = str(value)
+        case frozenset():
+            plain = sorted(plain_value(item) for item in value)
+        case tuple() | list():
+            plain = [plain_value(item) for item in value]
+        case Mapping():
+            plain = {key: plain_value(item) for key, item in value.items()}
+        case _ if is_section(type(value)):
+            names = [setting.name for setting in settings_of(value.__class__)]
+            plain = {name: plain_value(getattr(value, name)) for name in names}
+    return plain
+
+
+def schema() -> dict[str, Any]:
+    """Returns the JSON schema of weft.yaml, with the texts of the reference."""
+    made = TypeAdapter(WeftConfig).json_schema()
+    models = TypeAdapter(tuple[AnyModel, ...], config=ConfigDict(extra="forbid")).json_schema(ref_template=_REFERENCE)
+    made["$defs"] |= models.pop("$defs")
+    made["$defs"]["RunnerSection"]["properties"]["models"] = models | {"minItems": 1, "maxItems": MAX_MODELS}
+    texts = {kind.__name__: descriptions_of(kind) for kind in _kinds(WeftConfig)}
+    public = {kind.__name__: {s.name for s in settings_of(kind) if s.is_public} for kind in _kinds(WeftConfig)}
+    definitions: dict[str, Any] = made.get("$defs", {})
+    for name, definition in [("WeftConfig", made), *definitions.items()]:
+        definition.pop("title", None)
+        for field, entry in definition.get("properties", {}).items():
+            entry.pop("title", None)
+            text = texts.get(name, {}).get(field)
+            if text:
+                entry["description"] = text if field in public[name] else f"Advanced. {text}"
+    return {"$schema": _DIALECT, "title": CONFIG_NAME, **made}
+
+
+def _kinds(root: type) -> list[type]:
+    found: list[type] = []
+    waiting = [root]
+    while waiting:
+        kind = waiting.pop()
+        if kind not in found:
+            found.append(kind)
+            waiting += [inner for setting in settings_of(kind) for inner in setting.sections]
+    return found
+
+
+def schema_text() -> str:
+    """Returns the JSON schema as a file has it."""
+    return json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    (folder / "configuration.md").write_text(render(), "utf-8")
+    (folder / "schemas" / SCHEMA_NAME).write_text(schema_text(), "utf-8")

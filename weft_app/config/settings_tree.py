@@ -1,0 +1,131 @@
+"""The tree of settings as data: what each section holds, for the reference, the schema, and `weft config show`."""
+
+import ast
+import inspect
+import textwrap
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import cache
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from weft.kernel.settings import Public, Secret
+from weft.kernel.units import Rate
+
+REQUIRED = object()
+"""The default of a setting that has none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One setting of a section."""
+
+    name: str
+    annotation: Any
+    default: Any
+    """REQUIRED where there is none."""
+    is_public: bool
+    is_secret: bool
+    sections: tuple[type, ...]
+    """The sections that its value holds: its own type, or that of the items of a list or mapping."""
+
+
+def is_section(kind: Any) -> bool:
+    """Whether a type is a section of settings."""
+    if not isinstance(kind, type) or get_origin(kind) is not None:
+        return False
+    return issubclass(kind, BaseModel) or (is_dataclass(kind) and kind is not Rate)
+
+
+@cache
+def settings_of(section: Any) -> tuple[Setting, ...]:
+    """Returns the settings of a section, in the order of their declaration."""
+    if issubclass(section, BaseModel):
+        return tuple(_of_model(section))
+    return tuple(_of_dataclass(section))
+
+
+def _of_model(section: type[BaseModel]) -> Iterator[Setting]:
+    for name, info in section.model_fields.items():
+        yield _setting(
+            name,
+            Annotated[info.annotation, *info.metadata] if info.metadata else info.annotation,
+            REQUIRED if info.default is PydanticUndefined else info.default,
+            is_secret=info.repr is False,
+        )
+
+
+def _of_dataclass(section: Any) -> Iterator[Setting]:
+    hints = get_type_hints(section, include_extras=True)
+    for field in fields(section):
+        default = field.default
+        if field.default_factory is not MISSING:
+            default = field.default_factory()
+        yield _setting(field.name, hints[field.name], REQUIRED if default is MISSING else default)
+
+
+def _setting(name: str, annotation: Any, default: Any, *, is_secret: bool = False) -> Setting:
+    marks = list(_marks(annotation))
+    return Setting(
+        name=name,
+        annotation=annotation,
+        default=default,
+        is_public=any(isinstance(mark, Public) for mark in marks),
+        is_secret=is_secret or any(isinstance(mark, Secret) for mark in marks),
+        sections=tuple(dict.fromkeys(_sections(annotation))),
+    )
+
+
+def _marks(annotation: Any) -> Iterator[Any]:
+    """The marks of the setting itself, not those of its items."""
+    if get_origin(annotation) is Annotated:
+        inner, *marks = get_args(annotation)
+        yield from marks
+        yield from _marks(inner)
+    elif get_origin(annotation) in (Union, types.UnionType):
+        for part in get_args(annotation):
+            yield from _marks(part)
+
+
+def _sections(annotation: Any) -> Iterator[type]:
+    if is_section(annotation):
+        yield annotation
+    elif get_origin(annotation) is Annotated:
+        yield from _sections(get_args(annotation)[0])
+    else:
+        for part in get_args(annotation):
+            yield from _sections(part)
+
+
+def sections_at(root: type, steps: Sequence[str | int]) -> tuple[type, ...]:
+    """Returns the sections at a path: `("router", "pools", "chat")` is a PoolSettings."""
+    found: tuple[type, ...] = (root,)
+    for step in steps:
+        inner = [setting for section in found for setting in settings_of(section) if setting.name == step]
+        # A step that is no setting is the key of a mapping or the index of a list.
+        found = tuple(kind for setting in inner for kind in setting.sections) if inner else found
+    return found
+
+
+def names_at(root: type, steps: Sequence[str | int]) -> list[str]:
+    """Returns the names of the settings of the section at a path."""
+    return [setting.name for section in sections_at(root, steps) for setting in settings_of(section)]
+
+
+@cache
+def descriptions_of(section: type) -> Mapping[str, str]:
+    """Returns what the docstrings below the fields of a section say, by field; those of its bases included."""
+    found: dict[str, str] = {}
+    for kind in reversed(section.__mro__):
+        if kind is BaseModel or not (is_dataclass(kind) or issubclass(kind, BaseModel)):
+            continue
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+        assert isinstance(tree, ast.ClassDef)
+        for field, text in zip(tree.body, tree.body[1:], strict=False):
+            match field, text:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
+                    found[name] = " ".join(words.split())
+    return found
