@@ -6,9 +6,17 @@ from typing import Any, TypeVar
 
 import grpc
 
-from router_svc.call_validation import check_images, check_rerank, check_speech, check_tokenize, check_transcription
-from router_svc.callers import metadata_of, tenant_of
-from router_svc.validation import check_chat, check_completion, check_embedding
+from router_svc.call_metadata import metadata_of, tenant_of
+from router_svc.request_validation import (
+    check_chat,
+    check_completion,
+    check_embedding,
+    check_images,
+    check_rerank,
+    check_speech,
+    check_tokenize,
+    check_transcription,
+)
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import inference_service_pb2 as pb
 from weft.api.router.v1 import inference_service_pb2_grpc

@@ -10,8 +10,8 @@ from typing import Protocol
 import structlog
 
 from router_svc.client_registry import ClientRegistry, ClientsConfig
+from router_svc.fleet_view import MeshDiff
 from router_svc.mailbox import Mailbox
-from router_svc.mesh_diff import MeshDiff
 from router_svc.policy.arrival import Arrival, Needs, context_class
 from router_svc.policy.decisions import (
     Decision,
@@ -31,7 +31,7 @@ from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.scheduler import Scheduler
 from router_svc.policy.settings import RateLimitConfig, Settings
 from router_svc.request_log import RequestLog, RequestLogLimits
-from router_svc.ticket_office import TicketOffice
+from router_svc.ticket_issuer import TicketIssuer
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch import placement
 from weft.dispatch.fleet import FleetView
@@ -108,7 +108,7 @@ class LoopParts:
     """Whom the loop works with."""
 
     waker: WakeStarter
-    tickets: TicketOffice
+    tickets: TicketIssuer
     books: Books
     on_waiting: Callable[[], None] = _nobody_listens
     """Told again and again while callers wait: what they wait for should be looked at more often."""

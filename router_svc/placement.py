@@ -1,13 +1,36 @@
 """The placement port inside the router's own process: no transport, the same semantics."""
 
+import asyncio
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypedDict, assert_never
+
+import grpc
 
 from router_svc.loop import SchedulingLoop
 from weft.api.common.v1 import receipt_pb2
-from weft.dispatch.placement import Decision, PlacementRequest, PoolQueue
-from weft.kernel.reasons import Reason
+from weft.api.router.v1 import placement_service_pb2 as pb
+from weft.api.router.v1 import placement_service_pb2_grpc
+from weft.dispatch.agents import require_target
+from weft.dispatch.dispatcher import waiting_event
+from weft.dispatch.payload_description import MAX_PREFIX_CHUNKS
+from weft.dispatch.placement import (
+    Decision,
+    Grant,
+    LoadingModel,
+    Placement,
+    PlacementRequest,
+    PoolQueue,
+    RouterPort,
+    WaitingInQueue,
+)
+from weft.kernel.errors import invalid_field
+from weft.kernel.names import MAX_CLIENT_CHARS, MAX_REQUEST_ID_CHARS, MAX_TENANT_CHARS, require_name, require_token
+from weft.kernel.reasons import Reason, reason_of
+from weft.kernel.request import CALLER_BANDS, Operation, Priority, Skill
+from weft.kernel.rpc import answering
+from weft.kernel.service import stop_tasks
+from weft.kernel.telemetry import TRACEPARENT, valid_traceparent
 
 if TYPE_CHECKING:
     from router_svc.mailbox import Mailbox
@@ -66,3 +89,173 @@ class LocalPlace:
         """See Placement.report_finished."""
         if self._key is not None:
             self._loop.finish(self._key, reason, receipt)
+
+
+MAX_NEEDED_TOOLS = 128
+MAX_AFFINITY_KEY_BYTES = 64
+MAX_ATTEMPTS_USED = 1_000
+"""Of a request that is placed again; routers allow a few."""
+MAX_AGE_SECONDS = 7 * 86_400.0
+"""Of a request that is placed again; they live for minutes."""
+
+PlaceContext = grpc.aio.ServicerContext[pb.PlaceRequest, pb.PlaceResponse]
+
+
+class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
+    """See PlacementService."""
+
+    def __init__(self, placement: RouterPort) -> None:
+        self._placement = placement
+
+    # grpc.aio also takes a coroutine that reads and writes through the context; the stub only knows iterators.
+    async def Place(self, _requests: object, context: PlaceContext) -> None:  # type: ignore[override]  # noqa: N802
+        """See PlacementService.Place."""
+        async with answering(context):
+            first = await context.read()
+            if not isinstance(first, pb.PlaceRequest) or first.WhichOneof("kind") != "open":
+                raise invalid_field("open", "must be the first message of a placement")
+            async with self._placement.place(_request_from_proto(first.open, _traceparent(context))) as place:
+                listening = asyncio.create_task(self._listen(context, place))
+                telling = asyncio.create_task(self._tell(context, place))
+                try:
+                    done, _ = await asyncio.wait({listening, telling}, return_when=asyncio.FIRST_COMPLETED)
+                    for task in done:
+                        task.result()
+                finally:
+                    await stop_tasks(task for task in (listening, telling) if not task.done())
+
+    async def ListQueues(  # noqa: N802 - the rpc's name
+        self,
+        request: pb.ListQueuesRequest,  # noqa: ARG002 - it asks for all of them
+        context: grpc.aio.ServicerContext[pb.ListQueuesRequest, pb.ListQueuesResponse],
+    ) -> pb.ListQueuesResponse:
+        """See PlacementService.ListQueues."""
+        async with answering(context):
+            return pb.ListQueuesResponse(queues=map(_queue_to_proto, await self._placement.queues()))
+        raise AssertionError("abort has raised")
+
+    async def _listen(self, context: PlaceContext, place: Placement) -> None:
+        """Take the dispatcher's reports until it says that the request is over, or hangs up."""
+        while isinstance(request := await context.read(), pb.PlaceRequest):
+            match request.WhichOneof("kind"):
+                case "first_content":
+                    await place.report_first_content(request.first_content.attempt)
+                case "attempt_failed":
+                    failed = request.attempt_failed
+                    await place.report_attempt_failed(failed.attempt, reason_of(failed.reason))
+                case "finished":
+                    finished = request.finished
+                    receipt = finished.receipt if finished.HasField("receipt") else None
+                    await place.report_finished(reason_of(finished.reason), receipt)
+                    return
+                case _:
+                    raise invalid_field("kind", "only reports may follow `open`")
+
+    async def _tell(self, context: PlaceContext, place: Placement) -> None:
+        while True:
+            await context.write(_decision_to_proto(await place.next_decision()))
+
+
+def _request_from_proto(message: pb.PlaceOpen, traceparent: str) -> PlacementRequest:
+    if message.operation not in {operation.value for operation in Operation}:
+        raise invalid_field("open.operation", f"must be one of {', '.join(each.name.lower() for each in Operation)}")
+    priority = Priority.from_wire(message.priority)
+    # The mesh's own bands are for a router's own process: whoever dispatches for callers is one of theirs here.
+    if priority is None or priority not in CALLER_BANDS:
+        raise invalid_field("open.priority", "must be high, normal or low")
+    if not 0 <= message.attempts_used <= MAX_ATTEMPTS_USED:
+        raise invalid_field("open.attempts_used", f"must be 0 to {MAX_ATTEMPTS_USED}")
+    age_seconds = message.age.ToNanoseconds() / 1e9
+    if not 0.0 <= age_seconds <= MAX_AGE_SECONDS:
+        raise invalid_field("open.age", f"must be 0 to {MAX_AGE_SECONDS:.0f} s")
+    return PlacementRequest(
+        request_id=require_token(message.request_id, "open.request_id", MAX_REQUEST_ID_CHARS),
+        tenant=require_token(message.tenant, "open.tenant", MAX_TENANT_CHARS),
+        model=require_target(message.model, "open.model"),
+        operation=Operation(message.operation),
+        priority=priority,
+        names_priority=message.priority != 0,
+        allow_remote=message.allow_remote,
+        age_seconds=age_seconds,
+        seconds_left=message.time_left.ToNanoseconds() / 1e9 if message.HasField("time_left") else None,
+        attempts_used=message.attempts_used,
+        traceparent=traceparent,
+        **_described(message),
+    )
+
+
+class _Described(TypedDict):
+    prompt_tokens: int
+    max_output_tokens: int | None
+    skills: frozenset[Skill]
+    tools: frozenset[str]
+    affinity_key: bytes
+    prefix_digests: tuple[int, ...]
+    client_id: str
+
+
+def _described(message: pb.PlaceOpen) -> _Described:
+    """What the request is said to be like. Raises INVALID_ARGUMENT naming the field that cannot be."""
+    if message.prompt_tokens < 0 or message.max_output_tokens < 0:
+        raise invalid_field("open", "prompt_tokens and max_output_tokens must not be negative")
+    if len(message.needed_tools) > MAX_NEEDED_TOOLS:
+        raise invalid_field("open.needed_tools", f"has more than {MAX_NEEDED_TOOLS} entries")
+    if len(message.affinity_key) > MAX_AFFINITY_KEY_BYTES:
+        raise invalid_field("open.affinity_key", f"has more than {MAX_AFFINITY_KEY_BYTES} bytes")
+    if len(message.prefix_digests) > MAX_PREFIX_CHUNKS:
+        raise invalid_field("open.prefix_digests", f"has more than {MAX_PREFIX_CHUNKS} entries")
+    known_skills = {skill.value for skill in Skill}
+    return _Described(
+        prompt_tokens=message.prompt_tokens,
+        max_output_tokens=message.max_output_tokens if message.HasField("max_output_tokens") else None,
+        # A skill that this router does not know is one that it knows no model to have: all are asked for it.
+        skills=frozenset(Skill(number) for number in message.needed_skills if number in known_skills),
+        tools=frozenset(
+            require_name(name, f"open.needed_tools[{place}]") for place, name in enumerate(message.needed_tools)
+        ),
+        affinity_key=message.affinity_key,
+        prefix_digests=tuple(message.prefix_digests),
+        client_id=require_token(message.client_id, "open.client_id", MAX_CLIENT_CHARS) if message.client_id else "",
+    )
+
+
+def _traceparent(context: PlaceContext) -> str:
+    carried = next((value for key, value in context.invocation_metadata() or () if key == TRACEPARENT), "")
+    return valid_traceparent(str(carried)) or ""
+
+
+def _decision_to_proto(decision: Decision) -> pb.PlaceResponse:
+    match decision:
+        case Grant():
+            granted = pb.Granted(
+                runner=decision.runner,
+                runner_incarnation=decision.runner_incarnation,
+                address=decision.address,
+                host=decision.host,
+                model=decision.model,
+                attempt=decision.attempt,
+            )
+            granted.ticket.claims = decision.claims
+            granted.ticket.mac = decision.mac
+            if decision.seconds_left is not None:
+                granted.time_left.FromNanoseconds(int(decision.seconds_left * 1e9))
+            if decision.priority is not None:
+                granted.priority = decision.priority.wire  # type: ignore[assignment]  # same numbers
+            if decision.keep_alive_seconds is not None:
+                granted.keep_alive.FromNanoseconds(int(decision.keep_alive_seconds * 1e9))
+            return pb.PlaceResponse(granted=granted)
+        case WaitingInQueue():
+            return pb.PlaceResponse(queued=waiting_event(decision).queued)
+        case LoadingModel():
+            return pb.PlaceResponse(loading=waiting_event(decision).loading)
+        case _:
+            assert_never(decision)
+
+
+def _queue_to_proto(queue: PoolQueue) -> pb.PoolQueue:
+    message = pb.PoolQueue(
+        pool=queue.pool, waiting_count=queue.waiting, max_waiting=queue.max_waiting, running_count=queue.running
+    )
+    if queue.average_wait_seconds is not None:
+        message.average_wait.FromNanoseconds(int(queue.average_wait_seconds * 1e9))
+    return message

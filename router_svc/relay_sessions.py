@@ -2,15 +2,21 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 from weakref import WeakValueDictionary
 
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from router_svc.relay_leases import RelayedLeases
-from router_svc.relay_links import LinkSession, require_own
-from weft.api.registry.v1 import registry_service_pb2, registry_service_pb2_grpc, runner_session_service_pb2_grpc
+from weft.api.registry.v1 import (
+    lease_pb2,
+    lease_service_pb2,
+    lease_service_pb2_grpc,
+    registry_service_pb2,
+    registry_service_pb2_grpc,
+    runner_session_service_pb2_grpc,
+)
 from weft.api.registry.v1 import runner_session_service_pb2 as pb
 from weft.kernel.address import relayed_address
 from weft.kernel.errors import WeftError
@@ -22,11 +28,38 @@ from weft.link.link import LinkCall
 from weft.link.statuses import status_of
 
 if TYPE_CHECKING:
+    from weft.api.registry.v1.lease_service_pb2_grpc import LeaseServiceAsyncStub
     from weft.api.registry.v1.registry_service_pb2_grpc import RegistryServiceAsyncStub
     from weft.api.registry.v1.runner_session_service_pb2_grpc import RunnerSessionServiceAsyncStub
 
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class LinkSession:
+    """The session that was opened over one link."""
+
+    runner: str = ""
+    """Whose link it is: the first name that a session was asked for, whether it was opened or not."""
+    session_id: str = ""
+    incarnation: str = ""
+    host: str = ""
+    """Where the runner said that it runs."""
+    max_requests: int = 0
+    """Requests the runner works on at once; 0: no limit of its own."""
+    opened: asyncio.Event = field(default_factory=asyncio.Event)
+    is_opening: bool = False
+    """Whether the registry is being asked to open it."""
+    refusal: WeftError | None = None
+    """Why the last attempt to open it failed."""
+
+
+def require_own(session: LinkSession, session_id: str) -> None:
+    """Raise PERMISSION_DENIED unless the session was opened over this very link."""
+    if not session.session_id or session_id != session.session_id:
+        raise WeftError(Reason.PERMISSION_DENIED, "this is not the session that was opened over this link")
+
+
 CALL_TIMEOUT_SECONDS = 5.0
-_PREFIX = "/weft.api.registry.v1.RunnerSessionService/"
+_SESSIONS = "/weft.api.registry.v1.RunnerSessionService/"
 
 
 class SessionCalls:
@@ -44,9 +77,9 @@ class SessionCalls:
         self._openings: set[asyncio.Task[Message]] = set()
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._methods: dict[str, Callable[[LinkSession, bytes], Awaitable[Message]]] = {
-            f"{_PREFIX}OpenSession": self._open,
-            f"{_PREFIX}Heartbeat": self._heartbeat,
-            f"{_PREFIX}CloseSession": self._close,
+            f"{_SESSIONS}OpenSession": self._open,
+            f"{_SESSIONS}Heartbeat": self._heartbeat,
+            f"{_SESSIONS}CloseSession": self._close,
         }
 
     def turn(self, runner: str) -> asyncio.Lock:
@@ -146,3 +179,70 @@ class SessionCalls:
 
 def _good_bye(session: LinkSession) -> pb.CloseSessionRequest:
     return pb.CloseSessionRequest(session_id=session.session_id, incarnation=session.incarnation)
+
+
+_LEASES = "/weft.api.registry.v1.LeaseService/"
+
+Answering = Callable[[LinkCall, LinkSession, bytes], Awaitable[None]]
+
+
+class RelayedLeases:
+    """Answers what runners ask of the registry's LeaseService over their links."""
+
+    def __init__(self, registry: grpc.aio.Channel) -> None:
+        self._leases = cast("LeaseServiceAsyncStub", lease_service_pb2_grpc.LeaseServiceStub(registry))
+        self.methods: dict[str, Answering] = {
+            f"{_LEASES}AcquireLease": self._acquire,
+            f"{_LEASES}RenewLeases": self._renew,
+            f"{_LEASES}ReleaseLease": self._release,
+            f"{_LEASES}ReleaseEarlierLives": self._release_earlier_lives,
+        }
+        """By full name. Each raises WeftError, AioRpcError, and DecodeError for what cannot be read."""
+
+    async def _acquire(self, call: LinkCall, session: LinkSession, data: bytes) -> None:
+        request = lease_service_pb2.AcquireLeaseRequest.FromString(data)
+        _require_own_leases(session, request.session_id, request.holder)
+        _require_own_host(session, request.sighting)
+        # As long as the runner waits: the link's call ends with it, and the registry bounds the wait.
+        waiting = self._leases.AcquireLease(request)
+        try:
+            async for response in waiting:
+                await call.send(response.SerializeToString())
+        finally:
+            waiting.cancel()
+
+    async def _renew(self, call: LinkCall, session: LinkSession, data: bytes) -> None:
+        request = lease_service_pb2.RenewLeasesRequest.FromString(data)
+        _require_own_leases(session, request.session_id, request.holder)
+        _require_own_host(session, request.sighting)
+        await _send(call, await self._leases.RenewLeases(request, timeout=CALL_TIMEOUT_SECONDS))
+
+    async def _release(self, call: LinkCall, session: LinkSession, data: bytes) -> None:
+        request = lease_service_pb2.ReleaseLeaseRequest.FromString(data)
+        _require_own_leases(session, request.session_id, request.holder)
+        await _send(call, await self._leases.ReleaseLease(request, timeout=CALL_TIMEOUT_SECONDS))
+
+    async def _release_earlier_lives(self, call: LinkCall, session: LinkSession, data: bytes) -> None:
+        request = lease_service_pb2.ReleaseEarlierLivesRequest.FromString(data)
+        _require_own_leases(session, request.session_id, request.holder)
+        await _send(call, await self._leases.ReleaseEarlierLives(request, timeout=CALL_TIMEOUT_SECONDS))
+
+
+def _require_own_leases(session: LinkSession, session_id: str, holder: lease_pb2.LeaseHolder) -> None:
+    require_own(session, session_id)
+    own = (lease_pb2.LeaseHolder.KIND_RUNNER, session.runner, session.incarnation)
+    if (holder.kind, holder.name, holder.incarnation) != own:
+        raise WeftError(Reason.PERMISSION_DENIED, f"over this link only leases of {session.runner} are held")
+
+
+def _require_own_host(session: LinkSession, sighting: lease_pb2.HostSighting) -> None:
+    """What is said to be seen on a host decides when leases there are over: nobody speaks of another's."""
+    if not session.host or sighting.host != session.host:
+        raise WeftError(
+            Reason.PERMISSION_DENIED,
+            f"over this link only {session.host or 'no host'} is spoken of, as its session was opened from there",
+        )
+
+
+async def _send(call: LinkCall, response: Message) -> None:
+    await call.send(response.SerializeToString())

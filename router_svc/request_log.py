@@ -1,23 +1,161 @@
 """What a router remembers of requests: bounded, in memory, cheap to write.
 
 Every arrival and decision is noted as the value it came as; with the end of a request all of that becomes bytes.
-Messages are made when somebody reads (`router_svc.request_records`). Nothing of it is kept over a restart.
+Messages are made when somebody reads (`router_svc.request_servicer`). Nothing of it is kept over a restart.
 """
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
-from router_svc.decision_records import add_decisions
+import msgspec
+from google.protobuf.duration_pb2 import Duration
+
 from router_svc.policy.decisions import Decision, Loads, Placed, Rejects, StopsWaking, Waits, Wakes
-from router_svc.request_entry import EndedRequest, LoadStart, Noted, RequestEntry, Retry
+from router_svc.policy.endpoints.choice import MAX_CONSIDERED, Considered
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import request_pb2 as pb
 from weft.dispatch.placement import PlacementRequest
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason, reason_of
+from weft.kernel.request import Priority
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """An attempt failed, and the request is placed again."""
+
+    attempt: int
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class LoadStart:
+    """A model is loaded, and the request is among those who waited for one then."""
+
+    wakes: Wakes
+    at: float
+    """When it was begun."""
+
+
+Noted = Waits | Loads | Placed | Rejects | Retry | LoadStart
+
+
+class RequestEntry:
+    """One request under way. Times are seconds on the router's monotonic clock."""
+
+    __slots__ = (
+        "arrived_at", "arrived_wall", "client_id", "decisions", "key", "priority", "request_id", "target", "tenant",
+        "word",
+    )  # fmt: skip
+
+    def __init__(self, key: int, request: PlacementRequest, now: float, wall: datetime) -> None:
+        self.key = key
+        self.request_id = request.request_id
+        self.tenant = request.tenant
+        self.client_id = request.client_id
+        self.target = request.model
+        self.priority = request.priority
+        self.arrived_at = now - request.age_seconds
+        """When it first arrived anywhere."""
+        self.arrived_wall = wall - timedelta(seconds=request.age_seconds) if request.age_seconds else wall
+        self.decisions: list[tuple[float, Noted]] = []
+        """What was decided, each with when; words about waiting that differ only in figures are one."""
+        self.word: Waits | Loads | Placed | Retry | None = None
+        """Its state: the last of these."""
+
+    def knows(self, noted: Noted) -> bool:
+        """Whether this very thing was noted before."""
+        return any(known is noted for _, known in self.decisions)
+
+
+class EndedRequest(msgspec.Struct, gc=False, kw_only=True):
+    """One request that is over.
+
+    Thousands of them are remembered: in bytes, which take a third of what the messages do, and nothing of it is looked
+    at by the garbage collector, whose pauses were most of the latency's tail (bench, "edge: a fixed rate").
+    """
+
+    key: int
+    request_id: str
+    tenant: str
+    client_id: str
+    target: str
+    priority: Priority
+    arrived_at: float
+    arrived_wall: datetime
+    ended_at: float
+    reason: Reason
+    message: str
+    decisions: bytes
+    """A RequestRecord of nothing else."""
+    receipt: bytes | None = None
+    """A Receipt; None: nobody has told of it."""
+
+
+_NANOSECONDS = 1e9
+
+
+def add_decisions(record: pb.RequestRecord, decisions: Sequence[tuple[float, Noted]], arrived_at: float) -> None:
+    """What was noted, each with when, on the clock of `arrived_at`."""
+    for at, noted in decisions:
+        _fill_decision(record.decisions.add(), noted, at - arrived_at)
+
+
+def set_seconds(duration: Duration, seconds: float) -> None:
+    """So long; a fraction of a nanosecond is lost."""
+    duration.FromNanoseconds(int(seconds * _NANOSECONDS))
+
+
+def _fill_decision(record: pb.DecisionRecord, noted: Noted, age_seconds: float) -> None:
+    set_seconds(record.age, max(0.0, age_seconds))
+    match noted:
+        case Waits():
+            record.kind = pb.DecisionRecord.KIND_QUEUED
+            record.detail = f"{noted.reason} (position {noted.position}{_eta(noted.eta_seconds)})"
+            _fill_candidates(record, noted.considered, len(noted.considered))
+        case Loads():
+            record.kind = pb.DecisionRecord.KIND_LOADING
+            record.detail = f"{noted.stage}{_eta(noted.eta_seconds)}"
+        case LoadStart():
+            record.kind = pb.DecisionRecord.KIND_LOAD_STARTED
+            wakes = noted.wakes
+            where = f" on {wakes.runner}" if wakes.runner else ""
+            record.detail = f"{wakes.model}{where} is loaded{f': {wakes.why}' if wakes.why else ''}"
+        case Placed():
+            record.kind = pb.DecisionRecord.KIND_PLACED
+            record.detail = f"attempt {noted.attempt} goes to {noted.candidate.model} on {noted.candidate.runner}"
+            if noted.choice is not None:
+                record.policy = noted.choice.policy
+                _fill_candidates(record, noted.choice.considered, noted.choice.count)
+        case Retry():
+            record.kind = pb.DecisionRecord.KIND_RETRIED
+            record.detail = f"attempt {noted.attempt} failed before any content: {_word(noted.reason)}"
+        case Rejects():
+            record.kind = pb.DecisionRecord.KIND_REJECTED
+            record.detail = f"{_word(noted.reason)}: {noted.message}"
+
+
+def _fill_candidates(record: pb.DecisionRecord, considered: tuple[Considered, ...], count: int) -> None:
+    record.candidate_count = count
+    for candidate in considered[:MAX_CONSIDERED]:
+        record.candidates.add(
+            model=candidate.model,
+            runner=candidate.runner,
+            score=candidate.score,
+            gate=candidate.gate,
+            chosen=candidate.chosen,
+        )
+
+
+def _eta(seconds: float | None) -> str:
+    return "" if seconds is None else f", about {seconds:.0f} s"
+
+
+def _word(reason: Reason) -> str:
+    return reason.name.lower()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

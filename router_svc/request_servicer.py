@@ -1,13 +1,14 @@
 """RequestService over the router's own log, and the same for readers in this process."""
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import grpc
 
 from router_svc.client_registry import ClientRegistry
-from router_svc.request_log import RequestLog
-from router_svc.request_records import request_record
+from router_svc.policy.decisions import Loads, Placed, Waits
+from router_svc.request_log import EndedRequest, RequestEntry, RequestLog, add_decisions, set_seconds
 from weft.api.router.v1 import request_pb2, request_service_pb2_grpc
 from weft.api.router.v1 import request_service_pb2 as pb
 from weft.dispatch.request_records import DEFAULT_LISTED, MAX_LISTED, RequestSource, RequestsUnderWay, not_remembered
@@ -16,6 +17,63 @@ from weft.kernel.errors import invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, MAX_TENANT_CHARS, require_token
 from weft.kernel.rpc import answering
 from weft.kernel.rpc_auth import caller
+
+
+def request_record(entry: RequestEntry | EndedRequest, *, with_decisions: bool) -> request_pb2.RequestRecord:
+    """One request."""
+    record = request_pb2.RequestRecord(
+        request_id=entry.request_id,
+        tenant=entry.tenant,
+        client_id=entry.client_id,
+        target=entry.target,
+        priority=entry.priority.wire,  # type: ignore[arg-type]  # same numbers
+    )
+    record.arrive_time.FromDatetime(entry.arrived_wall)
+    if isinstance(entry, EndedRequest):
+        _fill_end(record, entry, with_decisions=with_decisions)
+        return record
+    record.state = _state(entry)
+    _fill_wait(record, entry.word)
+    if with_decisions:
+        add_decisions(record, entry.decisions, entry.arrived_at)
+    return record
+
+
+def _fill_end(record: request_pb2.RequestRecord, ended: EndedRequest, *, with_decisions: bool) -> None:
+    record.state = request_pb2.RequestRecord.STATE_ENDED
+    record.reason = ended.reason.value  # type: ignore[assignment]  # same numbers
+    record.message = ended.message
+    record.end_time.FromDatetime(ended.arrived_wall + timedelta(seconds=ended.ended_at - ended.arrived_at))
+    if ended.receipt is not None:
+        record.receipt.ParseFromString(ended.receipt)
+    if with_decisions:
+        record.MergeFromString(ended.decisions)
+
+
+def _state(entry: RequestEntry) -> "request_pb2.RequestRecord.State.ValueType":
+    match entry.word:
+        case Placed():
+            return request_pb2.RequestRecord.STATE_RUNNING
+        case Loads():
+            return request_pb2.RequestRecord.STATE_LOADING
+        case _:
+            return request_pb2.RequestRecord.STATE_QUEUED
+
+
+def _fill_wait(record: request_pb2.RequestRecord, word: object) -> None:
+    match word:
+        case Waits():
+            record.queued.position = word.position
+            record.queued.reason = word.reason
+            if word.eta_seconds is not None:
+                set_seconds(record.queued.eta, word.eta_seconds)
+        case Loads():
+            record.loading.stage = word.stage
+            if word.progress is not None:
+                record.loading.progress = word.progress
+            if word.eta_seconds is not None:
+                set_seconds(record.loading.eta, word.eta_seconds)
+
 
 Context = grpc.aio.ServicerContext[Any, Any]
 

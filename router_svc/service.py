@@ -9,11 +9,10 @@ from router_svc.fleet_view import view_of_runner
 from router_svc.inference_servicer import InferenceServicer
 from router_svc.loop import Books, LoopParts, SchedulingLoop
 from router_svc.memory_watch import MemoryWatch
-from router_svc.placement import LocalPlacement
-from router_svc.placement_servicer import PlacementServicer
+from router_svc.placement import LocalPlacement, PlacementServicer
 from router_svc.relay import Relay
 from router_svc.request_servicer import LocalRequests, RequestServicer
-from router_svc.ticket_office import TicketOffice
+from router_svc.ticket_issuer import TicketIssuer
 from router_svc.waker import Waker
 from weft.api.router.v1 import (
     inference_service_pb2,
@@ -58,7 +57,7 @@ class RouterService:
             clock,
             LoopParts(
                 waker=self._waker,
-                tickets=TicketOffice(self._mesh_clock, lifetime_seconds=config.ticket_lifetime_seconds),
+                tickets=TicketIssuer(self._mesh_clock, lifetime_seconds=config.ticket_lifetime_seconds),
                 books=books,
                 on_waiting=self._hurry_memory,
             ),

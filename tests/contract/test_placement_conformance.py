@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from router_svc.loop import Books, LoopParts, SchedulingLoop, WakeEnd, WakeFinished
-from router_svc.placement import LocalPlacement
-from router_svc.placement_servicer import PlacementServicer
+from router_svc.placement import LocalPlacement, PlacementServicer
 from router_svc.policy.decisions import Wakes
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.settings import Settings
-from router_svc.ticket_office import TicketOffice
+from router_svc.ticket_issuer import TicketIssuer
 from weft.api.router.v1 import placement_service_pb2_grpc
 from weft.dispatch.fleet import FleetView, InstanceView, ModelView, Phase, RunnerView
 from weft.dispatch.placement import RouterPort
@@ -84,7 +83,7 @@ def scheduling_loop(view: FleetView, wake_error: WeftError | None = None) -> Sch
     waker = ImmediateWaker(wake_error)
     limits = SchedulerLimits(queue_depth_per_runner=1)
     clock = SystemClock()
-    tickets = TicketOffice(clock, lifetime_seconds=30.0)
+    tickets = TicketIssuer(clock, lifetime_seconds=30.0)
     parts = LoopParts(waker=waker, tickets=tickets, books=Books.empty(clock))
     waker.loop = loop = SchedulingLoop(limits, Settings(), clock, parts)
     loop.update_view(view)

@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 from typing_extensions import override
 
-from router_svc.callers import metadata_of, tenant_of
+from router_svc.call_metadata import metadata_of, tenant_of
 from router_svc.durable.batches.uploads import IDLE_SECONDS, incomplete_stream, with_idle_timeout
 from weft.api.router.v1 import file_service_pb2 as pb
 from weft.api.router.v1 import file_service_pb2_grpc

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import grpc
 from typing_extensions import override
 
-from router_svc.callers import metadata_of, tenant_of
+from router_svc.call_metadata import metadata_of, tenant_of
 from router_svc.durable.tasks.config import TaskLimits
 from router_svc.durable.tasks.database_clock import DatabaseClock
 from router_svc.durable.tasks.failpoints import Failpoints, NoFailpoints

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 from router_svc.durable.tasks.config import TaskLimits
-from router_svc.validation import check_chat, check_completion, check_embedding
+from router_svc.request_validation import check_chat, check_completion, check_embedding
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2
 from weft.api.router.v1 import task_pb2
 from weft.dispatch.agents import AGENT_PREFIX, require_model_name

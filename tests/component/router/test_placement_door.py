@@ -6,7 +6,7 @@ import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
-from router_svc.placement_servicer import MAX_ATTEMPTS_USED, MAX_NEEDED_TOOLS, PlacementServicer
+from router_svc.placement import MAX_ATTEMPTS_USED, MAX_NEEDED_TOOLS, PlacementServicer
 from weft.api.common.v1 import priority_pb2
 from weft.api.registry.v1 import model_pb2
 from weft.api.router.v1 import placement_service_pb2 as pb

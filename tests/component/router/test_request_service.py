@@ -10,7 +10,7 @@ from typing import Any, Self
 import pytest
 
 from router_svc.client_registry import ClientRegistry, ClientsConfig
-from router_svc.placement_servicer import PlacementServicer
+from router_svc.placement import PlacementServicer
 from router_svc.policy.decisions import Waits
 from router_svc.policy.settings import RateLimitConfig
 from router_svc.request_log import RequestLog

@@ -13,7 +13,7 @@ from router_svc.policy.decisions import Wakes
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.settings import ClientProfile, RateLimitConfig, Settings
 from router_svc.request_servicer import LocalRequests
-from router_svc.ticket_office import TicketOffice
+from router_svc.ticket_issuer import TicketIssuer
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import request_pb2 as pb
 from weft.dispatch.fleet import FleetView, InstanceView, ModelView, Phase, RunnerView
@@ -75,7 +75,7 @@ async def router(rates: RateLimitConfig | None = None, phase: Phase = Phase.READ
     clock = SystemClock()
     profiles = {"nightly": ClientProfile(priority=Priority.LOW)}
     books = Books.empty(clock, clients=ClientsConfig(profiles=profiles), rate_limits=rates)
-    parts = LoopParts(waker=SlowWaker(), tickets=TicketOffice(clock, lifetime_seconds=30.0), books=books)
+    parts = LoopParts(waker=SlowWaker(), tickets=TicketIssuer(clock, lifetime_seconds=30.0), books=books)
     loop = SchedulingLoop(SchedulerLimits(), Settings(), clock, parts)
     loop.update_view(one_slot(phase))
     try:

@@ -18,7 +18,7 @@ from router_svc.placement import LocalPlacement
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.settings import Settings
 from router_svc.store.database import RouterDatabase
-from router_svc.ticket_office import TicketOffice
+from router_svc.ticket_issuer import TicketIssuer
 from weft.api.common.v1 import embedding_pb2, event_pb2, priority_pb2, receipt_pb2
 from weft.api.router.v1 import task_pb2
 from weft.api.runner.v1 import (
@@ -103,7 +103,7 @@ class Mesh:
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
         clock = SystemClock()
-        tickets = TicketOffice(clock, lifetime_seconds=30.0)
+        tickets = TicketIssuer(clock, lifetime_seconds=30.0)
         parts = LoopParts(waker=NoWaker(), tickets=tickets, books=Books.empty(clock))
         self.loop = SchedulingLoop(SchedulerLimits(), Settings(), clock, parts)
         self.view = FleetView()

@@ -9,7 +9,7 @@ from router_svc.mailbox import Mailbox
 from router_svc.policy.decisions import Wakes
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.settings import RemotePermission, Settings, TenantSettings
-from router_svc.ticket_office import TicketOffice
+from router_svc.ticket_issuer import TicketIssuer
 from weft.api.runner.v1 import ticket_pb2
 from weft.dispatch.fleet import FleetView, InstanceView, ModelView, Phase, RunnerView
 from weft.dispatch.placement import Grant, PlacementRequest
@@ -68,7 +68,7 @@ def _model(name: str) -> ModelView:
 def _loop() -> SchedulingLoop:
     clock = FakeClock()
     parts = LoopParts(
-        waker=_NobodySleeps(), tickets=TicketOffice(clock, lifetime_seconds=30.0), books=Books.empty(clock)
+        waker=_NobodySleeps(), tickets=TicketIssuer(clock, lifetime_seconds=30.0), books=Books.empty(clock)
     )
     loop = SchedulingLoop(SchedulerLimits(), Settings(tenants=TENANTS), clock, parts)
     loop.update_view(_view())

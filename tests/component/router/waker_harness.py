@@ -13,7 +13,7 @@ from router_svc.loop import Books, LoopParts, SchedulingLoop
 from router_svc.placement import LocalPlacement
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.settings import Settings
-from router_svc.ticket_office import TicketOffice
+from router_svc.ticket_issuer import TicketIssuer
 from router_svc.waker import Waker
 from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
 from weft.dispatch.fleet import FleetView, InstanceView, ModelView, Phase, RunnerView
@@ -90,7 +90,7 @@ class WakingMesh:
         self.recipes = RecordedRecipes()
         self._channels = ChannelPool()
         self.waker = Waker(self.recipes, self._channels, self.clock, allowed_recipes)
-        tickets = TicketOffice(self.clock, lifetime_seconds=30.0)
+        tickets = TicketIssuer(self.clock, lifetime_seconds=30.0)
         parts = LoopParts(waker=self.waker, tickets=tickets, books=Books.empty(self.clock))
         self.loop = SchedulingLoop(SchedulerLimits(), Settings(), self.clock, parts)
         self._view = FleetView(

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router_svc.fleet_view import candidate_of
-from router_svc.mesh_diff import MeshDiff
+from router_svc.fleet_view import MeshDiff, candidate_of
 from weft.dispatch.fleet import FleetView, InstanceView, ModelView, Phase, RunnerView
 from weft.kernel.request import Operation
 from weft.wake.recipes import WakePlan

@@ -9,7 +9,7 @@ from router_svc.policy.decisions import Loads, Placed, Rejects, Waits, Wakes
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.choice import Choice, Considered
 from router_svc.request_log import RequestLog, RequestLogLimits
-from router_svc.request_records import request_record
+from router_svc.request_servicer import request_record
 from weft.api.common.v1 import receipt_pb2, signal_pb2
 from weft.api.router.v1 import request_pb2 as pb
 from weft.dispatch.placement import PlacementRequest

@@ -10,7 +10,7 @@ from weft.kernel.clock import Clock
 from weft.kernel.names import new_id
 
 
-class TicketOffice:
+class TicketIssuer:
     """Issues tickets of one router."""
 
     def __init__(self, clock: Clock, *, lifetime_seconds: float) -> None:
