@@ -67,7 +67,9 @@ COMMANDS: Mapping[str, CommandPlace] = {
     ),
     "batch": CommandPlace("weft_app.cli.batch:app", "Submit batches of requests, and fetch their answers."),
     "events": CommandPlace("weft_app.cli.events:events", "Show recent events, oldest first."),
-    "config": CommandPlace("weft_app.cli.mesh_config:app", "Show and change settings of the whole mesh."),
+    "config": CommandPlace(
+        "weft_app.cli.mesh_config:app", "Show what weft.yaml means; show and change settings of the whole mesh."
+    ),
     "ps": CommandPlace(
         "weft_app.cli.ps:ps",
         "Show each model on each runner: memory, how long it stays loaded, process, slots.",

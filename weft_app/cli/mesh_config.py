@@ -1,28 +1,97 @@
-"""`weft config`: settings of the whole mesh that can change while it runs."""
+"""`weft config`: what weft.yaml means, and settings of the whole mesh that can change while it runs."""
 
+import json
+import os
+from dataclasses import asdict
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from weft.client.resources import connect_registry
 from weft.kernel.errors import invalid_field
-from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, reporting
-from weft_app.cli.output import Column, print_document, print_table
+from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption, OutputFormat, OutputOption, reporting
+from weft_app.cli.output import Column, print_document, print_table, say
 
 if TYPE_CHECKING:
     from weft.client.resources import MeshSettings
 
-app = typer.Typer(help="Show and change settings of the whole mesh.", no_args_is_help=True)
+app = typer.Typer(help="Show what weft.yaml means; show and change settings of the whole mesh.", no_args_is_help=True)
 
 ALLOW_CLOUD_FALLBACK = "allowCloudFallback"
 
+
+class ConfiguredService(StrEnum):
+    """Who reads a configuration; the environment means something else to each."""
+
+    UP = "up"
+    REGISTRY = "registry"
+    ROUTER = "router"
+    GATEWAY = "gateway"
+    RUNNER = "runner"
+
+
 _MEANINGS = {ALLOW_CLOUD_FALLBACK: "routes may fall back to models off the premises"}
 _WORDS = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}
+_SOURCE_COLUMNS = (
+    Column("NAME", lambda row: row["name"]),
+    Column("VALUE", lambda row: row["value"] if isinstance(row["value"], str) else json.dumps(row["value"])),
+    Column("SOURCE", lambda row: row["source"]),
+)
 _COLUMNS = (
     Column("NAME", lambda row: row["name"]),
     Column("VALUE", lambda row: str(row["value"]).lower()),
     Column("MEANING", lambda row: _MEANINGS[row["name"]]),
 )
+
+
+@app.command("show")
+def show(
+    config: ConfigOption = None,
+    effective: Annotated[
+        bool, typer.Option("--effective", help="Show every value, those that nothing sets included.")
+    ] = False,
+    service: Annotated[
+        ConfiguredService, typer.Option("--service", help="Which command reads it: `weft up`, or `weft serve SERVICE`.")
+    ] = ConfiguredService.UP,
+    port: Annotated[int | None, typer.Option("--port", "-p", help="As the command would be given it.")] = None,
+    grpc_port: Annotated[int | None, typer.Option("--grpc-port", help="As the command would be given it.")] = None,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Show the configuration and where each value comes from: file and line, environment, command line or default.
+
+    Secrets are concealed.
+
+    Example: weft config show --effective -o yaml
+    """
+    with reporting():
+        from weft_app.compose.environment_layer import environment_of  # noqa: PLC0415 - every command starts fast
+        from weft_app.config.effective import DEFAULT, effective_values  # noqa: PLC0415
+        from weft_app.config.loader import Given, load_with_sources  # noqa: PLC0415
+
+        flags = {"port": ("--port", port), "grpc_port": ("--grpc-port", grpc_port)}
+        given = {
+            name: Given(value, f"command line flag {flag}")
+            for name, (flag, value) in flags.items()
+            if value is not None
+        }
+        loaded = load_with_sources(config, given, environment_of(service.value, os.environ))
+        values = [asdict(value) for value in effective_values(loaded) if effective or value.source != DEFAULT]
+        if output is OutputFormat.TABLE:
+            print_table(values, _SOURCE_COLUMNS)
+        else:
+            print_document({"kind": "Configuration", "items": values}, output)
+
+
+@app.command("schema")
+def schema() -> None:
+    """Print the JSON schema of weft.yaml, for editors.
+
+    Example: weft config schema > config.schema.json
+    """
+    from weft_app.config.reference import schema_text  # noqa: PLC0415 - every command starts fast
+
+    say(schema_text())
 
 
 @app.command("get")

@@ -20,11 +20,12 @@ def rate_limits(section: RouterSettings, environment: RunnerEnvironment | None =
             max_tenants=written.max_tenants,
         )
     if environment is not None and environment.multi_tenant:
-        return _of_environment(environment)
+        return environment_rates(environment)
     return RateLimitConfig(default=default)
 
 
-def _of_environment(environment: RunnerEnvironment) -> RateLimitConfig:
+def environment_rates(environment: RunnerEnvironment) -> RateLimitConfig:
+    """Returns the rates that the environment sets, where it has several tenants."""
     names = {*environment.tenant_rates, *environment.tenant_token_rates}
     default_requests = environment.default_rate or (None if environment.default_token_rate else DEFAULT_RATES[0])
     return RateLimitConfig(

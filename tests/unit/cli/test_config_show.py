@@ -1,0 +1,115 @@
+"""`weft config show` and `weft config schema`: where each value comes from, and what editors check."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from weft_app.cli.mesh_config import app
+from weft_app.config.config import WeftConfig
+from weft_app.config.effective import effective_values
+from weft_app.config.loader import LoadedConfig, load_with_sources
+
+FILE = """
+port: 8081
+router:
+  queue_timeout_seconds: 5.0
+  database_url: postgresql+asyncpg://u:pw@h/db
+  tenants: {a: {weight: 2.0}}
+gateway:
+  allowed_hosts: [x.example]
+runners:
+  - name: left
+    models: [{name: m, path: m.gguf}]
+"""
+LOCAL = """
+runners:
+  - name: left
+    models: [{name: m, path: n.gguf}]
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in ("ENABLE_MULTI_TENANT", "DEFAULT_RATE_LIMIT", "WEFT_ALLOW_CLOUD_FALLBACK", "LOG_LEVEL"):
+        monkeypatch.delenv(name, raising=False)
+    path = tmp_path / "weft.yaml"
+    path.write_text(FILE)
+    (tmp_path / "weft.local.yaml").write_text(LOCAL)
+    return path
+
+
+def shown(*arguments: str) -> dict[str, tuple[Any, str]]:
+    result = CliRunner().invoke(app, ["show", *arguments, "-o", "json"])
+    assert result.exit_code == 0, result.output
+    items = json.loads(result.stdout)["items"]
+    return {item["name"]: (item["value"], item["source"]) for item in items}
+
+
+@pytest.mark.usefixtures("file")
+def test_every_value_names_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_ALLOW_CLOUD_FALLBACK", "false")
+    found = shown("--effective", "--grpc-port", "7")
+    assert found["port"] == (8081, "weft.yaml line 2")
+    assert found["router.queue_timeout_seconds"] == (5.0, "weft.yaml line 4")
+    assert found["router.tenants.a.weight"] == (2.0, "weft.yaml line 6")
+    assert found["gateway.allowed_hosts"] == (["x.example"], "weft.yaml line 8")
+    assert found["runners.0.models.0.path"] == ("n.gguf", "weft.local.yaml line 4")
+    assert found["grpc_port"] == (7, "command line flag --grpc-port")
+    assert found["registry.allow_cloud_fallback"] == (False, "environment variable WEFT_ALLOW_CLOUD_FALLBACK")
+    assert found["gateway.max_body_bytes"] == (10 * 1024 * 1024, "default")
+
+
+@pytest.mark.usefixtures("file")
+def test_without_effective_only_what_is_set_is_shown() -> None:
+    found = shown()
+    assert "router.max_attempts" not in found
+    assert not [name for name, (_, source) in found.items() if source == "default"]
+
+
+@pytest.mark.usefixtures("file")
+def test_secrets_are_concealed() -> None:
+    assert shown()["router.database_url"] == ("***", "weft.yaml line 5")
+    assert "pw" not in CliRunner().invoke(app, ["show", "--effective"]).stdout
+
+
+@pytest.mark.usefixtures("file")
+def test_the_environment_of_a_runner_is_another_one_than_that_of_a_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOG_LEVEL", "debug")
+    assert "log.level" not in shown()
+    assert shown("--service", "runner")["log.level"] == ("debug", "environment variable LOG_LEVEL")
+
+
+@pytest.mark.usefixtures("file")
+def test_rates_of_the_environment_are_shown_where_the_file_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENABLE_MULTI_TENANT", "true")
+    monkeypatch.setenv("TENANT_RATE_LIMIT_x", "5req/s")
+    found = shown()
+    assert found["router.rate_limits.tenants"] == ({"x": ["5req/sec"]}, "environment variable TENANT_RATE_LIMIT_x")
+
+
+def test_a_value_that_is_wrong_is_named_with_exit_code_two(file: Path) -> None:
+    file.write_text("port: x\n")
+    result = CliRunner().invoke(app, ["show"])
+    assert result.exit_code == 2
+
+
+def test_no_setting_is_left_out() -> None:
+    names = {value.name for value in effective_values(LoadedConfig(WeftConfig(), {}))}
+    assert {"host", "gateway.limits.schemas.max_depth", "router.scheduling.max_bounces", "tls.ca_file"} <= names
+    assert len(names) > 240
+
+
+def test_the_schema_accepts_the_file_and_refuses_what_the_loader_refuses(file: Path) -> None:
+    schema = json.loads(CliRunner().invoke(app, ["schema"]).stdout)
+    document = yaml.safe_load(FILE)
+    load_with_sources(file)
+    jsonschema.validate(document, schema)
+    for wrong in ({"port": -1}, {"router": {"max_atempts": 1}}, {"runners": [{"name": "a", "models": []}]}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(document | wrong, schema)
