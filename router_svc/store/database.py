@@ -1,4 +1,4 @@
-"""A router's database: SQLite beside it, or PostgreSQL, which several routers may share."""
+"""A router's database: a local SQLite file, or PostgreSQL, which several routers may share."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -29,8 +29,8 @@ CONNECTION_WAIT_SECONDS = 10.0
 CONNECT_TIMEOUT_SECONDS = 10.0
 STATEMENT_TIMEOUT_SECONDS = 30.0
 IDLE_TRANSACTION_TIMEOUT_SECONDS = 30.0
-"""After which PostgreSQL ends a transaction whose router has stopped in the middle: others may wait for its rows."""
-# Drawn from a name nobody else has: migrations of two routers that start together take turns.
+"""PostgreSQL ends a transaction of a stopped router after this time, because others may wait for its rows."""
+# Key of the advisory lock that serializes the migrations of routers that start together; unique to weft.
 MIGRATION_LOCK = 0x7765_6674_726F_7574
 _POSTGRES_OPTIONS: Mapping[str, Any] = {
     "connect_args": {
@@ -47,13 +47,13 @@ _SQLITE, _POSTGRES = "sqlite+aiosqlite", "postgresql+asyncpg"
 
 
 class RouterDatabase:
-    """Shared by all who keep something in it: each opens it, and the last one's close closes it.
+    """A database that several services share: each opens it, and the last close closes it.
 
-    Raises INVALID_ARGUMENT for a URL of no kind that is supported.
+    Raises INVALID_ARGUMENT for a URL of an unsupported kind.
     """
 
     def __init__(self, database_url: str, *, promise_file: Path | None = None) -> None:
-        """`promise_file`: where it is kept apart what was acknowledged; for SQLite in a file alone."""
+        """`promise_file`: where the number of acknowledged commits is kept; used for SQLite in a file only."""
         self._url = _parsed(database_url)
         self._is_sqlite = self._url.drivername == _SQLITE
         path = file_of(self._url) if self._is_sqlite else None
@@ -61,38 +61,38 @@ class RouterDatabase:
         self._engine: AsyncEngine | None = None
         self._users = 0
         self._opening = asyncio.Lock()
-        # Of those who write to SQLite; one at a time may, and whoever waits here can be cancelled.
-        self._turn = asyncio.Lock()
+        # Serializes writers on SQLite; unlike a wait inside SQLite, waiting here can be cancelled.
+        self._write_lock = asyncio.Lock()
 
     @property
     def is_shared(self) -> bool:
-        """Whether other routers may write to it, too."""
+        """Whether other routers may write to it."""
         return not self._is_sqlite
 
     @property
     def loss(self) -> Loss | None:
-        """What it lacked of what was acknowledged, when it was opened; None: nothing, or nobody knows."""
+        """Acknowledged commits that were missing when it was opened; None: none, or unknown."""
         return None if self._promises is None else self._promises.loss
 
     @property
     def notice(self) -> str:
-        """What users and whoever looks after the mesh must know of it; empty: nothing. Reads a small file."""
+        """A notice of lost data for users and operators; empty: none. Reads a small file."""
         return "" if self._promises is None else self._promises.notice
 
     @property
     def remedy(self) -> str:
-        """What can be done about what `notice` says."""
+        """The remedy for what `notice` says."""
         return "" if self._promises is None else self._promises.remedy
 
     async def open(self) -> None:
-        """Connect, and bring the schema up to date, unless that is done. Raises SERVICE_UNAVAILABLE."""
+        """Connects and migrates the schema, unless that is done. Raises SERVICE_UNAVAILABLE."""
         async with self._opening:
             if not self._users:
                 await self._begin()
             self._users += 1
 
     async def close(self) -> None:
-        """One user less. Safe to call when nobody has opened it."""
+        """Removes one user; the last one disconnects. Safe to call when it is not open."""
         async with self._opening:
             self._users = max(0, self._users - 1)
             if not self._users:
@@ -102,8 +102,8 @@ class RouterDatabase:
         try:
             with opening(SCHEMA.owner, self._url):
                 self._engine = self._connect()
-                # Where there is nothing to bring up to date this only reads: a backup under way does not stop a start.
-                await self._bring_up_to_date()
+                # Without a pending migration this only reads, so that a running backup does not block a start.
+                await self._migrate()
                 await self._compare()
         except BaseException:
             await self._end()
@@ -118,14 +118,14 @@ class RouterDatabase:
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[AsyncConnection]:
-        """One transaction, on disk when its block has been left. Raises SERVICE_UNAVAILABLE when the database fails."""
+        """Context of one write transaction, on disk at its exit. Raises SERVICE_UNAVAILABLE when the database fails."""
         engine = self._opened()
-        with _explained():
+        with _database_errors():
             if self._promises is not None:
                 async with self._promised(engine, self._promises) as connection:
                     yield connection
             elif self._is_sqlite:
-                async with self._turn, engine.execution_options(**{WRITES: True}).begin() as connection:
+                async with self._write_lock, engine.execution_options(**{WRITES: True}).begin() as connection:
                     yield connection
             else:
                 async with engine.begin() as connection:
@@ -133,10 +133,10 @@ class RouterDatabase:
 
     @asynccontextmanager
     async def _promised(self, engine: AsyncEngine, promises: Promises) -> AsyncIterator[AsyncConnection]:
-        """A transaction that is counted where it changes anything, and noted before it is acknowledged."""
+        """A transaction that is counted if it changes anything; the count is noted before it is acknowledged."""
         promises.require_place()
         promise = None
-        async with self._turn, engine.execution_options(**{WRITES: True}).begin() as connection:
+        async with self._write_lock, engine.execution_options(**{WRITES: True}).begin() as connection:
             before = changes(connection)
             yield connection
             if changes(connection) != before:
@@ -146,28 +146,28 @@ class RouterDatabase:
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[AsyncConnection]:
-        """One transaction that only reads: it waits for no writer. Raises as `writing`."""
+        """Context of one read transaction, which waits for no writer. Raises as `writing`."""
         engine = self._opened()
-        # All users of a database in memory share one connection.
-        turn = self._turn if self._is_sqlite and file_of(self._url) is None else nullcontext()
-        with _explained():
-            async with turn, engine.begin() as connection:
+        # All users of an in-memory database share one connection.
+        lock = self._write_lock if self._is_sqlite and file_of(self._url) is None else nullcontext()
+        with _database_errors():
+            async with lock, engine.begin() as connection:
                 yield connection
 
     @asynccontextmanager
-    async def apart(self) -> AsyncIterator[AsyncConnection]:
-        """A connection to PostgreSQL beside those of the pool, for whoever keeps one. Raises SERVICE_UNAVAILABLE."""
+    async def dedicated(self) -> AsyncIterator[AsyncConnection]:
+        """Context of a PostgreSQL connection outside the pool, for a listener. Raises SERVICE_UNAVAILABLE."""
         self._opened()
         engine = create_async_engine(self._url, hide_parameters=True, poolclass=NullPool, **_POSTGRES_OPTIONS)
         try:
-            with _explained():
+            with _database_errors():
                 async with engine.connect() as connection:
                     yield connection
         finally:
             await engine.dispose()
 
-    async def _bring_up_to_date(self) -> None:
-        async with self._turn, self._opened().begin() as connection:
+    async def _migrate(self) -> None:
+        async with self._write_lock, self._opened().begin() as connection:
             if not self._is_sqlite:
                 await connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
             else:
@@ -175,14 +175,14 @@ class RouterDatabase:
             await connection.run_sync(bring_up_to_date, SCHEMA)
 
     async def _compare(self) -> None:
-        """Find out what the database lacks of what was promised with it."""
+        """Compares the database with its record of acknowledged commits."""
         if self._promises is None:
             return
         async with self._opened().begin() as connection:
-            unsaid = await self._promises.begin(connection)
-        if unsaid is not None:
+            unwritten = await self._promises.begin(connection)
+        if unwritten is not None:
             async with self._opened().execution_options(**{WRITES: True}).begin() as connection:
-                await write_found(connection, unsaid)
+                await write_found(connection, unwritten)
 
     def _opened(self) -> AsyncEngine:
         if self._engine is None:
@@ -212,19 +212,21 @@ class RouterDatabase:
 
 
 @contextmanager
-def _explained() -> Iterator[None]:
+def _database_errors() -> Iterator[None]:
     try:
         yield
     except (SQLAlchemyError, OSError) as error:
-        # The driver's own text may quote what was written; its code does not.
+        # The text of the driver may quote written data; its code does not.
         log.error("the database failed", kind=type(error).__name__, code=code_of(error))  # noqa: TRY400
         raise WeftError(
-            Reason.SERVICE_UNAVAILABLE, "the router's database failed; its log says how", retry_after_seconds=1
+            Reason.SERVICE_UNAVAILABLE,
+            "the router's database failed; the router's log has the details",
+            retry_after_seconds=1,
         ) from error
 
 
 def _parsed(database_url: str) -> URL:
-    # Not chained: the causes quote the URL or parts of it, and in it may be a password.
+    # Not chained: the causes quote the URL, which may contain a password.
     try:
         url = make_url(database_url)
     except (ArgumentError, ValueError):

@@ -1,6 +1,6 @@
-"""Writes of the same moment share one transaction: a commit that stays costs the disk's time, however much is in it.
+"""Group commit: concurrent writes share one transaction, because a durable commit costs the same whatever is in it.
 
-Nobody waits for a timer. While one transaction is under way the next ones' writes gather; idle, a write begins at once.
+No write waits for a timer. Writes gather while a transaction is in progress; an idle database takes a write at once.
 """
 
 import asyncio
@@ -17,9 +17,9 @@ from weft.kernel.reasons import Reason
 from weft.kernel.service import start_critical
 
 MAX_WAITING_WRITES = 4096
-"""Writes that may wait for their transaction at once."""
+"""Writes that may wait for a transaction."""
 SHARED_PART = 0.75
-"""Of these for writes of a kind, which come from outside: however many they are, leases are still prolonged."""
+"""The part of it for shared writes, which clients cause: leases can be renewed however many of them wait."""
 RETRY_AFTER_SECONDS = 1.0
 
 Item = TypeVar("Item")
@@ -28,11 +28,11 @@ _Ops = Callable[[AsyncConnection, Sequence[Any]], Awaitable[Sequence[Any]]]
 
 
 class GroupCommit:
-    """Life cycle: start, stop. The database is open in between.
+    """A queue of writes with one worker. Life cycle: start, stop; the database is open in between.
 
-    A write is begun anew, alone, where one that it shared a transaction with has failed: it must only do what it does
-    through the connection, and raises for its own fault. Whoever gives up waiting does not know whether it was done.
-    Where the end of a transaction fails nobody of it knows: the connection may have broken after the commit.
+    If a write of a shared transaction fails, every write of it is repeated alone, so a write must have no effect except
+    through the connection. A caller that stops waiting does not know whether its write was done. If the commit itself
+    fails, no caller knows: the connection may have broken after it.
     """
 
     def __init__(self, database: RouterDatabase, *, max_batch: int, max_waiting: int = MAX_WAITING_WRITES) -> None:
@@ -45,12 +45,12 @@ class GroupCommit:
         self._is_stopping = False
 
     async def start(self) -> None:
-        """From now on writes are taken."""
+        """Starts the worker."""
         self._is_stopping = False
         self._worker = start_critical(self._work(), name="group-commit")
 
     async def stop(self) -> None:
-        """Refuse new writes and end those that wait, done or failed. Safe to call twice."""
+        """Refuses new writes and finishes the waiting ones. Safe to call twice."""
         self._is_stopping = True
         self._filled.set()
         worker, self._worker = self._worker, None
@@ -58,7 +58,7 @@ class GroupCommit:
             await worker
 
     async def run(self, op: Callable[[AsyncConnection], Awaitable[Done]]) -> Done:
-        """Do one write; it is on disk when this returns.
+        """Runs one write; it is on disk when this returns.
 
         Raises what `op` raises, SERVICE_UNAVAILABLE when the database fails or too many wait already.
         """
@@ -68,9 +68,9 @@ class GroupCommit:
     async def share(
         self, ops: Callable[[AsyncConnection, Sequence[Item]], Awaitable[Sequence[Done | WeftError]]], item: Item
     ) -> Done:
-        """Do one of many writes of a kind: `ops` gets all items of a transaction and returns what each came to.
+        """Runs one of many similar writes: `ops` gets all items of a transaction and returns the result of each.
 
-        An error among that is raised for its item alone, and everything else is kept. Raises as `run`.
+        An error among the results is raised for its item alone; the others are committed. Raises as `run`.
         """
         done: Done = await self._queued(ops, item, max(1, int(self._max_waiting * SHARED_PART)))
         return done
@@ -81,7 +81,7 @@ class GroupCommit:
         if len(self._waiting) >= most_waiting:
             raise WeftError(
                 Reason.SERVICE_UNAVAILABLE,
-                "too much waits to be written to the router's database",
+                "too many writes wait for the router's database",
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             )
         write = _Write(run=run, item=item)
@@ -94,11 +94,11 @@ class GroupCommit:
             while batch := await self._next_batch():
                 await self._settle(batch)
         finally:
-            # Only when somebody ended this task from outside: nobody may wait for ever.
+            # If this task is cancelled, the waiting callers must not hang.
             self._fail_waiting(_closed())
 
     async def _next_batch(self) -> "Sequence[_Write]":
-        """Some that somebody still waits for; none: it is time to stop."""
+        """Returns the next writes whose callers still wait; none: the worker stops."""
         batch: list[_Write] = []
         while not batch:
             if not self._waiting:
@@ -113,7 +113,7 @@ class GroupCommit:
         return batch
 
     async def _settle(self, batch: "Sequence[_Write]") -> None:
-        """Whatever happens, everybody of the batch is told."""
+        """Commits the writes; every caller gets a result or an error in any case."""
         try:
             failure = await self._try(batch)
             if failure is None:
@@ -136,16 +136,16 @@ class GroupCommit:
                 self._fail([write], failure)
 
     async def _try(self, batch: "Sequence[_Write]") -> "_Failure | None":
-        """One transaction. Nothing of it is on disk where this returns a failure that may be one write's fault."""
+        """Runs one transaction. Nothing of it is on disk if the returned failure may be one write's fault."""
         failure = _Failure(_closed(), is_down=True)
         try:
             async with self._database.writing() as connection:
                 failure.is_down, failure.may_be_one_writes_fault = False, True
                 outcomes = await _outcomes(connection, batch)
                 failure.may_be_one_writes_fault = False
-        except Exception as error:  # noqa: BLE001 - it is handed to whoever waits
+        except Exception as error:  # noqa: BLE001 - it is raised for the callers
             failure.error = error
-            # Whoever is tried next would wait as long.
+            # The next write would wait as long.
             failure.is_down |= isinstance(error.__cause__, TimeoutError)
             return failure
         for write, outcome in zip(batch, outcomes, strict=True):
@@ -154,21 +154,21 @@ class GroupCommit:
 
     def _fail(self, batch: "Sequence[_Write]", failure: "_Failure") -> None:
         for write in batch:
-            write.settle(_own(failure.error))
+            write.settle(_copy_of(failure.error))
         if failure.is_down:
-            # Whoever came meanwhile would wait as long again for the same answer.
+            # Writes that came meanwhile would wait as long for the same error.
             self._fail_waiting(failure.error)
 
     def _fail_waiting(self, error: Exception) -> None:
         while self._waiting:
-            self._waiting.popleft().settle(_own(error))
+            self._waiting.popleft().settle(_copy_of(error))
 
 
 @dataclass(slots=True)
 class _Failure:
     error: Exception
     is_down: bool = False
-    """No transaction could be begun."""
+    """Whether no transaction could be begun."""
     may_be_one_writes_fault: bool = False
 
 
@@ -179,7 +179,7 @@ class _Write:
     outcome: asyncio.Future[Any] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     def settle(self, outcome: Any) -> None:
-        """Tell whoever waits, unless it has given up or been told."""
+        """Gives the caller its result, unless it stopped waiting or has one."""
         if self.outcome.done():
             return
         if isinstance(outcome, Exception):
@@ -192,13 +192,15 @@ def _closed() -> WeftError:
     return WeftError(Reason.SERVICE_UNAVAILABLE, "the router's database is not open")
 
 
-def _own(error: Exception) -> Exception:
-    """One for each who waits: a traceback grows with every raise."""
+def _copy_of(error: Exception) -> Exception:
+    """Returns a copy for each caller, because a traceback grows with every raise."""
     if type(error) is not WeftError:
         return error
-    own = WeftError(error.reason, error.message, metadata=error.metadata, retry_after_seconds=error.retry_after_seconds)
-    own.__cause__ = error.__cause__
-    return own
+    copy = WeftError(
+        error.reason, error.message, metadata=error.metadata, retry_after_seconds=error.retry_after_seconds
+    )
+    copy.__cause__ = error.__cause__
+    return copy
 
 
 async def _one_by_one(connection: AsyncConnection, ops: Sequence[Callable[[AsyncConnection], Awaitable[Any]]]) -> Any:
@@ -206,7 +208,7 @@ async def _one_by_one(connection: AsyncConnection, ops: Sequence[Callable[[Async
 
 
 async def _outcomes(connection: AsyncConnection, batch: Sequence[_Write]) -> Sequence[Any]:
-    """What each came to, in the order of the batch."""
+    """Returns the result of each write, in order."""
     groups: dict[_Ops, list[int]] = {}
     for place, write in enumerate(batch):
         groups.setdefault(write.run, []).append(place)

@@ -1,8 +1,8 @@
-"""What a router has promised, in a file apart from its database: how many of its transactions were acknowledged.
+"""The promise file: the number of acknowledged commits of a router's database, in a file beside it.
 
-It is written after each commit and before its acknowledgement, to the system's memory alone, which outlives a kill of
-the router; the disk has it within FLUSH_SECONDS. So what is acknowledged in the last FLUSH_SECONDS before a power cut
-may be missing from it, and is not missed in the database; a loss of anything earlier is.
+It is written after each commit and before its acknowledgement, into the page cache, which survives a kill of the
+router, and flushed to disk within FLUSH_SECONDS. So a loss of commits acknowledged in the last FLUSH_SECONDS before a
+power cut may go unnoticed; any earlier loss is detected.
 """
 
 import asyncio
@@ -20,13 +20,13 @@ log = structlog.get_logger("weft.router.store")
 
 FLUSH_SECONDS = 1.0
 RECORD_BYTES = 256
-"""Of the one record, padded: less than a sector, so that a power cut leaves the one before or this one."""
+"""Bytes of the only record, padded; less than a sector, so that a power cut leaves the old or the new one."""
 LOSS_SUFFIX = ".loss.json"
 MAX_LOSS_BYTES = 4096
 
 
 class PromiseFile:
-    """Written by the one router that has the database. Life cycle: `read`, `open`, `note` again and again, `close`."""
+    """The file of the one router that owns the database. Life cycle: `read`, `open`, `note` per commit, `close`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -36,11 +36,11 @@ class PromiseFile:
 
     @property
     def loss_path(self) -> Path:
-        """Where a loss is written down, for whoever looks after the mesh."""
+        """The file that reports a loss to the operator."""
         return self._path.with_name(f"{self._path.name}{LOSS_SUFFIX}")
 
     def read(self) -> Promise | None:
-        """The promise of an earlier life; None: there is none, or it cannot be read, which is logged."""
+        """Returns the promise of an earlier process; None: there is none, or it is unreadable, which is logged."""
         try:
             text = self._path.read_bytes()[:RECORD_BYTES]
         except FileNotFoundError:
@@ -56,10 +56,10 @@ class PromiseFile:
             return None
 
     def notice(self) -> str:
-        """What users and whoever looks after the mesh must know; empty: nothing is known to be missing."""
+        """Returns the notice of a loss for users and operators; empty: no loss is known."""
         try:
-            word: Any = json.loads(self.loss_path.read_bytes()[:MAX_LOSS_BYTES])
-            what, noticed_at = str(word["what"]), str(word["noticed_at"])
+            report: Any = json.loads(self.loss_path.read_bytes()[:MAX_LOSS_BYTES])
+            what, noticed_at = str(report["what"]), str(report["noticed_at"])
         except FileNotFoundError:
             return ""
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -71,22 +71,22 @@ class PromiseFile:
 
     @property
     def remedy(self) -> str:
-        """What whoever looks after the mesh can do where there is a notice."""
+        """What an operator can do about the notice."""
         return (
             "stop the mesh and put the newest copy of the database back together with its -wal file, or send again "
             f"what is missing; then delete {self.loss_path}"
         )
 
     def open(self, promise: Promise) -> None:
-        """Begin with this one. Raises OSError."""
+        """Opens the file with this promise. Raises OSError."""
         self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         os.truncate(self._descriptor, RECORD_BYTES)
         self._write(promise)
         os.fsync(self._descriptor)
 
     def note(self, promise: Promise) -> None:
-        """This is about to be acknowledged. Raises OSError."""
-        # Two transactions may end here in another order than they began.
+        """Writes a promise that is about to be acknowledged. Raises OSError."""
+        # Two transactions may arrive here out of order.
         if self._descriptor is None or promise.commits <= self._noted:
             return
         self._write(promise)
@@ -94,7 +94,7 @@ class PromiseFile:
             self._flush = asyncio.create_task(self._flush_later(), name="promise-flush")
 
     async def close(self) -> None:
-        """Everything is on disk. Safe to call twice."""
+        """Flushes and closes the file. Safe to call twice."""
         flush, self._flush = self._flush, None
         if flush is not None:
             flush.cancel()
@@ -106,9 +106,9 @@ class PromiseFile:
                 os.fsync(descriptor)
             os.close(descriptor)
 
-    def write_down(self, loss: Loss, noticed_at: str) -> None:
-        """Leave word of a loss beside this file. Raises OSError."""
-        word = {
+    def write_loss(self, loss: Loss, noticed_at: str) -> None:
+        """Writes the report of a loss beside this file. Raises OSError."""
+        report = {
             "noticed_at": noticed_at,
             "kind": loss.kind.value,
             "what": loss.words,
@@ -116,7 +116,7 @@ class PromiseFile:
             "found": {"store_id": loss.found.store_id, "commits": loss.found.commits},
         }
         with os.fdopen(os.open(self.loss_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            file.write(json.dumps(word, indent=2) + "\n")
+            file.write(json.dumps(report, indent=2) + "\n")
 
     def _write(self, promise: Promise) -> None:
         assert self._descriptor is not None, "it is open"

@@ -1,7 +1,7 @@
-"""What a router's SQLite database has promised: counted in the database, and kept apart from it.
+"""Loss detection for a router's SQLite database: commits are counted inside it and in a promise file beside it.
 
-A database that comes back without its last transactions (a damaged write-ahead log, an emptied file, an earlier copy)
-looks whole. It counts its own transactions, the count is noted apart before each is acknowledged, and a start compares
+A database without its last transactions (a damaged write-ahead log, an emptied file, an older copy) looks intact. It
+counts its own commits, each count is noted in the promise file before the commit is acknowledged, and a start compares
 the two.
 """
 
@@ -31,16 +31,16 @@ _COUNT = "UPDATE promises SET commits = commits + 1 WHERE id = 1 RETURNING store
 
 
 class Promises:
-    """Of one database file. Life cycle: `begin`, then `changes`, `count` and `keep` around each write, `end`."""
+    """The promise of one database file. Life cycle: `begin`; `changes`, `count`, `keep` around each write; `end`."""
 
     def __init__(self, database: Path, kept: Path) -> None:
-        """`kept`: the file apart."""
+        """`kept`: path of the promise file."""
         self._database = database
         self._file = PromiseFile(kept)
         self._place: tuple[int, int] | None = None
         self._is_gone = False
         self.loss: Loss | None = None
-        """What was missing at the start."""
+        """The loss that was found at the start."""
 
     @property
     def notice(self) -> str:
@@ -53,26 +53,26 @@ class Promises:
         return self._file.remedy
 
     async def begin(self, reading: AsyncConnection) -> Promise | None:
-        """Compare; what the database has to be told with `write_found`, None: nothing. Raises OSError."""
+        """Compares the counts; returns what `write_found` must write to the database, None: nothing. Raises OSError."""
         row = (await reading.execute(select(promises))).first()
         found = Promise(store_id=new_id(STORE_PREFIX), commits=0) if row is None else _promise_of(row)
         promised = self._file.read()
         self.loss = loss_in(found, promised)
         if self.loss is not None:
-            self._tell(self.loss)
-            # The count goes on behind the promise: the newer copy, were it put back later, would be the one that lacks
-            # what is acknowledged from now on.
+            self._report(self.loss)
+            # The count goes on after the promised one. If the newer copy were restored later, it would be the one that
+            # lacks commits.
             found = Promise(store_id=found.store_id, commits=max(found.commits, self.loss.promised.commits))
         self._file.open(found)
         self._place = _place_of(self._database)
         return found if row is None or found != _promise_of(row) else None
 
     async def end(self) -> None:
-        """Everything noted is on disk. Safe to call twice."""
+        """Flushes the promise file. Safe to call twice."""
         await self._file.close()
 
     def require_place(self) -> None:
-        """Raises SERVICE_UNAVAILABLE where the file is not where it was opened: what is written to it is gone."""
+        """Raises SERVICE_UNAVAILABLE if the database file was removed or replaced, because writes to it are lost."""
         is_gone = _place_of(self._database) != self._place
         if is_gone and not self._is_gone:
             log.error("the database file was removed or replaced", path=str(self._database))
@@ -86,30 +86,30 @@ class Promises:
             )
 
     def keep(self, promise: Promise) -> None:
-        """The transaction with this count is on disk, and is about to be acknowledged. Raises as `require_place`."""
+        """Notes a committed transaction before it is acknowledged. Raises as `require_place`."""
         self.require_place()
         self._file.note(promise)
 
-    def _tell(self, loss: Loss) -> None:
+    def _report(self, loss: Loss) -> None:
         log.error(
             "acknowledged work is missing from the database",
             kind=loss.kind.value,
             missing_commits=loss.missing_commits,
             word=str(self._file.loss_path),
         )
-        self._file.write_down(loss, datetime.now(UTC).isoformat(timespec="seconds"))
+        self._file.write_loss(loss, datetime.now(UTC).isoformat(timespec="seconds"))
 
 
 async def write_found(connection: AsyncConnection, promise: Promise) -> None:
-    """Have the database say so from now on."""
+    """Writes the promise to the database."""
     values = {"store_id": promise.store_id, "commits": promise.commits}
     if not (await connection.execute(update(promises).where(promises.c.id == _ROW).values(values))).rowcount:
         await connection.execute(insert(promises).values(id=_ROW, **values))
 
 
 async def count(connection: AsyncConnection) -> Promise:
-    """One transaction more, as part of it."""
-    # Past SQLAlchemy, which takes four turns of the database's thread for it: this is a part of every commit.
+    """Counts the current transaction, as a part of it."""
+    # Directly on the driver: SQLAlchemy needs four switches to the database thread, and this runs in every commit.
     try:
         ((store_id, commits),) = await _driver_of(connection).execute_fetchall(_COUNT)
     except sqlite3.Error as error:
@@ -118,12 +118,12 @@ async def count(connection: AsyncConnection) -> Promise:
 
 
 def changes(connection: AsyncConnection) -> int:
-    """How many rows the connection has changed so far."""
+    """Returns how many rows the connection has changed so far."""
     return int(_driver_of(connection).total_changes)
 
 
 def _driver_of(connection: AsyncConnection) -> Any:
-    """SQLite's own connection, as `aiosqlite` has it."""
+    """Returns the aiosqlite connection."""
     sync = connection.sync_connection
     assert sync is not None, "it is open"
     return sync.connection.driver_connection
@@ -134,9 +134,9 @@ def _promise_of(row: Row[Any]) -> Promise:
 
 
 def _place_of(path: Path) -> tuple[int, int] | None:
-    """Which file it is; None: there is none."""
+    """Returns device and inode of a file; None: there is none."""
     try:
-        found = os.stat(path)  # noqa: PTH116 - twice for each commit
+        found = os.stat(path)  # noqa: PTH116 - called twice per commit
     except OSError:
         return None
     return found.st_dev, found.st_ino

@@ -1,4 +1,4 @@
-"""The tables of a router."""
+"""The tables of a router's database, and the schema that migrations bring it to."""
 
 from pathlib import Path
 
@@ -38,7 +38,7 @@ metadata = MetaData(
         "fk": "fk_%(table_name)s_%(column_0_name)s",
     }
 )
-# SQLite counts only in columns of its own INTEGER.
+# SQLite autoincrements only columns of type INTEGER.
 _Number = BigInteger().with_variant(Integer, "sqlite")
 
 responses = Table(
@@ -55,7 +55,7 @@ responses = Table(
     Index(None, "tenant"),
     Index(None, "created_at"),
 )
-"""Answers that callers may come back to. `size` is the bytes of `body` and `items`."""
+"""Stored responses. `size` is the bytes of `body` and `items`."""
 
 tasks = Table(
     "tasks",
@@ -107,9 +107,9 @@ tasks = Table(
     Index("ix_tasks_ended", "ended_at", sqlite_where=text("state > 2"), postgresql_where=text("state > 2")),
     sqlite_autoincrement=True,
 )
-"""Requests that outlive their callers. Times are UTC seconds since the epoch; `state` as in weft.durable.tasks;
-`attempt` is half of the fence, `failures` are those of the attempts that count; `batch_id` is empty for none;
-`lease_seconds` is the length of the lease that ends at `lease_until`."""
+"""Durable tasks. Times are UTC seconds since the epoch; `state` as in weft.durable.tasks; `attempt` is part of the
+fence, `failures` are the failed attempts that count; `batch_id` is empty for none; `lease_seconds` is the length of the
+lease that ends at `lease_until`."""
 
 task_specs = Table(
     "task_specs",
@@ -118,7 +118,7 @@ task_specs = Table(
     Column("spec", LargeBinary, nullable=False),
     PrimaryKeyConstraint("task_id"),
 )
-"""What is to be done. Beside the tasks: a row that changes is written anew, and requests may be long."""
+"""Specs of tasks. In a table of their own, because an update rewrites the whole row, and specs may be long."""
 
 task_attempts = Table(
     "task_attempts",
@@ -133,7 +133,7 @@ task_attempts = Table(
     Column("receipt", LargeBinary, nullable=False),
     PrimaryKeyConstraint("task_id", "attempt"),
 )
-"""Every time that a task was begun."""
+"""Attempts of tasks."""
 
 task_pieces = Table(
     "task_pieces",
@@ -145,7 +145,7 @@ task_pieces = Table(
     Column("output", LargeBinary, nullable=False),
     PrimaryKeyConstraint("task_id", "attempt", "first_index"),
 )
-"""Answers of tasks, in pieces as they came."""
+"""Answers of tasks, in chunks."""
 
 files = Table(
     "files",
@@ -165,7 +165,7 @@ files = Table(
     Index("ix_files_expires_at", "expires_at"),
     sqlite_autoincrement=True,
 )
-"""Files of batches; one that is not whole is being uploaded, or its upload broke off."""
+"""Files of batches; an incomplete one is being uploaded, or its upload failed."""
 
 file_pieces = Table(
     "file_pieces",
@@ -175,7 +175,7 @@ file_pieces = Table(
     Column("data", LargeBinary, nullable=False),
     PrimaryKeyConstraint("file_id", "place"),
 )
-"""What is in files."""
+"""Contents of files, in chunks."""
 
 batches = Table(
     "batches",
@@ -206,8 +206,8 @@ batches = Table(
     Index("ix_batches_ended_at", "ended_at"),
     sqlite_autoincrement=True,
 )
-"""Many tasks as one. State 0 is one whose lines are being taken in, which nobody sees; its tasks have state 0 as well,
-and nobody begins them. The counts are written when every line is at its end; before that the tasks are counted."""
+"""Batches of tasks. A batch in state 0 is being received and not visible; its tasks have state 0 too and do not start.
+The counts are written when every item has ended; before that the tasks are counted."""
 
 promises = Table(
     "promises",
@@ -217,7 +217,7 @@ promises = Table(
     Column("commits", BigInteger, nullable=False),
     PrimaryKeyConstraint("id"),
 )
-"""One row: which database this is, and how many transactions of it were acknowledged. See `store.promises`."""
+"""One row: the id of this database, and the number of its acknowledged commits. See `store.promises`."""
 
 
 SCHEMA = Schema(

@@ -8,8 +8,8 @@ import pytest
 from sqlalchemy import text, update
 from stored_batches import DAY_SECONDS, NEW_FILE, World, content, line, lines, many, output, refused, running
 
-from router_svc.durable.batches.item_intake import CHUNK_LINES, MAX_LANES_KNOWN
-from router_svc.durable.batches.uploads import INTAKE_LIMIT_SECONDS
+from router_svc.durable.batches.item_intake import CHUNK_LINES, MAX_LANES_PUBLISHED
+from router_svc.durable.batches.uploads import UPLOAD_LIMIT_SECONDS
 from router_svc.durable.tasks.sql_rows import STAGED
 from router_svc.durable.tasks.store_port import Lane, LaneFilled, ManyChanged, StoreEvent
 from router_svc.durable.tasks.task_events import PostgresEvents
@@ -364,14 +364,14 @@ async def test_a_batch_that_takes_too_long_to_come_in_is_given_up(world: World) 
     async def slow() -> AsyncIterator[BatchLine]:
         for number in range(CHUNK_LINES + 1):
             yield line(f"line-{number}")
-        await world.clock.advance(INTAKE_LIMIT_SECONDS + 600, sleepers=1)
+        await world.clock.advance(UPLOAD_LIMIT_SECONDS + 600, sleepers=1)
 
     await refused(Reason.DEADLINE_EXCEEDED, world.batches.create(world.new_batch(), slow()))
     await nothing_is_left(world)
 
 
 async def test_lines_of_more_models_than_are_worth_telling_are_told_as_many_changes(world: World) -> None:
-    given = [line(str(number), model=f"model-{number}") for number in range(MAX_LANES_KNOWN + 1)]
+    given = [line(str(number), model=f"model-{number}") for number in range(MAX_LANES_PUBLISHED + 1)]
     await world.batches.create(world.new_batch(), lines(*given))
     assert world.news == [ManyChanged()]
 

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import update
 from stored_batches import NEW_FILE, World, content, refused, running
 
-from router_svc.durable.batches.uploads import INTAKE_LIMIT_SECONDS
+from router_svc.durable.batches.uploads import UPLOAD_LIMIT_SECONDS
 from router_svc.store.tables import file_pieces, files
 from weft.durable.files import BATCH_OUTPUT, MAX_PIECE_BYTES, NewFile
 from weft.kernel.reasons import Reason
@@ -179,7 +179,7 @@ async def test_what_a_crash_left_is_removed_when_it_is_surely_broken(database_ur
         file = await world.files.save(NEW_FILE, content(bytes(MAX_PIECE_BYTES + 1)))
         async with world.database.writing() as connection:
             await connection.execute(update(files).where(files.c.id == file.id).values(is_whole=False))
-        await world.clock.advance(INTAKE_LIMIT_SECONDS - 300, sleepers=1)
+        await world.clock.advance(UPLOAD_LIMIT_SECONDS - 300, sleepers=1)
         assert await world.count(file_pieces) == 2
         await world.clock.advance(600, sleepers=1)
         assert await world.count(files) == await world.count(file_pieces) == 0
@@ -188,7 +188,7 @@ async def test_what_a_crash_left_is_removed_when_it_is_surely_broken(database_ur
 async def test_an_upload_that_takes_too_long_is_given_up(world: World) -> None:
     async def slow() -> AsyncIterator[bytes]:
         yield bytes(2 * MAX_PIECE_BYTES)
-        await world.clock.advance(INTAKE_LIMIT_SECONDS + 600, sleepers=1)
+        await world.clock.advance(UPLOAD_LIMIT_SECONDS + 600, sleepers=1)
         yield b"the rest"
 
     await refused(Reason.DEADLINE_EXCEEDED, world.files.save(NEW_FILE, slow()))

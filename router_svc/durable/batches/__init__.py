@@ -1,1 +1,1 @@
-"""Files and batches: many tasks as one, in the router's database."""
+"""Batches, their items (which are tasks), and their input and result files, in the router's database."""

@@ -1,4 +1,4 @@
-"""Who keeps batches: lines taken in whole or not at all, counted, cancelled, handed out, and in the end forgotten."""
+"""The batch manager: creates batches completely or not at all, counts and cancels items, and purges old batches."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing
@@ -8,7 +8,7 @@ from router_svc.durable.batches.batch_sql import BatchTable
 from router_svc.durable.batches.config import BatchLimits
 from router_svc.durable.batches.item_intake import ItemIntake
 from router_svc.durable.batches.item_sql import CHANGED_AT_ONCE, Item, ItemContent, ItemTable, ItemTally
-from router_svc.durable.batches.uploads import INTAKE_LIMIT_SECONDS, Uploads, upload_timed_out
+from router_svc.durable.batches.uploads import UPLOAD_LIMIT_SECONDS, Uploads, upload_timed_out
 from router_svc.durable.tasks.config import TaskLimits
 from router_svc.durable.tasks.sql_rows import utc
 from router_svc.durable.tasks.store_port import ManyChanged
@@ -39,13 +39,13 @@ from weft.kernel.reasons import Reason
 
 MAX_ENDPOINT_CHARS = 64
 MAX_ERROR_CHARS = 1_000
-"""What is longer in an error is cut."""
+"""Characters of an error that are stored."""
 CLOCK_SLACK_SECONDS = 60.0
-"""By how much the clock of whoever names the window may be ahead."""
+"""By how much the clock of the caller that sets the window may be ahead."""
 
 
 def checked(new: NewBatch, now: float, max_window_seconds: float) -> NewBatch:
-    """The batch with errors as long as they may be. Raises INVALID_ARGUMENT naming `batch.field`."""
+    """Returns the batch with its errors cut to size. Raises INVALID_ARGUMENT naming `batch.field`."""
     if not 1 <= len(new.endpoint) <= MAX_ENDPOINT_CHARS or not new.endpoint.isprintable():
         raise invalid_field("batch.endpoint", f"must be 1 to {MAX_ENDPOINT_CHARS} printable characters")
     if new.input_file:
@@ -83,26 +83,26 @@ def _cut(errors: Sequence[LineError]) -> Sequence[LineError]:
 
 MAX_LISTED = 100
 MAX_CREATIONS = 16
-"""Batches whose lines come in at once."""
+"""Batches that are created at once."""
 READ_AT_ONCE = 64
-"""Lines whose results are looked up at once ..."""
+"""Items whose results are listed at once ..."""
 MAX_READ_BYTES = 4 * 1024 * 1024
-"""... and read, unless one alone is longer."""
+"""... and bytes of results read at once, unless one item alone is longer."""
 SWEPT_AT_ONCE = 100
 SETTLED_AT_ONCE = 10
-"""Batches whose lines a sweep counts at once."""
+"""Batches whose items a sweep counts at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchTables:
-    """Where batches are kept."""
+    """The tables of batches and of their items."""
 
     batches: BatchTable
-    lines: ItemTable
+    items: ItemTable
 
 
 class BatchManager:
-    """See `weft.durable.batches.BatchPort`."""
+    """The batch port of a router."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class BatchManager:
         names: KnownNames | None = None,
     ) -> None:
         self._batches = tables.batches
-        self._lines = tables.lines
+        self._items = tables.items
         self._limits = limits
         self._task_limits = task_limits
         self._events = events
@@ -124,13 +124,14 @@ class BatchManager:
         self._creations = Uploads("batches", MAX_CREATIONS)
 
     async def create(self, new: NewBatch, lines: AsyncIterator[BatchLine]) -> Batch:
-        """See BatchPort.create. Raises DEADLINE_EXCEEDED, too, where the lines do not come to their end."""
+        """Creates a batch. Also raises DEADLINE_EXCEEDED if the items do not arrive in time."""
         now = self._now()
         new = checked(new, now, self._limits.max_window_seconds)
         if await self._batches.kept(new.tenant) >= self._limits.max_batches_per_tenant:
             raise WeftError(
                 Reason.TOO_MANY_RESOURCES,
-                f"the tenant keeps {self._limits.max_batches_per_tenant} batches, as many as it may",
+                f"the tenant has {self._limits.max_batches_per_tenant} batches, its limit "
+                "(router.batches.max_batches_per_tenant)",
             )
         batch_id = new_id(BATCH_PREFIX)
         if new.errors:
@@ -138,19 +139,19 @@ class BatchManager:
                 raise invalid_field("lines", "a batch with errors has none")
             await self._batches.begin(batch_id, new, now)
             return _batch_of(batch_id, new, now, BatchState.FAILED)
-        async with self._creations.one(lambda: self._lines.drop(batch_id)):
-            count = await self._take_in(batch_id, new, now, lines)
+        async with self._creations.slot(lambda: self._items.drop(batch_id)):
+            count = await self._receive(batch_id, new, now, lines)
         return _batch_of(batch_id, new, now, BatchState.IN_PROGRESS, count)
 
     async def get(self, tenant: str, batch_id: str) -> Batch:
-        """See BatchPort.get. Whoever asks first after the last line's end writes down how they ended."""
+        """Returns a batch. The first read after the last item ended stores the final counts."""
         found = await self._batches.get(tenant, batch_id) if is_token(batch_id, MAX_REQUEST_ID_CHARS) else None
         if found is None:
             raise batch_not_found(batch_id)
-        return (await self._settled([found]))[0]
+        return (await self._with_counts([found]))[0]
 
     async def list_page(self, tenant: str, *, after: str = "", limit: int = 20) -> BatchPage:
-        """See BatchPort.list_page. Raises INVALID_ARGUMENT, too."""
+        """Returns a page of batches. Also raises INVALID_ARGUMENT."""
         if not 1 <= limit <= MAX_LISTED:
             raise invalid_field("limit", f"must be 1 to {MAX_LISTED}")
         if after and not is_token(after, MAX_REQUEST_ID_CHARS):
@@ -158,23 +159,23 @@ class BatchManager:
         found = await self._batches.list_page(tenant, after, limit + 1)
         if found is None:
             raise batch_not_found(after)
-        return BatchPage(batches=await self._settled(found[:limit]), has_more=len(found) > limit)
+        return BatchPage(batches=await self._with_counts(found[:limit]), has_more=len(found) > limit)
 
     async def cancel(self, tenant: str, batch_id: str) -> Batch:
-        """See BatchPort.cancel. One whose lines are at their end stays as it is."""
+        """Cancels a batch. One whose items have all ended stays as it is."""
         batch = await self.get(tenant, batch_id)
         if batch.state is not BatchState.IN_PROGRESS or not await self._batches.mark_cancelled(batch_id, self._now()):
             return batch
-        await self._cancel_lines(batch_id)
+        await self._cancel_items(batch_id)
         return await self.get(tenant, batch_id)
 
     async def results(self, tenant: str, batch_id: str) -> AsyncGenerator[LineResult]:
-        """See BatchPort.results. Lines whose tasks were deleted, or forgotten after their time, are not there."""
+        """Yields the results of a batch, without items whose tasks were deleted or purged."""
         await self.get(tenant, batch_id)
         after = -1
-        while page := await self._lines.page(batch_id, after, READ_AT_ONCE):
-            for some in _bunches(page):
-                contents = await self._lines.contents(some)
+        while page := await self._items.page(batch_id, after, READ_AT_ONCE):
+            for some in _read_groups(page):
+                contents = await self._items.contents(some)
                 for line in some:
                     content = contents.get(line.task.id)
                     if content is not None:
@@ -182,110 +183,111 @@ class BatchManager:
             after = page[-1].task.line
 
     async def finish(self, tenant: str, batch_id: str, *, output_file: str, error_file: str) -> Batch:
-        """See BatchPort.finish. Raises INVALID_ARGUMENT, too, for files that are not the tenant's results."""
+        """Finishes a batch. Also raises INVALID_ARGUMENT for files that are not result files of the tenant."""
         batch = await self.get(tenant, batch_id)
         if batch.state is BatchState.FINISHED:
             return batch
         if batch.state is not BatchState.FINALIZING:
-            raise WeftError(Reason.RESOURCE_IN_USE, f"batch {batch_id} is not at the end of its lines")
+            raise WeftError(Reason.RESOURCE_IN_USE, f"batch {batch_id} has lines that have not ended")
         results = {"output_file": output_file, "error_file": error_file}
         for name, file_id in results.items():
             if file_id and not is_token(file_id, MAX_REQUEST_ID_CHARS):
                 raise invalid_field(name, "must be the id of a file")
         missing = await self._batches.finish(tenant, batch_id, results, self._now())
         if missing:
-            raise invalid_field(missing, f"no file {results[missing]} with results is kept")
+            raise invalid_field(missing, f"there is no result file {results[missing]}")
         return await self.get(tenant, batch_id)
 
-    async def sweep(self, *, all_broken: bool = False) -> None:
-        """Forget what broke off and what is over, and go on with what was cut off.
+    async def sweep(self, *, all_incomplete: bool = False) -> None:
+        """Purges old and incomplete batches, and completes interrupted cancellations and counts.
 
-        `all_broken`: nobody but this router takes batches in, and it just began.
+        `all_incomplete`: every incomplete batch is abandoned, because only this router creates batches and it just
+        started.
         """
         now = self._now()
         while await self._batches.bring_back(now, SWEPT_AT_ONCE):
             pass
-        await self._drop_broken(now if all_broken else now - INTAKE_LIMIT_SECONDS)
-        await self._settle_unended()
+        await self._drop_incomplete(now if all_incomplete else now - UPLOAD_LIMIT_SECONDS)
+        await self._count_open_batches()
         over = now - self._limits.keep_batch_seconds
         while await self._batches.purge_ended(over, SWEPT_AT_ONCE) == SWEPT_AT_ONCE:
             pass
 
     async def stop(self, grace_seconds: float) -> None:
-        """Let go of what broke off."""
+        """Waits for the removal of failed creations."""
         await self._creations.stop(grace_seconds)
 
-    async def _take_in(self, batch_id: str, new: NewBatch, now: float, lines: AsyncIterator[BatchLine]) -> int:
+    async def _receive(self, batch_id: str, new: NewBatch, now: float, lines: AsyncIterator[BatchLine]) -> int:
         room = await self._room(new.tenant)
         await self._batches.begin(batch_id, new, now)
         intake = ItemIntake(batch_id, new, now, room, (self._limits, self._task_limits), self._names)
         async with aclosing(intake.chunks(lines)) as chunks:
             async for rows in chunks:
-                if not await self._lines.add(batch_id, rows):
+                if not await self._items.add(batch_id, rows):
                     raise upload_timed_out("batch")
         intake.require_room_for_all(await self._room(new.tenant))
-        news = intake.news
-        if not await self._lines.activate(batch_id, intake.count, news):
+        events = intake.events
+        if not await self._items.activate(batch_id, intake.count, events):
             raise upload_timed_out("batch")
-        for each in news:
+        for each in events:
             self._events.publish(each)
         return intake.count
 
     async def _room(self, tenant: str) -> int:
-        """How many more tasks a tenant may have that are not at their end."""
-        return self._task_limits.max_open_per_tenant - await self._lines.open_count(tenant)
+        """Returns how many more open tasks a tenant may have."""
+        return self._task_limits.max_open_per_tenant - await self._items.open_count(tenant)
 
-    async def _settled(self, found: Sequence[Batch]) -> Sequence[Batch]:
-        """Batches with the counts of now, and those whose lines are at their end written down as such."""
+    async def _with_counts(self, found: Sequence[Batch]) -> Sequence[Batch]:
+        """Returns the batches with current counts; stores the final counts of those whose items have all ended."""
         unended = [batch.id for batch in found if batch.state is BatchState.IN_PROGRESS]
         if not unended:
             return found
-        tallies = await self._lines.tallies(unended)
-        return [await self._counted(batch, tallies[batch.id]) if batch.id in tallies else batch for batch in found]
+        tallies = await self._items.tallies(unended)
+        return [await self._with_count(batch, tallies[batch.id]) if batch.id in tallies else batch for batch in found]
 
-    async def _counted(self, batch: Batch, tally: ItemTally) -> Batch:
+    async def _with_count(self, batch: Batch, tally: ItemTally) -> Batch:
         counted = replace(batch, counts=tally.counts(batch.counts.total))
-        ended_at = await self._freeze(batch.id, tally)
+        ended_at = await self._store_counts(batch.id, tally)
         if ended_at is None:
             return counted
         return replace(counted, state=BatchState.FINALIZING, lines_ended_at=utc(ended_at))
 
-    async def _freeze(self, batch_id: str, tally: ItemTally) -> float | None:
-        """When the last of all lines ended; None: some are open."""
+    async def _store_counts(self, batch_id: str, tally: ItemTally) -> float | None:
+        """Stores the final counts; returns when the last item ended, None if some are open."""
         if tally.open:
             return None
         ended_at = self._now() if tally.last_ended_at is None else tally.last_ended_at
-        await self._batches.freeze(batch_id, tally.counts(0), ended_at)
+        await self._batches.store_counts(batch_id, tally.counts(0), ended_at)
         return ended_at
 
-    async def _cancel_lines(self, batch_id: str) -> None:
+    async def _cancel_items(self, batch_id: str) -> None:
         now = self._now()
         try:
-            while await self._lines.cancel_some(batch_id, now, CHANGED_AT_ONCE):
+            while await self._items.cancel_some(batch_id, now, CHANGED_AT_ONCE):
                 pass
-            while await self._lines.cancel_next(batch_id, now):
+            while await self._items.cancel_next(batch_id, now):
                 pass
         finally:
-            # Whoever runs some of them ends its calls.
+            # The engines of items that run now stop their calls.
             self._events.publish(ManyChanged())
 
-    async def _drop_broken(self, before: float) -> None:
+    async def _drop_incomplete(self, before: float) -> None:
         more = True
         while more:
-            found = await self._batches.broken(before, SWEPT_AT_ONCE)
+            found = await self._batches.incomplete(before, SWEPT_AT_ONCE)
             for batch_id in found:
-                await self._lines.drop(batch_id)
+                await self._items.drop(batch_id)
             more = len(found) == SWEPT_AT_ONCE
 
-    async def _settle_unended(self) -> None:
-        """Lines are forgotten some time after their end: until then somebody must have counted them."""
+    async def _count_open_batches(self) -> None:
+        """Stores the final counts of batches that nobody reads, before their items are purged."""
         after = 0
-        while found := await self._batches.unended(after, SETTLED_AT_ONCE):
+        while found := await self._batches.open_batches(after, SETTLED_AT_ONCE):
             for batch in found:
                 if batch.is_cancelled:
-                    await self._cancel_lines(batch.id)
-            for batch_id, tally in (await self._lines.tallies([batch.id for batch in found])).items():
-                await self._freeze(batch_id, tally)
+                    await self._cancel_items(batch.id)
+            for batch_id, tally in (await self._items.tallies([batch.id for batch in found])).items():
+                await self._store_counts(batch_id, tally)
             after = found[-1].seq
 
     def _now(self) -> float:
@@ -308,8 +310,8 @@ def _batch_of(batch_id: str, new: NewBatch, now: float, state: BatchState, count
     )
 
 
-def _bunches(lines: Sequence[Item]) -> Iterator[Sequence[Item]]:
-    """So many lines at a time as are read at once."""
+def _read_groups(lines: Sequence[Item]) -> Iterator[Sequence[Item]]:
+    """Splits items into groups that are read at once."""
     some: list[Item] = []
     size = 0
     for line in lines:

@@ -1,4 +1,4 @@
-"""BatchService over the keeper. Translation only."""
+"""BatchService over the batch port; translation only."""
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
@@ -27,7 +27,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class BatchServicer(batch_service_pb2_grpc.BatchServiceServicer):
-    """See BatchService."""
+    """BatchService over the batch port."""
 
     def __init__(self, batches: BatchPort, *, idle_seconds: float = IDLE_SECONDS) -> None:
         self._batches = batches
@@ -117,7 +117,7 @@ def _new(tenant: str, batch: pb.Batch) -> NewBatch:
 async def _lines(
     first: pb.CreateBatchRequest, messages: AsyncIterator[pb.CreateBatchRequest]
 ) -> AsyncGenerator[BatchLine]:
-    """The lines. A connection that breaks off may look like an end; one that is meant says how many lines there are."""
+    """Yields the items; the last message states their count, because a broken connection may look like an end."""
     count = 0
     message: pb.CreateBatchRequest | None = first
     last = first

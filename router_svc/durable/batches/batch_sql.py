@@ -1,6 +1,6 @@
-"""Batches on SQL, but for their lines: see `line_sql`. Nothing here decides anything: see `batch_keeper`.
+"""The table of batches on SQL; items are in `item_sql`, decisions in `batch_manager`.
 
-Every method raises SERVICE_UNAVAILABLE. Batches that are being taken in, or deleted, are seen by nobody.
+Every method raises SERVICE_UNAVAILABLE. Batches that are being received or deleted are not visible.
 """
 
 import json
@@ -19,15 +19,15 @@ from weft.durable.files import BATCH_OUTPUT
 from weft.sql.moments import BoundedMoment, bring_back
 
 RECEIVING = 0
-"""State of one whose lines are being taken in."""
+"""State of a batch whose items are being received."""
 DELETING = -1
-"""State of one that broke off, and whose lines are being deleted: no line comes to it any more."""
+"""State of an incomplete batch whose items are being deleted; no item is added any more."""
 _COUNTS = ("total", "completed", "failed", "cancelled", "expired")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenBatch:
-    """A batch whose lines are not known to be at their end."""
+    """A batch whose final counts are not stored."""
 
     seq: int
     tenant: str
@@ -42,13 +42,13 @@ class BatchTable:
         self._database = database
 
     async def kept(self, tenant: str) -> int:
-        """How many a tenant keeps, those that are being taken in included."""
+        """Returns the number of a tenant's batches, including those being received."""
         query = select(func.count()).where(batches.c.tenant == tenant)
         async with self._database.reading() as connection:
             return int((await connection.execute(query)).scalar_one())
 
     async def begin(self, batch_id: str, new: NewBatch, now: float) -> None:
-        """One without lines yet, or where it has errors, one that has failed."""
+        """Inserts a batch without items, or a failed one if it has errors."""
         values = {
             "id": batch_id,
             "tenant": new.tenant,
@@ -68,13 +68,13 @@ class BatchTable:
             await connection.execute(insert(batches), values)
 
     async def get(self, tenant: str, batch_id: str) -> Batch | None:
-        """One batch; while lines are open, without how many are at their end."""
+        """Returns a batch; the counts of ended items are set only once all have ended."""
         async with self._database.reading() as connection:
             found = (await connection.execute(_one(tenant, batch_id))).first()
         return None if found is None else _batch_of(found)
 
     async def list_page(self, tenant: str, after: str, limit: int) -> Sequence[Batch] | None:
-        """The newest first, older than one (empty: from the newest on); None: the tenant has none of that id."""
+        """Returns batches, newest first, older than `after` (empty: all); None: the tenant has no batch `after`."""
         query = select(batches).where(batches.c.tenant == tenant, batches.c.state > RECEIVING)
         async with self._database.reading() as connection:
             if after:
@@ -86,7 +86,7 @@ class BatchTable:
             return [_batch_of(row) for row in found]
 
     async def mark_cancelled(self, batch_id: str, now: float) -> bool:
-        """Remember that somebody cancelled it; False: its lines were at their end already."""
+        """Stores the time of a cancellation; False: all items had ended already."""
         async with self._database.writing() as connection:
             done = await connection.execute(
                 update(batches)
@@ -95,8 +95,8 @@ class BatchTable:
             )
             return done.rowcount > 0
 
-    async def freeze(self, batch_id: str, counts: LineCounts, lines_ended_at: float) -> None:
-        """Its lines are at their end. Written once."""
+    async def store_counts(self, batch_id: str, counts: LineCounts, lines_ended_at: float) -> None:
+        """Stores the final counts of a batch whose items have all ended. Written once."""
         async with self._database.writing() as connection:
             await connection.execute(
                 update(batches)
@@ -109,9 +109,9 @@ class BatchTable:
             )
 
     async def finish(self, tenant: str, batch_id: str, results: dict[str, str], now: float) -> str:
-        """Its results lie in these files, by column, unless that was said already.
+        """Stores the result files of a batch, by column, unless they are stored already.
 
-        Returns the column of a file that the tenant does not keep; empty: there is none.
+        Returns the column of a file that the tenant does not have; empty: all exist.
         """
         async with self._database.writing() as connection:
             state = await _locked_state(connection, batch_id)
@@ -124,8 +124,8 @@ class BatchTable:
             await connection.execute(update(batches).where(batches.c.id == batch_id).values(values))
             return ""
 
-    async def unended(self, after_seq: int, limit: int) -> Sequence[OpenBatch]:
-        """Those of all tenants whose lines are not known to be at their end, in their order."""
+    async def open_batches(self, after_seq: int, limit: int) -> Sequence[OpenBatch]:
+        """Returns batches of all tenants without final counts, oldest first."""
         query = (
             select(batches.c.seq, batches.c.tenant, batches.c.id, batches.c.cancelled_at)
             .where(batches.c.seq > after_seq, batches.c.state == BatchState.IN_PROGRESS)
@@ -139,7 +139,7 @@ class BatchTable:
             ]
 
     async def bring_back(self, now: float, limit: int) -> int:
-        """Those that were made or ended later than now, before a clock was set back, were so now; how many."""
+        """Moves creation and end times in the future, from before a clock was set back, to now; returns how many."""
         c = batches.c
         over = (c.lines_ended_at, c.ended_at)
         moments = [
@@ -149,8 +149,8 @@ class BatchTable:
         async with self._database.writing() as connection:
             return await bring_back(connection, moments, limit)
 
-    async def broken(self, before: float, limit: int) -> Sequence[str]:
-        """Ids of those that are not whole and were begun before, the oldest first."""
+    async def incomplete(self, before: float, limit: int) -> Sequence[str]:
+        """Returns ids of incomplete batches that were begun before a time, oldest first."""
         query = (
             select(batches.c.id)
             .where(batches.c.state <= RECEIVING, batches.c.created_at < before)
@@ -161,7 +161,7 @@ class BatchTable:
             return [row.id for row in await connection.execute(query)]
 
     async def purge_ended(self, before: float, limit: int) -> int:
-        """Forget those that ended before, or whose lines did and nobody wrote the results; how many."""
+        """Deletes batches that ended before a time, or whose items did without written results; returns how many."""
         over = (
             select(batches.c.seq)
             .where(

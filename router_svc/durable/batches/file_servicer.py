@@ -1,4 +1,4 @@
-"""FileService over the keeper. Translation only."""
+"""FileService over the file port; translation only."""
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
@@ -25,7 +25,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class FileServicer(file_service_pb2_grpc.FileServiceServicer):
-    """See FileService."""
+    """FileService over the file port."""
 
     def __init__(self, files: FilePort, *, idle_seconds: float = IDLE_SECONDS) -> None:
         self._files = files
@@ -85,7 +85,7 @@ class FileServicer(file_service_pb2_grpc.FileServiceServicer):
 
 
 async def _content(first: pb.UploadFileRequest, messages: AsyncIterator[pb.UploadFileRequest]) -> AsyncGenerator[bytes]:
-    """What is in the file. A connection that breaks off may look like an end; one that is meant says how long it is."""
+    """Yields the content; the last message states its length, because a broken connection may look like an end."""
     yield _data(first)
     size = len(first.data)
     is_whole = 0 < size == first.file.byte_count

@@ -1,4 +1,8 @@
-"""Who keeps files: the limits around the table, uploads cut into pieces, and what broke off forgotten."""
+"""Files: the table on SQL, and the manager with the quotas, uploads in chunks, and the removal of incomplete files.
+
+Every method of the table raises SERVICE_UNAVAILABLE. An incomplete file is not visible: it is being uploaded, its
+upload failed, or it is being deleted.
+"""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
@@ -10,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from typing_extensions import override
 
 from router_svc.durable.batches.config import BatchLimits
-from router_svc.durable.batches.uploads import INTAKE_LIMIT_SECONDS, Uploads, upload_timed_out
+from router_svc.durable.batches.uploads import UPLOAD_LIMIT_SECONDS, Uploads, upload_timed_out
 from router_svc.durable.tasks.sql_rows import utc
 from router_svc.store.database import RouterDatabase
 from router_svc.store.tables import file_pieces, files
@@ -33,23 +37,23 @@ from weft.kernel.reasons import Reason
 from weft.sql.moments import BoundedMoment, bring_back
 
 REMOVED_AT_ONCE = 16
-"""Pieces that one transaction deletes: others have their turn in between."""
+"""Chunks that one transaction deletes; other writes run in between."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """How much a tenant keeps, what is being uploaded included."""
+    """Files of a tenant, including those being uploaded."""
 
     count: int
     size: int
     """Bytes."""
 
 
-class Piece(NamedTuple):
-    """What continues a file."""
+class FileChunk(NamedTuple):
+    """Consecutive bytes of a file."""
 
     place: int
-    """Which one it is, counted from 0."""
+    """Its number, counted from 0."""
     data: bytes
 
 
@@ -59,13 +63,13 @@ class FileTable:
     def __init__(self, database: RouterDatabase) -> None:
         self._database = database
 
-    async def kept(self, tenant: str) -> Usage:
-        """How much a tenant keeps."""
+    async def usage(self, tenant: str) -> Usage:
+        """Returns the count and the bytes of a tenant's files."""
         async with self._database.reading() as connection:
-            return await _kept(connection, tenant)
+            return await _usage(connection, tenant)
 
     async def begin(self, file_id: str, new: NewFile, now: float, expires_at: float) -> Usage:
-        """A file that is not whole; returns what its tenant keeps with it."""
+        """Inserts an incomplete file; returns the usage of its tenant, this file included."""
         values = {
             "id": file_id,
             "tenant": new.tenant,
@@ -78,34 +82,34 @@ class FileTable:
         }
         async with self._database.writing() as connection:
             await connection.execute(insert(files), values)
-            return await _kept(connection, new.tenant)
+            return await _usage(connection, new.tenant)
 
-    async def append(self, file_id: str, piece: Piece, *, is_last: bool) -> StoredFile | None:
-        """What continues a file that is not whole, and with the last piece is. None: the file is gone."""
+    async def append(self, file_id: str, chunk: FileChunk, *, is_last: bool) -> StoredFile | None:
+        """Appends a chunk to an incomplete file; the last one completes it. None: the file was removed."""
         async with self._database.writing() as connection:
             done = await connection.execute(
                 update(files)
                 .where(files.c.id == file_id, files.c.is_whole == false())
-                .values(size=files.c.size + len(piece.data), is_whole=is_last)
+                .values(size=files.c.size + len(chunk.data), is_whole=is_last)
             )
             if not done.rowcount:
                 return None
-            if piece.data:
-                values = {"file_id": file_id, "place": piece.place, "data": piece.data}
+            if chunk.data:
+                values = {"file_id": file_id, "place": chunk.place, "data": chunk.data}
                 await connection.execute(insert(file_pieces), values)
             found = (await connection.execute(select(files).where(files.c.id == file_id))).one()
             return _file_of(found)
 
     async def get(self, tenant: str, file_id: str) -> StoredFile | None:
-        """One file."""
+        """Returns a complete file."""
         async with self._database.reading() as connection:
             found = (await connection.execute(_one(tenant, file_id))).first()
         return None if found is None else _file_of(found)
 
     async def list_page(self, tenant: str, purpose: str, after: str, limit: int) -> Sequence[StoredFile] | None:
-        """The newest first, of a purpose (empty: of all), older than one (empty: from the newest on).
+        """Returns files, newest first, of a purpose (empty: any), older than `after` (empty: all).
 
-        None: the tenant has none of that id.
+        None: the tenant has no file `after`.
         """
         query = select(files).where(files.c.tenant == tenant, files.c.is_whole == true())
         async with self._database.reading() as connection:
@@ -119,15 +123,15 @@ class FileTable:
             found = await connection.execute(query.order_by(files.c.seq.desc()).limit(limit))
             return [_file_of(row) for row in found]
 
-    async def piece(self, file_id: str, place: int) -> bytes | None:
-        """One piece of a file; None: it is not there, or no more."""
+    async def chunk(self, file_id: str, place: int) -> bytes | None:
+        """Returns a chunk of a file; None: there is none."""
         query = select(file_pieces.c.data).where(file_pieces.c.file_id == file_id, file_pieces.c.place == place)
         async with self._database.reading() as connection:
             data: bytes | None = (await connection.execute(query)).scalar_one_or_none()
             return data
 
     async def hide(self, tenant: str, file_id: str) -> bool:
-        """Make it one that is not whole, which is over for whoever asks; whether it was there."""
+        """Marks a file as incomplete, which hides it; returns whether it was there."""
         async with self._database.writing() as connection:
             done = await connection.execute(
                 update(files)
@@ -137,7 +141,7 @@ class FileTable:
             return done.rowcount > 0
 
     async def bring_back(self, now: float, limit: int) -> int:
-        """Those that were begun later than now, before a clock was set back, begin now; how many, at most `limit`."""
+        """Moves creation times in the future, from before a clock was set back, to now; returns how many."""
         made = BoundedMoment(
             key=files.c.seq, column=files.c.created_at, latest=now, where=true(), along=(files.c.expires_at,)
         )
@@ -145,15 +149,15 @@ class FileTable:
             return await bring_back(connection, [made], limit)
 
     async def hide_expired(self, now: float) -> int:
-        """Hide those whose time is over; how many."""
+        """Hides expired files; returns how many."""
         async with self._database.writing() as connection:
             done = await connection.execute(
                 update(files).where(files.c.expires_at <= now, files.c.is_whole == true()).values(is_whole=False)
             )
             return done.rowcount
 
-    async def broken(self, before: float, now: float, limit: int) -> Sequence[str]:
-        """Ids of those that are not whole and were begun before, or whose time is over; the oldest first."""
+    async def incomplete(self, before: float, now: float, limit: int) -> Sequence[str]:
+        """Returns ids of incomplete files that were begun before a time or are expired, oldest first."""
         query = (
             select(files.c.id)
             .where(files.c.is_whole == false(), or_(files.c.created_at < before, files.c.expires_at <= now))
@@ -164,8 +168,8 @@ class FileTable:
             return [row.id for row in await connection.execute(query)]
 
     async def remove(self, file_id: str) -> None:
-        """Forget one that is not whole, some pieces at a time; one that is whole stays."""
-        broken = select(files.c.id).where(files.c.id == file_id, files.c.is_whole == false())
+        """Deletes an incomplete file, some chunks at a time; a complete one stays."""
+        incomplete = select(files.c.id).where(files.c.id == file_id, files.c.is_whole == false())
         some = (
             select(file_pieces.c.place)
             .where(file_pieces.c.file_id == file_id)
@@ -175,7 +179,7 @@ class FileTable:
         more = True
         while more:
             async with self._database.writing() as connection:
-                if (await connection.execute(broken.with_for_update())).first() is None:
+                if (await connection.execute(incomplete.with_for_update())).first() is None:
                     return
                 done = await connection.execute(
                     delete(file_pieces).where(file_pieces.c.file_id == file_id, file_pieces.c.place.in_(some))
@@ -186,7 +190,7 @@ class FileTable:
 
 
 async def is_kept(connection: AsyncConnection, tenant: str, file_id: str, purpose: str) -> bool:
-    """Whether a tenant keeps a file of this id and purpose."""
+    """Whether a tenant has a file of this id and purpose."""
     found = (await connection.execute(_one(tenant, file_id))).first()
     return found is not None and found.purpose == purpose
 
@@ -195,7 +199,7 @@ def _one(tenant: str, file_id: str) -> Select[tuple[object, ...]]:
     return select(files).where(files.c.id == file_id, files.c.tenant == tenant, files.c.is_whole == true())
 
 
-async def _kept(connection: AsyncConnection, tenant: str) -> Usage:
+async def _usage(connection: AsyncConnection, tenant: str) -> Usage:
     query = select(func.count(), func.coalesce(func.sum(files.c.size), 0)).where(files.c.tenant == tenant)
     count, size = (await connection.execute(query)).one()
     return Usage(count, int(size))
@@ -215,7 +219,7 @@ def _file_of(row: Row[tuple[object, ...]]) -> StoredFile:
 
 MAX_LISTED = 1_000
 MAX_UPLOADS = 64
-"""Files that come in at once; of each, two pieces are held at most."""
+"""Concurrent uploads; two chunks of each are held in memory at most."""
 SWEPT_AT_ONCE = 100
 _PURPOSES = (BATCH_INPUT, BATCH_OUTPUT)
 
@@ -230,13 +234,13 @@ class FileManager(FilePort):
         self._uploads = Uploads("files", MAX_UPLOADS)
 
     async def save(self, new: NewFile, content: AsyncIterator[bytes]) -> StoredFile:
-        """See FilePort.save. Raises INVALID_ARGUMENT, too, and DEADLINE_EXCEEDED where it does not come to its end."""
+        """Stores a file. Also raises INVALID_ARGUMENT, and DEADLINE_EXCEEDED if the upload is not complete in time."""
         _check(new)
         file_id, now = new_id(FILE_PREFIX), self._now()
-        async with self._uploads.one(lambda: self._table.remove(file_id)):
-            kept = await self._table.begin(file_id, new, now, now + self._limits.keep_file_seconds)
-            self._require_room(kept)
-            return await self._take_in(new, file_id, content)
+        async with self._uploads.slot(lambda: self._table.remove(file_id)):
+            usage = await self._table.begin(file_id, new, now, now + self._limits.keep_file_seconds)
+            self._require_room(usage)
+            return await self._receive(new, file_id, content)
 
     @override
     async def get(self, tenant: str, file_id: str) -> StoredFile:
@@ -246,7 +250,7 @@ class FileManager(FilePort):
         return found
 
     async def list_page(self, tenant: str, *, purpose: str = "", after: str = "", limit: int = 100) -> FilePage:
-        """See FilePort.list_page. Raises INVALID_ARGUMENT, too."""
+        """Returns a page of files. Also raises INVALID_ARGUMENT."""
         if not 1 <= limit <= MAX_LISTED:
             raise invalid_field("limit", f"must be 1 to {MAX_LISTED}")
         if purpose and purpose not in _PURPOSES:
@@ -259,71 +263,74 @@ class FileManager(FilePort):
         return FilePage(files=found[:limit], has_more=len(found) > limit)
 
     async def read(self, tenant: str, file_id: str) -> AsyncGenerator[bytes]:
-        """See FilePort.read. NOT_FOUND comes in the middle, too: where it is deleted meanwhile."""
+        """Yields the content. NOT_FOUND may also come in the middle, if the file is deleted meanwhile."""
         left, place = (await self.get(tenant, file_id)).size, 0
         while left > 0:
-            data = await self._table.piece(file_id, place)
+            data = await self._table.chunk(file_id, place)
             if not data:
                 raise file_not_found(file_id)
             yield data
             left, place = left - len(data), place + 1
 
     async def delete(self, tenant: str, file_id: str) -> None:
-        """See FilePort.delete. It is over at once; its pieces go one after the other."""
+        """Deletes a file: it is hidden at once, and its chunks are deleted in several transactions."""
         if not is_token(file_id, MAX_REQUEST_ID_CHARS) or not await self._table.hide(tenant, file_id):
             raise file_not_found(file_id)
         await self._table.remove(file_id)
 
-    async def sweep(self, *, all_broken: bool = False) -> None:
-        """Forget what is over, and what broke off. `all_broken`: nobody but this router uploads, and it just began."""
+    async def sweep(self, *, all_incomplete: bool = False) -> None:
+        """Purges expired and incomplete files.
+
+        `all_incomplete`: every incomplete file is abandoned, because only this router uploads and it just started.
+        """
         now = self._now()
         while await self._table.bring_back(now, SWEPT_AT_ONCE):
             pass
         await self._table.hide_expired(now)
-        before = now if all_broken else now - INTAKE_LIMIT_SECONDS
+        before = now if all_incomplete else now - UPLOAD_LIMIT_SECONDS
         more = True
         while more:
-            found = await self._table.broken(before, now, SWEPT_AT_ONCE)
+            found = await self._table.incomplete(before, now, SWEPT_AT_ONCE)
             for file_id in found:
                 await self._table.remove(file_id)
             more = len(found) == SWEPT_AT_ONCE
 
     async def stop(self, grace_seconds: float) -> None:
-        """Let go of what broke off."""
+        """Waits for the removal of failed uploads."""
         await self._uploads.stop(grace_seconds)
 
-    async def _take_in(self, new: NewFile, file_id: str, content: AsyncIterator[bytes]) -> StoredFile:
+    async def _receive(self, new: NewFile, file_id: str, content: AsyncIterator[bytes]) -> StoredFile:
         file, size = None, 0
-        async with aclosing(_pieces(content)) as pieces:
-            async for piece, is_last in pieces:
-                size += len(piece.data)
+        async with aclosing(_chunks(content)) as chunks:
+            async for chunk, is_last in chunks:
+                size += len(chunk.data)
                 if new.purpose == BATCH_INPUT:
-                    # Answers may be longer than what was asked, and a batch whose answers fit nowhere would never end.
+                    # Result files are not limited: a batch whose results do not fit would never finish.
                     self._require_size(size)
-                kept = await self._table.kept(new.tenant)
-                self._require_room(Usage(kept.count, kept.size + len(piece.data)))
-                file = await self._table.append(file_id, piece, is_last=is_last)
+                usage = await self._table.usage(new.tenant)
+                self._require_room(Usage(usage.count, usage.size + len(chunk.data)))
+                file = await self._table.append(file_id, chunk, is_last=is_last)
                 if file is None:
                     raise upload_timed_out("file")
-        assert file is not None, "there is always a last piece"
+        assert file is not None, "there is always a last chunk"
         return file
 
     def _require_size(self, size: int) -> None:
         if size > self._limits.max_file_bytes:
             raise FieldError("file", f"must have at most {self._limits.max_file_bytes} bytes", Reason.REQUEST_TOO_LARGE)
 
-    def _require_room(self, kept: Usage) -> None:
-        """Raises TOO_MANY_RESOURCES where a tenant that keeps so much keeps too much."""
+    def _require_room(self, usage: Usage) -> None:
+        """Raises TOO_MANY_RESOURCES if the usage exceeds the tenant's quota."""
         limits = self._limits
-        if kept.count > limits.max_files_per_tenant:
+        if usage.count > limits.max_files_per_tenant:
             raise WeftError(
                 Reason.TOO_MANY_RESOURCES,
-                f"the tenant keeps {limits.max_files_per_tenant} files, as many as it may; delete some",
+                f"the tenant has {limits.max_files_per_tenant} files, its limit; delete some",
             )
-        if kept.size > limits.max_tenant_file_bytes:
+        if usage.size > limits.max_tenant_file_bytes:
             raise WeftError(
                 Reason.TOO_MANY_RESOURCES,
-                f"the tenant keeps {limits.max_tenant_file_bytes} bytes of files, as much as it may; delete some",
+                f"the tenant has {limits.max_tenant_file_bytes} bytes of files, its limit; delete some",
             )
 
     def _now(self) -> float:
@@ -335,19 +342,19 @@ def _check(new: NewFile) -> None:
     if not 1 <= len(name) <= MAX_FILE_NAME_CHARS or not name.isprintable():
         raise invalid_field("file.name", f"must be 1 to {MAX_FILE_NAME_CHARS} printable characters")
     if "/" in name or "\\" in name or name in {".", ".."}:
-        # Whoever downloads it may write it to a folder under its name.
+        # A download may be written to a folder under this name.
         raise invalid_field("file.name", "must be a name, not a path")
     if new.purpose not in _PURPOSES:
         raise invalid_field("file.purpose", f"must be one of {', '.join(_PURPOSES)}")
 
 
-async def _pieces(content: AsyncIterator[bytes]) -> AsyncGenerator[tuple[Piece, bool]]:
-    """The content in pieces of MAX_PIECE_BYTES, each with whether it is the last one."""
+async def _chunks(content: AsyncIterator[bytes]) -> AsyncGenerator[tuple[FileChunk, bool]]:
+    """Yields the content in chunks of MAX_PIECE_BYTES, each with whether it is the last one."""
     buffer, place = bytearray(), 0
     async for data in content:
         buffer += data
         while len(buffer) > MAX_PIECE_BYTES:
-            yield Piece(place, bytes(buffer[:MAX_PIECE_BYTES])), False
+            yield FileChunk(place, bytes(buffer[:MAX_PIECE_BYTES])), False
             del buffer[:MAX_PIECE_BYTES]
             place += 1
-    yield Piece(place, bytes(buffer)), True
+    yield FileChunk(place, bytes(buffer)), True

@@ -1,4 +1,4 @@
-"""The lines of a batch as they come in: each is checked, and becomes a task."""
+"""Item intake: validates the items of a new batch as they arrive, and turns each into a task row."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from hashlib import blake2b
@@ -15,16 +15,16 @@ from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 
 CHUNK_LINES = 256
-"""Lines that one transaction writes at most ..."""
+"""Items that one transaction writes at most ..."""
 CHUNK_BYTES = 4 * 1024 * 1024
-"""... and about how much."""
-MAX_LANES_KNOWN = 256
-"""Lanes that are told one by one."""
+"""... and about how many bytes."""
+MAX_LANES_PUBLISHED = 256
+"""Lanes that are published one by one."""
 _DIGEST_BYTES = 16
 
 
 class ItemIntake:
-    """Of one batch. `room`: how many more tasks its tenant may have that are not at their end."""
+    """The intake of one batch. `room`: how many more open tasks its tenant may have."""
 
     def __init__(
         self,
@@ -47,23 +47,23 @@ class ItemIntake:
 
     @property
     def count(self) -> int:
-        """How many lines there are."""
+        """Number of items so far."""
         return self._count
 
     @property
-    def news(self) -> Sequence[StoreEvent]:
-        """What is to be told when all lines are there."""
-        if len(self._lanes) > MAX_LANES_KNOWN:
+    def events(self) -> Sequence[StoreEvent]:
+        """Events to publish when all items are stored."""
+        if len(self._lanes) > MAX_LANES_PUBLISHED:
             return [ManyChanged()]
         return [LaneFilled(lane) for lane in self._lanes]
 
     def require_room_for_all(self, room: int) -> None:
-        """Of what came meanwhile nobody knew at the beginning. Raises TOO_MANY_RESOURCES."""
+        """Checks the room again at the end, after other submissions. Raises TOO_MANY_RESOURCES."""
         if self._count > room:
             raise self._too_many()
 
     async def chunks(self, lines: AsyncIterator[BatchLine]) -> AsyncGenerator[list[TaskRow]]:
-        """The lines as tasks, some at a time.
+        """Yields the items as task rows, in chunks.
 
         Raises INVALID_ARGUMENT or REQUEST_TOO_LARGE naming `lines[n].field`, n counted from 0, and TOO_MANY_RESOURCES.
         """
@@ -88,7 +88,7 @@ class ItemIntake:
         checked = self._checked(line, f"lines[{place}].spec")
         self._count += 1
         lane = Lane(model=checked.model, tenant=self._new.tenant, band=checked.band)
-        if len(self._lanes) <= MAX_LANES_KNOWN:
+        if len(self._lanes) <= MAX_LANES_PUBLISHED:
             self._lanes.add(lane)
         return TaskRow(
             id=new_id(TASK_PREFIX),
@@ -124,12 +124,12 @@ class ItemIntake:
     def _too_many(self) -> WeftError:
         return WeftError(
             Reason.TOO_MANY_RESOURCES,
-            f"the tenant would have more than {self._task_limits.max_open_per_tenant} tasks that are not at their "
-            "end, as many as it may; send the batch when some are done, or in parts",
+            f"the tenant would have more than {self._task_limits.max_open_per_tenant} open tasks, its limit "
+            "(router.tasks.max_open_per_tenant); send the batch when some have ended, or in parts",
         )
 
     def _check_custom_id(self, custom_id: str, field: str) -> None:
-        # PostgreSQL keeps no NUL.
+        # PostgreSQL stores no NUL.
         if not 1 <= len(custom_id) <= MAX_CUSTOM_ID_CHARS or "\0" in custom_id:
             raise invalid_field(field, f"must be 1 to {MAX_CUSTOM_ID_CHARS} characters")
         digest = blake2b(custom_id.encode(), digest_size=_DIGEST_BYTES).digest()

@@ -1,4 +1,4 @@
-"""Lines of batches on SQL: they are tasks. Nothing here decides anything: see `batch_keeper`.
+"""Items of batches on SQL, which are rows of the task table; decisions are in `batch_manager`.
 
 Every method raises SERVICE_UNAVAILABLE.
 """
@@ -20,34 +20,34 @@ from weft.durable.tasks import Task, TaskState
 from weft.kernel.reasons import Reason
 
 CHANGED_AT_ONCE = 1_000
-"""Lines that one transaction changes or deletes: others have their turn in between."""
+"""Items that one transaction changes or deletes; other writes run in between."""
 ORIGIN = "batches"
-"""Whose news they are: nobody's who listens, so that whoever runs tasks in this very router hears them, too."""
-CANCELLED_WORDS = "its batch was cancelled"
+"""Origin of batch events: the id of no listener, so that the engine of this very router receives them too."""
+CANCELLED_MESSAGE = "its batch was cancelled"
 _OPEN = (TaskState.PENDING, TaskState.RUNNING)
 _COUNTED = ("completed", "failed", "cancelled", "expired")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemTally:
-    """Where the lines of a batch are."""
+    """Counts of a batch's items by how they ended."""
 
     completed: int = 0
     failed: int = 0
     cancelled: int = 0
     expired: int = 0
     open: int = 0
-    """Those that are not at their end."""
+    """Items that have not ended."""
     last_ended_at: float | None = None
 
     def counts(self, total: int) -> LineCounts:
-        """The same, of so many lines in all."""
+        """Returns the counts with a total."""
         return LineCounts(total=total, **{name: getattr(self, name) for name in _COUNTED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """A line, without what is long."""
+    """An item without its spec and its answer."""
 
     task: Task
     custom_id: str
@@ -57,22 +57,22 @@ class Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemContent:
-    """What is long of a line."""
+    """The spec and the answer of an item."""
 
     spec: bytes
     outputs: Sequence[bytes]
-    """Of a completed one."""
+    """Chunks of the answer, if completed."""
 
 
 class ItemTable:
-    """The tables of tasks, as far as they are lines of batches."""
+    """The task tables, restricted to items of batches."""
 
     def __init__(self, database: RouterDatabase) -> None:
         self._database = database
 
     async def open_count(self, tenant: str) -> int:
-        """How many tasks of a tenant wait or run."""
-        # Without this form SQLite does not see that its index of tasks that wait is all it needs.
+        """Returns the number of pending and running tasks of a tenant."""
+        # Literals, so that SQLite uses the partial index of pending tasks.
         states = [tasks.c.state == literal(int(state), literal_execute=True) for state in _OPEN]
         async with self._database.reading() as connection:
             found = [
@@ -82,15 +82,15 @@ class ItemTable:
         return sum(int(each.scalar_one()) for each in found)
 
     async def add(self, batch_id: str, rows: Sequence[TaskRow]) -> bool:
-        """More lines of one that is being taken in. False: it is not any more."""
+        """Adds items to a batch that is being received. False: it is not any more."""
         async with self._database.writing() as connection:
-            if not await _is_coming_in(connection, batch_id):
+            if not await _is_receiving(connection, batch_id):
                 return False
             await insert_rows(connection, rows, state=STAGED)
             return True
 
-    async def activate(self, batch_id: str, total: int, news: Sequence[StoreEvent]) -> bool:
-        """All lines are there: they wait from now on, and other routers hear the news. False: the batch is gone."""
+    async def activate(self, batch_id: str, total: int, events: Sequence[StoreEvent]) -> bool:
+        """Makes all items pending and notifies other routers. False: the batch was removed."""
         async with self._database.writing() as connection:
             done = await connection.execute(
                 update(batches)
@@ -104,11 +104,11 @@ class ItemTable:
                 .where(tasks.c.batch_id == batch_id, tasks.c.state == STAGED)
                 .values(state=TaskState.PENDING, ready_at=READY_NOW)
             )
-            await self._tell(connection, news)
+            await self._publish(connection, events)
             return True
 
     async def drop(self, batch_id: str) -> None:
-        """Forget a batch that is not whole with its lines, some at a time; one that is whole stays."""
+        """Deletes an incomplete batch with its items, some at a time; a complete one stays."""
         async with self._database.writing() as connection:
             await connection.execute(
                 update(batches).where(batches.c.id == batch_id, batches.c.state == RECEIVING).values(state=DELETING)
@@ -130,8 +130,8 @@ class ItemTable:
                     await connection.execute(delete(batches).where(batches.c.id == batch_id))
 
     async def tallies(self, batch_ids: Sequence[str]) -> Mapping[str, ItemTally]:
-        """Where the lines of some batches are."""
-        # After the window's end, and for that reason: whether it was begun before and came back does not matter.
+        """Returns the item counts of some batches."""
+        # Expired: failed by and after the end of the window, whether or not it had started before.
         is_expired = and_(
             tasks.c.error_reason == Reason.DEADLINE_EXCEEDED.value, tasks.c.ended_at >= tasks.c.window_ends_at
         )
@@ -156,20 +156,20 @@ class ItemTable:
         return {batch_id: ItemTally(**ends, last_ended_at=last.get(batch_id)) for batch_id, ends in found.items()}
 
     async def cancel_some(self, batch_id: str, now: float, limit: int) -> int:
-        """End some lines that are not at their end, but for those that somebody else changes right now; how many."""
+        """Cancels some open items, except rows that are locked by another transaction; returns how many."""
         some = (
             select(tasks.c.id)
             .where(tasks.c.batch_id == batch_id, tasks.c.state.in_(_OPEN))
             .order_by(tasks.c.line)
             .limit(limit)
-            # Whoever changes several tasks at once locks them in another order: waiting for each other would not end.
+            # Other bulk changes lock rows in another order: waiting for them could deadlock.
             .with_for_update(skip_locked=True)
         )
         async with self._database.writing() as connection:
             return await self._cancel(connection, [row.id for row in await connection.execute(some)], now)
 
     async def cancel_next(self, batch_id: str, now: float) -> bool:
-        """End one line, once nobody else changes it any more; False: every line is at its end."""
+        """Cancels one item, waiting for its lock; False: every item has ended."""
         one = select(tasks.c.id).where(tasks.c.batch_id == batch_id, tasks.c.state.in_(_OPEN)).limit(1)
         async with self._database.writing() as connection:
             found = [row.id for row in await connection.execute(one)]
@@ -177,7 +177,7 @@ class ItemTable:
             return bool(found)
 
     async def page(self, batch_id: str, after_line: int, limit: int) -> Sequence[Item]:
-        """Lines after one, in order."""
+        """Returns items after a line number, in order."""
         query = (
             select(tasks, func.length(task_specs.c.spec).label("spec_size"))
             .join(task_specs, task_specs.c.task_id == tasks.c.id)
@@ -192,9 +192,9 @@ class ItemTable:
             ]
 
     async def contents(self, lines: Sequence[Item]) -> Mapping[str, ItemContent]:
-        """What is long of some lines, by task; those that were forgotten meanwhile are not among them."""
+        """Returns specs and answers of items, by task id, without those that were purged meanwhile."""
         completed = [line.task.id for line in lines if line.task.state is TaskState.COMPLETED]
-        pieces = (
+        chunks = (
             select(task_pieces.c.task_id, task_pieces.c.output)
             .join(tasks, and_(tasks.c.id == task_pieces.c.task_id, tasks.c.attempt == task_pieces.c.attempt))
             .where(task_pieces.c.task_id.in_(completed))
@@ -203,9 +203,9 @@ class ItemTable:
         specs = select(task_specs).where(task_specs.c.task_id.in_([line.task.id for line in lines]))
         outputs: dict[str, list[bytes]] = {task_id: [] for task_id in completed}
         async with self._database.reading() as connection:
-            for row in await connection.execute(pieces):
+            for row in await connection.execute(chunks):
                 outputs[row.task_id].append(row.output)
-            # After the pieces: a task that has its spec now had all its pieces then.
+            # After the chunks: a task that still has its spec had all its chunks then.
             return {
                 row.task_id: ItemContent(spec=row.spec, outputs=outputs.get(row.task_id, ()))
                 for row in await connection.execute(specs)
@@ -222,16 +222,16 @@ class ItemTable:
         await connection.execute(
             update(task_attempts)
             .where(task_attempts.c.task_id.in_(task_ids), task_attempts.c.ended_at.is_(None))
-            .values(ended_at=now, reason=Reason.CANCELLED.value, message=CANCELLED_WORDS)
+            .values(ended_at=now, reason=Reason.CANCELLED.value, message=CANCELLED_MESSAGE)
         )
-        await self._tell(connection, [ManyChanged()])
+        await self._publish(connection, [ManyChanged()])
         return done.rowcount
 
-    async def _tell(self, connection: AsyncConnection, news: Sequence[StoreEvent]) -> None:
+    async def _publish(self, connection: AsyncConnection, events: Sequence[StoreEvent]) -> None:
         if self._database.is_shared:
-            await notify_routers(connection, ORIGIN, news)
+            await notify_routers(connection, ORIGIN, events)
 
 
-async def _is_coming_in(connection: AsyncConnection, batch_id: str) -> bool:
+async def _is_receiving(connection: AsyncConnection, batch_id: str) -> bool:
     query = select(batches.c.seq).where(batches.c.id == batch_id, batches.c.state == RECEIVING).with_for_update()
     return (await connection.execute(query)).first() is not None

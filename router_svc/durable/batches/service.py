@@ -1,4 +1,4 @@
-"""Files and batches as a service beside the router's own."""
+"""The batch service: batches and files, their gRPC servicers, and the sweeper that purges them."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -38,7 +38,7 @@ log = structlog.get_logger("weft.router")
 
 
 class Sweeper:
-    """One round when it starts, and one after each interval."""
+    """Sweeps files and batches at its start and after each interval."""
 
     def __init__(self, files: FileManager, batches: BatchManager, limits: BatchLimits, clock: Clock) -> None:
         self._files = files
@@ -47,27 +47,27 @@ class Sweeper:
         self._clock = clock
         self._sweeping: asyncio.Task[None] | None = None
 
-    async def start(self, *, all_broken: bool) -> None:
-        """Begin. `all_broken`: see `FileManager.sweep`."""
-        await self._once(all_broken=all_broken)
-        self._sweeping = start_restarting(self._for_ever, name="batch-sweeper", clock=self._clock)
+    async def start(self, *, all_incomplete: bool) -> None:
+        """Sweeps once, then starts the loop. `all_incomplete`: see `FileManager.sweep`."""
+        await self._once(all_incomplete=all_incomplete)
+        self._sweeping = start_restarting(self._run, name="batch-sweeper", clock=self._clock)
 
     async def stop(self) -> None:
-        """Stop. Safe to call twice."""
+        """Stops the loop. Safe to call twice."""
         if self._sweeping is not None:
             task, self._sweeping = self._sweeping, None
             await stop_tasks([task])
 
-    async def _for_ever(self) -> None:
+    async def _run(self) -> None:
         while True:
             await self._clock.sleep(self._limits.sweep_interval_seconds)
-            await self._once(all_broken=False)
+            await self._once(all_incomplete=False)
 
-    async def _once(self, *, all_broken: bool) -> None:
-        """Housekeeping: a disk that is full ends no service. The next round does again what this one could not."""
-        for keeper, kind in ((self._files, "files"), (self._batches, "batches")):
+    async def _once(self, *, all_incomplete: bool) -> None:
+        """Sweeps once. A failure, such as a full disk, is logged and ends no service; the next round repeats it."""
+        for manager, kind in ((self._files, "files"), (self._batches, "batches")):
             try:
-                await keeper.sweep(all_broken=all_broken)
+                await manager.sweep(all_incomplete=all_incomplete)
             except WeftError as error:
                 log.error("not swept", kind=kind, reason=error.reason.name)  # noqa: TRY400 - the cause is logged
 
@@ -81,19 +81,19 @@ def build(
     clock: Clock | None = None,
     names: KnownNames | None = None,
 ) -> "BatchService":
-    """Files and batches in a database, not started. `events`: of whoever runs the tasks in this process.
+    """Returns the batch service on a database, not started. `events`: the bus of the task service in this process.
 
-    `names`: of what lines may ask for; None: of anything.
+    `names`: models, routes and agents that items may name; None: any name is accepted.
     """
     chosen = clock or SystemClock()
     files = FileManager(FileTable(database), limits, chosen)
-    tables = BatchTables(batches=BatchTable(database), lines=ItemTable(database))
+    tables = BatchTables(batches=BatchTable(database), items=ItemTable(database))
     batches = BatchManager(tables, limits, task_limits, events, chosen, names=names)
     return BatchService(database, files, batches, Sweeper(files, batches, limits, chosen))
 
 
 class BatchService(Service):
-    """See weft.kernel.service.Service."""
+    """Serves files and batches beside a router."""
 
     def __init__(self, database: RouterDatabase, files: FileManager, batches: BatchManager, sweeper: Sweeper) -> None:
         self._database = database
@@ -104,12 +104,12 @@ class BatchService(Service):
 
     @property
     def files(self) -> FilePort:
-        """The port for gateways in this very process."""
+        """The file port for gateways in this process."""
         return self._files
 
     @property
     def batches(self) -> BatchPort:
-        """As `files`."""
+        """The batch port for gateways in this process."""
         return self._batches
 
     @override
@@ -129,8 +129,8 @@ class BatchService(Service):
     async def start(self) -> None:
         await self._database.open()
         self._is_open = True
-        # Nobody else writes to a database that is not shared: what is not whole is left of an earlier life.
-        await self._sweeper.start(all_broken=not self._database.is_shared)
+        # No other router writes to an unshared database: what is incomplete was left by an earlier process.
+        await self._sweeper.start(all_incomplete=not self._database.is_shared)
 
     @override
     async def stop(self, grace_seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""What comes in pieces, and is kept whole or not at all."""
+"""Uploads: client streams of files and batches, which are stored completely or not at all."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
@@ -11,69 +11,70 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.service import start_task, stop_tasks
 
-INTAKE_LIMIT_SECONDS = 3_600.0
-"""What is not whole so long after it was begun has broken off. So nothing may take longer to come in."""
+UPLOAD_LIMIT_SECONDS = 3_600.0
+"""Longest upload. What is incomplete this long after its begin is abandoned, and a sweep removes it."""
 RETRY_SECONDS = 5.0
 
 log = structlog.get_logger("weft.router")
 
 
 class Uploads:
-    """Those of one kind that come in at this moment."""
+    """The uploads of one kind that are in progress, at most `most`."""
 
     def __init__(self, kind: str, most: int) -> None:
         self._kind = kind
         self._most = most
         self._under_way = 0
-        self._undoing: set[asyncio.Task[None]] = set()
+        self._removals: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
-    async def one(self, undo: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
-        """While one comes in. `undo`: what removes it if it does not come to its end, even if the caller is cancelled.
+    async def slot(self, undo: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+        """Context of one upload. `undo` removes it if the block fails, even if the caller is cancelled.
 
-        Raises TOO_MANY_RESOURCES where as many come in as may.
+        Raises TOO_MANY_RESOURCES if too many are in progress.
         """
         if self._under_way >= self._most:
             raise WeftError(
                 Reason.TOO_MANY_RESOURCES,
-                f"{self._most} {self._kind} are being taken in at once; send it again in a moment",
+                f"{self._most} {self._kind} are being uploaded at once, as many as may; send it again in a moment",
                 retry_after_seconds=RETRY_SECONDS,
             )
         self._under_way += 1
         try:
             yield
         except BaseException:
-            undoing = start_task(self._undo(undo), name=f"undo-{self._kind}")
-            self._undoing.add(undoing)
-            undoing.add_done_callback(self._undoing.discard)
-            await asyncio.shield(undoing)
+            removal = start_task(self._undo(undo), name=f"undo-{self._kind}")
+            self._removals.add(removal)
+            removal.add_done_callback(self._removals.discard)
+            await asyncio.shield(removal)
             raise
         finally:
             self._under_way -= 1
 
     async def stop(self, grace_seconds: float) -> None:
-        """Let what is being removed be removed, for so long; a sweep does the rest."""
-        if self._undoing:
-            await asyncio.wait(self._undoing, timeout=grace_seconds)
-        await stop_tasks(self._undoing)
+        """Waits for removals in progress, at most for the grace period; a sweep does the rest."""
+        if self._removals:
+            await asyncio.wait(self._removals, timeout=grace_seconds)
+        await stop_tasks(self._removals)
 
     async def _undo(self, undo: Callable[[], Awaitable[None]]) -> None:
         try:
             await undo()
         except WeftError as error:
-            # Nobody sees what is left, and the sweep comes by.
-            log.error("what broke off was not removed", kind=self._kind, reason=error.reason.name)  # noqa: TRY400
+            # The rest is not visible, and a sweep removes it.
+            log.error("incomplete upload was not removed", kind=self._kind, reason=error.reason.name)  # noqa: TRY400
 
 
 def upload_timed_out(kind: str) -> WeftError:
-    """What is said of one that was given up meanwhile."""
+    """The error of an upload that a sweep has removed meanwhile."""
     return WeftError(
-        Reason.DEADLINE_EXCEEDED, f"the {kind} did not come in within {INTAKE_LIMIT_SECONDS:.0f} seconds; send it anew"
+        Reason.DEADLINE_EXCEEDED,
+        f"the {kind} was not complete within {UPLOAD_LIMIT_SECONDS:.0f} seconds; send it again",
     )
 
 
 IDLE_SECONDS = 60.0
-"""How long a caller may send nothing."""
+"""How long a client may send nothing."""
 
 MessageT = TypeVar("MessageT")
 
@@ -81,7 +82,7 @@ MessageT = TypeVar("MessageT")
 async def with_idle_timeout(
     messages: AsyncIterator[MessageT], *, idle_seconds: float = IDLE_SECONDS
 ) -> AsyncGenerator[MessageT]:
-    """Every message. Raises DEADLINE_EXCEEDED where none comes for so long."""
+    """Yields every message. Raises DEADLINE_EXCEEDED if none comes for `idle_seconds`."""
     while True:
         try:
             async with asyncio.timeout(idle_seconds):
@@ -89,10 +90,12 @@ async def with_idle_timeout(
         except StopAsyncIteration:
             return
         except TimeoutError as error:
-            raise WeftError(Reason.DEADLINE_EXCEEDED, f"nothing came for {idle_seconds:g} seconds") from error
+            raise WeftError(
+                Reason.DEADLINE_EXCEEDED, f"the client sent nothing for {idle_seconds:g} seconds"
+            ) from error
         yield message
 
 
 def incomplete_stream() -> WeftError:
-    """What is said, to whoever may still hear it, of a stream that did not say that it is whole."""
-    return WeftError(Reason.CANCELLED, "the stream broke off before it said how much it has")
+    """The error of a stream that ended without stating its length."""
+    return WeftError(Reason.CANCELLED, "the stream ended before it stated its length")

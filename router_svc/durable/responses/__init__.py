@@ -1,1 +1,1 @@
-"""Answers that callers may come back to, kept in the router's database."""
+"""Stored responses: answers that a later request may continue, in the router's database."""

@@ -1,4 +1,4 @@
-"""Who keeps answers: the limits around the table, and what is over forgotten."""
+"""Stored responses: the table on SQL, and the manager with the quotas and the purge of expired responses."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from weft.sql.moments import BoundedMoment, bring_back
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """How much a tenant keeps."""
+    """The responses of a tenant: number and bytes."""
 
     count: int = 0
     size: int = 0
@@ -27,15 +27,15 @@ class Usage:
 
 
 class ResponseTable:
-    """See `weft.durable.responses.ResponseStore`; every method raises SERVICE_UNAVAILABLE."""
+    """The table of responses. Every method raises SERVICE_UNAVAILABLE."""
 
     def __init__(self, database: RouterDatabase) -> None:
         self._database = database
 
     async def save(self, response: StoredResponse) -> Usage:
-        """Keep it, instead of one of the same id; returns by how much the tenant keeps more.
+        """Inserts or replaces a response; returns the change of the tenant's usage.
 
-        Raises ALREADY_EXISTS where the id is another tenant's.
+        Raises ALREADY_EXISTS if the id belongs to another tenant.
         """
         values, size = _values(response), _size_of(response)
         async with self._database.writing() as connection:
@@ -45,28 +45,28 @@ class ResponseTable:
                 await connection.execute(insert(responses), values)
                 return Usage(1, size)
             if found.tenant != response.tenant:
-                raise WeftError(Reason.ALREADY_EXISTS, "a response of this id exists")
+                raise WeftError(Reason.ALREADY_EXISTS, "a response with this id exists")
             await connection.execute(update(responses).where(responses.c.id == response.id), values)
             return Usage(0, size - found.size)
 
     async def size_of(self, tenant: str, response_id: str) -> int | None:
-        """Bytes of one answer; None: the tenant has none of this id."""
+        """Returns the bytes of a response; None: the tenant has none with this id."""
         query = select(responses.c.size).where(responses.c.id == response_id, responses.c.tenant == tenant)
         async with self._database.reading() as connection:
             size: int | None = (await connection.execute(query)).scalar_one_or_none()
             return size
 
     async def get(self, tenant: str, response_id: str) -> StoredResponse | None:
-        """One answer."""
+        """Returns a response; None: the tenant has none with this id."""
         query = select(responses).where(responses.c.id == response_id, responses.c.tenant == tenant)
         async with self._database.reading() as connection:
             found = (await connection.execute(query)).first()
         return None if found is None else _response_of(found)
 
     async def chain(self, tenant: str, response_id: str) -> Sequence[tuple[str, int]] | None:
-        """Ids and bytes of it and of what it continues, the newest first, one more than MAX_CHAIN at most.
+        """Returns ids and bytes of a response and its predecessors, newest first, at most MAX_CHAIN + 1.
 
-        None where one of them is gone.
+        None: one of them does not exist any more.
         """
         found: list[tuple[str, int]] = []
         wanted = response_id
@@ -83,7 +83,7 @@ class ResponseTable:
         return found
 
     async def delete(self, tenant: str, response_id: str) -> int | None:
-        """Forget it; returns its bytes, None where there was none."""
+        """Deletes a response; returns its bytes, None if there was none."""
         query = select(responses.c.size).where(responses.c.id == response_id, responses.c.tenant == tenant)
         async with self._database.writing() as connection:
             size: int | None = (await connection.execute(query)).scalar_one_or_none()
@@ -92,19 +92,19 @@ class ResponseTable:
             return size
 
     async def bring_back(self, now: datetime, limit: int) -> int:
-        """Answers made later than now, before a clock was set back, were made now; how many, at most `limit`."""
+        """Moves creation times in the future, from before a clock was set back, to now; returns how many."""
         made = BoundedMoment(key=responses.c.id, column=responses.c.created_at, latest=now, where=true())
         async with self._database.writing() as connection:
             return await bring_back(connection, [made], limit)
 
     async def purge_before(self, moment: datetime) -> int:
-        """Forget the answers made before it; returns how many they were."""
+        """Deletes the responses created before a time; returns how many."""
         async with self._database.writing() as connection:
             done = await connection.execute(delete(responses).where(responses.c.created_at < moment))
             return done.rowcount
 
-    async def kept(self) -> Mapping[str, Usage]:
-        """How much each tenant keeps."""
+    async def usage(self) -> Mapping[str, Usage]:
+        """Returns the usage of each tenant."""
         query = select(responses.c.tenant, func.count(), func.sum(responses.c.size)).group_by(responses.c.tenant)
         async with self._database.reading() as connection:
             return {tenant: Usage(count, int(size)) for tenant, count, size in await connection.execute(query)}
@@ -132,7 +132,7 @@ def _response_of(row: Row[tuple[object, ...]]) -> StoredResponse:
         id=row.id,
         tenant=row.tenant,
         previous_id=row.previous_id,
-        # SQLite keeps no zone; what was written is UTC.
+        # SQLite stores no time zone; what was written is UTC.
         created_at=created if created.tzinfo else created.replace(tzinfo=UTC),
         body=row.body,
         items=row.items,
@@ -140,28 +140,26 @@ def _response_of(row: Row[tuple[object, ...]]) -> StoredResponse:
 
 
 SWEPT_AT_ONCE = 100
-"""Answers that one statement of a sweep moves: others have their turn in between."""
+"""Responses that one statement of a sweep changes; other writes run in between."""
 
 
 class ResponseManager(ResponseStore):
-    """See `weft.durable.responses.ResponseStore`."""
+    """The response store of a router, with its quotas."""
 
     def __init__(self, table: ResponseTable, limits: ResponseLimits, clock: Clock) -> None:
         self._table = table
         self._limits = limits
         self._clock = clock
-        self._kept: dict[str, Usage] = {}
-        """By tenant. Other routers on one database are seen at the next count."""
+        self._usage: dict[str, Usage] = {}
+        """Usage by tenant. Writes of other routers on the database are seen at the next count."""
         self._total_bytes = 0
-        """Of all tenants."""
+        """Bytes of all tenants."""
 
     @override
     async def save(self, response: StoredResponse) -> None:
         size = len(response.body) + len(response.items)
         if size > self._limits.max_bytes:
-            raise WeftError(
-                Reason.REQUEST_TOO_LARGE, f"a response that is kept has at most {self._limits.max_bytes} bytes"
-            )
+            raise WeftError(Reason.REQUEST_TOO_LARGE, f"a stored response has at most {self._limits.max_bytes} bytes")
         if self._refusal(response.tenant, Usage(1, size)):
             await self._require_replacement(response, size)
         self._add(response.tenant, await self._table.save(response))
@@ -174,7 +172,7 @@ class ResponseManager(ResponseStore):
         return found
 
     async def chain(self, tenant: str, response_id: str) -> Sequence[StoredResponse]:
-        """See ResponseStore.chain. Raises INVALID_ARGUMENT, too, for more bytes than one message may carry."""
+        """Returns a conversation, oldest first. Also raises INVALID_ARGUMENT beyond `max_chain_bytes`."""
         steps = await self._table.chain(tenant, response_id)
         if steps is None:
             raise response_not_found(response_id)
@@ -194,16 +192,16 @@ class ResponseManager(ResponseStore):
         self._add(tenant, Usage(-1, -size))
 
     async def sweep(self) -> None:
-        """Forget what is over, and count what is left."""
+        """Purges expired responses and counts the usage of all tenants."""
         now = self._clock.utc_now()
         while await self._table.bring_back(now, SWEPT_AT_ONCE):
             pass
         await self._table.purge_before(now - timedelta(seconds=self._limits.keep_seconds))
-        self._kept = dict(await self._table.kept())
-        self._total_bytes = sum(kept.size for kept in self._kept.values())
+        self._usage = dict(await self._table.usage())
+        self._total_bytes = sum(usage.size for usage in self._usage.values())
 
     async def _require_replacement(self, response: StoredResponse, size: int) -> None:
-        """A tenant that keeps all it may can still write again what it has."""
+        """Raises TOO_MANY_RESOURCES, unless the response replaces one and the quota still holds."""
         known = await self._table.size_of(response.tenant, response.id)
         more = Usage(1, size) if known is None else Usage(0, size - known)
         refusal = self._refusal(response.tenant, more)
@@ -211,15 +209,17 @@ class ResponseManager(ResponseStore):
             raise WeftError(Reason.TOO_MANY_RESOURCES, refusal)
 
     def _refusal(self, tenant: str, more: Usage) -> str:
-        """Why a tenant may not keep so much more; empty: it may."""
-        kept, limits = self._kept.get(tenant, Usage()), self._limits
-        if kept.count + more.count > limits.max_per_tenant or kept.size + more.size > limits.max_tenant_bytes:
-            return "the tenant keeps as many responses as it may; delete some, or send 'store': false"
+        """Returns why a tenant may not store that much more; empty: it may."""
+        usage, limits = self._usage.get(tenant, Usage()), self._limits
+        if usage.count + more.count > limits.max_per_tenant or usage.size + more.size > limits.max_tenant_bytes:
+            return "the tenant has as many stored responses as it may; delete some, or send 'store': false"
         if self._total_bytes + more.size > limits.max_total_bytes:
-            return "as many responses are kept as may be (router.responses.max_total_bytes); send 'store': false"
+            return (
+                "the router stores as many responses as it may (router.responses.max_total_bytes); send 'store': false"
+            )
         return ""
 
     def _add(self, tenant: str, more: Usage) -> None:
-        kept = self._kept.get(tenant, Usage())
-        self._kept[tenant] = Usage(kept.count + more.count, kept.size + more.size)
+        usage = self._usage.get(tenant, Usage())
+        self._usage[tenant] = Usage(usage.count + more.count, usage.size + more.size)
         self._total_bytes += more.size

@@ -1,4 +1,4 @@
-"""The keeping of answers as a service beside the router's own."""
+"""The service of stored responses: its gRPC servicer, and the sweeper that purges expired ones."""
 
 from collections.abc import Sequence
 from datetime import UTC
@@ -29,7 +29,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class StoredResponseServicer(stored_response_service_pb2_grpc.StoredResponseServiceServicer):
-    """See StoredResponseService."""
+    """StoredResponseService over the response store; translation only."""
 
     def __init__(self, store: ResponseStore) -> None:
         self._store = store
@@ -86,24 +86,24 @@ log = structlog.get_logger("weft.router")
 
 
 def build(database: RouterDatabase, limits: ResponseLimits, *, clock: Clock | None = None) -> "ResponseService":
-    """The keeping of answers in a database, not started."""
+    """Returns the service on a database, not started."""
     return ResponseService(database, limits, clock or SystemClock())
 
 
 class ResponseService(Service):
-    """See weft.kernel.service.Service."""
+    """Serves stored responses beside a router."""
 
     def __init__(self, database: RouterDatabase, limits: ResponseLimits, clock: Clock) -> None:
         self._database = database
         self._limits = limits
         self._clock = clock
-        self._keeper = ResponseManager(ResponseTable(database), limits, clock)
+        self._manager = ResponseManager(ResponseTable(database), limits, clock)
         self._sweeping: asyncio.Task[None] | None = None
 
     @property
     def store(self) -> ResponseStore:
-        """The port for gateways in this very process."""
-        return self._keeper
+        """The response store for gateways in this process."""
+        return self._manager
 
     @override
     @property
@@ -113,7 +113,7 @@ class ResponseService(Service):
     @override
     def register(self, server: grpc.aio.Server) -> None:
         stored_response_service_pb2_grpc.add_StoredResponseServiceServicer_to_server(
-            StoredResponseServicer(self._keeper), server
+            StoredResponseServicer(self._manager), server
         )
 
     @override
@@ -135,8 +135,8 @@ class ResponseService(Service):
             await self._sweep_once()
 
     async def _sweep_once(self) -> None:
-        """Housekeeping: a disk that is full ends no service. The next round does again what this one could not."""
+        """Sweeps once. A failure, such as a full disk, is logged and ends no service; the next round repeats it."""
         try:
-            await self._keeper.sweep()
+            await self._manager.sweep()
         except WeftError as error:
             log.error("responses were not swept", reason=error.reason.name)  # noqa: TRY400 - the cause is logged

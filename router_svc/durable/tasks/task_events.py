@@ -119,7 +119,7 @@ class PostgresEvents:
         """Passes on events until cancelled; ManyChanged after each connect, because earlier events were missed."""
         while True:
             try:
-                async with self._database.apart() as connection:
+                async with self._database.dedicated() as connection:
                     await self._listen_once(connection, on_event)
                 log.warning("connection for events of other routers lost, listening again")
             except (WeftError, OSError) as error:

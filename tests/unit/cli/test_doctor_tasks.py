@@ -18,7 +18,7 @@ def _lose(home: WeftHome) -> PromiseFile:
     home.create()
     kept = PromiseFile(home.promises)
     promised, found = Promise(store_id="store-1", commits=9), Promise(store_id="store-1", commits=5)
-    kept.write_down(Loss(kind=LossKind.OLDER, promised=promised, found=found), "2026-11-21T09:00:00+00:00")
+    kept.write_loss(Loss(kind=LossKind.OLDER, promised=promised, found=found), "2026-11-21T09:00:00+00:00")
     return kept
 
 
