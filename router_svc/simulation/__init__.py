@@ -1,4 +1,4 @@
-"""The scheduler in virtual time: the policy of `router_svc.policy` over hosts, models and callers that are made up.
+"""The simulator: the policy of `router_svc.policy` in virtual time, on hosts, models and traffic of a scenario.
 
 Nothing here has a clock, sleeps, or does I/O. The same scenario and seed give the same run, event by event.
 """

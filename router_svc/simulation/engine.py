@@ -1,4 +1,4 @@
-"""One run: the events of a scenario, a scheduler that decides, and who is told what."""
+"""The simulation engine: runs the events of a scenario against a scheduler, and carries out its decisions."""
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
@@ -29,29 +29,29 @@ from router_svc.simulation.traffic import SimulatedRequest, requests_of
 from weft.kernel.reasons import Reason
 
 MAX_LINES = 1_000
-"""Of one request; what comes after is not kept."""
+"""Entries per request; later ones are dropped."""
 
 
 class DecisionLog:
-    """Keeps the words about the requests that it was asked to keep them of."""
+    """The log of decisions about selected requests, in words."""
 
     def __init__(self, keys: Collection[int]) -> None:
         self.lines: dict[int, list[tuple[float, str]]] = {key: [] for key in keys}
-        """By request: when, and what."""
+        """Time and text of the entries, by request."""
 
     def arrived(self, request: SimulatedRequest) -> None:
-        """It arrives."""
+        """Logs an arrival."""
         arrival = request.arrival
         if arrival.key in self.lines:
             until = "" if arrival.deadline_at is None else f", to be over by {arrival.deadline_at:.2f}"
-            words = (
+            text = (
                 f"arrives: {arrival.tenant} asks for {arrival.target}, priority {arrival.priority.name.lower()}, "
                 f"{arrival.prompt_tokens} prompt tokens, {request.output_tokens} to come{until}"
             )
-            self._add(arrival.key, arrival.arrived_at, words)
+            self._add(arrival.key, arrival.arrived_at, text)
 
     def decided(self, key: int, now: float, decision: RequestDecision) -> None:
-        """A decision about it."""
+        """Logs a decision."""
         if key not in self.lines:
             return
         match decision:
@@ -71,60 +71,60 @@ class DecisionLog:
                 self._add(key, now, f"refused: {decision.message}")
 
     def failed(self, key: int, now: float, attempt: Attempt, reason: Reason) -> None:
-        """An attempt failed before any content."""
+        """Logs an attempt that failed before any content."""
         if key in self.lines:
             self._add(key, now, f"attempt {attempt.number} failed: {reason.name.lower()}")
 
     def over(self, key: int, now: float, reason: Reason | None) -> None:
-        """It is over."""
+        """Logs the end."""
         if key in self.lines:
             self._add(key, now, "served" if reason is None else f"over: {reason.name.lower()}")
 
     def _consider(self, key: int, now: float, considered: tuple[Considered, ...]) -> None:
         for one in considered:
-            words = "chosen" if one.chosen else one.gate or "free"
-            self._add(key, now, f"  {one.model} on {one.runner}, score {one.score:.2f}: {words}")
+            text = "chosen" if one.chosen else one.gate or "free"
+            self._add(key, now, f"  {one.model} on {one.runner}, score {one.score:.2f}: {text}")
 
-    def _add(self, key: int, now: float, words: str) -> None:
-        lines = self.lines[key]
-        if len(lines) < MAX_LINES:
-            lines.append((now, words))
+    def _add(self, key: int, now: float, text: str) -> None:
+        entries = self.lines[key]
+        if len(entries) < MAX_LINES:
+            entries.append((now, text))
 
 
 TICK_SECONDS = 0.25
-"""As the router's loop: how often the scheduler is asked while somebody waits."""
+"""Tick interval while requests wait, as in the router's loop."""
 MAX_OVERTIME_SECONDS = 4 * 3600.0
-"""How long after the last arrival a run may go on while somebody waits. Nothing that is served takes that long."""
+"""How long after the last arrival a run may go on while requests wait; more than any served request takes."""
 
 
 MAX_EVENTS_AT_ONCE = 10_000
-"""Events at one moment, beyond those of the requests that came by then: more go round in circles."""
+"""Events at one time, beyond those of the open requests; more mean an endless loop."""
 
 
 class StuckError(RuntimeError):
-    """Requests wait and nothing will ever come of it, or time stands still."""
+    """Requests wait without progress, or time stands still."""
 
 
 @dataclass(slots=True, kw_only=True)
 class OpenRequest:
-    """A request that is not over."""
+    """A request that has not ended."""
 
     request: SimulatedRequest
     attempt: Attempt | None = None
-    """None: it waits."""
+    """The attempt in progress; None: it waits."""
     placed_at: float = 0.0
     attempts: int = 0
     expected_at: float | None = None
-    """When its turn comes, by the first estimate that it was told; None: it was told none."""
+    """Its start by the first estimate; None: it got no estimate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """What a run may do besides."""
+    """Options of a run."""
 
     checker: InvariantChecker | None = None
     explained: Collection[int] = field(default=())
-    """Requests whose story is kept, by their numbers."""
+    """Numbers of the requests whose decisions are logged."""
 
 
 class Simulation:
@@ -140,34 +140,34 @@ class Simulation:
         self._scheduler = scheduler
         self._checker = extras.checker
         self.loader = Loader(self.events, scenario.delays, scenario.seed, self._changed)
-        told = AttemptListener(content=self._content, failed=self._failed, ended=self._ended)
-        self._runners = Runners(self.events, scenario.delays, scenario.seed, told, self.loader.unload)
+        listener = AttemptListener(content=self._content, failed=self._failed, ended=self._ended)
+        self._runners = Runners(self.events, scenario.delays, scenario.seed, listener, self.loader.unload)
         self._targets = Targets(self.world, scenario.routes, cloud_fallback=scenario.cloud_fallback)
-        self._cold = ColdWaitTracker(self._targets, self.metrics)
+        self._cold_waits = ColdWaitTracker(self._targets, self.metrics)
         self._requests = requests_of(scenario)
         self._open: dict[int, OpenRequest] = {}
-        self._told_versions: dict[str, int] = {}
+        self._reported_versions: dict[str, int] = {}
         self._wakes: dict[str, Wakes] = {}
-        self._books = {host.name: host.memory() for host in self.world.hosts.values() if host.has_ledger}
-        self._changed_books: set[str] = set()
+        self._ledgers = {host.name: host.memory() for host in self.world.hosts.values() if host.has_ledger}
+        self._changed_ledgers: set[str] = set()
         self._ticking = False
         self._all_arrived = False
         self._begin()
 
     @property
     def arrived(self) -> int:
-        """Requests so far."""
+        """Number of requests so far."""
         return self.metrics.requests
 
     @property
     def is_over(self) -> bool:
-        """Whether every request is over and none will come."""
+        """Whether every request has ended and none will arrive."""
         return self.events.next_at is None or (self._all_arrived and not self._open)
 
     def run(self, progress: Callable[[], None] | None = None, every_events: int = 20_000) -> None:
-        """Go on to the end; `progress` is called every so many events.
+        """Runs to the end; `progress` is called every `every_events` events.
 
-        Raises InvariantError where the auditor finds a broken rule, StuckError where requests wait for ever.
+        Raises InvariantError if the checker finds a violated invariant, StuckError if requests wait without end.
         """
         done, moment, at_once = 0, -1.0, 0
         while not self.is_over:
@@ -186,7 +186,7 @@ class Simulation:
         scenario = self.scenario
         change = MeshChange(
             candidates=tuple(instance.candidate() for instance in self.world),
-            hosts=dict(self._books),
+            hosts=dict(self._ledgers),
             routes=scenario.routes,
             cloud_fallback=scenario.cloud_fallback,
         )
@@ -211,18 +211,18 @@ class Simulation:
         opened = self._open[key] = OpenRequest(request=request)
         if self._checker is not None:
             self._checker.submitted(request, now)
-        self._cold.waits(request.arrival, now)
+        self._cold_waits.waits(request.arrival, now)
         self._carry_out_decisions(self._scheduler.submit(request.arrival, now))
         if request.leaves_at is not None and key in self._open:
             self.events.at(request.leaves_at, partial(self._leave, opened))
 
     def _leave(self, opened: OpenRequest) -> None:
-        """Its caller has waited long enough."""
+        """Ends a request whose caller disconnects."""
         key, attempt = opened.request.arrival.key, opened.attempt
         if key not in self._open or (attempt is not None and attempt.shows_content):
             return
         if attempt is not None:
-            self._runners.leave(attempt)
+            self._runners.cancel(attempt)
         self._close(opened, Reason.CANCELLED)
         self._carry_out_decisions(self._scheduler.finish(key, self.events.now))
 
@@ -238,7 +238,7 @@ class Simulation:
         self.decision_log.failed(key, self.events.now, attempt, reason)
         if self._checker is not None:
             self._checker.failed(key, attempt, reason, self.events.now)
-        self._cold.waits(attempt.request.arrival, self.events.now)
+        self._cold_waits.waits(attempt.request.arrival, self.events.now)
         self._carry_out_decisions(self._scheduler.report_failed(key, attempt.number, reason, self.events.now))
 
     def _ended(self, attempt: Attempt, reason: Reason | None) -> None:
@@ -252,10 +252,10 @@ class Simulation:
         self._carry_out_decisions(self._scheduler.finish(request.arrival.key, now, served, reason))
 
     def _close(self, opened: OpenRequest, reason: Reason | None) -> None:
-        """It is over; `reason` says why it was not served."""
+        """Closes a request; `reason` says why it was not served, None: it was."""
         arrival = opened.request.arrival
         del self._open[arrival.key]
-        self._cold.no_longer_waits(arrival)
+        self._cold_waits.no_longer_waits(arrival)
         if reason is not None:
             self.metrics.lost(opened.request, reason, self.events.now)
         self.decision_log.over(arrival.key, self.events.now, reason)
@@ -302,7 +302,7 @@ class Simulation:
         if opened.attempts == 1 and opened.expected_at is not None:
             self.metrics.estimate_errors.append(abs(self.events.now - opened.expected_at))
         self.decision_log.decided(placed.key, self.events.now, placed)
-        self._cold.no_longer_waits(opened.request.arrival)
+        self._cold_waits.no_longer_waits(opened.request.arrival)
         instance = self.world.instances[placed.candidate.model]
         self.metrics.attempted(opened.attempts, host_is_failing=instance.host.is_failing)
         opened.attempt = self._runners.begin(opened.request, placed, instance)
@@ -311,9 +311,11 @@ class Simulation:
 
     def _wake(self, wakes: Wakes) -> None:
         self._wakes[wakes.model] = wakes
-        self._cold.woken(self.world.instances[wakes.model], self.events.now)
+        self._cold_waits.woken(self.world.instances[wakes.model], self.events.now)
         self._carry_out(wakes)
-        self.events.after(wakes.max_wait_seconds, partial(self._wake_too_long, wakes))
+        message = f"it did not take requests within {wakes.max_wait_seconds:.0f} s"
+        failure = WakeFailure(reason=Reason.WAKE_FAILED, message=message)
+        self.events.after(wakes.max_wait_seconds, partial(self._wake_ended, wakes, failure))
 
     def _carry_out(self, wakes: Wakes) -> None:
         if self._wakes.get(wakes.model) is not wakes:
@@ -331,10 +333,6 @@ class Simulation:
         failure = self.loader.withdraw(self.world.instances[wakes.model])
         if failure is not None:
             self.events.after(self.scenario.delays.report_seconds, partial(self._wake_ended, wakes, failure))
-
-    def _wake_too_long(self, wakes: Wakes) -> None:
-        words = f"it did not take requests within {wakes.max_wait_seconds:.0f} s"
-        self._wake_ended(wakes, WakeFailure(reason=Reason.WAKE_FAILED, message=words))
 
     def _wake_ended(self, wakes: Wakes, failure: WakeFailure | None) -> None:
         if self._wakes.get(wakes.model) is wakes:
@@ -365,37 +363,37 @@ class Simulation:
             self._changed(instance)
 
     def _changed(self, instance: Instance) -> None:
-        """A model is in another state: the router will hear of it."""
+        """Plans the report of a model's state change to the router."""
         host, delays = instance.host, self.scenario.delays
         instance.version += 1
-        self._cold.changed(instance, self.events.now)
+        self._cold_waits.changed(instance, self.events.now)
         if self._checker is not None:
             self._checker.changed(host)
         delay = delays.report_seconds if host.is_up else delays.death_noticed_seconds
         self.events.after(delay, partial(self._report, instance.candidate(), instance.version))
         if host.has_ledger and instance.kind.memory_bytes:
-            if not self._changed_books:
-                self.events.after(delays.memory_watch_seconds, self._look_at_books)
-            self._changed_books.add(host.name)
+            if not self._changed_ledgers:
+                self.events.after(delays.memory_watch_seconds, self._report_ledgers)
+            self._changed_ledgers.add(host.name)
 
     def _report(self, candidate: Candidate, version: int) -> None:
-        """The router hears of a model, unless it has heard something newer."""
-        if version <= self._told_versions.get(candidate.model, 0):
+        """Delivers a report, unless a newer one was delivered."""
+        if version <= self._reported_versions.get(candidate.model, 0):
             return
-        self._told_versions[candidate.model] = version
+        self._reported_versions[candidate.model] = version
         self._apply(MeshChange(candidates=(candidate,)))
         wakes = self._wakes.get(candidate.model)
-        # By then it may have been told to give way again: it was awake all the same.
+        # It may be evicted again by then, but it was awake.
         if wakes is not None and candidate.readiness is Readiness.READY:
             self._wake_ended(wakes, None)
 
-    def _look_at_books(self) -> None:
-        for name in self._changed_books:
-            self._books[name] = self.world.hosts[name].memory()
-        self._changed_books.clear()
-        self._apply(MeshChange(hosts=dict(self._books)))
+    def _report_ledgers(self) -> None:
+        for name in self._changed_ledgers:
+            self._ledgers[name] = self.world.hosts[name].memory()
+        self._changed_ledgers.clear()
+        self._apply(MeshChange(hosts=dict(self._ledgers)))
 
     def _apply(self, change: MeshChange) -> None:
         if self._checker is not None:
-            self._checker.told(change, self.events.now)
+            self._checker.mesh_changed(change, self.events.now)
         self._carry_out_decisions(self._scheduler.apply(change, self.events.now))

@@ -1,4 +1,4 @@
-"""What happens when, in virtual time."""
+"""The event queue of virtual time, and the failures of a scenario as events on it."""
 
 import heapq
 from collections.abc import Callable
@@ -13,30 +13,30 @@ Action: TypeAlias = Callable[[], None]
 
 
 class EventQueue:
-    """A queue of actions by time; of two at one time the one that was planned first comes first."""
+    """A queue of actions by time; actions of the same time run in the order in which they were planned."""
 
     def __init__(self) -> None:
         self.now = 0.0
-        """Seconds since the beginning."""
+        """Virtual time: seconds since the beginning."""
         self._queue: list[tuple[float, int, Action]] = []
         self._planned = 0
 
     def at(self, time: float, action: Action) -> None:
-        """Plan an action; what lies in the past happens now."""
+        """Plans an action; one in the past happens now."""
         self._planned += 1
         heapq.heappush(self._queue, (max(time, self.now), self._planned, action))
 
     def after(self, seconds: float, action: Action) -> None:
-        """Plan an action for later."""
+        """Plans an action after a delay."""
         self.at(self.now + seconds, action)
 
     @property
     def next_at(self) -> float | None:
-        """When the next one is due; None: there is none."""
+        """When the next action is due; None: there is none."""
         return self._queue[0][0] if self._queue else None
 
     def step(self) -> None:
-        """Go on to the next one and do it. There must be one."""
+        """Advances to the next action and runs it. There must be one."""
         time, _, action = heapq.heappop(self._queue)
         self.now = time
         action()
@@ -44,14 +44,14 @@ class EventQueue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureHandlers:
-    """Who carries out what is more than a number."""
+    """Callbacks for the death and the return of a host."""
 
     died: Callable[[Host], None]
     returned: Callable[[Host], None]
 
 
 def plan_failures(scenario: Scenario, world: World, events: EventQueue, effects: FailureHandlers) -> None:
-    """Plan the beginning and the end of every failure."""
+    """Plans the begin and the end of every failure."""
     for failure in scenario.failures:
         for host in world.named(failure.hosts):
             events.at(failure.at_seconds, partial(_begin, failure, host, effects))

@@ -1,7 +1,7 @@
-"""The control: what those do who neither divide fairly nor count what a swap costs.
+"""The FIFO baseline: a scheduler without fair shares and without swap costs, to compare figures with.
 
-One queue in the order of arrival. Whoever's model is loaded and free is served; for the first one whose model is not,
-room is made at once: whatever is in its way on that host takes nothing new, finishes, and gives way.
+Each target has a queue in order of arrival. A request whose model is loaded and free is served; for the first one whose
+model is not, room is made at once: the models in its way take nothing new, finish, and are evicted.
 """
 
 from collections import Counter
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from router_svc.policy.endpoints.routes import Route
 
 WAKE_PAUSE_SECONDS = 1.0
-"""How long a model is left alone after its load could not begin."""
+"""Pause of a model after its load could not begin."""
 _Key = tuple[str, str, str]
 
 
@@ -37,7 +37,7 @@ class _Request:
 
 
 class FifoScheduler:
-    """First come, first served. It has the scheduler's surface; its bounds are the scheduler's."""
+    """First come, first served, with the methods and the limits of `Scheduler`."""
 
     def __init__(self, limits: SchedulerLimits) -> None:
         self._limits = limits
@@ -53,14 +53,14 @@ class FifoScheduler:
         self._waking: set[str] = set()
         self._paused_until: dict[str, float] = {}
         self._held: dict[str, str] = {}
-        """Hosts on which all but this model takes nothing new."""
+        """Models that hosts are drained for, by host."""
         self._free_bytes: dict[str, int] = {}
         self._last_used: dict[str, float] = {}
         self.waiting = 0
         self.running = 0
 
     def apply(self, change: MeshChange, now: float) -> list[Decision]:
-        """See Scheduler.apply."""
+        """Implements `Scheduler.apply`."""
         for candidate in change.candidates:
             self._candidates[candidate.model] = candidate
             self._members.setdefault(candidate.pool, {})[candidate.model] = None
@@ -77,7 +77,7 @@ class FifoScheduler:
         return self._serve(targets, now)
 
     def submit(self, arrival: Arrival, now: float) -> list[Decision]:
-        """See Scheduler.submit."""
+        """Implements `Scheduler.submit`."""
         able = self._able(arrival)
         up = [candidate for candidate in able if candidate.readiness is not Readiness.DOWN]
         queue = self._queues.setdefault(arrival.target, {})
@@ -95,10 +95,10 @@ class FifoScheduler:
         return decisions
 
     def report_first_content(self, key: int, now: float) -> None:
-        """See Scheduler.report_first_content."""
+        """Implements `Scheduler.report_first_content`."""
 
     def report_failed(self, key: int, attempt: int, reason: Reason, now: float) -> list[Decision]:
-        """See Scheduler.report_failed."""
+        """Implements `Scheduler.report_failed`."""
         request = self._requests[key]
         if request.on is None or request.attempt != attempt:
             return []
@@ -116,10 +116,10 @@ class FifoScheduler:
         self,
         key: int,
         now: float,
-        served: Served | None = None,  # noqa: ARG002 - the surface
-        failure: Reason | None = None,  # noqa: ARG002 - the surface
+        served: Served | None = None,  # noqa: ARG002 - the port
+        failure: Reason | None = None,  # noqa: ARG002 - the port
     ) -> list[Decision]:
-        """See Scheduler.finish."""
+        """Implements `Scheduler.finish`."""
         request = self._requests.get(key)
         if request is None:
             return []
@@ -137,9 +137,9 @@ class FifoScheduler:
         failure: WakeFailure | None,
         now: float,
         *,
-        self_reported: bool = False,  # noqa: ARG002 - the surface
+        self_reported: bool = False,  # noqa: ARG002 - the port
     ) -> list[Decision]:
-        """See Scheduler.wake_finished."""
+        """Implements `Scheduler.wake_finished`."""
         self._waking.discard(model)
         if failure is not None:
             self._paused_until[model] = now + WAKE_PAUSE_SECONDS
@@ -147,7 +147,7 @@ class FifoScheduler:
         return self._serve(list(self._queues), now)
 
     def tick(self, now: float) -> list[Decision]:
-        """See Scheduler.tick."""
+        """Implements `Scheduler.tick`."""
         decisions: list[Decision] = []
         self._drop_holds()
         for queue in self._queues.values():
@@ -176,7 +176,7 @@ class FifoScheduler:
         return decisions
 
     def _load_for(self, request: _Request, now: float) -> list[Decision]:
-        """Load what the first one in a queue needs, or make room for it."""
+        """Loads what the first request of a queue needs, or makes room for it."""
         usable = self._usable(request)
         if any(each.readiness is Readiness.LOADING or each.model in self._waking for each in usable):
             return []
@@ -191,7 +191,7 @@ class FifoScheduler:
         return []
 
     def _make_room(self, candidate: Candidate) -> bool:
-        """Whether what is loaded on its host has nothing to do any more; until then it takes nothing new."""
+        """Drains its host; returns whether the host is idle."""
         holder = self._held.setdefault(candidate.host, candidate.model)
         if holder != candidate.model:
             return False
@@ -199,7 +199,7 @@ class FifoScheduler:
         return not any(self._in_flight[each.key] for each in others)
 
     def _drop_holds(self) -> None:
-        """Let go of what is kept free for a model that nobody waits for any more."""
+        """Ends the drain of hosts for models that no request waits for any more."""
         heads = [next(iter(queue.values())) for queue in self._queues.values() if queue]
         wanted = {each.model for head in heads for each in self._usable(head)}
         self._held = {host: model for host, model in self._held.items() if model in wanted}
@@ -225,7 +225,7 @@ class FifoScheduler:
 
     def _release(self, request: _Request) -> None:
         candidate = request.on
-        assert candidate is not None, "only who runs has a slot"
+        assert candidate is not None, "only a running request has a slot"
         request.on = None
         self.running -= 1
         self._in_flight[candidate.key] -= 1
@@ -241,7 +241,7 @@ class FifoScheduler:
         self.waiting -= 1
 
     def _able(self, arrival: Arrival) -> list[Candidate]:
-        members = [self._candidates[model] for model in self._ladder(arrival.target)]
+        members = [self._candidates[model] for model in self._members_of(arrival.target)]
         return [candidate for candidate in members if not lacks(candidate, arrival.needs)]
 
     def _usable(self, request: _Request) -> list[Candidate]:
@@ -259,15 +259,15 @@ class FifoScheduler:
         has_room = not candidate.runner_max_requests or on_runner < candidate.runner_max_requests
         return has_room and self._in_flight[candidate.key] < candidate.slots
 
-    def _ladder(self, target: str) -> list[str]:
+    def _members_of(self, target: str) -> list[str]:
         if not target.startswith(ROUTE_PREFIX):
             return self._named(target)
         route = self._routes.get(target.removeprefix(ROUTE_PREFIX))
         found: dict[str, None] = {}
         for position, name in enumerate(route.candidates if route is not None else ()):
-            rung = list(self._members[name]) if name in self._members else [name] * (name in self._candidates)
+            entry = list(self._members[name]) if name in self._members else [name] * (name in self._candidates)
             may_leave = not position or self._cloud_fallback
-            found |= dict.fromkeys(each for each in rung if may_leave or not self._candidates[each].remote)
+            found |= dict.fromkeys(each for each in entry if may_leave or not self._candidates[each].remote)
         return list(found)
 
     def _named(self, target: str) -> list[str]:
@@ -278,10 +278,10 @@ class FifoScheduler:
 
     def _targets_of(self, candidates: Iterable[Candidate]) -> list[str]:
         changed = {candidate.model for candidate in candidates}
-        return [target for target in self._queues if changed.intersection(self._ladder(target))]
+        return [target for target in self._queues if changed.intersection(self._members_of(target))]
 
     def _rivals(self, target: str) -> list[str]:
-        """Targets that the end of a request for this one may concern: all, or itself alone while nobody else waits."""
+        """Returns the target and every other one with waiting requests."""
         others = [other for other, queue in self._queues.items() if queue and other != target]
         return [target, *others]
 

@@ -1,4 +1,4 @@
-"""What a run amounts to."""
+"""Figures of a run: what `weft simulate` prints, computed from its metrics."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,38 +13,38 @@ from weft.kernel.request import Priority
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupFigures:
-    """Some of the requests."""
+    """Figures of one group of requests."""
 
     name: str
     requests: int
     served: int
     refused: Mapping[str, int]
-    """How many were not served, by reason, the most frequent first."""
+    """Requests that were not served, by reason, most frequent first."""
     waits: Waits | None
-    """Of those that were served, from the arrival to the start; None: none was."""
+    """Waits of served requests from arrival to start; None: none was served."""
     refusal_waits: Waits | None
-    """Of the others, from the arrival to the refusal."""
+    """Waits of the others from arrival to refusal."""
     good_tokens_per_second: float
-    """Output tokens of requests that were served in time, over the time in which requests arrived."""
+    """Output tokens of requests served in time, divided by the time in which requests arrived."""
     served_share: float | None = None
-    """Of a tenant: what it was served over what it should have got; None: it asked for nothing."""
+    """Of a tenant: its served cost divided by its fair share; None: it sent nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFigures:
-    """What hosts spent their time on: shares of the whole, 0 to 1."""
+    """How hosts spent their time, as shares from 0 to 1."""
 
     hosts: int
     busy: float
     loading: float
-    """Doing nothing but loading or making room."""
+    """Only loading or evicting models."""
     idle: float
     down: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """All of a run, or of as much of it as there was."""
+    """Figures of a whole or interrupted run."""
 
     simulated_seconds: float
     is_complete: bool
@@ -54,35 +54,35 @@ class Figures:
     bands: tuple[GroupFigures, ...]
     loads: int
     swaps: int
-    """Loads for which another model gave way."""
+    """Loads that evicted another model."""
     cold_waits: Waits | None
-    """Time in which somebody waited for something of which nothing was loaded, until a load began."""
+    """Waits for a target with nothing loaded, until a load began."""
     cold_wait_bound_seconds: float
-    """The longest that may be: `max_cold_wait_seconds`, and a turn of each rival on the host."""
+    """Upper bound of cold waits: `max_cold_wait_seconds` plus a turn of each rival on the host."""
     estimate_errors: Waits | None
-    """How far off the first estimates of those who waited were."""
+    """Errors of the first estimates of requests that waited."""
     attempts: int
     attempts_per_request: float
-    """Attempts for each request that had any."""
+    """Attempts per request with at least one."""
     attempts_per_request_in_outage: float | None
-    """The same on hosts that were failing; None: none was tried there."""
+    """The same on failing hosts; None: there were no attempts."""
     fairness: float
-    """Jain's index of what tenants were served over what they should have got; 1 is even."""
+    """Jain's index of the tenants' served shares; 1 is perfectly fair."""
     hosts: HostFigures
 
     @property
     def swaps_per_1000(self) -> float:
-        """Swaps for each thousand requests that were served."""
+        """Swaps per thousand served requests."""
         return 1000 * self.swaps / self.total.served if self.total.served else 0.0
 
 
 def figures_of(simulation: Simulation) -> Figures:
-    """The figures of a run; also of one that was broken off."""
+    """Returns the figures of a run, also of an interrupted one."""
     metrics, scenario = simulation.metrics, simulation.scenario
     seconds = min(simulation.events.now, scenario.duration_seconds) or 1.0
     weights = {who.tenant: scenario.settings.tenant(who.tenant).weight for who in metrics.by_group}
     tenants = _by(metrics.by_group, lambda who: who.tenant)
-    # Durable requests get what is left over, whoever asks: what is divided fairly is the rest.
+    # Durable requests get the remaining capacity; fairness concerns the other classes.
     callers = {who: tally for who, tally in metrics.by_group.items() if who.band is not Priority.DURABLE}
     shares = served_shares(_by(callers, lambda who: who.tenant), weights)
     first = metrics.first_attempts
@@ -114,7 +114,7 @@ def figures_of(simulation: Simulation) -> Figures:
 
 
 def served_shares(tenants: Mapping[str, GroupMetrics], weights: Mapping[str, float]) -> dict[str, float]:
-    """For each tenant that asked for something: what it was served over its max-min fair share of what all were."""
+    """Returns the served cost of each tenant divided by its max-min fair share of all served cost."""
     offered = {name: tally.offered_cost for name, tally in tenants.items() if tally.offered_cost}
     capacity = sum(tally.served_cost for tally in tenants.values())
     fair = max_min_shares(offered, weights, capacity)
@@ -135,7 +135,7 @@ def _group(name: str, tally: GroupMetrics, seconds: float, served_share: float |
         name=name,
         requests=tally.requests,
         served=tally.served,
-        refused={_word(reason): count for reason, count in tally.refusals.most_common()},
+        refused={_reason_name(reason): count for reason, count in tally.refusals.most_common()},
         waits=Waits.of(tally.waits),
         refusal_waits=Waits.of(tally.refusal_waits),
         good_tokens_per_second=tally.good_tokens / seconds,
@@ -143,7 +143,7 @@ def _group(name: str, tally: GroupMetrics, seconds: float, served_share: float |
     )
 
 
-def _word(reason: Reason) -> str:
+def _reason_name(reason: Reason) -> str:
     return reason.name.lower()
 
 
@@ -161,13 +161,13 @@ def _hosts(hosts: Iterable[Host], now: float) -> HostFigures:
 
 
 def jain_index(shares: Sequence[float]) -> float:
-    """Jain's index: 1 when all are equal, 1 / n when one has everything (Jain, Chiu, Hawe 1984). 1 for nobody."""
+    """Returns Jain's index: 1 if all are equal, 1 / n if one has everything (Jain, Chiu, Hawe 1984); 1 if empty."""
     squares = sum(share * share for share in shares)
     return sum(shares) ** 2 / (len(shares) * squares) if squares else 1.0
 
 
 def max_min_shares(offered: Mapping[str, float], weights: Mapping[str, float], capacity: float) -> dict[str, float]:
-    """Who should get how much: nobody more than was asked for, and what is short divided by weight (water filling)."""
+    """Returns max-min fair shares by weight (water filling): no more than offered, the shortage divided by weight."""
     shares: dict[str, float] = {}
     open_names = sorted(offered, key=lambda name: offered[name] / weights[name])
     left, weight_left = capacity, sum(weights[name] for name in open_names)

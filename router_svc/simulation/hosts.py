@@ -1,4 +1,7 @@
-"""Hosts and the models on them, as they really are; the router hears of it later."""
+"""Simulated hosts, the model instances on them, and the targets that they serve, as they really are.
+
+The router gets reports of them with a delay.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,11 +22,11 @@ _OPERATIONS = frozenset({Operation.CHAT})
 
 
 class Phase(Enum):
-    """What an instance does."""
+    """The state of an instance."""
 
     ASLEEP = "asleep"
     CLAIMING = "claiming"
-    """It waits for memory that is on its way back."""
+    """It waits for memory that is being freed."""
     LOADING = "loading"
     READY = "ready"
     STOPPING = "stopping"
@@ -48,26 +51,26 @@ class Instance:
     host: "Host"
     phase: Phase = Phase.ASLEEP
     active: int = 0
-    """Attempts that it works on."""
+    """Attempts in progress."""
     last_used_at: float = 0.0
     last_band: Priority = Priority.LOW
-    """Of the request that came last."""
+    """Priority class of the last request."""
     last_load_seconds: float | None = None
     loads: int = 0
     version: int = 0
-    """Counts what happened to it, so that old news are told apart from new ones."""
+    """Counts its changes, so that a late report is recognized."""
     life: int = 0
-    """Counts its loads and ends: what was to happen to an earlier one does not happen to a later one."""
+    """Counts its phase changes, so that an action planned for an earlier phase is dropped."""
     keep_alive_seconds: float | None = None
     sessions: dict[int, None] = field(default_factory=dict)
-    """Conversations in its cache, the longest unused first."""
+    """Conversations in its cache, least recently used first."""
 
     def holds(self) -> int:
-        """Bytes of accelerator memory that are booked for it now."""
+        """Returns the bytes of accelerator memory that it holds now."""
         return self.kind.memory_bytes if self.phase in HOLDS_MEMORY else 0
 
     def candidate(self) -> Candidate:
-        """As its runner reports it."""
+        """Returns the instance as its runner reports it."""
         kind, host = self.kind, self.host
         return Candidate(
             model=self.name,
@@ -91,11 +94,11 @@ class Instance:
         )
 
     def draw_load_seconds(self, seed: int) -> float:
-        """How long its next load takes."""
+        """Returns the duration of its next load."""
         return self.kind.load_seconds.draw(seeded_random(seed, f"loads/{self.name}/{self.loads}"))
 
     def remember(self, session: int) -> None:
-        """It served a turn of this conversation."""
+        """Adds a conversation to its cache."""
         self.sessions.pop(session, None)
         self.sessions[session] = None
         if len(self.sessions) > self.kind.slots * SESSIONS_IN_CACHE_PER_SLOT:
@@ -123,31 +126,31 @@ class Host:
     loading: int = 0
     noted_at: float = 0.0
     busy_seconds: float = 0.0
-    """Time in which it worked on at least one request."""
+    """Seconds with at least one request in progress."""
     load_seconds: float = 0.0
-    """Time in which it did nothing but load or make room."""
+    """Seconds in which it only loaded or evicted models."""
     down_seconds: float = 0.0
 
     @property
     def is_failing(self) -> bool:
-        """Whether attempts on it fail, or some of them."""
+        """Whether some or all attempts on it fail."""
         return not self.is_up or self.break_share > 0
 
     @property
     def has_ledger(self) -> bool:
-        """Whether its memory is booked at all."""
+        """Whether its memory is in the ledger."""
         return self.total_bytes > 0
 
     def booked_bytes(self) -> int:
-        """What all its models hold."""
+        """Returns the bytes that all its models hold."""
         return sum(instance.holds() for instance in self.instances)
 
     def free_bytes(self) -> int:
-        """What a load could get now."""
+        """Returns the bytes that a load could get now."""
         return self.total_bytes - self.program_bytes - self.unowned_bytes - self.booked_bytes()
 
     def note(self, now: float) -> None:
-        """Account for the time that has passed; called before anything changes."""
+        """Accounts for the time since the last call; called before every change."""
         passed, self.noted_at = now - self.noted_at, now
         if not self.is_up:
             self.down_seconds += passed
@@ -157,7 +160,7 @@ class Host:
             self.load_seconds += passed
 
     def memory(self) -> HostMemory:
-        """As the registry's book has it."""
+        """Returns the memory as the registry's ledger has it."""
         holders = [
             MemoryHolder(
                 name=instance.name,
@@ -194,7 +197,7 @@ class World:
             self._add_model(kind)
 
     def named(self, names: tuple[str, ...]) -> list[Host]:
-        """The hosts, or groups of hosts, of these names; all for none."""
+        """Returns the hosts, or groups of hosts, with these names; all if none are named."""
         if not names:
             return list(self.hosts.values())
         return [self.hosts[host] for name in names for host in self._groups.get(name, (name,))]
@@ -231,7 +234,7 @@ class World:
 
 
 class Targets:
-    """Members of every target, in the order of its ladder."""
+    """Resolves a target to its instances, by the scenario and not by the scheduler's view."""
 
     def __init__(self, instances: Iterable[Instance], routes: Mapping[str, Route], *, cloud_fallback: bool) -> None:
         self._by_pool: dict[str, list[Instance]] = {}
@@ -244,7 +247,7 @@ class Targets:
         self._known: dict[str, tuple[Instance, ...]] = {}
 
     def members(self, target: str) -> tuple[Instance, ...]:
-        """Who answers for a target, the guard of routes to the cloud applied; empty: nobody."""
+        """Returns the instances of a target, in route order, with the guard for remote models applied."""
         known = self._known.get(target)
         if known is None:
             known = self._known[target] = self._resolve(target)
@@ -256,24 +259,24 @@ class Targets:
         route = self._routes.get(target.removeprefix(ROUTE_PREFIX))
         found: dict[str, Instance] = {}
         for position, name in enumerate(route.candidates if route is not None else ()):
-            for instance in self._rung(name):
+            for instance in self._entry_members(name):
                 if not instance.kind.remote or position == 0 or self._cloud_fallback:
                     found.setdefault(instance.name, instance)
         return tuple(found.values())
 
-    def _rung(self, name: str) -> list[Instance]:
-        """What a ladder names: a pool, or one model of it alone."""
+    def _entry_members(self, name: str) -> list[Instance]:
+        """Returns the instances that a route entry names: a pool, or one model of it."""
         if name in self._by_pool:
             return self._by_pool[name]
         return [instance for instance in self._by_pool.get(self._pool_of.get(name, ""), ()) if instance.name == name]
 
     def _named(self, target: str) -> list[Instance]:
-        """What requests name: a pool, or any model of it, which stands for the pool."""
+        """Returns the instances that a request names: a pool, or any model of it, which stands for the pool."""
         return self._by_pool.get(target) or self._by_pool.get(self._pool_of.get(target, ""), [])
 
 
 def lacks(candidate: Candidate, needs: Needs) -> str:
-    """What keeps it from ever serving such a request, in words; empty: nothing."""
+    """Returns why a candidate can never serve such a request; empty: it can."""
     if needs.operation not in candidate.operations:
         return "it does not offer the operation"
     if candidate.remote and not needs.allow_remote:

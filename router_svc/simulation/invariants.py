@@ -1,4 +1,4 @@
-"""What must hold in every run, whatever the scheduler decides."""
+"""Invariants that hold in every run, whatever the scheduler decides, and their checker."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 CandidateKey = tuple[str, str, str]
 LATE_SECONDS = 0.5
-"""How late something that is due may be: two ticks."""
+"""Tolerance of due times: two ticks."""
 _BROKE = frozenset({Reason.SERVER_DIED, Reason.WORKER_LOST, Reason.CONNECT_FAILED})
 
 
@@ -33,46 +33,46 @@ _OF_QUEUES = frozenset({Reason.QUEUE_FULL, Reason.QUEUE_TIMEOUT})
 
 
 class InvariantError(AssertionError):
-    """A check found what must not be."""
+    """An invariant is violated."""
 
 
 @dataclass(slots=True, kw_only=True)
 class TrackedRequest:
-    """A request that is not over, as its caller sees it."""
+    """A request that has not ended, as its caller sees it."""
 
     request: SimulatedRequest
     on: Candidate | None = None
-    """None: it waits."""
+    """Where it runs; None: it waits."""
     waits_since: float
     waited_seconds: float = 0.0
-    """How long it waited before."""
+    """How long it waited before its last attempts."""
     quiet_since: float = 0.0
-    """Since when it waits and nothing goes on where it could be served."""
+    """Since when it waits without any work on the hosts that could serve it."""
     awaited_until: float = 0.0
-    """Until when a wake went on that was begun before its longest wait was over."""
+    """Until when a wake was in progress that began within its longest wait."""
     attempts: int = 0
     broken_on: set[CandidateKey] = field(default_factory=set)
 
     @property
     def arrival(self) -> Arrival:
-        """What the scheduler knows of it."""
+        """The request as the scheduler knows it."""
         return self.request.arrival
 
 
 class InvariantChecker:
-    """Follows a run beside the scheduler and believes nothing of what it says. Raises InvariantError."""
+    """Tracks a run independently of the scheduler, and raises InvariantError."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
-        self._followed: dict[int, TrackedRequest] = {}
+        self._tracked: dict[int, TrackedRequest] = {}
         self._over: set[int] = set()
-        self._told: dict[str, Candidate] = {}
-        self._books: Mapping[str, HostMemory] = {}
+        self._reported: dict[str, Candidate] = {}
+        self._ledgers: Mapping[str, HostMemory] = {}
         self._waking: dict[str, float] = {}
-        """Models that are woken, and since when."""
-        self._by_word: set[str] = set()
+        """Models that are being woken, and since when."""
+        self._self_reported: set[str] = set()
         self._used_at: dict[str, float] = {}
-        """When a caller's request on a model last ended."""
+        """When a caller's request last ended, by model."""
         self._on_candidate: Counter[CandidateKey] = Counter()
         self._on_runner: Counter[tuple[str, str]] = Counter()
         self._of_tenant: Counter[str] = Counter()
@@ -80,53 +80,53 @@ class InvariantChecker:
         self._targets = Targets(World(scenario), scenario.routes, cloud_fallback=scenario.cloud_fallback)
         self._starvation = StarvationDetector(scenario, self._targets)
         self.checked = 0
-        """Decisions that were looked at."""
+        """Number of checked decisions."""
 
     # What happens around the scheduler.
 
     def submitted(self, request: SimulatedRequest, now: float) -> None:
-        """A request arrived."""
-        self._followed[request.arrival.key] = TrackedRequest(request=request, waits_since=now, quiet_since=now)
+        """Tracks a new request."""
+        self._tracked[request.arrival.key] = TrackedRequest(request=request, waits_since=now, quiet_since=now)
 
     def failed(self, key: int, attempt: Attempt, reason: Reason, now: float) -> None:
-        """An attempt failed before any content."""
-        followed = self._followed[key]
+        """Tracks an attempt that failed before any content."""
+        followed = self._tracked[key]
         if followed.on is not None and reason in _BROKE:
             followed.broken_on.add(followed.on.key)
         _demand(followed.attempts == attempt.number, f"request {key} is told of an attempt that it did not make")
         self._release(followed, now)
 
     def over(self, key: int, reason: Reason | None, now: float) -> None:
-        """A request is over; None: it was served."""
+        """Tracks the end of a request; None: it was served."""
         _demand(key not in self._over, f"request {key} is over twice")
-        followed = self._followed.pop(key)
+        followed = self._tracked.pop(key)
         _demand(reason is not None or followed.on is not None, f"request {key} was served by nobody")
         self._release(followed, now)
         self._over.add(key)
 
-    def told(self, change: MeshChange, now: float) -> None:
-        """The scheduler is about to hear this."""
+    def mesh_changed(self, change: MeshChange, now: float) -> None:
+        """Tracks a mesh change that the scheduler is about to get."""
         for candidate in change.candidates:
-            self._told[candidate.model] = candidate
-            self._by_word.discard(candidate.model)
+            self._reported[candidate.model] = candidate
+            self._self_reported.discard(candidate.model)
         if change.hosts is not None:
-            self._books = change.hosts
+            self._ledgers = change.hosts
         self._starvation.mesh_changed(change, now)
 
     def wake_ended(self, model: str) -> None:
-        """A wake that the scheduler began has ended."""
+        """Tracks the end of a wake."""
         self._waking.pop(model, None)
-        self._by_word.add(model)
+        self._self_reported.add(model)
 
     def changed(self, host: Host) -> None:
-        """A model on this host is in another state."""
+        """Checks the memory of a host after a state change."""
         if host.has_ledger:
             _demand(host.free_bytes() >= 0, f"{host.name} holds {-host.free_bytes()} bytes more than it has")
 
     # What the scheduler decides.
 
     def decided(self, decision: Decision, now: float) -> None:
-        """Look at a decision before it is carried out."""
+        """Checks a decision before it is carried out."""
         self.checked += 1
         if isinstance(decision, Wakes):
             self._check_wake(decision, now)
@@ -136,8 +136,8 @@ class InvariantChecker:
             return
         key = decision.key
         _demand(key not in self._over, f"a decision about request {key}, which is over")
-        _demand(key in self._followed, f"a decision about request {key}, which never arrived")
-        followed = self._followed[key]
+        _demand(key in self._tracked, f"a decision about request {key}, which never arrived")
+        followed = self._tracked[key]
         _demand(followed.on is None, f"a decision about request {key}, which runs on {followed.on}")
         if isinstance(decision, Placed):
             self._check_place(decision, followed, now)
@@ -146,26 +146,26 @@ class InvariantChecker:
             self._check_refusal(decision, followed, now)
 
     def ticked(self, scheduler: SchedulerPort, world: World, now: float) -> None:
-        """Look at everybody who waits."""
-        waiting = [followed for followed in self._followed.values() if followed.on is None]
-        running = len(self._followed) - len(waiting)
+        """Checks every waiting request."""
+        waiting = [followed for followed in self._tracked.values() if followed.on is None]
+        running = len(self._tracked) - len(waiting)
         _demand(scheduler.waiting == len(waiting), f"{scheduler.waiting} are said to wait, and {len(waiting)} do")
         _demand(scheduler.running == running, f"{scheduler.running} are said to run, and {running} do")
         for followed in waiting:
             deadline_at = followed.arrival.deadline_at
             late = deadline_at is not None and now > deadline_at + LATE_SECONDS
             _demand(not late, f"request {followed.arrival.key} waits beyond its deadline")
-            self._demand_hope(followed, now)
+            self._demand_candidate(followed, now)
             if followed.arrival.priority is not Priority.DURABLE:
-                self._demand_end(followed, world, now)
-        free = [candidate for candidate in self._told.values() if self._has_room(candidate)]
+                self._demand_wait_bound(followed, world, now)
+        free = [candidate for candidate in self._reported.values() if self._has_room(candidate)]
         patient = [followed for followed in waiting if self._may_run(followed)]
-        found = self._starvation.impatience(patient, free, world, now)
+        found = self._starvation.starved(patient, free, world, now)
         _demand(found is None, found or "")
 
     def ended(self, scheduler: SchedulerPort, world: World, left: Collection[int]) -> None:
-        """Nothing will happen any more."""
-        _demand(not left and not self._followed, f"requests {sorted(self._followed)[:8]} were never over")
+        """Checks the end of the run."""
+        _demand(not left and not self._tracked, f"requests {sorted(self._tracked)[:8]} were never over")
         _demand(scheduler.waiting == 0, f"{scheduler.waiting} wait at the end")
         _demand(scheduler.running == 0, f"{scheduler.running} slots are still taken at the end")
         working = [instance.name for instance in world if instance.active]
@@ -173,13 +173,15 @@ class InvariantChecker:
 
     def _check_place(self, placed: Placed, followed: TrackedRequest, now: float) -> None:
         key, candidate, arrival = placed.key, placed.candidate, followed.arrival
-        told = self._told.get(candidate.model)
+        told = self._reported.get(candidate.model)
         _demand(told is not None and told.key == candidate.key, f"request {key} is placed on {candidate.key}: unknown")
         ready = told is not None and told.readiness is Readiness.READY
-        _demand(ready or candidate.model in self._by_word, f"request {key} is placed on {candidate.model}: not ready")
+        _demand(
+            ready or candidate.model in self._self_reported, f"request {key} is placed on {candidate.model}: not ready"
+        )
         members = {member.name for member in self._targets.members(arrival.target)}
         _demand(candidate.model in members, f"request {key} for {arrival.target} is placed on {candidate.model}")
-        why = lacks(self._told[candidate.model], arrival.needs)
+        why = lacks(self._reported[candidate.model], arrival.needs)
         _demand(not why, f"request {key} is placed on {candidate.model}: {why}")
         _demand(candidate.key not in followed.broken_on, f"request {key} goes again where it broke: {candidate.model}")
         _demand(placed.attempt == followed.attempts + 1, f"request {key}: attempt {placed.attempt} is out of turn")
@@ -188,9 +190,9 @@ class InvariantChecker:
         deadline_at = arrival.deadline_at
         late = deadline_at is not None and now > deadline_at + LATE_SECONDS
         _demand(not late, f"request {key} is placed after its deadline")
-        waiting = [each for each in self._followed.values() if each.on is None and each is not followed]
+        waiting = [each for each in self._tracked.values() if each.on is None and each is not followed]
         passed_by = [each.arrival for each in waiting if self._may_run_anywhere(each)]
-        overtaken = self._starvation.overtaken(arrival, self._told[candidate.model], passed_by, now)
+        overtaken = self._starvation.overtaken(arrival, self._reported[candidate.model], passed_by, now)
         _demand(overtaken is None, overtaken or "")
 
     def _check_refusal(self, rejects: Rejects, followed: TrackedRequest, now: float) -> None:
@@ -211,21 +213,21 @@ class InvariantChecker:
     def _check_wake(self, wakes: Wakes, now: float) -> None:
         model = wakes.model
         _demand(model not in self._waking, f"{model} is woken twice at once")
-        _demand(model in self._told, f"{model} is woken, and nobody knows it")
+        _demand(model in self._reported, f"{model} is woken, and nobody knows it")
         self._waking[model] = now
-        candidate = self._told[model]
-        book = self._books.get(candidate.host)
-        if book is not None and candidate.memory_bytes and candidate.readiness is Readiness.ASLEEP:
-            yielding = [
+        candidate = self._reported[model]
+        ledger = self._ledgers.get(candidate.host)
+        if ledger is not None and candidate.memory_bytes and candidate.readiness is Readiness.ASLEEP:
+            evictable = [
                 each
-                for each in book.holders
+                for each in ledger.holders
                 if each.is_model and not each.pinned and not each.unowned and not self._works(each.name)
             ]
-            room = book.free_bytes + sum(holder.held_bytes for holder in yielding)
-            # The book may be older than what runners said since.
-            fresh = self._starvation.book_is_fresh(candidate.host, now)
+            room = ledger.free_bytes + sum(holder.held_bytes for holder in evictable)
+            # The ledger may be older than the last reports of runners.
+            fresh = self._starvation.ledger_is_fresh(candidate.host, now)
             _demand(room >= candidate.memory_bytes or not fresh, f"{model} is woken where it cannot fit")
-            staying = (each for each in yielding if not each.is_leaving)
+            staying = (each for each in evictable if not each.is_leaving)
             kept = sum(holder.held_bytes for holder in staying if self._is_of_callers(holder.name, now))
             forced = fresh and self._wanted_only_by_durable(model) and room - kept < candidate.memory_bytes
             _demand(not forced, f"{model} is woken for durable requests in the place of what callers use")
@@ -234,18 +236,18 @@ class InvariantChecker:
     def _wanted_only_by_durable(self, model: str) -> bool:
         bands = {
             followed.arrival.priority
-            for followed in self._followed.values()
+            for followed in self._tracked.values()
             if followed.on is None and self._is_member(model, followed.arrival.target)
         }
         return bands == {Priority.DURABLE}
 
     def _is_of_callers(self, model: str, now: float) -> bool:
-        """Whether a caller runs on it, waits for it, or did so a moment ago."""
+        """Whether a caller's request runs on it or waits for it, or ended within `durable_idle_seconds`."""
         if now - self._used_at.get(model, -inf) < self._scenario.limits.durable_idle_seconds - 1e-6:
             return True
         return any(
             each.on.model == model if each.on is not None else self._is_member(model, each.arrival.target)
-            for each in self._followed.values()
+            for each in self._tracked.values()
             if each.arrival.priority is not Priority.DURABLE
         )
 
@@ -256,7 +258,7 @@ class InvariantChecker:
         return any(count for key, count in self._on_candidate.items() if key[0] == model)
 
     def _take(self, followed: TrackedRequest, placed: Placed, now: float) -> None:
-        candidate, tenant = self._told[placed.candidate.model], followed.arrival.tenant
+        candidate, tenant = self._reported[placed.candidate.model], followed.arrival.tenant
         followed.on, followed.attempts = candidate, placed.attempt
         followed.waited_seconds += now - followed.waits_since
         self._on_candidate[candidate.key] += 1
@@ -283,11 +285,11 @@ class InvariantChecker:
             self._of_tenant[followed.arrival.tenant] -= 1
             self._in_pool[candidate.pool] -= 1
 
-    def _demand_hope(self, followed: TrackedRequest, now: float) -> None:
-        """Somebody must be left whom it can wait for."""
+    def _demand_candidate(self, followed: TrackedRequest, now: float) -> None:
+        """Checks that some candidate can still serve it."""
         members = self._targets.members(followed.arrival.target)
         hope = any(
-            (told := self._told[member.name]).readiness is not Readiness.DOWN
+            (told := self._reported[member.name]).readiness is not Readiness.DOWN
             and told.key not in followed.broken_on
             and not lacks(told, followed.arrival.needs)
             for member in members
@@ -298,8 +300,8 @@ class InvariantChecker:
             f"request {followed.arrival.key} waits, and nobody can ever serve it",
         )
 
-    def _demand_end(self, followed: TrackedRequest, world: World, now: float) -> None:
-        """No caller waits for longer than the bounds, nor for longer than the queue timeout where nothing goes on."""
+    def _demand_wait_bound(self, followed: TrackedRequest, world: World, now: float) -> None:
+        """Checks that no caller waits beyond the bounds, nor beyond the queue timeout without any progress."""
         limits, key = self._scenario.limits, followed.arrival.key
         members = self._targets.members(followed.arrival.target)
         hosts = [host for host in world.hosts.values() if any(member.host.name == host.name for member in members)]
@@ -316,11 +318,11 @@ class InvariantChecker:
         _demand(not late, f"request {key} waits {waited:.1f} s; the bound is {most:.1f} s")
 
     def _may_run_anywhere(self, followed: TrackedRequest) -> bool:
-        """Whether it could have a slot that another one gets. Who was tried before may have to wait for its retry."""
+        """Whether it could have taken a slot that another request gets; after an attempt it may have to pause."""
         return not followed.attempts and self._may_run(followed)
 
     def _may_run(self, followed: TrackedRequest) -> bool:
-        """Whether its tenant may have another request running."""
+        """Whether its tenant is below its concurrency limit."""
         cap = self._scenario.settings.tenant(followed.arrival.tenant).max_in_flight
         return not cap or self._of_tenant[followed.arrival.tenant] < cap
 
@@ -346,6 +348,6 @@ def _runner(candidate: Candidate) -> tuple[str, str]:
     return (candidate.runner, candidate.incarnation)
 
 
-def _demand(holds: bool, words: str) -> None:
+def _demand(holds: bool, message: str) -> None:
     if not holds:
-        raise InvariantError(words)
+        raise InvariantError(message)

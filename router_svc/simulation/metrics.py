@@ -1,4 +1,4 @@
-"""What came of it: counted while the simulation runs."""
+"""Metrics of a run: counters by tenant, target and priority class, and waits for cold models."""
 
 from array import array
 from collections import Counter
@@ -14,7 +14,7 @@ from weft.kernel.request import Priority
 
 @dataclass(frozen=True, slots=True)
 class RequestGroup:
-    """What requests are told apart by."""
+    """The group of a request in the metrics."""
 
     tenant: str
     target: str
@@ -23,24 +23,24 @@ class RequestGroup:
 
 @dataclass(slots=True, kw_only=True)
 class GroupMetrics:
-    """Requests of one kind."""
+    """Counters of one group."""
 
     requests: int = 0
     served: int = 0
     waits: "array[float]" = field(default_factory=lambda: array("d"))
-    """Of those that were served: seconds from the arrival to the grant of the attempt that succeeded."""
+    """Of served requests: seconds from the arrival to the grant of the successful attempt."""
     refusals: Counter[Reason] = field(default_factory=Counter)
     refusal_waits: "array[float]" = field(default_factory=lambda: array("d"))
-    """Seconds from the arrival until it was refused or lost."""
+    """Of the others: seconds from the arrival to the refusal or failure."""
     offered_cost: float = 0.0
-    """Prompt and output tokens that were asked for."""
+    """Prompt and output tokens that were requested."""
     served_cost: float = 0.0
-    """Of those served before the last arrival was due: prompt tokens that were not cached, and output tokens."""
+    """Uncached prompt tokens and output tokens of requests that were served within the scenario's duration."""
     good_tokens: int = 0
-    """Output tokens of requests that were served, and in time."""
+    """Output tokens of requests that were served in time."""
 
     def add(self, other: "GroupMetrics") -> None:
-        """Count another's too."""
+        """Adds the counters of another group."""
         self.requests += other.requests
         self.served += other.served
         self.waits.extend(other.waits)
@@ -53,7 +53,7 @@ class GroupMetrics:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Waits of many, in seconds."""
+    """Percentiles of waits, in seconds."""
 
     p50: float
     p95: float
@@ -62,7 +62,7 @@ class Waits:
 
     @staticmethod
     def of(values: Iterable[float]) -> "Waits | None":
-        """None: there were none."""
+        """Returns the percentiles; None: there are no values."""
         ordered = sorted(values)
         if not ordered:
             return None
@@ -71,31 +71,31 @@ class Waits:
 
 
 class RunMetrics:
-    """All counts."""
+    """All metrics of a run."""
 
     def __init__(self, horizon_seconds: float) -> None:
         self._horizon_seconds = horizon_seconds
         self.by_group: dict[RequestGroup, GroupMetrics] = {}
         self.cold_waits = array("d")
-        """Seconds in which somebody waited for a target with nothing loaded, until a load began."""
+        """Seconds that requests waited for a target with nothing loaded, until a load began."""
         self.estimate_errors = array("d")
-        """Seconds between when a request's first estimate said that its turn would come, and when it came."""
+        """Seconds between the first estimate of a request's start and its actual start."""
         self.requests = 0
         self.attempts = 0
         self.first_attempts = 0
         self.attempts_in_outage = 0
-        """Of them, those on hosts that were failing then."""
+        """Attempts on hosts that were failing at that time."""
         self.first_attempts_in_outage = 0
 
     def arrived(self, request: SimulatedRequest) -> None:
-        """Somebody asks."""
+        """Counts an arrival."""
         self.requests += 1
         tally = self._tally(request)
         tally.requests += 1
         tally.offered_cost += request.arrival.prompt_tokens + request.output_tokens
 
     def attempted(self, number: int, *, host_is_failing: bool) -> None:
-        """A request is tried for the n-th time."""
+        """Counts the n-th attempt of a request."""
         is_first = number == 1
         self.attempts += 1
         self.first_attempts += is_first
@@ -103,7 +103,7 @@ class RunMetrics:
         self.first_attempts_in_outage += is_first and host_is_failing
 
     def served(self, request: SimulatedRequest, *, waited_seconds: float, cached_tokens: int, now: float) -> None:
-        """A request was served, in time."""
+        """Counts a request that was served in time."""
         tally = self._tally(request)
         tally.served += 1
         tally.waits.append(waited_seconds)
@@ -112,13 +112,13 @@ class RunMetrics:
             tally.served_cost += request.arrival.prompt_tokens - cached_tokens + request.output_tokens
 
     def lost(self, request: SimulatedRequest, reason: Reason, now: float) -> None:
-        """A request was refused, or failed."""
+        """Counts a request that was refused or failed."""
         tally = self._tally(request)
         tally.refusals[reason] += 1
         tally.refusal_waits.append(now - request.arrival.arrived_at)
 
     def total(self, only: Iterable[RequestGroup] | None = None) -> GroupMetrics:
-        """All of those together; of everybody when none are named."""
+        """Returns the sum of the groups; of all if none are given."""
         total = GroupMetrics()
         for who in self.by_group if only is None else only:
             total.add(self.by_group[who])
@@ -133,70 +133,70 @@ _AWAKE = frozenset({Phase.CLAIMING, Phase.LOADING, Phase.READY})
 
 
 @dataclass(slots=True, eq=False)
-class _Line:
+class _ColdQueue:
     members: tuple[Instance, ...]
     awake: int
     wanted_since: float = 0.0
-    """While nothing of it is loaded and somebody waits: since when that is so, whoever it was who waited."""
+    """Since when nothing of it is loaded while requests wait."""
     waiting: set[int] = field(default_factory=set)
-    """Who waits, by key."""
+    """Keys of waiting requests."""
 
 
 class ColdWaitTracker:
-    """One line for each target, apart for those who may leave the premises and those who may not."""
+    """Measures waits for cold targets, separately for requests that allow remote models and those that do not."""
 
     def __init__(self, targets: Targets, metrics: RunMetrics) -> None:
         self._targets = targets
         self._metrics = metrics
-        self._lines: dict[tuple[str, bool], _Line] = {}
-        self._lines_of: dict[str, list[_Line]] = {}
+        self._queues: dict[tuple[str, bool], _ColdQueue] = {}
+        self._queues_of: dict[str, list[_ColdQueue]] = {}
         self._awake: dict[str, bool] = {}
 
     def waits(self, arrival: Arrival, now: float) -> None:
-        """A request waits from now on. For durable ones there is no bound on the wait for a load."""
+        """Adds a waiting request. Durable requests are not measured: their wait for a load has no bound."""
         if arrival.priority is Priority.DURABLE:
             return
-        line = self._line(arrival)
-        if not line.waiting:
-            line.wanted_since = now
-        line.waiting.add(arrival.key)
+        queue = self._queue(arrival)
+        if not queue.waiting:
+            queue.wanted_since = now
+        queue.waiting.add(arrival.key)
 
     def no_longer_waits(self, arrival: Arrival) -> None:
-        """It runs, or is over."""
-        self._line(arrival).waiting.discard(arrival.key)
+        """Removes a request that runs or has ended."""
+        self._queue(arrival).waiting.discard(arrival.key)
 
     def woken(self, instance: Instance, now: float) -> None:
-        """A load of it begins."""
-        for line in self._lines_of.get(instance.name, ()):
-            if not line.awake and line.waiting:
-                self._metrics.cold_waits.append(now - line.wanted_since)
+        """Records the waits that end with a load of this instance."""
+        for queue in self._queues_of.get(instance.name, ()):
+            if not queue.awake and queue.waiting:
+                self._metrics.cold_waits.append(now - queue.wanted_since)
 
     def changed(self, instance: Instance, now: float) -> None:
-        """It is in another state."""
+        """Notes a state change of an instance."""
         awake = _is_awake(instance)
         if self._awake.get(instance.name, awake) != awake:
-            for line in self._lines_of.get(instance.name, ()):
-                line.awake += 1 if awake else -1
-                if not line.awake:
-                    line.wanted_since = now
+            for queue in self._queues_of.get(instance.name, ()):
+                queue.awake += 1 if awake else -1
+                if not queue.awake:
+                    queue.wanted_since = now
         self._awake[instance.name] = awake
 
-    def _line(self, arrival: Arrival) -> _Line:
+    def _queue(self, arrival: Arrival) -> _ColdQueue:
         key = (arrival.target, arrival.needs.allow_remote)
-        line = self._lines.get(key)
-        if line is None:
-            line = self._lines[key] = self._make(arrival)
-        return line
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = self._queues[key] = self._make(arrival)
+        return queue
 
-    def _make(self, arrival: Arrival) -> _Line:
+    def _make(self, arrival: Arrival) -> _ColdQueue:
         members = self._targets.members(arrival.target)
         if not arrival.needs.allow_remote:
             members = tuple(member for member in members if not member.kind.remote)
-        line = _Line(members, sum(map(_is_awake, members)))
+        queue = _ColdQueue(members, sum(map(_is_awake, members)))
         for member in members:
-            self._lines_of.setdefault(member.name, []).append(line)
+            self._queues_of.setdefault(member.name, []).append(queue)
             self._awake[member.name] = _is_awake(member)
-        return line
+        return queue
 
 
 def _is_awake(instance: Instance) -> bool:

@@ -1,4 +1,4 @@
-"""Small scenarios of all kinds, each from a seed: for looking for what breaks the rules."""
+"""Random small scenarios from seeds, and runs of them that check every invariant."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -39,7 +39,7 @@ def random_scenario(seed: int) -> Scenario:
 
     In half of them durable requests come besides.
     """
-    scenario = _with_waits_in_vain(seeded_random(seed, "waits"), _of_callers(seed))
+    scenario = _with_unowned_memory(seeded_random(seed, "waits"), _of_callers(seed))
     random = seeded_random(seed, "durable")
     return _with_durable(random, scenario) if random.random() < 0.5 else scenario
 
@@ -76,10 +76,10 @@ def _of_callers(seed: int) -> Scenario:
     )
 
 
-def _with_waits_in_vain(random: Random, scenario: Scenario) -> Scenario:
-    """Some hosts have memory without an owner; in some scenarios the queue timeout stands still for a short time only.
+def _with_unowned_memory(random: Random, scenario: Scenario) -> Scenario:
+    """Adds unowned memory to some hosts, and a short maximal load pause to some scenarios.
 
-    Drawn apart, as durable requests are.
+    Drawn from a source of its own, as durable requests are, so that the rest of a seed's scenario stays the same.
     """
     hosts = (
         replace(host, unowned_bytes=random.choice((0, 0, 0, 3)) * GIBIBYTE) if host.memory_bytes else host
@@ -90,9 +90,9 @@ def _with_waits_in_vain(random: Random, scenario: Scenario) -> Scenario:
 
 
 def _with_durable(random: Random, scenario: Scenario) -> Scenario:
-    """With one or two streams of durable requests, drawn apart: what callers ask for stays what it was.
+    """Adds one or two streams of durable requests from a random source of their own.
 
-    Whoever offers them withdraws them at last, so that a run has an end where nothing is ever loaded for them.
+    The requests are withdrawn after a while, so that a run ends even if nothing is ever loaded for them.
     """
     tenants = tuple(Tenant(name=f"d{number}", bands={Priority.DURABLE: 1.0}) for number in range(random.randint(1, 2)))
     targets = [model.name for model in scenario.models] + [f"route/{name}" for name in scenario.routes]
@@ -248,19 +248,19 @@ MakeScheduler = Callable[[Scenario], SchedulerPort]
 
 
 def real_scheduler(scenario: Scenario) -> SchedulerPort:
-    """The router's own."""
+    """Returns the router's own scheduler."""
     return Scheduler(scenario.limits, scenario.settings)
 
 
 def check_scenario(scenario: Scenario, make: MakeScheduler = real_scheduler) -> Simulation:
-    """Run a scenario with every check; returns what is over. Raises InvariantError."""
+    """Runs a scenario with every check; returns the finished simulation. Raises InvariantError."""
     simulation = Simulation(scenario, make(scenario), RunOptions(checker=InvariantChecker(scenario)))
     simulation.run()
     return simulation
 
 
 def check_seed(seed: int, make: MakeScheduler = real_scheduler) -> Simulation:
-    """Run the random scenario of a seed with every check. Raises InvariantError that says how to do that again."""
+    """Runs the random scenario of a seed with every check. The InvariantError that it raises says how to repeat it."""
     try:
         return check_scenario(random_scenario(seed), make)
     except Exception as error:

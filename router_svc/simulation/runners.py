@@ -1,4 +1,4 @@
-"""Attempts: what runners make of the requests that are placed on them."""
+"""Simulated runners: attempts of placed requests, and loads and evictions of models."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from weft.kernel.request import Priority
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Attempt:
-    """A request on a runner."""
+    """One attempt of a request on a runner."""
 
     request: SimulatedRequest
     number: int
@@ -33,7 +33,7 @@ class Attempt:
 
     @property
     def served(self) -> Served:
-        """What it really took."""
+        """The actual usage."""
         return Served(
             prompt_tokens=self.request.arrival.prompt_tokens,
             cached_tokens=self.cached_tokens,
@@ -43,31 +43,36 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptListener:
-    """Who hears how attempts go on."""
+    """Callbacks for the progress of attempts."""
 
     content: Callable[[Attempt], None]
     failed: Callable[[Attempt, Reason], None]
-    """Before any content; told once it is known."""
+    """Called when a failure before any content is detected."""
     ended: Callable[[Attempt, Reason | None], None]
-    """None: it was served."""
+    """Called at the end; the reason is None if the request was served."""
 
 
 class Runners:
-    """All attempts under way."""
+    """All attempts in progress."""
 
     def __init__(
-        self, events: EventQueue, delays: Delays, seed: int, told: AttemptListener, unload: Callable[[Instance], None]
+        self,
+        events: EventQueue,
+        delays: Delays,
+        seed: int,
+        listener: AttemptListener,
+        unload: Callable[[Instance], None],
     ) -> None:
         self._events = events
         self._delays = delays
         self._seed = seed
-        self._told = told
+        self._listener = listener
         self._unload = unload
         self._on: dict[str, dict[int, Attempt]] = {}
-        """By instance, then by key."""
+        """Attempts by instance, then by request key."""
 
     def begin(self, request: SimulatedRequest, placed: Placed, instance: Instance) -> Attempt:
-        """A request comes with a permit to a runner."""
+        """Starts an attempt with a ticket."""
         attempt = Attempt(
             request=request,
             number=placed.attempt,
@@ -96,13 +101,13 @@ class Runners:
         self._plan(attempt)
         return attempt
 
-    def leave(self, attempt: Attempt) -> None:
-        """Its caller goes."""
+    def cancel(self, attempt: Attempt) -> None:
+        """Ends an attempt whose caller disconnects."""
         if not attempt.is_over:
             self._free(attempt)
 
     def host_died(self, host: Host) -> None:
-        """All that it worked on is lost."""
+        """Fails all attempts on a dead host."""
         for instance in host.instances:
             for attempt in tuple(self._on.get(instance.name, {}).values()):
                 self._free(attempt)
@@ -118,7 +123,7 @@ class Runners:
         self._events.at(attempt.ends_at, partial(self._complete, attempt))
 
     def _refusal(self, attempt: Attempt, incarnation: str) -> Reason | None:
-        """Why the runner does not take it."""
+        """Returns why the runner refuses the attempt; None: it does not."""
         instance, host = attempt.instance, attempt.instance.host
         if not host.is_up:
             return Reason.CONNECT_FAILED
@@ -136,12 +141,12 @@ class Runners:
     def _fail(self, attempt: Attempt, reason: Reason) -> None:
         if not attempt.is_over:
             attempt.is_over = True
-            self._told.failed(attempt, reason)
+            self._listener.failed(attempt, reason)
 
     def _show(self, attempt: Attempt) -> None:
         if not attempt.is_over:
             attempt.shows_content = True
-            self._told.content(attempt)
+            self._listener.content(attempt)
 
     def _complete(self, attempt: Attempt) -> None:
         if not attempt.is_over:
@@ -152,7 +157,7 @@ class Runners:
 
     def _end(self, attempt: Attempt, reason: Reason | None) -> None:
         attempt.is_over = True
-        self._told.ended(attempt, reason)
+        self._listener.ended(attempt, reason)
 
     def _free(self, attempt: Attempt) -> None:
         attempt.is_over = True
@@ -167,7 +172,7 @@ class Runners:
             self._keep(instance, attempt.keep_alive_seconds)
 
     def _keep(self, instance: Instance, keep_alive_seconds: float | None) -> None:
-        """Unload it in the end, if nobody comes."""
+        """Plans the unload of an idle instance after its keep-alive time."""
         seconds = instance.kind.keep_alive_seconds if keep_alive_seconds is None else keep_alive_seconds
         if seconds is not None and seconds >= 0 and not instance.kind.pinned and not instance.kind.remote:
             self._events.after(seconds, partial(self._unload_if_unused, instance, instance.life, instance.last_used_at))
@@ -178,10 +183,10 @@ class Runners:
 
 
 class Loader:
-    """Loads and unloads.
+    """Loads and evicts models.
 
-    Who gives way is decided as in the registry: idle, not pinned, of no higher band; lower bands first, then the
-    longest unused.
+    Eviction follows the registry: idle, not pinned, of no higher priority class; lower classes first, then the least
+    recently used.
     """
 
     def __init__(self, events: EventQueue, delays: Delays, seed: int, changed: Callable[[Instance], None]) -> None:
@@ -190,13 +195,13 @@ class Loader:
         self._seed = seed
         self._changed = changed
         self.loads = 0
-        """Loads that were begun."""
+        """Number of loads that were begun."""
         self.swaps = 0
-        """Loads for which another model had to give way."""
+        """Number of loads that evicted another model."""
 
     def wake(self, instance: Instance, band: Priority) -> WakeFailure | None:
-        """Begin to load it unless that is under way; returns why it cannot be. One that stops must have stopped."""
-        assert instance.phase is not Phase.STOPPING, "who stops is woken afterwards"
+        """Begins a load unless one is in progress; returns why it cannot. The instance must not be stopping."""
+        assert instance.phase is not Phase.STOPPING, "a stopping instance is woken after its stop"
         host = instance.host
         if not host.is_up:
             return WakeFailure(reason=Reason.WAKE_FAILED, message="its runner is gone")
@@ -219,7 +224,7 @@ class Loader:
         return None
 
     def withdraw(self, instance: Instance) -> WakeFailure | None:
-        """End its wait for memory; returns how its wake ends. None: it does not wait, and goes on."""
+        """Cancels the wait for memory; returns the failure of its wake. None: it does not wait, and goes on."""
         host = instance.host
         if instance not in host.claims:
             return None
@@ -230,7 +235,7 @@ class Loader:
         return WakeFailure(reason=Reason.INSUFFICIENT_MEMORY, message=f"{instance.name} got no memory on {host.name}")
 
     def victims(self, instance: Instance, band: Priority) -> list[Instance] | None:
-        """Who must give way so that it fits, besides those who already do; None: it would not fit even then."""
+        """Returns the instances to evict so that it fits; None: it would not fit even then."""
         host, wanted = instance.host, instance.kind.memory_bytes
         if not wanted or not host.has_ledger:
             return []
@@ -253,14 +258,14 @@ class Loader:
         return None
 
     def unload(self, instance: Instance) -> None:
-        """Put a loaded model that does nothing to sleep."""
+        """Unloads an idle model."""
         assert instance.phase is Phase.READY, "only a loaded model is unloaded"
         assert not instance.active, "only an idle model is unloaded"
         self._move(instance, Phase.STOPPING)
         self._events.after(self._delays.unload_seconds, partial(self._unloaded, instance, instance.life))
 
     def host_died(self, host: Host) -> None:
-        """Nothing is loaded there any more."""
+        """Unloads everything on a dead host."""
         host.loading = 0
         host.claims.clear()
         for instance in host.instances:
@@ -268,7 +273,7 @@ class Loader:
             self._move(instance, Phase.ASLEEP)
 
     def _promised(self, host: Host) -> int:
-        """What is free, or will be without anybody's doing, and nobody claimed before."""
+        """Returns the bytes that are free or being freed, minus earlier claims."""
         leaving = sum(other.holds() for other in host.instances if other.phase is Phase.STOPPING)
         return host.free_bytes() + leaving - sum(other.kind.memory_bytes for other in host.claims)
 
@@ -279,7 +284,7 @@ class Loader:
             self._grant(instance.host)
 
     def _grant(self, host: Host) -> None:
-        """Begin the loads whose memory is there, in the order in which they were asked for."""
+        """Begins the loads whose memory is free, in the order of their claims."""
         while host.claims:
             instance = host.claims[0]
             if host.has_ledger and instance.kind.memory_bytes > host.free_bytes():

@@ -1,4 +1,7 @@
-"""A scenario: what there is, who asks, and what goes wrong. Times are seconds from its beginning."""
+"""A scenario: hosts, models, tenants, traffic and failures. Times are seconds from its beginning.
+
+All chance in a run comes from `seeded_random`.
+"""
 
 import math
 from collections.abc import Mapping
@@ -13,13 +16,13 @@ from weft.kernel.request import Priority, Skill
 
 
 def seeded_random(seed: int, purpose: str) -> Random:
-    """A source of its own for each purpose, so that drawing more for one changes nothing for another."""
+    """Returns the random source of a purpose: drawing more for one changes nothing for another."""
     return Random(f"{seed}/{purpose}")  # noqa: S311 - a simulation, nothing secret
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amount:
-    """How much of something: log-normal around a mean, because lengths and times of language models are skewed so."""
+    """A log-normal distribution around a mean, as lengths and times of language models have it."""
 
     mean: float
     variation: float = 0.0
@@ -28,7 +31,7 @@ class Amount:
     highest: float = math.inf
 
     def draw(self, random: Random) -> float:
-        """One value."""
+        """Draws one value."""
         if not self.variation or not self.mean:
             return min(max(self.mean, self.lowest), self.highest)
         sigma_squared = math.log1p(self.variation**2)
@@ -36,12 +39,12 @@ class Amount:
         return min(max(value, self.lowest), self.highest)
 
     def draw_count(self, random: Random) -> int:
-        """One value as a whole number."""
+        """Draws one value as an integer."""
         return round(self.draw(random))
 
     @property
     def largest_likely(self) -> float:
-        """What nearly all values stay under: the mean and five standard deviations, or the bound."""
+        """A bound that nearly all values stay under: five standard deviations above the mean, or `highest`."""
         return min(self.mean * (1 + 5 * self.variation), self.highest)
 
 
@@ -57,18 +60,18 @@ class HostGroup:
 
     name: str
     count: int = 1
-    """One is called by the group's name, several by it and a number: `lab-1`."""
+    """A single host has the name of the group, several have it with a number: `lab-1`."""
     memory_bytes: int = 0
-    """Accelerator memory that may be booked; 0: none."""
+    """Accelerator memory that may be reserved; 0: none."""
     program_bytes: int = 0
-    """Of it, what a program holds all the time."""
+    """Part of it that a program holds all the time."""
     unowned_bytes: int = 0
-    """Of it, what a model holds all the time that is not in the mesh any more."""
+    """Part of it that is held all the time by a model that is not in the mesh any more."""
     max_requests: int = 0
-    """Requests that its runner works on at once over all its models; 0: as many as there are slots."""
+    """Concurrent requests of its runner over all models; 0: as many as there are slots."""
 
     def host_names(self) -> tuple[str, ...]:
-        """Each of them."""
+        """Returns the names of its hosts."""
         if self.count == 1:
             return (self.name,)
         return tuple(f"{self.name}-{number}" for number in range(1, self.count + 1))
@@ -79,9 +82,9 @@ class ModelKind:
     """A model, on one host or several."""
 
     name: str
-    """Its pool. On one host it is called so itself, else by it and a number: `qwen-1`."""
+    """Name of its pool. On one host it is also the name of the model, on several with a number: `qwen-1`."""
     hosts: tuple[str, ...] = ()
-    """Hosts or groups of hosts that have it; empty: all. A remote one has none."""
+    """Hosts or groups of hosts that have it; empty: all. A remote model has none."""
     memory_bytes: int = 0
     load_seconds: Amount = USUAL_LOAD_SECONDS
     slots: int = 4
@@ -94,9 +97,9 @@ class ModelKind:
     skills: frozenset[Skill] | None = None
     """None: unknown."""
     remote: bool = False
-    """Whether it runs off the premises: then it takes no memory and is always loaded."""
+    """Whether it is remote: it takes no memory and is always loaded."""
     loaded: bool = False
-    """Whether it is loaded at the beginning, where there is room."""
+    """Whether it is loaded at the beginning, if there is room."""
     pinned: bool = False
     keep_alive_seconds: float | None = None
     """How long it stays loaded without a request; None: until its memory is needed."""
@@ -104,15 +107,15 @@ class ModelKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
-    """Who asks. Weight, cap and permission are in the settings."""
+    """A tenant. Weight, cap and permission are in the settings."""
 
     name: str
     bands: Mapping[Priority, float] = field(default_factory=lambda: {Priority.NORMAL: 1.0})
-    """How its requests are divided over the bands."""
+    """How its requests are divided over the priority classes."""
 
 
 class Pattern(Enum):
-    """How arrivals are spread over time."""
+    """How arrivals are distributed over time."""
 
     POISSON = "poisson"
     CONSTANT = "constant"
@@ -120,12 +123,12 @@ class Pattern(Enum):
     BURST = "burst"
     """Poisson, and `factor` times as many for `high_seconds` at the beginning of each `period_seconds`."""
     DIURNAL = "diurnal"
-    """Poisson, going up and down like a sine, `factor` times the mean at the top."""
+    """Poisson with a sine-shaped rate, `factor` times the mean at its peak."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """How often somebody asks."""
+    """The rate of arrivals."""
 
     per_second: float
     pattern: Pattern = Pattern.POISSON
@@ -145,70 +148,70 @@ class Traffic:
     prompt_tokens: Amount = USUAL_PROMPT_TOKENS
     output_tokens: Amount = USUAL_OUTPUT_TOKENS
     max_output_tokens: int | None = None
-    """What requests say; longer answers are cut off there."""
+    """The limit that requests state; longer answers are cut there."""
     deadline_seconds: float | None = None
     """From its arrival to its end; None: none."""
     patience_seconds: float | None = None
-    """Callers who have seen nothing of their answer by then go; None: they wait."""
+    """Callers without any content by then disconnect; None: they wait."""
     allow_remote: bool = False
-    """Whether requests say that they may leave the premises; the tenant's settings have a say too."""
+    """Whether requests allow remote models; the tenant's settings must permit it too."""
     skills: frozenset[Skill] = frozenset()
     sessions: int = 0
-    """Conversations at a time among which requests are divided; 0: each stands alone."""
+    """Concurrent conversations that the requests are divided over; 0: every request is independent."""
     session_cached_share: float = 0.8
-    """Of a prompt, what the last turn of its conversation left in the cache of the model that served it."""
+    """Share of a prompt that is cached on the model that served the last turn of its conversation."""
     session_affinity: bool = False
-    """Whether requests name their conversation; otherwise only the beginnings of their prompts tell it."""
+    """Whether requests name their conversation; otherwise only their prompt prefixes show it."""
     from_seconds: float = 0.0
     until_seconds: float | None = None
     """None: to the end."""
 
 
 class FailureMode(Enum):
-    """What goes wrong on a host."""
+    """The kind of a failure on a host."""
 
     DIES = "dies"
-    """Its runner is gone with all it was doing, and returns with nothing loaded."""
+    """The runner dies with all its requests, and returns with nothing loaded."""
     BREAKS = "breaks"
     """A share of the attempts fails before any content."""
     SLOW = "slow"
-    """All takes `factor` times as long."""
+    """Everything takes `factor` times as long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Something goes wrong for a while."""
+    """A temporary failure."""
 
     mode: FailureMode
     hosts: tuple[str, ...] = ()
-    """Hosts or groups; empty: all. What runs off the premises is on a host of the model's name."""
+    """Hosts or groups; empty: all. A remote model is on a host of its own name."""
     at_seconds: float
     for_seconds: float
     share: float = 1.0
-    """Of attempts that break."""
+    """Share of attempts that break."""
     factor: float = 1.0
-    """How many times as long all takes."""
+    """Slow-down factor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delays:
-    """How long news take."""
+    """Delays of reports and reactions."""
 
     report_seconds: float = 0.1
-    """From a change on a host until the router hears of it."""
+    """From a change on a host to its report at the router."""
     death_noticed_seconds: float = 1.0
-    """From the end of a runner until the router hears of it."""
+    """From the death of a runner to its detection by the router."""
     failure_seconds: float = 0.05
-    """From a grant until a failed attempt is known to have failed."""
+    """From a grant to the detection of a failed attempt."""
     unload_seconds: float = 0.5
-    """From being asked to give way until the memory is seen back."""
+    """From an eviction until the memory is seen free."""
     memory_watch_seconds: float = 0.5
-    """How often the router looks at the book of memory."""
+    """Interval at which the router reads the VRAM ledger."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """All of it."""
+    """A complete scenario."""
 
     name: str
     hosts: tuple[HostGroup, ...]
@@ -222,13 +225,13 @@ class Scenario:
     limits: SchedulerLimits = field(default_factory=SchedulerLimits)
     delays: Delays = Delays()
     duration_seconds: float = 600.0
-    """When the last request arrives at the latest."""
+    """Latest arrival of a request."""
     max_requests: int = 1_000_000
     seed: int = 1
     description: str = ""
 
     def at_load(self, factor: float) -> "Scenario":
-        """The same with so many times as many requests."""
+        """Returns the scenario with its request rates multiplied by `factor`."""
         traffic = tuple(
             replace(each, rate=replace(each.rate, per_second=each.rate.per_second * factor)) for each in self.traffic
         )

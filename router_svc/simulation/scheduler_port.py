@@ -1,4 +1,4 @@
-"""What the simulation asks of a scheduler. `router_svc.policy.scheduler.Scheduler` has it, and so has every control."""
+"""The port of a scheduler under simulation: the router's `Scheduler`, the FIFO baseline and every negative control."""
 
 from typing import Protocol
 
@@ -9,46 +9,46 @@ from weft.kernel.reasons import Reason
 
 
 class SchedulerPort(Protocol):
-    """See Scheduler, method by method."""
+    """The methods of `Scheduler` that the simulation calls."""
 
     @property
     def waiting(self) -> int:
-        """How many requests wait."""
+        """Number of waiting requests."""
         ...
 
     @property
     def running(self) -> int:
-        """How many requests hold a slot."""
+        """Number of requests that hold a slot."""
         ...
 
     def apply(self, change: MeshChange, now: float) -> list[Decision]:
-        """The mesh changed."""
+        """Applies a change of the mesh."""
         ...
 
     def submit(self, arrival: Arrival, now: float) -> list[Decision]:
-        """A request arrived."""
+        """Submits a request."""
         ...
 
     def report_first_content(self, key: int, now: float) -> None:
-        """Its caller has seen something of its answer."""
+        """Reports the first content of an answer."""
         ...
 
     def report_failed(self, key: int, attempt: int, reason: Reason, now: float) -> list[Decision]:
-        """An attempt failed before that."""
+        """Reports an attempt that failed before any content."""
         ...
 
     def finish(
         self, key: int, now: float, served: Served | None = None, failure: Reason | None = None
     ) -> list[Decision]:
-        """It is over, however."""
+        """Reports the end of a request, served or not."""
         ...
 
     def wake_finished(
         self, model: str, failure: WakeFailure | None, now: float, *, self_reported: bool = False
     ) -> list[Decision]:
-        """A wake ended."""
+        """Reports the end of a wake."""
         ...
 
     def tick(self, now: float) -> list[Decision]:
-        """Time passed."""
+        """Lets the scheduler act on passed time."""
         ...

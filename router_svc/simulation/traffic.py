@@ -1,4 +1,4 @@
-"""Requests in the order in which they arrive. What they need is drawn here, so that every scheduler gets the same."""
+"""Traffic: the requests of a scenario in order of arrival, drawn here so that every scheduler gets the same."""
 
 import heapq
 import math
@@ -15,22 +15,22 @@ from weft.kernel.request import Operation, Priority
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedRequest:
-    """A request, and what will come of it, which the scheduler does not know."""
+    """A request and its future, which the scheduler does not know."""
 
     arrival: Arrival
     output_tokens: int
     session: int
     """Number of its conversation; 0: none."""
     cached_share: float
-    """Of its prompt, what is cached where its conversation was served last."""
+    """Share of its prompt that is cached where its conversation was served last."""
     deadline_at: float | None
-    """When it is worth nothing any more: its own deadline, or the end of its route's budget."""
+    """When its answer becomes useless: its own deadline, or the end of its route's budget."""
     leaves_at: float | None
-    """When its caller goes, if there is no content by then."""
+    """When its caller disconnects if there is no content by then."""
 
 
 def requests_of(scenario: Scenario) -> Iterator[SimulatedRequest]:
-    """At most `scenario.max_requests`, by time of arrival."""
+    """Yields at most `scenario.max_requests` requests, by time of arrival."""
     streams = [_Stream(scenario, number) for number in range(len(scenario.traffic))]
     due = [(at, stream.number) for stream in streams if (at := stream.next_time()) is not None]
     heapq.heapify(due)
@@ -46,14 +46,14 @@ def requests_of(scenario: Scenario) -> Iterator[SimulatedRequest]:
             heapq.heapreplace(due, (following, number))
 
 
-def may_leave(scenario: Scenario, traffic: Traffic) -> bool:
-    """Whether the requests may leave the premises: the request's word and the tenant's."""
+def may_use_remote(scenario: Scenario, traffic: Traffic) -> bool:
+    """Whether the requests may use remote models, by the request and the tenant."""
     permission = scenario.settings.tenant(traffic.tenant).allow_remote
     return permission is RemotePermission.ALWAYS or (permission is RemotePermission.ON_REQUEST and traffic.allow_remote)
 
 
 class _Stream:
-    """The requests of one Traffic."""
+    """The requests of one `Traffic`."""
 
     def __init__(self, scenario: Scenario, number: int) -> None:
         traffic = scenario.traffic[number]
@@ -64,7 +64,7 @@ class _Stream:
         until = scenario.duration_seconds if traffic.until_seconds is None else traffic.until_seconds
         self._ends = min(until, scenario.duration_seconds)
         self._facts = seeded_random(scenario.seed, f"requests/{number}")
-        self._allow_remote = may_leave(scenario, traffic)
+        self._allow_remote = may_use_remote(scenario, traffic)
         tenant = next(
             (known for known in scenario.tenants if known.name == traffic.tenant), Tenant(name=traffic.tenant)
         )
@@ -78,12 +78,12 @@ class _Stream:
         self._salt = crc32(f"{traffic.tenant}/{number}".encode())
 
     def next_time(self) -> float | None:
-        """When the next one arrives; None: there is none."""
+        """Returns the next arrival; None: there is none."""
         at = self._begins + next(self._times)
         return at if at < self._ends else None
 
     def request(self, key: int, at: float) -> SimulatedRequest:
-        """The one that arrives at this time."""
+        """Draws the request that arrives at this time."""
         traffic, facts = self._traffic, self._facts
         prompt_tokens = traffic.prompt_tokens.draw_count(facts)
         output_tokens = max(1, traffic.output_tokens.draw_count(facts))
@@ -91,7 +91,7 @@ class _Stream:
             output_tokens = min(output_tokens, traffic.max_output_tokens)
         session = 1 + facts.randrange(traffic.sessions) if traffic.sessions else 0
         band = self._band(facts)
-        # A route's budget is for callers who wait.
+        # The budget of a route does not apply to durable requests.
         worth_seconds = traffic.deadline_seconds if band is Priority.DURABLE else self._worth_seconds
         arrival = Arrival(
             key=key,
@@ -134,7 +134,7 @@ class _Stream:
 
 
 def _times(rate: Rate, random: Random) -> Iterator[float]:
-    """Seconds from the beginning, for ever."""
+    """Yields arrival times in seconds from the beginning, without end."""
     at = 0.0
     if rate.pattern is Pattern.CONSTANT:
         while True:
@@ -143,7 +143,7 @@ def _times(rate: Rate, random: Random) -> Iterator[float]:
     highest = rate.per_second * (1.0 if rate.pattern is Pattern.POISSON else max(1.0, rate.factor))
     while True:
         at += random.expovariate(highest)
-        # What varies is thinned out of the highest rate.
+        # Varying rates are drawn by thinning the highest rate.
         if rate.pattern is Pattern.POISSON or random.random() * highest < _momentary(rate, at):
             yield at
 

@@ -29,7 +29,7 @@ from router_svc.simulation.scenario import (
     Traffic,
     seeded_random,
 )
-from router_svc.simulation.traffic import may_leave, requests_of
+from router_svc.simulation.traffic import may_use_remote, requests_of
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
 
@@ -147,7 +147,7 @@ def test_requests_leave_the_premises_where_they_and_their_tenant_say_so(
 ) -> None:
     settings = Settings(tenants={"t": TenantSettings(allow_remote=permission)})
     traffic = Traffic(tenant="t", target="a", rate=Rate(per_second=1.0), allow_remote=asked)
-    assert may_leave(scenario(settings=settings), traffic) is allowed
+    assert may_use_remote(scenario(settings=settings), traffic) is allowed
 
 
 def test_an_idle_model_gives_way_and_the_load_begins_when_its_memory_is_back() -> None:
