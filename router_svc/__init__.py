@@ -1,1 +1,1 @@
-"""The router: decides where each request runs. It signs permits and never carries a token of anybody else's stream."""
+"""The router: decides where each request runs. It signs tickets and relays no token of other clients' streams."""

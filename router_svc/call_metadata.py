@@ -1,4 +1,4 @@
-"""Who calls an rpc, and for which tenant."""
+"""The metadata of an rpc: its text entries, and the tenant of the call."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ TENANT = "x-tenant-id"
 
 
 def metadata_of(context: grpc.aio.ServicerContext[Any, Any]) -> Mapping[str, str]:
-    """What a call says beside its message, but for what is binary.
+    """Return the text metadata of a call.
 
     Raises MALFORMED_REQUEST for two different tenants: whichever counted, a proxy may have read the other one.
     """
@@ -25,9 +25,9 @@ def metadata_of(context: grpc.aio.ServicerContext[Any, Any]) -> Mapping[str, str
 
 
 def tenant_of(metadata: Mapping[str, str]) -> str:
-    """Whose call it is: that of the key, or where callers are believed, what they say.
+    """Return the tenant of a call: that of the API key or, where callers are trusted, the one they name.
 
-    Raises INVALID_ARGUMENT, PERMISSION_DENIED where the key is of another tenant.
+    Raises INVALID_ARGUMENT, and PERMISSION_DENIED where the key belongs to another tenant.
     """
     claimed = metadata.get(TENANT, "")
     if claimed:

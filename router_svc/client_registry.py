@@ -1,4 +1,4 @@
-"""Who asks: profiles of clients, how each of them asks, and who has to pause."""
+"""Clients of a router: their profiles, usage, rates and cooldowns."""
 
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -20,13 +20,13 @@ from weft.kernel.request import Priority
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientsConfig:
-    """Clients of one router."""
+    """Configuration of the clients of one router."""
 
     profiles: Mapping[str, ClientProfile] = field(default_factory=dict)
     default: ClientProfile = field(default_factory=ClientProfile)
-    """Of a client without a profile."""
+    """Profile of a client without one."""
     max_clients: int = 1024
-    """Clients that are remembered; the one that was not seen for longest is forgotten first."""
+    """Clients that are remembered; the least recently seen one is forgotten first."""
 
 
 @dataclass(slots=True)
@@ -44,9 +44,9 @@ class _UnderWay:
 
 
 class ClientRegistry:
-    """Lets requests in, or not. Called from the router's event loop alone.
+    """Admits requests of clients, or refuses them. Called from the router's event loop alone.
 
-    A client is told apart by tenant: what one tenant's requests say of themselves costs no other tenant anything.
+    Clients are kept apart by tenant: what one tenant's requests claim costs no other tenant anything.
     """
 
     def __init__(self, config: ClientsConfig, limits: RateLimitConfig, clock: Clock) -> None:
@@ -55,11 +55,11 @@ class ClientRegistry:
         rates = {client: profile.rates for client, profile in config.profiles.items() if profile.rates}
         self._limits = RateLimits(limits, rates, clock, max_clients=config.max_clients)
         self._clients: OrderedDict[tuple[str, str], _Client] = OrderedDict()
-        """By tenant and id; the one seen last is the last."""
+        """By tenant and id; the most recently seen one is the last."""
         self._under_way: dict[int, _UnderWay] = {}
 
     def resolve(self, request: PlacementRequest) -> PlacementRequest:
-        """The request with what its client's profile says where it says nothing itself."""
+        """Return the request with the defaults of its client's profile."""
         profile = self._config.profiles.get(request.client_id) if request.client_id else None
         if profile is None:
             return request
@@ -71,10 +71,10 @@ class ClientRegistry:
         return request
 
     def admit(self, key: int, request: PlacementRequest) -> None:
-        """Count a request that arrived; its end is told under the same key.
+        """Count an arrived request; its end is reported under the same key.
 
-        Raises RATE_LIMIT_EXCEEDED for a tenant or client that asks too often; such a request has no end to be told.
-        The mesh's own work, and a request that is placed again, are not counted; nor are durable ones, which were when
+        Raises RATE_LIMIT_EXCEEDED for a tenant or client that exceeds its rate; such a request has no end to be
+        reported. The mesh's own work and repeated placements are not counted; nor are durable requests, which were when
         they were submitted.
         """
         now = self._clock.monotonic()
@@ -92,13 +92,13 @@ class ClientRegistry:
         self._under_way[key] = _UnderWay(client, counted)
 
     def note_rejected(self, key: int, reason: Reason) -> None:
-        """The scheduler gave a request up. Where nothing was generated for it, it took nothing, receipt or not."""
+        """Record that the scheduler refused a request. Without output, it used no tokens, receipt or not."""
         found = self._under_way.get(key)
         if found is not None:
             found.was_refused = traits(reason).safe_to_retry
 
     def note_end(self, key: int, receipt: receipt_pb2.Receipt | None) -> None:
-        """A request is over; unless a receipt says what it took, the estimate stands. Idempotent."""
+        """Record the end of a request; without a receipt of its tokens the estimate stands. Idempotent."""
         found = self._under_way.pop(key, None)
         if found is None:
             return
@@ -114,7 +114,7 @@ class ClientRegistry:
             found.client.pattern.note_end(refused=refused, tokens=tokens)
 
     def records(self) -> list[pb.ClientRecord]:
-        """What is known of the clients, by id; of an id that several tenants use, the sum."""
+        """Return the records of all clients by id; the sum for an id that several tenants use."""
         by_id: dict[str, list[_Client]] = {}
         for client in self._clients.values():
             by_id.setdefault(client.client_id, []).append(client)

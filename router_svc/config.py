@@ -1,4 +1,4 @@
-"""How a router is set up."""
+"""Configuration of a router."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,17 +18,17 @@ class RelayConfig(RelayLimits):
     """The relay of one router, for runners that dial out."""
 
     address: str
-    """This router's own gRPC target, where runners behind the relay are reached."""
+    """This router's own gRPC target, at which runners behind the relay are reached."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterConfig:
-    """One router."""
+    """Configuration of one router."""
 
     registry_address: str
     """gRPC target of the registry."""
     security: ChannelSecurity = field(default_factory=ChannelSecurity)
-    """What is shown and trusted in calls that leave this machine."""
+    """Credentials presented and trusted in calls that leave this machine."""
     limits: SchedulerLimits = field(default_factory=SchedulerLimits)
     settings: Settings = field(default_factory=Settings)
     clients: ClientsConfig = field(default_factory=ClientsConfig)
@@ -36,14 +36,14 @@ class RouterConfig:
     request_log: RequestLogLimits = field(default_factory=RequestLogLimits)
     ticket_lifetime_seconds: float = TICKET_LIFETIME_SECONDS
     default_timeout_seconds: float = 600.0
-    """Deadline of a public gRPC call that came without one."""
+    """Deadline of a public gRPC call without one."""
     wake_recipes: frozenset[str] = frozenset({"wake_on_lan", "http"})
-    """Kinds of `by: mesh` recipes it runs, of wake_on_lan, http and command. A command is a program on this host."""
+    """Kinds of `by: mesh` recipes that it runs: wake_on_lan, http or command. A command is a program on this host."""
     wake_environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Environment of those recipes: variables of an HTTP recipe's header values, the whole environment of a command."""
     schemas: SchemaLimits = field(default_factory=SchemaLimits)
-    """What the JSON schemas of a public gRPC call may hold."""
+    """Bounds of the JSON schemas of a public gRPC call."""
     only_runner: str = ""
-    """The one runner that it places requests on; empty: every one."""
+    """The only runner that it places requests on; empty: all runners."""
     relay: RelayConfig | None = None
     """None: runners cannot dial in here."""

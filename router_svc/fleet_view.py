@@ -1,4 +1,4 @@
-"""The registry's view of the mesh, as candidates for the scheduler."""
+"""The registry's view of the mesh as candidates for the scheduler, and the changes between two views."""
 
 from types import MappingProxyType
 
@@ -26,7 +26,7 @@ _BY_RUNNER = WakePlan(by_runner=True)
 
 
 def candidate_of(view: FleetView, model: ModelView) -> Candidate:
-    """One model as it is now."""
+    """Return the candidate of a model in its current state."""
     runner = view.runners.get(model.runner)
     instance = runner.instances.get(model.name) if runner is not None else None
     readiness, detail = _EXPECTED if model.expected else _readiness(model, runner, instance)
@@ -58,14 +58,17 @@ def candidate_of(view: FleetView, model: ModelView) -> Candidate:
 
 
 def _memory_bytes(instance: InstanceView | None) -> int:
-    """What its lease says while it has one, else what a load would take."""
+    """Return the memory of its lease, or what a load would take if it has none."""
     if instance is None or instance.memory is None:
         return 0
     return instance.memory.leased_bytes or instance.memory.estimated_bytes
 
 
 def view_of_runner(view: FleetView, runner: str) -> FleetView:
-    """What one runner serves: its models, the pools as far as it is in them, the agents that these can answer for."""
+    """Return the part of a view that one runner serves.
+
+    Its models, their pools, and the agents that they can answer for.
+    """
     models = {name: model for name, model in view.models.items() if model.runner == runner}
     served = FleetView(
         view.revision,
@@ -77,13 +80,13 @@ def view_of_runner(view: FleetView, runner: str) -> FleetView:
 
 
 def wake_plan(model: ModelView) -> WakePlan:
-    """How to wake it when it sleeps. A model that declares nothing sleeps only when told to; its runner wakes it."""
+    """Return how to wake a model. A model that declares nothing sleeps only on request; its runner wakes it."""
     return model.wake or _BY_RUNNER
 
 
 def _readiness(model: ModelView, runner: RunnerView | None, instance: InstanceView | None) -> tuple[Readiness, str]:
     if runner is None or not runner.active:
-        # Also while the registry has only told of the runner and not yet of its models.
+        # Also while the registry has reported only the runner and not yet its models.
         if model.reachable and wake_plan(model).by_mesh is not None:
             return Readiness.ASLEEP, "its host sleeps"
         return Readiness.DOWN, "not heard of"
@@ -98,20 +101,20 @@ def _readiness(model: ModelView, runner: RunnerView | None, instance: InstanceVi
 
 
 class MeshDiff:
-    """Remembers the last view. Views share what did not change, so that comparing them is comparing identities."""
+    """Compares each view with the previous one. Views share unchanged parts, so that identities are compared."""
 
     def __init__(self) -> None:
         self._last = FleetView()
         self._served_by: dict[str, list[ModelView]] = {}
-        """The models of the last view by their runners."""
+        """Models of the last view, by runner."""
 
     @property
     def view(self) -> FleetView:
-        """The view that was compared last; revision 0 before the first."""
+        """The last compared view; revision 0 before the first."""
         return self._last
 
     def changes_to(self, view: FleetView) -> MeshChange:
-        """What is different in `view`, which is the last one from now on."""
+        """Return what is different in `view`, which becomes the last view."""
         last, self._last = self._last, view
         return MeshChange(
             candidates=tuple(candidate_of(view, model) for model in self._changed(last, view)),
@@ -123,9 +126,9 @@ class MeshDiff:
         )
 
     def _changed(self, last: FleetView, view: FleetView) -> list[ModelView]:
-        """Models that are not what they were, or whose runner is not.
+        """Return the models that changed, or whose runners did.
 
-        Most news is about one runner, and a mesh has thousands of models: these are looked at only when one of them
+        Most changes concern one runner, and a mesh has thousands of models: these are compared only when one of them
         changed itself.
         """
         runners = {name for name, runner in view.runners.items() if last.runners.get(name) is not runner}

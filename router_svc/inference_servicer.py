@@ -5,6 +5,7 @@ from contextlib import aclosing
 from typing import Any, TypeVar
 
 import grpc
+from typing_extensions import override
 
 from router_svc.call_metadata import metadata_of, tenant_of
 from router_svc.request_validation import (
@@ -55,15 +56,15 @@ InferenceRequest = (
 
 
 class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
-    """See InferenceService."""
+    """Implements InferenceService; translation only."""
 
     def __init__(self, dispatcher: Dispatcher, default_timeout_seconds: float, schemas: SchemaLimits) -> None:
         self._dispatcher = dispatcher
         self._default_timeout_seconds = default_timeout_seconds
         self._schemas = schemas
 
-    async def Chat(self, request: pb.ChatRequest, context: Context) -> AsyncGenerator[pb.ChatResponse]:  # noqa: N802
-        """See InferenceService.Chat."""
+    @override
+    async def Chat(self, request: pb.ChatRequest, context: Context) -> AsyncGenerator[pb.ChatResponse]:
         async with answering(context):
             about = await self._about(request, Operation.CHAT, context)
             check_chat(request.payload, self._schemas)
@@ -71,10 +72,8 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
                 async for frame in frames:
                     yield pb.ChatResponse(events=frame)
 
-    async def Complete(  # noqa: N802
-        self, request: pb.CompleteRequest, context: Context
-    ) -> AsyncGenerator[pb.CompleteResponse]:
-        """See InferenceService.Complete."""
+    @override
+    async def Complete(self, request: pb.CompleteRequest, context: Context) -> AsyncGenerator[pb.CompleteResponse]:
         async with answering(context):
             about = await self._about(request, Operation.COMPLETION, context)
             check_completion(request.payload)
@@ -82,8 +81,8 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
                 async for frame in frames:
                     yield pb.CompleteResponse(events=frame)
 
-    async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:  # noqa: N802
-        """See InferenceService.Embed."""
+    @override
+    async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
         async with answering(context):
             about = await self._about(request, Operation.EMBEDDING, context)
             check_embedding(request.payload)
@@ -92,8 +91,8 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
             return pb.EmbedResponse(embeddings=embeddings, receipt=call.receipt)
         raise AssertionError("abort has raised")
 
-    async def Rerank(self, request: pb.RerankRequest, context: Context) -> pb.RerankResponse:  # noqa: N802
-        """See InferenceService.Rerank."""
+    @override
+    async def Rerank(self, request: pb.RerankRequest, context: Context) -> pb.RerankResponse:
         async with answering(context):
             about = await self._about(request, Operation.RERANK, context)
             check_rerank(request.payload)
@@ -102,8 +101,8 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
             return pb.RerankResponse(scores=scores, receipt=call.receipt)
         raise AssertionError("abort has raised")
 
-    async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:  # noqa: N802
-        """See InferenceService.Tokenize."""
+    @override
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         async with answering(context):
             about = await self._about(request, Operation.TOKENIZE, context)
             check_tokenize(request.payload, self._schemas)
@@ -112,10 +111,8 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
             return pb.TokenizeResponse(result=result, receipt=call.receipt)
         raise AssertionError("abort has raised")
 
-    async def GenerateImages(  # noqa: N802
-        self, request: pb.GenerateImagesRequest, context: Context
-    ) -> pb.GenerateImagesResponse:
-        """See InferenceService.GenerateImages."""
+    @override
+    async def GenerateImages(self, request: pb.GenerateImagesRequest, context: Context) -> pb.GenerateImagesResponse:
         async with answering(context):
             about = await self._about(request, Operation.IMAGE, context)
             check_images(request.payload)
@@ -124,8 +121,8 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
             return pb.GenerateImagesResponse(images=images, receipt=call.receipt)
         raise AssertionError("abort has raised")
 
-    async def Transcribe(self, request: pb.TranscribeRequest, context: Context) -> pb.TranscribeResponse:  # noqa: N802
-        """See InferenceService.Transcribe."""
+    @override
+    async def Transcribe(self, request: pb.TranscribeRequest, context: Context) -> pb.TranscribeResponse:
         async with answering(context):
             about = await self._about(request, Operation.TRANSCRIPTION, context)
             check_transcription(request.payload)
@@ -134,8 +131,8 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
             return pb.TranscribeResponse(transcription=transcription, receipt=call.receipt)
         raise AssertionError("abort has raised")
 
-    async def Speak(self, request: pb.SpeakRequest, context: Context) -> AsyncGenerator[pb.SpeakResponse]:  # noqa: N802
-        """See InferenceService.Speak."""
+    @override
+    async def Speak(self, request: pb.SpeakRequest, context: Context) -> AsyncGenerator[pb.SpeakResponse]:
         async with answering(context):
             about = await self._about(request, Operation.SPEECH, context)
             check_speech(request.payload)

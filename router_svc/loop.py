@@ -1,4 +1,7 @@
-"""The single writer around the scheduler: owns the clock, the timer and the waiting callers; decides nothing."""
+"""The scheduling loop: the single writer of the scheduler.
+
+It owns the clock, the timer and the mailboxes, and decides nothing.
+"""
 
 import asyncio
 import itertools
@@ -43,45 +46,45 @@ from weft.kernel.telemetry import trace_id_of
 log = structlog.get_logger("weft.router")
 
 TICK_SECONDS = 0.25
-"""How often waiting requests and loads under way are looked at. There is no timer while there are none."""
+"""Interval at which waiting requests and wakes under way are checked. There is no timer while there are none."""
 VIEW_INTERVAL_SECONDS = 0.02
-"""News of a large mesh that comes faster than this is taken together: with so many models somebody always has some."""
+"""Minimum time between two views of a large mesh: with so many models some always change."""
 LARGE_MESH_MODELS = 256
-"""Comparing two views of this many takes some 50 us."""
+"""Number of models from which a mesh is large: comparing two views of this many takes some 50 us."""
 
 _ABOUT_MODEL = frozenset({Reason.MODEL_NOT_FOUND, Reason.UNSUPPORTED_OPERATION})
-"""Refusals that another value in the request's `model` field would cure."""
+"""Refusals that another value of the request's `model` field would avoid."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WakeEnd:
-    """How a wake ended."""
+    """The end of a wake."""
 
     error: WeftError | None = None
     """None: it succeeded."""
     self_reported: bool = False
-    """The fleet does not show it, but the model's runner insists that it is awake."""
+    """Whether the model's runner insists that it is awake while the registry's view does not show it."""
 
 
 WakeFinished = Callable[[WakeEnd], None]
-"""Told once, when a wake has ended."""
+"""Called once, when a wake has ended."""
 
 
 class WakeStarter(Protocol):
-    """Who carries a wake out."""
+    """Port: carries wakes out."""
 
     def begin(self, wakes: Wakes, finished: WakeFinished) -> None:
         """Start a wake; return at once, and call `finished` later, from the event loop."""
         ...
 
     def give_up(self, model: str) -> None:
-        """End a wake under way, which waits for memory that does not come, and tell who began it; idempotent."""
+        """End a wake under way that waits for memory that it does not get, and report its end; idempotent."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Books:
-    """What one router remembers of requests and of who sends them."""
+    """Records of one router: its requests and its clients."""
 
     requests: RequestLog
     clients: ClientRegistry
@@ -94,24 +97,24 @@ class Books:
         rate_limits: RateLimitConfig | None = None,
         request_log: RequestLogLimits | None = None,
     ) -> "Books":
-        """Those of a router that has just started."""
+        """Return the empty records of a router that has just started."""
         registry = ClientRegistry(clients or ClientsConfig(), rate_limits or RateLimitConfig(), clock)
         return Books(requests=RequestLog(request_log), clients=registry)
 
 
 def _nobody_listens() -> None:
-    """Nothing to do."""
+    """Default listener."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopParts:
-    """Whom the loop works with."""
+    """Dependencies of the loop."""
 
     waker: WakeStarter
     tickets: TicketIssuer
     books: Books
     on_waiting: Callable[[], None] = _nobody_listens
-    """Told again and again while callers wait: what they wait for should be looked at more often."""
+    """Called repeatedly while callers wait: the state that they wait for should be polled more often."""
 
 
 class SchedulingLoop:
@@ -132,16 +135,16 @@ class SchedulingLoop:
 
     @property
     def waiting(self) -> int:
-        """How many requests wait."""
+        """Number of waiting requests."""
         return self._scheduler.waiting
 
     @property
     def running(self) -> int:
-        """How many requests hold a slot."""
+        """Number of requests that hold a slot."""
         return self._scheduler.running
 
     def queues(self) -> list[placement.PoolQueue]:
-        """How much is asked of each pool, in order of their names."""
+        """Return the queue lengths of all pools and routes, in order of their names."""
         return [
             placement.PoolQueue(
                 pool=length.pool,
@@ -154,7 +157,7 @@ class SchedulingLoop:
         ]
 
     def update_view(self, view: FleetView) -> None:
-        """The registry told something new."""
+        """Apply a new view of the registry."""
         self._newest = view
         if self._view_timer is not None:
             return
@@ -163,14 +166,14 @@ class SchedulingLoop:
             self._view_timer = asyncio.get_running_loop().call_later(VIEW_INTERVAL_SECONDS, self._take_later_view)
 
     def update_memory(self, hosts: Mapping[str, HostMemory]) -> None:
-        """The registry's book of memory says something new."""
+        """Apply a new state of the VRAM ledger."""
         self._apply(MeshChange(hosts=hosts))
 
     def submit(self, request: placement.PlacementRequest) -> tuple[int, Mailbox]:
-        """A request arrived; its decisions come to the mailbox.
+        """Submit a request; its decisions are delivered to the returned mailbox.
 
-        Raises SERVICE_UNAVAILABLE before the first view, RATE_LIMIT_EXCEEDED for a tenant or a client that asks too
-        often.
+        Raises SERVICE_UNAVAILABLE before the first view, and RATE_LIMIT_EXCEEDED for a tenant or a client that exceeds
+        its rate.
         """
         if self._closed:
             raise WeftError(Reason.SHUTTING_DOWN, "the router is stopping")
@@ -186,7 +189,7 @@ class SchedulingLoop:
         try:
             self._deliver(self._scheduler.submit(arrival, now))
         except Exception:
-            # Its caller has no key to end it by.
+            # The caller has no key to end it by.
             self.finish(key, Reason.INTERNAL)
             raise
         return key, mailbox
@@ -202,7 +205,7 @@ class SchedulingLoop:
         self._deliver(self._scheduler.report_failed(key, attempt, reason, now))
 
     def finish(self, key: int, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> None:
-        """The request is over, however; idempotent."""
+        """End a request; idempotent."""
         if self._mailboxes.pop(key, None) is None:
             return
         now = self._clock.monotonic()
@@ -212,14 +215,14 @@ class SchedulingLoop:
         self._deliver(self._scheduler.finish(key, now, _served(receipt), failure))
 
     def wake_finished(self, model: str, end: WakeEnd) -> None:
-        """A wake ended."""
+        """Report the end of a wake to the scheduler."""
         if not self._closed:
             error, now = end.error, self._clock.monotonic()
             failure = None if error is None else WakeFailure(reason=error.reason, message=error.message)
             self._deliver(self._scheduler.wake_finished(model, failure, now, self_reported=end.self_reported))
 
     def close(self) -> None:
-        """Refuse everybody who waits, and everybody who comes."""
+        """Refuse all waiting and all future requests."""
         self._closed = True
         for timer in (self._timer, self._view_timer):
             if timer is not None:
@@ -228,7 +231,7 @@ class SchedulingLoop:
             mailbox.put(WeftError(Reason.SERVICE_UNAVAILABLE, "the router is stopping"))
 
     def _note_arrival(self, key: int, request: placement.PlacementRequest, now: float) -> None:
-        """Remember it, and count it for whoever sends it; one that is too much is remembered as refused."""
+        """Record a request and count it for its client; one that exceeds a rate is recorded as refused."""
         books = self._parts.books
         books.requests.note_arrival(key, request, now, self._clock.utc_now())
         try:
@@ -257,7 +260,7 @@ class SchedulingLoop:
             try:
                 self._hand_on(decision)
             except Exception:
-                # The others' decisions are not to be lost with it: nobody decides them again.
+                # The other decisions must not be lost with it: they are made only once.
                 log.exception("a decision could not be handed on", decision=type(decision).__name__)
                 self._undo(decision)
         self._set_timer()
@@ -272,7 +275,10 @@ class SchedulingLoop:
             mailbox.put(self._word(decision, mailbox))
 
     def _undo(self, decision: Decision) -> None:
-        """Nobody waits for ever for what could not be carried out: a caller who is refused gives its slot back."""
+        """Undo a decision that could not be carried out.
+
+        A refused caller gives its slot back, a wake is reported as failed.
+        """
         error = WeftError(Reason.INTERNAL, "an internal error; the router's log has the details")
         if isinstance(decision, Wakes):
             ends = partial(self.wake_finished, decision.model, WakeEnd(error=error))
@@ -291,7 +297,7 @@ class SchedulingLoop:
         try:
             self._deliver(self._scheduler.tick(self._clock.monotonic()))
         except Exception:
-            # Without the next look nobody who waits would ever be refused or told anything.
+            # Without the next tick no waiting request would ever be refused or get a status.
             log.exception("those who wait could not be looked at")
             self._set_timer()
 
@@ -313,7 +319,7 @@ class SchedulingLoop:
 
 
 def arrival_of(key: int, request: placement.PlacementRequest, now: float, *, allow_remote: bool) -> Arrival:
-    """The request as the scheduler sees it; `allow_remote` is the permit of request and tenant."""
+    """Return the request as the scheduler sees it; `allow_remote`: the combined permit of request and tenant."""
     return Arrival(
         key=key,
         target=request.model,

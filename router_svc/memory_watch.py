@@ -1,7 +1,7 @@
-"""The router's view of the hosts' accelerator memory: the registry's book, read again and again.
+"""Polls the registry's VRAM ledger for the memory of all hosts.
 
-It only says when a load is worth beginning; the book itself decides with every lease. So a view that is a little old
-costs a wait and never memory, and the last one is kept while the registry is away.
+The view only says when a load is worth beginning; the ledger itself decides with every lease. So a stale view costs a
+wait and never memory, and the last one is kept while the registry is unreachable.
 """
 
 import asyncio
@@ -25,23 +25,23 @@ log = structlog.get_logger("weft.memory_watch")
 
 POLL_SECONDS = 5.0
 HURRIED_POLL_SECONDS = 0.5
-"""While somebody waits for a load."""
+"""Interval while requests wait for a load."""
 HURRY_SECONDS = 2.0
-"""For how long one call of `hurry` is good."""
+"""How long one call of `hurry` is effective."""
 START_HURRY_SECONDS = 30.0
-"""As long after its start it looks often: hosts appear in the book one by one."""
+"""Time after the start in which it polls often: hosts appear in the ledger one by one."""
 MAX_HOSTS_PER_SECOND = 2_000
-"""Hosts that are looked at, however much hurry there is: each costs some 40 us of the loop's time."""
+"""Hosts polled per second at most, however urgent: each costs some 40 us of the loop's time."""
 CALL_SECONDS = 5.0
-"""Longest time for one look; also with the book of ten thousand hosts."""
+"""Timeout of one poll; enough for a ledger of ten thousand hosts."""
 MAX_HOSTS = 10_000
-"""As many as the ledger keeps; further ones count as hosts of which nothing is known."""
+"""Maximum number of hosts, as in the ledger; the memory of further ones is unknown."""
 CONVERTED_PER_TURN = 200
-"""Hosts that are taken in before other work gets its turn."""
+"""Hosts that are processed before other tasks get the event loop."""
 
 
 class MemoryWatch:
-    """Tells `on_change` the memory of all hosts by name, whenever it is different. Life cycle: start, stop."""
+    """Calls `on_change` with the memory of all hosts by name whenever it changes. Life cycle: start, stop."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class MemoryWatch:
         on_change: Callable[[Mapping[str, HostMemory]], None],
         note_mesh_time: Callable[[datetime], None] = lambda _: None,
     ) -> None:
-        """`note_mesh_time` hears what time it is in the mesh, with each look."""
+        """`note_mesh_time` gets the time of the mesh with each poll."""
         self._note_mesh_time = note_mesh_time
         self._stub = cast("LeaseServiceAsyncStub", lease_service_pb2_grpc.LeaseServiceStub(registry))
         self._clock = clock
@@ -64,27 +64,27 @@ class MemoryWatch:
 
     @property
     def hosts(self) -> Mapping[str, HostMemory]:
-        """As last seen, by name; empty before the first look."""
+        """Memory of all hosts by name, as last polled; empty before the first poll."""
         return self._hosts
 
     @property
     def age_seconds(self) -> float | None:
-        """How old `hosts` is; None: nothing was seen yet."""
+        """Age of `hosts`; None: never polled."""
         return None if self._seen_at is None else self._clock.monotonic() - self._seen_at
 
     async def start(self) -> None:
-        """Begin to look. Returns at once."""
+        """Start polling. Returns at once."""
         self._hurry_until = self._clock.monotonic() + START_HURRY_SECONDS
         self._task = start_critical(self._follow(), name="memory-watch")
 
     async def stop(self) -> None:
-        """Stop looking; what was seen last stays readable."""
+        """Stop polling; the last result stays readable."""
         if self._task is not None:
             await stop_tasks([self._task])
             self._task = None
 
     def hurry(self) -> None:
-        """Somebody waits for a load: look often for the next HURRY_SECONDS, and soon for a start. Cheap to call."""
+        """Poll often for the next HURRY_SECONDS, since a request waits for a load. Cheap to call."""
         was_hurried = self._is_hurried
         self._hurry_until = max(self._hurry_until, self._clock.monotonic() + HURRY_SECONDS)
         if not was_hurried:
@@ -102,7 +102,7 @@ class MemoryWatch:
             except grpc.aio.AioRpcError as error:
                 self._note_away(error.code().name)
             except Exception:
-                # A watch that ended would leave the router with an ever older book, and nobody would know.
+                # A watch that ended would silently leave the router with an ever older view.
                 log.exception("the book of memory cannot be read")
             await self._pause(began)
 
@@ -131,7 +131,7 @@ class MemoryWatch:
             log.warning("the book of memory cannot be read, going on with the last view of it", code=code)
 
     async def _pause(self, began: float) -> None:
-        """Until the next look is due, which may come to be earlier meanwhile."""
+        """Wait until the next poll is due, which may become earlier meanwhile."""
         while True:
             self._hurried.clear()
             interval = HURRIED_POLL_SECONDS if self._is_hurried else POLL_SECONDS
@@ -150,7 +150,7 @@ class MemoryWatch:
 
 
 def host_memory_of(memory: lease_service_pb2.HostMemory) -> HostMemory:
-    """One host of the book."""
+    """Return the memory of one host in the ledger."""
     return HostMemory(
         host=memory.host,
         total_bytes=sum(max(0, each.device.total_bytes - each.margin_bytes) for each in memory.devices),
@@ -166,7 +166,7 @@ def _holders_of(leases: Iterable[lease_pb2.Lease]) -> Iterable[MemoryHolder]:
         yield MemoryHolder(
             name=lease.purpose or lease.holder.name if is_model else lease.holder.name or lease.purpose,
             is_model=is_model,
-            # What it holds beyond its booking comes free with it.
+            # Usage above its lease comes free with it.
             held_bytes=max(booked, lease.seen_bytes if lease.HasField("seen_bytes") else 0),
             pinned=lease.pinned,
             is_leaving=lease.state == lease_pb2.Lease.STATE_RELEASING,

@@ -1,4 +1,4 @@
-"""The placement port inside the router's own process: no transport, the same semantics."""
+"""The placement port: in the router's own process without a transport, and over gRPC, with the same semantics."""
 
 import asyncio
 from collections.abc import Sequence
@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypedDict, assert_never
 
 import grpc
+from typing_extensions import override
 
 from router_svc.loop import SchedulingLoop
 from weft.api.common.v1 import receipt_pb2
@@ -94,22 +95,22 @@ class LocalPlace:
 MAX_NEEDED_TOOLS = 128
 MAX_AFFINITY_KEY_BYTES = 64
 MAX_ATTEMPTS_USED = 1_000
-"""Of a request that is placed again; routers allow a few."""
+"""Maximum attempts of a request that is placed again; routers allow a few."""
 MAX_AGE_SECONDS = 7 * 86_400.0
-"""Of a request that is placed again; they live for minutes."""
+"""Maximum age of a request that is placed again; requests live for minutes."""
 
 PlaceContext = grpc.aio.ServicerContext[pb.PlaceRequest, pb.PlaceResponse]
 
 
 class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
-    """See PlacementService."""
+    """Implements PlacementService; translation only."""
 
     def __init__(self, placement: RouterPort) -> None:
         self._placement = placement
 
-    # grpc.aio also takes a coroutine that reads and writes through the context; the stub only knows iterators.
-    async def Place(self, _requests: object, context: PlaceContext) -> None:  # type: ignore[override]  # noqa: N802
-        """See PlacementService.Place."""
+    # grpc.aio also accepts a coroutine that reads and writes through the context; the stub only knows iterators.
+    @override
+    async def Place(self, _requests: object, context: PlaceContext) -> None:  # type: ignore[override]
         async with answering(context):
             first = await context.read()
             if not isinstance(first, pb.PlaceRequest) or first.WhichOneof("kind") != "open":
@@ -124,18 +125,18 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
                 finally:
                     await stop_tasks(task for task in (listening, telling) if not task.done())
 
-    async def ListQueues(  # noqa: N802 - the rpc's name
+    @override
+    async def ListQueues(
         self,
-        request: pb.ListQueuesRequest,  # noqa: ARG002 - it asks for all of them
+        request: pb.ListQueuesRequest,
         context: grpc.aio.ServicerContext[pb.ListQueuesRequest, pb.ListQueuesResponse],
     ) -> pb.ListQueuesResponse:
-        """See PlacementService.ListQueues."""
         async with answering(context):
             return pb.ListQueuesResponse(queues=map(_queue_to_proto, await self._placement.queues()))
         raise AssertionError("abort has raised")
 
     async def _listen(self, context: PlaceContext, place: Placement) -> None:
-        """Take the dispatcher's reports until it says that the request is over, or hangs up."""
+        """Read the dispatcher's reports until it reports the end of the request, or disconnects."""
         while isinstance(request := await context.read(), pb.PlaceRequest):
             match request.WhichOneof("kind"):
                 case "first_content":
@@ -160,7 +161,7 @@ def _request_from_proto(message: pb.PlaceOpen, traceparent: str) -> PlacementReq
     if message.operation not in {operation.value for operation in Operation}:
         raise invalid_field("open.operation", f"must be one of {', '.join(each.name.lower() for each in Operation)}")
     priority = Priority.from_wire(message.priority)
-    # The mesh's own bands are for a router's own process: whoever dispatches for callers is one of theirs here.
+    # The mesh's own priority classes are for a router's own process: over gRPC a dispatcher acts for callers.
     if priority is None or priority not in CALLER_BANDS:
         raise invalid_field("open.priority", "must be high, normal or low")
     if not 0 <= message.attempts_used <= MAX_ATTEMPTS_USED:
@@ -195,7 +196,7 @@ class _Described(TypedDict):
 
 
 def _described(message: pb.PlaceOpen) -> _Described:
-    """What the request is said to be like. Raises INVALID_ARGUMENT naming the field that cannot be."""
+    """Return the description of the request. Raises INVALID_ARGUMENT naming an invalid field."""
     if message.prompt_tokens < 0 or message.max_output_tokens < 0:
         raise invalid_field("open", "prompt_tokens and max_output_tokens must not be negative")
     if len(message.needed_tools) > MAX_NEEDED_TOOLS:
@@ -208,7 +209,7 @@ def _described(message: pb.PlaceOpen) -> _Described:
     return _Described(
         prompt_tokens=message.prompt_tokens,
         max_output_tokens=message.max_output_tokens if message.HasField("max_output_tokens") else None,
-        # A skill that this router does not know is one that it knows no model to have: all are asked for it.
+        # A skill that this router does not know is one that no model is known to have: all are requested.
         skills=frozenset(Skill(number) for number in message.needed_skills if number in known_skills),
         tools=frozenset(
             require_name(name, f"open.needed_tools[{place}]") for place, name in enumerate(message.needed_tools)

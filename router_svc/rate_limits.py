@@ -1,4 +1,4 @@
-"""How much tenants and clients may ask for: requests and tokens per window, counted before anything is queued."""
+"""Rate limits of tenants and clients: requests and tokens per window, counted before a request is queued."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,29 +11,29 @@ from weft.kernel.units import Rate, RateUnit
 
 _TENANT, _CLIENT = "tenant/", "client/"
 _BETWEEN = "\0"
-"""Between a tenant and its client; neither name can hold it."""
+"""Separator between a tenant and its client; neither name can contain it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What was counted for one request, to be corrected when it is over."""
+    """What was counted for one request, to be corrected at its end."""
 
     token_keys: tuple[tuple[str, Rate], ...]
     tokens: int
     counted_at: float
-    """When, in seconds on the monotonic clock."""
+    """Time of the count, in seconds on the monotonic clock."""
 
 
 NOTHING_COUNTED = Counted((), 0, 0.0)
 
 
 class RateLimits:
-    """Counts in this process. Several routers count apart: each sees its own share of a tenant's requests."""
+    """Counts in this process. Several routers count separately: each sees its own share of a tenant's requests."""
 
     def __init__(
         self, config: RateLimitConfig, client_rates: Mapping[str, tuple[Rate, ...]], clock: Clock, *, max_clients: int
     ) -> None:
-        """`client_rates` are those of clients with a profile, each for every tenant on its own."""
+        """`client_rates`: rates of clients with a profile, applied per tenant."""
         self._config = config
         self._client_rates = client_rates
         self._windows = RateWindows(clock)
@@ -44,9 +44,9 @@ class RateLimits:
         }
 
     def take(self, tenant: str, client_id: str, tokens: int) -> Counted:
-        """Count a request and what its prompt is estimated to hold.
+        """Count a request and the estimated tokens of its prompt.
 
-        Raises RATE_LIMIT_EXCEEDED with tenant, limit, remaining and resetAt (unix seconds) when it is one too many.
+        Raises RATE_LIMIT_EXCEEDED with tenant, limit, remaining and resetAt (unix seconds) if it exceeds a limit.
         """
         claims = [*self._tenant_claims(tenant, tokens), *self._client_claims(tenant, client_id, tokens)]
         if not claims:
@@ -60,7 +60,7 @@ class RateLimits:
         return Counted(keys, tokens, counted_at)
 
     def correct(self, counted: Counted, tokens: int) -> None:
-        """It is over, and took so many tokens."""
+        """Correct the count of a finished request to the tokens that it used."""
         if tokens != counted.tokens:
             for key, rate in counted.token_keys:
                 self._windows.correct(key, rate, tokens - counted.tokens, counted_at=counted.counted_at)

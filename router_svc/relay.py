@@ -1,4 +1,4 @@
-"""The router's end of dial-out runners: links by runner name, and the runner's services over them."""
+"""The router's end of dial-out runners: their links by runner name, and their services over these links."""
 
 import asyncio
 from collections import OrderedDict
@@ -35,27 +35,27 @@ if TYPE_CHECKING:
 
 CHECK_SECONDS = 5.0
 MAX_CHECKS = 64
-"""Tokens that are being checked at once."""
+"""Tokens that are checked concurrently."""
 MAX_TOKEN_CHARS = 512
 MAX_KNOWN_TOKENS = 4096
 
 
 class TokenGate:
-    """Checks tokens. One that was good before is always looked at, however many wrong ones come beside it."""
+    """Checks tokens. One that was valid before is always checked, however many wrong ones arrive beside it."""
 
     def __init__(self, registry: grpc.aio.Channel, clock: Clock) -> None:
         self._tokens = cast("JoinTokenServiceAsyncStub", join_token_service_pb2_grpc.JoinTokenServiceStub(registry))
         self._clock = clock
         self._refusals = TokenRefusals()
         self._known: OrderedDict[bytes, None] = OrderedDict()
-        """Hashes of tokens that were good when they were last shown."""
+        """Hashes of tokens that were valid when they were last shown."""
         self._checking = 0
 
     async def check(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        """Return when the caller shows a good token.
+        """Return when the caller shows a valid token.
 
         Raises UNAUTHENTICATED when it does not, RATE_LIMIT_EXCEEDED after too many wrong ones, SERVICE_UNAVAILABLE when
-        there is nobody to ask.
+        the registry cannot be reached.
         """
         token, peer = _token_of(context.invocation_metadata() or ()), context.peer().rpartition(":")[0]
         digest = sha256(token.encode()).digest()
@@ -107,9 +107,10 @@ def _check_error(error: WeftError) -> WeftError:
 log = structlog.get_logger("weft.relay")
 
 MAX_RUNNER_CALLS = 16
-"""Calls that one runner may have open to the registry at once."""
+"""Concurrent calls of one runner to the registry."""
 _NOT_FOR_RUNNERS = frozenset({RUNNER_KEY, AUTHORIZATION, API_KEY})
-"""Metadata that ends here: the key of a gateway opens the whole mesh, and whoever joined may be anybody's laptop."""
+"""Metadata that is not forwarded: the key of a gateway opens the whole mesh, and a joined runner need not be
+trusted."""
 RELAY_SERVICE = relay_service_pb2.DESCRIPTOR.services_by_name["RelayService"].full_name
 RELAYED_SERVICES = (
     "weft.api.runner.v1.GenerationService",
@@ -143,7 +144,7 @@ class RelayLink:
         self._working = 0
 
     async def serve(self, method: str, requests: AsyncIterator[bytes], context: Context) -> None:
-        """Hand a call on to the runner. Raises NO_SLOT_AVAILABLE when it works on as much as it said it can."""
+        """Forward a call to the runner. Raises NO_SLOT_AVAILABLE when it works on its maximum number of requests."""
         if method not in _WORK_METHODS:
             await self._forward(method, requests, context)
             return
@@ -165,7 +166,7 @@ class RelayLink:
 
 
 class Relay:
-    """Takes links and serves the runners behind them. Life cycle: `start`, `stop`."""
+    """Accepts links and serves the runners behind them. Life cycle: `start`, `stop`."""
 
     def __init__(self, config: RelayConfig, clock: Clock) -> None:
         self._config = config
@@ -178,7 +179,7 @@ class Relay:
         self._stopping = False
 
     def start(self, registry: grpc.aio.Channel) -> None:
-        """Take links from now on."""
+        """Start accepting links."""
         self._calls = SessionCalls(registry, self._config.address, self._bind)
         self._gate = TokenGate(registry, self._clock)
         self._stopping = False
@@ -196,16 +197,16 @@ class Relay:
         await asyncio.gather(*self._closing)
 
     def services(self) -> RawServices:
-        """The runners' services, for the router's own gRPC server."""
+        """Return the runners' services, for the router's own gRPC server."""
         return RawServices(RELAYED_SERVICES, self._serve)
 
     async def attach(self, context: AttachContext) -> None:
-        """Carry one link from the first byte to the last. Raises what ended it, see RelayService.Attach."""
+        """Serve one link until it ends. Raises what ended it, see RelayService.Attach."""
         self._require_running()
         assert self._gate is not None, "a link before the relay was started"
         await self._gate.check(context)
         standing = RelayLink(self._config, LinkSession(), self._require_room())
-        # From here on `stop` ends it, and it counts.
+        # Registered: from here on it counts, and `stop` ends it.
         self._standing[standing.session] = standing
         opening = asyncio.create_task(self._require_session(standing))
         try:
@@ -271,7 +272,7 @@ class Relay:
             closing.add_done_callback(self._closing.discard)
 
     async def _say_good_bye(self, calls: SessionCalls, session: LinkSession) -> None:
-        """Have the mesh know at once that the runner is gone, unless it is back already."""
+        """Report to the mesh at once that the runner is gone, unless it is back already."""
         async with calls.turn(session.runner):
             if session.runner not in self._links:
                 with suppress(WeftError):
@@ -289,7 +290,7 @@ class Relay:
             raise invalid_field(f"metadata {RUNNER_KEY}", "must name the runner once, as its address says")
         standing = self._links.get(runner)
         if standing is None and self._calls is not None:
-            # The mesh may hear of a new session a moment before its link is known here.
+            # The registry may report a new session shortly before its link is registered here.
             async with self._calls.turn(runner):
                 standing = self._links.get(runner)
         if standing is None:
@@ -298,7 +299,7 @@ class Relay:
 
 
 def add_relay_to_server(relay: Relay, server: grpc.aio.Server) -> None:
-    """Offer RelayService on a server. By hand: the generated base class knows no handler that reads and writes."""
+    """Add RelayService to a server. By hand: the generated base class has no handler that reads and writes."""
 
     async def attach(requests: AttachRequests, context: AttachContext) -> None:  # noqa: ARG001 - read by the context
         async with answering(context):

@@ -1,4 +1,4 @@
-"""Calls of dial-out runners to the registry: allowed ones go on to the registry, as this runner's and nobody else's."""
+"""Calls of dial-out runners to the registry: permitted ones are forwarded in the name of this runner only."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -38,22 +38,22 @@ class LinkSession:
     """The session that was opened over one link."""
 
     runner: str = ""
-    """Whose link it is: the first name that a session was asked for, whether it was opened or not."""
+    """Owner of the link: the first name for which a session was requested, whether it was opened or not."""
     session_id: str = ""
     incarnation: str = ""
     host: str = ""
-    """Where the runner said that it runs."""
+    """The host that the runner reported."""
     max_requests: int = 0
-    """Requests the runner works on at once; 0: no limit of its own."""
+    """Maximum concurrent requests of the runner; 0: no limit of its own."""
     opened: asyncio.Event = field(default_factory=asyncio.Event)
     is_opening: bool = False
-    """Whether the registry is being asked to open it."""
+    """Whether the registry is opening it."""
     refusal: WeftError | None = None
-    """Why the last attempt to open it failed."""
+    """The error of the last attempt to open it."""
 
 
 def require_own(session: LinkSession, session_id: str) -> None:
-    """Raise PERMISSION_DENIED unless the session was opened over this very link."""
+    """Raise PERMISSION_DENIED unless the session was opened over this link."""
     if not session.session_id or session_id != session.session_id:
         raise WeftError(Reason.PERMISSION_DENIED, "this is not the session that was opened over this link")
 
@@ -63,10 +63,13 @@ _SESSIONS = "/weft.api.registry.v1.RunnerSessionService/"
 
 
 class SessionCalls:
-    """Answers what runners call over their links."""
+    """Answers the session calls that runners make over their links."""
 
     def __init__(self, registry: grpc.aio.Channel, address: str, note_open: Callable[[LinkSession], None]) -> None:
-        """`address` is the router's own gRPC target; `note_open` hears of each session before its runner does."""
+        """`address`: the router's own gRPC target.
+
+        `note_open` is called for each session before its runner gets the answer.
+        """
         self._address = address
         self._note_open = note_open
         self._sessions = cast(
@@ -83,7 +86,10 @@ class SessionCalls:
         }
 
     def turn(self, runner: str) -> asyncio.Lock:
-        """Held while a runner's session is opened or closed: a late good-bye must not meet the session after it."""
+        """Lock held while a session of a runner is opened or closed.
+
+        A late close must not hit the following session.
+        """
         lock = self._turns.get(runner)
         if lock is None:
             lock = self._turns[runner] = asyncio.Lock()
@@ -109,11 +115,11 @@ class SessionCalls:
         return CallStatus()
 
     async def settle(self) -> None:
-        """Return once no session is being opened any more."""
+        """Wait until no session is being opened."""
         await asyncio.gather(*self._openings, return_exceptions=True)
 
     async def close(self, session: LinkSession) -> None:
-        """Say good-bye for a runner whose link is gone, unless it is reached elsewhere by now. Raises WeftError."""
+        """Close the session of a runner whose link is gone, unless it is reached elsewhere by now. Raises WeftError."""
         try:
             request = registry_service_pb2.GetRunnerRequest(name=session.runner)
             known = (await self._registry.GetRunner(request, timeout=CALL_TIMEOUT_SECONDS)).runner
@@ -128,13 +134,13 @@ class SessionCalls:
         if session.runner and session.runner != name:
             raise WeftError(Reason.PERMISSION_DENIED, f"this link belongs to {session.runner}")
         if session.is_opening:
-            # An opening outlives the call that asked for it; one at a time, or a flood of them would have no bound.
+            # An opening outlives the call that requested it; one at a time, since their number must be bounded.
             raise WeftError(Reason.SERVICE_UNAVAILABLE, "the session is being opened already; ask again")
         session.runner, session.is_opening = name, True
-        # Where it listens is the runner's own affair: the mesh reaches it here.
+        # The runner's own address does not matter: the mesh reaches it here.
         request.runner.address = relayed_address(self._address, name)
         request.runner.dial_out = True
-        # A link that is lost meanwhile does not end this: the registry may have opened the session and must be told.
+        # Losing the link does not cancel this: the registry may have opened the session and must be informed.
         opening = asyncio.create_task(self._open_in_turn(session, request))
         self._openings.add(opening)
         opening.add_done_callback(self._forget_opening)
@@ -143,7 +149,7 @@ class SessionCalls:
     def _forget_opening(self, opening: asyncio.Task[Message]) -> None:
         self._openings.discard(opening)
         if not opening.cancelled():
-            # Nobody may be left who waits for it; asyncio would complain of an error that was not looked at.
+            # No caller may be left waiting for it; asyncio would report an unretrieved error.
             opening.exception()
 
     async def _open_in_turn(self, session: LinkSession, request: pb.OpenSessionRequest) -> Message:
@@ -187,7 +193,7 @@ Answering = Callable[[LinkCall, LinkSession, bytes], Awaitable[None]]
 
 
 class RelayedLeases:
-    """Answers what runners ask of the registry's LeaseService over their links."""
+    """Answers the LeaseService calls that runners make over their links."""
 
     def __init__(self, registry: grpc.aio.Channel) -> None:
         self._leases = cast("LeaseServiceAsyncStub", lease_service_pb2_grpc.LeaseServiceStub(registry))
@@ -197,13 +203,13 @@ class RelayedLeases:
             f"{_LEASES}ReleaseLease": self._release,
             f"{_LEASES}ReleaseEarlierLives": self._release_earlier_lives,
         }
-        """By full name. Each raises WeftError, AioRpcError, and DecodeError for what cannot be read."""
+        """By full name. Each raises WeftError, AioRpcError, and DecodeError for an unreadable request."""
 
     async def _acquire(self, call: LinkCall, session: LinkSession, data: bytes) -> None:
         request = lease_service_pb2.AcquireLeaseRequest.FromString(data)
         _require_own_leases(session, request.session_id, request.holder)
         _require_own_host(session, request.sighting)
-        # As long as the runner waits: the link's call ends with it, and the registry bounds the wait.
+        # Without a timeout: the link's call ends with it, and the registry bounds the wait.
         waiting = self._leases.AcquireLease(request)
         try:
             async for response in waiting:
@@ -236,7 +242,7 @@ def _require_own_leases(session: LinkSession, session_id: str, holder: lease_pb2
 
 
 def _require_own_host(session: LinkSession, sighting: lease_pb2.HostSighting) -> None:
-    """What is said to be seen on a host decides when leases there are over: nobody speaks of another's."""
+    """Raise PERMISSION_DENIED for observations of another host: they decide when leases there end."""
     if not session.host or sighting.host != session.host:
         raise WeftError(
             Reason.PERMISSION_DENIED,

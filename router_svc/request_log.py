@@ -1,7 +1,7 @@
-"""What a router remembers of requests: bounded, in memory, cheap to write.
+"""The request log: what a router remembers of requests, bounded, in memory and cheap to write.
 
-Every arrival and decision is noted as the value it came as; with the end of a request all of that becomes bytes.
-Messages are made when somebody reads (`router_svc.request_servicer`). Nothing of it is kept over a restart.
+Every arrival and decision is stored as the value that it came as; the end of a request turns these into bytes. Messages
+are made when they are read (`router_svc.request_servicer`). A restart loses the log.
 """
 
 import heapq
@@ -25,7 +25,7 @@ from weft.kernel.request import Priority
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """An attempt failed, and the request is placed again."""
+    """A failed attempt after which the request is placed again."""
 
     attempt: int
     reason: Reason
@@ -33,11 +33,11 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class LoadStart:
-    """A model is loaded, and the request is among those who waited for one then."""
+    """The start of a load that the request waited for."""
 
     wakes: Wakes
     at: float
-    """When it was begun."""
+    """Time of the start."""
 
 
 Noted = Waits | Loads | Placed | Rejects | Retry | LoadStart
@@ -59,23 +59,23 @@ class RequestEntry:
         self.target = request.model
         self.priority = request.priority
         self.arrived_at = now - request.age_seconds
-        """When it first arrived anywhere."""
+        """Its first arrival at any router."""
         self.arrived_wall = wall - timedelta(seconds=request.age_seconds) if request.age_seconds else wall
         self.decisions: list[tuple[float, Noted]] = []
-        """What was decided, each with when; words about waiting that differ only in figures are one."""
+        """Its decisions with their times; status messages that differ only in figures are one."""
         self.word: Waits | Loads | Placed | Retry | None = None
         """Its state: the last of these."""
 
     def knows(self, noted: Noted) -> bool:
-        """Whether this very thing was noted before."""
+        """Whether this very decision was recorded before."""
         return any(known is noted for _, known in self.decisions)
 
 
 class EndedRequest(msgspec.Struct, gc=False, kw_only=True):
-    """One request that is over.
+    """One finished request.
 
-    Thousands of them are remembered: in bytes, which take a third of what the messages do, and nothing of it is looked
-    at by the garbage collector, whose pauses were most of the latency's tail (bench, "edge: a fixed rate").
+    Thousands are remembered: as bytes, which take a third of the memory of messages and are not scanned by the garbage
+    collector, whose pauses were most of the latency's tail (bench, "edge: a fixed rate").
     """
 
     key: int
@@ -90,22 +90,22 @@ class EndedRequest(msgspec.Struct, gc=False, kw_only=True):
     reason: Reason
     message: str
     decisions: bytes
-    """A RequestRecord of nothing else."""
+    """A RequestRecord with the decisions only."""
     receipt: bytes | None = None
-    """A Receipt; None: nobody has told of it."""
+    """A Receipt; None: not reported."""
 
 
 _NANOSECONDS = 1e9
 
 
 def add_decisions(record: pb.RequestRecord, decisions: Sequence[tuple[float, Noted]], arrived_at: float) -> None:
-    """What was noted, each with when, on the clock of `arrived_at`."""
+    """Add decisions with their times, relative to `arrived_at` on the same clock."""
     for at, noted in decisions:
         _fill_decision(record.decisions.add(), noted, at - arrived_at)
 
 
 def set_seconds(duration: Duration, seconds: float) -> None:
-    """So long; a fraction of a nanosecond is lost."""
+    """Set a duration; fractions of a nanosecond are lost."""
     duration.FromNanoseconds(int(seconds * _NANOSECONDS))
 
 
@@ -165,85 +165,87 @@ class RequestLogLimits:
     max_ended: int = 10_000
     """Requests that are remembered after their end; the one that ended first is forgotten first ..."""
     keep_seconds: float = 3_600.0
-    """... and every one after this long."""
+    """... and every one after this time."""
     max_under_way: int = 50_000
-    """Requests under way that are remembered; those beyond are placed like any other, and not explained."""
+    """Requests under way that are remembered; further ones are placed like any other, and not explained."""
     max_decisions: int = 64
-    """Of one request, the newest ones."""
+    """Decisions per request; the newest are kept."""
     max_wakes: int = 1_024
-    """Models whose last load is remembered, for those who hear of it a moment later; the oldest is forgotten first."""
+    """Models whose last load is remembered, for requests that get its status a moment later; the oldest is forgotten
+    first."""
     max_receipt_bytes: int = 4_096
-    """A larger receipt is kept without its signals and warnings; if that is too much still, its outcome is kept."""
+    """A larger receipt is stored without its signals and warnings; if it is still too large, only its outcome is
+    stored."""
 
 
 class RequestLog:
-    """Called from the router's event loop alone. A key that it does not know is not noted; it never raises."""
+    """Called from the router's event loop alone. Unknown keys are ignored; it never raises."""
 
     def __init__(self, limits: RequestLogLimits | None = None) -> None:
         self._limits = limits or RequestLogLimits()
         self._under_way: dict[int, RequestEntry] = {}
         self._wakes: OrderedDict[str, LoadStart] = OrderedDict()
-        """The last one of each model, the newest last."""
+        """The last load of each model, the newest last."""
         self._ended: OrderedDict[int, EndedRequest] = OrderedDict()
         """In the order of their ends."""
         self._newest: dict[str, int] = {}
-        """Keys by id; of several with one id the one that arrived last."""
+        """Keys by id; the last arrived one of several with one id."""
         self._newest_of_tenant: dict[tuple[str, str], int] = {}
-        """The same by tenant and id: nobody hides another tenant's request by using its id again."""
+        """Keys by tenant and id: no tenant hides another tenant's request by using its id."""
 
     @property
     def under_way_count(self) -> int:
-        """How many are remembered that go on."""
+        """Number of remembered requests under way."""
         return len(self._under_way)
 
     @property
     def ended_count(self) -> int:
-        """How many are remembered that have ended."""
+        """Number of remembered finished requests."""
         return len(self._ended)
 
     def note_arrival(self, key: int, request: PlacementRequest, now: float, wall: datetime) -> None:
-        """A request arrived; `wall` is the time that `now` stands for."""
+        """Record an arrived request; `wall`: the wall-clock time of `now`."""
         if len(self._under_way) < self._limits.max_under_way:
             self._under_way[key] = RequestEntry(key, request, now, wall)
             self._newest[request.request_id] = self._newest_of_tenant[request.tenant, request.request_id] = key
 
     def note_decisions(self, decisions: Iterable[Decision], now: float) -> None:
-        """What a scheduler decided in one step.
+        """Record the decisions of one step.
 
-        The begin of a load is noted for those who waited then, as soon as they hear of it.
+        The start of a load is recorded for the requests that waited then, with their next status.
         """
         loads: list[Loads] = []
         for decision in decisions:
             if isinstance(decision, StopsWaking):
-                continue  # those who waited for it are told with its end
+                continue  # the waiting requests get it with the end of the wake
             if isinstance(decision, Wakes):
                 self._note_wakes(decision, now)
             elif isinstance(decision, Loads):
                 loads.append(decision)
             else:
                 self._note(decision, now)
-        # Last, so that the load of this very step is known.
+        # Last, so that a load of this step is known.
         for word in loads:
             self._note_loading(word, now)
 
     def note_retry(self, key: int, attempt: int, reason: Reason, now: float) -> None:
-        """An attempt failed before any content."""
+        """Record an attempt that failed before any content."""
         entry = self._under_way.get(key)
         if entry is not None:
             entry.word = Retry(attempt, reason)
             self._add(entry, entry.word, now)
 
     def note_refusal(self, key: int, error: WeftError, now: float) -> None:
-        """It was refused before it came to the scheduler."""
+        """Record a refusal before the scheduler."""
         refusal = Rejects(key=key, reason=error.reason, message=error.message, metadata=error.metadata)
         self._note(refusal, now)
 
     def note_end(
         self, key: int, now: float, reason: Reason | None = None, receipt: receipt_pb2.Receipt | None = None
     ) -> None:
-        """It is over; of several ends the first one counts, and the first receipt.
+        """Record the end of a request; the first end and the first receipt count.
 
-        `reason`: UNSPECIFIED when it completed; None: nobody said, its caller left.
+        `reason`: UNSPECIFIED when it completed; None: unknown, its caller left.
         """
         entry = self._under_way.get(key)
         if entry is not None:
@@ -254,13 +256,13 @@ class RequestLog:
             ended.reason = ended.reason or reason_of(receipt.reason)
 
     def find(self, request_id: str, now: float, tenant: str = "") -> RequestEntry | EndedRequest | None:
-        """The newest request of this id that is the tenant's; empty: whoever's it is."""
+        """Return the newest request of this id of the tenant; of any tenant if empty."""
         self._forget_old(now)
         key = self._newest_of_tenant.get((tenant, request_id)) if tenant else self._newest.get(request_id)
         return None if key is None else self._under_way.get(key) or self._ended.get(key)
 
     def under_way(self, limit: int, tenant: str = "") -> tuple[list[RequestEntry], int]:
-        """Those that go on, the oldest first, and how many there are; of one tenant, or of all for an empty one."""
+        """Return the requests under way, the oldest first, and their number; of one tenant, or of all if empty."""
         found = [entry for entry in self._under_way.values() if tenant in ("", entry.tenant)]
         return heapq.nsmallest(limit, found, key=lambda entry: (entry.arrived_at, entry.key)), len(found)
 
@@ -287,7 +289,7 @@ class RequestLog:
         if entry is None:
             return
         if not _repeats(entry.word, word):
-            # A word about loading names its model.
+            # The status of a load names its model.
             for name in word.stage.split():
                 begun = self._wakes.get(name)
                 if begun is not None and begun.at >= entry.arrived_at and not entry.knows(begun):
@@ -348,7 +350,7 @@ class RequestLog:
 
 
 def _repeats(last: object, word: Waits | Loads | Placed) -> bool:
-    """Whether a word about waiting says the same as the last one, but for its figures."""
+    """Whether a status message repeats the last one except for its figures."""
     match word:
         case Waits():
             return isinstance(last, Waits) and last.reason == word.reason and not word.considered
@@ -359,5 +361,5 @@ def _repeats(last: object, word: Waits | Loads | Placed) -> bool:
 
 
 def _without_figures(stage: str) -> str:
-    """What is said before any figures: stages count their seconds in brackets."""
+    """Return the part of a stage before its figures, which are in brackets."""
     return stage.partition(" (")[0]

@@ -5,6 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 import grpc
+from typing_extensions import override
 
 from router_svc.client_registry import ClientRegistry
 from router_svc.policy.decisions import Loads, Placed, Waits
@@ -20,7 +21,7 @@ from weft.kernel.rpc_auth import caller
 
 
 def request_record(entry: RequestEntry | EndedRequest, *, with_decisions: bool) -> request_pb2.RequestRecord:
-    """One request."""
+    """Return the record of a request."""
     record = request_pb2.RequestRecord(
         request_id=entry.request_id,
         tenant=entry.tenant,
@@ -106,23 +107,21 @@ class LocalRequests:
 
 
 class RequestServicer(request_service_pb2_grpc.RequestServiceServicer):
-    """See RequestService."""
+    """Implements RequestService; translation only."""
 
     def __init__(self, requests: RequestSource) -> None:
         self._requests = requests
 
-    async def GetRequest(self, request: pb.GetRequestRequest, context: Context) -> pb.GetRequestResponse:  # noqa: N802
-        """See RequestService.GetRequest."""
+    @override
+    async def GetRequest(self, request: pb.GetRequestRequest, context: Context) -> pb.GetRequestResponse:
         async with answering(context):
             request_id = require_token(request.request_id, "request_id", MAX_REQUEST_ID_CHARS)
             tenant = _tenant_of(request.tenant)
             return pb.GetRequestResponse(request=await self._requests.request(request_id, tenant))
         raise AssertionError("abort has raised")
 
-    async def ListRequests(  # noqa: N802 - the rpc's name
-        self, request: pb.ListRequestsRequest, context: Context
-    ) -> pb.ListRequestsResponse:
-        """See RequestService.ListRequests."""
+    @override
+    async def ListRequests(self, request: pb.ListRequestsRequest, context: Context) -> pb.ListRequestsResponse:
         async with answering(context):
             if request.limit < 0:
                 raise invalid_field("limit", "must not be negative")
@@ -131,19 +130,19 @@ class RequestServicer(request_service_pb2_grpc.RequestServiceServicer):
             return pb.ListRequestsResponse(requests=found.requests, total_count=found.total)
         raise AssertionError("abort has raised")
 
-    async def ListClients(  # noqa: N802 - the rpc's name
+    @override
+    async def ListClients(
         self,
-        request: pb.ListClientsRequest,  # noqa: ARG002 - it asks for all of them
+        request: pb.ListClientsRequest,
         context: Context,
     ) -> pb.ListClientsResponse:
-        """See RequestService.ListClients."""
         async with answering(context):
             return pb.ListClientsResponse(clients=await self._requests.clients())
         raise AssertionError("abort has raised")
 
 
 def _tenant_of(claimed: str) -> str:
-    """Whose requests are asked for; empty: everybody's, which a caller whose tenant is fixed cannot ask for."""
+    """Return the tenant whose requests are wanted; empty: all, which a caller with a fixed tenant cannot read."""
     tenant = require_token(claimed, "tenant", MAX_TENANT_CHARS) if claimed else ""
     known = caller()
     return tenant if known.names_tenants else known.tenant_for(tenant, "tenant")

@@ -1,4 +1,4 @@
-"""What a public gRPC payload must look like. The HTTP edge has its own, stricter parser; these are the same bounds."""
+"""Validation of public gRPC payloads. The HTTP edge has its own, stricter parser; the bounds are the same."""
 
 import math
 
@@ -39,9 +39,9 @@ MAX_TOOLS = 128
 
 
 def check_chat(payload: chat_pb2.ChatPayload, schemas: SchemaLimits, field: str = "payload") -> None:
-    """Raises INVALID_ARGUMENT naming the field, which is `field` or in it.
+    """Raises INVALID_ARGUMENT naming the field, which is `field` or within it.
 
-    Upper bounds in its schemas that are none are left out of the payload: see SchemaGuard.require_safe.
+    Upper bounds in its schemas that are ineffective are removed from the payload: see SchemaGuard.require_safe.
     """
     check_count(f"{field}.messages", len(payload.messages), 1, MAX_MESSAGES)
     for index, message in enumerate(payload.messages):

@@ -1,4 +1,4 @@
-"""The router as a service: the scheduling loop, fed by the registry's Watch, behind two gRPC services."""
+"""The router as a service: the scheduling loop, fed by the registry's Watch, behind its gRPC services."""
 
 from functools import partial
 
@@ -33,7 +33,7 @@ from weft.wake.run import run_recipe
 
 
 def build(config: RouterConfig, *, clock: Clock | None = None) -> "RouterService":
-    """A router that is not started yet."""
+    """Build a router that is not started yet."""
     return RouterService(config, clock or SystemClock())
 
 
@@ -43,7 +43,7 @@ class RouterService:
     def __init__(self, config: RouterConfig, clock: Clock) -> None:
         self._config = config
         self._clock = clock
-        # The registry's time, which runners go by too: this machine's own clock may be off, or be set.
+        # The registry's time, which runners use too: this machine's own clock may be off, or be set.
         self._mesh_clock = MeshClock(clock)
         self._channels = ChannelPool(security=config.security)
         run_wake_recipe = partial(run_recipe, environment=config.wake_environment)
@@ -73,11 +73,11 @@ class RouterService:
         self._listeners: list[FleetListener] = []
 
     def expect(self, expected: ExpectedMesh) -> None:
-        """Take these models and agents for known until their runners have come. Call it before the start."""
+        """Treat these models and agents as known until their runners have come. Must be called before the start."""
         self._expected = expected
 
     def expect_no_more(self) -> None:
-        """What was expected and has not come is not known any more."""
+        """Forget the expected models that have not come."""
         self._expected.clear()
         if self._told.revision:
             self._update_view(self._told)
@@ -88,32 +88,32 @@ class RouterService:
 
     @property
     def channels(self) -> ChannelPool:
-        """Channels to runners, for dispatchers in this very process; closed when the router stops."""
+        """Return the channels to runners, for dispatchers in this process; closed when the router stops."""
         return self._channels
 
     @property
     def placement(self) -> RouterPort:
-        """The placement port for dispatchers in this very process."""
+        """Return the placement port for dispatchers in this process."""
         return self._placement
 
     @property
     def requests(self) -> RequestSource:
-        """What it remembers of requests and clients, for readers in this very process."""
+        """Return the records of requests and clients, for readers in this process."""
         return self._requests
 
     @property
     def view(self) -> FleetView:
-        """The newest view of the mesh; revision 0 before the registry's first snapshot."""
+        """Return the newest view of the mesh; revision 0 before the registry's first snapshot."""
         return self._view
 
     @property
     def relay(self) -> Relay | None:
-        """What takes the links of dial-out runners, where they may dial in."""
+        """Return the relay of dial-out runners; None: they cannot dial in here."""
         return self._relay
 
     @property
     def load(self) -> tuple[int, int]:
-        """How many requests wait and how many run."""
+        """Return the numbers of waiting and of running requests."""
         return self._loop.waiting, self._loop.running
 
     @property
@@ -148,7 +148,7 @@ class RouterService:
         await self._memory.start()
 
     async def stop(self, grace_seconds: float) -> None:  # noqa: ARG002 - granted streams do not depend on the router
-        """See Service.stop. Requests that wait are told, and placed again by their dispatchers elsewhere."""
+        """See Service.stop. Waiting requests are refused, and placed elsewhere by their dispatchers."""
         self._loop.close()
         await self._waker.stop()
         if self._memory is not None:

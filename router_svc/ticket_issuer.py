@@ -1,4 +1,4 @@
-"""Turns a placed request into a grant: the ticket, signed with the key of the runner's session, and where to use it."""
+"""Issues tickets: turns a placed request into a grant, signed with the key of the runner's session."""
 
 from router_svc.mailbox import Mailbox
 from router_svc.policy.decisions import Placed
@@ -18,7 +18,10 @@ class TicketIssuer:
         self._lifetime_seconds = lifetime_seconds
 
     def grant(self, placed: Placed, mailbox: Mailbox, view: FleetView) -> placement.Grant:
-        """The permit of one attempt. `view` is the one that the scheduler decided by: it has the candidate's runner."""
+        """Return the grant of one attempt.
+
+        `view`: the one that the scheduler decided by, which contains the candidate's runner.
+        """
         candidate, request = placed.candidate, mailbox.request
         runner = view.runners[candidate.runner]
         claims = ticket_pb2.TicketClaims(

@@ -1,4 +1,4 @@
-"""Carries wakes out: runs a mesh's recipe, asks a runner, and watches the fleet until the model takes requests."""
+"""Executes wakes: runs a recipe or calls a runner, and watches the view until the model is ready."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -30,18 +30,19 @@ if TYPE_CHECKING:
 log = structlog.get_logger("weft.waker")
 
 CALL_MARGIN_SECONDS = 5.0
-"""How much later than the wake itself a call to a runner ends, so that the wake's own bound is the one that is hit."""
+"""How much later than the wake itself a call to a runner times out, so that the wake's own bound takes effect first."""
 LOST_RUNNER_RETRY_SECONDS = 1.0
-"""Pause before a runner is asked again that the fleet still shows but whose host has only been told to wake."""
+"""Pause before another call to a runner that is still in the view but whose host is only being woken."""
 CONFIRM_SECONDS = 2.0
-"""How long a runner that said that the model is awake has to report it before it is asked again. The model may have
-fallen asleep in between, and nobody would wake it until `max_wait`; or the registry is away, and the report with it."""
+"""Time in which a runner that reported the model as awake must show that in the view, before it is called again. The
+model may have fallen asleep in between, and would sleep until `max_wait`; or the registry is unreachable, and the
+report with it."""
 MAX_ERROR_CHARS = 500
-"""What is passed on of an error: every request that waits gets a copy."""
+"""Length to which error messages are cut: every waiting request gets a copy."""
 
 
 class RecipeRunner(Protocol):
-    """Who carries a recipe out."""
+    """Port: executes a recipe."""
 
     async def __call__(self, recipe: Recipe, *, timeout_seconds: float) -> None:
         """Return once the recipe's action succeeded. Raises WAKE_FAILED with the cause, free of secrets."""
@@ -58,7 +59,7 @@ class _Step(Enum):
 
 @dataclass(slots=True, kw_only=True)
 class _Attempt:
-    """What one wake has done so far."""
+    """Progress of one wake."""
 
     model: str
     max_wait_seconds: float
@@ -67,17 +68,18 @@ class _Attempt:
     recipe_ran: bool = False
     runner_was_lost: bool = False
     woken_at: dict[str, float] = field(default_factory=dict)
-    """When which incarnation of its runner said that it is awake; the fleet shows it with its next report."""
+    """When which incarnation of its runner reported that it is awake; the view shows it with the runner's next
+    report."""
     doubted: bool = False
     """See Wakes."""
     priority: Priority = Priority.NORMAL
     """See Wakes."""
     runner_insists: bool = False
-    """The runner says that it is awake and the fleet goes on to say something else."""
+    """Whether the runner insists that it is awake while the view keeps showing something else."""
 
 
 class Waker:
-    """One background task per model that wakes. See router_svc.loop.WakeStarter."""
+    """Runs one background task per model that wakes. See router_svc.loop.WakeStarter."""
 
     def __init__(
         self, run_recipe: RecipeRunner, channels: ChannelPool, clock: Clock, allowed_recipes: frozenset[str]
@@ -90,10 +92,10 @@ class Waker:
         self._view_changed = asyncio.Event()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._given_up: dict[str, asyncio.Event] = {}
-        """Of each wake under way: set when it is to end."""
+        """For each wake under way, the event that ends it."""
 
     def update_view(self, view: FleetView) -> None:
-        """The registry told something new."""
+        """Apply a new view of the registry."""
         self._view = view
         self._view_changed.set()
         self._view_changed = asyncio.Event()
@@ -111,7 +113,7 @@ class Waker:
             given_up.set()
 
     async def stop(self) -> None:
-        """End every wake where it is; nobody is told."""
+        """Cancel every wake without reporting its end."""
         await stop_tasks(self._tasks.values())
         self._tasks.clear()
         self._given_up.clear()
@@ -130,12 +132,12 @@ class Waker:
             log.exception("wake failed unexpectedly", model=wakes.model, runner=wakes.runner)
         else:
             log.info("woke", model=wakes.model, runner=wakes.runner, self_reported=self_reported)
-        # Before anybody is told: the next request may begin the next wake at once.
+        # Before the end is reported: the next request may begin the next wake at once.
         del self._tasks[wakes.model], self._given_up[wakes.model]
         finished(WakeEnd(error=error, self_reported=self_reported))
 
     async def _within_bound(self, wakes: Wakes) -> bool:
-        """Whether that it is awake is known from its runner alone."""
+        """Return whether only the runner reports that the model is awake."""
         ends_at = self._clock.monotonic() + wakes.max_wait_seconds
         attempt = _Attempt(
             model=wakes.model,
@@ -152,7 +154,7 @@ class Waker:
     async def _ends_within(
         self, seconds: float, work: Coroutine[Any, Any, None], given_up: asyncio.Event | None = None
     ) -> bool:
-        """Whether `work` ended in time and was not given up; its error is raised. Else it is cancelled and over."""
+        """Return whether `work` ended in time and was not given up; its error is raised. Otherwise it is cancelled."""
         working = asyncio.create_task(work)
         others = [asyncio.create_task(self._clock.sleep(seconds))]
         if given_up is not None:
@@ -225,7 +227,7 @@ class Waker:
 
 
 def _next_step(view: FleetView, attempt: _Attempt, now: float) -> _Step:
-    """What to do as the fleet is now. Raises WAKE_FAILED when it cannot come up any more."""
+    """Return the next action for the current view. Raises WAKE_FAILED when the model cannot come up any more."""
     model = view.models.get(attempt.model)
     if model is None:
         raise WeftError(Reason.WAKE_FAILED, "it is not in the mesh any more")
@@ -273,6 +275,6 @@ def _no_memory() -> WeftError:
 
 
 def _as_wake_failure(error: WeftError) -> WeftError:
-    """Why it did not come up. That there is no memory for it now is told apart: it may well be there later."""
+    """Return the failure of a wake. Lack of memory has a reason of its own: it may be temporary."""
     reason = error.reason if error.reason is Reason.INSUFFICIENT_MEMORY else Reason.WAKE_FAILED
     return WeftError(reason, error.message[:MAX_ERROR_CHARS], metadata=error.metadata)

@@ -143,7 +143,7 @@ class ForcesForDurable(Sound):
 
 
 class YieldsAlways(SwapCosts):
-    def yields_to(self, demand: Demand, resident: Resident, now: float) -> bool:
+    def may_be_evicted_for(self, demand: Demand, resident: Resident, now: float) -> bool:
         return True
 
 

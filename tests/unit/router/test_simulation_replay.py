@@ -16,13 +16,13 @@ from router_svc.simulation.traffic import requests_of
 ROOT = Path(__file__).parents[3]
 DIGEST_OF_RUNS = """
 from hashlib import sha256
-from router_svc.simulation.engine import Extras, Simulation
+from router_svc.simulation.engine import RunOptions, Simulation
 from router_svc.simulation.random_scenario import random_scenario
 from router_svc.simulation.random_scenario import real_scheduler
 digest = sha256()
 for seed in range(12):
     scenario = random_scenario(seed)
-    simulation = Simulation(scenario, real_scheduler(scenario), Extras(explained=range(1, 200)))
+    simulation = Simulation(scenario, real_scheduler(scenario), RunOptions(explained=range(1, 200)))
     simulation.run()
     digest.update(repr(simulation.decision_log.lines).encode())
 print(digest.hexdigest())
