@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from sqlalchemy import Row, delete, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
+from typing_extensions import override
 
 from registry_svc.keys.domain import ApiKey
 from registry_svc.store.database import Transactions
@@ -52,14 +53,14 @@ _MARK_ID = 1
 MAX_IDS_PER_STATEMENT = 1_000
 
 
-class SqlKeyStore:
+class SqlKeyStore(KeyStore):
     """See KeyStore."""
 
     def __init__(self, transactions: Transactions) -> None:
         self._transactions = transactions
 
+    @override
     async def load(self) -> StoredKeys:
-        """See KeyStore.load."""
         async with self._transactions.transaction() as connection:
             rows = (await connection.execute(select(api_keys))).all()
             mark = (await connection.execute(select(key_pepper.c.mark))).scalar_one_or_none()
@@ -67,18 +68,18 @@ class SqlKeyStore:
         keys = sorted((_key_of(row) for row in rows), key=lambda key: key.id)
         return StoredKeys(keys=tuple(keys), pepper_mark=bytes(mark or b""))
 
+    @override
     async def save(self, keys: Sequence[ApiKey]) -> None:
-        """See KeyStore.save."""
         async with self._transactions.transaction() as connection:
             await _save(connection, keys)
 
+    @override
     async def delete(self, key_ids: Sequence[str]) -> None:
-        """See KeyStore.delete."""
         async with self._transactions.transaction() as connection:
             await _delete(connection, key_ids)
 
+    @override
     async def save_pepper_mark(self, mark: bytes, revoked: Sequence[ApiKey] = ()) -> None:
-        """See KeyStore.save_pepper_mark."""
         async with self._transactions.transaction() as connection:
             await connection.execute(delete(key_pepper))
             await connection.execute(insert(key_pepper), [{"id": _MARK_ID, "mark": mark}])

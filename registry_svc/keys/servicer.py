@@ -1,13 +1,12 @@
 """API keys."""
 
-# ruff: noqa: N802 - the methods are called as in the contract
-
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import grpc
 from google.protobuf.duration_pb2 import Duration
+from typing_extensions import override
 
 from registry_svc.config import KeysConfig
 from registry_svc.keys.api_keys import ApiKeys
@@ -131,26 +130,26 @@ class KeyServicer(key_service_pb2_grpc.KeyServiceServicer):
         self._keys = keys
         self._config = config
 
+    @override
     async def CreateKey(self, request: pb.CreateKeyRequest, context: Context) -> pb.CreateKeyResponse:
-        """See the contract."""
         async with answering(context):
             key, text = await self._keys.create(to_key_request(request), caller())
             return pb.CreateKeyResponse(key=key_message(key), text=text)
 
+    @override
     async def ListKeys(self, request: pb.ListKeysRequest, context: Context) -> pb.ListKeysResponse:
-        """See the contract."""
         del request
         async with answering(context):
             return pb.ListKeysResponse(keys=[key_message(key) for key in self._keys.newest_first()])
 
+    @override
     async def RevokeKey(self, request: pb.RevokeKeyRequest, context: Context) -> pb.RevokeKeyResponse:
-        """See the contract."""
         async with answering(context):
             await self._keys.revoke(require_name(request.id, "id"), caller())
             return pb.RevokeKeyResponse()
 
+    @override
     async def RotateKey(self, request: pb.RotateKeyRequest, context: Context) -> pb.RotateKeyResponse:
-        """See the contract."""
         async with answering(context):
             grace = to_grace(request, self._config)
             key, text = await self._keys.rotate(require_name(request.id, "id"), grace, caller())
@@ -158,10 +157,10 @@ class KeyServicer(key_service_pb2_grpc.KeyServiceServicer):
             return pb.RotateKeyResponse(key=key_message(key), text=text, old_expire_time=until)
 
     # See RegistryServicer.Watch for why it is a coroutine.
+    @override
     async def WatchKeys(  # type: ignore[override]
         self, request: pb.WatchKeysRequest, context: Context
     ) -> None:
-        """See the contract."""
         del request
         async with answering(context):
             pepper, keys, watcher = self._keys.watch()
@@ -177,35 +176,35 @@ class JoinTokenServicer(join_token_service_pb2_grpc.JoinTokenServiceServicer):
     def __init__(self, tokens: JoinTokens) -> None:
         self._tokens = tokens
 
+    @override
     async def CreateJoinToken(
         self, request: join_token_service_pb2.CreateJoinTokenRequest, context: Context
     ) -> join_token_service_pb2.CreateJoinTokenResponse:
-        """See the contract."""
         async with answering(context):
             token, text = await self._tokens.create(*to_token_request(request))
             return join_token_service_pb2.CreateJoinTokenResponse(join_token=token_message(token), token=text)
 
+    @override
     async def ListJoinTokens(
         self, request: join_token_service_pb2.ListJoinTokensRequest, context: Context
     ) -> join_token_service_pb2.ListJoinTokensResponse:
-        """See the contract."""
         del request
         async with answering(context):
             tokens = [token_message(token) for token in self._tokens.newest_first()]
             return join_token_service_pb2.ListJoinTokensResponse(join_tokens=tokens)
 
+    @override
     async def RevokeJoinToken(
         self, request: join_token_service_pb2.RevokeJoinTokenRequest, context: Context
     ) -> join_token_service_pb2.RevokeJoinTokenResponse:
-        """See the contract."""
         async with answering(context):
             await self._tokens.revoke(require_name(request.id, "id"))
             return join_token_service_pb2.RevokeJoinTokenResponse()
 
+    @override
     async def CheckJoinToken(
         self, request: join_token_service_pb2.CheckJoinTokenRequest, context: Context
     ) -> join_token_service_pb2.CheckJoinTokenResponse:
-        """See the contract."""
         async with answering(context):
             return join_token_service_pb2.CheckJoinTokenResponse(
                 join_token=token_message(self._tokens.check(request.token))

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from sqlalchemy import Row, delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
+from typing_extensions import override
 
 from registry_svc.ledger.policy.leases import Grant, Holder, HolderKind
 from registry_svc.store.database import Transactions
@@ -58,14 +59,14 @@ _COUNTER_ID = 1
 MAX_IDS_PER_STATEMENT = 1_000
 
 
-class SqlLeaseStore:
+class SqlLeaseStore(LeaseStore):
     """See LeaseStore."""
 
     def __init__(self, transactions: Transactions) -> None:
         self._transactions = transactions
 
+    @override
     async def load(self) -> StoredLedger:
-        """See LeaseStore.load."""
         async with self._transactions.transaction() as connection:
             rows = (await connection.execute(select(leases).order_by(leases.c.fencing_number))).all()
             last = (await connection.execute(select(lease_counter.c.last_fencing_number))).scalar_one_or_none()
@@ -74,26 +75,26 @@ class SqlLeaseStore:
             grants=grants, last_fencing_number=max([last or 0, *(each.fencing_number for each in grants)])
         )
 
+    @override
     async def grant(self, grant: Grant) -> None:
-        """See LeaseStore.grant."""
         async with self._transactions.transaction() as connection:
             await connection.execute(insert(leases), [_row_of(grant)])
             await _count(connection, grant.fencing_number)
 
+    @override
     async def save_releasing(self, lease_ids: Sequence[str]) -> None:
-        """See LeaseStore.save_releasing."""
         async with self._transactions.transaction() as connection:
             for some in _parts(lease_ids):
                 await connection.execute(update(leases).where(leases.c.id.in_(some)).values(releasing=True))
 
+    @override
     async def save_processes(self, lease_id: str, processes: Sequence[ProcessId]) -> None:
-        """See LeaseStore.save_processes."""
         async with self._transactions.transaction() as connection:
             changed = update(leases).where(leases.c.id == lease_id).values(processes=_processes_text(processes))
             await connection.execute(changed)
 
+    @override
     async def remove(self, lease_ids: Sequence[str]) -> None:
-        """See LeaseStore.remove."""
         async with self._transactions.transaction() as connection:
             for some in _parts(lease_ids):
                 await connection.execute(delete(leases).where(leases.c.id.in_(some)))

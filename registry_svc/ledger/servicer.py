@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 from google.protobuf import duration_pb2, timestamp_pb2
+from typing_extensions import override
 
 from registry_svc.config import LedgerConfig
 from registry_svc.ledger.domain import (
@@ -285,9 +286,6 @@ def _device_message(device: DeviceSnapshot) -> lease_pb2.Device:
     )
 
 
-# ruff: noqa: N802 - the methods are called as in the contract
-
-
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -300,10 +298,10 @@ class LeaseServicer(lease_service_pb2_grpc.LeaseServiceServicer):
         self._mesh_clock = mesh_clock
 
     # A coroutine that writes gives up the moment the call is cancelled, see RegistryServicer.Watch.
+    @override
     async def AcquireLease(  # type: ignore[override]
         self, request: lease_service_pb2.AcquireLeaseRequest, context: Context
     ) -> None:
-        """See the contract."""
         async with answering(context):
             wanted = acquire_request_of(request)
             _require_right(wanted.holder)
@@ -311,37 +309,37 @@ class LeaseServicer(lease_service_pb2_grpc.LeaseServiceServicer):
                 async for status in statuses:
                     await context.write(acquire_message(status, self._ledger.config))
 
+    @override
     async def RenewLeases(
         self, request: lease_service_pb2.RenewLeasesRequest, context: Context
     ) -> lease_service_pb2.RenewLeasesResponse:
-        """See the contract."""
         async with answering(context):
             renewal = renewal_of(request)
             _require_right(renewal.holder)
             return renewed_message(await self._ledger.renew(renewal))
 
+    @override
     async def ReleaseLease(
         self, request: lease_service_pb2.ReleaseLeaseRequest, context: Context
     ) -> lease_service_pb2.ReleaseLeaseResponse:
-        """See the contract."""
         async with answering(context):
             holder, session_id, lease_id, fencing_number = release_of(request)
             _require_right(holder)
             await self._ledger.release(holder, session_id, lease_id, fencing_number)
             return lease_service_pb2.ReleaseLeaseResponse()
 
+    @override
     async def ReleaseEarlierLives(
         self, request: lease_service_pb2.ReleaseEarlierLivesRequest, context: Context
     ) -> lease_service_pb2.ReleaseEarlierLivesResponse:
-        """See the contract."""
         async with answering(context):
             released_count = await self._ledger.release_earlier_lives(*earlier_lives_of(request))
             return lease_service_pb2.ReleaseEarlierLivesResponse(released_count=released_count)
 
+    @override
     async def ListHostMemory(
         self, request: lease_service_pb2.ListHostMemoryRequest, context: Context
     ) -> lease_service_pb2.ListHostMemoryResponse:
-        """See the contract."""
         async with answering(context):
             hosts = self._ledger.hosts(host_filter_of(request))
             return lease_service_pb2.ListHostMemoryResponse(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 import grpc
 import structlog
+from typing_extensions import override
 
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.session_state import SessionState
@@ -87,17 +88,17 @@ T = TypeVar("T")
 Metadata = tuple[tuple[str, str], ...]
 
 
-class GrpcRunnerCalls:
+class GrpcRunnerCalls(RunnerCalls):
     """See RunnerCalls. `channels` belongs to the caller, who closes it."""
 
     def __init__(self, core: RegistryCore, channels: ChannelPool) -> None:
         self._core = core
         self._channels = channels
 
+    @override
     async def load(
         self, runner: str, model: str, options: load_pb2.LoadOptions, *, operation_id: str
     ) -> AsyncGenerator[runner_service_pb2.LoadResponse]:
-        """See RunnerCalls.load."""
         state = self._member(runner)
         request = runner_service_pb2.LoadRequest(
             model=model,
@@ -114,8 +115,8 @@ class GrpcRunnerCalls:
         finally:
             call.cancel()
 
+    @override
     async def unload(self, runner: str, model: str, *, operation_id: str) -> runner_service_pb2.UnloadResponse:
-        """See RunnerCalls.unload."""
         state = self._member(runner)
         request = runner_service_pb2.UnloadRequest(
             model=model, permit=self._permit(state, Action.UNLOAD, model=model, operation_id=operation_id)
@@ -123,10 +124,10 @@ class GrpcRunnerCalls:
         stub, metadata = await self._reach(state)
         return await _answer(stub.Unload(request, metadata=metadata))
 
+    @override
     async def flush_cache(
         self, runner: str, request: runner_service_pb2.FlushCacheRequest, *, operation_id: str
     ) -> runner_service_pb2.FlushCacheResponse:
-        """See RunnerCalls.flush_cache."""
         state = self._member(runner)
         permitted = runner_service_pb2.FlushCacheRequest()
         permitted.CopyFrom(request)
@@ -143,8 +144,8 @@ class GrpcRunnerCalls:
         except WeftError:
             return ""
 
+    @override
     async def evict(self, request: EvictionRequest) -> EvictionAnswer:
-        """See RunnerCalls.evict."""
         try:
             state = self._member(request.runner)
             message = runner_service_pb2.YieldMemoryRequest(

@@ -1,13 +1,12 @@
 """What the mesh knows, and how it changes."""
 
-# ruff: noqa: N802 - the methods are called as in the contract
-
 import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import grpc
+from typing_extensions import override
 
 from registry_svc.config import RegistryConfig
 from registry_svc.mesh.core import RegistryCore
@@ -148,10 +147,10 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
         self._catalogue = catalogue
         self._changes = ChangeMessages()
 
+    @override
     async def ListModels(
         self, request: registry_service_pb2.ListModelsRequest, context: Context
     ) -> registry_service_pb2.ListModelsResponse:
-        """See the contract."""
         async with answering(context):
             after, size = page_of(request)
             models = self._catalogue.models_after(after, size + 1)
@@ -160,30 +159,30 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
                 next_page_token=_next([model.manifest.name for model in models], size),
             )
 
+    @override
     async def GetModel(
         self, request: registry_service_pb2.GetModelRequest, context: Context
     ) -> registry_service_pb2.GetModelResponse:
-        """See the contract."""
         async with answering(context):
             model = self._catalogue.model(request.name)
             if model is None:
                 raise WeftError(Reason.MODEL_NOT_FOUND, "no model of this name is known")
             return registry_service_pb2.GetModelResponse(model=model_message(model))
 
+    @override
     async def GetModelMembers(
         self, request: registry_service_pb2.GetModelMembersRequest, context: Context
     ) -> registry_service_pb2.GetModelMembersResponse:
-        """See the contract."""
         async with answering(context):
             pool = self._catalogue.pool_of(request.name)
             if pool is None:
                 raise WeftError(Reason.MODEL_NOT_FOUND, "no model of this name is known")
             return registry_service_pb2.GetModelMembersResponse(pool=pool_message(pool))
 
+    @override
     async def ListPools(
         self, request: registry_service_pb2.ListPoolsRequest, context: Context
     ) -> registry_service_pb2.ListPoolsResponse:
-        """See the contract."""
         async with answering(context):
             after, size = page_of(request)
             pools = self._catalogue.pools_after(after, size + 1)
@@ -192,20 +191,20 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
                 next_page_token=_next([pool.name for pool in pools], size),
             )
 
+    @override
     async def GetPool(
         self, request: registry_service_pb2.GetPoolRequest, context: Context
     ) -> registry_service_pb2.GetPoolResponse:
-        """See the contract."""
         async with answering(context):
             pool = self._catalogue.pool(request.name)
             if pool is None:
                 raise WeftError(Reason.NOT_FOUND, "no pool of this name is known")
             return registry_service_pb2.GetPoolResponse(pool=pool_message(pool))
 
+    @override
     async def ListAgents(
         self, request: registry_service_pb2.ListAgentsRequest, context: Context
     ) -> registry_service_pb2.ListAgentsResponse:
-        """See the contract."""
         async with answering(context):
             after, size = page_of(request)
             agents = self._catalogue.agents_after(after, size + 1)
@@ -214,20 +213,20 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
                 next_page_token=_next([agent.manifest.name for agent in agents], size),
             )
 
+    @override
     async def GetAgent(
         self, request: registry_service_pb2.GetAgentRequest, context: Context
     ) -> registry_service_pb2.GetAgentResponse:
-        """See the contract."""
         async with answering(context):
             agent = self._catalogue.agent(request.name)
             if agent is None:
                 raise WeftError(Reason.NOT_FOUND, "no agent of this name is known")
             return registry_service_pb2.GetAgentResponse(agent=agent_message(agent))
 
+    @override
     async def ListRoutes(
         self, request: registry_service_pb2.ListRoutesRequest, context: Context
     ) -> registry_service_pb2.ListRoutesResponse:
-        """See the contract."""
         async with answering(context):
             after, size = page_of(request)
             routes = self._catalogue.routes_after(after, size + 1)
@@ -236,20 +235,20 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
                 next_page_token=_next([route.manifest.name for route in routes], size),
             )
 
+    @override
     async def GetRoute(
         self, request: registry_service_pb2.GetRouteRequest, context: Context
     ) -> registry_service_pb2.GetRouteResponse:
-        """See the contract."""
         async with answering(context):
             route = self._catalogue.route(request.name)
             if route is None:
                 raise WeftError(Reason.NOT_FOUND, "no route of this name is known")
             return registry_service_pb2.GetRouteResponse(route=route_message(route))
 
+    @override
     async def ListRunners(
         self, request: registry_service_pb2.ListRunnersRequest, context: Context
     ) -> registry_service_pb2.ListRunnersResponse:
-        """See the contract."""
         async with answering(context):
             after, size = page_of(request)
             runners = self._catalogue.runners_after(after, size + 1)
@@ -258,10 +257,10 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
                 next_page_token=_next([runner.profile.name for runner in runners], size),
             )
 
+    @override
     async def GetRunner(
         self, request: registry_service_pb2.GetRunnerRequest, context: Context
     ) -> registry_service_pb2.GetRunnerResponse:
-        """See the contract."""
         async with answering(context):
             runner = self._catalogue.runner(request.name)
             if runner is None:
@@ -270,10 +269,10 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
 
     # A coroutine that writes ends its watcher the moment the call is cancelled; a generator would wait for the
     # garbage collector. grpc.aio takes both, the generated types know only the latter.
+    @override
     async def Watch(  # type: ignore[override]
         self, request: registry_service_pb2.WatchRequest, context: Context
     ) -> None:
-        """See the contract."""
         async with answering(context):
             # It tells of them too; with its rule alone, who may see models would see these as well.
             for access in _ALSO_WATCHED:
@@ -286,19 +285,19 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
                 async for revised in watcher:
                     await context.write(self._changes.message(revised, with_keys=request.include_ticket_keys))
 
+    @override
     async def ListEvents(
         self, request: registry_service_pb2.ListEventsRequest, context: Context
     ) -> registry_service_pb2.ListEventsResponse:
-        """See the contract."""
         async with answering(context):
             kind, name = events_of(request)
             events = self._catalogue.events(kind, name, event_limit(request))
             return registry_service_pb2.ListEventsResponse(events=[event_message(event) for event in events])
 
+    @override
     async def WatchEvents(  # type: ignore[override]  # see Watch
         self, request: registry_service_pb2.WatchEventsRequest, context: Context
     ) -> None:
-        """See the contract."""
         async with answering(context):
             kind, name = events_of(request)
             with self._catalogue.watch_events() as watcher:
@@ -341,10 +340,10 @@ class RunnerSessionServicer(runner_session_service_pb2_grpc.RunnerSessionService
         self._clock = core.clock
         self._mesh_clock = core.mesh_clock
 
+    @override
     async def OpenSession(
         self, request: runner_session_service_pb2.OpenSessionRequest, context: Context
     ) -> runner_session_service_pb2.OpenSessionResponse:
-        """See the contract."""
         async with answering(context):
             session = await self._roster.open_session(to_opening(request, self._config))
             return opened(
@@ -355,28 +354,28 @@ class RunnerSessionServicer(runner_session_service_pb2_grpc.RunnerSessionService
                 dial_out=request.runner.dial_out,
             )
 
+    @override
     async def Heartbeat(
         self, request: runner_session_service_pb2.HeartbeatRequest, context: Context
     ) -> runner_session_service_pb2.HeartbeatResponse:
-        """See the contract."""
         async with answering(context):
             await self._roster.heartbeat(to_heartbeat(request, self._config))
             return runner_session_service_pb2.HeartbeatResponse(
                 mesh_time=timestamp(self._mesh_clock.utc_now()), registry_time=timestamp(self._clock.utc_now())
             )
 
+    @override
     async def CloseSession(
         self, request: runner_session_service_pb2.CloseSessionRequest, context: Context
     ) -> runner_session_service_pb2.CloseSessionResponse:
-        """See the contract."""
         async with answering(context):
             await self._roster.close_session(request.session_id, request.incarnation)
             return runner_session_service_pb2.CloseSessionResponse()
 
+    @override
     async def RetireSession(
         self, request: runner_session_service_pb2.RetireSessionRequest, context: Context
     ) -> runner_session_service_pb2.RetireSessionResponse:
-        """See the contract."""
         async with answering(context):
             retired = await self._retirements.retire(request.session_id, process_ended=request.process_ended)
             return runner_session_service_pb2.RetireSessionResponse(
@@ -393,18 +392,18 @@ class DeclarationServicer(declaration_service_pb2_grpc.DeclarationServiceService
         self._declarations = declarations
         self._config = config
 
+    @override
     async def Apply(
         self, request: declaration_service_pb2.ApplyRequest, context: Context
     ) -> declaration_service_pb2.ApplyResponse:
-        """See the contract."""
         async with answering(context):
             results = await self._declarations.apply(to_batch(request, self._config))
             return declaration_service_pb2.ApplyResponse(results=[applied_message(each) for each in results])
 
+    @override
     async def Delete(
         self, request: declaration_service_pb2.DeleteRequest, context: Context
     ) -> declaration_service_pb2.DeleteResponse:
-        """See the contract."""
         async with answering(context):
             kind, name = to_kind(request.kind, "kind"), require_name(request.name, "name")
             await self._declarations.delete(kind, name, force=request.force, requested_by=to_actor("weft delete"))
@@ -417,18 +416,18 @@ class SettingsServicer(settings_service_pb2_grpc.SettingsServiceServicer):
     def __init__(self, settings: SettingsManager) -> None:
         self._settings = settings
 
+    @override
     async def GetSettings(
         self, request: settings_service_pb2.GetSettingsRequest, context: Context
     ) -> settings_service_pb2.GetSettingsResponse:
-        """See the contract."""
         del request
         async with answering(context):
             return settings_service_pb2.GetSettingsResponse(settings=settings_message(self._settings.current()))
 
+    @override
     async def UpdateSettings(
         self, request: settings_service_pb2.UpdateSettingsRequest, context: Context
     ) -> settings_service_pb2.UpdateSettingsResponse:
-        """See the contract."""
         async with answering(context):
             wanted = request.allow_cloud_fallback if request.HasField("allow_cloud_fallback") else None
             changed = await self._settings.update(wanted)

@@ -7,6 +7,7 @@ from typing import Any, Protocol, TypeVar
 import structlog
 from sqlalchemy import Column, Row, Select, Table, bindparam, delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
+from typing_extensions import override
 
 from registry_svc.mesh.domain import (
     DeclaredAgent,
@@ -131,14 +132,14 @@ class _Published(Protocol):
 P = TypeVar("P", bound=_Published)
 
 
-class SqlStore(RegistryDatabase):
+class SqlStore(RegistryDatabase, Store):
     """See Store. One registry owns the database: see sqlite.py and postgres.py for how.
 
     Raises INVALID_ARGUMENT when `database_url` is of no kind that is supported.
     """
 
+    @override
     async def load(self) -> StoredMesh:
-        """See Store.load."""
         async with self.transaction() as connection:
             publications = _by_runner(await _rows(connection, models, publication_of))
             published_agents = _by_runner(await _rows(connection, agents, agent_publication_of))
@@ -157,8 +158,8 @@ class SqlStore(RegistryDatabase):
                 join_tokens=tuple(await _rows(connection, join_tokens, join_token_of, order_by="id")),
             )
 
+    @override
     async def save_session(self, stored: StoredSession, *, evicted: Sequence[str] = ()) -> None:
-        """See Store.save_session."""
         # Deleting and inserting anew is upsert in the SQL that every database speaks.
         async with self.transaction() as connection:
             await _delete(connection, models.c.name, [each.manifest.name for each in stored.publications])
@@ -170,24 +171,24 @@ class SqlStore(RegistryDatabase):
             await _insert(connection, models, [model_row(each) for each in stored.publications])
             await _insert(connection, agents, [agent_row(each) for each in stored.agents])
 
+    @override
     async def save_pulses(self, pulses: Sequence[StoredPulse]) -> None:
-        """See Store.save_pulses."""
         if not pulses:
             return
         statement = update(runners).where(runners.c.name == bindparam("of_runner"))
         async with self.transaction() as connection:
             await connection.execute(statement, [{"of_runner": pulse.runner, **pulse_row(pulse)} for pulse in pulses])
 
+    @override
     async def delete_sessions(self, session_ids: Sequence[str]) -> None:
-        """See Store.delete_sessions."""
         async with self.transaction() as connection:
             # Runners go with their sessions, and models and agents with their runners.
             await _delete(connection, sessions.c.id, session_ids)
 
+    @override
     async def save_declarations(
         self, models: Sequence[DeclaredModel], agents: Sequence[DeclaredAgent], routes: Sequence[DeclaredRoute] = ()
     ) -> None:
-        """See Store.save_declarations."""
         async with self.transaction() as connection:
             await _delete(connection, declared_models.c.name, [each.manifest.name for each in models])
             await _delete(connection, declared_agents.c.name, [each.manifest.name for each in agents])
@@ -196,26 +197,26 @@ class SqlStore(RegistryDatabase):
             await _insert(connection, declared_agents, [declared_agent_row(each) for each in agents])
             await _insert(connection, declared_routes, [declared_route_row(each) for each in routes])
 
+    @override
     async def delete_names(self, models: Sequence[str], agents: Sequence[str], routes: Sequence[str] = ()) -> None:
-        """See Store.delete_names."""
         async with self.transaction() as connection:
             await _delete_names(connection, agent_names=agents, model_names=models)
             await _delete(connection, declared_routes.c.name, routes)
 
+    @override
     async def save_settings(self, settings: MeshSettings) -> None:
-        """See Store.save_settings."""
         async with self.transaction() as connection:
             await connection.execute(delete(mesh_settings).where(mesh_settings.c.id == SETTINGS_ID))
             await _insert(connection, mesh_settings, [settings_row(settings)])
 
+    @override
     async def save_join_token(self, token: JoinToken) -> None:
-        """See Store.save_join_token."""
         async with self.transaction() as connection:
             await _delete(connection, join_tokens.c.id, [token.id])
             await _insert(connection, join_tokens, [join_token_row(token)])
 
+    @override
     async def delete_join_token(self, token_id: str) -> None:
-        """See Store.delete_join_token."""
         async with self.transaction() as connection:
             await _delete(connection, join_tokens.c.id, [token_id])
 

@@ -5,11 +5,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import structlog
+from typing_extensions import override
 
 from registry_svc.config import OperationSettings
 from registry_svc.operations.actions import action_summary
 from registry_svc.operations.audit_log import AuditLog
-from registry_svc.operations.job import Job, JobCancelled, JobDeps
+from registry_svc.operations.job import Job, JobCancelled, JobDeps, ProgressReporter
 from registry_svc.operations.live_operations import LiveOperation, OperationTable
 from registry_svc.operations.operation_store import OperationStore
 from registry_svc.operations.policy.audit import AuditDraft
@@ -230,15 +231,15 @@ class Executor:
         await self._writer.run(lambda: self.change(live, step))
 
 
-class _Report:
+class _Report(ProgressReporter):
     """See Report: a job's words, in the book."""
 
     def __init__(self, executor: Executor, live: LiveOperation) -> None:
         self._executor = executor
         self._live = live
 
+    @override
     def progress(self, progress: OperationProgress) -> None:
-        """See ProgressReporter.progress."""
         live = self._live
         if live.operation.ended:
             return
@@ -247,12 +248,12 @@ class _Report:
         live.progress = replace(progress, stage=stage, detail=_cleaned(progress.detail), share=share)
         live.tell()
 
+    @override
     async def assigned(self, runner: str) -> None:
-        """See ProgressReporter.assigned."""
         await self._executor.keep(self._live, lambda operation: assigned(operation, runner))
 
+    @override
     async def begun(self, models: Sequence[str]) -> None:
-        """See ProgressReporter.begun."""
         partial = operation_pb2.OperationResult(models=models).SerializeToString(deterministic=True)
         await self._executor.keep(self._live, lambda operation: replace(operation, result=partial))
 

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
+from typing_extensions import override
+
 from registry_svc.config import GovernanceMode
 from registry_svc.operations.policy.governance import (
     Validity,
@@ -84,25 +86,25 @@ class Gatekeeper(Protocol):
         ...
 
 
-class OpenGate:
+class OpenGate(Gatekeeper):
     """Admits everything: governance is off."""
 
     def __init__(self) -> None:
         self._audience = ""
 
+    @override
     def recall(self, marks: GovernanceMarks) -> None:
-        """See Gatekeeper.recall."""
         self._audience = marks.audience
 
+    @override
     def admit(
         self, action_bytes: bytes, action: operation_pb2.OperationAction, authorization: str, now_utc: datetime
     ) -> Admission:
-        """See Gatekeeper.admit."""
         del action_bytes, action, authorization, now_utc
         return Admission()
 
+    @override
     def describe(self) -> GovernanceRules:
-        """See Gatekeeper.describe."""
         return GovernanceRules(mode=GovernanceMode.OFF, audience=self._audience)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import structlog
+from typing_extensions import override
 
 from registry_svc.config import GovernanceConfig, GovernanceMode
 from registry_svc.operations.governance import (
@@ -57,17 +58,19 @@ class RollbackGuard(Protocol):
         ...
 
 
-class NoRollbackGuard:
+class NoRollbackGuard(RollbackGuard):
     """Keeps nothing."""
 
+    @override
     def read(self) -> None:
-        """See RollbackGuard.read."""
+        pass
 
+    @override
     def write(self, marks: Marks) -> None:
-        """See RollbackGuard.write."""
+        pass
 
 
-class RollbackGuardFile:
+class RollbackGuardFile(RollbackGuard):
     """See RollbackGuard. It is written without waiting for the disk.
 
     A file that a power cut spoilt counts as lost, and a lost one makes the gate stricter, never laxer.
@@ -76,8 +79,8 @@ class RollbackGuardFile:
     def __init__(self, path: Path) -> None:
         self._path = path
 
+    @override
     def read(self) -> Marks | None:
-        """See RollbackGuard.read."""
         try:
             with self._path.open("rb") as file:
                 found: Any = json.loads(file.read(MAX_FILE_BYTES))
@@ -88,8 +91,8 @@ class RollbackGuardFile:
             return None
         return Marks(newest_microseconds=newest, floor=floor)
 
+    @override
     def write(self, marks: Marks) -> None:
-        """See RollbackGuard.write."""
         fresh = self._path.with_name(f"{self._path.name}.new")
         text = json.dumps({"newest_microseconds": marks.newest_microseconds, "refused_before": marks.floor})
         try:
@@ -102,7 +105,7 @@ class RollbackGuardFile:
             raise
 
 
-class GovernanceGate:
+class GovernanceGate(Gatekeeper):
     """See Gatekeeper. `clock` is asked for the time of the start alone."""
 
     def __init__(self, config: GovernanceConfig, verifier: Verifier, guard: RollbackGuard, clock: Clock) -> None:
@@ -136,10 +139,10 @@ class GovernanceGate:
                 refused_before=_utc(self._marks.floor).isoformat(),
             )
 
+    @override
     def admit(
         self, action_bytes: bytes, action: operation_pb2.OperationAction, authorization: str, now_utc: datetime
     ) -> Admission:
-        """See Gatekeeper.admit."""
         del action_bytes  # messages are compared
         if self._marks is None or not self._audience:
             raise Refused("the gate has not been told of earlier lives")
@@ -164,8 +167,8 @@ class GovernanceGate:
             mark=mark,
         )
 
+    @override
     def describe(self) -> GovernanceRules:
-        """See Gatekeeper.describe."""
         return GovernanceRules(
             mode=self._config.mode,
             required_signers=self._quorum.required,

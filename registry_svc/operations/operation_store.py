@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from sqlalchemy import Row, delete, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
+from typing_extensions import override
 
 from registry_svc.operations.governance import GovernanceMarks
 from registry_svc.operations.policy.audit import AuditDraft, AuditEntry, AuditHead, chained
@@ -122,14 +123,14 @@ class OperationStore(Protocol):
         ...
 
 
-class SqlOperationStore:
+class SqlOperationStore(OperationStore):
     """See OperationStore."""
 
     def __init__(self, transactions: Transactions) -> None:
         self._transactions = transactions
 
+    @override
     async def load_marks(self) -> GovernanceMarks:
-        """See OperationStore.load_marks."""
         async with self._transactions.transaction() as connection:
             row = (await connection.execute(select(governance_marks))).one_or_none()
             if row is not None:
@@ -139,26 +140,26 @@ class SqlOperationStore:
             await connection.execute(insert(governance_marks), values)
             return GovernanceMarks(audience=audience)
 
+    @override
     async def load_unfinished(self) -> list[GovernedOperation]:
-        """See OperationStore.load_unfinished."""
         statement = select(operations).where(operations.c.ended_at.is_(None)).order_by(operations.c.number)
         async with self._transactions.transaction() as connection:
             return [_operation_of(row) for row in await connection.execute(statement)]
 
+    @override
     async def get(self, operation_id: str) -> GovernedOperation | None:
-        """See OperationStore.get."""
         async with self._transactions.transaction() as connection:
             return await _found(connection, operations.c.id == operation_id)
 
+    @override
     async def of_request(self, request_id: str) -> GovernedOperation | None:
-        """See OperationStore.of_request."""
         async with self._transactions.transaction() as connection:
             return await _found(connection, operations.c.request_id == request_id)
 
+    @override
     async def page(
         self, *, before_number: int | None, size: int, unfinished_only: bool = False
     ) -> list[GovernedOperation]:
-        """See OperationStore.page."""
         statement = select(operations).order_by(operations.c.number.desc()).limit(size)
         if before_number is not None:
             statement = statement.where(operations.c.number < before_number)
@@ -167,8 +168,8 @@ class SqlOperationStore:
         async with self._transactions.transaction() as connection:
             return [_operation_of(row) for row in await connection.execute(statement)]
 
+    @override
     async def save_new(self, new: NewOperation) -> Saved | RequestKnown | NonceUsed:
-        """See OperationStore.save_new."""
         async with self._transactions.transaction() as connection:
             earlier = await _found(connection, operations.c.request_id == new.operation.request_id)
             if earlier is not None:
@@ -195,8 +196,8 @@ class SqlOperationStore:
             assert saved is not None, "what was inserted can be read in the same transaction"
             return Saved(saved, head)
 
+    @override
     async def update(self, operation: GovernedOperation, audit: Sequence[AuditDraft]) -> AuditHead:
-        """See OperationStore.update."""
         async with self._transactions.transaction() as connection:
             stored = await _found(connection, operations.c.id == operation.id)
             if stored is None:
@@ -208,13 +209,13 @@ class SqlOperationStore:
             )
             return await _append(connection, audit)
 
+    @override
     async def append_audit(self, audit: Sequence[AuditDraft]) -> AuditHead:
-        """See OperationStore.append_audit."""
         async with self._transactions.transaction() as connection:
             return await _append(connection, audit)
 
+    @override
     async def page_audit(self, *, after_sequence: int, size: int) -> list[AuditEntry]:
-        """See OperationStore.page_audit."""
         statement = (
             select(audit_entries)
             .where(audit_entries.c.sequence > after_sequence)
@@ -224,19 +225,19 @@ class SqlOperationStore:
         async with self._transactions.transaction() as connection:
             return [_entry_of(row) for row in await connection.execute(statement)]
 
+    @override
     async def audit_head(self) -> AuditHead:
-        """See OperationStore.audit_head."""
         async with self._transactions.transaction() as connection:
             return await _head(connection)
 
+    @override
     async def delete_ended_before(self, moment: datetime) -> int:
-        """See OperationStore.delete_ended_before."""
         async with self._transactions.transaction() as connection:
             # A comparison with NULL is not true, so those that have not ended stay.
             return (await connection.execute(delete(operations).where(operations.c.ended_at < moment))).rowcount
 
+    @override
     async def purge_nonces(self, moment: datetime) -> int:
-        """See OperationStore.purge_nonces."""
         async with self._transactions.transaction() as connection:
             newest = (await connection.execute(select(governance_marks.c.newest_issued_at))).scalar_one_or_none()
             # A clock that is ahead for a moment says of all nonces that their time is over; a token that was issued

@@ -5,6 +5,8 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from typing_extensions import override
+
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.domain import Instance, Phase
 from registry_svc.operations.policy.loads import PoolMember
@@ -52,42 +54,42 @@ class RunnerDirectory(Protocol):
         ...
 
 
-class MeshRunnerDirectory:
+class MeshRunnerDirectory(RunnerDirectory):
     """See RunnerDirectory."""
 
     def __init__(self, core: RegistryCore) -> None:
         self._core = core
 
+    @override
     def runner_of(self, model: str) -> str | None:
-        """See RunnerDirectory.runner_of."""
         found = self._core.mesh.model(model)
         return None if found is None else found.runner
 
+    @override
     def holder_of(self, model: str) -> str | None:
-        """See RunnerDirectory.holder_of."""
         found = self.runner_of(model)
         return self._core.mesh.unowned_on(model) if found is None else found
 
+    @override
     def pool(self, name: str) -> tuple[PoolMember, ...]:
-        """See RunnerDirectory.pool."""
         found = self._core.mesh.pool(name)
         if found is None:
             return ()
         return tuple(self._pool_member(model.manifest.name, model.runner) for model in found.members)
 
+    @override
     def names_pool(self, name: str) -> bool:
-        """See RunnerDirectory.names_pool."""
         return self._core.mesh.pools.is_explicit(name)
 
+    @override
     def runner(self, name: str) -> RunnerSnapshot | None:
-        """See RunnerDirectory.runner."""
         member = self._core.mesh.of_runner(name)
         if member is None:
             return None
         return RunnerSnapshot(name=name, incarnation=member.profile.incarnation, active=member.pulse.active)
 
+    @override
     def active_runners(self) -> list[str]:
-        """See RunnerDirectory.active_runners."""
         return sorted(member.profile.name for member in self._core.mesh if member.pulse.active)
 
     def _pool_member(self, model: str, runner: str) -> PoolMember:

@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 from google.protobuf import timestamp_pb2
+from typing_extensions import override
 
 from registry_svc.operations.actions import checked_action
 from registry_svc.operations.governance import GovernanceRules
@@ -144,9 +145,6 @@ def _timestamp(moment: datetime) -> timestamp_pb2.Timestamp:
     return message
 
 
-# ruff: noqa: N802 - the methods are called as in the contract
-
-
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -157,26 +155,26 @@ class OperationServicer(operation_service_pb2_grpc.OperationServiceServicer):
         self._operations = operations
         self._clock = clock
 
+    @override
     async def CreateOperation(
         self, request: operation_service_pb2.CreateOperationRequest, context: Context
     ) -> operation_service_pb2.CreateOperationResponse:
-        """See the contract."""
         async with answering(context):
             view, existed = await self._operations.create(to_operation_request(request))
             return operation_service_pb2.CreateOperationResponse(operation=self._message(view), existed=existed)
 
+    @override
     async def GetOperation(
         self, request: operation_service_pb2.GetOperationRequest, context: Context
     ) -> operation_service_pb2.GetOperationResponse:
-        """See the contract."""
         async with answering(context):
             view = await self._operations.get(to_operation_id(request.name))
             return operation_service_pb2.GetOperationResponse(operation=self._message(view))
 
+    @override
     async def ListOperations(
         self, request: operation_service_pb2.ListOperationsRequest, context: Context
     ) -> operation_service_pb2.ListOperationsResponse:
-        """See the contract."""
         async with answering(context):
             before, size = to_page(request)
             views = await self._operations.page(
@@ -189,10 +187,10 @@ class OperationServicer(operation_service_pb2_grpc.OperationServiceServicer):
             )
 
     # A coroutine that writes ends its watcher the moment the call is cancelled, see RegistryServicer.Watch.
+    @override
     async def WatchOperation(  # type: ignore[override]
         self, request: operation_service_pb2.WatchOperationRequest, context: Context
     ) -> None:
-        """See the contract."""
         async with answering(context):
             followed = await self._operations.watch(to_operation_id(request.name))
             if isinstance(followed, OperationView):
@@ -202,27 +200,27 @@ class OperationServicer(operation_service_pb2_grpc.OperationServiceServicer):
                 async for view in followed:
                     await self._write(context, view)
 
+    @override
     async def CancelOperation(
         self, request: operation_service_pb2.CancelOperationRequest, context: Context
     ) -> operation_service_pb2.CancelOperationResponse:
-        """See the contract."""
         async with answering(context):
             operation_id = to_operation_id(request.name)
             view = await self._operations.cancel(operation_id, to_actor(request.requested_by))
             return operation_service_pb2.CancelOperationResponse(operation=self._message(view))
 
+    @override
     async def GetGovernance(
         self, request: operation_service_pb2.GetGovernanceRequest, context: Context
     ) -> operation_service_pb2.GetGovernanceResponse:
-        """See the contract."""
         del request
         async with answering(context):
             return rules_message(self._operations.rules())
 
+    @override
     async def ListAuditEntries(
         self, request: operation_service_pb2.ListAuditEntriesRequest, context: Context
     ) -> operation_service_pb2.ListAuditEntriesResponse:
-        """See the contract."""
         async with answering(context):
             after = require_count(request.after_sequence, "after_sequence")
             entries, head = await self._operations.audit_page(after, page_size_of(request.page_size))

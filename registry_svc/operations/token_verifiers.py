@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 from joserfc import jws
 from joserfc.errors import JoseError
 from joserfc.jwk import OctKey
+from typing_extensions import override
 
 from registry_svc.config import Signer
-from registry_svc.operations.governance import Refused, Verified
+from registry_svc.operations.governance import Refused, Verified, Verifier
 from registry_svc.operations.policy.governance import Validity
 from weft.api.operations.v1 import operation_pb2
 from weft.kernel.errors import invalid_field
@@ -89,7 +90,7 @@ class _HmacRegistry(jws.JWSRegistry):
         self.header_registry = {name: self.header_registry[name] for name in ("alg", "typ")}
 
 
-class SignatureVerifier:
+class SignatureVerifier(Verifier):
     """See Verifier.
 
     A signature by a key that is unknown or revoked is not looked at and counts for nothing. One that names a known key
@@ -109,8 +110,8 @@ class SignatureVerifier:
             if not signer.revoked:
                 self._keys[signer.id] = key
 
+    @override
     def verify(self, action: operation_pb2.OperationAction, authorization: str, audience: str) -> Verified:
-        """See Verifier.verify."""
         signed = read_signed(authorization)
         signers = self._verified_signers(signed)
         named = {signature.key_id for signature in signed.signatures}

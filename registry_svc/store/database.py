@@ -90,7 +90,7 @@ class RegistryDatabase:
         self._turn = asyncio.Lock()
 
     async def open(self) -> None:
-        """See Store.open."""
+        """Take ownership and bring the schema up to date; raises ALREADY_EXISTS when another registry owns it."""
         try:
             with opening(SCHEMA.owner, self._database.url, self._database.driver_errors):
                 self._engine = self._database.take()
@@ -103,7 +103,7 @@ class RegistryDatabase:
             raise
 
     async def close(self) -> None:
-        """See Store.close."""
+        """Give up ownership and close the engine. Safe to call twice, or when never opened."""
         self._engine = None
         await self._database.release()
 
