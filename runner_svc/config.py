@@ -1,4 +1,4 @@
-"""How a runner is set up. The host builds these from the configuration file; tests build them by hand."""
+"""Configuration of a runner: its models, agents and limits. weft_app builds it from weft.yaml."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -27,7 +27,7 @@ class ServedModel:
     name: str
     """Unique in the mesh."""
     pool: str = ""
-    """Models of one pool answer for each other; empty: a pool of its own."""
+    """Models of one pool are interchangeable; empty: a pool of its own."""
     make_backend: Callable[[], Backend]
     operations: frozenset[Operation] = TEXT_OPERATIONS
     slots: int = 4
@@ -35,27 +35,27 @@ class ServedModel:
     model_path: Path | None = None
     """The file whose digest goes on receipts."""
     remote: bool = False
-    """Serving it sends bytes off the premises."""
+    """Whether serving it sends data off the premises."""
     timeouts: TimeoutProfile = field(default_factory=TimeoutProfile)
     chat: ChatSettings = field(default_factory=ChatSettings)
     hibernation: HibernationSettings = field(default_factory=HibernationSettings)
     quantizations: Mapping[str, Path] = field(default_factory=dict)
     """Further files of the same model that may be loaded, by quantization."""
     vision_input: bool = False
-    """Whether it takes images."""
+    """Whether it accepts images."""
     skills: frozenset[Skill] = frozenset()
-    """What the mesh is told that it can do beyond text; empty: unknown."""
+    """Capabilities beyond text that are published; empty: unknown."""
     target_inflight: int | None = None
-    """Requests that it works on at once; None: as many as its slots."""
+    """Concurrent requests that it admits; None: as many as its slots."""
     forecast: MemoryForecast = field(default_factory=NoForecast)
-    """What loads of it take."""
+    """Forecast of the memory that its loads take."""
     wake_by_mesh: Recipe | None = None
-    """What a router does to wake the host; the registry is told. What the runner does stays here."""
+    """Wake recipe that routers run to wake the host; it is published. The runner's own recipe is not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedAgent:
-    """An agent that is published with the models. Either `model` or `pool` is set."""
+    """An agent that is published with the models. Exactly one of `model` and `pool` is set."""
 
     name: str
     """Unique in the mesh."""
@@ -64,42 +64,42 @@ class PublishedAgent:
     description: str = ""
     system_prompt: str = ""
     default_params: sampling_pb2.SamplingParams = field(default_factory=sampling_pb2.SamplingParams)
-    """Only ever read."""
+    """Read-only."""
     behaviour: agent_behaviour_pb2.AgentBehaviour | None = None
-    """What the mesh does around its chats; None: nothing. Only ever read."""
+    """Tools, signals and policies of its chats; None: the defaults. Read-only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerConfig:
-    """One runner process."""
+    """Configuration of one runner process."""
 
     name: str
     """Unique in the mesh."""
     runtime: str = "llama_server"
     host: str
     address: str
-    """Where others reach it, as a gRPC target such as "unix:/path/runner.sock"."""
+    """Its address for others, as a gRPC target such as "unix:/path/runner.sock"."""
     registry_address: str
     security: ChannelSecurity = field(default_factory=ChannelSecurity)
-    """What is shown and trusted in calls that leave this machine."""
+    """Credentials and trusted CAs of calls that leave this machine."""
     session_file: Path
-    """Keeps the session id across restarts."""
+    """File that keeps the session id across restarts."""
     leftovers: Leftovers | None = None
-    """What an earlier life left running; swept before the first backend starts. None: nothing is remembered."""
+    """Orphaned processes of an earlier incarnation, killed before the first backend starts. None: not tracked."""
     models: tuple[ServedModel, ...]
     restart: RestartLimits = field(default_factory=RestartLimits)
     agents: tuple[PublishedAgent, ...] = ()
     tools: tuple[ToolSourceConfig, ...] = ()
-    """Sources of tools that the runner runs for models."""
+    """Sources of the tools that the runner runs for models."""
     observer: Observer | None = None
-    """Who looks at this host's accelerators; None: nobody does, and no memory is booked."""
+    """Observer of this host's accelerators; None: devices are not observed, and no memory is leased."""
     device_indexes: tuple[int, ...] = ()
-    """Accelerators that its models may use; empty: all of the host."""
+    """Devices that its models may use; empty: all devices of the host."""
     memory_wait_seconds: float = 300.0
-    """Longest wait of a load for accelerator memory."""
+    """Maximum wait of a load for accelerator memory."""
     max_requests: int | None = None
-    """Requests it works on at once over all its models; None: as many as its slots."""
+    """Concurrent requests over all its models; None: as many as its slots."""
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ), repr=False)
-    """What recipes see of it."""
+    """Environment variables for wake recipes."""
     conceals_local_addresses: bool = False
-    """Whether what it says of itself leaves this machine, and must not name where its own servers listen."""
+    """Whether its reports leave this machine, so that the addresses of its own servers are redacted."""

@@ -1,4 +1,4 @@
-"""What a runner knows of each request it works on: how far it is, when it last moved, and how it ended."""
+"""Records of the requests of an instance: state, progress, output, and how each ended."""
 
 import asyncio
 from collections import deque
@@ -16,9 +16,9 @@ from weft.kernel.interrupt import Interruptible
 from weft.kernel.reasons import Reason
 
 MAX_ENDED_RECORDS = 100
-"""How many requests that ended are remembered per model, without their output."""
+"""Number of ended requests that are kept per model, without their output."""
 MAX_OUTPUT_CHARS = 256 * 1024
-"""How much of a running request's output is kept; the oldest goes first."""
+"""Output of a running request that is kept; the oldest is dropped first."""
 
 
 class RequestState(IntEnum):
@@ -33,42 +33,42 @@ class RequestState(IntEnum):
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will come."""
+        """Whether the state is terminal."""
         return self >= RequestState.COMPLETED
 
 
 @dataclass(slots=True, eq=False)
 class RequestRecord:
-    """One request on one instance. Times are seconds on the runner's monotonic clock unless they say otherwise."""
+    """One request on one instance. Times are seconds on the runner's monotonic clock unless stated otherwise."""
 
     request_id: str
     model: str
     clock: Clock
     started: float
     started_at: datetime
-    """UTC; the other times are told relative to it."""
+    """UTC; the other times are reported relative to it."""
     last_progress: float
     state: RequestState = RequestState.PREFILL
     reason: Reason = Reason.UNSPECIFIED
     turn_started: float = 0.0
-    """When the engine was last asked: at first, and again after each round of tools."""
+    """Start of the engine's present turn."""
     turn_has_content: bool = False
-    """Whether the engine's current turn has brought its first token."""
+    """Whether the engine's present turn has produced its first token."""
     with_caller: bool = False
-    """Whether the caller has what the engine sent and has not come back for more: until then the engine's silence is
-    not its own. To be set around every frame that is handed on."""
+    """Whether the caller holds a frame and has not asked for the next one: the engine's silence does not count then.
+    Set around every frame that is handed on."""
     turn_first_token: float | None = None
-    """When the engine's current turn brought its first token; None: it has not yet."""
+    """Time of the first token of the present turn; None: none yet."""
     first_content: float | None = None
     last_token: float | None = None
     ended: float | None = None
     verdict: WeftError | None = None
-    """Why others ended it."""
+    """The error by which `fail` ended it."""
     output_chars: int = 0
     left_premises: bool = False
-    """Whether a tool was called that sends bytes off the premises."""
+    """Whether a called tool sent data off the premises."""
     answered: bool = False
-    """Whether the whole answer is on its way to the caller, who may hang up as soon as the end of it is there."""
+    """Whether the end of the answer was sent: the caller may hang up from then on."""
     tool_iterations_left: int | None = None
     signals: list[signal_pb2.Signal] = field(default_factory=list)
     _pieces: deque[str] = field(default_factory=deque)
@@ -81,17 +81,17 @@ class RequestRecord:
         return "".join(self._pieces)
 
     def begin_turn(self) -> None:
-        """The engine is asked, for the first time or again with the results of tools."""
+        """Record the start of a turn of the engine."""
         self.state, self.turn_has_content, self.with_caller = RequestState.PREFILL, False, False
         self.turn_first_token = None
         self.turn_started = self.last_progress = self.clock.monotonic()
 
     def note_prefill(self) -> None:
-        """The engine reported progress on the prompt, or was seen to work on it."""
+        """Record progress on the prompt: the engine reported it, or was observed to compute."""
         self.last_progress = self.clock.monotonic()
 
     def note_token(self) -> None:
-        """The engine sent a token, whether it can be shown yet or not."""
+        """Record a token of the engine, whether it can be sent yet or not."""
         self.last_token = self.last_progress = self.clock.monotonic()
         if not self.turn_has_content:
             self.turn_has_content, self.state = True, RequestState.GENERATING
@@ -99,7 +99,7 @@ class RequestRecord:
             self.first_content = self.first_content or self.last_token
 
     def note_output(self, text: str) -> None:
-        """The caller was sent this much more."""
+        """Record text that was sent to the caller."""
         self.output_chars += len(text)
         self._pieces.append(text[-MAX_OUTPUT_CHARS:])
         self._kept_chars += len(self._pieces[-1])
@@ -107,14 +107,14 @@ class RequestRecord:
             self._kept_chars -= len(self._pieces.popleft())
 
     def begin_tool(self) -> None:
-        """A tool of the mesh runs: the engine has nothing to do."""
+        """Record the start of a tool: the engine is idle."""
         self.state = RequestState.RUNNING_TOOL
         self.last_progress = self.clock.monotonic()
 
     def fail(self, error: WeftError) -> None:
-        """End the request from outside with `error`; the first such error wins, and nothing happens after its end.
+        """End the request with `error`; the first such error wins, and an ended request is left as it is.
 
-        It also wins over whatever error the request meets on its way out: a connection that broke because of it.
+        It also wins over the errors that follow from it, such as a broken connection.
         """
         if self.verdict is None and not self.state.ended:
             self.verdict = error
@@ -122,7 +122,7 @@ class RequestRecord:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """The time that the request runs. However the block is left, that is how the request ended."""
+        """The run of the request: how the block is left decides how the request ended."""
         try:
             with self._block:
                 yield
@@ -132,7 +132,7 @@ class RequestRecord:
                 raise
             raise self.verdict from error
         except BaseException as error:
-            # A caller that left closes the generator or cancels the task; anything else is a fault of our own.
+            # A caller that disconnects closes the generator or cancels the task; other exceptions are internal errors.
             if self.verdict is not None:
                 self._end(RequestState.FAILED, self.verdict.reason)
             elif isinstance(error, Exception):
@@ -151,7 +151,7 @@ class RequestRecord:
 
 
 class RequestRecords:
-    """The requests of one instance: those that run, and the last ones that ended."""
+    """The records of one instance: its running requests, and the last ended ones."""
 
     def __init__(self, model: str, clock: Clock) -> None:
         self._model = model
@@ -164,21 +164,21 @@ class RequestRecords:
 
     @property
     def running(self) -> tuple[RequestRecord, ...]:
-        """Those under way, in order of arrival."""
+        """The running requests, in order of arrival."""
         return tuple(self._running)
 
     @property
     def all(self) -> tuple[RequestRecord, ...]:
-        """Ended ones first, oldest first."""
+        """All records: the ended ones first, oldest first."""
         return (*self._ended, *self._running)
 
     def find(self, request_id: str) -> RequestRecord | None:
-        """The newest record of this request."""
+        """Returns the newest record of a request; None: there is none."""
         return next((record for record in reversed(self.all) if record.request_id == request_id), None)
 
     @contextmanager
     def keep(self, request_id: str) -> Iterator[RequestRecord]:
-        """A new record for the length of the block; see RequestRecord.running."""
+        """Keeps a new record for the length of the block; see RequestRecord.running."""
         now = self._clock.monotonic()
         record = RequestRecord(
             request_id=request_id,
@@ -200,6 +200,6 @@ class RequestRecords:
                 self.idle.set()
 
     def fail_all(self, error: WeftError) -> None:
-        """End every request that runs with `error`, except those that are failing already."""
+        """End every running request with a copy of `error`, except those that are failing already."""
         for record in self._running:
             record.fail(fresh_copy(error))

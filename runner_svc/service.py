@@ -1,4 +1,4 @@
-"""The runner as a service: instances, session, and the gRPC services on one server."""
+"""The runner service: builds instances, session and servicers, and starts and stops them in order."""
 
 import asyncio
 from dataclasses import replace
@@ -50,12 +50,12 @@ DRAIN_CHECK_SECONDS = 0.05
 
 
 def build(config: RunnerConfig, *, clock: Clock | None = None) -> "RunnerService":
-    """A runner that is not started yet."""
+    """Builds a runner; `start` starts it."""
     return RunnerService(config, clock or SystemClock())
 
 
 class RunnerService:
-    """See weft.kernel.service.Service."""
+    """A runner as a weft.kernel.service.Service."""
 
     def __init__(self, config: RunnerConfig, clock: Clock) -> None:
         self._config = config
@@ -114,7 +114,7 @@ class RunnerService:
         runner_service_pb2_grpc.add_RunnerServiceServicer_to_server(self._control, server)
 
     async def start(self) -> None:
-        """See Service.start. Backends load in the background; the registry hears of each change."""
+        """Start instances, tools and session. Backends load in the background; changes are reported to the registry."""
         self._registry = open_channel(self._config.registry_address, self._config.security)
         self._session = RunnerSession(
             registry=self._registry,
@@ -131,13 +131,13 @@ class RunnerService:
             await self._leases.start(self._registry)
         for instance in self._instances.values():
             await instance.start()
-        # After the instances, which load meanwhile: a tool server that is down takes its time to say so.
+        # After the instances, which load meanwhile: the start of a tool server that is down takes until its timeout.
         await self._tools.start()
         await self._session.start()
         self._reading = start_task(self._read_models(), name="model-files")
 
     async def stop(self, grace_seconds: float) -> None:
-        """See Service.stop: refuse new work, let running work finish, say good-bye, end the backends."""
+        """Stop: refuse new requests, let running ones finish, end the backends, release leases, close the session."""
         self._control.end_tails()
         await self._drain(grace_seconds)
         if self._reading is not None:
@@ -147,9 +147,9 @@ class RunnerService:
         ends = await asyncio.gather(*(instance.stop() for instance in self._instances.values()), return_exceptions=True)
         for instance, end in zip(self._instances.values(), ends, strict=True):
             if isinstance(end, Exception):
-                # One that cannot be ended must not keep the others, the tools and the connection.
+                # A failure must not prevent the stop of the others, the tools and the connection.
                 log.error("a model did not stop cleanly", model=instance.model, error=repr(end)[:512])
-        # Only now: leases are given up when their engines are gone, and in the name of the session.
+        # Only now: leases are released after their engines have ended, and while the session is open.
         if self._leases is not None:
             await self._leases.stop()
         if self._session is not None:
@@ -160,16 +160,16 @@ class RunnerService:
             self._registry = None
 
     def describe(self) -> runner_service_pb2.DescribeResponse:
-        """What it is and how its instances are, as RunnerService.Describe says it; without lines of their logs."""
+        """Describes the runner and its instances as RunnerService.Describe, without log lines."""
         return self._report.describe(0)
 
     def reopen_session(self) -> None:
-        """Open the session anew as soon as possible: the way to the registry has changed. Nothing before `start`."""
+        """Reopen the session at once: the path to the registry has changed. Does nothing before `start`."""
         if self._session is not None:
             self._session.reopen()
 
     def note_mesh_time(self, now: datetime) -> None:
-        """It is `now` in the mesh, UTC: by that tickets are judged, whatever this machine's clock says."""
+        """Set the mesh's time, UTC, by which tickets and permits expire."""
         self._mesh_clock.set(now)
 
     def _instance(self, model: ServedModel, limit: RequestLimit) -> Instance:
@@ -186,7 +186,7 @@ class RunnerService:
         )
         account = MemoryAccount(forecast=model.forecast)
         if self._leases is not None and not model.hibernation.attached:
-            account = MemoryAccount(book=self._leases, forecast=model.forecast)
+            account = MemoryAccount(ledger=self._leases, forecast=model.forecast)
         return Instance(config, model.make_backend(), self._clock, self._note_change, self._run_recipe, limit, account)
 
     def _hibernation(self, model: ServedModel) -> HibernationSettings:
@@ -231,7 +231,7 @@ class RunnerService:
             await self._clock.sleep(DRAIN_CHECK_SECONDS)
 
     async def _read_models(self) -> None:
-        # First what is read in no time: until routers know what a load takes they cannot tell where there is room.
+        # Forecasts first, since they are fast: routers need them to choose a host with enough memory.
         for instance in self._instances.values():
             await self._foresee(instance)
         self._note_change()
@@ -244,7 +244,7 @@ class RunnerService:
                     log.warning("no digest of the model file", model=model.name, error=error.strerror)
 
     async def _foresee(self, instance: Instance) -> None:
-        """So that people are told what a model would take before anybody loads it."""
+        """Forecast the memory of a model before its first load."""
         if instance.memory.expected is None:
             await instance.memory.foresee(AS_CONFIGURED)
 

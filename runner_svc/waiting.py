@@ -1,4 +1,4 @@
-"""Waiting with an end, on a clock that tests can step; and one outcome that many wait for."""
+"""Waits with a timeout on the injected clock, and an outcome that many tasks await."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -12,7 +12,7 @@ _Result = TypeVar("_Result")
 
 
 async def within(clock: Clock, seconds: float, work: Coroutine[Any, Any, _Result]) -> _Result:
-    """The result of `work`. Raises TimeoutError, with the work cancelled and ended, when it takes longer."""
+    """Returns the result of `work`. Raises TimeoutError, with the work cancelled and ended, when it takes longer."""
     working = asyncio.create_task(work)
     timer = asyncio.create_task(clock.sleep(seconds))
     try:
@@ -25,7 +25,7 @@ async def within(clock: Clock, seconds: float, work: Coroutine[Any, Any, _Result
 
 
 async def event_within(clock: Clock, seconds: float | None, event: asyncio.Event) -> bool:
-    """Whether `event` was set within that time; None: wait for as long as it takes."""
+    """Returns whether `event` was set within `seconds`; None: no timeout."""
     if seconds is None:
         return await event.wait()
     try:
@@ -35,7 +35,7 @@ async def event_within(clock: Clock, seconds: float | None, event: asyncio.Event
 
 
 async def first_within(clock: Clock, seconds: float, *events: asyncio.Event) -> None:
-    """Return when one of the events is set, or after that time."""
+    """Return when one of the events is set, or after `seconds`."""
     timer = asyncio.create_task(clock.sleep(seconds))
     waiting = [asyncio.create_task(event.wait()) for event in events]
     try:
@@ -45,14 +45,14 @@ async def first_within(clock: Clock, seconds: float, *events: asyncio.Event) -> 
 
 
 async def end_tasks(*tasks: "asyncio.Task[Any]") -> None:
-    """Cancel tasks and wait until they have ended; what they raise is dropped."""
+    """Cancel tasks and wait until they have ended; their exceptions are dropped."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def fresh_copy(error: WeftError) -> WeftError:
-    """The same error to be raised once more: one exception raised in many tasks would collect all their traces."""
+    """Returns a copy of an error: one exception object raised in many tasks would collect all their tracebacks."""
     return WeftError(
         error.reason, error.message, metadata=error.metadata, retry_after_seconds=error.retry_after_seconds
     )
@@ -70,20 +70,20 @@ class _Round:
 
 
 class SharedOutcome:
-    """What the next attempt at something comes to. Whoever waits shares it; whoever comes later waits for another."""
+    """The outcome of an attempt, shared by all its waiters. After `settle`, new waiters wait for the next attempt."""
 
     def __init__(self) -> None:
         self._round = _Round()
 
     def wait(self) -> Coroutine[Any, Any, None]:
-        """Returns when the attempt succeeds; raises its error when it fails. A waiter that is cancelled leaves alone.
+        """Returns when the attempt succeeds; raises its error when it fails. Cancelling one waiter affects no other.
 
-        The attempt is the one under way at the call: it may be over before what is returned gets to run.
+        The attempt is the one under way at the call; it may be settled before the returned coroutine runs.
         """
         return self._round.outcome()
 
     def settle(self, error: WeftError | None = None) -> None:
-        """End the attempt: None is success."""
+        """Settle the attempt. None: success."""
         current, self._round = self._round, _Round()
         current.error = error
         current.done.set()

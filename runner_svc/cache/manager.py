@@ -1,4 +1,4 @@
-"""Who may use what of the prefix caches of a runner, and how they are flushed."""
+"""The prefix caches of a runner: use per request, flush, figures."""
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,30 +31,30 @@ _FIELDS: Mapping["_Scope.ValueType", tuple[frozenset[str], frozenset[str]]] = {
     pb.FlushCacheRequest.SCOPE_TENANT: (frozenset({"tenant"}), frozenset({"tenant", "model"})),
     pb.FlushCacheRequest.SCOPE_TAG: (frozenset({"tag"}), frozenset({"tag", "tenant", "model"})),
 }
-"""What each scope needs, and what it may have."""
+"""Required and allowed fields of each scope."""
 
 
 class CachedModel(Protocol):
-    """What the desk knows a model by."""
+    """A model as the cache manager needs it."""
 
     @property
     def model(self) -> str:
-        """Its name in the mesh."""
+        """The model's name in the mesh."""
         ...
 
     @property
     def backend(self) -> Backend:
-        """Its engine."""
+        """The engine."""
         ...
 
     @property
     def model_path(self) -> Path | None:
-        """Its file; None: there is none, or it is not ours."""
+        """The model's file; None: there is none, or weft does not manage it."""
         ...
 
     @property
     def plan(self) -> LoadPlan:
-        """How it is loaded."""
+        """The plan of the present or next load."""
         ...
 
 
@@ -66,19 +66,19 @@ class CacheManager:
 
     @classmethod
     def over(cls, models: Iterable[CachedModel], state_folder: Path | None = None) -> Self:
-        """The caches of these models. Salts are kept in `state_folder`; None: for this life only."""
+        """Builds the caches of these models. Salts are kept in `state_folder`; None: in memory only."""
         return cls(_cache_of(model, state_folder) for model in models)
 
     def of_request(self, model: str, tenant: str, handling: Handling) -> RequestCache:
-        """How one request uses the cache of its model."""
+        """Returns the cache use of one request."""
         return RequestCache(self._caches[model], tenant, handling)
 
     def note(self, model: str, usage: usage_pb2.Usage) -> None:
-        """Count an answered request by its engine's figures."""
+        """Count an answered request by the engine's figures."""
         self._caches[model].figures.note(usage)
 
     def figures(self, model: str) -> pb.CacheFigures:
-        """What the cache of a model did since the runner started."""
+        """Returns the cache figures of a model since the runner started."""
         figures = self._caches[model].figures
         return pb.CacheFigures(
             hit_count=figures.hit_count,
@@ -88,10 +88,10 @@ class CacheManager:
         )
 
     async def flush(self, request: pb.FlushCacheRequest) -> pb.FlushCacheResponse:
-        """Forget what the request names; nobody is shown any of it once this begins. Its permit is not looked at.
+        """Flush the scope that the request names; none of it is used from the begin of the call. Checks no permit.
 
-        Raises INVALID_ARGUMENT naming the field, MODEL_NOT_FOUND, UNSUPPORTED_OPERATION where no engine that is meant
-        can forget, and what an engine failed with: then it may still hold what nobody is shown any more.
+        Raises INVALID_ARGUMENT naming the field, MODEL_NOT_FOUND, UNSUPPORTED_OPERATION where no engine of the scope
+        can forget, and the error of an engine: it may then still hold the text, which is used no more.
         """
         _check(request)
         caches = list(self._caches.values())
@@ -99,8 +99,8 @@ class CacheManager:
             if request.model not in self._caches:
                 raise WeftError(Reason.MODEL_NOT_FOUND, f"this runner does not serve {request.model}")
             caches = [self._caches[request.model]]
-        asked = [cache.forget(request.tenant or None, request.tag or None) for cache in caches]
-        outcomes = await asyncio.gather(*asked, return_exceptions=True)
+        erasures = [cache.forget(request.tenant or None, request.tag or None) for cache in caches]
+        outcomes = await asyncio.gather(*erasures, return_exceptions=True)
         erased: list[tuple[ModelCache, ErasedCache]] = []
         failures: list[BaseException] = []
         for cache, outcome in zip(caches, outcomes, strict=True):
@@ -114,7 +114,7 @@ class CacheManager:
         return response
 
     async def close(self) -> None:
-        """End what still runs in the background."""
+        """End the background tasks."""
         for cache in self._caches.values():
             await cache.close()
 
@@ -141,7 +141,7 @@ def _check(request: pb.FlushCacheRequest) -> None:
         if name in needed and not given:
             raise invalid_field(name, "must be set for this scope")
         if given and name not in allowed:
-            # Whoever sets it wants less forgotten than this scope would.
+            # A caller that sets it expects a smaller scope.
             raise invalid_field(name, "must not be set for this scope")
     if request.tenant:
         require_token(request.tenant, "tenant", MAX_TENANT_CHARS)
@@ -176,7 +176,7 @@ async def _bytes(cache: ModelCache, erased: ErasedCache) -> int | None:
 
 
 async def kv_bytes_per_token(model_path: Path | None, parameters: Mapping[str, LoadValue]) -> int | None:
-    """Keys and values of one token in bytes, with the cache types of a load; None: the file does not say."""
+    """Returns the KV cache size of one token in bytes, by the model file and a load's cache types; None: unknown."""
     if model_path is None:
         return None
     shape = (await asyncio.to_thread(read_model_facts, model_path)).shape

@@ -1,4 +1,4 @@
-"""The prefix cache of one model: how each turn of its engine uses it, what it did, and how it is forgotten."""
+"""The prefix cache of one model: cache use of each turn, figures, and flush."""
 
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 MAX_ERASING_TASKS = 64
-"""Slots that are being emptied in the background at once; beyond that they are emptied when they are used again."""
+"""Concurrent background erasures of slots; further slots are erased when they are used again."""
 
 log = structlog.get_logger("weft.runner")
 
 
 @dataclass(slots=True)
 class CacheFigures:
-    """What the prefix cache did for requests that were answered, by the engine's own figures."""
+    """Hits, misses and tokens of answered requests, by the engine's own figures."""
 
     hit_count: int = 0
     miss_count: int = 0
@@ -50,17 +50,17 @@ class CacheFigures:
 
 @dataclass(slots=True)
 class RunningTurn:
-    """One turn of the engine, while it runs."""
+    """One turn of the engine while it runs."""
 
     use: CacheUse = field(default_factory=CacheUse)
     warnings: Frame = field(default_factory=list)
-    """What the caller should hear of it."""
+    """Warnings for the caller."""
     worked: bool = False
-    """To be set once the engine is known to have worked on the prompt."""
+    """Set once the engine is known to have worked on the prompt."""
 
 
 TokenSize = Callable[[], Awaitable[int | None]]
-"""Memory that one cached token takes, in bytes; None: unknown."""
+"""Returns the bytes that one cached token takes; None: unknown."""
 
 
 async def _unknown() -> int | None:
@@ -78,80 +78,80 @@ class ModelCache:
         salt_book: SaltStore | None = None,
         token_size: TokenSize = _unknown,
     ) -> None:
-        """`salt_book` is needed where the backend's isolation is SALT; `token_size` is asked with every flush."""
+        """`salt_book` is needed where the backend's isolation is SALT; `token_size` is called with every flush."""
         self.model = model
         self.figures = CacheFigures()
         self.token_size = token_size
         self._backend = backend
-        # Asked once: to look whether an object is what a protocol describes takes some 10 us.
+        # Checked once: isinstance with a protocol takes some 10 us.
         self._slotted = backend if isinstance(backend, SlottedEngine) else None
         self._salt_book = salt_book or SaltStore(None)
-        self._life: tuple[int | None, int] = (None, 0)
-        self._book: CacheDirectory | None = None
+        self._incarnation: tuple[int | None, int] = (None, 0)
+        self._directory: CacheDirectory | None = None
         self._erasing: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
     @asynccontextmanager
     async def generating(self, partition: Partition | None, payload: GenerationPayload) -> AsyncIterator[RunningTurn]:
-        """A turn that generates. A partition of None shares with nobody."""
-        book = self._present_book()
-        if book is None:
+        """Cache use of a generating turn. A partition of None shares with no other request."""
+        directory = self._present_directory()
+        if directory is None:
             yield self._unplaced(partition)
             return
-        if book.is_alone(partition):
-            async with self._turn(book, book.begin_loose(partition)) as turn:
+        if directory.is_alone(partition):
+            async with self._turn(directory, directory.begin_loose(partition)) as turn:
                 yield turn
             return
         spreads = choices_per_prompt(payload) > 1
-        before = await self._look_for(book) if spreads or book.wants_a_look else ()
+        before = await self._note_empty_slots(directory) if spreads or directory.wants_snapshot else ()
         busy = [snapshot.number for snapshot in before if snapshot.is_busy]
-        begun = book.begin(partition, prompt_marks(payload), spreads=spreads, busy=busy)
-        async with self._turn(book, begun, before if spreads else ()) as turn:
+        begun = directory.begin(partition, prompt_marks(payload), spreads=spreads, busy=busy)
+        async with self._turn(directory, begun, before if spreads else ()) as turn:
             yield turn
 
     @asynccontextmanager
     async def embedding(self, partition: Partition | None) -> AsyncIterator[RunningTurn]:
-        """A turn that embeds: the engine does it where it likes, and keeps the text as a prefix."""
-        book = self._present_book()
-        if book is None:
+        """Cache use of an embedding turn: the engine chooses the slot, and keeps the text as a prefix."""
+        directory = self._present_directory()
+        if directory is None:
             yield self._unplaced(partition)
             return
-        before = () if book.is_alone(partition) else await self._look_for(book)
-        async with self._turn(book, book.begin_loose(partition), before) as turn:
+        before = () if directory.is_alone(partition) else await self._note_empty_slots(directory)
+        async with self._turn(directory, directory.begin_loose(partition), before) as turn:
             yield turn
 
     async def forget(self, tenant: str | None = None, tag: str | None = None) -> ErasedCache:
-        """Forget what belongs to this tenant and tag, None: to any. Nobody is shown any of it from here on.
+        """Forget the prefixes of a tenant and a tag, None: of any. None of them is used from here on.
 
-        Raises UNSUPPORTED_OPERATION where the engine shares what it has among everybody.
+        Raises UNSUPPORTED_OPERATION where the engine shares its cache among all callers.
         """
         isolation = self._backend.cache_isolation
         if isolation is CacheIsolation.SALT:
             self._salt_book.forget(tenant, tag)
             return ErasedCache(entry_count=0)
-        book = self._present_book()
-        if book is None:
+        directory = self._present_directory()
+        if directory is None:
             if isolation is CacheIsolation.NONE:
                 raise WeftError(
                     Reason.UNSUPPORTED_OPERATION, f"the server of {self.model} cannot be told what to forget"
                 )
             return ErasedCache(entry_count=0, token_count=0)
-        return await self._erase(book, book.forget(tenant, tag))
+        return await self._erase(directory, directory.forget(tenant, tag))
 
     async def close(self) -> None:
-        """End what still runs in the background, and begin nothing there any more."""
+        """End the background tasks, and start no more."""
         self._is_closed = True
         await stop_tasks(list(self._erasing))
 
-    def _present_book(self) -> CacheDirectory | None:
-        """The book of the engine's present life; None where there is nothing to keep apart."""
+    def _present_directory(self) -> CacheDirectory | None:
+        """Returns the directory of the engine's present incarnation; None: the engine has no slots to isolate."""
         count = self._slot_count()
         life = (self._backend.process_id, count)
         if not count:
             return None
-        if self._book is None or life != self._life:
-            self._life, self._book = life, CacheDirectory(count)
-        return self._book
+        if self._directory is None or life != self._incarnation:
+            self._incarnation, self._directory = life, CacheDirectory(count)
+        return self._directory
 
     def _slot_count(self) -> int:
         match self._backend.cache_isolation:
@@ -169,51 +169,51 @@ class ModelCache:
 
     @asynccontextmanager
     async def _turn(
-        self, book: CacheDirectory, begun: CacheTurn, before: Sequence[SlotSnapshot] = ()
+        self, directory: CacheDirectory, begun: CacheTurn, before: Sequence[SlotSnapshot] = ()
     ) -> AsyncIterator[RunningTurn]:
         turn = RunningTurn(CacheUse(slot=begun.slot, fresh=begun.fresh))
         touched: Sequence[int] | None = None
         try:
             yield turn
-            # What a turn that was broken off has touched is not known: the engine may be at it still.
+            # The slots of a cancelled turn are unknown: the engine may still work on it.
             if before:
-                touched = _changed(before, await self._look())
+                touched = _changed(before, await self._slot_snapshots())
         finally:
-            erasures = book.end(begun, worked=turn.worked, touched=touched)
+            erasures = directory.end(begun, worked=turn.worked, touched=touched)
             if erasures and not self._is_closed and len(self._erasing) < MAX_ERASING_TASKS:
-                task = start_task(self._erase_quietly(book, erasures), name=f"erase-cache-{self.model}")
+                task = start_task(self._erase_quietly(directory, erasures), name=f"erase-cache-{self.model}")
                 self._erasing.add(task)
                 task.add_done_callback(self._erasing.discard)
 
-    async def _look_for(self, book: CacheDirectory) -> Sequence[SlotSnapshot]:
-        """The engine's slots, after the book has been told of empty ones."""
-        states = book.states()
-        snapshots = await self._look()
+    async def _note_empty_slots(self, directory: CacheDirectory) -> Sequence[SlotSnapshot]:
+        """Returns the engine's slots, after empty ones were noted in the directory."""
+        states = directory.states()
+        snapshots = await self._slot_snapshots()
         empty = {snapshot.number for snapshot in snapshots if snapshot.is_empty}
-        book.emptied([state for state in states if state.slot in empty])
-        book.looked()
+        directory.emptied([state for state in states if state.slot in empty])
+        directory.note_snapshot()
         return snapshots
 
-    async def _look(self) -> Sequence[SlotSnapshot]:
+    async def _slot_snapshots(self) -> Sequence[SlotSnapshot]:
         return () if self._slotted is None else await self._slotted.slot_snapshots()
 
-    async def _erase(self, book: CacheDirectory, erasures: Sequence[SlotState]) -> ErasedCache:
+    async def _erase(self, directory: CacheDirectory, erasures: Sequence[SlotState]) -> ErasedCache:
         if not erasures:
             return ErasedCache(entry_count=0, token_count=0)
         erased = await self._backend.erase_cache([erasure.slot for erasure in erasures])
-        book.emptied(erasures)
+        directory.emptied(erasures)
         return erased
 
-    async def _erase_quietly(self, book: CacheDirectory, erasures: Sequence[SlotState]) -> None:
+    async def _erase_quietly(self, directory: CacheDirectory, erasures: Sequence[SlotState]) -> None:
         try:
-            await self._erase(book, erasures)
+            await self._erase(directory, erasures)
         except WeftError as error:
-            # Nobody is shown it in any case: a slot that is not known to be empty is used afresh.
+            # The text is not used in any case: a slot that is not known to be empty is used without its cache.
             log.warning("a cached prefix was not erased", model=self.model, reason=error.reason.name.lower())
 
 
 class RequestCache:
-    """How one request uses its model's cache."""
+    """Cache use of one request."""
 
     def __init__(self, cache: ModelCache, tenant: str, handling: Handling) -> None:
         self._cache = cache
@@ -221,16 +221,16 @@ class RequestCache:
         self._partition = Partition(tenant, handling.cache_tag) if shares else None
 
     def generating(self, payload: GenerationPayload) -> AbstractAsyncContextManager[RunningTurn]:
-        """See ModelCache.generating."""
+        """Cache use of a generating turn; see ModelCache.generating."""
         return self._cache.generating(self._partition, payload)
 
     def embedding(self) -> AbstractAsyncContextManager[RunningTurn]:
-        """See ModelCache.embedding."""
+        """Cache use of an embedding turn; see ModelCache.embedding."""
         return self._cache.embedding(self._partition)
 
 
 def _changed(before: Sequence[SlotSnapshot], after: Sequence[SlotSnapshot]) -> list[int] | None:
-    """The slots that worked in between; None where that cannot be told."""
+    """Returns the slots that worked between two snapshots; None: unknown."""
     if not after or any(snapshot.task is None and snapshot.is_busy for snapshot in (*before, *after)):
         return None
     known = {snapshot.number: snapshot for snapshot in before}
@@ -248,14 +248,17 @@ def _cannot_isolate() -> event_pb2.InferenceEvent:
 
 
 MARK_BYTES = 512
-"""Finer ones would cost more than they find: engines reuse prefixes of any length, but a short one is soon computed."""
+"""Distance of the marks. Finer ones would cost more than they find: a short prefix is soon computed."""
 MAX_MARKS = 128
-"""What is behind the first 64 KiB of a prompt decides nothing any more."""
+"""Marks of one prompt: the text behind its first 64 KiB is not compared."""
 _DIGEST_BYTES = 8
 
 
 def prompt_marks(payload: GenerationPayload) -> tuple[bytes, ...]:
-    """Marks at every MARK_BYTES and at the end of every message; equal marks up to one mean an equal beginning."""
+    """Returns digests of ever longer prefixes of a prompt: at every MARK_BYTES and at the end of every message.
+
+    Equal marks mean equal prefixes; neither text is kept.
+    """
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     marks: list[bytes] = []
     for piece in _pieces(payload):
@@ -268,7 +271,7 @@ def prompt_marks(payload: GenerationPayload) -> tuple[bytes, ...]:
 
 
 def _pieces(payload: GenerationPayload) -> Iterator[bytes]:
-    """What templates put first, first."""
+    """Yields the parts of a prompt in the order of chat templates."""
     if not isinstance(payload, chat_pb2.ChatPayload):
         for prompt in payload.prompts:
             yield prompt.text.encode() if prompt.WhichOneof("kind") == "text" else prompt.SerializeToString()

@@ -1,7 +1,7 @@
-"""Salts that keep prefixes of different tenants apart in a server that shares its cache among all its callers.
+"""Salts that isolate the prefixes of tenants in a server that shares its cache among all its callers.
 
-A salt is HMAC-SHA256 over tenant and tag with a random key of this runner: nobody who talks to the mesh can choose or
-guess one. Forgetting gives whoever is meant another salt; what lies under the old one is never asked for again.
+A salt is HMAC-SHA256 over tenant and tag with a random key of this runner: no caller can choose or guess one.
+Forgetting changes the salt; prefixes under the old salt are never used again.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from runner_svc.policy.cache_directory import Partition
 
 KEY_BYTES = 32
 MAX_FORGOTTEN = 4_096
-"""Tenants and tags whose salts were changed one by one; with more of them, all salts are changed."""
+"""Tenants and tags whose salts were changed individually; beyond that all salts are changed."""
 MAX_FILE_BYTES = 4 * 1024 * 1024
 _PRIVATE = 0o600
 
@@ -39,14 +39,14 @@ class SaltStore:
     """The salts of one model's server."""
 
     def __init__(self, file: Path | None) -> None:
-        """`file` keeps the key, and with it what is cached, over restarts; None: nothing does."""
+        """`file` keeps the key, and with it the use of cached prefixes, across restarts; None: not kept."""
         self._file = file
         self._key = secrets.token_bytes(KEY_BYTES)
         self._times: dict[tuple[str | None, str | None], int] = {}
         self._read()
 
     def salt_of(self, partition: Partition | None) -> str:
-        """The salt of a partition; of None one that nobody had before and nobody will have again."""
+        """Returns the salt of a partition; None: a random salt that is used once."""
         if partition is None:
             return secrets.token_hex(KEY_BYTES)
         tenant, tag = partition.tenant, partition.tag
@@ -55,7 +55,7 @@ class SaltStore:
         return hmac.new(self._key, "\0".join(words).encode(), hashlib.sha256).hexdigest()
 
     def forget(self, tenant: str | None = None, tag: str | None = None) -> None:
-        """Never again use the salts of this tenant and tag, None: of any. Raises OSError if that cannot be kept."""
+        """Change the salts of a tenant and a tag, None: of any. Raises OSError if the change cannot be written."""
         scope = (tenant, tag)
         if scope == (None, None) or (scope not in self._times and len(self._times) >= MAX_FORGOTTEN):
             self._key = secrets.token_bytes(KEY_BYTES)
@@ -74,7 +74,7 @@ class SaltStore:
             self._write()
             return
         except (OSError, msgspec.DecodeError) as error:
-            # A new key makes every prefix cold once, and shows nobody anything.
+            # A new key makes every prefix cold once, and exposes none.
             log.warning("the salts of the prefix cache begin anew", error=type(error).__name__)
             self._write()
             return

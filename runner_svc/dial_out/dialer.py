@@ -1,4 +1,4 @@
-"""The runner's end of its link: one outbound stream, over which the mesh calls it and it calls the registry."""
+"""The dial-out link of a runner: one outbound stream, over which the mesh calls it and it calls the registry."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -32,32 +32,32 @@ if TYPE_CHECKING:
 log = structlog.get_logger("weft.dial_out")
 
 REGISTRY_SERVICES = ("weft.api.registry.v1.RunnerSessionService", "weft.api.registry.v1.LeaseService")
-"""What the runner beside it calls of the registry."""
+"""Services of the registry that the runner in this process calls."""
 CALLABLE_PREFIX = "/weft.api.runner.v1."
-"""What the mesh may call over the link, and nothing else."""
+"""Prefix of the only methods that the mesh may call over the link."""
 CONNECT_SECONDS = 15.0
 MAX_MESH_CALLS = 65_536
 MAX_OWN_CALLS = 16
 MAX_TIME_DIGITS = 14
-"""Of milliseconds since the epoch: until the year 5138."""
-# A window that gRPC widens by itself would hold megabytes that a slow reader has not asked for.
+"""Digits of milliseconds since the epoch: until the year 5138."""
+# A flow-control window that gRPC widens by itself would hold megabytes for a slow reader.
 _LOCAL_OPTIONS = (*CHANNEL_OPTIONS, ("grpc.http2.bdp_probe", 0))
 
 
 class LinkState(Enum):
-    """How the link is."""
+    """The state of a link."""
 
     CONNECTING = "connecting"
     JOINED = "joined"
     REFUSED = "refused"
-    """The link stands, but the mesh did not take the runner."""
+    """The link is open, but the registry refused the runner's session."""
     LOST = "lost"
     GIVEN_UP = "given up"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkEvent:
-    """The link came into a state."""
+    """A change of the link's state."""
 
     state: LinkState
     detail: str = ""
@@ -66,37 +66,37 @@ class LinkEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DialOutConfig:
-    """Where to dial."""
+    """Configuration of a dial-out link."""
 
     target: str
-    """The relay, as people are told of it."""
+    """The relay's address as it is shown to people."""
     open_channel: Callable[[], Awaitable[grpc.aio.Channel]]
-    """A channel to the relay, a new one for each attempt. Raises WeftError; PERMISSION_DENIED for a wrong identity."""
+    """Opens a new channel to the relay, for each attempt. Raises WeftError; PERMISSION_DENIED for a wrong identity."""
     token: str = field(repr=False)
     local_address: str
-    """gRPC target of the runner's own server, where only this process connects."""
+    """gRPC target of the runner's own server, which only this process connects to."""
     redial: RedialLimits = field(default_factory=RedialLimits)
 
 
 class DialOut:
-    """See weft.kernel.service.Service. Stands for the registry, as far as the runner beside it calls it."""
+    """A weft.kernel.service.Service that keeps the link and serves the registry's services to the runner beside it."""
 
     def __init__(
         self,
         config: DialOutConfig,
-        tell: Callable[[LinkEvent], None],
+        on_event: Callable[[LinkEvent], None],
         *,
         note_fresh_link: Callable[[], None] = lambda: None,
         note_mesh_time: Callable[[datetime], None] = lambda _: None,
         clock: Clock | None = None,
         random: Random | None = None,
     ) -> None:
-        """`note_fresh_link` has the runner open its session anew; without it, its next heartbeat does.
+        """`note_fresh_link` makes the runner reopen its session; without it, its next heartbeat does.
 
-        `note_mesh_time` hears what time it is in the mesh, with each link.
+        `note_mesh_time` is called with the mesh's time for each link.
         """
         self._config = config
-        self._tell = tell
+        self._on_event = on_event
         self._note_fresh_link = note_fresh_link
         self._note_mesh_time = note_mesh_time
         self._clock = clock or SystemClock()
@@ -120,7 +120,7 @@ class DialOut:
         server.add_generic_rpc_handlers((RawServices(REGISTRY_SERVICES, self._serve_registry),))
 
     async def start(self) -> None:
-        """See Service.start. Returns at once and keeps dialing."""
+        """Start dialing in the background. Returns at once."""
         self._local = grpc.aio.insecure_channel(self._config.local_address, options=_LOCAL_OPTIONS)
         self._given_up = asyncio.get_running_loop().create_future()
         self._task = start_critical(self._keep_linked(), name="dial-out")
@@ -136,38 +136,38 @@ class DialOut:
             await local.close(grace=None)
 
     async def given_up(self) -> WeftError:
-        """Returns when dialing on makes no sense, and says why."""
+        """Wait until dialing is given up; returns the cause."""
         assert self._given_up is not None, "given_up before start"
         return await asyncio.shield(self._given_up)
 
     def _note_end(self, task: asyncio.Task[None]) -> None:
-        """A bug must end the command: nobody sees that a runner has stopped dialing."""
+        """Report a crash of the dialing task as given up, so that the command ends instead of idling."""
         if not task.cancelled() and task.exception() is not None and self._given_up is not None:
             self._given_up.set_result(WeftError(Reason.INTERNAL, "dialing broke off; the log has the details"))
 
     async def _keep_linked(self) -> None:
         while True:
-            self._tell(LinkEvent(state=LinkState.CONNECTING))
+            self._on_event(LinkEvent(state=LinkState.CONNECTING))
             error = await self._link_once()
             if self._is_hopeless(error):
-                self._tell(LinkEvent(state=LinkState.GIVEN_UP, detail=error.message))
+                self._on_event(LinkEvent(state=LinkState.GIVEN_UP, detail=error.message))
                 assert self._given_up is not None, "running before start"
                 self._given_up.set_result(error)
                 return
             self._note_session_end(error)
             pause = self._redial.failed(self._random.random(), self._clock.monotonic())
             log.warning("link lost", reason=error.reason.name, message=error.message, retry_seconds=round(pause, 2))
-            self._tell(LinkEvent(state=LinkState.LOST, detail=error.message, retry_seconds=pause))
+            self._on_event(LinkEvent(state=LinkState.LOST, detail=error.message, retry_seconds=pause))
             await self._clock.sleep(pause)
 
     def _is_hopeless(self, error: WeftError) -> bool:
         if error.reason is Reason.UNAUTHENTICATED:
             return True
-        # Later it may be a captive portal or a proxy in between; before the first link it is a wrong option.
+        # After the first link it may be a captive portal or a proxy; before it, an option is wrong.
         return error.reason in (Reason.PERMISSION_DENIED, Reason.UNSUPPORTED_OPERATION) and not self._was_joined
 
     async def _link_once(self) -> WeftError:
-        """Dial, and carry the link until it ends. Returns why it did."""
+        """Dial, and serve the link until it ends. Returns the cause."""
         try:
             channel = await self._config.open_channel()
         except WeftError as error:
@@ -201,7 +201,7 @@ class DialOut:
             self._link = None
 
     def _note_session_end(self, error: WeftError) -> None:
-        """The link has ended like this, and with it the session that may have been open over it."""
+        """Tell the redial policy about the end of a session that was open over the link."""
         if self._session_is_open:
             now = self._clock.monotonic()
             self._redial.ended(now - self._opened_at, now, replaced=error.reason is Reason.WORKER_LOST)
@@ -215,7 +215,7 @@ class DialOut:
             return found
         details = error.details() or ""
         if "certificate is not yet valid" in details or "certificate has expired" in details:
-            # A clock may be set right by itself, so this is no reason to give up.
+            # A clock may be corrected later, so dialing is not given up.
             return WeftError(
                 Reason.CONNECT_FAILED,
                 f"the certificate of {self._config.target} is not valid now; check this machine's clock",
@@ -239,7 +239,7 @@ class DialOut:
             if link is None:
                 raise WeftError(Reason.SERVICE_UNAVAILABLE, "there is no link to the mesh")
             if name != "OpenSession" and not self._session_is_open:
-                # The mesh's end of a fresh link knows no session yet, and the address may be another one.
+                # The relay knows no session of a new link yet, and its address may have changed.
                 raise WeftError(Reason.SESSION_UNKNOWN, "the link is new, and the session must be opened over it")
             metadata = forwardable(cast("Any", context.invocation_metadata()))
             status = await forward_to_link(link, method, metadata, requests, context)
@@ -251,19 +251,19 @@ class DialOut:
 
     def _note_opening(self, status: CallStatus) -> None:
         if status.code != 0:
-            self._tell(LinkEvent(state=LinkState.REFUSED, detail=status.message))
+            self._on_event(LinkEvent(state=LinkState.REFUSED, detail=status.message))
             return
         if not self._session_is_open:
             self._opened_at = self._clock.monotonic()
         self._session_is_open = self._was_joined = True
-        self._tell(LinkEvent(state=LinkState.JOINED))
+        self._on_event(LinkEvent(state=LinkState.JOINED))
 
 
 async def _accepted(call: Any) -> dict[str, str | bytes]:
-    """What the relay said beside its yes. Raises AioRpcError when it says no, or is not there."""
+    """Returns the metadata of the relay's acceptance. Raises AioRpcError when it refuses or cannot be reached."""
     answer = dict(await call.initial_metadata() or ())
     if ACCEPTED_KEY not in answer:
-        # A refusal may come before or with its status, which reading raises.
+        # Reading raises the status of a refusal, which may arrive before or with it.
         await call.read()
         raise WeftError(Reason.UNSUPPORTED_OPERATION, "what answers there is no relay; ask where runners join")
     return answer

@@ -1,4 +1,4 @@
-"""Text that leaves over a link, without the addresses at which the runner's own servers listen."""
+"""Redaction of the addresses of a runner's own servers in text and errors that leave over a link."""
 
 import re
 from dataclasses import replace
@@ -10,11 +10,11 @@ from weft.link.codec import STATUS_DETAILS
 from weft.link.frames import CallStatus
 
 LOCAL = "<local>"
-"""Stands where such an address was."""
+"""Replacement of a redacted address."""
 
 _HOST = r"(?:localhost|127(?:\.\d{1,3}){3}|0\.0\.0\.0|\[(?:::|::1|0:0:0:0:0:0:0:1|::ffff:127(?:\.\d{1,3}){3})\])"
 _USER = r"(?:[^\s/@]{1,256}@)?"
-# Older servers say it in words. A longer name that ends or begins like a loopback host is somebody else's.
+# Older servers write host and port as text. A longer name that ends or begins like a loopback host is another host.
 _LOCAL_ADDRESS = re.compile(
     rf"https?://{_USER}{_HOST}(?::\d{{1,5}}|(?![\w:-]|\.\w))"
     rf"|(?<![\w.-]){_HOST}:\d{{1,5}}"
@@ -24,12 +24,12 @@ _LOCAL_ADDRESS = re.compile(
 
 
 def redact_local_addresses(text: str) -> str:
-    """`text` with each loopback URL, and each loopback `host:port`, replaced by `<local>`."""
+    """Returns `text` with each loopback URL, and each loopback `host:port`, replaced by `<local>`."""
     return _LOCAL_ADDRESS.sub(LOCAL, text)
 
 
 def redact_status(status: CallStatus) -> CallStatus:
-    """`status` with the same done to its message and to the error's details."""
+    """Returns `status` with its message and its error details redacted."""
     trailing = tuple(
         (key, _conceal_in_details(value) if key == STATUS_DETAILS and isinstance(value, bytes) else value)
         for key, value in status.trailing_metadata
@@ -38,7 +38,7 @@ def redact_status(status: CallStatus) -> CallStatus:
 
 
 def _conceal_in_details(serialized: bytes) -> bytes:
-    """A google.rpc.Status; of our own server, so that it can be read."""
+    """Redact a serialized google.rpc.Status of the runner's own server."""
     status = status_pb2.Status.FromString(serialized)
     status.message = redact_local_addresses(status.message)
     for detail in status.details:

@@ -1,4 +1,4 @@
-"""Slots: how many requests an instance works on at once. No queue stands behind them; queues belong to the router."""
+"""Slots and admitted requests of an instance. There is no queue behind the slots: requests queue in the router."""
 
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, aclosing, contextmanager, nullcontext
@@ -30,7 +30,7 @@ BUSY_RETRY_SECONDS = 1.0
 
 
 class RequestLimit:
-    """How many requests a runner works on at once over all its instances."""
+    """The limit on concurrent requests over all instances of a runner."""
 
     def __init__(self, max_requests: int | None = None) -> None:
         self._max_requests = max_requests
@@ -38,7 +38,7 @@ class RequestLimit:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Count one request for the length of the block. Raises NO_SLOT_AVAILABLE at once when the limit is reached."""
+        """Counts a request for the length of the block. Raises NO_SLOT_AVAILABLE at once when the limit is reached."""
         if self._max_requests is not None and self._held >= self._max_requests:
             raise WeftError(
                 Reason.NO_SLOT_AVAILABLE,
@@ -53,7 +53,7 @@ class RequestLimit:
 
 
 class SlotTable:
-    """The slots of one instance and who holds them; `limit` is shared with the runner's other instances."""
+    """The slots of one instance and the requests that hold them; `limit` is shared by the runner's instances."""
 
     def __init__(self, total: int, limit: RequestLimit | None = None) -> None:
         self._total = total
@@ -62,11 +62,11 @@ class SlotTable:
 
     @property
     def total(self) -> int:
-        """Requests it can work on at once."""
+        """Number of slots."""
         return self._total
 
     def resize(self, total: int) -> None:
-        """Work on so many at once from now on; those that hold a slot keep it."""
+        """Change the number of slots; requests that hold a slot keep it."""
         self._total = total
 
     @property
@@ -76,7 +76,7 @@ class SlotTable:
 
     @contextmanager
     def hold(self, request_id: str) -> Iterator[None]:
-        """Hold a slot for the length of the block. Raises NO_SLOT_AVAILABLE at once when all are taken."""
+        """Holds a slot for the length of the block. Raises NO_SLOT_AVAILABLE at once when all are taken."""
         if len(self._holders) >= self._total:
             raise WeftError(
                 Reason.NO_SLOT_AVAILABLE,
@@ -92,29 +92,29 @@ class SlotTable:
 
 
 MIN_MEASURED_SECONDS = 0.05
-"""From the first to the last token. In less time they arrived together, and say nothing of how they were made."""
+"""Minimum time from the first to the last token: tokens that arrive together say nothing about the engine's speed."""
 
 
 def tokens_per_second(tokens: int, first_at: float | None, last_at: float | None) -> float | None:
-    """The speed of so many tokens of which the first and the last arrived then; None: it cannot be told."""
+    """Returns the decode speed of `tokens` by the times of the first and the last; None: not measurable."""
     if tokens < 2 or first_at is None or last_at is None or last_at - first_at < MIN_MEASURED_SECONDS:
         return None
     return (tokens - 1) / (last_at - first_at)
 
 
 OnFailure = Callable[[WeftError], None]
-"""Told of every error the engine ends a request with: some of them say that it is of no use to others either."""
+"""Called with every error by which the engine ends a request: some of them cause a restart of the engine."""
 
 
 class TurnCache(Protocol):
-    """How the turns of one request use the prefix cache; see `runner_svc.cache.model_cache.RequestCache`."""
+    """Use of the prefix cache by the turns of one request; see `runner_svc.cache.model_cache.RequestCache`."""
 
     def generating(self, payload: GenerationPayload) -> AbstractAsyncContextManager[RunningTurn]:
-        """For the length of a turn that generates."""
+        """Cache use for the length of a generating turn."""
         ...
 
     def embedding(self) -> AbstractAsyncContextManager[RunningTurn]:
-        """For the length of a turn that embeds."""
+        """Cache use for the length of an embedding turn."""
         ...
 
 
@@ -128,17 +128,17 @@ class _UnmanagedCache:
 
 
 class AdmittedRequest:
-    """What `Instance.admit` gives for the length of one request."""
+    """One admitted request: its record, its cache use, and the calls of the engine. Made by `Instance.admit`."""
 
     def __init__(self, record: RequestRecord, backend: Backend, on_failure: OnFailure) -> None:
         self.record = record
         self.cache: TurnCache = _UnmanagedCache()
-        """To be replaced before the first turn, where tenants are to be kept apart."""
+        """Replaced before the first turn where the caches of tenants are isolated."""
         self._backend = backend
         self._on_failure = on_failure
 
     async def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
-        """One turn of the engine; as Backend.generate. The record is told how far it is."""
+        """Run one generating turn, as Backend.generate. Keeps the request's record up to date."""
         record = self.record
         async with self.cache.generating(payload) as turn:
             if turn.warnings:
@@ -162,11 +162,11 @@ class AdmittedRequest:
                 return await self._backend.embed(payload, self._begin(call, turn))
 
     async def rerank(self, payload: rerank_pb2.RerankPayload, call: CallInfo) -> RerankResult:
-        """As Reranks.rerank. Raises UNSUPPORTED_OPERATION where the engine has no such thing; so do all below."""
+        """As Reranks.rerank. As those below it raises UNSUPPORTED_OPERATION where the engine lacks the operation."""
         backend = self._backend
         if not isinstance(backend, Reranks):
             raise _not_offered(Operation.RERANK)
-        # Engines read the texts as they read those that they embed.
+        # Engines cache these texts as they cache those that they embed.
         async with self.cache.embedding() as turn:
             with self._judging():
                 return await backend.rerank(payload, self._begin(call, turn))
@@ -221,7 +221,7 @@ class AdmittedRequest:
         return replace(call, on_token=record.note_token, on_prefill=record.note_prefill, cache=turn.use)
 
     def _add_speed(self, frame: Frame) -> None:
-        """Put the speed that was seen into the receipt at the end of a turn, where the engine told none."""
+        """Put the measured speed into the receipt at the end of a turn, where the engine reports none."""
         if not frame or frame[-1].WhichOneof("event") != "finished":
             return
         receipt, record = frame[-1].finished.receipt, self.record
@@ -232,7 +232,7 @@ class AdmittedRequest:
             receipt.tokens_per_second = speed
 
     def _judge(self, error: WeftError) -> None:
-        """The verdict of whoever ended the request knows more than the connection that broke because of it."""
+        """Raise the record's verdict if there is one: it explains more than the connection error that it caused."""
         if self.record.verdict is not None:
             raise self.record.verdict from error
         self._on_failure(error)

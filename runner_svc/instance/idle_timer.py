@@ -1,4 +1,4 @@
-"""How long a model is kept when nobody asks anything of it, and since when nobody does."""
+"""The idle timer of an instance: how long it has been idle, and when it is unloaded."""
 
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -10,11 +10,11 @@ from runner_svc.request_records import RequestRecords
 from weft.kernel.clock import Clock
 
 FIRST_REQUEST_SECONDS = 10.0
-"""How long a model that is kept for one request only waits for that one."""
+"""Time that a model with a keep-alive of 0 waits for its first request."""
 
 
 class IdleTimer:
-    """The unload timer of one life. Wishes hold until the backend sleeps; the next load is as configured."""
+    """The unload timer of one instance. Keep-alives of loads and requests hold until the backend sleeps."""
 
     def __init__(
         self, settings: HibernationSettings, memory: ModelMemory, records: RequestRecords, clock: Clock
@@ -27,7 +27,7 @@ class IdleTimer:
         self._has_served = False
         self._since, self._since_at = clock.monotonic(), clock.utc_now()
         self.load_seconds: float | None = None
-        """What whoever loaded it said; see policy.keep_alive."""
+        """Keep-alive of the explicit load; see policy.keep_alive."""
 
     @property
     def limit_seconds(self) -> float | None:
@@ -46,22 +46,22 @@ class IdleTimer:
 
     @property
     def ends_at(self) -> datetime | None:
-        """When it goes to sleep unless a request comes, UTC; None: not by itself, or it works."""
+        """Time at which it goes to sleep unless a request comes, UTC; None: never, or it works on a request."""
         limit = self.limit_seconds
         if limit is None or self._records.running:
             return None
         return self._since_at + timedelta(seconds=limit)
 
     def begin(self) -> None:
-        """It takes requests from now on, or again."""
+        """Start the idle time: requests are admitted from now on, or a request has ended."""
         self._since, self._since_at = self._clock.monotonic(), self._clock.utc_now()
 
     def begin_life(self) -> None:
-        """The backend was started anew."""
+        """Reset after a new start of the backend."""
         self._has_served = False
 
     def note_request_end(self, keep_alive_seconds: float | None) -> bool:
-        """A request that said so let go of the backend. Returns whether to decide anew at once."""
+        """Record the end of a request and its keep-alive. Returns whether `decide` should be called again at once."""
         before = self.limit_seconds
         self.begin()
         self._has_served, self._request_seconds = True, keep_alive_seconds
@@ -69,7 +69,7 @@ class IdleTimer:
         return after != before or after == 0
 
     def forget(self) -> None:
-        """It sleeps."""
+        """Forget the keep-alives of loads and requests: the model sleeps."""
         self.load_seconds = self._request_seconds = None
 
     def decide(self, *, stays_awake: bool) -> SleepDecision:

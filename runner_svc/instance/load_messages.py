@@ -1,4 +1,4 @@
-"""What may be set about a load, and what was: messages to values and back."""
+"""Load options and load parameters: messages to values and back."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +21,7 @@ NANOSECONDS = 1_000_000_000
 def wish_from(
     options: pb.LoadOptions, backend: Backend, quantizations: Mapping[str, Path], own_quantization: str = ""
 ) -> LoadSpec:
-    """The options of a load, checked. `own_quantization` is that of the file which is configured; empty: unknown.
+    """Returns the checked options of a load. `own_quantization` is that of the configured file; empty: unknown.
 
     Raises INVALID_ARGUMENT naming the option.
     """
@@ -29,7 +29,7 @@ def wish_from(
     given = {name: _value_from(value, name) for name, value in options.parameters.items()}
     checked = check_parameters(given, backend.load_parameters, "options.parameters")
     if isinstance(backend, ChecksLoads):
-        backend.check_load(checked, "options.parameters")  # now: a load that cannot be must not end the present one
+        backend.check_load(checked, "options.parameters")  # checked now: an invalid load must not end the present one
     changed = {name: value for name, value in checked.items() if value != known[name].default}
     if not 0 <= options.memory_budget_bytes <= MAX_BUDGET_BYTES:
         raise invalid_field("options.memory_budget_bytes", f"must be 0 to {MAX_BUDGET_BYTES}")
@@ -44,7 +44,7 @@ def wish_from(
 
 
 def own_quantization(model_path: Path | None) -> str:
-    """What the header of a model's file says; empty: nothing, or it cannot be read."""
+    """Returns the quantization in the header of a model's file; empty: none, or the file cannot be read."""
     if model_path is None or not model_path.is_file():
         return ""
     try:
@@ -54,7 +54,7 @@ def own_quantization(model_path: Path | None) -> str:
 
 
 def options_message(plan: LoadPlan, keep_alive_seconds: float | None, *, pin: bool) -> pb.LoadOptions:
-    """How a model is loaded, or will be next."""
+    """The options of the present or next load as a message."""
     message = pb.LoadOptions(
         parameters={name: _value_message(value) for name, value in plan.parameters.items()},
         quantization=plan.quantization,
@@ -66,7 +66,7 @@ def options_message(plan: LoadPlan, keep_alive_seconds: float | None, *, pin: bo
 
 
 def parameter_message(parameter: LoadParameter) -> pb.LoadParameter:
-    """Something that may be set."""
+    """A load parameter as a message."""
     return pb.LoadParameter(
         name=parameter.name,
         description=parameter.description,
@@ -80,7 +80,7 @@ def parameter_message(parameter: LoadParameter) -> pb.LoadParameter:
 
 
 def duration_message(seconds: float) -> Duration:
-    """A length of time."""
+    """A duration as a message."""
     duration = Duration()
     duration.FromNanoseconds(round(seconds * NANOSECONDS))
     return duration
@@ -100,7 +100,7 @@ def _keep_alive(options: pb.LoadOptions) -> float:
         return FOR_EVER
     seconds = options.keep_alive.ToNanoseconds() / NANOSECONDS
     if seconds > MAX_DURATION_SECONDS:
-        raise invalid_field("options.keep_alive", f"must be at most {MAX_DURATION_SECONDS:.0f} s; negative is for ever")
+        raise invalid_field("options.keep_alive", f"must be at most {MAX_DURATION_SECONDS:.0f} s; negative: no limit")
     return max(seconds, FOR_EVER)
 
 

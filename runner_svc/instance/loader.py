@@ -1,4 +1,4 @@
-"""How the backend of a life is started: memory first, then the engine; and what is known of earlier starts."""
+"""The loader of an instance: acquires a memory lease, starts the backend, and measures how long that takes."""
 
 from collections import deque
 from dataclasses import replace
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 log = structlog.get_logger("weft.instance")
 
 MAX_LOAD_TIMES = 5
-"""Earlier loads from which the time that is left is told."""
+"""Earlier loads from which the remaining time is estimated."""
 MAX_CRASH_LINES = 2000
 MAX_CRASH_BYTES = 64 * 1024
-"""How much of a backend's output is kept from its last crash."""
+"""Output of a backend that is kept from its last crash."""
 
 WAITING_FOR_MEMORY = "waiting for memory"
 STARTING = "starting"
@@ -33,7 +33,7 @@ LOADING = "loading"
 
 
 class Loader:
-    """Starts one backend, again and again, by the plan of the moment."""
+    """Starts one backend by the present load plan, once per call."""
 
     def __init__(self, config: InstanceConfig, backend: Backend, memory: ModelMemory, clock: Clock) -> None:
         self._config = config
@@ -46,27 +46,27 @@ class Loader:
         self._engine_began: float | None = None
         self._began: float | None = None
         self.on_slots: Callable[[int], None] = lambda _: None
-        """Told how many requests the engine works on at once; 0: as many as are configured."""
+        """Called with the number of slots of the engine; 0: as configured."""
         self.plan = AS_CONFIGURED
-        """Of the present or next load."""
+        """Plan of the present or next load."""
         self.was_started = False
-        """Whether the present attempt has come as far as the backend."""
+        """Whether the present attempt has begun to start the backend."""
         self.waits = False
         """Whether it waits for memory."""
         self.context_tokens = 0
         self.starts = 0
-        """How often the backend became ready: the number of the present one."""
+        """Number of times that the backend became ready; identifies the present start."""
         self.last_seconds = 0.0
-        """From the beginning of the last load that succeeded until it took requests."""
+        """Duration of the last successful load, the wait for memory included."""
 
     @property
     def is_otherwise(self) -> bool:
-        """Whether the present or next load is otherwise than it is configured."""
+        """Whether the present or next load differs from the configuration."""
         return self.plan != AS_CONFIGURED
 
     @property
     def stage(self) -> str:
-        """What is being done, for people; empty: nothing."""
+        """The present stage of a load, for people; empty: none."""
         if self._began is None:
             return ""
         if self.waits:
@@ -75,18 +75,18 @@ class Loader:
 
     @property
     def eta_seconds(self) -> float | None:
-        """How long the engine will still take, from earlier loads; None: unknown, or it does not load yet."""
+        """Estimated remaining time of the engine's start; None: unknown, or it has not begun."""
         if self._engine_began is None or not self._times:
             return None
         return max(0.0, median(self._times) - (self._clock.monotonic() - self._engine_began))
 
     @property
     def usual_seconds(self) -> float | None:
-        """How long the engine usually takes, the wait for memory not included; None: it was not loaded yet."""
+        """Median duration of the engine's start, without the wait for memory; None: not loaded yet."""
         return median(self._times) if self._times else None
 
     async def start(self, on_waiting: OnWaiting) -> None:
-        """Return once the backend takes requests. Raises as Backend.start and MemoryLedger.acquire, and LEASE_LOST."""
+        """Return once the backend is ready. Raises as Backend.start and MemoryLedger.acquire, and LEASE_LOST."""
         self._began, self.waits = self._clock.monotonic(), True
         try:
             plan = self.plan
@@ -103,12 +103,12 @@ class Loader:
             self.waits = False
 
     def note_lease_lost(self) -> None:
-        """Give up a start that is under way."""
+        """Interrupt a start that is under way."""
         if self._start is not None:
             self._start.interrupt(self._memory.lost_error())
 
     def last_lines(self) -> tuple[str, ...]:
-        """What the present or last process said, as far as it is still there; not what those before it said."""
+        """Returns the output of the present or last process alone, as far as the log still has it."""
         kept: list[str] = []
         room = min(MAX_CRASH_BYTES, self._backend.log.total_bytes - self._log_mark)
         for line in reversed(self._backend.log_lines(MAX_CRASH_LINES)):
@@ -119,7 +119,7 @@ class Loader:
         return tuple(reversed(kept))
 
     async def _start_engine(self, order: LoadOrder) -> BackendFacts:
-        """The facts; without a lease that goes on to be good the start is given up."""
+        """Start the engine; the loss of the lease interrupts the start."""
         self._log_mark, self.was_started = self._backend.log.total_bytes, True
         self._start = Interruptible()
         try:

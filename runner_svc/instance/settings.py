@@ -1,4 +1,4 @@
-"""How a model falls asleep and wakes: settings as values."""
+"""Settings of an instance: hibernation, wake, keep-alive, limits."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,62 +12,62 @@ from weft.kernel.reasons import Reason
 from weft.wake.recipes import DEFAULT_MAX_WAIT_SECONDS, CommandRecipe, HttpRecipe, Recipe
 
 RunRecipe = Callable[[Recipe, float], Awaitable[None]]
-"""Carries out a recipe within that many seconds. Raises WAKE_FAILED."""
+"""Runs a recipe within a number of seconds. Raises WAKE_FAILED."""
 
 
 async def no_recipes(recipe: Recipe, timeout_seconds: float) -> None:
-    """A RunRecipe for a runner that has none to run."""
+    """A RunRecipe that refuses every recipe."""
     del recipe, timeout_seconds
     raise WeftError(Reason.WAKE_FAILED, "this runner carries out no recipes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SleepSettings:
-    """What puts a model to sleep, and when."""
+    """When an idle model goes to sleep, and by which action."""
 
     after_seconds: float
-    """Time without a request after which it goes to sleep."""
+    """Idle time after which it goes to sleep."""
     action: HttpRecipe | CommandRecipe | None = None
-    """None: ending the backend's process is all there is to do."""
+    """None: the backend's process is ended."""
     max_wait_seconds: float = DEFAULT_MAX_WAIT_SECONDS
-    """Longest time the action may take."""
+    """Timeout of the action."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HibernationSettings:
-    """Whether and how a model sleeps."""
+    """Whether and how a model hibernates and wakes."""
 
     attached: bool = False
-    """The backend is a server that weft did not start and cannot end."""
+    """Whether the backend is a server that weft neither started nor can end."""
     requests_fail_alone: bool = False
-    """A request that cannot reach the server says nothing about the others, nor whether the server is there."""
+    """Whether a request that cannot reach the server is no sign that the server is gone."""
     start_asleep: bool = False
-    """It is loaded with the first request."""
+    """Whether it is loaded with the first request, not at start."""
     recipe: Recipe | None = None
-    """What the runner does before it starts the backend or attaches to it."""
+    """Recipe that the runner runs before it starts the backend or attaches to it."""
     woken_by_mesh: bool = False
-    """Somebody else can wake the host of an attached server."""
+    """Whether routers can wake the host of an attached server."""
     max_wait_seconds: float = DEFAULT_MAX_WAIT_SECONDS
-    """Longest wait from the first step of waking until it takes requests. Where waking is no more than loading a
-    process of ours, only how long callers wait: the load goes on for as long as it moves."""
+    """Maximum wait from the first step of a wake until requests are admitted. Where a wake is only the load of an own
+    process, it bounds the callers alone: the load goes on for as long as it makes progress."""
     sleep: SleepSettings | None = None
-    """None: it never sleeps by itself."""
+    """None: it goes to sleep by `unload` and keep-alive only."""
     drain_seconds: float = 10.0
-    """How long an unload waits for running requests."""
+    """Time that an unload gives running requests to end."""
     attach_retry_seconds: float = 5.0
-    """Pause between two attempts to find a server that nobody can wake."""
+    """Interval of the attempts to find a server that cannot be woken."""
     keep_alive_seconds: float | None = None
-    """Idle time after which it goes to sleep; negative: never; None: as `sleep` says, else by `category`."""
+    """Idle time after which it goes to sleep; negative: never; None: from `sleep`, else from `category`."""
     category: str = DEFAULT_CATEGORY
-    """What it is for: a key of policy.keep_alive.CATEGORY_SECONDS."""
+    """Kind of model: a key of policy.keep_alive.CATEGORY_SECONDS."""
     pinned: bool = False
-    """It is never evicted for another model, and stays loaded."""
+    """Whether it is never evicted for another model, and stays loaded."""
     memory_wait_seconds: float = 0.0
-    """Longest wait of a load for accelerator memory; 0 where nobody keeps a book of it."""
+    """Maximum wait of a load for accelerator memory; 0 on hosts without a memory ledger."""
 
     @property
     def can_wake(self) -> bool:
-        """Whether the runner can wake it: what it starts itself it can always start again."""
+        """Whether the runner can wake it. It can always start its own processes again."""
         return not self.attached or self.recipe is not None
 
     @property
@@ -77,12 +77,12 @@ class HibernationSettings:
 
     @property
     def sleeps_by_itself(self) -> bool:
-        """Whether it may go to sleep when nobody wants it: not where nobody could wake it again."""
+        """Whether it may go to sleep when idle: only where it can be woken again."""
         return self.can_unload and (self.can_wake or self.woken_by_mesh)
 
     @property
     def keep_alive_settings(self) -> KeepAliveSettings:
-        """What the configuration says."""
+        """The keep-alive settings of the configuration."""
         after_seconds = None if self.sleep is None else self.sleep.after_seconds
         return KeepAliveSettings(
             model_seconds=after_seconds if self.keep_alive_seconds is None else self.keep_alive_seconds,
@@ -92,23 +92,23 @@ class HibernationSettings:
 
     @property
     def longest_wake_seconds(self) -> float:
-        """Longest time a caller may have to wait: a model on its way to sleep gets there first."""
+        """Maximum time that a caller waits for a wake, including a transition to sleep that is under way."""
         falling_asleep = 0.0 if self.sleep is None else self.sleep.max_wait_seconds
         return self.drain_seconds + falling_asleep + self.memory_wait_seconds + self.max_wait_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceConfig:
-    """What an instance is, apart from its backend."""
+    """Configuration of one instance, without its backend."""
 
     model: str
     """The model's name in the mesh."""
     slots: int
-    """Of its engine, as configured."""
+    """Slots of its engine, as configured."""
     target_inflight: int | None = None
-    """Requests that it works on at once; None: as many as its engine has slots."""
+    """Concurrent requests that it admits; None: as many as its engine has slots."""
     vision_input: bool = False
-    """Whether it takes images."""
+    """Whether it accepts images."""
     model_path: Path | None = None
     quantizations: Mapping[str, Path] = field(default_factory=dict)
     """Further files of the model by quantization."""

@@ -1,4 +1,4 @@
-"""The one that looks whether a backend and its requests still get anywhere; `policy.progress` judges what it sees."""
+"""The watchdog of a backend: samples the progress of the engine and its requests for `policy.progress`."""
 
 import asyncio
 
@@ -16,11 +16,11 @@ from weft.kernel.reasons import Reason
 log = structlog.get_logger("weft.watchdog")
 
 PROBE_TIMEOUT_INTERVALS = 2.0
-"""How long an idle engine may take to answer a probe, in intervals between two looks."""
+"""Timeout of a probe of an idle engine, in probe intervals."""
 
 
 class Watchdog:
-    """Watches one backend from ready to its end; a new one for every start."""
+    """Watches one backend from ready to its end; there is a new watchdog for every start."""
 
     def __init__(self, records: RequestRecords, backend: Backend, profile: TimeoutProfile, clock: Clock) -> None:
         self._records = records
@@ -31,14 +31,14 @@ class Watchdog:
         self._probe: asyncio.Task[bool] | None = None
 
     async def run(self) -> WeftError:
-        """End stalled requests as they are found; return, with STALL_TIMEOUT, once the backend must be restarted.
+        """Fail stalled requests as they are found; return, with STALL_TIMEOUT, once the backend must be restarted.
 
-        The requests that show it have failed by then; those that suffer with them are the caller's to end. Never
-        returns for a server that is not ours: its requests fail and it stays.
+        The stalled requests have failed by then; the caller ends the others. Never returns for an attached server:
+        its requests fail and the server stays.
         """
         try:
             while True:
-                # Looks are paced by the sleep alone: nothing is awaited in between, so a gap is a machine that slept.
+                # The sleep alone paces the samples: nothing is awaited in between, so a gap means a suspended machine.
                 await self._clock.sleep(self._profile.probe_interval_seconds)
                 verdict = self._policy.look(self._see())
                 self._act(verdict)
@@ -78,7 +78,7 @@ class Watchdog:
             self._probe = asyncio.create_task(self._backend.responds(timeout), name="probe-backend")
 
     def _probe_result(self) -> bool | None:
-        """How the probe went, once it has ended."""
+        """Returns the result of the probe, once it has ended."""
         if self._probe is None or not self._probe.done():
             return None
         probe, self._probe = self._probe, None

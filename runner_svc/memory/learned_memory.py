@@ -1,4 +1,4 @@
-"""What loads of a model really took, remembered across lives of the runner in a small file."""
+"""Measured memory of earlier loads, kept across restarts of the runner in a small file."""
 
 import hashlib
 import threading
@@ -16,27 +16,27 @@ from weft.kernel.file_replacement import replace_file
 log = structlog.get_logger("weft.memory")
 
 MAX_ENTRIES = 256
-"""Files and settings that are remembered; the one that was loaded longest ago makes room."""
+"""Entries, by file and settings; the least recently loaded one is evicted."""
 MAX_MEASUREMENTS = 4
-"""Of each: the last ones."""
+"""Last measurements that are kept per entry."""
 MAX_FILE_BYTES = 1024 * 1024
 MAX_BYTES = 2**50
-"""Of one measurement: more is none."""
+"""Largest measurement that is accepted."""
 VERSION = 1
 
 
 def learned_file(state_folder: Path, runner: str) -> Path:
-    """Where a runner of this name keeps what it learned."""
+    """Returns the path of the file of a runner."""
     return state_folder / f"{runner}.memory.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileIdentity:
-    """A model's file as it was: another one of this name is another file."""
+    """Identity of a model's file: a replaced file of the same name is another one."""
 
     path: str
     bytes: int
-    """Of all parts."""
+    """Size of all parts."""
     modified_ns: int
 
 
@@ -51,13 +51,13 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True):
 class _State(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     entries: Annotated[tuple[_Entry, ...], msgspec.Meta(max_length=MAX_ENTRIES)]
-    """The one loaded last stands last."""
+    """Ordered by last load, the latest last."""
 
 
 class LearnedMemory:
-    """Measurements by file and settings. Every call may read or write the file: make it in a thread, any of them.
+    """Measurements by file and settings. Thread-safe; every call may read or write the file, so call it in a thread.
 
-    A file that cannot be read or written costs what was learned, not the load.
+    A file that cannot be read or written costs the measurements, not the load.
     """
 
     def __init__(self, state_file: Path) -> None:
@@ -66,12 +66,12 @@ class LearnedMemory:
         self._entries: dict[str, tuple[int, ...]] | None = None
 
     def measurements(self, identity: FileIdentity, settings: MemorySettings) -> Sequence[int]:
-        """What the last loads of this file with these settings took, in bytes; empty: there was none."""
+        """Returns the bytes that the last loads of this file with these settings took; empty: there was none."""
         with self._lock:
             return self._known().get(_key(identity, settings), ())
 
     def learn(self, identity: FileIdentity, settings: MemorySettings, measured_bytes: int) -> None:
-        """Remember what a load took on all devices together; what cannot be is left out."""
+        """Record the memory of a load on all devices together; impossible figures are ignored."""
         if not 0 < measured_bytes <= MAX_BYTES:
             return
         with self._lock:
@@ -118,7 +118,7 @@ class LearnedMemory:
 
 
 def _key(identity: FileIdentity, settings: MemorySettings) -> str:
-    """The same for the same file and settings, and for nothing else."""
+    """Returns a key that is unique per file and settings."""
     taken_for = [getattr(settings, name) for name in settings.__slots__]
     own = [identity.path, identity.bytes, identity.modified_ns, taken_for]
     return hashlib.sha256(msgspec.json.encode(own)).hexdigest()

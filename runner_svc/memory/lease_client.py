@@ -1,4 +1,4 @@
-"""A runner's calls to the registry's book of memory: its own leases, in its own name."""
+"""A runner's client of the registry's lease service: calls for its own leases, and their messages."""
 
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -25,11 +25,11 @@ CALL_TIMEOUT_SECONDS = 5.0
 AWAY = frozenset(
     {Reason.SERVICE_UNAVAILABLE, Reason.DEADLINE_EXCEEDED, Reason.SESSION_UNKNOWN, Reason.PERMISSION_DENIED}
 )
-"""What a registry answers, or does not, that is away, or has not heard of this runner's session yet or again."""
+"""Reasons of a registry that is unreachable, or does not know this runner's session yet or again."""
 
 
 class LeaseClient:
-    """Each raises WeftError; one of AWAY before `connect` and while there is no session."""
+    """Calls of the lease service. Each raises WeftError; one of AWAY before `connect` and while there is no session."""
 
     def __init__(self, runner: str, incarnation: str, session_id: Callable[[], str]) -> None:
         """`session_id` is empty while there is none."""
@@ -39,11 +39,11 @@ class LeaseClient:
         self._stub: LeaseServiceAsyncStub | None = None
 
     def connect(self, registry: grpc.aio.Channel) -> None:
-        """Call this registry from now on."""
+        """Set the channel to the registry."""
         self._stub = cast("LeaseServiceAsyncStub", lease_service_pb2_grpc.LeaseServiceStub(registry))
 
     async def acquire(self, request: pb.AcquireLeaseRequest) -> AsyncGenerator[pb.AcquireLeaseResponse]:
-        """What the registry says while it waits; who asks is filled in. Closing it gives the place in line up."""
+        """Request a lease; yields status messages until it is granted. Closing the generator leaves the wait queue."""
         request.session_id = self._require_session()
         request.holder.CopyFrom(self._holder())
         async with _errors():
@@ -56,7 +56,7 @@ class LeaseClient:
                 call.cancel()
 
     async def renew(self, request: pb.RenewLeasesRequest) -> pb.RenewLeasesResponse:
-        """Renew; who does is filled in."""
+        """Renew leases; the holder is filled in."""
         request.session_id = self._require_session()
         request.holder.CopyFrom(self._holder())
         async with _errors():
@@ -64,7 +64,7 @@ class LeaseClient:
         raise AssertionError("an error has been raised")
 
     async def release(self, lease_id: str, fencing_number: int) -> None:
-        """Give one up."""
+        """Release a lease."""
         request = pb.ReleaseLeaseRequest(
             holder=self._holder(),
             session_id=self._require_session(),
@@ -74,8 +74,8 @@ class LeaseClient:
         async with _errors():
             await self._require_stub().ReleaseLease(request, timeout=CALL_TIMEOUT_SECONDS)
 
-    async def release_earlier_lives(self) -> int:
-        """Give up what earlier lives of this runner held; returns how many leases."""
+    async def release_earlier_incarnations(self) -> int:
+        """Release the leases of earlier incarnations of this runner; returns their number."""
         request = pb.ReleaseEarlierLivesRequest(holder=self._holder(), session_id=self._require_session())
         async with _errors():
             response = await self._require_stub().ReleaseEarlierLives(request, timeout=CALL_TIMEOUT_SECONDS)
@@ -108,27 +108,27 @@ async def _errors() -> AsyncIterator[None]:
 
 
 MAX_PROCESSES = 256
-"""Of one lease, told to the registry."""
+"""Processes of one lease that are reported to the registry at most."""
 
 
 def acquire_request(
-    wish: MemoryRequest, snapshot: HostSnapshot, *, device_indexes: tuple[int, ...], max_wait_seconds: float
+    wanted: MemoryRequest, snapshot: HostSnapshot, *, device_indexes: tuple[int, ...], max_wait_seconds: float
 ) -> pb.AcquireLeaseRequest:
-    """The request but for who asks."""
+    """Builds the request for a lease, without the holder."""
     request = pb.AcquireLeaseRequest(
-        purpose=wish.model,
+        purpose=wanted.model,
         sighting=snapshot_message(snapshot),
-        bytes=wish.bytes,
+        bytes=wanted.bytes,
         device_indexes=device_indexes,
-        priority=wish.priority.wire,  # type: ignore[arg-type]  # same numbers
-        pinned=wish.pinned,
+        priority=wanted.priority.wire,  # type: ignore[arg-type]  # same numbers
+        pinned=wanted.pinned,
     )
     request.max_wait.FromNanoseconds(int(max_wait_seconds * 1e9))
     return request
 
 
 def grant_from(lease: lease_pb2.Lease, source: Source) -> LeaseGrant:
-    """A lease as it was granted. Raises INTERNAL for one without memory: that is no lease."""
+    """Reads a granted lease. Raises INTERNAL for one without memory."""
     shares = tuple(DeviceShare(index=share.device_index, bytes=share.bytes) for share in lease.shares)
     if not shares or not lease.lease_id:
         raise WeftError(Reason.INTERNAL, "the registry granted a lease without memory")
@@ -141,7 +141,7 @@ def grant_from(lease: lease_pb2.Lease, source: Source) -> LeaseGrant:
 
 
 def use_message(grant: LeaseGrant, use: MemoryUse) -> pb.LeaseUse:
-    """How a lease is used."""
+    """The use of a lease as a message."""
     message = pb.LeaseUse(
         lease_id=grant.lease_id,
         fencing_number=grant.fencing_number,
@@ -157,7 +157,7 @@ def use_message(grant: LeaseGrant, use: MemoryUse) -> pb.LeaseUse:
 
 
 def seen_bytes(use: MemoryUse, snapshot: HostSnapshot) -> int | None:
-    """What the processes of a lease were seen to hold; None: nobody can tell."""
+    """Returns the memory that the processes of a lease were observed to hold; None: unknown."""
     if snapshot.source is not Source.NVML or not use.processes:
         return None
     by_process = {seen.process: seen for seen in snapshot.processes}
@@ -168,5 +168,5 @@ def seen_bytes(use: MemoryUse, snapshot: HostSnapshot) -> int | None:
 
 
 def seconds_of(duration: Duration) -> float:
-    """A length of time."""
+    """A duration message in seconds."""
     return duration.ToNanoseconds() / 1e9

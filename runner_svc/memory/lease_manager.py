@@ -1,4 +1,4 @@
-"""A runner's leases on accelerator memory: asked for, renewed and given up at the registry's book."""
+"""The lease manager of a runner: acquires, renews and releases leases on accelerator memory at the registry."""
 
 import asyncio
 import contextlib
@@ -39,46 +39,46 @@ if TYPE_CHECKING:
 log = structlog.get_logger("weft.leases")
 
 STOP_SECONDS = 2.0
-"""How long a stop tries to tell the registry of leases that were given up; it finds out by itself otherwise."""
-LAST_SIGHTINGS = 2
-"""At a stop: the answer to the first one says which processes the second one must say something about."""
+"""Time that a stop spends on releasing leases at the registry; they expire otherwise."""
+LAST_SNAPSHOTS = 2
+"""Snapshots that are reported at a stop: the answer to the first lists the processes that the second must cover."""
 DEFAULT_RENEW_SECONDS = 5.0
 DEFAULT_TIME_TO_LIVE_SECONDS = 30.0
 MIN_RENEW_SECONDS = 0.05
 LOOK_FOR_DEVICES_SECONDS = 60.0
-"""How often a host that is known to have no devices is looked at again; a load looks for itself."""
+"""Interval of looking for devices on a host that has none; each load looks by itself."""
 MAX_LEASES = 1024
-"""Of one runner, as in `RenewLeasesRequest.leases`; given-up ones that the registry has not heard of count too."""
-MAX_LINE = 8
-"""Places in line at the registry that one runner takes at once: over a link, calls have a limit."""
+"""Leases of one runner, as in `RenewLeasesRequest.leases`, including those whose release is pending."""
+MAX_CONCURRENT_REQUESTS = 8
+"""Concurrent lease requests of one runner at the registry: a dial-out link limits its calls."""
 MAX_WATCHED = 4096
 
 _RETRY_AFTER_SECONDS = 5.0
-"""When memory that did not come in time is worth asking for again."""
+"""Retry delay after a wait for memory that timed out."""
 _WAITING = "waiting for memory: "
 NO_REGISTRY = f"{_WAITING}the registry does not answer"
-NO_SIGHT = f"{_WAITING}what this host's accelerators hold cannot be seen yet"
-OWN_LINE = f"{_WAITING}other models of this runner wait before it"
+NO_SNAPSHOT = f"{_WAITING}what this host's accelerators hold cannot be seen yet"
+OWN_QUEUE = f"{_WAITING}other models of this runner wait before it"
 
 
 class Observer(Protocol):
-    """Who looks at this host's devices; weft.gpu.observer.HostObserver is one."""
+    """Observer of this host's devices; weft.gpu.observer.HostObserver implements it."""
 
     async def look(self, watched: "Collection[ProcessId]" = (), *, fresh: bool = False) -> HostSnapshot:
-        """What there is now, with something about each of `watched`. Never raises."""
+        """Returns a snapshot that covers each process of `watched`. Never raises."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseManagerConfig:
-    """Whose leases are kept, and how long they are waited for."""
+    """Configuration of a lease manager."""
 
     runner: str
     incarnation: str
     device_indexes: tuple[int, ...] = ()
-    """Devices that its models may be on; empty: all of the host."""
+    """Devices that its models may use; empty: all devices of the host."""
     max_wait_seconds: float = 300.0
-    """Longest wait of one load."""
+    """Maximum wait of one load."""
 
 
 @dataclass(slots=True, eq=False)
@@ -86,12 +86,12 @@ class _Held:
     grant: LeaseGrant
     user: MemoryUser
     good_until: float = float("-inf")
-    """By the local clock: until then it counts whatever the registry does."""
+    """Local time until which the lease is valid, whatever the registry does."""
 
 
 @dataclass(slots=True, eq=False)
-class _Ask:
-    """One load's wait for memory."""
+class _LeaseRequest:
+    """One load's request for a lease."""
 
     request: pb.AcquireLeaseRequest
     grant: LeaseGrant | None = None
@@ -99,7 +99,7 @@ class _Ask:
 
 @dataclass(slots=True)
 class _Times:
-    """What the registry said last."""
+    """The last timing values from the registry."""
 
     time_to_live: float = DEFAULT_TIME_TO_LIVE_SECONDS
     next_within: float = DEFAULT_RENEW_SECONDS
@@ -107,7 +107,7 @@ class _Times:
 
 
 class LeaseManager:
-    """See memory_port.MemoryLedger. Life cycle: start, stop. Without devices it never calls the registry."""
+    """The leases of one runner, as a `port.MemoryLedger`. Without devices it never calls the registry."""
 
     def __init__(
         self,
@@ -125,10 +125,10 @@ class LeaseManager:
         self._jitter = jitter
         self._held: dict[str, _Held] = {}
         self._releasing: dict[str, LeaseGrant] = {}
-        self._line = asyncio.Semaphore(MAX_LINE)
+        self._request_slots = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
         self._renewing = asyncio.Lock()
-        self._greeting = asyncio.Lock()
-        self._has_greeted = False
+        self._earlier_lock = asyncio.Lock()
+        self._has_released_earlier = False
         self._has_devices = False
         self._nudged = asyncio.Event()
         self._release_asked = asyncio.Event()
@@ -137,39 +137,39 @@ class LeaseManager:
 
     @property
     def held_bytes(self) -> int:
-        """What this runner has leased."""
+        """Bytes that this runner has leased."""
         return sum(held.grant.bytes for held in self._held.values())
 
     async def start(self, registry: "grpc.aio.Channel") -> None:
-        """Begin to keep leases, and to say what is seen of this host. Leftovers of earlier lives must be gone."""
+        """Start renewals, which also report the host's devices. Orphans of earlier incarnations must be gone."""
         self._calls.connect(registry)
         self._tasks = [
-            start_critical(self._renew_for_ever(), name="lease-renewals"),
-            start_critical(self._release_for_ever(), name="lease-releases"),
+            start_critical(self._renew_loop(), name="lease-renewals"),
+            start_critical(self._release_loop(), name="lease-releases"),
         ]
 
     async def stop(self) -> None:
-        """End; every backend has ended. What was given up is told for at most STOP_SECONDS. Idempotent."""
+        """Stop after every backend has ended. Pending releases are sent for at most STOP_SECONDS. Idempotent."""
         tasks, self._tasks = self._tasks, []
         if not tasks:
             return
         await stop_tasks(tasks)
         with contextlib.suppress(TimeoutError, WeftError):
-            await within(self._clock, STOP_SECONDS, self._take_leave())
+            await within(self._clock, STOP_SECONDS, self._release_at_stop())
 
-    async def acquire(self, wish: MemoryRequest, user: MemoryUser, on_waiting: OnWaiting) -> LeaseGrant | None:
+    async def acquire(self, wanted: MemoryRequest, user: MemoryUser, on_waiting: OnWaiting) -> LeaseGrant | None:
         """See MemoryLedger.acquire."""
-        ask = _Ask(pb.AcquireLeaseRequest())
-        told = _Told(on_waiting)
+        pending = _LeaseRequest(pb.AcquireLeaseRequest())
+        status = _WaitStatus(on_waiting)
         try:
-            await within(self._clock, self._config.max_wait_seconds, self._wait_for(wish, user, ask, told))
+            await within(self._clock, self._config.max_wait_seconds, self._wait_for(wanted, user, pending, status))
         except TimeoutError:
-            self._drop(ask)
-            raise self._too_long(wish, told.last) from None
+            self._drop(pending)
+            raise self._too_long(wanted, status.last) from None
         except BaseException:
-            self._drop(ask)
+            self._drop(pending)
             raise
-        return ask.grant
+        return pending.grant
 
     def is_good(self, grant: LeaseGrant) -> bool:
         """See MemoryLedger.is_good."""
@@ -186,24 +186,26 @@ class LeaseManager:
             self._releasing[grant.lease_id] = grant
             self._release_asked.set()
 
-    def _drop(self, ask: _Ask) -> None:
-        if ask.grant is not None:
-            self.release(ask.grant)
+    def _drop(self, pending: _LeaseRequest) -> None:
+        if pending.grant is not None:
+            self.release(pending.grant)
 
-    def _too_long(self, wish: MemoryRequest, last: str) -> WeftError:
-        seconds, metadata = self._config.max_wait_seconds, {"model": wish.model}
+    def _too_long(self, wanted: MemoryRequest, last: str) -> WeftError:
+        seconds, metadata = self._config.max_wait_seconds, {"model": wanted.model}
         if last == NO_REGISTRY:
             return WeftError(
-                Reason.SERVICE_UNAVAILABLE, f"{wish.model} waited {seconds:g} s for memory: no registry answered"
+                Reason.SERVICE_UNAVAILABLE, f"{wanted.model} waited {seconds:g} s for memory: no registry answered"
             )
         why = last.removeprefix(_WAITING)
-        words = f"{wish.model} got no memory within {seconds:g} s" + (f": {why}" if why else "")
+        words = f"{wanted.model} got no memory within {seconds:g} s" + (f": {why}" if why else "")
         return WeftError(Reason.INSUFFICIENT_MEMORY, words, metadata=metadata, retry_after_seconds=_RETRY_AFTER_SECONDS)
 
-    async def _wait_for(self, wish: MemoryRequest, user: MemoryUser, ask: _Ask, told: "_Told") -> None:
-        """Fill `ask` in, or leave it as it is where there are no devices."""
+    async def _wait_for(
+        self, wanted: MemoryRequest, user: MemoryUser, pending: _LeaseRequest, status: "_WaitStatus"
+    ) -> None:
+        """Fill in the grant of `pending`, or leave it empty where there are no devices."""
         deadline = self._clock.monotonic() + self._config.max_wait_seconds
-        snapshot = await self._first_sight(told)
+        snapshot = await self._first_snapshot(status)
         if not snapshot.devices:
             return
         if not self._has_devices:
@@ -211,59 +213,61 @@ class LeaseManager:
             self._nudged.set()
         if len(self._held) + len(self._releasing) >= MAX_LEASES:
             raise WeftError(Reason.TOO_MANY_RESOURCES, f"the runner holds {MAX_LEASES} leases, which is the limit")
-        if self._line.locked():
-            told.say(OWN_LINE)
-        async with self._line:
+        if self._request_slots.locked():
+            status.set(OWN_QUEUE)
+        async with self._request_slots:
             while True:
                 left = max(0.001, deadline - self._clock.monotonic())
-                ask.request = acquire_request(
-                    wish, snapshot, device_indexes=self._config.device_indexes, max_wait_seconds=left
+                pending.request = acquire_request(
+                    wanted, snapshot, device_indexes=self._config.device_indexes, max_wait_seconds=left
                 )
-                ask.request.request_id = new_id("lease")
-                await self._ask_until_granted(ask, user, snapshot.source, told)
-                if await self._is_confirmed(ask, told):
+                pending.request.request_id = new_id("lease")
+                await self._request_until_granted(pending, user, snapshot.source, status)
+                if await self._is_confirmed(pending, status):
                     return
                 snapshot = await self._observer.look(fresh=True)
 
-    async def _first_sight(self, told: "_Told") -> HostSnapshot:
-        """With devices, or with the certainty that there are none."""
+    async def _first_snapshot(self, status: "_WaitStatus") -> HostSnapshot:
+        """Returns the first snapshot that has devices, or certainly none."""
         failures = 0
         while True:
             snapshot = await self._observer.look(fresh=True)
             if snapshot.devices or snapshot.source is not Source.UNKNOWN:
                 return snapshot
-            told.say(NO_SIGHT)
+            status.set(NO_SNAPSHOT)
             failures += 1
             await self._clock.sleep(retry_pause_seconds(failures, self._jitter()))
 
-    async def _ask_until_granted(self, ask: _Ask, user: MemoryUser, source: Source, told: "_Told") -> None:
-        """One request, repeated while nobody answers it: it has one place in line, and one lease."""
+    async def _request_until_granted(
+        self, pending: _LeaseRequest, user: MemoryUser, source: Source, status: "_WaitStatus"
+    ) -> None:
+        """Send one request, repeated under its id while the registry is unreachable: it gets one place and lease."""
         failures = 0
         while True:
             try:
-                await self._greet()
-                lease = await self._ask(ask.request, told)
+                await self._release_earlier_incarnations()
+                lease = await self._request_once(pending.request, status)
             except WeftError as error:
                 if error.reason not in AWAY:
                     raise
-                told.say(NO_REGISTRY)
+                status.set(NO_REGISTRY)
                 failures += 1
                 await self._clock.sleep(retry_pause_seconds(failures, self._jitter()))
-                # What was seen before the registry went away is no ground for a grant.
+                # A snapshot from before the outage must not be the basis of a grant.
                 snapshot = await self._observer.look(fresh=True)
-                ask.request.sighting.CopyFrom(snapshot_message(snapshot))
+                pending.request.sighting.CopyFrom(snapshot_message(snapshot))
             else:
-                ask.grant = grant_from(lease, source)
-                self._held[ask.grant.lease_id] = _Held(ask.grant, user)
+                pending.grant = grant_from(lease, source)
+                self._held[pending.grant.lease_id] = _Held(pending.grant, user)
                 return
 
-    async def _ask(self, request: pb.AcquireLeaseRequest, told: "_Told") -> "lease_pb2.Lease":
+    async def _request_once(self, request: pb.AcquireLeaseRequest, status: "_WaitStatus") -> "lease_pb2.Lease":
         async with contextlib.aclosing(self._calls.acquire(request)) as responses:
             async for response in responses:
                 if response.HasField("granted"):
                     self._note_times(response.granted)
                     return response.granted.lease
-                told.say(f"{_WAITING}{response.waiting.detail}")
+                status.set(f"{_WAITING}{response.waiting.detail}")
         raise WeftError(Reason.SERVICE_UNAVAILABLE, "the registry ended the wait without an answer")
 
     def _note_times(self, granted: pb.GrantedLease) -> None:
@@ -271,40 +275,40 @@ class LeaseManager:
         interval = seconds_of(granted.renew_interval) or DEFAULT_RENEW_SECONDS
         self._times = replace(self._times, time_to_live=time_to_live, next_within=interval)
 
-    async def _is_confirmed(self, ask: _Ask, told: "_Told") -> bool:
-        """Whether a renewal went through: only then is it known by the local clock how long the lease counts."""
-        assert ask.grant is not None
+    async def _is_confirmed(self, pending: _LeaseRequest, status: "_WaitStatus") -> bool:
+        """Whether a renewal succeeded: only then is the validity of the lease known by the local clock."""
+        assert pending.grant is not None
         failures = 0
-        while ask.grant.lease_id in self._held:
+        while pending.grant.lease_id in self._held:
             try:
                 await self._renew()
             except WeftError as error:
                 if error.reason not in AWAY:
                     raise
-                told.say(NO_REGISTRY)
+                status.set(NO_REGISTRY)
                 failures += 1
                 await self._clock.sleep(retry_pause_seconds(failures, self._jitter()))
             else:
-                if self.is_good(ask.grant):
+                if self.is_good(pending.grant):
                     return True
-        ask.grant = None
+        pending.grant = None
         return False
 
-    async def _greet(self) -> None:
-        """Give up what earlier lives of this runner held, once per life and before anything is asked for."""
-        async with self._greeting:
-            if self._has_greeted:
+    async def _release_earlier_incarnations(self) -> None:
+        """Release the leases of earlier incarnations, once and before the first request."""
+        async with self._earlier_lock:
+            if self._has_released_earlier:
                 return
-            released = await self._calls.release_earlier_lives()
-            self._has_greeted = True
+            released = await self._calls.release_earlier_incarnations()
+            self._has_released_earlier = True
             if released:
                 log.info("leases of an earlier life were given up", count=released)
 
-    async def _renew_for_ever(self) -> None:
+    async def _renew_loop(self) -> None:
         failures = 0
         while True:
             try:
-                pause = await self._renew_what_there_is()
+                pause = await self._renew_if_devices()
                 failures = 0
             except WeftError as error:
                 failures += 1
@@ -314,14 +318,14 @@ class LeaseManager:
             await event_within(self._clock, max(MIN_RENEW_SECONDS, pause), self._nudged)
             self._nudged.clear()
 
-    async def _renew_what_there_is(self) -> float:
-        """Seconds until the next time."""
+    async def _renew_if_devices(self) -> float:
+        """Renew the leases, if there are devices; returns the seconds until the next renewal."""
         if not self._has_devices:
             snapshot = await self._observer.look()
             self._has_devices = bool(snapshot.devices)
             if not snapshot.devices:
                 return self._times.next_within if snapshot.source is Source.UNKNOWN else LOOK_FOR_DEVICES_SECONDS
-        await self._greet()
+        await self._release_earlier_incarnations()
         await self._renew()
         return self._times.next_within
 
@@ -337,12 +341,12 @@ class LeaseManager:
                 sighting=snapshot_message(snapshot),
             )
             sent = self._clock.monotonic()
-            self._take_in(await self._calls.renew(request), held, sent)
+            self._apply_renewal(await self._calls.renew(request), held, sent)
             for lease_id, one in held.items():
                 if lease_id in self._held:
                     one.user.note_memory_seen(seen_bytes(uses[lease_id], snapshot))
 
-    def _take_in(self, response: pb.RenewLeasesResponse, held: dict[str, _Held], sent: float) -> None:
+    def _apply_renewal(self, response: pb.RenewLeasesResponse, held: dict[str, _Held], sent: float) -> None:
         lost = set(response.lost_lease_ids)
         for lease_id, one in held.items():
             if lease_id not in lost:
@@ -356,7 +360,7 @@ class LeaseManager:
             watched=tuple(ProcessId(seen.pid, seen.start_ticks) for seen in response.watched_processes[:MAX_WATCHED]),
         )
 
-    async def _release_for_ever(self) -> None:
+    async def _release_loop(self) -> None:
         failures = 0
         while True:
             await self._release_asked.wait()
@@ -369,11 +373,11 @@ class LeaseManager:
                 self._release_asked.set()
                 await self._clock.sleep(retry_pause_seconds(failures, self._jitter()))
 
-    async def _take_leave(self) -> None:
-        """Give everything up and let the book see that it is gone: perhaps nobody looks at this host after us."""
+    async def _release_at_stop(self) -> None:
+        """Release all leases and report that the processes are gone: there may be no other observer on this host."""
         await self._release_all()
         if self._has_devices:
-            for _ in range(LAST_SIGHTINGS):
+            for _ in range(LAST_SNAPSHOTS):
                 await self._renew()
 
     async def _release_all(self) -> None:
@@ -383,20 +387,20 @@ class LeaseManager:
             except WeftError as error:
                 if error.reason in AWAY:
                     raise
-                # Somebody else's by now, or gone: there is nothing to give up.
+                # The lease has expired or passed to another holder.
                 log.warning("a lease could not be given up", reason=error.reason.name, message=error.message)
             self._releasing.pop(lease_id, None)
-            self._nudged.set()  # the book waits for a sighting without its processes
+            self._nudged.set()  # the registry waits for a snapshot without its processes
 
 
-class _Told:
-    """Passes words on when they change."""
+class _WaitStatus:
+    """Passes status texts on when they change."""
 
     def __init__(self, on_waiting: OnWaiting) -> None:
         self._on_waiting = on_waiting
         self.last = ""
 
-    def say(self, words: str) -> None:
+    def set(self, words: str) -> None:
         if words != self.last:
             self.last = words
             self._on_waiting(words)

@@ -1,4 +1,4 @@
-"""The accelerator memory of one model: its lease, how that is used, and what loads take."""
+"""The accelerator memory of one model: its lease, the use of it, and the forecast of loads."""
 
 import asyncio
 from typing import TYPE_CHECKING
@@ -23,51 +23,51 @@ log = structlog.get_logger("weft.memory")
 
 
 class ModelMemory:
-    """See memory_port.MemoryUser. Its lease outlives a crash of the backend, and nothing else."""
+    """The memory of one model, as a `port.MemoryUser`. Its lease outlives a crash of the backend, and nothing else."""
 
     def __init__(self, model: str, backend: Backend, records: RequestRecords, account: MemoryAccount) -> None:
         self._model = model
         self._backend = backend
         self._records = records
-        self._book = account.book
+        self._ledger = account.ledger
         self._forecast = account.forecast
         self._plan = LoadPlan()
         self._filled = False
         self._is_learned = False
         self.expected: ExpectedMemory | None = None
-        """What the present or next load takes, as far as anybody has asked; None: unknown."""
+        """Forecast of the present or next load; None: unknown, or not requested yet."""
         self.grant: LeaseGrant | None = None
         self.lost = asyncio.Event()
-        """Set: what uses the lease must be ended, and may not be started."""
+        """Set when the lease was lost: processes that use it must be ended, and none may be started."""
         self.on_lost: Callable[[], None] = lambda: None
         self.seen_bytes: int | None = None
-        """What its processes were last seen to hold; None: unknown."""
+        """Memory that its processes were last observed to hold; None: unknown."""
         self.priority = Priority.NORMAL
-        """Of the last request."""
+        """Priority of the last request."""
         self.pinned = False
         self.may_come_later = False
-        """Whether the memory that the last load did not get may be there later; else there never is enough."""
+        """Whether the memory that the last load did not get may become available; False: it never fits."""
         self.last_used_at: datetime | None = None
 
     @property
     def holds_devices(self) -> bool:
-        """Whether it holds memory that others may need."""
+        """Whether it holds a lease."""
         return self.grant is not None
 
     @property
     def held_bytes(self) -> int:
-        """What it holds: as seen, else as leased; 0: nothing."""
+        """Memory that it holds: as observed, else as leased; 0: none."""
         if self.grant is None:
             return 0
         return self.grant.bytes if self.seen_bytes is None else self.seen_bytes
 
     async def foresee(self, plan: LoadPlan) -> ExpectedMemory | None:
-        """What a load takes; None: unknown."""
+        """Forecast a load and keep the result in `expected`; None: unknown."""
         self.expected = await self._forecast.expect(plan)
         return self.expected
 
     async def require_budget(self, plan: LoadPlan, budget_bytes: int) -> None:
-        """Raise INSUFFICIENT_MEMORY when a load would take more; the message says what context would fit."""
+        """Raise INSUFFICIENT_MEMORY when a load would exceed a budget; the message names the context that fits."""
         expected = await self.foresee(plan)
         if expected is None or expected.bytes <= budget_bytes:
             return
@@ -82,61 +82,61 @@ class ModelMemory:
     async def take(self, plan: LoadPlan, on_waiting: OnWaiting) -> LoadOrder:
         """Returns the order for a load, with its lease; an existing lease is kept. Raises as MemoryLedger.acquire."""
         if self.lost.is_set():
-            self.give_up()  # by now nothing uses it any more
+            self.give_up()  # its processes have ended by now
         if self.grant is None:
             expected = await self.foresee(plan)
             if expected is not None and expected.bytes > 0:
-                wish = MemoryRequest(
+                wanted = MemoryRequest(
                     model=self._model, bytes=expected.bytes, priority=self.priority, pinned=self.pinned
                 )
-                self.grant = await self._acquire(wish, on_waiting)
+                self.grant = await self._acquire(wanted, on_waiting)
         self._plan, self._filled, self._is_learned = plan, False, False
         if self.grant is None:
-            # What needs no memory of accelerators is to leave them alone.
+            # An engine that needs no device memory is shown no devices.
             shares = () if self.expected is not None and self.expected.bytes == 0 else None
             return LoadOrder(shares=shares, parameters=plan.parameters)
         return LoadOrder(shares=self.grant.shares, hides_devices=self.grant.hides_devices, parameters=plan.parameters)
 
-    async def _acquire(self, wish: MemoryRequest, on_waiting: OnWaiting) -> LeaseGrant | None:
+    async def _acquire(self, wanted: MemoryRequest, on_waiting: OnWaiting) -> LeaseGrant | None:
         try:
-            return await self._book.acquire(wish, self, on_waiting)
+            return await self._ledger.acquire(wanted, self, on_waiting)
         except WeftError as error:
             self.may_come_later = error.retry_after_seconds is not None
             raise
 
     def require_good(self) -> None:
-        """Raise LEASE_LOST when the lease may be somebody else's by now: nothing may be started under it."""
-        if self.grant is not None and (self.lost.is_set() or not self._book.is_good(self.grant)):
+        """Raise LEASE_LOST when the lease may have expired: nothing may be started under it."""
+        if self.grant is not None and (self.lost.is_set() or not self._ledger.is_good(self.grant)):
             self.note_lease_lost("it was not renewed in time")
             raise self.lost_error()
 
     def lost_error(self) -> WeftError:
-        """What whoever used the lease ends with."""
+        """Returns the error that ends the users of a lost lease."""
         return WeftError(Reason.LEASE_LOST, "the lease on its accelerator memory was lost")
 
     def note_filled(self) -> None:
-        """Loading is over."""
+        """Record that loading has finished."""
         self._filled = True
         if self.grant is not None:
-            self._book.note_change()
+            self._ledger.note_change()
 
     def pin(self, pinned: bool) -> None:
-        """Whether it keeps its memory from now on whoever wants it; the book hears of it at once."""
+        """Set whether it is protected from eviction; reported to the ledger at once."""
         self.pinned = pinned
         if self.grant is not None:
-            self._book.note_change()
+            self._ledger.note_change()
 
     def note_used(self, at: "datetime") -> None:
-        """A request ended."""
+        """Record the end of a request."""
         self.last_used_at = at
 
     def give_up(self) -> None:
-        """Nothing of the backend is left. Idempotent."""
+        """Release the lease: the backend has ended. Idempotent."""
         grant, self.grant, self.seen_bytes = self.grant, None, None
         self._filled = False
         self.lost.clear()
         if grant is not None:
-            self._book.release(grant)
+            self._ledger.release(grant)
 
     def memory_use(self) -> MemoryUse:
         """See MemoryUser.memory_use."""

@@ -1,4 +1,4 @@
-"""The memory port: what a model's life asks of whoever keeps the book of accelerator memory."""
+"""The memory port: the calls of an instance to the ledger of accelerator memory, and the forecast of loads."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,100 +11,100 @@ from weft.gpu.snapshot import ProcessId
 from weft.kernel.request import Priority
 
 OnWaiting = Callable[[str], None]
-"""Told in words what is awaited, whenever that changes."""
+"""Called with a status text of the wait whenever it changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRequest:
-    """What is asked for."""
+    """A request for accelerator memory."""
 
     model: str
     bytes: int
-    """Over all devices; more than 0."""
+    """Bytes over all devices; more than 0."""
     priority: Priority
-    """Models of a higher one do not give way."""
+    """Models of a higher priority are not evicted for it."""
     pinned: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseGrant:
-    """A right to memory."""
+    """A granted lease on accelerator memory."""
 
     lease_id: str
     fencing_number: int
     shares: tuple[DeviceShare, ...]
-    """In order of the devices; at least one."""
+    """Shares in order of the devices; at least one."""
     hides_devices: bool
-    """Whether the engine is to see no other devices; not so for declared ones, which no driver knows."""
+    """Whether other devices are hidden from the engine; False for declared devices, which no driver knows."""
 
     @property
     def bytes(self) -> int:
-        """Over all devices."""
+        """Bytes over all devices."""
         return sum(share.bytes for share in self.shares)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryUse:
-    """How a lease is used right now."""
+    """The present use of a lease."""
 
     processes: tuple[ProcessId, ...]
-    """Those that hold its memory."""
+    """The processes that hold its memory."""
     filled: bool
-    """Whether loading is over: what they hold is all that they will take."""
+    """Whether loading has finished: the processes will take no more memory."""
     active_requests: int
     priority: Priority
-    """Of the last request."""
+    """Priority of the last request."""
     pinned: bool
     last_used_at: datetime | None
-    """UTC; None: not yet."""
+    """End of the last request, UTC; None: none yet."""
 
 
 class MemoryUser(Protocol):
-    """Who holds a lease."""
+    """The holder of a lease."""
 
     def memory_use(self) -> MemoryUse:
-        """How it is used right now."""
+        """Returns the present use of the lease."""
         ...
 
     def note_lease_lost(self, why: str) -> None:
-        """It is somebody else's: everything that uses it must be ended at once."""
+        """The lease was lost: every process that uses it must be ended at once."""
         ...
 
     def note_memory_seen(self, seen_bytes: int | None) -> None:
-        """What its processes were just seen to hold; None: nobody can tell."""
+        """Record the memory that its processes were observed to hold; None: unknown."""
         ...
 
 
 class MemoryLedger(Protocol):
-    """The book of one host's accelerator memory, as one runner sees it."""
+    """The ledger of one host's accelerator memory, as one runner uses it."""
 
-    async def acquire(self, wish: MemoryRequest, user: MemoryUser, on_waiting: OnWaiting) -> LeaseGrant | None:
-        """Wait for memory; None: this host has no devices, and nothing is booked. The lease is renewed from then on.
+    async def acquire(self, wanted: MemoryRequest, user: MemoryUser, on_waiting: OnWaiting) -> LeaseGrant | None:
+        """Wait for a lease, which is renewed from then on; None: this host has no devices, and nothing is leased.
 
-        Raises INSUFFICIENT_MEMORY when it can never be had or took too long, SERVICE_UNAVAILABLE when the book was away
-        for as long. Whoever is cancelled holds nothing.
+        Raises INSUFFICIENT_MEMORY when the memory is never available or the wait timed out, SERVICE_UNAVAILABLE when
+        the ledger was unreachable for as long. A cancelled caller holds nothing.
         """
         ...
 
     def is_good(self, grant: LeaseGrant) -> bool:
-        """Whether it is certain, without asking anybody, that a lease still counts."""
+        """Whether a lease is certainly valid, by the local clock alone."""
         ...
 
     def note_change(self) -> None:
-        """The use of a lease has changed so much that the book should hear of it now."""
+        """Report the use of the leases to the ledger now."""
         ...
 
     def release(self, grant: LeaseGrant) -> None:
-        """Give it up; its processes are gone. Returns at once and never fails; a lost lease may be released too."""
+        """Release a lease whose processes have ended. Returns at once and never fails, also for a lost lease."""
         ...
 
 
 class NoMemoryLedger:
-    """Nobody keeps a book here."""
+    """The memory ledger of a host without one: every request is granted without a lease."""
 
-    async def acquire(self, wish: MemoryRequest, user: MemoryUser, on_waiting: OnWaiting) -> LeaseGrant | None:
+    async def acquire(self, wanted: MemoryRequest, user: MemoryUser, on_waiting: OnWaiting) -> LeaseGrant | None:
         """See MemoryLedger.acquire."""
-        del wish, user, on_waiting
+        del wanted, user, on_waiting
         return None
 
     def is_good(self, grant: LeaseGrant) -> bool:
@@ -121,31 +121,31 @@ class NoMemoryLedger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedMemory:
-    """What a load is expected to take."""
+    """The expected memory of a load."""
 
     bytes: int
     source: str
-    """One of "learned", "manifest", "header", "file_size" or "name"."""
+    """Source of the figure: "learned", "manifest", "header", "file_size" or "name"."""
 
 
 class MemoryForecast(Protocol):
-    """What loads of one model take."""
+    """The memory forecast for loads of one model."""
 
     async def expect(self, plan: LoadPlan) -> ExpectedMemory | None:
-        """What a load by this plan takes; None: unknown. Never raises."""
+        """Returns the expected memory of a load by this plan; None: unknown. Never raises."""
         ...
 
     async def context_within(self, plan: LoadPlan, budget_bytes: int) -> int | None:
-        """The largest context of one slot with which it would fit; None: unknown, or none."""
+        """Returns the largest context of one slot that fits the budget; None: unknown, or none."""
         ...
 
     def note_taken(self, plan: LoadPlan, taken_bytes: int) -> None:
-        """A load by this plan was seen to take so much."""
+        """Learn the measured memory of a load by this plan."""
         ...
 
 
 class NoForecast:
-    """Nothing is known about what loads take."""
+    """A forecast that knows nothing."""
 
     async def expect(self, plan: LoadPlan) -> ExpectedMemory | None:
         """See MemoryForecast.expect."""
@@ -163,7 +163,7 @@ class NoForecast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryAccount:
-    """What one model's memory is asked of; the default is for hosts where nobody keeps a book."""
+    """The ledger and the forecast of one model; the default is for hosts without a ledger."""
 
-    book: MemoryLedger = field(default_factory=NoMemoryLedger)
+    ledger: MemoryLedger = field(default_factory=NoMemoryLedger)
     forecast: MemoryForecast = field(default_factory=NoForecast)

@@ -1,12 +1,12 @@
-"""Whose prefix is in which slot of an engine, and which slot a turn works in so that nobody sees another's.
+"""The cache directory of an engine: the owner of each slot's prefix, and the slot of each turn, isolated by partition.
 
-Two kinds of turns are told apart. A *placed* one works in the slot that the book names. A *loose* one works where the
-engine likes: it may leave its text in any slot that is idle while it lasts. Embeddings are loose (llama.cpp's server
-takes no slot for them, and their text is a cached prefix for completions afterwards: measured), and so are turns with
-several choices, whose further choices take further slots.
+There are two kinds of turns. A *placed* turn works in the slot that the directory names. A *loose* turn works in a slot
+of the engine's choice: it may leave its text in any slot that is idle meanwhile. Embeddings are loose (llama.cpp's
+server takes no slot for them, and their text is a cached prefix for completions afterwards: measured), and so are turns
+with several choices, whose further choices take further slots.
 
-While one partition alone has used an engine, all its turns are loose: the engine knows best which of its slots has the
-longest prefix of a prompt. From the first turn of another partition on the book places them.
+While a single partition has used an engine, all its turns are loose: the engine knows best which of its slots has the
+longest prefix of a prompt. From the first turn of another partition on the directory places them.
 """
 
 from collections.abc import Collection, Sequence
@@ -18,23 +18,23 @@ MAX_CACHE_SLOTS = 1_024
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """Requests that may share cached prefixes: those of one tenant with one tag."""
+    """The requests that may share cached prefixes: those of one tenant with one tag."""
 
     tenant: str
     tag: str = ""
 
     def is_meant(self, tenant: str | None, tag: str | None) -> bool:
-        """Whether it is of this tenant and tag; None: of any."""
+        """Whether it matches a tenant and a tag; None: any."""
         return tenant in (None, self.tenant) and tag in (None, self.tag)
 
 
 class UnownedContent(Enum):
-    """What a slot holds when it is nobody's in particular."""
+    """The content of a slot that no partition owns."""
 
-    NOTHING = "nothing"
-    """It is empty."""
-    FOR_NOBODY = "for nobody"
-    """Text of several partitions, or of a request that shares with nobody, or text that is to be forgotten."""
+    EMPTY = "nothing"
+    """The slot is empty."""
+    UNUSABLE = "for nobody"
+    """Text of several partitions, of an unshared request, or to be forgotten: it must not be used."""
 
 
 Owner = Partition | UnownedContent
@@ -42,19 +42,19 @@ Owner = Partition | UnownedContent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheTurn:
-    """How one turn of an engine may use the cache; to be given back with `CacheDirectory.end`."""
+    """Cache use of one turn of an engine; ended by `CacheDirectory.end`."""
 
     number: int
-    """Counts the turns of this book."""
+    """Sequence number of the turn."""
     slot: int | None
-    """Work in this slot; None: where the engine likes."""
+    """Slot of a placed turn; None: the engine chooses."""
     fresh: bool
-    """Nothing that is cached may be used."""
+    """Whether no cached text may be used."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotState:
-    """A slot, and which state of it is meant."""
+    """One version of a slot's content."""
 
     slot: int
     version: int
@@ -63,20 +63,20 @@ class SlotState:
 @dataclass(slots=True)
 class _Slot:
     number: int
-    owner: Owner = UnownedContent.NOTHING
+    owner: Owner = UnownedContent.EMPTY
     marks: tuple[bytes, ...] = ()
     last_use: int = 0
     version: int = 0
     turn: CacheTurn | None = None
     forget: bool = False
-    """Whether what is in it is to be forgotten when it comes free."""
+    """Whether its content is forgotten when its turn ends."""
 
     def give_to(self, owner: Owner, marks: tuple[bytes, ...] = ()) -> None:
         self.owner, self.marks = owner, marks
         self.version += 1
 
     def erasure(self) -> SlotState:
-        self.give_to(UnownedContent.FOR_NOBODY)
+        self.give_to(UnownedContent.UNUSABLE)
         return SlotState(self.number, self.version)
 
     def common_marks(self, marks: Sequence[bytes]) -> int:
@@ -90,20 +90,20 @@ class _Slot:
 
 @dataclass(slots=True)
 class CacheDirectory:
-    """The slots of one engine's life. No turn is refused; while a slot is free it gets one, or the engine's choice.
+    """The slots of one incarnation of an engine. No turn is refused: without a free slot it is loose.
 
-    A turn whose partition is None shares with nobody.
+    A turn whose partition is None shares with no other.
     """
 
     slot_count: int
     _slots: list[_Slot] = field(init=False)
     _loose: dict[int, Partition | None] = field(default_factory=dict)
-    """Loose turns under way, and whose text they leave."""
+    """Loose turns under way, and the partition of their text."""
     _only: Partition | None = None
-    """The first partition that used this engine."""
+    """First partition that used this engine."""
     _several: bool = False
     _unsure: bool = False
-    """Whether a loose turn has ended that may have worked in any slot."""
+    """Whether an ended loose turn may have worked in any slot."""
     _turns: int = 0
 
     def __post_init__(self) -> None:
@@ -112,7 +112,7 @@ class CacheDirectory:
         self._slots = [_Slot(number) for number in range(self.slot_count)]
 
     def is_alone(self, partition: Partition | None) -> bool:
-        """Whether a turn of this partition may be left to the engine: there is nothing that it must not see."""
+        """Whether a turn of this partition may be loose: there is no text of another partition."""
         partition = self._known(partition)
         if partition is None or self._several or self._only not in (None, partition):
             return False
@@ -121,21 +121,21 @@ class CacheDirectory:
                 return False
         for slot in self._slots:
             owner = slot.owner
-            if owner is not partition and owner is not UnownedContent.NOTHING and owner != partition:
+            if owner is not partition and owner is not UnownedContent.EMPTY and owner != partition:
                 return False
         return True
 
     @property
-    def wants_a_look(self) -> bool:
-        """Whether the engine knows more of its slots than the book; see `begin` and `emptied`."""
+    def wants_snapshot(self) -> bool:
+        """Whether a snapshot of the engine's slots would add information; see `begin` and `emptied`."""
         return self._unsure or bool(self._loose)
 
     def states(self) -> tuple[SlotState, ...]:
-        """The state of every slot, for `emptied` after a look at the engine."""
+        """The version of every slot, for `emptied` after a snapshot of the engine."""
         return tuple(SlotState(slot.number, slot.version) for slot in self._slots)
 
     def owner_of(self, slot: int) -> Owner:
-        """What a slot holds, as far as the book knows; of one in use, what it will hold."""
+        """The owner of a slot's content, as far as known; of a slot in use, of its future content."""
         return self._slots[slot].owner
 
     def begin(
@@ -146,10 +146,10 @@ class CacheDirectory:
         spreads: bool = False,
         busy: Collection[int] = (),
     ) -> CacheTurn:
-        """A turn begins.
+        """Begin a turn.
 
-        `marks`: digests of ever longer beginnings of its prompt; empty: unknown. `spreads`: it takes more slots of the
-        engine than one. `busy`: slots that the engine is seen to work in; they are not avoided at any price.
+        `marks`: digests of ever longer prefixes of its prompt; empty: unknown. `spreads`: it takes several slots of
+        the engine. `busy`: slots that the engine works in, which are avoided while others are free.
         """
         partition = self._known(partition)
         if self.is_alone(partition):
@@ -160,20 +160,20 @@ class CacheDirectory:
             return self._loosen(self._next_turn(None, fresh=True), partition)
         turn = self._next_turn(slot.number, fresh=self._is_foreign(slot, partition))
         slot.turn = turn
-        slot.give_to(UnownedContent.FOR_NOBODY if partition is None else partition, tuple(marks))
+        slot.give_to(UnownedContent.UNUSABLE if partition is None else partition, tuple(marks))
         return self._loosen(turn, partition) if spreads else turn
 
     def begin_loose(self, partition: Partition | None) -> CacheTurn:
-        """A turn begins that the engine runs where it likes, whatever it is told, such as an embedding."""
+        """Begin a turn whose slot the engine chooses in any case, such as an embedding."""
         partition = self._known(partition)
         self._note(partition)
         return self._loosen(self._next_turn(None, fresh=partition is None), partition)
 
     def end(self, turn: CacheTurn, *, worked: bool, touched: Collection[int] | None = None) -> tuple[SlotState, ...]:
-        """A turn has ended, however. Returns what is to be erased now.
+        """End a turn. Returns the slots to erase now.
 
-        `worked`: whether the engine is known to have worked on its prompt; otherwise its slot may hold what it held
-        before. `touched`: the slots that a loose turn can have worked in; None: all.
+        `worked`: whether the engine is known to have worked on its prompt; otherwise its slot may hold its earlier
+        content. `touched`: the slots that a loose turn can have worked in; None: all.
         """
         erasures: list[SlotState] = []
         if turn.slot is not None:
@@ -183,16 +183,16 @@ class CacheDirectory:
         return tuple(erasures)
 
     def forget(self, tenant: str | None = None, tag: str | None = None) -> tuple[SlotState, ...]:
-        """Forget what belongs to this tenant and tag, None: to any. Returns what is to be erased now.
+        """Forget the text of a tenant and a tag, None: of any. Returns the slots to erase now.
 
-        From here on nobody is shown any of it. Slots in use are forgotten when they come free.
+        None of it is used from here on. Slots in use are forgotten when their turns end.
         """
         for number, partition in self._loose.items():
             if partition is not None and partition.is_meant(tenant, tag):
                 self._loose[number] = None
         erasures: list[SlotState] = []
         for slot in self._slots:
-            if slot.owner is UnownedContent.NOTHING:
+            if slot.owner is UnownedContent.EMPTY:
                 continue
             if isinstance(slot.owner, Partition) and not slot.owner.is_meant(tenant, tag):
                 continue
@@ -203,21 +203,21 @@ class CacheDirectory:
         return tuple(erasures)
 
     def emptied(self, states: Sequence[SlotState]) -> None:
-        """These slots are known to have been empty; one that something was done with meanwhile is left as it is.
+        """Record slots that were observed to be empty; a slot whose version has changed since is left as it is.
 
-        A loose turn under way may have left its text there all the same: `_is_foreign` and `_spill` reckon with that.
+        A loose turn under way may still leave its text there: `_is_foreign` and `_spill` take that into account.
         """
         for state in states:
             slot = self._slots[state.slot]
             if slot.version == state.version and slot.turn is None:
-                slot.give_to(UnownedContent.NOTHING)
+                slot.give_to(UnownedContent.EMPTY)
 
-    def looked(self) -> None:
-        """The engine was looked at, and `emptied` was told."""
+    def note_snapshot(self) -> None:
+        """Record that a snapshot of the engine was evaluated."""
         self._unsure = False
 
     def _known(self, partition: Partition | None) -> Partition | None:
-        """The partition as the slots have it: two that are one object are soon compared, and there are many slots."""
+        """Returns the partition object that the slots hold: identical objects are compared fast."""
         return self._only if partition == self._only else partition
 
     def _note(self, partition: Partition | None) -> None:
@@ -234,10 +234,10 @@ class CacheDirectory:
         return turn
 
     def _is_foreign(self, slot: _Slot, partition: Partition | None) -> bool:
-        """Whether a slot may hold what a partition must not see, now or when its turn gets there."""
+        """Whether a slot may hold text of another partition, now or when the turn begins to work."""
         if partition is None or any(loose != partition for loose in self._loose.values()):
             return True
-        return slot.owner not in (UnownedContent.NOTHING, partition)
+        return slot.owner not in (UnownedContent.EMPTY, partition)
 
     def _choose(self, partition: Partition | None, marks: Sequence[bytes], busy: Collection[int]) -> _Slot | None:
         free = [slot for slot in self._slots if slot.turn is None]
@@ -245,15 +245,15 @@ class CacheDirectory:
         if not free:
             return None
         own = [slot for slot in free if partition is not None and slot.owner == partition]
-        # Of several with equally long beginnings the oldest: what another one holds beyond it may be asked for sooner.
+        # Of slots with equally long prefixes the least recently used: the rest of the others may be used sooner.
         best = max(own, key=lambda slot: (slot.common_marks(marks), -slot.last_use), default=None)
         if best is not None and best.common_marks(marks):
             return best
         unknown = own if not marks else [slot for slot in own if not slot.marks]
         if unknown:
             return max(unknown, key=_last_use)
-        # Nobody's slots first, then the partition's own: many prompts of one must not drive out everybody else's.
-        for owned in (_owned_by(free, UnownedContent.NOTHING), _owned_by(free, UnownedContent.FOR_NOBODY), own, free):
+        # Unowned slots first, then the partition's own: many prompts of one must not evict those of all others.
+        for owned in (_owned_by(free, UnownedContent.EMPTY), _owned_by(free, UnownedContent.UNUSABLE), own, free):
             if owned:
                 return min(owned, key=_last_use)
         return None
@@ -261,15 +261,15 @@ class CacheDirectory:
     def _leave(self, slot: _Slot, turn: CacheTurn, *, worked: bool) -> list[SlotState]:
         slot.turn, slot.last_use = None, turn.number
         must_forget, slot.forget = slot.forget, False
-        if must_forget or slot.owner is UnownedContent.FOR_NOBODY:
+        if must_forget or slot.owner is UnownedContent.UNUSABLE:
             return [slot.erasure()]
         if turn.fresh and not worked:
-            # Whatever was in it before may be there still.
-            slot.give_to(UnownedContent.FOR_NOBODY)
+            # Its earlier content may still be there.
+            slot.give_to(UnownedContent.UNUSABLE)
         return []
 
     def _spill(self, partition: Partition | None, touched: Collection[int] | None) -> list[SlotState]:
-        """A loose turn is over: it may have left its text wherever nobody placed was at work."""
+        """End a loose turn: it may have left its text in every slot without a placed turn."""
         self._unsure = self._unsure or touched is None
         erasures: list[SlotState] = []
         for slot in self._slots:
@@ -277,11 +277,11 @@ class CacheDirectory:
                 continue
             if partition is None:
                 erasures.append(slot.erasure())
-            elif slot.owner is partition or slot.owner in (UnownedContent.NOTHING, partition):
+            elif slot.owner is partition or slot.owner in (UnownedContent.EMPTY, partition):
                 slot.owner = partition
                 slot.version += 1
             else:
-                slot.give_to(UnownedContent.FOR_NOBODY)
+                slot.give_to(UnownedContent.UNUSABLE)
         return erasures
 
 

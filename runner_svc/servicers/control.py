@@ -1,4 +1,4 @@
-"""gRPC translation for the runner's control plane: look at it, wake, load and unload its models, read their logs."""
+"""gRPC servicer of the control plane: describe, wake, load, unload, yield memory, flush caches, requests, logs."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -28,10 +28,10 @@ MAX_LOG_LINES = 1000
 
 
 class CacheFlush(Protocol):
-    """Who forgets cached prefixes."""
+    """The port to the prefix caches."""
 
     async def flush(self, request: pb.FlushCacheRequest) -> pb.FlushCacheResponse:
-        """Forget what the request names; its permit has been looked at."""
+        """Forget what the request names; its permit has been checked."""
         ...
 
 
@@ -47,7 +47,7 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
         cache: CacheFlush,
         clock: Clock,
     ) -> None:
-        """`clock` shows the mesh's time of day, by which permits are judged."""
+        """`clock` is the mesh's time of day, by which permits expire."""
         self._report = report
         self._instances = instances
         self._permits = permits
@@ -75,12 +75,12 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
     async def Load(  # type: ignore[override]  # noqa: N802 - the rpc's name; a coroutine that writes
         self, request: pb.LoadRequest, context: grpc.aio.ServicerContext[pb.LoadRequest, pb.LoadResponse]
     ) -> None:
-        """See RunnerService.Load. It writes: a generator that gRPC drops would cancel the load some time later."""
+        """Load a model. It writes: gRPC would cancel a dropped generator, and with it the load, some time later."""
         async with answering(context):
             self._permitted(request.permit, Action.LOAD, request.model)
             instance = self._instance(request.model)
             wish = await self._wish(instance, request.options)
-            async with aclosing(follow_load(instance, wish, self._clock, self._report.tellable)) as responses:
+            async with aclosing(follow_load(instance, wish, self._clock, self._report.redact)) as responses:
                 async for response in responses:
                     await context.write(response)
 
@@ -133,7 +133,7 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
         """See RunnerService.GetRequest."""
         async with answering(context):
             found = [instance.records.find(request.request_id) for instance in self._instances.values()]
-            # A request that failed over to another model of this runner has a record at each; the last one counts.
+            # A request that failed over to another model of this runner has a record at each: the newest is returned.
             record = max(filter(None, found), key=lambda record: record.started, default=None)
             if record is None:
                 raise WeftError(
@@ -157,7 +157,7 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
                     yield self._batch(follower.take())
 
     def end_tails(self) -> None:
-        """End every stream of logs: the runner is stopping."""
+        """End every log stream: the runner is stopping."""
         for instance in self._instances.values():
             instance.backend.log.end_followers()
 
@@ -177,7 +177,7 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
         return instance
 
     def _batch(self, batch: LogBatch) -> pb.TailLogsResponse:
-        return pb.TailLogsResponse(lines=map(self._report.tellable, batch.lines), lost_line_count=batch.lost_line_count)
+        return pb.TailLogsResponse(lines=map(self._report.redact, batch.lines), lost_line_count=batch.lost_line_count)
 
 
 def _priority_of(number: int) -> Priority:
@@ -193,19 +193,19 @@ def _require_line_count(field: str, count: int) -> None:
 
 
 LOOK_SECONDS = 0.25
-"""How often a caller is told how far a load is, where that has changed."""
+"""Interval of progress messages of a load; only changes are sent."""
 
 
 async def follow_load(
-    instance: Instance, wish: LoadSpec, clock: Clock, tellable: Callable[[str], str]
+    instance: Instance, wish: LoadSpec, clock: Clock, redact: Callable[[str], str]
 ) -> AsyncGenerator[pb.LoadResponse]:
-    """Load a model and tell how far it is; the result comes last. Closing it leaves the load, see Instance.load."""
+    """Load a model; yields its progress and last its result. Closing the generator cancels Instance.load."""
     began = clock.monotonic()
     loading = asyncio.create_task(instance.load(wish))
     told = pb.LoadProgress()
     try:
         while not loading.done():
-            progress = _progress(instance, tellable)
+            progress = _progress(instance, redact)
             if progress != told and instance.phase is not Phase.READY:
                 told = progress
                 yield pb.LoadResponse(progress=progress)
@@ -219,16 +219,16 @@ async def follow_load(
         await end_tasks(loading)
 
 
-def _progress(instance: Instance, tellable: Callable[[str], str]) -> pb.LoadProgress:
+def _progress(instance: Instance, redact: Callable[[str], str]) -> pb.LoadProgress:
     stage = instance.load_stage or instance.phase.name.lower()
     progress = pb.LoadProgress(
         stage=stage,
-        detail=tellable(instance.detail).removeprefix(f"{stage}: "),
+        detail=redact(instance.detail).removeprefix(f"{stage}: "),
         progress=instance.load_progress,
     )
     eta_seconds = instance.load_eta_seconds
     if eta_seconds is not None:
-        # In whole seconds: a caller is told what changes, not that time passes.
+        # In whole seconds, so that the passage of time alone causes few messages.
         progress.eta.CopyFrom(duration_message(float(round(eta_seconds))))
     return progress
 

@@ -1,4 +1,4 @@
-"""gRPC translation for the runner's data plane: ticket in, frames out."""
+"""gRPC servicers of the data plane: generation, embeddings, rerank, tokens, images, transcription, speech."""
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
@@ -28,15 +28,15 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.rpc import answering
 
 MAX_HELD_EVENTS = 256
-"""Of an answer that is sent whole: then they go, so that no message gets too large."""
+"""Events of a non-streaming answer that are held back at most, so that no message gets too large."""
 
 
 class AnswerWriter:
-    """Sends one answer's frames, `started` before the first one.
+    """Writes the frames of one answer, `started` before the first one.
 
-    Where nobody reads the answer before it is complete, pieces of it that follow the first content wait for its end:
-    each message costs both ends some 60 us (measured). Whatever else happens is told at once, and them with it: the
-    caller knows that the answer has begun, and hears of tools, warnings and progress, as if it were streamed.
+    Chunks of a non-streaming answer that follow the first content are held until its end: each message costs both ends
+    some 60 us (measured). Every other event is sent at once, with the held chunks: the caller sees that the answer has
+    begun, and receives tool calls, warnings and progress as in a stream.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class AnswerWriter:
         self._has_begun = False
 
     async def put(self, frame: Frame) -> None:
-        """Send a frame, now or with one that follows."""
+        """Send a frame, now or with a following one."""
         held = self._held
         held += frame
         if self._whole and self._has_begun and len(held) < MAX_HELD_EVENTS and _only_deltas(frame):
@@ -76,17 +76,17 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
     """See GenerationService."""
 
     def __init__(self, desk: RequestAdmission, chats: Mapping[str, ChatSetup]) -> None:
-        """`chats`: what all conversations with a model have in common, by its name."""
+        """`chats`: the common setup of all conversations with a model, by its name."""
         self._desk = desk
         self._chats = chats
 
     async def Generate(  # type: ignore[override]  # noqa: N802 - the rpc's name; a coroutine that writes
         self, request: generation_service_pb2.GenerateRequest, context: GenerateContext
     ) -> None:
-        """See GenerationService.Generate.
+        """Generate an answer.
 
         It writes and does not yield: a fault that ends the request while its caller is slow to read must end it inside
-        the block of `admit`, and so with its reason. gRPC drops a generator there, and the caller hears nothing.
+        the block of `admit`, and so with its reason. gRPC would drop a generator there without a status.
         """
         async with answering(context):
             permit, instance = self._desk.admit(request.ticket)
@@ -181,7 +181,7 @@ class ModelCallServicer(model_call_service_pb2_grpc.ModelCallServiceServicer):
         raise AssertionError("abort has raised")
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:  # noqa: N802
-        """See ModelCallService.Tokenize. Its receipt counts no tokens: none was worked on."""
+        """Count the tokens of a text or a chat. The receipt counts none: the engine computes nothing."""
         async with answering(context):
             permit, instance = self._desk.admit(request.ticket)
             if request.payload.WhichOneof("kind") is None:
@@ -227,7 +227,7 @@ class ModelCallServicer(model_call_service_pb2_grpc.ModelCallServiceServicer):
     async def Speak(  # type: ignore[override]  # noqa: N802 - the rpc's name; a coroutine that writes
         self, request: pb.SpeakRequest, context: Context
     ) -> None:
-        """See ModelCallService.Speak. It writes and does not yield, for the reason that GenerationServicer says."""
+        """Synthesize speech. It writes and does not yield, for the reason given in GenerationServicer.Generate."""
         async with answering(context):
             permit, instance = self._desk.admit(request.ticket)
             call, told = call_info(permit, context), ""
@@ -248,7 +248,7 @@ class ModelCallServicer(model_call_service_pb2_grpc.ModelCallServiceServicer):
     def _working(
         self, permit: Permit, instance: Instance, request: Any, call: CallInfo, *, takes_slot: bool = True
     ) -> Iterator[AdmittedRequest]:
-        """`RequestAdmission.hold`, with a line in the log for what fails in it."""
+        """`RequestAdmission.hold`, with a log line for each failure in it."""
         with self._desk.hold(permit, instance, request.options, takes_slot=takes_slot) as work:
             try:
                 yield work

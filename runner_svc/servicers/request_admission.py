@@ -29,7 +29,7 @@ log = structlog.get_logger("weft.runner")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerIdentity:
-    """Who works here."""
+    """The runner as it is named in receipts and events."""
 
     runner: str
     incarnation: str
@@ -37,7 +37,7 @@ class RunnerIdentity:
 
 
 class RequestAdmission:
-    """What both data-plane services need: the gate, the instances, and the runner's part of a receipt."""
+    """Admission of data-plane requests: ticket check, instance lookup, slot, and the runner's part of the receipt."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class RequestAdmission:
         clock: Clock,
         clock_offset: ClockOffset | None = None,
     ) -> None:
-        """`remote_models`: serving them sends bytes off the premises. `clock`: the mesh's."""
+        """`remote_models`: serving them sends data off the premises. `clock`: the mesh's."""
         self._clock_offset = clock_offset
         self._identity = identity
         self._gate = gate
@@ -68,7 +68,7 @@ class RequestAdmission:
         *,
         takes_slot: bool = True,
     ) -> Iterator[AdmittedRequest]:
-        """Work on a permitted request for the length of the block, as its options say. Raises as Instance.admit.
+        """Admit a permitted request to its instance for the length of the block. Raises as Instance.admit.
 
         Raises INVALID_ARGUMENT naming an option that is out of range.
         """
@@ -84,7 +84,7 @@ class RequestAdmission:
             yield work
 
     def admit(self, ticket: Any) -> tuple[Permit, Instance]:
-        """Check a ticket and find the instance it is for.
+        """Check a ticket; returns its permit and its instance.
 
         Raises TICKET_INVALID, TICKET_EXPIRED or MODEL_NOT_FOUND; CLOCK_OFF while this machine's clock is too far off.
         """
@@ -99,7 +99,7 @@ class RequestAdmission:
         return permit, instance
 
     def started(self, permit: Permit) -> event_pb2.InferenceEvent:
-        """The event that says who works on the request."""
+        """The event that names the runner and the model of the attempt."""
         return event_pb2.InferenceEvent(
             started=event_pb2.Started(
                 runner=self._identity.runner,
@@ -110,23 +110,23 @@ class RequestAdmission:
         )
 
     def complete(self, receipt: receipt_pb2.Receipt, permit: Permit, instance: Instance) -> None:
-        """Add the runner's own facts to a backend's receipt."""
+        """Add the runner's part to a backend's receipt."""
         receipt.request_id = permit.request_id
         receipt.model = permit.model
         receipt.model_digest = instance.digest
         receipt.host = self._identity.host
         if not instance.memory.holds_devices:
-            # The time that an engine computed without an accelerator that we know of is no time of a GPU.
+            # Compute time without a leased accelerator is no GPU time.
             receipt.ClearField("gpu_time")
         receipt.left_premises = receipt.left_premises or permit.model in self._remote_models
 
 
 _QUOTING = frozenset({Reason.TOOL_CALL_INVALID, Reason.REPEATED_LINE_LOOP})
-"""Errors whose messages quote what a model wrote: content of users, which belongs into no log."""
+"""Errors whose messages quote model output, which must not be logged."""
 
 
 def log_failure(call: CallInfo, instance: Instance, error: WeftError) -> None:
-    """The one log line of an attempt that failed."""
+    """Log a failed attempt, in one line."""
     log.warning(
         "attempt failed",
         request_id=call.request_id,
@@ -138,7 +138,7 @@ def log_failure(call: CallInfo, instance: Instance, error: WeftError) -> None:
 
 
 def call_info(permit: Permit, context: grpc.aio.ServicerContext[Any, Any], *, whole: bool = False) -> CallInfo:
-    """What a backend is told of a request. `whole`: nobody reads the answer before it is complete."""
+    """The call context for a backend. `whole`: the answer is not streamed."""
     metadata = {key: str(value) for key, value in context.invocation_metadata() or () if key == TRACEPARENT}
     left = context.time_remaining()
     answer_by = None if left is None else asyncio.get_running_loop().time() + left

@@ -1,4 +1,4 @@
-"""What a runner learns of the mesh's time from the registry's answers, and how far its own clock is from it."""
+"""The offset of this machine's clock from the registry's, and the mesh's time, from the registry's answers."""
 
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 log = structlog.get_logger("weft.session")
 
 MIN_CHANGE_SECONDS = 1.0
-"""An offset that is measured anew counts as the same until it differs by this much: answers take their time."""
+"""Smallest change of the offset that counts: answers have latency."""
 
 
 class ClockOffset:
-    """The offset as measured last, in whole seconds. The mesh's clock is kept right by the same answers.
+    """The last measured clock offset, in whole seconds. The same answers set the mesh's clock.
 
-    An answer was written at some moment between the question and its arrival; the middle is taken, so the error is at
-    most half of that time.
+    The registry wrote an answer between the request and its arrival; the middle is assumed, so the error is at most
+    half the round trip.
     """
 
     def __init__(self, clock: Clock, mesh_clock: MeshClock) -> None:
@@ -28,24 +28,24 @@ class ClockOffset:
         self._mesh_clock = mesh_clock
         self._max_seconds: float | None = None
         self.seconds = 0.0
-        """How far this machine's clock is ahead of the registry's; negative: behind; 0: not measured yet."""
+        """Seconds by which this machine's clock is ahead of the registry's; negative: behind; 0: not measured yet."""
 
     @property
     def is_notable(self) -> bool:
-        """Whether it is worth saying."""
+        """Whether the offset is large enough to be reported."""
         return abs(self.seconds) >= NOTABLE_OFFSET_SECONDS
 
     @property
     def is_refused(self) -> bool:
-        """Whether it is more than the mesh allows."""
+        """Whether the offset exceeds the mesh's limit."""
         return self._max_seconds is not None and abs(self.seconds) > self._max_seconds
 
     def allow(self, max_seconds: float | None) -> None:
-        """The mesh allows so much; None: any."""
+        """Set the mesh's limit; None: no limit."""
         self._max_seconds = max_seconds
 
     def note(self, mesh_time: "Timestamp", registry_time: "Timestamp", asked_monotonic: float) -> None:
-        """The registry answered just now, and was asked at `asked_monotonic`."""
+        """Measure the offset from an answer that arrived now to a request that was sent at `asked_monotonic`."""
         one_way = timedelta(seconds=max(0.0, self._clock.monotonic() - asked_monotonic) / 2)
         self._mesh_clock.set(_utc(mesh_time) + one_way)
         measured = (self._clock.utc_now() - one_way - _utc(registry_time)).total_seconds()

@@ -1,4 +1,4 @@
-"""What a runner says about itself: to the registry with every heartbeat, to people through Describe."""
+"""The reports of a runner about itself: to the registry with every heartbeat, to people through Describe."""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
@@ -25,11 +25,11 @@ from weft.wake.messages import plan_message
 from weft.wake.recipes import MAX_WAIT_SECONDS, WakePlan
 
 MAX_TOLD_TOOLS = 1_024
-"""Tools that the mesh is told of, the first by name; requests for others come only by chance."""
+"""Tools that are reported to the mesh, the first by name; requests for others are not routed here on purpose."""
 
 
 class RunnerReport:
-    """Builds the messages from the live instances."""
+    """Builds the report messages from the live instances."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class RunnerReport:
         tool_names: Callable[[], Sequence[str]] = lambda: (),
         clock_offset: ClockOffset | None = None,
     ) -> None:
-        """`cache_figures`: what the prefix cache of a model did, by its name; None: nothing is known.
+        """`cache_figures`: figures of a model's prefix cache, by the model's name; None: unknown.
 
         `tool_names`: the tools that can be called now.
         """
@@ -50,11 +50,11 @@ class RunnerReport:
         self._incarnation = incarnation
         self._instances = instances
         self.clock_offset = clock_offset
-        """How far the clock is off, which the session keeps up to date; None: that is not told."""
+        """Offset of the clock, kept up to date by the session; None: not reported."""
         self.draining = False
 
     def capability(self) -> runner_pb2.Capability:
-        """What the runner can take on right now."""
+        """The present capability of the runner: its instances, slots, tools, clock offset."""
         offset = self.clock_offset
         return runner_pb2.Capability(
             clock_offset=duration_message(offset.seconds) if offset is not None and offset.is_notable else None,
@@ -66,7 +66,7 @@ class RunnerReport:
         )
 
     def runner(self) -> runner_pb2.Runner:
-        """The runner as the registry keeps it."""
+        """The runner's registration."""
         return runner_pb2.Runner(
             name=self._config.name,
             incarnation=self._incarnation,
@@ -78,16 +78,16 @@ class RunnerReport:
         )
 
     def manifests(self) -> list[model_pb2.ModelManifest]:
-        """The models it publishes."""
+        """The manifests of the published models."""
         memory_wait_seconds = 0.0 if self._config.observer is None else self._config.memory_wait_seconds
         return [_manifest(model, memory_wait_seconds) for model in self._config.models]
 
     def agents(self) -> list[agent_pb2.AgentManifest]:
-        """The agents it publishes."""
+        """The manifests of the published agents."""
         return [_agent(agent) for agent in self._config.agents]
 
-    def tellable(self, text: str) -> str:
-        """Words of an engine or about it, as they may leave the runner."""
+    def redact(self, text: str) -> str:
+        """Text of or about an engine, redacted for leaving the runner."""
         return redact_local_addresses(text) if self._config.conceals_local_addresses else text
 
     def describe(self, log_line_count: int) -> runner_service_pb2.DescribeResponse:
@@ -95,7 +95,7 @@ class RunnerReport:
         return runner_service_pb2.DescribeResponse(
             runner=self.runner(),
             instances=[
-                instance_description(instance, log_line_count, self.tellable, self._cache_figures(instance.model))
+                instance_description(instance, log_line_count, self.redact, self._cache_figures(instance.model))
                 for instance in self._instances
             ],
         )
@@ -108,7 +108,7 @@ class RunnerReport:
             slots_used=len(instance.slots.holders),
             load_progress=instance.load_progress,
             context_tokens=instance.loader.context_tokens,
-            detail=self.tellable(instance.detail),
+            detail=self.redact(instance.detail),
             memory=_memory(instance.memory),
             unload_time=timestamp_message(instance.unload_at),
             pinned=instance.memory.pinned,
@@ -119,11 +119,11 @@ class RunnerReport:
         )
 
     def _last_fault(self, instance: Instance) -> runner_pb2.InstanceFault | None:
-        """Absent where there was none."""
+        """Returns the last fault; None: there was none."""
         if not instance.restart_log.all:
             return None
         last = instance.restart_log.all[-1]
-        detail = self.tellable(last.detail[:MAX_HOW_CHARS])
+        detail = self.redact(last.detail[:MAX_HOW_CHARS])
         return runner_pb2.InstanceFault(reason=last.reason.value, detail=detail)  # type: ignore[arg-type]  # same numbers
 
 
@@ -151,7 +151,7 @@ def _manifest(model: ServedModel, memory_wait_seconds: float) -> model_pb2.Model
     )
     hibernation = model.hibernation
     if hibernation.can_wake or model.wake_by_mesh is not None:
-        # That the runner can wake it is told; how it does that is not.
+        # It is published that the runner can wake the model, but not how.
         plan = WakePlan(
             by_runner=hibernation.can_wake,
             by_mesh=model.wake_by_mesh,
@@ -162,7 +162,7 @@ def _manifest(model: ServedModel, memory_wait_seconds: float) -> model_pb2.Model
 
 
 def _longest_wake_seconds(hibernation: HibernationSettings, memory_wait_seconds: float) -> float:
-    """How long routers wait: longer than the runner does, so that whoever waits hears from it what was missing."""
+    """The wake timeout of routers: longer than the runner's, so that callers receive the runner's own error."""
     if hibernation.attached or hibernation.recipe is not None:
         return hibernation.max_wait_seconds
     return min(hibernation.max_wait_seconds + memory_wait_seconds, MAX_WAIT_SECONDS)
@@ -184,27 +184,27 @@ def _agent(agent: PublishedAgent) -> agent_pb2.AgentManifest:
 
 
 MIN_CRASH_LINES = 20
-"""Told of the last crash even where no lines of the log were asked for."""
+"""Lines of the last crash that are included even where no log lines were requested."""
 
-Tellable = Callable[[str], str]
-"""Words of an engine or about it, as they may leave the runner."""
+Redact = Callable[[str], str]
+"""Text of or about an engine, redacted for leaving the runner."""
 
 
 def instance_description(
-    instance: Instance, log_line_count: int, tellable: Tellable, cache: pb.CacheFigures | None = None
+    instance: Instance, log_line_count: int, redact: Redact, cache: pb.CacheFigures | None = None
 ) -> pb.InstanceDescription:
-    """One instance, with the last `log_line_count` lines of its log and of its last crash."""
+    """Describes one instance, with the last `log_line_count` lines of its log and of its last crash."""
     crash_lines = instance.restart_log.crash_lines[-max(log_line_count, MIN_CRASH_LINES) :]
     return pb.InstanceDescription(
         model=instance.model,
         process_id=instance.backend.process_id or 0,
         restart_count=instance.restart_count,
-        last_restart_reason=tellable(instance.restart_log.last_detail),
-        log_lines=map(tellable, instance.backend.log_lines(log_line_count)),
+        last_restart_reason=redact(instance.restart_log.last_detail),
+        log_lines=map(redact, instance.backend.log_lines(log_line_count)),
         active_request_ids=instance.slots.holders,
-        restarts=[_restart(restart, tellable) for restart in instance.restart_log.all],
+        restarts=[_restart(restart, redact) for restart in instance.restart_log.all],
         requests=map(request_record_message, instance.records.all),
-        last_crash_lines=map(tellable, crash_lines),
+        last_crash_lines=map(redact, crash_lines),
         last_ready_time=timestamp_message(instance.restart_log.last_ready_at),
         containment=instance.backend.containment,
         timeouts=_timeouts(instance.config.timeouts),
@@ -219,7 +219,7 @@ def instance_description(
 
 
 def request_record_message(record: RequestRecord) -> pb.RequestRecord:
-    """One request, without its output."""
+    """Describes one request, without its output."""
 
     def at(seconds: float | None) -> Timestamp | None:
         return (
@@ -243,11 +243,11 @@ def request_record_message(record: RequestRecord) -> pb.RequestRecord:
     )
 
 
-def _restart(restart: Restart, tellable: Tellable) -> pb.Restart:
+def _restart(restart: Restart, redact: Redact) -> pb.Restart:
     return pb.Restart(
         time=timestamp_message(restart.at),
         reason=restart.reason.value,  # type: ignore[arg-type]  # same numbers
-        detail=tellable(restart.detail),
+        detail=redact(restart.detail),
         recovery=optional_duration(restart.recovery_seconds),
     )
 
@@ -265,7 +265,7 @@ def _timeouts(profile: TimeoutProfile) -> pb.TimeoutProfile:
 
 
 def timestamp_message(at: datetime | None) -> Timestamp | None:
-    """A moment; None: not set."""
+    """A point in time as a message; None: not set."""
     if at is None:
         return None
     stamp = Timestamp()
@@ -274,5 +274,5 @@ def timestamp_message(at: datetime | None) -> Timestamp | None:
 
 
 def optional_duration(seconds: float | None) -> Duration | None:
-    """A length of time; None: not set."""
+    """A duration as a message; None: not set."""
     return None if seconds is None else duration_message(seconds)

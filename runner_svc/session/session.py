@@ -1,4 +1,4 @@
-"""The runner's session with the registry: opened, kept alive, opened again when it is lost."""
+"""The runner's session with the registry: open, heartbeats, reopening after a loss."""
 
 import asyncio
 import math
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportTimes:
-    """When the last heartbeat and the last look at the capability were. Seconds on any monotonic clock."""
+    """Times of the last heartbeat and of the last check of the capability. Seconds on any monotonic clock."""
 
     heartbeat_at: float
     looked_at: float
@@ -39,11 +39,11 @@ class ReportTimes:
     report_interval_seconds: float
 
     def heartbeat_due(self, now: float) -> bool:
-        """Whether a sign of life is due, whatever there is to tell."""
+        """Whether a heartbeat is due, with or without changes."""
         return now - self.heartbeat_at >= self.heartbeat_interval_seconds
 
     def pause_seconds(self, now: float) -> float:
-        """Time until the capability is looked at again or a heartbeat is due."""
+        """Time until the capability is checked again or a heartbeat is due."""
         due = min(self.heartbeat_at + self.heartbeat_interval_seconds, self.looked_at + self.report_interval_seconds)
         return max(0.0, due - now)
 
@@ -59,17 +59,17 @@ _LOST_ON_THE_WAY = frozenset({Reason.SERVICE_UNAVAILABLE, Reason.DEADLINE_EXCEED
 
 
 class KeyedGate(Protocol):
-    """Lets pass what was signed with the session's key."""
+    """A verifier of tickets or permits that are signed with the session's key."""
 
     def use_key(self, key: bytes) -> None:
-        """Accept this key and no other from now on."""
+        """Replace the key."""
         ...
 
 
 class RunnerSession:
-    """Reports to the registry what changes, at once or at the report interval, and heartbeats in any case.
+    """Sends heartbeats: at once or at the report interval after a change, else at the heartbeat interval.
 
-    It does so too when the connection was lost. The runner serves on while the registry is away.
+    A lost connection causes a heartbeat too. The runner goes on serving while the registry is away.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class RunnerSession:
         clock: Clock,
         jitter: Callable[[], float],
     ) -> None:
-        """`gates` are given the session's key; `jitter` returns 0 to 1 and spreads the retries of many runners."""
+        """`gates` receive the session's key; `jitter` returns 0 to 1 and spreads the retries of many runners."""
         self._registry = registry
         self._stub = cast(
             "RunnerSessionServiceAsyncStub", runner_session_service_pb2_grpc.RunnerSessionServiceStub(registry)
@@ -98,7 +98,7 @@ class RunnerSession:
         self._open_request_id = ""
         self._times = _no_report_yet(DEFAULT_HEARTBEAT_INTERVAL_SECONDS, DEFAULT_REPORT_INTERVAL_SECONDS)
         self._told: runner_pb2.Capability | None = None
-        """The last capability that the registry has acknowledged."""
+        """The capability that the registry has acknowledged last."""
         self._sequence = 0
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -106,32 +106,32 @@ class RunnerSession:
 
     @property
     def session_id(self) -> str:
-        """The session's id, which proves who we are; empty while it is not open."""
+        """The session id, which authenticates the runner; empty while no session is open."""
         return self._session_id
 
     def note_change(self) -> None:
-        """Something changed that routers should hear of at once."""
+        """Report at once: something changed that routers should know."""
         self._changed.set()
 
     async def start(self) -> None:
-        """Begin to report. Returns at once; the session opens as soon as the registry answers."""
+        """Start the session task. Returns at once; the session opens as soon as the registry answers."""
         self._begin()
 
     def reopen(self) -> None:
-        """Open the session anew at once, with the same id; whatever is under way or waits for a retry is given up."""
+        """Reopen the session at once, with the same id; calls and retries under way are cancelled."""
         if self._running is not None:
             self._running.cancel()
             self._session_id = ""
             self._begin()
 
     async def report_now(self) -> None:
-        """Send one heartbeat, if the session is open; a registry that is away is not an error here."""
+        """Send one heartbeat, if the session is open; errors are ignored."""
         if self._session_id:
             with suppress(WeftError):
                 await self._heartbeat()
 
     async def stop(self) -> None:
-        """Say good-bye, so that nobody waits for us. Idempotent."""
+        """Close the session, so that the mesh stops routing to this runner. Idempotent."""
         if self._running is None:
             return
         self._running = None
@@ -144,7 +144,7 @@ class RunnerSession:
 
     def _begin(self) -> None:
         self._running = start_critical(self._run(), name="runner-session")
-        # A run that was given up is still unwinding, and `stop` waits for it too.
+        # A cancelled run may still be unwinding; `stop` waits for it too.
         self._tasks.add(self._running)
         self._running.add_done_callback(self._tasks.discard)
 
@@ -163,7 +163,7 @@ class RunnerSession:
                 await self._clock.sleep(retry_pause_seconds(failures, self._jitter()))
 
     async def _open(self) -> None:
-        # The same id until there is an answer: if only the answer got lost, the registry returns the same session.
+        # The same request id until there is an answer: if only the answer was lost, the same session is returned.
         self._open_request_id = self._open_request_id or new_id("open")
         request = pb.OpenSessionRequest(
             request_id=self._open_request_id,
@@ -199,7 +199,7 @@ class RunnerSession:
         self._changed.clear()
         now = self._clock.monotonic()
         self._times = replace(self._times, looked_at=now)
-        # A registry that restarted has forgotten the last report, and a lost connection is the sign of it.
+        # A registry that restarted has lost the last report; the lost connection shows it.
         is_connected = self._registry.get_state() is grpc.ChannelConnectivity.READY
         if not is_connected or self._times.heartbeat_due(now) or self._report.capability() != self._told:
             await self._heartbeat()
@@ -223,7 +223,7 @@ class RunnerSession:
         self._note_time(response, began)
 
     def _note_time(self, response: pb.OpenSessionResponse | pb.HeartbeatResponse, began: float) -> None:
-        """A registry of an earlier release says no time."""
+        """Update the clock offset. Registries of earlier releases send no time."""
         offset = self._report.clock_offset
         if offset is not None and response.HasField("mesh_time") and response.HasField("registry_time"):
             offset.note(response.mesh_time, response.registry_time, began)

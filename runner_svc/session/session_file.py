@@ -1,4 +1,4 @@
-"""The file that keeps the runner's session id, by which its next process adopts the rows of this one."""
+"""The file with the runner's session id, by which its next process takes over the registration of this one."""
 
 import re
 from contextlib import suppress
@@ -15,18 +15,18 @@ _SESSION_ID = re.compile(rb"[A-Za-z0-9_.:-]{1,128}")
 
 
 class SessionFile:
-    """Reads and writes the session id. A file that is damaged, unreadable or unwritable costs the id, not the runner.
+    """Reads and writes the session id. A damaged, unreadable or unwritable file costs the id, not the runner.
 
-    A damaged one is renamed to `<name>.bad`, and the next session is a new one.
+    A damaged file is renamed to `<name>.bad`, and a new session is opened.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._on_disk: str | None = None
-        """What the file is known to hold; None: nothing that is of use."""
+        """The id that the file is known to hold; None: none."""
 
     def read(self) -> str:
-        """Returns the id of the last session; empty when there is none, or when the file cannot be used."""
+        """Returns the id of the last session; empty: there is none, or the file cannot be used."""
         try:
             with self._path.open("rb") as file:
                 content = file.read(MAX_SESSION_FILE_BYTES + 1).strip()
@@ -42,13 +42,13 @@ class SessionFile:
         return self._on_disk
 
     def keep(self, session_id: str) -> None:
-        """Write the id, unless the file holds it already. What cannot be written is logged: this process needs none."""
+        """Write the id, unless the file holds it already. Errors are logged: this process does not need the file."""
         if session_id == self._on_disk:
             return
         try:
             replace_file(self._path, session_id.encode("ascii") + b"\n")
         except OSError as error:
-            log.error(  # noqa: TRY400 - the system's words are enough
+            log.error(  # noqa: TRY400 - the system's message is enough
                 "the session id cannot be written, the runner goes on without; free the disk or make the file writable",
                 file=str(self._path),
                 why=error.strerror,
@@ -57,7 +57,7 @@ class SessionFile:
             self._on_disk = session_id
 
     def forget(self) -> None:
-        """Remove the id: the session is over for good. A file that stays costs nothing, its id is unknown by then."""
+        """Remove the id after the session was closed for good. A remaining file does no harm: its id is unknown."""
         self._on_disk = None
         with suppress(OSError):
             self._path.unlink(missing_ok=True)

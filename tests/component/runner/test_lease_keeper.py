@@ -12,10 +12,10 @@ from scripted_leases import GIB, Holder, SeenHost, keeping, until, wish
 from runner_svc.memory.lease_client import AWAY
 from runner_svc.memory.lease_manager import (
     LOOK_FOR_DEVICES_SECONDS,
-    MAX_LINE,
+    MAX_CONCURRENT_REQUESTS,
     NO_REGISTRY,
-    NO_SIGHT,
-    OWN_LINE,
+    NO_SNAPSHOT,
+    OWN_QUEUE,
     LeaseManager,
 )
 from runner_svc.memory.port import LeaseGrant
@@ -209,7 +209,7 @@ async def test_devices_that_cannot_be_seen_yet_are_waited_for_and_not_taken_for_
     async with keeping(tmp_path, host, SystemClock()) as (keeper, _, _):
         words: list[str] = []
         waiting = asyncio.create_task(_granted(keeper, Holder(), words))
-        await until(lambda: words == [NO_SIGHT])
+        await until(lambda: words == [NO_SNAPSHOT])
         host.source, host.devices = Source.NVML, SeenHost(8 * GIB).devices
         assert (await waiting).bytes == GIB
 
@@ -271,12 +271,12 @@ async def test_no_more_than_some_wait_at_the_registry_at_once(tmp_path: Path) ->
     async with keeping(tmp_path, SeenHost(8 * GIB), SystemClock()) as (keeper, leases, _):
         leases.go.clear()
         words: list[str] = []
-        waiting = [asyncio.create_task(_granted(keeper, Holder(), words)) for _ in range(MAX_LINE + 3)]
-        await until(lambda: len(leases.asked) == MAX_LINE)
-        await until(lambda: words.count(OWN_LINE) == 3)
-        assert len(leases.asked) == MAX_LINE
+        waiting = [asyncio.create_task(_granted(keeper, Holder(), words)) for _ in range(MAX_CONCURRENT_REQUESTS + 3)]
+        await until(lambda: len(leases.asked) == MAX_CONCURRENT_REQUESTS)
+        await until(lambda: words.count(OWN_QUEUE) == 3)
+        assert len(leases.asked) == MAX_CONCURRENT_REQUESTS
         leases.go.set()
-        assert len({grant.lease_id for grant in await asyncio.gather(*waiting)}) == MAX_LINE + 3
+        assert len({grant.lease_id for grant in await asyncio.gather(*waiting)}) == MAX_CONCURRENT_REQUESTS + 3
 
 
 @pytest.mark.parametrize(("source", "seconds"), [(Source.NVML, LOOK_FOR_DEVICES_SECONDS), (Source.UNKNOWN, 5.0)])

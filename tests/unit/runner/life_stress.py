@@ -228,7 +228,7 @@ class Stress:
         self.book = RandomBook(self.random, self.backend)
         account = MemoryAccount()
         if not settings.attached:
-            account = MemoryAccount(book=self.book, forecast=SteadyForecast())
+            account = MemoryAccount(ledger=self.book, forecast=SteadyForecast())
         self.instance = Instance(config, self.backend, self.clock, self.check, self._run_recipe, account=account)
         self.asked: list[asyncio.Task[None]] = []
         self.moves: list[Callable[[], object]] = [

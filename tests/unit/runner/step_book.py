@@ -81,4 +81,4 @@ class StepForecast:
 
 
 def step_account(book: StepBook) -> MemoryAccount:
-    return MemoryAccount(book=book, forecast=StepForecast())
+    return MemoryAccount(ledger=book, forecast=StepForecast())

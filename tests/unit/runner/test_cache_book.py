@@ -116,7 +116,7 @@ def test_a_fresh_turn_that_never_reached_the_engine_leaves_the_slot_to_nobody() 
     book = CacheDirectory(1)
     _turn(book, A)
     book.end(book.begin(B), worked=False)
-    assert book.owner_of(0) is UnownedContent.FOR_NOBODY
+    assert book.owner_of(0) is UnownedContent.UNUSABLE
     assert book.begin(B).fresh
 
 
@@ -233,7 +233,7 @@ class _Engine:
     def look(self) -> None:
         states = self.book.states()
         self.book.emptied([state for state in states if self.contents[state.slot] is None])
-        self.book.looked()
+        self.book.note_snapshot()
 
 
 _PARTITIONS = st.sampled_from([A, A, B, C, A_TAGGED, None])
