@@ -13,15 +13,14 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 
 from gateway.admin.keys import KeysDeps
-from gateway.admin.keys_port import KeysPort
-from gateway.admin.ports import AdminPorts
+from gateway.admin.ports import AdminPorts, KeysPort
 from gateway.admin.request import AdminDeps
 from gateway.auth.authentication import Gate, KeyGate, KeyRingSource, OpenGate
 from gateway.auth.rate_limits import TenantRateLimits
-from gateway.batches.deps import batch_parts, file_parts
+from gateway.batches.deps import batch_deps, file_deps
 from gateway.batches.finishing import FinishingJobs
 from gateway.config import GatewayConfig
-from gateway.deps import GatewayParts, InferenceParts
+from gateway.deps import GatewayDeps, InferenceDeps
 from gateway.endpoints import (
     ACCESS_RULES,
     ADMIN,
@@ -47,11 +46,11 @@ from gateway.media.fetcher import media_source
 from gateway.metrics import GatewayMetrics
 from gateway.middleware import EdgeMiddleware
 from gateway.ports import RegistryPort, RequestDispatcher
-from gateway.responses.create import responses_parts
+from gateway.responses.create import responses_deps
 from gateway.routing import EndpointApp, EndpointGroup
-from gateway.tasks.dispatcher import BoundedTasks, JournalingDispatcher
+from gateway.tasks.dispatcher import BoundedTasks, DurableDispatcher
 from gateway.tasks.handlers import TaskDeps
-from gateway.tasks.surfaces import surfaces_of
+from gateway.tasks.task_apis import task_apis_of
 from weft.dispatch.fleet import FleetSource
 from weft.dispatch.request_records import RequestSource
 from weft.dispatch.router_watch import RouterSource
@@ -111,10 +110,10 @@ def create_app(
     """The application of one gateway. It holds no state but its metrics."""
     ticking = clock or SystemClock()
     tasks = None if ports.tasks is None else BoundedTasks(ports.tasks, timeout_seconds=config.task_timeout_seconds)
-    parts = GatewayParts(
+    deps = GatewayDeps(
         config=config,
-        dispatcher=ports.dispatcher if tasks is None else JournalingDispatcher(ports.dispatcher, tasks, ticking),
-        can_journal=tasks is not None,
+        dispatcher=ports.dispatcher if tasks is None else DurableDispatcher(ports.dispatcher, tasks, ticking),
+        can_be_durable=tasks is not None,
         fleet=ports.fleet,
         registry=ports.registry,
         router=ports.router,
@@ -125,23 +124,23 @@ def create_app(
         gate=gate_of(ports.keys, ticking),
         rate_limits=None if config.rate_limits is None else TenantRateLimits(config.rate_limits, ticking),
     )
-    app = bare_app("weft gateway", parts, GATEWAY_GROUPS)
+    app = bare_app("weft gateway", deps, GATEWAY_GROUPS)
     for group in (OPENAI, ANTHROPIC):
-        app.add_group(group, parts)
-    app.add_group(RESPONSES, responses_parts(parts, ports.responses, tasks))
+        app.add_group(group, deps)
+    app.add_group(RESPONSES, responses_deps(deps, ports.responses, tasks))
     for own in (RESOURCES, SETTINGS, HEALTH):
-        app.add_group(own, parts)
-    _add_management(app, parts, ports)
+        app.add_group(own, deps)
+    _add_management(app, deps, ports)
     if tasks is not None:
-        app.add_group(TASKS, TaskDeps(gateway=parts, tasks=tasks, surfaces=surfaces_of(parts)))
-    _add_files_and_batches(app, parts, ports, finishing or FinishingJobs(config.batches.max_finishing))
+        app.add_group(TASKS, TaskDeps(gateway=deps, tasks=tasks, task_apis=task_apis_of(deps)))
+    _add_files_and_batches(app, deps, ports, finishing or FinishingJobs(config.batches.max_finishing))
     app.add_group(DOCUMENT, app)
     return app
 
 
-def bare_app(title: str, parts: InferenceParts, groups: Sequence[EndpointGroup[Any]] = ()) -> EndpointApp:
+def bare_app(title: str, deps: InferenceDeps, groups: Sequence[EndpointGroup[Any]] = ()) -> EndpointApp:
     """An application without endpoints, with our own layer around it; `groups` are those of its OpenAPI document."""
-    layer = partial(EdgeMiddleware, config=parts.config, metrics=parts.metrics, clock=parts.clock, gate=parts.gate)
+    layer = partial(EdgeMiddleware, config=deps.config, metrics=deps.metrics, clock=deps.clock, gate=deps.gate)
     # Interactive documentation would load its code from elsewhere; a redirect would be an answer without an envelope.
     app = EndpointApp(
         layer,
@@ -164,23 +163,21 @@ def gate_of(keys: KeyRingSource | None, clock: Clock) -> Gate:
     return OpenGate() if keys is None else KeyGate(keys, ACCESS_RULES, clock)
 
 
-def _add_management(app: EndpointApp, parts: GatewayParts, ports: GatewayPorts) -> None:
+def _add_management(app: EndpointApp, deps: GatewayDeps, ports: GatewayPorts) -> None:
     if ports.admin is not None:
-        app.add_group(ADMIN, AdminDeps(gateway=parts, ports=ports.admin))
+        app.add_group(ADMIN, AdminDeps(gateway=deps, ports=ports.admin))
     if ports.keys is not None and ports.api_keys is not None:
-        app.add_group(KEYS, KeysDeps(gateway=parts, keys=ports.api_keys))
+        app.add_group(KEYS, KeysDeps(gateway=deps, keys=ports.api_keys))
     if ports.requests is not None:
         app.add_group(REQUESTS, ports.requests)
 
 
-def _add_files_and_batches(
-    app: EndpointApp, parts: GatewayParts, ports: GatewayPorts, finishing: FinishingJobs
-) -> None:
+def _add_files_and_batches(app: EndpointApp, deps: GatewayDeps, ports: GatewayPorts, finishing: FinishingJobs) -> None:
     if ports.files is None:
         return
-    app.add_group(FILES, file_parts(parts, ports.files))
+    app.add_group(FILES, file_deps(deps, ports.files))
     if ports.batches is not None:
-        app.add_group(BATCHES, batch_parts(parts, ports.files, ports.batches, surfaces_of(parts), finishing))
+        app.add_group(BATCHES, batch_deps(deps, ports.files, ports.batches, task_apis_of(deps), finishing))
 
 
 async def _raise_as_weft_error(request: Request, error: Exception) -> Response:

@@ -9,7 +9,7 @@ from gateway.auth.authentication import Gate, OpenGate
 from gateway.auth.rate_limits import TenantRateLimits
 from gateway.config import GatewayConfig
 from gateway.http.event_watches import EventWatches
-from gateway.intake.headers import journal_of, request_context
+from gateway.intake.headers import durable_request_of, request_context
 from gateway.intake.request_model import HandledRequest, require_within
 from gateway.media import MediaSource, NoMediaSource, RequestMedia
 from gateway.metrics import GatewayMetrics
@@ -23,12 +23,12 @@ from weft.kernel.errors import WeftError
 from weft.kernel.request import Operation
 
 
-def _nobody_listens(model_label: str, tenant: str) -> None:
+def _ignore_limited(model_label: str, tenant: str) -> None:
     """Nothing to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InferenceParts:
+class InferenceDeps:
     """What the OpenAI routes need."""
 
     config: GatewayConfig
@@ -42,9 +42,9 @@ class InferenceParts:
     """Who fetches the addresses of images."""
     rate_limits: TenantRateLimits | None = None
     """None: tenants may ask as often as they like."""
-    can_journal: bool = False
+    can_be_durable: bool = False
     """Whether the dispatcher runs requests as durable tasks where they ask for it."""
-    on_limited: Callable[[str, str], None] = _nobody_listens
+    on_limited: Callable[[str, str], None] = _ignore_limited
     """Told the model's label and the tenant of a request that was one too many."""
 
     def context(
@@ -52,7 +52,7 @@ class InferenceParts:
         scope: Scope,
         *,
         surface: str,
-        asked: HandledRequest,
+        params: HandledRequest,
         model: str,
         operation: Operation,
     ) -> RequestContext:
@@ -61,9 +61,9 @@ class InferenceParts:
         Raises INVALID_ARGUMENT for a wrong header or name, RATE_LIMIT_EXCEEDED for a tenant that asks too often.
         """
         self.note(scope, surface=surface, model=model)
-        context = request_context(scope, self.config, asked, model=model, operation=operation)
-        require_within(asked, self.config.limits)
-        journal = journal_of(scope, asked, operation, is_possible=self.can_journal)
+        context = request_context(scope, self.config, params, model=model, operation=operation)
+        require_within(params, self.config.limits)
+        journal = durable_request_of(scope, params, operation, is_possible=self.can_be_durable)
         self.count(scope, context.tenant)
         return context if journal is None else replace(context, journal=journal)
 
@@ -83,9 +83,9 @@ class InferenceParts:
             self.on_limited(facts_of(scope).model, tenant)
             raise
 
-    def request_media(self, asked: HandledRequest) -> RequestMedia:
+    def request_media(self, params: HandledRequest) -> RequestMedia:
         """For the images and recordings of one request."""
-        return RequestMedia(self.config.media, allow_remote=asked.allow_remote)
+        return RequestMedia(self.config.media, allow_remote=params.allow_remote)
 
     def age_seconds(self, facts: RequestFacts) -> float:
         """How long a request has been here."""
@@ -93,7 +93,7 @@ class InferenceParts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GatewayParts(InferenceParts):
+class GatewayDeps(InferenceDeps):
     """One gateway's collaborators."""
 
     registry: RegistryPort

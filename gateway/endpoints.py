@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from gateway.admin import keys, operations, requests
 from gateway.admin import models as admin_models
 from gateway.admin.keys import KeysDeps
-from gateway.admin.keys_port import KeyList, NewKeyBody, NewKeyDocument, RotateBody
+from gateway.admin.ports import KeyList, NewKeyBody, NewKeyDocument, RotateBody
 from gateway.admin.request import AdminDeps
 from gateway.admin.schemas import AdminModelDocument, AdminModelList, FlushBody, GpuMemoryAnswer, LoadBody, UnloadBody
 from gateway.anthropic.messages import count_tokens, create_message
@@ -23,9 +23,9 @@ from gateway.anthropic.schema import CountTokensRequest, MessagesRequest
 from gateway.auth.access import AccessRules
 from gateway.batches import files
 from gateway.batches import handlers as batches
-from gateway.batches.deps import BatchParts, FileParts
+from gateway.batches.deps import BatchDeps, FileDeps
 from gateway.batches.documents import BatchList, BatchObject, BatchRequest, DeletedFile, FileList, FileObject
-from gateway.deps import GatewayParts, InferenceParts
+from gateway.deps import GatewayDeps, InferenceDeps
 from gateway.health import get_health, get_metrics
 from gateway.metrics import GatewayMetrics
 from gateway.openai import audio, images, models
@@ -66,12 +66,12 @@ from gateway.resources.documents import (
     RunnerList,
 )
 from gateway.responses import retrieve
-from gateway.responses.create import ResponsesParts, create_response
+from gateway.responses.create import ResponsesDeps, create_response
 from gateway.responses.schema import DeletedResponse, ResponseItemList, ResponseObject, ResponsesRequest
 from gateway.routing import DepsT, Endpoint, EndpointApp, EndpointGroup, get_openapi
 from gateway.runner_api import operations as runner_operations
 from gateway.runner_api import state as runner_state
-from gateway.runner_api.deps import RunnerApiParts
+from gateway.runner_api.deps import RunnerApiDeps
 from gateway.runner_api.operation_messages import FlushBody as RunnerFlushBody
 from gateway.runner_api.operation_messages import LoadBody as RunnerLoadBody
 from gateway.runner_api.operation_messages import UnloadBody as RunnerUnloadBody
@@ -123,7 +123,7 @@ def _delete(
 
 _RECORDING = binary_content("The recording", "audio/*", "application/octet-stream")
 
-OPENAI: EndpointGroup[InferenceParts] = EndpointGroup(
+OPENAI: EndpointGroup[InferenceDeps] = EndpointGroup(
     tag="openai",
     endpoints=(
         _post("/v1/chat/completions", _USE, chat_completions, json_body(ChatRequest)),
@@ -151,7 +151,7 @@ OPENAI: EndpointGroup[InferenceParts] = EndpointGroup(
         _get("/v1/models/route/{route}", _VIEW_MODELS, models.get_route, with_head=True),
     ),
 )
-ANTHROPIC: EndpointGroup[InferenceParts] = EndpointGroup(
+ANTHROPIC: EndpointGroup[InferenceDeps] = EndpointGroup(
     tag="anthropic",
     endpoints=(
         _post("/v1/messages", _USE, create_message, json_body(MessagesRequest, error="AnthropicError")),
@@ -159,7 +159,7 @@ ANTHROPIC: EndpointGroup[InferenceParts] = EndpointGroup(
     ),
 )
 _RESPONSE = "/v1/responses/{response_id}"
-RESPONSES: EndpointGroup[ResponsesParts] = EndpointGroup(
+RESPONSES: EndpointGroup[ResponsesDeps] = EndpointGroup(
     tag="openai",
     endpoints=(
         _post("/v1/responses", _USE, create_response, json_body(ResponsesRequest)),
@@ -196,7 +196,7 @@ def _of_kind(kind: ResourceKind, role: Role) -> Access:
     return Access(Resource.RUNNERS if kind is ResourceKind.RUNNER else Resource.MODELS, role)
 
 
-def _reads(kind: ResourceKind) -> tuple[Endpoint[GatewayParts], ...]:
+def _reads(kind: ResourceKind) -> tuple[Endpoint[GatewayDeps], ...]:
     access, plural = _of_kind(kind, Role.VIEW), kind.plural
     return (
         _get(
@@ -218,7 +218,7 @@ def _reads(kind: ResourceKind) -> tuple[Endpoint[GatewayParts], ...]:
     )
 
 
-def _deletion(kind: ResourceKind) -> Endpoint[GatewayParts]:
+def _deletion(kind: ResourceKind) -> Endpoint[GatewayDeps]:
     return _delete(
         f"{_API}/{kind.plural}/{{name}}",
         _of_kind(kind, Role.EDIT),
@@ -230,7 +230,7 @@ def _deletion(kind: ResourceKind) -> Endpoint[GatewayParts]:
     )
 
 
-def _replacement(kind: ResourceKind) -> Endpoint[GatewayParts]:
+def _replacement(kind: ResourceKind) -> Endpoint[GatewayDeps]:
     return _put(
         f"{_API}/{kind.plural}/{{name}}",
         _of_kind(kind, Role.EDIT),
@@ -242,7 +242,7 @@ def _replacement(kind: ResourceKind) -> Endpoint[GatewayParts]:
     )
 
 
-RESOURCES: EndpointGroup[GatewayParts] = EndpointGroup(
+RESOURCES: EndpointGroup[GatewayDeps] = EndpointGroup(
     tag="resources",
     endpoints=(
         *(endpoint for kind in ResourceKind for endpoint in _reads(kind)),
@@ -271,7 +271,7 @@ RESOURCES: EndpointGroup[GatewayParts] = EndpointGroup(
         ),
     ),
 )
-SETTINGS: EndpointGroup[GatewayParts] = EndpointGroup(
+SETTINGS: EndpointGroup[GatewayDeps] = EndpointGroup(
     tag="settings",
     endpoints=(
         _get(f"{_API}/config", Access(Resource.SETTINGS, Role.VIEW), resources.get_config, answers(MeshConfig)),
@@ -283,7 +283,7 @@ SETTINGS: EndpointGroup[GatewayParts] = EndpointGroup(
         ),
     ),
 )
-HEALTH: EndpointGroup[GatewayParts] = EndpointGroup(
+HEALTH: EndpointGroup[GatewayDeps] = EndpointGroup(
     tag="operations",
     endpoints=(
         _get("/health", None, get_health, name="health", with_head=True),
@@ -412,7 +412,7 @@ TASKS: EndpointGroup[TaskDeps] = EndpointGroup(
     ),
 )
 _FILE = "/v1/files/{file_id}"
-FILES: EndpointGroup[FileParts] = EndpointGroup(
+FILES: EndpointGroup[FileDeps] = EndpointGroup(
     tag="openai",
     endpoints=(
         _post(
@@ -433,7 +433,7 @@ FILES: EndpointGroup[FileParts] = EndpointGroup(
     ),
 )
 _BATCH = "/v1/batches/{batch_id}"
-BATCHES: EndpointGroup[BatchParts] = EndpointGroup(
+BATCHES: EndpointGroup[BatchDeps] = EndpointGroup(
     tag="openai",
     endpoints=(
         _post("/v1/batches", _USE, batches.create_batch, json_body(BatchRequest) | answers(BatchObject)),
@@ -447,7 +447,7 @@ DOCUMENT: EndpointGroup[EndpointApp] = EndpointGroup(
 )
 
 _LOAD_TASK = "/v1/models/load/{task}"
-RUNNER_OPERATIONS: EndpointGroup[RunnerApiParts] = EndpointGroup(
+RUNNER_OPERATIONS: EndpointGroup[RunnerApiDeps] = EndpointGroup(
     tag="runner",
     endpoints=(
         _post("/v1/models/load", _OPERATE, runner_operations.load_model, json_body(RunnerLoadBody)),
@@ -457,7 +457,7 @@ RUNNER_OPERATIONS: EndpointGroup[RunnerApiParts] = EndpointGroup(
         _delete(_LOAD_TASK, _EDIT_OPERATIONS, runner_operations.cancel_task),
     ),
 )
-RUNNER_STATE: EndpointGroup[RunnerApiParts] = EndpointGroup(
+RUNNER_STATE: EndpointGroup[RunnerApiDeps] = EndpointGroup(
     tag="runner",
     endpoints=(
         _get(
@@ -514,9 +514,9 @@ ACCESS_RULES = AccessRules(
 
 def docs_table() -> str:
     """The table of endpoints in docs/http-api.md."""
-    surfaces = ((GATEWAY_GROUPS, "gateway"), (RUNNER_GROUPS, "runner"))
+    task_apis = ((GATEWAY_GROUPS, "gateway"), (RUNNER_GROUPS, "runner"))
     servers: dict[tuple[str, str, str], list[str]] = {}
-    for groups, server in surfaces:
+    for groups, server in task_apis:
         for endpoint in endpoints_of(groups):
             method = "GET, HEAD" if endpoint.with_head else endpoint.method
             access = "none" if endpoint.access is None else str(endpoint.access)

@@ -170,10 +170,10 @@ def envelope(error: WeftError, request_id: str = "", dialect: Dialect = Dialect.
     status = http_status(error)
     default_type = "server_error" if status >= 500 else "invalid_request_error"
     fields: dict[str, object] = {
-        "message": words_of(error),
+        "message": public_message(error),
         "type": _TYPES.get(status, default_type),
         "param": error.metadata.get("field"),
-        **_for_machines(error),
+        **_machine_fields(error),
     }
     return _encode({"error": fields} | known)
 
@@ -185,18 +185,18 @@ def _anthropic_fields(error: WeftError) -> dict[str, object]:
     is_too_long = error.reason is Reason.CONTEXT_LENGTH_EXCEEDED
     return {
         "type": _ANTHROPIC_TYPES.get(status, default_type),
-        "message": (_TOO_LONG if is_too_long else "") + words_of(error),
+        "message": (_TOO_LONG if is_too_long else "") + public_message(error),
         **({"param": field} if field else {}),
-        **_for_machines(error),
+        **_machine_fields(error),
     }
 
 
-def words_of(error: WeftError) -> str:
+def public_message(error: WeftError) -> str:
     """What a caller is told."""
     return _INTERNAL_MESSAGE if error.reason in _NOT_FOR_CALLERS else error.message
 
 
-def _for_machines(error: WeftError) -> dict[str, object]:
+def _machine_fields(error: WeftError) -> dict[str, object]:
     """The code, and the figures of a refusal that has some."""
     fields: dict[str, object] = {"code": error.reason.name.lower(), **figures_of(error)}
     used = {name: _number(error.metadata.get(name, "")) for name in (PROMPT_TOKENS, COMPLETION_TOKENS)}

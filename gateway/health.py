@@ -4,7 +4,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.answers.sse import encode_json
-from gateway.deps import GatewayParts
+from gateway.deps import GatewayDeps
 from gateway.errors import envelope, error_headers
 from gateway.metrics import CONTENT_TYPE
 from gateway.request_facts import facts_of
@@ -15,22 +15,22 @@ from weft.kernel.reasons import Reason
 _METHODS = ("GET", "HEAD")
 
 
-async def get_health(parts: GatewayParts, request: Request) -> Response:
+async def get_health(deps: GatewayDeps, request: Request) -> Response:
     """200 while a router answers and a model is active or can be woken; 503 with the reason otherwise."""
     facts = facts_of(request.scope)
     facts.surface = "health"
-    has_router = parts.router is None or parts.router.is_there
-    status = health_status(parts.fleet.view, has_router=has_router)
+    has_router = deps.router is None or deps.router.is_there
+    status = health_status(deps.fleet.view, has_router=has_router)
     if status == "ok":
         return Response(encode_json({"status": status}), media_type="application/json")
     facts.error = unhealthy(status)
     return _unhealthy_response(status, facts.error, facts.request_id)
 
 
-async def get_metrics(parts: GatewayParts, request: Request) -> Response:
+async def get_metrics(deps: GatewayDeps, request: Request) -> Response:
     """The gateway's metrics in the Prometheus text format."""
     facts_of(request.scope).surface = "metrics"
-    return Response(parts.metrics.render(), media_type=CONTENT_TYPE)
+    return Response(deps.metrics.render(), media_type=CONTENT_TYPE)
 
 
 def health_status(view: FleetView, *, has_router: bool = True) -> str:

@@ -17,7 +17,7 @@ from gateway.errors import (
     internal_error,
     shutting_down,
 )
-from gateway.intake.headers import headers_of, request_id_of, require_honest_head
+from gateway.intake.headers import headers_of, request_id_of, validate_head
 from gateway.metrics import GatewayMetrics
 from gateway.request_facts import FACTS_KEY, RequestFacts
 from weft.kernel.clock import Clock
@@ -54,11 +54,11 @@ class EdgeMiddleware:
             await self._serve(scope, receive, sender, facts)
         finally:
             self._metrics.request_ended(facts, self._clock.monotonic() - facts.arrived)
-            _let_go(facts.error)
+            _drop_traceback(facts.error)
 
     async def _serve(self, scope: Scope, receive: Receive, sender: "_IdentifyingSender", facts: RequestFacts) -> None:
         try:
-            require_honest_head(scope, self._config)
+            validate_head(scope, self._config)
             facts.principal = self._gate.admit(scope)
             await self._app(scope, receive, sender)
         except ClientGoneError as error:
@@ -86,7 +86,7 @@ class EdgeMiddleware:
         await sender({"type": "http.response.body", "body": body})
 
 
-def _let_go(error: WeftError | None) -> None:
+def _drop_traceback(error: WeftError | None) -> None:
     """Drop the frames that an error came through: they hold the body, and through the facts they hold the error.
 
     Measured: the 10 MB of a refused body stay until the next full collection, which may be hours away.

@@ -30,7 +30,7 @@ class Generation(Protocol):
         ...
 
 
-class Whole(Protocol[ResultT_co]):
+class UnaryCall(Protocol[ResultT_co]):
     """A request under way that is answered in one piece; see `weft.dispatch.UnaryCall`."""
 
     @property
@@ -43,7 +43,7 @@ class Whole(Protocol[ResultT_co]):
         ...
 
 
-Embedding = Whole[list[embedding_pb2.Embedding]]
+Embedding = UnaryCall[list[embedding_pb2.Embedding]]
 
 
 class Speech(Protocol):
@@ -70,25 +70,27 @@ class RequestDispatcher(Protocol):
         """An embedding. Nothing happens until its result is awaited."""
         ...
 
-    def rerank(self, context: RequestContext, payload: rerank_pb2.RerankPayload) -> Whole[list[rerank_pb2.RerankScore]]:
+    def rerank(
+        self, context: RequestContext, payload: rerank_pb2.RerankPayload
+    ) -> UnaryCall[list[rerank_pb2.RerankScore]]:
         """Scores of documents, the best first. Nothing happens until the result is awaited; so with the next three."""
         ...
 
     def tokenize(
         self, context: RequestContext, payload: tokenize_pb2.TokenizePayload
-    ) -> Whole[tokenize_pb2.TokenizeResult]:
+    ) -> UnaryCall[tokenize_pb2.TokenizeResult]:
         """Tokens of a text or of a conversation."""
         ...
 
     def generate_images(
         self, context: RequestContext, payload: image_pb2.ImagePayload
-    ) -> Whole[list[image_pb2.GeneratedImage]]:
+    ) -> UnaryCall[list[image_pb2.GeneratedImage]]:
         """Images."""
         ...
 
     def transcribe(
         self, context: RequestContext, payload: audio_pb2.TranscriptionPayload
-    ) -> Whole[audio_pb2.Transcription]:
+    ) -> UnaryCall[audio_pb2.Transcription]:
         """Words of a recording."""
         ...
 

@@ -7,13 +7,13 @@ from prometheus_client import CollectorRegistry
 
 from gateway.app import bare_app, gate_of
 from gateway.auth.rate_limits import TenantRateLimits
-from gateway.deps import InferenceParts
+from gateway.deps import InferenceDeps
 from gateway.endpoints import DOCUMENT, OPENAI, RUNNER_GROUPS, RUNNER_METRICS, RUNNER_OPERATIONS, RUNNER_STATE
 from gateway.http.server import AppServer
 from gateway.metrics import GatewayMetrics
 from gateway.routing import EndpointApp
 from gateway.runner_api.capabilities import CapabilityCache
-from gateway.runner_api.deps import RunnerApiConfig, RunnerApiParts, queue_facts
+from gateway.runner_api.deps import RunnerApiConfig, RunnerApiDeps, queue_facts
 from gateway.runner_api.metrics import RunnerMetrics, StateCollector
 from gateway.runner_api.observed import ObservedDispatcher, RequestObserver
 from gateway.runner_api.ports import RunnerApiPorts
@@ -35,7 +35,7 @@ def build(config: RunnerApiConfig, ports: RunnerApiPorts, *, clock: Clock | None
         model_label=lambda name: metrics.model_label(name, fleet.view),
         clock=ticking,
     )
-    inference = InferenceParts(
+    inference = InferenceDeps(
         config=config.edge,
         dispatcher=ObservedDispatcher(ports.dispatcher, observer),
         fleet=fleet,
@@ -47,7 +47,7 @@ def build(config: RunnerApiConfig, ports: RunnerApiPorts, *, clock: Clock | None
     )
     cache = CapabilityCache(runner, lambda: queue_facts(config, queue, observer), ticking)
     registry.register(StateCollector(facts=runner.facts, devices=lambda: cache.devices, load=lambda: queue.load))
-    parts = RunnerApiParts(
+    deps = RunnerApiDeps(
         config=config,
         inference=inference,
         runner=runner,
@@ -57,17 +57,17 @@ def build(config: RunnerApiConfig, ports: RunnerApiPorts, *, clock: Clock | None
         cache=cache,
         started=ticking.monotonic(),
     )
-    return RunnerApiService(parts)
+    return RunnerApiService(deps)
 
 
-def create_app(parts: RunnerApiParts) -> EndpointApp:
+def create_app(deps: RunnerApiDeps) -> EndpointApp:
     """The application of one runner."""
-    app = bare_app("weft runner", parts.inference, RUNNER_GROUPS)
-    app.add_group(OPENAI, parts.inference)
-    app.add_group(RUNNER_OPERATIONS, parts)
-    app.add_group(RUNNER_STATE, parts)
-    if parts.config.metrics:
-        app.add_group(RUNNER_METRICS, parts.inference.metrics)
+    app = bare_app("weft runner", deps.inference, RUNNER_GROUPS)
+    app.add_group(OPENAI, deps.inference)
+    app.add_group(RUNNER_OPERATIONS, deps)
+    app.add_group(RUNNER_STATE, deps)
+    if deps.config.metrics:
+        app.add_group(RUNNER_METRICS, deps.inference.metrics)
     app.add_group(DOCUMENT, app)
     return app
 
@@ -77,11 +77,11 @@ class RunnerApiService:
 
     service_names: Sequence[str] = ()
 
-    def __init__(self, parts: RunnerApiParts) -> None:
-        edge, metrics = parts.config.edge, parts.inference.metrics
-        self._cache = parts.cache
+    def __init__(self, deps: RunnerApiDeps) -> None:
+        edge, metrics = deps.config.edge, deps.inference.metrics
+        self._cache = deps.cache
         self._server = AppServer(
-            create_app(parts),
+            create_app(deps),
             exposure=edge.exposure(),
             limits=edge.connections,
             on_refused=metrics.refused,
@@ -89,12 +89,12 @@ class RunnerApiService:
             port_option="--http-port",
         )
         self._metrics_server: AppServer | None = None
-        if parts.config.metrics and parts.config.metrics_port is not None:
-            app = bare_app("weft runner metrics", parts.inference)
+        if deps.config.metrics and deps.config.metrics_port is not None:
+            app = bare_app("weft runner metrics", deps.inference)
             app.add_group(RUNNER_METRICS, metrics)
             self._metrics_server = AppServer(
                 app,
-                exposure=edge.exposure(parts.config.metrics_port),
+                exposure=edge.exposure(deps.config.metrics_port),
                 limits=edge.connections,
                 on_refused=metrics.refused,
                 name="runner metrics",

@@ -7,10 +7,10 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.admin.keys_port import KeysPort, NewKeyBody, RotateBody
+from gateway.admin.ports import KeysPort, NewKeyBody, RotateBody
 from gateway.admin.request import empty_body_or
 from gateway.answers.unary import json_response
-from gateway.deps import GatewayParts
+from gateway.deps import GatewayDeps
 from gateway.intake.headers import require_local_caller
 from gateway.intake.query import Query
 from gateway.request_facts import facts_of
@@ -30,7 +30,7 @@ log = structlog.get_logger("weft.gateway")
 class KeysDeps:
     """Collaborators of the endpoints of API keys."""
 
-    gateway: GatewayParts
+    gateway: GatewayDeps
     keys: KeysPort
 
 

@@ -2,12 +2,18 @@
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from datetime import datetime
+from typing import Annotated, Literal, Protocol
+
+from pydantic import Field
 
 from weft.api.operations.v1 import operation_pb2
 from weft.api.runner.v1 import runner_service_pb2
 from weft.dispatch.placement import QueueSource
+from weft.documents.document_base import DocumentPart
 from weft.documents.operation_documents import AuditList, HostMemoryDocument, OperationDocument, OperationList
+from weft.kernel.names import MAX_TENANT_CHARS
+from weft.kernel.principal import MAX_SCOPES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +65,7 @@ class OperationsPort(Protocol):
 
 
 class InstanceSource(Protocol):
-    """Who knows what runners say of their instances; see `gateway.admin.runner_client.RunnerDescriptions`."""
+    """Who knows what runners say of their instances; see `gateway.admin.operations_client.RunnerDescriptions`."""
 
     async def instances(self, runners: Sequence[str]) -> dict[str, dict[str, runner_service_pb2.InstanceDescription]]:
         """By runner and model. A runner that does not answer in time is left out. Never raises."""
@@ -73,3 +79,93 @@ class AdminPorts:
     operations: OperationsPort
     instances: InstanceSource
     queues: QueueSource
+
+
+MAX_DESCRIPTION_CHARS = 128
+MAX_SCOPE_CHARS = 64
+MIN_LIFETIME_SECONDS = 60
+MAX_LIFETIME_SECONDS = 10 * 366 * 86_400
+MAX_GRACE_SECONDS = 30 * 86_400
+
+
+class KeyDocument(DocumentPart):
+    """An API key without its secret."""
+
+    kind: Literal["apiKey"]
+    id: str
+    """The part of its text before the secret."""
+    state: Literal["good", "expired", "revoked"]
+    tenant: str
+    """Whose requests it sends."""
+    scopes: tuple[str, ...]
+    """What it may do."""
+    description: str
+    """What it is for."""
+    create_time: datetime
+    expire_time: datetime | None = None
+    """Not there: never."""
+    revoke_time: datetime | None = None
+    rotate_time: datetime | None = None
+    """When it last got a new secret."""
+
+
+class KeyList(DocumentPart):
+    """All keys, newest first, with those that ended in the last 30 days."""
+
+    kind: Literal["ApiKeyList"]
+    items: tuple[KeyDocument, ...]
+
+
+class NewKeyDocument(KeyDocument):
+    """A key that has a new secret. This is the only time that it is shown."""
+
+    key: str
+    """The whole text, `weft_<id>_<secret>`."""
+    old_expire_time: datetime | None = None
+    """Until when the secret before it is good."""
+
+
+class NewKeyBody(DocumentPart):
+    """What a new key is to be."""
+
+    description: Annotated[str, Field(max_length=MAX_DESCRIPTION_CHARS)] = ""
+    """What it is for; one line."""
+    tenant: Annotated[str, Field(max_length=MAX_TENANT_CHARS)] = ""
+    """Whose requests it sends. Empty: `default`."""
+    scopes: Annotated[
+        tuple[Annotated[str, Field(max_length=MAX_SCOPE_CHARS)], ...], Field(max_length=MAX_SCOPES, strict=False)
+    ] = ()
+    """What it may do; empty: `inference:create`, `inference:edit` and `models:view`. None that the caller lacks."""
+    lifetime_seconds: Annotated[int, Field(ge=MIN_LIFETIME_SECONDS, le=MAX_LIFETIME_SECONDS)] | None = None
+    """How long it is good. Not there: for good."""
+
+
+class RotateBody(DocumentPart):
+    """How a key gets a new secret."""
+
+    grace_seconds: Annotated[int, Field(ge=0, le=MAX_GRACE_SECONDS)] | None = None
+    """How long the old secret stays good. Not there: what the registry is set to, an hour unless it was changed."""
+
+
+class KeysPort(Protocol):
+    """Who keeps the keys; see `gateway.admin.operations_client.KeysClient`.
+
+    Every method raises the WeftError that the registry answers, SERVICE_UNAVAILABLE when it cannot be reached, and
+    DEADLINE_EXCEEDED when it does not answer in time.
+    """
+
+    async def list_all(self) -> KeyList:
+        """All keys, newest first."""
+        ...
+
+    async def create(self, wanted: NewKeyBody) -> NewKeyDocument:
+        """A new key, with its secret."""
+        ...
+
+    async def revoke(self, key_id: str) -> None:
+        """Make a key useless. Raises NOT_FOUND."""
+        ...
+
+    async def rotate(self, key_id: str, grace_seconds: int | None) -> NewKeyDocument:
+        """A new secret for a key. Raises NOT_FOUND, also for one that is good no more."""
+        ...

@@ -8,7 +8,7 @@ from fastapi import Request, Response
 
 from gateway.admin.ports import AdminPorts, NewOperation
 from gateway.answers.unary import json_response
-from gateway.deps import GatewayParts
+from gateway.deps import GatewayDeps
 from gateway.intake.body import read_json_body
 from gateway.intake.headers import headers_of, require_local_caller
 from gateway.intake.json_guard import parse
@@ -24,7 +24,7 @@ from weft.kernel.principal import LOCAL
 class AdminDeps:
     """Collaborators of the endpoints under `/v1/admin`."""
 
-    gateway: GatewayParts
+    gateway: GatewayDeps
     ports: AdminPorts
 
 
@@ -35,7 +35,7 @@ Body = TypeVar("Body", bound=DocumentPart)
 log = structlog.get_logger("weft.gateway")
 
 
-async def empty_body_or(request: Request, parts: GatewayParts, model: type[Body], surface: str) -> Body:
+async def empty_body_or(request: Request, deps: GatewayDeps, model: type[Body], surface: str) -> Body:
     """The body as `model`; one that is empty is `{}`.
 
     Raises as `parse`, and PERMISSION_DENIED for a foreign page.
@@ -45,8 +45,8 @@ async def empty_body_or(request: Request, parts: GatewayParts, model: type[Body]
     Query(request.scope)
     headers = headers_of(request.scope)
     is_empty = headers.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in headers
-    raw = b"{}" if is_empty else await read_json_body(request.scope, request.receive, parts.config)
-    return parse(model, raw, max_depth=parts.config.limits.max_json_depth)
+    raw = b"{}" if is_empty else await read_json_body(request.scope, request.receive, deps.config)
+    return parse(model, raw, max_depth=deps.config.limits.max_json_depth)
 
 
 async def create_operation(

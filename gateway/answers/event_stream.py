@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.answers.sse import encode_json
 from gateway.answers.stream import SlowReaderError, SseWriter
-from gateway.deps import GatewayParts
+from gateway.deps import GatewayDeps
 from gateway.errors import ClientGoneError, envelope, internal_error, shutting_down
 from gateway.http.disconnect import abort_connection, interrupt_on_disconnect
 from gateway.http.event_watches import EventWatches
@@ -38,7 +38,7 @@ class EventStream(Response):
 
     def __init__(
         self,
-        parts: GatewayParts,
+        deps: GatewayDeps,
         events: AsyncGenerator[bytes],
         *,
         watches: EventWatches | None = None,
@@ -50,15 +50,15 @@ class EventStream(Response):
         """
         self.status_code = 200
         self.background: Any = None
-        self._parts = parts
+        self._deps = deps
         self._events = events
-        self._watches = watches or parts.watches
+        self._watches = watches or deps.watches
         self._failure = failure
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Stream until the caller leaves, the registry ends the watch, or the gateway stops."""
         facts = facts_of(scope)
-        writer = SseWriter(send, self._parts.config, self._parts.clock)
+        writer = SseWriter(send, self._deps.config, self._deps.clock)
         try:
             await self._run(receive, writer)
         except SlowReaderError:

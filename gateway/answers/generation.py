@@ -11,7 +11,7 @@ from gateway.answers.answer_builder import AnswerBuilder
 from gateway.answers.sse import StreamEncoder, receipt_facts
 from gateway.answers.stream import StreamedAnswer
 from gateway.answers.unary import JsonAnswer, UnaryAnswer, cut_off_seconds
-from gateway.deps import InferenceParts
+from gateway.deps import InferenceDeps
 from gateway.media import RequestMedia, supply
 from gateway.ports import Generation
 from gateway.request_facts import facts_of
@@ -24,7 +24,7 @@ from weft.dispatch.request_trace import RequestContext
 class Work:
     """A translated request and where it came from."""
 
-    parts: InferenceParts
+    deps: InferenceDeps
     scope: Scope
     context: RequestContext
     payload: GenerationPayload
@@ -42,7 +42,7 @@ class Work:
     def dispatched(self) -> Generation:
         """Have it done with what is there."""
         facts_of(self.scope).was_dispatched = True
-        generation = self.parts.dispatcher.generate(self.context, self.payload)
+        generation = self.deps.dispatcher.generate(self.context, self.payload)
         return WarnedGeneration(generation, self.warnings) if self.warnings else generation
 
 
@@ -63,7 +63,7 @@ class SuppliedGeneration:
         """See Generation.frames. Raises as `gateway.media.supply`."""
         payload = self._work.payload
         assert isinstance(payload, chat_pb2.ChatPayload)
-        await supply(payload, self._media, self._work.parts.media)
+        await supply(payload, self._media, self._work.deps.media)
         self._generation = self._work.dispatched()
         async with aclosing(self._generation.frames()) as frames:
             async for frame in frames:
@@ -97,12 +97,12 @@ class WarnedGeneration:
 
 def streamed(work: Work, encoder: StreamEncoder) -> Response:
     """The answer as server-sent events."""
-    return StreamedAnswer(work.parts, work.begin(), encoder, cut_off_seconds=cut_off_seconds(work.parts, work.context))
+    return StreamedAnswer(work.deps, work.begin(), encoder, cut_off_seconds=cut_off_seconds(work.deps, work.context))
 
 
 def whole(work: Work, answer: AnswerBuilder) -> Response:
     """The answer in one piece."""
-    parts, facts = work.parts, facts_of(work.scope)
+    deps, facts = work.deps, facts_of(work.scope)
     work = replace(work, context=replace(work.context, whole=True))
 
     async def produce() -> JsonAnswer:
@@ -111,11 +111,11 @@ def whole(work: Work, answer: AnswerBuilder) -> Response:
             async for frame in frames:
                 answer.add(frame)
         body = answer.body()
-        parts.metrics.tokens_used(facts, answer.usage)
+        deps.metrics.tokens_used(facts, answer.usage)
         receipt = generation.receipt
         told = [] if receipt is None else receipt_facts(receipt)
         if answer.warnings:
             told.append((b"x-weft-warnings", b"%d" % len(answer.warnings)))
         return JsonAnswer(body, told)
 
-    return UnaryAnswer(produce, cut_off_seconds=cut_off_seconds(parts, work.context))
+    return UnaryAnswer(produce, cut_off_seconds=cut_off_seconds(deps, work.context))

@@ -9,7 +9,7 @@ import structlog
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gateway.deps import InferenceParts
+from gateway.deps import InferenceDeps
 from gateway.errors import ClientGoneError
 from gateway.http.disconnect import abort_connection, deadline_passed, interrupt_on_disconnect
 from gateway.ports import Speech
@@ -24,24 +24,24 @@ log = structlog.get_logger("weft.gateway")
 DEFAULT_MEDIA_TYPE = "application/octet-stream"
 
 
-class SlowListenerError(ClientGoneError):
+class SlowSpeechReaderError(ClientGoneError):
     """The caller is still there and does not read."""
 
     def __init__(self) -> None:
         super().__init__("the client did not read its recording")
 
 
-class SpokenAnswer(Response):
+class SpeechAnswer(Response):
     """Sends one recording.
 
     A failure before its first byte is raised and becomes a status. After it, the connection is aborted: bytes of sound
     have no room for an error, and a chunked body that ends well would be a whole recording.
     """
 
-    def __init__(self, parts: InferenceParts, begin: Callable[[], Speech], *, cut_off_seconds: float) -> None:
+    def __init__(self, deps: InferenceDeps, begin: Callable[[], Speech], *, cut_off_seconds: float) -> None:
         self.status_code = 200
         self.background: Any = None
-        self._parts = parts
+        self._deps = deps
         self._begin = begin
         self._cut_off_seconds = cut_off_seconds
         self._has_begun = False
@@ -81,10 +81,10 @@ class SpokenAnswer(Response):
 
     async def _write(self, send: Send, data: bytes, *, more: bool) -> None:
         try:
-            async with asyncio.timeout(self._parts.config.write_timeout_seconds):
+            async with asyncio.timeout(self._deps.config.write_timeout_seconds):
                 await send({"type": "http.response.body", "body": data, "more_body": more})
         except TimeoutError:
-            raise SlowListenerError from None
+            raise SlowSpeechReaderError from None
 
 
 def _head(first: SpeechPiece) -> dict[str, Any]:

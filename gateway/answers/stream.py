@@ -11,9 +11,9 @@ from starlette.types import Receive, Scope, Send
 from gateway.answers.answer_fields import unfinished_answer
 from gateway.answers.sse import KEEPALIVE, StreamEncoder
 from gateway.config import GatewayConfig
-from gateway.deps import InferenceParts
+from gateway.deps import InferenceDeps
 from gateway.errors import ClientGoneError, internal_error, shutting_down
-from gateway.http.disconnect import abort_connection, deadline_passed, listen_for_hang_up
+from gateway.http.disconnect import abort_connection, deadline_passed, watch_for_disconnect
 from gateway.ports import Generation
 from gateway.request_facts import RequestFacts, facts_of
 from weft.kernel.clock import Clock
@@ -125,11 +125,11 @@ class StreamedAnswer(Response):
     """
 
     def __init__(
-        self, parts: InferenceParts, generation: Generation, encoder: StreamEncoder, *, cut_off_seconds: float
+        self, deps: InferenceDeps, generation: Generation, encoder: StreamEncoder, *, cut_off_seconds: float
     ) -> None:
         self.status_code = 200
         self.background: Any = None
-        self._parts = parts
+        self._deps = deps
         self._generation = generation
         self._encoder = encoder
         self._cut_off_seconds = cut_off_seconds
@@ -139,22 +139,22 @@ class StreamedAnswer(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Stream until the end, whichever it is."""
         facts = facts_of(scope)
-        writer = SseWriter(send, self._parts.config, self._parts.clock, keepalive=self._encoder.keepalive)
-        self._parts.metrics.stream_began()
+        writer = SseWriter(send, self._deps.config, self._deps.clock, keepalive=self._encoder.keepalive)
+        self._deps.metrics.stream_began()
         try:
             await self._run(scope, receive, writer, facts)
         except SlowReaderError:
             await abort_connection(scope, receive)
             raise
         finally:
-            self._parts.metrics.stream_ended()
-            self._parts.metrics.tokens_used(facts, self._encoder.usage)
+            self._deps.metrics.stream_ended()
+            self._deps.metrics.tokens_used(facts, self._encoder.usage)
 
     async def _run(self, scope: Scope, receive: Receive, writer: SseWriter, facts: RequestFacts) -> None:
         try:
             with Interruptible() as block:
                 cut_off = asyncio.get_running_loop().call_later(self._cut_off_seconds, deadline_passed, block)
-                self._guards.append(listen_for_hang_up(scope, receive, block))
+                self._guards.append(watch_for_disconnect(scope, receive, block))
                 self._guards.append(asyncio.create_task(writer.keep_up(block)).cancel)
                 try:
                     await self._pump(writer, facts)
@@ -188,7 +188,7 @@ class StreamedAnswer(Response):
                 elif data:
                     await writer.write(data)
                 if encoder.has_content and not began:
-                    self._parts.metrics.first_token(facts, self._parts.age_seconds(facts))
+                    self._deps.metrics.first_token(facts, self._deps.age_seconds(facts))
         if not encoder.is_done:
             raise unfinished_answer()
 

@@ -9,10 +9,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.answers.sse import encode_json, receipt_facts
-from gateway.deps import InferenceParts
+from gateway.deps import InferenceDeps
 from gateway.errors import ClientGoneError
-from gateway.http.disconnect import deadline_passed, listen_for_hang_up
-from gateway.ports import Whole
+from gateway.http.disconnect import deadline_passed, watch_for_disconnect
+from gateway.ports import UnaryCall
 from gateway.request_facts import facts_of
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.request_trace import RequestContext
@@ -53,7 +53,7 @@ class UnaryAnswer(Response):
 
     async def _produced(self, scope: Scope, receive: Receive) -> JsonAnswer:
         with Interruptible() as block:
-            stop_listening = listen_for_hang_up(scope, receive, block)
+            stop_listening = watch_for_disconnect(scope, receive, block)
             cut_off = asyncio.get_running_loop().call_later(self._cut_off_seconds, deadline_passed, block)
             try:
                 return await self._produce()
@@ -63,20 +63,20 @@ class UnaryAnswer(Response):
         raise ClientGoneError  # pragma: no cover - the block returns or raises
 
 
-def cut_off_seconds(parts: InferenceParts, context: RequestContext) -> float:
+def cut_off_seconds(deps: InferenceDeps, context: RequestContext) -> float:
     """When the edge itself ends a request that outlives its deadline."""
-    timeout = parts.config.request_timeout_seconds if context.timeout_seconds is None else context.timeout_seconds
+    timeout = deps.config.request_timeout_seconds if context.timeout_seconds is None else context.timeout_seconds
     # A task has no deadline that its dispatcher could keep: that of its caller is kept here, and to the second.
-    return timeout if context.journal is not None else timeout + parts.config.deadline_slack_seconds
+    return timeout if context.journal is not None else timeout + deps.config.deadline_slack_seconds
 
 
 ResultT = TypeVar("ResultT")
-Begin = Callable[[], Whole[ResultT]]
+Begin = Callable[[], UnaryCall[ResultT]]
 ToBody = Callable[[ResultT, receipt_pb2.Receipt], bytes]
 
 
-def answered(
-    parts: InferenceParts,
+def unary_answer(
+    deps: InferenceDeps,
     scope: Scope,
     context: RequestContext,
     begin: Begin[ResultT],
@@ -85,12 +85,12 @@ def answered(
 ) -> Response:
     """The response to a request that `begin` has done and whose answer `to_body` writes."""
     return UnaryAnswer(
-        _producer(parts, scope, begin, to_body, media_type), cut_off_seconds=cut_off_seconds(parts, context)
+        _producer(deps, scope, begin, to_body, media_type), cut_off_seconds=cut_off_seconds(deps, context)
     )
 
 
 def _producer(
-    parts: InferenceParts, scope: Scope, begin: Begin[ResultT], to_body: ToBody[ResultT], media_type: bytes
+    deps: InferenceDeps, scope: Scope, begin: Begin[ResultT], to_body: ToBody[ResultT], media_type: bytes
 ) -> Callable[[], Awaitable[JsonAnswer]]:
     facts = facts_of(scope)
 
@@ -100,7 +100,7 @@ def _producer(
         result = await call.result()
         receipt = call.receipt or receipt_pb2.Receipt()
         body = to_body(result, receipt)
-        parts.metrics.tokens_used(facts, receipt.usage)
+        deps.metrics.tokens_used(facts, receipt.usage)
         return JsonAnswer(body, receipt_facts(receipt), media_type)
 
     return produce

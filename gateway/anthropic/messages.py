@@ -24,7 +24,7 @@ from gateway.anthropic.schema import (
 from gateway.anthropic.stream import MessagesStream
 from gateway.anthropic.turns import Turns
 from gateway.config import RequestLimits
-from gateway.deps import InferenceParts
+from gateway.deps import InferenceDeps
 from gateway.errors import DetailedError
 from gateway.intake.body import read_json_body
 from gateway.intake.json_guard import parse
@@ -42,39 +42,39 @@ from weft.kernel.request import Operation
 SURFACE = "messages"
 
 
-async def create_message(parts: InferenceParts, request: Request) -> Response:
+async def create_message(deps: InferenceDeps, request: Request) -> Response:
     """Continue a conversation, as one message or as a stream of server-sent events."""
     scope = request.scope
-    raw = await read_json_body(scope, request.receive, parts.config)
-    asked = parse(MessagesRequest, raw, max_depth=parts.config.limits.max_json_depth)
-    context = parts.context(scope, surface=SURFACE, asked=asked, model=asked.model, operation=Operation.CHAT)
-    media = parts.request_media(asked)
-    wanted = to_payload(asked, parts.config.limits, media)
-    work = Work(parts, scope, context, wanted.payload, wanted.warnings, media)
-    identity = new_identity(parts.clock, "msg", asked.model)
-    if not asked.stream:
+    raw = await read_json_body(scope, request.receive, deps.config)
+    params = parse(MessagesRequest, raw, max_depth=deps.config.limits.max_json_depth)
+    context = deps.context(scope, surface=SURFACE, params=params, model=params.model, operation=Operation.CHAT)
+    media = deps.request_media(params)
+    wanted = to_payload(params, deps.config.limits, media)
+    work = Work(deps, scope, context, wanted.payload, wanted.warnings, media)
+    identity = new_identity(deps.clock, "msg", params.model)
+    if not params.stream:
         return whole(work, MessagesAnswer(identity))
     return streamed(work, MessagesStream(identity, estimated_prompt_tokens(wanted.payload)))
 
 
-async def count_tokens(parts: InferenceParts, request: Request) -> Response:
+async def count_tokens(deps: InferenceDeps, request: Request) -> Response:
     """How many tokens the model itself makes of a request; never an estimate."""
     scope = request.scope
-    raw = await read_json_body(scope, request.receive, parts.config)
-    asked = parse(CountTokensRequest, raw, max_depth=parts.config.limits.max_json_depth)
-    context = parts.context(scope, surface=SURFACE, asked=asked, model=asked.model, operation=Operation.TOKENIZE)
-    media = parts.request_media(asked)
-    wanted = to_countable(asked, parts.config.limits, media)
+    raw = await read_json_body(scope, request.receive, deps.config)
+    params = parse(CountTokensRequest, raw, max_depth=deps.config.limits.max_json_depth)
+    context = deps.context(scope, surface=SURFACE, params=params, model=params.model, operation=Operation.TOKENIZE)
+    media = deps.request_media(params)
+    wanted = to_countable(params, deps.config.limits, media)
 
     async def produce() -> JsonAnswer:
-        await supply(wanted.payload, media, parts.media)
+        await supply(wanted.payload, media, deps.media)
         facts_of(scope).was_dispatched = True
-        call = parts.dispatcher.tokenize(context, tokenize_pb2.TokenizePayload(chat=wanted.payload))
+        call = deps.dispatcher.tokenize(context, tokenize_pb2.TokenizePayload(chat=wanted.payload))
         result = await call.result()
         told = [] if call.receipt is None else receipt_facts(call.receipt)
         return JsonAnswer(encode_json({"input_tokens": result.count}), told)
 
-    return UnaryAnswer(produce, cut_off_seconds=cut_off_seconds(parts, context))
+    return UnaryAnswer(produce, cut_off_seconds=cut_off_seconds(deps, context))
 
 
 _EFFORTS: dict[str, chat_pb2.ReasoningEffort.ValueType] = {

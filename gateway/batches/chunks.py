@@ -33,7 +33,7 @@ class Breather:
             self._began = self._loop.time()
 
 
-async def in_pieces(
+async def in_chunks(
     content: AsyncIterable[bytes], size: int = MAX_PIECE_BYTES, *, now: Callable[[], float] = monotonic
 ) -> AsyncGenerator[bytes]:
     """The same bytes in pieces of `size`: keepers pay by the piece. Only the last one is smaller, and slow ones."""

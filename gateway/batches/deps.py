@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 from gateway.batches.finishing import BatchFinisher, FinishingJobs
 from gateway.batches.making import BatchMaker
-from gateway.deps import InferenceParts
-from gateway.tasks.surface import Surfaces
+from gateway.deps import InferenceDeps
+from gateway.tasks.task_api import TaskApis
 from weft.durable.batches import BatchPort
 from weft.durable.files import FilePort
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 
-class Room:
+class ConcurrencyLimit:
     """Places, of which each is held for as long as a block runs."""
 
     def __init__(self, size: int, what: str) -> None:
@@ -37,52 +37,52 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FileParts:
+class FileDeps:
     """Who keeps files, and how many are taken in at once."""
 
-    parts: InferenceParts
+    deps: InferenceDeps
     port: FilePort
-    uploads: Room
+    uploads: ConcurrencyLimit
 
     @property
     def timeout_seconds(self) -> float:
         """How long the store may take to answer."""
-        return self.parts.config.batches.store_timeout_seconds
+        return self.deps.config.batches.store_timeout_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchParts:
+class BatchDeps:
     """Who keeps batches, who makes them and has them finished, and how many are made at once."""
 
-    parts: InferenceParts
+    deps: InferenceDeps
     port: BatchPort
     maker: BatchMaker
     finisher: BatchFinisher
-    creations: Room
+    creations: ConcurrencyLimit
 
     @property
     def timeout_seconds(self) -> float:
         """How long the store may take to answer."""
-        return self.parts.config.batches.store_timeout_seconds
+        return self.deps.config.batches.store_timeout_seconds
 
 
-def file_parts(parts: InferenceParts, files: FilePort) -> FileParts:
+def file_deps(deps: InferenceDeps, files: FilePort) -> FileDeps:
     """Those of one gateway."""
-    bounds = parts.config.batches
-    return FileParts(
-        parts=parts, port=files, uploads=Room(bounds.max_uploads, "files are taken in already (max_uploads)")
+    bounds = deps.config.batches
+    return FileDeps(
+        deps=deps, port=files, uploads=ConcurrencyLimit(bounds.max_uploads, "files are taken in already (max_uploads)")
     )
 
 
-def batch_parts(
-    parts: InferenceParts, files: FilePort, batches: BatchPort, surfaces: Surfaces, jobs: FinishingJobs
-) -> BatchParts:
+def batch_deps(
+    deps: InferenceDeps, files: FilePort, batches: BatchPort, task_apis: TaskApis, jobs: FinishingJobs
+) -> BatchDeps:
     """Those of one gateway; `jobs` end with it."""
-    bounds = parts.config.batches
-    return BatchParts(
-        parts=parts,
+    bounds = deps.config.batches
+    return BatchDeps(
+        deps=deps,
         port=batches,
-        maker=BatchMaker(files, batches, surfaces, config=parts.config, clock=parts.clock),
-        finisher=BatchFinisher(files, batches, surfaces, jobs=jobs, config=bounds),
-        creations=Room(bounds.max_creations, "batches are being made already (max_creations)"),
+        maker=BatchMaker(files, batches, task_apis, config=deps.config, clock=deps.clock),
+        finisher=BatchFinisher(files, batches, task_apis, jobs=jobs, config=bounds),
+        creations=ConcurrencyLimit(bounds.max_creations, "batches are being made already (max_creations)"),
     )

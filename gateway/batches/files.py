@@ -8,10 +8,10 @@ from starlette.responses import Response
 
 from gateway.answers.file import FileAnswer
 from gateway.answers.unary import json_response
-from gateway.batches.chunks import each_in_time, in_pieces, in_time
-from gateway.batches.deps import FileParts
+from gateway.batches.chunks import each_in_time, in_chunks, in_time
+from gateway.batches.deps import FileDeps
 from gateway.batches.documents import file_json, list_json
-from gateway.intake.body import body_pieces, multipart_boundary
+from gateway.intake.body import body_chunks, multipart_boundary
 from gateway.intake.headers import tenant_of
 from gateway.intake.multipart import MultipartStream, Part
 from gateway.intake.query import Query
@@ -98,7 +98,7 @@ LIST_PARAMETERS = ("purpose", "limit", "order", "after")
 _PURPOSES = (BATCH_INPUT, BATCH_OUTPUT)
 
 
-async def create_file(files: FileParts, request: Request) -> Response:
+async def create_file(files: FileDeps, request: Request) -> Response:
     """Keep a file of requests, one per line, for a batch."""
     facts_of(request.scope).surface = _SURFACE
     tenant = tenant_of(request.scope)
@@ -106,7 +106,7 @@ async def create_file(files: FileParts, request: Request) -> Response:
         return json_response(file_json(await _received(request, files, tenant)))
 
 
-async def list_files(files: FileParts, request: Request) -> Response:
+async def list_files(files: FileDeps, request: Request) -> Response:
     """Files, the newest first."""
     facts_of(request.scope).surface = _SURFACE
     query = Query(request.scope, frozenset(LIST_PARAMETERS))
@@ -114,37 +114,37 @@ async def list_files(files: FileParts, request: Request) -> Response:
     return json_response(list_json([file_json(file) for file in found], has_more=has_more))
 
 
-async def get_file(files: FileParts, request: Request) -> Response:
+async def get_file(files: FileDeps, request: Request) -> Response:
     """What is known of a file."""
-    tenant, file_id = _asked(request)
+    tenant, file_id = _tenant_and_id(request)
     return json_response(file_json(await in_time(files.port.get(tenant, file_id), files.timeout_seconds)))
 
 
-async def get_content(files: FileParts, request: Request) -> Response:
+async def get_content(files: FileDeps, request: Request) -> Response:
     """What is in a file."""
-    tenant, file_id = _asked(request)
+    tenant, file_id = _tenant_and_id(request)
     file = await in_time(files.port.get(tenant, file_id), files.timeout_seconds)
     content = each_in_time(files.port.read(tenant, file_id), files.timeout_seconds)
-    return FileAnswer(file, content, write_timeout_seconds=files.parts.config.write_timeout_seconds)
+    return FileAnswer(file, content, write_timeout_seconds=files.deps.config.write_timeout_seconds)
 
 
-async def delete_file(files: FileParts, request: Request) -> Response:
+async def delete_file(files: FileDeps, request: Request) -> Response:
     """Forget a file."""
-    tenant, file_id = _asked(request)
+    tenant, file_id = _tenant_and_id(request)
     await in_time(files.port.delete(tenant, file_id), files.timeout_seconds)
     return json_response({"id": file_id, "object": "file", "deleted": True})
 
 
-def _asked(request: Request) -> tuple[str, str]:
+def _tenant_and_id(request: Request) -> tuple[str, str]:
     facts_of(request.scope).surface = _SURFACE
     file_id = require_token(request.path_params["file_id"], "file_id", MAX_ID_CHARS)
     return tenant_of(request.scope), file_id
 
 
-async def _received(request: Request, files: FileParts, tenant: str) -> StoredFile:
-    config, bounds = files.parts.config, files.parts.config.batches
+async def _received(request: Request, files: FileDeps, tenant: str) -> StoredFile:
+    config, bounds = files.deps.config, files.deps.config.batches
     boundary = multipart_boundary(request.scope, config.limits)
-    body = body_pieces(
+    body = body_chunks(
         request.scope,
         request.receive,
         config,
@@ -155,7 +155,7 @@ async def _received(request: Request, files: FileParts, tenant: str) -> StoredFi
         upload = FileUpload(MultipartStream(body, boundary, config.limits), max_bytes=bounds.max_file_bytes)
         new = NewFile(tenant=tenant, name=await upload.name(), purpose=BATCH_INPUT)
         try:
-            return await files.port.save(new, in_pieces(upload.content()))
+            return await files.port.save(new, in_chunks(upload.content()))
         except WeftError:
             # Whatever its keeper makes of a content that breaks off: this is why it did.
             if upload.failure is not None:
@@ -163,7 +163,7 @@ async def _received(request: Request, files: FileParts, tenant: str) -> StoredFi
             raise
 
 
-async def _listed(files: FileParts, tenant: str, query: Query, timeout: float) -> tuple[list[StoredFile], bool]:
+async def _listed(files: FileDeps, tenant: str, query: Query, timeout: float) -> tuple[list[StoredFile], bool]:
     """Some files, and whether there are more. Raises INVALID_ARGUMENT naming the parameter, NOT_FOUND for `after`."""
     purpose, order = query.text("purpose"), query.text("order") or "desc"
     if "purpose" in query and purpose not in _PURPOSES:
@@ -185,7 +185,7 @@ async def _listed(files: FileParts, tenant: str, query: Query, timeout: float) -
 
 
 async def _newest(
-    files: FileParts, tenant: str, purpose: str, after: str, limit: int, *, timeout: float
+    files: FileDeps, tenant: str, purpose: str, after: str, limit: int, *, timeout: float
 ) -> tuple[list[StoredFile], bool]:
     found: list[StoredFile] = []
     has_more = True

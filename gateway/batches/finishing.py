@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import msgspec
 import structlog
 
-from gateway.batches.chunks import Breather, each_in_time, in_pieces, in_time
+from gateway.batches.chunks import Breather, each_in_time, in_chunks, in_time
 from gateway.config import BatchEdgeConfig
 from gateway.errors import envelope, http_status, internal_error
-from gateway.tasks.surface import Surface, Surfaces
+from gateway.tasks.task_api import TaskApi, TaskApis
 from weft.durable.batches import Batch, BatchPort, BatchState, LineResult
 from weft.durable.files import BATCH_OUTPUT, FilePort, NewFile
 from weft.durable.tasks import TaskState
@@ -36,7 +36,7 @@ _encode = msgspec.json.Encoder().encode
 class BatchResults:
     """The results of one batch, line by line. Read the outputs first, then the errors."""
 
-    def __init__(self, batch: Batch, batches: BatchPort, surface: Surface, *, timeout_seconds: float) -> None:
+    def __init__(self, batch: Batch, batches: BatchPort, surface: TaskApi, *, timeout_seconds: float) -> None:
         """`timeout_seconds`: how long the keeper may take for each line."""
         self._batch = batch
         self._batches = batches
@@ -181,11 +181,11 @@ class BatchFinisher:
     """Has results written."""
 
     def __init__(
-        self, files: FilePort, batches: BatchPort, surfaces: Surfaces, *, jobs: FinishingJobs, config: BatchEdgeConfig
+        self, files: FilePort, batches: BatchPort, task_apis: TaskApis, *, jobs: FinishingJobs, config: BatchEdgeConfig
     ) -> None:
         self._files = files
         self._batches = batches
-        self._surfaces = surfaces
+        self._surfaces = task_apis
         self._jobs = jobs
         self._config = config
 
@@ -254,7 +254,7 @@ class BatchFinisher:
 
     async def _save(self, batch: Batch, what: str, lines: AsyncGenerator[bytes]) -> str:
         """The file of these lines; empty: there are none, and there is no file."""
-        async with aclosing(lines), aclosing(in_pieces(lines)) as pieces:
+        async with aclosing(lines), aclosing(in_chunks(lines)) as pieces:
             first = await anext(pieces, b"")
             if not first:
                 return ""

@@ -6,7 +6,7 @@ from starlette.responses import Response
 from gateway.answers.sse import encode_json
 from gateway.answers.unary import JsonAnswer, UnaryAnswer, json_response
 from gateway.batches.chunks import in_time
-from gateway.batches.deps import BatchParts
+from gateway.batches.deps import BatchDeps
 from gateway.batches.documents import BatchRequest, batch_json, batch_status, list_json
 from gateway.intake.body import read_json_body
 from gateway.intake.headers import tenant_of
@@ -25,26 +25,26 @@ LIST_PARAMETERS = ("limit", "after")
 _AT_THEIR_END = frozenset({"failed", "completed", "expired"})
 
 
-async def create_batch(batches: BatchParts, request: Request) -> Response:
+async def create_batch(batches: BatchDeps, request: Request) -> Response:
     """Have every request of a file done, within a window."""
     facts_of(request.scope).surface = _SURFACE
-    config, scope = batches.parts.config, request.scope
+    config, scope = batches.deps.config, request.scope
     raw = await read_json_body(scope, request.receive, config)
-    asked = parse(BatchRequest, raw, max_depth=config.limits.max_json_depth)
-    require_token(asked.input_file_id, "input_file_id", MAX_ID_CHARS)
+    params = parse(BatchRequest, raw, max_depth=config.limits.max_json_depth)
+    require_token(params.input_file_id, "input_file_id", MAX_ID_CHARS)
     tenant = tenant_of(scope)
-    if batches.parts.rate_limits is not None:
-        batches.parts.rate_limits.take(tenant)
+    if batches.deps.rate_limits is not None:
+        batches.deps.rate_limits.take(tenant)
 
     async def produce() -> JsonAnswer:
         with batches.creations.one():
-            batch = await batches.maker.make(scope, tenant, asked)
+            batch = await batches.maker.make(scope, tenant, params)
         return JsonAnswer(encode_json(batch_json(batch)), [])
 
     return UnaryAnswer(produce, cut_off_seconds=config.request_timeout_seconds + config.deadline_slack_seconds)
 
 
-async def list_batches(batches: BatchParts, request: Request) -> Response:
+async def list_batches(batches: BatchDeps, request: Request) -> Response:
     """Batches, the newest first."""
     facts_of(request.scope).surface = _SURFACE
     query = Query(request.scope, frozenset(LIST_PARAMETERS))
@@ -57,17 +57,17 @@ async def list_batches(batches: BatchParts, request: Request) -> Response:
     return json_response(list_json([batch_json(batch) for batch in page.batches], has_more=page.has_more))
 
 
-async def get_batch(batches: BatchParts, request: Request) -> Response:
+async def get_batch(batches: BatchDeps, request: Request) -> Response:
     """A batch as it is."""
-    tenant, batch_id = _asked(request)
+    tenant, batch_id = _tenant_and_id(request)
     batch = await in_time(batches.port.get(tenant, batch_id), batches.timeout_seconds)
     settled = await batches.finisher.settle(batch)
     return json_response(batch_json(settled.batch, settled.problem))
 
 
-async def cancel_batch(batches: BatchParts, request: Request) -> Response:
+async def cancel_batch(batches: BatchDeps, request: Request) -> Response:
     """End every request of a batch that has not come to its end; the answers that there are stay."""
-    tenant, batch_id = _asked(request)
+    tenant, batch_id = _tenant_and_id(request)
     batch = await in_time(batches.port.cancel(tenant, batch_id), batches.timeout_seconds)
     status = batch_status(batch)
     if status in _AT_THEIR_END:
@@ -76,7 +76,7 @@ async def cancel_batch(batches: BatchParts, request: Request) -> Response:
     return json_response(batch_json(batch))
 
 
-def _asked(request: Request) -> tuple[str, str]:
+def _tenant_and_id(request: Request) -> tuple[str, str]:
     facts_of(request.scope).surface = _SURFACE
     batch_id = require_token(request.path_params["batch_id"], "batch_id", MAX_ID_CHARS)
     return tenant_of(request.scope), batch_id

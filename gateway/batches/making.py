@@ -13,7 +13,7 @@ from gateway.batches.documents import WINDOW_SECONDS, BatchRequest
 from gateway.batches.lines import BatchLines, WrongLinesError, raw_lines
 from gateway.config import GatewayConfig
 from gateway.request_facts import facts_of
-from gateway.tasks.surface import SpecContext, Surface, Surfaces
+from gateway.tasks.task_api import SpecContext, TaskApi, TaskApis
 from weft.api.router.v1 import task_pb2
 from weft.durable.batches import Batch, BatchLine, BatchPort, NewBatch
 from weft.durable.files import BATCH_INPUT, FilePort
@@ -27,31 +27,31 @@ class BatchMaker:
     """Makes batches of files."""
 
     def __init__(
-        self, files: FilePort, batches: BatchPort, surfaces: Surfaces, *, config: GatewayConfig, clock: Clock
+        self, files: FilePort, batches: BatchPort, task_apis: TaskApis, *, config: GatewayConfig, clock: Clock
     ) -> None:
         self._files = files
         self._batches = batches
-        self._surfaces = surfaces
+        self._surfaces = task_apis
         self._config = config
         self._clock = clock
 
-    async def make(self, scope: Scope, tenant: str, asked: BatchRequest) -> Batch:
+    async def make(self, scope: Scope, tenant: str, params: BatchRequest) -> Batch:
         """The batch, durable with all its lines; or one that has failed, where lines are wrong.
 
         Raises INVALID_ARGUMENT naming the field, NOT_FOUND, and as `BatchPort.create`.
         """
-        surface = self._surfaces.of_endpoint(asked.endpoint)
-        await self._require_input(tenant, asked.input_file_id)
-        window = timedelta(seconds=asked.window_seconds or WINDOW_SECONDS)
+        surface = self._surfaces.of_endpoint(params.endpoint)
+        await self._require_input(tenant, params.input_file_id)
+        window = timedelta(seconds=params.window_seconds or WINDOW_SECONDS)
         new = NewBatch(
             tenant=tenant,
-            endpoint=asked.endpoint,
-            input_file=asked.input_file_id,
+            endpoint=params.endpoint,
+            input_file=params.input_file_id,
             window_ends_at=self._clock.utc_now() + window,
-            metadata=asked.metadata or {},
+            metadata=params.metadata or {},
             caller=facts_of(scope).principal.name,
         )
-        lines = self._lines(scope, surface, wait_for_model=asked.wait_for_model)
+        lines = self._lines(scope, surface, wait_for_model=params.wait_for_model)
         try:
             return await self._batches.create(new, self._tasks(new, lines))
         except WeftError as error:
@@ -67,7 +67,7 @@ class BatchMaker:
         if file.purpose != BATCH_INPUT:
             raise invalid_field("input_file_id", f"is a file of the purpose {file.purpose!r}, not {BATCH_INPUT!r}")
 
-    def _lines(self, scope: Scope, surface: Surface, *, wait_for_model: bool) -> BatchLines:
+    def _lines(self, scope: Scope, surface: TaskApi, *, wait_for_model: bool) -> BatchLines:
         about = SpecContext(scope=scope, field="body")
         max_depth = self._config.limits.max_json_depth
 

@@ -15,11 +15,11 @@ from weft.kernel.reasons import Reason
 ABORT_KEY = "abort_connection"
 """Where a request's state has the function that drops its connection, if its server has one."""
 _ABORT_WAIT_SECONDS = 1.0
-HANG_UP_KEY = "hang_up"
+DISCONNECT_KEY = "hang_up"
 """Where a request's state has its HangUp, if its server has one."""
 
 
-class HangUp:
+class DisconnectNotifier:
     """Tells one listener that the caller of one request has gone."""
 
     __slots__ = ("_has_happened", "_on_listen", "_tell")
@@ -49,20 +49,20 @@ class HangUp:
             self._tell()
 
 
-def listen_for_hang_up(scope: Scope, receive: Receive, block: Interruptible) -> Callable[[], object]:
+def watch_for_disconnect(scope: Scope, receive: Receive, block: Interruptible) -> Callable[[], object]:
     """End `block` with ClientGoneError when the caller hangs up. Returns what ends the listening.
 
     A task that waits to receive a disconnect costs some 20 us; where the server tells of it, there is none.
     """
-    hang_up = scope.get("state", {}).get(HANG_UP_KEY)
+    hang_up = scope.get("state", {}).get(DISCONNECT_KEY)
     if hang_up is None:
         return asyncio.create_task(interrupt_on_disconnect(receive, block)).cancel
-    hang_up.listen(partial(_caller_gone, block))
+    hang_up.listen(partial(_interrupt_gone, block))
     ignore: Callable[[], None] = hang_up.ignore
     return ignore
 
 
-def _caller_gone(block: Interruptible) -> None:
+def _interrupt_gone(block: Interruptible) -> None:
     block.interrupt(ClientGoneError())
 
 
@@ -70,7 +70,7 @@ async def interrupt_on_disconnect(receive: Receive, block: Interruptible) -> Non
     """Wait until the caller hangs up, then end `block` with ClientGoneError. Run it as a task beside the block."""
     while (await receive())["type"] != "http.disconnect":
         pass
-    _caller_gone(block)
+    _interrupt_gone(block)
 
 
 def deadline_passed(block: Interruptible) -> None:

@@ -18,7 +18,7 @@ from uvicorn.server import ServerState
 from gateway.config import ConnectionLimits
 from gateway.errors import EdgeError, envelope, error_headers, http_status
 from gateway.http.connection_counts import ConnectionCounts
-from gateway.http.disconnect import ABORT_KEY, HANG_UP_KEY, HangUp
+from gateway.http.disconnect import ABORT_KEY, DISCONNECT_KEY, DisconnectNotifier
 from gateway.http.framing import DECLARED_BODY_KEY, MAX_CHUNK_LINE_BYTES, framing_fault, open_chunk_bytes
 from weft.kernel.errors import WeftError
 from weft.kernel.names import new_id
@@ -170,7 +170,7 @@ class EdgeProtocol(HttpToolsProtocol):
         """Tell the running request, also when it is not the newest of a pipeline."""
         running = self._running
         if running is not None and not running.response_complete:
-            _tell_gone(running)
+            _notify_disconnect(running)
         _cancel(self._head_timer, self._linger_timer)
         self._server_config.counts.release(self._peer)
         super().connection_lost(exc)
@@ -200,7 +200,7 @@ class EdgeProtocol(HttpToolsProtocol):
         self._header_count = 0
         state = self.scope["state"]
         state[ABORT_KEY] = self.transport.abort
-        state[HANG_UP_KEY] = HangUp(self.flow.resume_reading)
+        state[DISCONNECT_KEY] = DisconnectNotifier(self.flow.resume_reading)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header; a trailer says nothing that would not have to be known before."""
@@ -327,7 +327,7 @@ class EdgeProtocol(HttpToolsProtocol):
             if running.response_started:
                 self.transport.abort()
                 return
-            _tell_gone(running)
+            _notify_disconnect(running)
         self._server_config.on_refused(http_status(error))
         request_id = new_id("req")
         log.info("refused", request_id=request_id, reason=error.reason.name.lower(), message=error.message)
@@ -345,11 +345,11 @@ class EdgeProtocol(HttpToolsProtocol):
         self._linger()
 
 
-def _tell_gone(running: RequestResponseCycle) -> None:
+def _notify_disconnect(running: RequestResponseCycle) -> None:
     """A request's caller has gone."""
     running.disconnected = True
     running.message_event.set()
-    running.scope["state"][HANG_UP_KEY].happen()
+    running.scope["state"][DISCONNECT_KEY].happen()
 
 
 def _cancel(*timers: asyncio.TimerHandle | None) -> None:

@@ -59,7 +59,7 @@ def multipart_boundary(scope: Scope, limits: RequestLimits) -> bytes:
     return boundary_of(headers.get(b"content-type", b""), limits)
 
 
-async def body_pieces(
+async def body_chunks(
     scope: Scope, receive: Receive, config: GatewayConfig, *, max_bytes: int, timeout_seconds: float
 ) -> AsyncGenerator[bytes]:
     """The body as it comes in. What its reader takes for each piece is not counted as the caller's time.

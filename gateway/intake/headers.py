@@ -59,7 +59,7 @@ def request_id_of(headers: Headers) -> str:
     return given if is_token(given, MAX_REQUEST_ID_CHARS) else new_id("req")
 
 
-def require_honest_head(scope: Scope, config: GatewayConfig) -> None:
+def validate_head(scope: Scope, config: GatewayConfig) -> None:
     """Refuse what the HTTP parser lets pass: headers too many, too large or twice, a foreign Host or Origin."""
     raw = scope["headers"]
     limits = config.connections
@@ -81,7 +81,7 @@ def require_honest_head(scope: Scope, config: GatewayConfig) -> None:
 def require_local_caller(scope: Scope) -> None:
     """Where nobody needs a key: refuse a change that a page of another origin could have asked for.
 
-    A page has no key to show. On top of `require_honest_head`: the Host is a loopback name, whatever `allowed_hosts`
+    A page has no key to show. On top of `validate_head`: the Host is a loopback name, whatever `allowed_hosts`
     says, and an Origin is this very gateway, port and all. Raises PERMISSION_DENIED.
     """
     if facts_of(scope).principal is not LOCAL:
@@ -122,13 +122,13 @@ def _is_own(name: str | None, config: GatewayConfig) -> bool:
 
 
 def request_context(
-    scope: Scope, config: GatewayConfig, asked: HandledRequest, *, model: str, operation: Operation
+    scope: Scope, config: GatewayConfig, params: HandledRequest, *, model: str, operation: Operation
 ) -> RequestContext:
     """The request as the dispatcher wants it. Raises INVALID_ARGUMENT naming the header or field that is wrong."""
     headers = headers_of(scope)
     principal = facts_of(scope).principal
-    priority = _priority(headers, asked)
-    if asked.allow_remote and not principal.may(MAY_LEAVE):
+    priority = _priority(headers, params)
+    if params.allow_remote and not principal.may(MAY_LEAVE):
         raise FieldError("allow_remote", f"the key lacks the scope {MAY_LEAVE}", Reason.PERMISSION_DENIED)
     return RequestContext(
         request_id=facts_of(scope).request_id,
@@ -139,11 +139,11 @@ def request_context(
         traceparent=_traceparent(headers),
         priority=Priority.NORMAL if priority is None else priority,
         names_priority=priority is not None,
-        allow_remote=bool(asked.allow_remote),
+        allow_remote=bool(params.allow_remote),
         timeout_seconds=timeout_seconds(headers, config),
-        handling=_handling(headers, asked.keep_alive),
-        client_id=_client_id(headers, asked),
-        session=_session(headers, asked),
+        handling=_handling(headers, params.keep_alive),
+        client_id=_client_id(headers, params),
+        session=_session(headers, params),
     )
 
 
@@ -157,11 +157,11 @@ def tenant_of(scope: Scope) -> str:
     return facts_of(scope).principal.tenant_for(claimed, "X-Tenant-ID")
 
 
-def _priority(headers: Headers, asked: HandledRequest) -> Priority | None:
+def _priority(headers: Headers, params: HandledRequest) -> Priority | None:
     """The band that header or field name; None: neither does."""
     given = headers.get(b"x-priority")
     if given is None:
-        return None if asked.x_priority is None else _PRIORITIES[asked.x_priority.encode()]
+        return None if params.x_priority is None else _PRIORITIES[params.x_priority.encode()]
     priority = _PRIORITIES.get(given)
     if priority is None:
         raise invalid_field("X-Priority", "must be 'high', 'normal' or 'low'")
@@ -179,21 +179,21 @@ def idempotency_key_of(headers: Headers) -> str:
     return key
 
 
-def _client_id(headers: Headers, asked: HandledRequest) -> str:
+def _client_id(headers: Headers, params: HandledRequest) -> str:
     given = headers.get(b"x-client-id")
     if given is not None:
         return require_token(given.decode("latin-1"), "X-Client-Id", MAX_CLIENT_CHARS)
-    if not asked.x_client_id:
+    if not params.x_client_id:
         return ""
-    return require_token(asked.x_client_id, "x_client_id", MAX_CLIENT_CHARS)
+    return require_token(params.x_client_id, "x_client_id", MAX_CLIENT_CHARS)
 
 
-def _session(headers: Headers, asked: HandledRequest) -> str:
+def _session(headers: Headers, params: HandledRequest) -> str:
     for header, name in _SESSION_HEADERS.items():
         given = headers.get(header)
         if given:
             return require_session(given.decode("latin-1"), name)
-    key = asked.prompt_cache_key
+    key = params.prompt_cache_key
     return require_session(key, "prompt_cache_key") if isinstance(key, str) else ""
 
 
@@ -236,13 +236,15 @@ def _traceparent(headers: Headers) -> str:
     return traceparent_of({} if given is None else {TRACEPARENT: given.decode("latin-1")})
 
 
-def journal_of(scope: Scope, asked: HandledRequest, operation: Operation, *, is_possible: bool) -> Journal | None:
+def durable_request_of(
+    scope: Scope, params: HandledRequest, operation: Operation, *, is_possible: bool
+) -> Journal | None:
     """What a request asks for; None: nothing of the kind.
 
     Raises INVALID_ARGUMENT naming the field where it cannot be had: here (`is_possible`), or for this operation.
     """
-    if asked.durable is None:
-        if asked.on_disconnect is not None:
+    if params.durable is None:
+        if params.on_disconnect is not None:
             raise invalid_field("on_disconnect", "goes with 'durable': 'wait'")
         return None
     if not is_possible:
@@ -250,7 +252,7 @@ def journal_of(scope: Scope, asked: HandledRequest, operation: Operation, *, is_
     if operation not in TEXT_OPERATIONS:
         raise invalid_field("durable", "is for chats, completions and embeddings: leave it out")
     return Journal(
-        when_left=WhenLeft(asked.on_disconnect or WhenLeft.CANCEL.value),
+        when_left=WhenLeft(params.on_disconnect or WhenLeft.CANCEL.value),
         idempotency_key=idempotency_key_of(headers_of(scope)),
         on_task=partial(_note_task, facts_of(scope)),
     )

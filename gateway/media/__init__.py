@@ -6,7 +6,7 @@ dispatched. A route that dispatches by itself awaits `supply(payload, media, par
 """
 
 from gateway.config import MediaConfig
-from gateway.media.port import MediaAddress, MediaFile, MediaSource, NoMediaSource
-from gateway.media.request_media import RequestMedia, supply
+from gateway.media.content import MediaFile
+from gateway.media.request_media import MediaAddress, MediaSource, NoMediaSource, RequestMedia, supply
 
 __all__ = ["MediaAddress", "MediaConfig", "MediaFile", "MediaSource", "NoMediaSource", "RequestMedia", "supply"]

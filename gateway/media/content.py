@@ -5,11 +5,21 @@ files begin with none of the known bytes.
 """
 
 import struct
+from dataclasses import dataclass
 
 from gateway.config import MediaConfig
 from gateway.media.image_headers import media_type_of, size_of
-from gateway.media.port import MediaFile
 from weft.kernel.errors import invalid_field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaFile:
+    """A file whose content was checked."""
+
+    data: bytes
+    media_type: str
+    """Such as `image/png`, as its own first bytes say."""
+
 
 MAX_STEPS = 10_000
 """Chunks looked at in one file."""

@@ -19,9 +19,8 @@ from yarl import URL
 
 from gateway.config import MediaConfig
 from gateway.media.addresses import MediaUrl, address_refusal, require_allowed
-from gateway.media.content import fetched_image
-from gateway.media.port import MediaAddress, MediaFile, MediaSource, NoMediaSource
-from gateway.media.request_media import too_large
+from gateway.media.content import MediaFile, fetched_image
+from gateway.media.request_media import MediaAddress, MediaSource, NoMediaSource, too_large
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.reasons import Reason
@@ -71,7 +70,7 @@ def media_source(config: MediaConfig, clock: Clock) -> MediaSource:
 
 
 class MediaFetcher:
-    """Satisfies `gateway.media.port.MediaSource`. Holds no connection between two requests."""
+    """Satisfies `gateway.media.request_media.MediaSource`. Holds no connection between two requests."""
 
     def __init__(self, config: MediaConfig, *, clock: Clock | None = None, network: Network | None = None) -> None:
         self._config = config

@@ -8,14 +8,48 @@ hangs up ends the fetch, and a stream has its status line and its keepalive comm
 import base64
 import binascii
 import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 from gateway.config import MediaConfig
 from gateway.media.addresses import require_allowed
-from gateway.media.content import checked_audio, checked_image
-from gateway.media.port import MediaAddress, MediaSource
+from gateway.media.content import MediaFile, checked_audio, checked_image
 from weft.api.common.v1 import chat_pb2
 from weft.kernel.errors import FieldError, invalid_field
 from weft.kernel.reasons import Reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaAddress:
+    """An image that a request names by its address; the address has passed `gateway.media.addresses`."""
+
+    url: str
+    field: str
+    """Where in the request it is first named, such as `messages[3].content[1].image_url.url`."""
+
+
+class MediaSource(Protocol):
+    """Fetches what requests name; see `gateway.media.fetcher.MediaFetcher`."""
+
+    async def fetch(self, addresses: Sequence[MediaAddress]) -> Mapping[str, MediaFile]:
+        """The file of every address, by its URL.
+
+        Raises INVALID_ARGUMENT or REQUEST_TOO_LARGE naming the field of one that cannot be had, TOO_MANY_RESOURCES
+        when too many others are being fetched.
+        """
+        ...
+
+
+class NoMediaSource:
+    """For an edge that fetches nothing."""
+
+    async def fetch(self, addresses: Sequence[MediaAddress]) -> Mapping[str, MediaFile]:
+        """See MediaSource.fetch. Raises INVALID_ARGUMENT for any address."""
+        for address in addresses:
+            raise invalid_field(address.field, "must be a data: URL: addresses are not fetched here")
+        return {}
+
 
 _DATA_URL = re.compile(r"data:(image/[a-z0-9.+-]{1,40});base64,", re.IGNORECASE)
 # Stands in a payload for bytes that are not fetched yet, which hold the address. No engine knows such a type.

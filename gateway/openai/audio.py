@@ -8,9 +8,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.answers.speech import SpokenAnswer
-from gateway.answers.unary import answered, cut_off_seconds
-from gateway.deps import InferenceParts
+from gateway.answers.speech import SpeechAnswer
+from gateway.answers.unary import cut_off_seconds, unary_answer
+from gateway.deps import InferenceDeps
 from gateway.intake.body import read_json_body, read_multipart_body
 from gateway.intake.json_guard import parse
 from gateway.intake.multipart import Form, Part
@@ -23,48 +23,48 @@ from weft.kernel.request import Operation
 _FILES = frozenset({"file"})
 
 
-async def transcribe(parts: InferenceParts, request: Request) -> Response:
+async def transcribe(deps: InferenceDeps, request: Request) -> Response:
     """Write down what is said in a recording."""
-    return await _transcribed(request, parts, translates=False)
+    return await _transcribed(request, deps, translates=False)
 
 
-async def translate(parts: InferenceParts, request: Request) -> Response:
+async def translate(deps: InferenceDeps, request: Request) -> Response:
     """Write down in English what is said in a recording."""
-    return await _transcribed(request, parts, translates=True)
+    return await _transcribed(request, deps, translates=True)
 
 
-async def speak(parts: InferenceParts, request: Request) -> Response:
+async def speak(deps: InferenceDeps, request: Request) -> Response:
     """Say words. The bytes of the recording come as they are made."""
     scope = request.scope
-    raw = await read_json_body(scope, request.receive, parts.config)
-    asked = parse(SpeechRequest, raw, max_depth=parts.config.limits.max_json_depth)
-    context = parts.context(scope, surface="speech", asked=asked, model=asked.model, operation=Operation.SPEECH)
-    payload = to_speech(asked)
-    speech = partial(parts.dispatcher.speak, context, payload)
-    return SpokenAnswer(parts, speech, cut_off_seconds=cut_off_seconds(parts, context))
+    raw = await read_json_body(scope, request.receive, deps.config)
+    params = parse(SpeechRequest, raw, max_depth=deps.config.limits.max_json_depth)
+    context = deps.context(scope, surface="speech", params=params, model=params.model, operation=Operation.SPEECH)
+    payload = to_speech(params)
+    speech = partial(deps.dispatcher.speak, context, payload)
+    return SpeechAnswer(deps, speech, cut_off_seconds=cut_off_seconds(deps, context))
 
 
-async def _transcribed(request: Request, parts: InferenceParts, *, translates: bool) -> Response:
-    scope, limits = request.scope, parts.config.limits
-    form = Form(await read_multipart_body(scope, request.receive, parts.config, max_bytes=limits.max_audio_bytes))
-    asked = form.read(TranscriptionRequest, file_fields=_FILES)
-    context = parts.context(
-        scope, surface="transcriptions", asked=asked, model=asked.model, operation=Operation.TRANSCRIPTION
+async def _transcribed(request: Request, deps: InferenceDeps, *, translates: bool) -> Response:
+    scope, limits = request.scope, deps.config.limits
+    form = Form(await read_multipart_body(scope, request.receive, deps.config, max_bytes=limits.max_audio_bytes))
+    params = form.read(TranscriptionRequest, file_fields=_FILES)
+    context = deps.context(
+        scope, surface="transcriptions", params=params, model=params.model, operation=Operation.TRANSCRIPTION
     )
     granularities = form.words("timestamp_granularities", GRANULARITIES)
-    payload = to_transcription(asked, form.file("file"), granularities, translates=translates)
+    payload = to_transcription(params, form.file("file"), granularities, translates=translates)
 
     def to_body(transcription: audio_pb2.Transcription, receipt: receipt_pb2.Receipt) -> bytes:
         del receipt
-        return transcription_body(transcription, asked)
+        return transcription_body(transcription, params)
 
-    return answered(
-        parts,
+    return unary_answer(
+        deps,
         scope,
         context,
-        lambda: parts.dispatcher.transcribe(context, payload),
+        lambda: deps.dispatcher.transcribe(context, payload),
         to_body,
-        media_type_of(asked),
+        media_type_of(params),
     )
 
 

@@ -9,14 +9,14 @@ from starlette.responses import Response
 from gateway.answers.answer_fields import MAX_NOTICES_TOLD, new_identity
 from gateway.answers.generation import Work, streamed, whole
 from gateway.config import MediaConfig, RequestLimits
-from gateway.deps import InferenceParts
+from gateway.deps import InferenceDeps
 from gateway.intake.body import read_json_body
 from gateway.intake.json_guard import parse
 from gateway.media import RequestMedia
 from gateway.openai.chat_answer import ChatAnswer, ChatStream
 from gateway.openai.chat_messages import Conversation
 from gateway.openai.chat_schema import MAX_NAME_CHARS, ChatRequest, ResponseFormatChoice
-from gateway.openai.chat_tools import fill_tools, speaks_of_functions
+from gateway.openai.chat_tools import fill_tools, uses_functions
 from gateway.openai.extension_fields import fill_extra, unknown_extensions
 from gateway.openai.sampling import (
     fill_sampling,
@@ -33,24 +33,24 @@ from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 
 
-async def chat_completions(parts: InferenceParts, request: Request) -> Response:
+async def chat_completions(deps: InferenceDeps, request: Request) -> Response:
     """Continue a conversation, as one answer or as a stream of server-sent events."""
     scope = request.scope
-    raw = await read_json_body(scope, request.receive, parts.config)
-    asked = parse(ChatRequest, raw, max_depth=parts.config.limits.max_json_depth)
-    context = parts.context(scope, surface="chat", asked=asked, model=asked.model, operation=Operation.CHAT)
-    media = parts.request_media(asked)
-    payload = to_payload(asked, parts.config.limits, media)
-    work = Work(parts, scope, context, payload, warnings_of(asked), media)
-    identity = new_identity(parts.clock, "chatcmpl", asked.model)
-    count, functions = payload.choice_count or 1, speaks_of_functions(asked)
-    if asked.stream:
+    raw = await read_json_body(scope, request.receive, deps.config)
+    params = parse(ChatRequest, raw, max_depth=deps.config.limits.max_json_depth)
+    context = deps.context(scope, surface="chat", params=params, model=params.model, operation=Operation.CHAT)
+    media = deps.request_media(params)
+    payload = to_payload(params, deps.config.limits, media)
+    work = Work(deps, scope, context, payload, warnings_of(params), media)
+    identity = new_identity(deps.clock, "chatcmpl", params.model)
+    count, functions = payload.choice_count or 1, uses_functions(params)
+    if params.stream:
         encoder = ChatStream(
             identity,
             choice_count=count,
             logprobs=payload.logprobs,
-            include_usage=wants_usage(asked),
-            include_events=wants_events(asked),
+            include_usage=wants_usage(params),
+            include_events=wants_events(params),
             functions=functions,
         )
         return streamed(work, encoder)

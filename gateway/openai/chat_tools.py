@@ -14,7 +14,7 @@ _TOOL_MODES: dict[str, chat_pb2.ToolChoice.Mode.ValueType] = {
 }
 
 
-def speaks_of_functions(request: ChatRequest) -> bool:
+def uses_functions(request: ChatRequest) -> bool:
     """Whether the answer must call in the older form, with `function_call`."""
     return bool(request.functions)
 

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from gateway.answers.answer_fields import new_identity
 from gateway.answers.generation import Work, streamed, whole
 from gateway.config import RequestLimits
-from gateway.deps import InferenceParts
+from gateway.deps import InferenceDeps
 from gateway.intake.body import read_json_body
 from gateway.intake.json_guard import parse
 from gateway.intake.request_model import TextsOrTokens
@@ -41,29 +41,29 @@ class CompletionRequest(GenerationRequest):
     """Only as many as `n`: nothing is generated and thrown away."""
 
 
-async def text_completions(parts: InferenceParts, request: Request) -> Response:
+async def text_completions(deps: InferenceDeps, request: Request) -> Response:
     """Continue raw text, without a chat template."""
     scope = request.scope
-    raw = await read_json_body(scope, request.receive, parts.config)
-    asked = parse(CompletionRequest, raw, max_depth=parts.config.limits.max_json_depth)
-    context = parts.context(
-        scope, surface="completions", asked=asked, model=asked.model, operation=Operation.COMPLETION
+    raw = await read_json_body(scope, request.receive, deps.config)
+    params = parse(CompletionRequest, raw, max_depth=deps.config.limits.max_json_depth)
+    context = deps.context(
+        scope, surface="completions", params=params, model=params.model, operation=Operation.COMPLETION
     )
-    payload = to_payload(asked, parts.config.limits)
-    warnings = unknown_extensions(asked.model_extra or {})
-    identity = new_identity(parts.clock, "cmpl", asked.model)
-    count, logprobs = choice_count(payload), asked.logprobs is not None
-    if asked.stream:
+    payload = to_payload(params, deps.config.limits)
+    warnings = unknown_extensions(params.model_extra or {})
+    identity = new_identity(deps.clock, "cmpl", params.model)
+    count, logprobs = choice_count(payload), params.logprobs is not None
+    if params.stream:
         encoder = CompletionStream(
             identity,
             choice_count=count,
             logprobs=logprobs,
-            include_usage=wants_usage(asked),
-            include_events=wants_events(asked),
+            include_usage=wants_usage(params),
+            include_events=wants_events(params),
         )
-        return streamed(Work(parts, scope, context, payload, warnings), encoder)
+        return streamed(Work(deps, scope, context, payload, warnings), encoder)
     answer = CompletionAnswer(identity, choice_count=count, logprobs=logprobs)
-    return whole(Work(parts, scope, context, payload, warnings), answer)
+    return whole(Work(deps, scope, context, payload, warnings), answer)
 
 
 def to_payload(request: CompletionRequest, limits: RequestLimits) -> completion_pb2.CompletionPayload:

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from gateway.answers.sse import receipt_facts
 from gateway.answers.unary import JsonAnswer, UnaryAnswer, cut_off_seconds
 from gateway.config import RequestLimits
-from gateway.deps import InferenceParts
+from gateway.deps import InferenceDeps
 from gateway.intake.body import read_json_body
 from gateway.intake.json_guard import parse
 from gateway.intake.request_model import HandledRequest, TextsOrTokens
@@ -38,32 +38,34 @@ class EmbeddingRequest(HandledRequest):
     dimensions: Annotated[int, Field(ge=1, le=65_536)] | None = None
 
 
-async def create_embeddings(parts: InferenceParts, request: Request) -> Response:
+async def create_embeddings(deps: InferenceDeps, request: Request) -> Response:
     """Turn texts into vectors."""
     scope = request.scope
     facts = facts_of(scope)
-    raw = await read_json_body(scope, request.receive, parts.config)
-    asked = parse(EmbeddingRequest, raw, max_depth=parts.config.limits.max_json_depth)
-    context = parts.context(scope, surface="embeddings", asked=asked, model=asked.model, operation=Operation.EMBEDDING)
-    payload = to_payload(asked, parts.config.limits)
+    raw = await read_json_body(scope, request.receive, deps.config)
+    params = parse(EmbeddingRequest, raw, max_depth=deps.config.limits.max_json_depth)
+    context = deps.context(
+        scope, surface="embeddings", params=params, model=params.model, operation=Operation.EMBEDDING
+    )
+    payload = to_payload(params, deps.config.limits)
 
     async def produce() -> JsonAnswer:
         facts.was_dispatched = True
-        call = parts.dispatcher.embed(context, payload)
+        call = deps.dispatcher.embed(context, payload)
         vectors = await call.result()
         receipt = call.receipt or receipt_pb2.Receipt()
         body = to_body(
             vectors,
             expected=len(payload.inputs),
-            model=receipt.model or asked.model,
+            model=receipt.model or params.model,
             usage=receipt.usage,
-            as_base64=asked.encoding_format == "base64",
-            dimensions=asked.dimensions,
+            as_base64=params.encoding_format == "base64",
+            dimensions=params.dimensions,
         )
-        parts.metrics.tokens_used(facts, receipt.usage)
+        deps.metrics.tokens_used(facts, receipt.usage)
         return JsonAnswer(body, receipt_facts(receipt))
 
-    return UnaryAnswer(produce, cut_off_seconds=cut_off_seconds(parts, context))
+    return UnaryAnswer(produce, cut_off_seconds=cut_off_seconds(deps, context))
 
 
 _encode = msgspec.json.Encoder().encode

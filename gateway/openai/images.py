@@ -7,8 +7,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.answers.unary import answered
-from gateway.deps import InferenceParts
+from gateway.answers.unary import unary_answer
+from gateway.deps import InferenceDeps
 from gateway.intake.body import read_json_body, read_multipart_body
 from gateway.intake.json_guard import parse
 from gateway.intake.multipart import Form
@@ -24,40 +24,40 @@ from weft.kernel.request import Operation
 _FILES = frozenset({"image", "image[]", "mask"})
 
 
-async def generate_images(parts: InferenceParts, request: Request) -> Response:
+async def generate_images(deps: InferenceDeps, request: Request) -> Response:
     """Make images from words."""
-    raw = await read_json_body(request.scope, request.receive, parts.config)
-    asked = parse(ImageRequest, raw, max_depth=parts.config.limits.max_json_depth)
-    return _made(request, parts, asked, to_payload(asked))
+    raw = await read_json_body(request.scope, request.receive, deps.config)
+    params = parse(ImageRequest, raw, max_depth=deps.config.limits.max_json_depth)
+    return _made(request, deps, params, to_payload(params))
 
 
-async def edit_images(parts: InferenceParts, request: Request) -> Response:
+async def edit_images(deps: InferenceDeps, request: Request) -> Response:
     """Make images from words and images."""
     scope = request.scope
     form = Form(
-        await read_multipart_body(scope, request.receive, parts.config, max_bytes=parts.config.limits.max_image_bytes)
+        await read_multipart_body(scope, request.receive, deps.config, max_bytes=deps.config.limits.max_image_bytes)
     )
-    asked = form.read(ImageRequest, file_fields=_FILES)
-    payload = to_payload(asked)
+    params = form.read(ImageRequest, file_fields=_FILES)
+    payload = to_payload(params)
     add_sources(payload, form)
-    return _made(request, parts, asked, payload)
+    return _made(request, deps, params, payload)
 
 
-async def vary_images(_parts: InferenceParts, request: Request) -> Response:
+async def vary_images(_parts: InferenceDeps, request: Request) -> Response:
     """Not offered."""
     facts_of(request.scope).surface = "images"
     message = "variations of images are not offered by any runner; use /v1/images/edits with words"
     raise WeftError(Reason.UNSUPPORTED_OPERATION, message)
 
 
-def _made(request: Request, parts: InferenceParts, asked: ImageRequest, payload: image_pb2.ImagePayload) -> Response:
+def _made(request: Request, deps: InferenceDeps, params: ImageRequest, payload: image_pb2.ImagePayload) -> Response:
     scope = request.scope
-    context = parts.context(scope, surface="images", asked=asked, model=asked.model, operation=Operation.IMAGE)
+    context = deps.context(scope, surface="images", params=params, model=params.model, operation=Operation.IMAGE)
 
     def to_body(made: list[image_pb2.GeneratedImage], receipt: receipt_pb2.Receipt) -> bytes:
-        return image_body(made, int(parts.clock.utc_now().timestamp()), receipt.usage)
+        return image_body(made, int(deps.clock.utc_now().timestamp()), receipt.usage)
 
-    return answered(parts, scope, context, lambda: parts.dispatcher.generate_images(context, payload), to_body)
+    return unary_answer(deps, scope, context, lambda: deps.dispatcher.generate_images(context, payload), to_body)
 
 
 _encode = msgspec.json.Encoder().encode

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.answers.sse import encode_json
-from gateway.deps import InferenceParts
+from gateway.deps import InferenceDeps
 from gateway.errors import Dialect
 from gateway.request_facts import facts_of
 from weft.dispatch.agents import AGENT_PREFIX, ROUTE_PREFIX, agent_name_of, members_of
@@ -27,34 +27,34 @@ _MAX_DIGITS = 4
 _METHODS = ("GET", "HEAD")
 
 
-async def list_models(parts: InferenceParts, request: Request) -> Response:
+async def list_models(deps: InferenceDeps, request: Request) -> Response:
     """Every model, pool, agent and route that can be asked now; one that sleeps wakes when it is asked."""
     facts = facts_of(request.scope)
     facts.surface = "models"
-    view = parts.fleet.view
+    view = deps.fleet.view
     found = _page(request, model_list(view)) if facts.dialect is Dialect.ANTHROPIC else model_list(view)
     return _json(found)
 
 
-async def get_model(parts: InferenceParts, request: Request) -> Response:
+async def get_model(deps: InferenceDeps, request: Request) -> Response:
     """One model or pool."""
-    return _answer(parts, request, request.path_params["model"], "model or pool")
+    return _answer(deps, request, request.path_params["model"], "model or pool")
 
 
-async def get_agent(parts: InferenceParts, request: Request) -> Response:
+async def get_agent(deps: InferenceDeps, request: Request) -> Response:
     """One agent, as a model."""
-    return _answer(parts, request, AGENT_PREFIX + request.path_params["agent"], "agent")
+    return _answer(deps, request, AGENT_PREFIX + request.path_params["agent"], "agent")
 
 
-async def get_route(parts: InferenceParts, request: Request) -> Response:
+async def get_route(deps: InferenceDeps, request: Request) -> Response:
     """One route, as a model."""
-    return _answer(parts, request, ROUTE_PREFIX + request.path_params["route"], "route")
+    return _answer(deps, request, ROUTE_PREFIX + request.path_params["route"], "route")
 
 
-def _answer(parts: InferenceParts, request: Request, name: str, noun: str) -> Response:
+def _answer(deps: InferenceDeps, request: Request, name: str, noun: str) -> Response:
     facts = facts_of(request.scope)
     facts.surface = "models"
-    entry = model_entry(parts.fleet.view, name)
+    entry = model_entry(deps.fleet.view, name)
     if entry is None:
         raise WeftError(Reason.MODEL_NOT_FOUND, f"no {noun} of this name can be asked now")
     return _json(anthropic_entry(entry) if facts.dialect is Dialect.ANTHROPIC else entry)

@@ -9,8 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.answers.answer_fields import AnswerIdentity, new_identity
-from gateway.answers.unary import answered
-from gateway.deps import InferenceParts
+from gateway.answers.unary import unary_answer
+from gateway.deps import InferenceDeps
 from gateway.intake.body import read_json_body
 from gateway.intake.json_guard import parse
 from gateway.openai.model_call_schemas import RerankRequest
@@ -20,20 +20,20 @@ from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 
 
-async def rerank_documents(parts: InferenceParts, request: Request) -> Response:
+async def rerank_documents(deps: InferenceDeps, request: Request) -> Response:
     """Say how well documents answer a query, the best first."""
     scope = request.scope
-    raw = await read_json_body(scope, request.receive, parts.config)
-    asked = parse(RerankRequest, raw, max_depth=parts.config.limits.max_json_depth)
-    context = parts.context(scope, surface="rerank", asked=asked, model=asked.model, operation=Operation.RERANK)
-    payload = to_payload(asked)
-    identity = new_identity(parts.clock, "rerank", asked.model)
+    raw = await read_json_body(scope, request.receive, deps.config)
+    params = parse(RerankRequest, raw, max_depth=deps.config.limits.max_json_depth)
+    context = deps.context(scope, surface="rerank", params=params, model=params.model, operation=Operation.RERANK)
+    payload = to_payload(params)
+    identity = new_identity(deps.clock, "rerank", params.model)
 
     def to_body(scores: list[rerank_pb2.RerankScore], receipt: receipt_pb2.Receipt) -> bytes:
-        answerer = replace(identity, model=receipt.model or asked.model)
-        return rerank_body(scores, asked, answerer, receipt.usage)
+        answerer = replace(identity, model=receipt.model or params.model)
+        return rerank_body(scores, params, answerer, receipt.usage)
 
-    return answered(parts, scope, context, lambda: parts.dispatcher.rerank(context, payload), to_body)
+    return unary_answer(deps, scope, context, lambda: deps.dispatcher.rerank(context, payload), to_body)
 
 
 _encode = msgspec.json.Encoder().encode

@@ -4,9 +4,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.answers.unary import answered
+from gateway.answers.unary import unary_answer
 from gateway.config import RequestLimits
-from gateway.deps import InferenceParts
+from gateway.deps import InferenceDeps
 from gateway.intake.body import read_json_body
 from gateway.intake.json_guard import parse
 from gateway.openai import chat as chat_payload
@@ -17,18 +17,18 @@ from weft.kernel.errors import invalid_field
 from weft.kernel.request import Operation
 
 
-async def tokenize(parts: InferenceParts, request: Request) -> Response:
+async def tokenize(deps: InferenceDeps, request: Request) -> Response:
     """Count the tokens of a text or of a conversation, as the model that would answer reads them."""
     scope = request.scope
-    raw = await read_json_body(scope, request.receive, parts.config)
-    asked = parse(TokenizeRequest, raw, max_depth=parts.config.limits.max_json_depth)
-    context = parts.context(scope, surface="tokenize", asked=asked, model=asked.model, operation=Operation.TOKENIZE)
-    payload = to_payload(asked, parts.config.limits)
+    raw = await read_json_body(scope, request.receive, deps.config)
+    params = parse(TokenizeRequest, raw, max_depth=deps.config.limits.max_json_depth)
+    context = deps.context(scope, surface="tokenize", params=params, model=params.model, operation=Operation.TOKENIZE)
+    payload = to_payload(params, deps.config.limits)
 
     def to_body(result: tokenize_pb2.TokenizeResult, receipt: receipt_pb2.Receipt) -> bytes:
-        return token_body(result, asked, receipt.model or asked.model)
+        return token_body(result, params, receipt.model or params.model)
 
-    return answered(parts, scope, context, lambda: parts.dispatcher.tokenize(context, payload), to_body)
+    return unary_answer(deps, scope, context, lambda: deps.dispatcher.tokenize(context, payload), to_body)
 
 
 _encode = msgspec.json.Encoder().encode
@@ -42,14 +42,14 @@ def to_payload(request: TokenizeRequest, limits: RequestLimits) -> tokenize_pb2.
         raise invalid_field(given[1] if given else "content", f"exactly one of {', '.join(_KINDS)} must be set")
     payload = tokenize_pb2.TokenizePayload(with_pieces=bool(request.with_pieces or request.return_token_strs))
     if request.messages is not None:
-        asked = ChatRequest(
+        params = ChatRequest(
             model=request.model,
             messages=request.messages,
             tools=request.tools,
             enable_thinking=request.enable_thinking,
             chat_template_kwargs=request.chat_template_kwargs,
         )
-        payload.chat.CopyFrom(chat_payload.to_payload(asked, limits))
+        payload.chat.CopyFrom(chat_payload.to_payload(params, limits))
         return payload
     if request.tools:
         raise invalid_field("tools", "go with messages")

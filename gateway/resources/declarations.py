@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.answers.unary import json_response
-from gateway.deps import GatewayParts
+from gateway.deps import GatewayDeps
 from gateway.intake.body import read_json_or_yaml_body
 from gateway.intake.headers import require_local_caller
 from gateway.intake.json_guard import parse, parse_json
@@ -30,9 +30,9 @@ _PUTTABLE = (ResourceKind.MODEL, ResourceKind.AGENT, ResourceKind.ROUTE)
 log = structlog.get_logger("weft.gateway")
 
 
-async def apply_resources(parts: GatewayParts, request: Request) -> Response:
+async def apply_resources(deps: GatewayDeps, request: Request) -> Response:
     """Bring resources to their declared state: all of them, or none when any is refused."""
-    raw, is_yaml = await _body_of(request, parts)
+    raw, is_yaml = await _body_of(request, deps)
     if is_yaml:
         query = Query(request.scope, frozenset(APPLY_PARAMETERS))
         dry_run, adopt = query.flag("dryRun"), query.flag("adopt")
@@ -40,38 +40,38 @@ async def apply_resources(parts: GatewayParts, request: Request) -> Response:
         documents = await asyncio.to_thread(documents_of_yaml, raw)
     else:
         Query(request.scope)
-        asked = parse(ApplyRequest, raw, max_depth=parts.config.limits.max_json_depth)
-        dry_run, adopt, documents = asked.dry_run, asked.adopt, documents_of_json(asked.documents)
-    results = await _apply(request, parts, documents, dry_run=dry_run, adopt=adopt)
+        params = parse(ApplyRequest, raw, max_depth=deps.config.limits.max_json_depth)
+        dry_run, adopt, documents = params.dry_run, params.adopt, documents_of_json(params.documents)
+    results = await _apply(request, deps, documents, dry_run=dry_run, adopt=adopt)
     return json_response(applied_body(results, dry_run=dry_run))
 
 
-async def put_resource(kind: ResourceKind, parts: GatewayParts, request: Request) -> Response:
+async def put_resource(kind: ResourceKind, deps: GatewayDeps, request: Request) -> Response:
     """Bring one resource to its declared state; 201 when it did not exist."""
-    raw, is_yaml = await _body_of(request, parts)
+    raw, is_yaml = await _body_of(request, deps)
     query = Query(request.scope, frozenset(APPLY_PARAMETERS))
     dry_run, adopt, name = query.flag("dryRun"), query.flag("adopt"), name_of(request)
     if is_yaml:
         document = the_only_document(await asyncio.to_thread(documents_of_yaml, raw), kind)
     else:
-        document = parse_document(parse_json(raw, max_depth=parts.config.limits.max_json_depth), kind)
+        document = parse_document(parse_json(raw, max_depth=deps.config.limits.max_json_depth), kind)
     if document.name != name:
         raise invalid_field("name", f"must be {name}, as in the path")
-    results = await _apply(request, parts, [document], dry_run=dry_run, adopt=adopt)
+    results = await _apply(request, deps, [document], dry_run=dry_run, adopt=adopt)
     is_new = not dry_run and any(result.outcome == "created" for result in results)
     return json_response(applied_body(results, dry_run=dry_run), 201 if is_new else 200)
 
 
-async def _body_of(request: Request, parts: GatewayParts) -> tuple[bytes, bool]:
+async def _body_of(request: Request, deps: GatewayDeps) -> tuple[bytes, bool]:
     facts_of(request.scope).surface = SURFACE
     require_local_caller(request.scope)
-    return await read_json_or_yaml_body(request.scope, request.receive, parts.config)
+    return await read_json_or_yaml_body(request.scope, request.receive, deps.config)
 
 
 async def _apply(
-    request: Request, parts: GatewayParts, documents: Sequence[Document], *, dry_run: bool, adopt: bool
+    request: Request, deps: GatewayDeps, documents: Sequence[Document], *, dry_run: bool, adopt: bool
 ) -> Sequence[AppliedResource]:
-    results = await parts.registry.apply(documents, dry_run=dry_run, adopt=adopt)
+    results = await deps.registry.apply(documents, dry_run=dry_run, adopt=adopt)
     changed = [f"{result.kind}/{result.name}" for result in results if result.outcome != "unchanged"]
     if changed and not dry_run:
         request_id = facts_of(request.scope).request_id

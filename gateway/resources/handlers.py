@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from gateway.answers.event_stream import EventStream, encoded_events
 from gateway.answers.unary import json_response
-from gateway.deps import GatewayParts
+from gateway.deps import GatewayDeps
 from gateway.intake.body import read_json_body
 from gateway.intake.headers import require_local_caller
 from gateway.intake.json_guard import parse
@@ -57,29 +57,29 @@ def name_of(request: Request) -> str:
     return require_name(request.path_params["name"], "name")
 
 
-async def list_resources(kind: ResourceKind, parts: GatewayParts, request: Request) -> Response:
+async def list_resources(kind: ResourceKind, deps: GatewayDeps, request: Request) -> Response:
     """Resources by name, a page at a time."""
     facts_of(request.scope).surface = SURFACE
     query = Query(request.scope, frozenset(PAGE_PARAMETERS))
     size, token = query.count("pageSize", MAX_PAGE_SIZE), query.text("pageToken")
-    return json_response(page_body(kind, await parts.registry.list_page(kind, size, token)))
+    return json_response(page_body(kind, await deps.registry.list_page(kind, size, token)))
 
 
-async def get_resource(kind: ResourceKind, parts: GatewayParts, request: Request) -> Response:
+async def get_resource(kind: ResourceKind, deps: GatewayDeps, request: Request) -> Response:
     """One resource."""
     facts_of(request.scope).surface = SURFACE
     Query(request.scope)
-    return json_response(plain(await parts.registry.get(kind, name_of(request))))
+    return json_response(plain(await deps.registry.get(kind, name_of(request))))
 
 
-async def get_members(parts: GatewayParts, request: Request) -> Response:
+async def get_members(deps: GatewayDeps, request: Request) -> Response:
     """The pool that a model is in, with every member whole."""
     facts_of(request.scope).surface = SURFACE
     Query(request.scope)
-    return json_response(members_body(await parts.registry.members(name_of(request))))
+    return json_response(members_body(await deps.registry.members(name_of(request))))
 
 
-async def delete_resource(kind: ResourceKind, parts: GatewayParts, request: Request) -> Response:
+async def delete_resource(kind: ResourceKind, deps: GatewayDeps, request: Request) -> Response:
     """Delete a resource, whoever owns it; a live runner publishes its own again with its next session.
 
     What a live runner has loaded is refused with 409, or unloaded first with `force`.
@@ -89,7 +89,7 @@ async def delete_resource(kind: ResourceKind, parts: GatewayParts, request: Requ
     require_local_caller(request.scope)
     force = Query(request.scope, frozenset(DELETE_PARAMETERS)).flag("force")
     name = name_of(request)
-    await parts.registry.delete(kind, name, force=force)
+    await deps.registry.delete(kind, name, force=force)
     log.info("resource deleted", request_id=facts.request_id, kind=kind.value, name=name, force=force)
     return Response(status_code=204)
 
@@ -99,7 +99,7 @@ MAX_EVENTS = 1000
 EVENT_PARAMETERS = ("kind", "name", "limit", "watch")
 
 
-async def get_events(parts: GatewayParts, request: Request) -> Response:
+async def get_events(deps: GatewayDeps, request: Request) -> Response:
     """The newest events, oldest first; or with watch=1 a stream of server-sent events from now on."""
     facts_of(request.scope).surface = SURFACE
     query = Query(request.scope, frozenset(EVENT_PARAMETERS))
@@ -107,8 +107,8 @@ async def get_events(parts: GatewayParts, request: Request) -> Response:
     if query.flag("watch"):
         if limit:
             raise invalid_field("limit", "goes with a list; a watch has no end")
-        return EventStream(parts, encoded_events(parts.registry.watch_events(wanted)))
-    return json_response(events_body(await parts.registry.list_events(wanted, limit)))
+        return EventStream(deps, encoded_events(deps.registry.watch_events(wanted)))
+    return json_response(events_body(await deps.registry.list_events(wanted, limit)))
 
 
 def _filter_of(query: Query) -> EventFilter:
@@ -123,22 +123,22 @@ def _filter_of(query: Query) -> EventFilter:
 PATH = f"{API}/config"
 
 
-async def get_config(parts: GatewayParts, request: Request) -> Response:
+async def get_config(deps: GatewayDeps, request: Request) -> Response:
     """What is set for the whole mesh."""
     facts_of(request.scope).surface = SURFACE
     Query(request.scope)
-    return json_response(_body(await parts.registry.settings()))
+    return json_response(_body(await deps.registry.settings()))
 
 
-async def put_config(parts: GatewayParts, request: Request) -> Response:
+async def put_config(deps: GatewayDeps, request: Request) -> Response:
     """Set it. The answer comes once it is kept; routers hear of it at once."""
     facts = facts_of(request.scope)
     facts.surface = SURFACE
     require_local_caller(request.scope)
     Query(request.scope)
-    raw = await read_json_body(request.scope, request.receive, parts.config)
-    wanted = parse(MeshConfig, raw, max_depth=parts.config.limits.max_json_depth)
-    settings = await parts.registry.update_settings(MeshSettings(allow_cloud_fallback=wanted.allow_cloud_fallback))
+    raw = await read_json_body(request.scope, request.receive, deps.config)
+    wanted = parse(MeshConfig, raw, max_depth=deps.config.limits.max_json_depth)
+    settings = await deps.registry.update_settings(MeshSettings(allow_cloud_fallback=wanted.allow_cloud_fallback))
     log.info("settings changed", request_id=facts.request_id, allow_cloud_fallback=settings.allow_cloud_fallback)
     return json_response(_body(settings))
 

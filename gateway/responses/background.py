@@ -13,15 +13,25 @@ from dataclasses import dataclass
 import msgspec
 import structlog
 from pydantic import TypeAdapter, ValidationError
+from starlette.responses import Response
+from starlette.types import Scope
 
+from gateway.answers.event_stream import EventStream
+from gateway.answers.unary import JsonAnswer, UnaryAnswer, cut_off_seconds
+from gateway.deps import GatewayDeps
+from gateway.http.event_watches import EventWatches
+from gateway.intake.headers import headers_of, idempotency_key_of
+from gateway.media import RequestMedia, supply
+from gateway.request_facts import facts_of
 from gateway.responses.history import items_to_keep
 from gateway.responses.output import background_response_id, task_of
 from gateway.responses.payload import own_items
 from gateway.responses.replay import FROM_THE_START, BackgroundRequest, Replay, require_resumable
 from gateway.responses.schema import InputItem, Items, ResponsesRequest
 from gateway.responses.stream import error_event
-from weft.api.common.v1 import warning_pb2
-from weft.durable.durable_call import of_request
+from weft.api.common.v1 import chat_pb2, warning_pb2
+from weft.dispatch.request_trace import RequestContext
+from weft.durable.durable_call import of_request, task_spec
 from weft.durable.responses import ResponseStore, StoredResponse, response_not_found
 from weft.durable.tasks import NewTask, Task, TaskPort, TaskState
 from weft.kernel.clock import Clock
@@ -52,15 +62,15 @@ class ReadOrigin:
         """Raises INTERNAL where it cannot be read; `task_id` says whose it is."""
         try:
             origin = msgspec.json.decode(raw, type=_Origin)
-            asked = ResponsesRequest.model_validate_json(bytes(origin.body))
+            params = ResponsesRequest.model_validate_json(bytes(origin.body))
             self.items: Sequence[InputItem] = (
-                _items.validate_json(bytes(origin.items)) if bytes(origin.items) else own_items(asked)
+                _items.validate_json(bytes(origin.items)) if bytes(origin.items) else own_items(params)
             )
             warnings = [warning_pb2.Warning.FromString(each) for each in origin.warnings]
         except (msgspec.MsgspecError, ValidationError, WeftError) as error:
             message = f"the request of task {task_id} cannot be read: {type(error).__name__}"
             raise WeftError(Reason.INTERNAL, message) from None
-        self.request = BackgroundRequest(asked=asked, warnings=warnings)
+        self.request = BackgroundRequest(params=params, warnings=warnings)
 
 
 def origin_of(
@@ -299,7 +309,7 @@ def _stored(found: BackgroundResponse, task: Task, body: bytes) -> StoredRespons
     return StoredResponse(
         id=found.id,
         tenant=task.tenant,
-        previous_id=found.origin.request.asked.previous_response_id or "",
+        previous_id=found.origin.request.params.previous_response_id or "",
         created_at=task.created_at,
         body=body,
         items=items_to_keep(found.origin.items, found.id),
@@ -348,3 +358,72 @@ class ContinuedResponses:
     async def delete(self, tenant: str, response_id: str) -> None:
         """See ResponseStore.delete."""
         await self._store.delete(tenant, response_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackgroundDeps:
+    """What responses in the background need."""
+
+    responses: BackgroundResponses
+    watches: EventWatches
+    """Streams of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """A translated request that nobody has to wait for."""
+
+    deps: GatewayDeps
+    background: BackgroundDeps
+    scope: Scope
+    context: RequestContext
+    payload: chat_pb2.ChatPayload
+    media: RequestMedia
+    """What of the payload is still to be fetched."""
+    origin: bytes
+
+    def whole(self) -> Response:
+        """The response as it is once its task is durable."""
+
+        async def produce() -> JsonAnswer:
+            found = await self._submitted()
+            return JsonAnswer(await self.background.responses.body(found), [])
+
+        return UnaryAnswer(produce, cut_off_seconds=cut_off_seconds(self.deps, self.context))
+
+    def streamed(self) -> Response:
+        """Its events from the first on. A caller who leaves does not end it."""
+        position = StreamPosition()
+
+        async def events() -> AsyncGenerator[bytes]:
+            found = await self._submitted()
+            async with aclosing(self.background.responses.follow(found, position, is_new=True)) as followed:
+                async for told in followed:
+                    yield told
+
+        return EventStream(self.deps, events(), watches=self.background.watches, failure=position.broken_off)
+
+    async def _submitted(self) -> BackgroundResponse:
+        await supply(self.payload, self.media, self.deps.media)
+        key = idempotency_key_of(headers_of(self.scope))
+        spec = task_spec(self.context, self.payload, origin=self.origin, origin_kind=ORIGIN_KIND)
+        if key:
+            # The same request comes with another trace each time.
+            spec.traceparent = ""
+        new = NewTask(tenant=self.context.tenant, spec=spec, idempotency_key=key, caller=self.context.caller)
+        found = await self.background.responses.submit(new)
+        facts_of(self.scope).task_id = found.task.id
+        return found
+
+
+def require_background(
+    params: ResponsesRequest, context: RequestContext, background: BackgroundDeps | None
+) -> BackgroundDeps:
+    """Raises INVALID_ARGUMENT naming the field where a request for the background cannot be had."""
+    if background is None:
+        raise invalid_field("background", "must be false: there are no responses in the background here")
+    if params.store is False:
+        raise invalid_field("store", "must not be false with 'background': what nobody waits for has to be kept")
+    if context.journal is not None:
+        raise invalid_field("durable", "must not stand beside 'background', which is durable anyway")
+    return background

@@ -124,17 +124,17 @@ class Item:
                 "arguments": "" if empty else "".join(self.arguments),
                 "status": said,
             }
-        parts = [] if empty else [part.json() for part in self.parts]
+        deps = [] if empty else [part.json() for part in self.parts]
         if self.kind == "reasoning":
             return {
                 "type": self.kind,
                 "id": self.id,
                 "summary": [],
-                "content": parts,
+                "content": deps,
                 "encrypted_content": None,
                 "status": said,
             }
-        return {"type": self.kind, "id": self.id, "role": "assistant", "status": said, "content": parts}
+        return {"type": self.kind, "id": self.id, "role": "assistant", "status": said, "content": deps}
 
 
 class OutputSink(Protocol):

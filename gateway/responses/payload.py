@@ -54,7 +54,7 @@ class Conversation:
     """Input and output of the responses that it continues, the oldest first."""
 
 
-def to_asked(
+def to_response_request(
     request: ResponsesRequest, conversation: Conversation, media: RequestMedia, limits: RequestLimits
 ) -> AskedResponse:
     """What the mesh is asked.
@@ -63,9 +63,9 @@ def to_asked(
     """
     require_stream_options_fit(request)
     _require_offered(request, limits)
-    asked = AskedResponse(chat_pb2.ChatPayload())
-    payload, warnings = asked.payload, asked.warnings
-    _fill_messages(asked, request, conversation, media, limits)
+    params = AskedResponse(chat_pb2.ChatPayload())
+    payload, warnings = params.payload, params.warnings
+    _fill_messages(params, request, conversation, media, limits)
     _fill_sampling(payload, request, limits)
     warnings += fill_tools(payload, request.tools or [], limits)
     if request.tool_choice is not None:
@@ -77,7 +77,7 @@ def to_asked(
     _fill_thinking(payload, request)
     _fill_extra(payload, request)
     warnings += _unused(request)
-    return asked
+    return params
 
 
 def wants_logprobs(request: ResponsesRequest) -> bool:
@@ -87,9 +87,9 @@ def wants_logprobs(request: ResponsesRequest) -> bool:
 
 def uses_pool_envelope(request: ResponsesRequest) -> bool:
     """Whether the answer has `output_text` and `metrics` besides: where the request has a field that goes with them."""
-    asked = request.messages, request.decoding, request.thinking, request.source_lang_code, request.target_lang_code
+    params = request.messages, request.decoding, request.thinking, request.source_lang_code, request.target_lang_code
     return (
-        any(value is not None for value in asked)
+        any(value is not None for value in params)
         or METRICS in (request.include or ())
         or (isinstance(request.input, list) and is_parts(request.input))
     )
@@ -133,7 +133,7 @@ def _require_offered(request: ResponsesRequest, limits: RequestLimits) -> None:
 
 
 def _fill_messages(
-    asked: AskedResponse,
+    params: AskedResponse,
     request: ResponsesRequest,
     conversation: Conversation,
     media: RequestMedia,
@@ -145,7 +145,7 @@ def _fill_messages(
         raise invalid_field(name, "must have at least one item")
     if len(items) + len(earlier) > limits.max_messages:
         raise invalid_field(name, f"must have at most {limits.max_messages} items, those before it included")
-    builder = ConversationBuilder(asked.payload, media)
+    builder = ConversationBuilder(params.payload, media)
     if request.instructions:
         builder.add_text("system", request.instructions)
     for item in earlier:
@@ -157,11 +157,11 @@ def _fill_messages(
     else:
         for index, item in enumerate(items):
             builder.add(item, name if isinstance(request.input, str) else f"{name}[{index}]")
-    if not asked.payload.messages:
+    if not params.payload.messages:
         raise invalid_field(name, "must have at least one message")
     if builder.reasoning_unread:
-        asked.warnings.append(unsupported(name, "reasoning that another service has encrypted was left out"))
-    fill_languages(asked.payload, request)
+        params.warnings.append(unsupported(name, "reasoning that another service has encrypted was left out"))
+    fill_languages(params.payload, request)
 
 
 def _fill_sampling(payload: chat_pb2.ChatPayload, request: ResponsesRequest, limits: RequestLimits) -> None:

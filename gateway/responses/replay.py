@@ -41,10 +41,10 @@ def has_content_until(number: int) -> bool:
 def require_resumable(task: Task, starting_after: int) -> None:
     """Raises INVALID_ARGUMENT for events of an attempt that was lost, or that nobody can have been told of."""
     current = task.attempt + 1 if task.state is TaskState.PENDING else task.attempt
-    asked = attempt_of_number(starting_after)
-    if asked > max(1, current):
+    params = attempt_of_number(starting_after)
+    if params > max(1, current):
         raise invalid_field("starting_after", "is the number of no event of this response")
-    if asked < current and has_content_until(starting_after):
+    if params < current and has_content_until(starting_after):
         raise invalid_field("starting_after", f"is of an attempt that was lost; the answer began anew: {_ASK_AGAIN}")
 
 
@@ -57,7 +57,7 @@ def begun_anew() -> WeftError:
 class BackgroundRequest:
     """What a response in the background was asked for with."""
 
-    asked: ResponsesRequest
+    params: ResponsesRequest
     warnings: Sequence[warning_pb2.Warning] = ()
     """What the edge has to say beside the answer."""
 
@@ -65,9 +65,9 @@ class BackgroundRequest:
 class BackgroundDocument(ResponseDocument):
     """Renders the response of a task, whose times are the task's."""
 
-    def __init__(self, asked: ResponsesRequest, task: Task, clock: Clock) -> None:
+    def __init__(self, params: ResponsesRequest, task: Task, clock: Clock) -> None:
         super().__init__(
-            asked, background_response_id(task.id), clock=clock, arrived=clock.monotonic(), created_at=task.created_at
+            params, background_response_id(task.id), clock=clock, arrived=clock.monotonic(), created_at=task.created_at
         )
         self.ended_at: datetime | None = None
         """Of the task; must be known before the answer is concluded."""
@@ -83,11 +83,11 @@ class BackgroundStream(ResponsesStream):
     _is_kept_where_it_failed = True
 
     def __init__(self, request: BackgroundRequest, task: Task, attempt: int, clock: Clock) -> None:
-        asked = request.asked
-        self._own_document = BackgroundDocument(asked, task, clock)
-        state = ResponseState(model=asked.model, is_stored=True)
-        events = wants_events(asked)
-        super().__init__(self._own_document, state, logprobs=wants_logprobs(asked), include_events=events)
+        params = request.params
+        self._own_document = BackgroundDocument(params, task, clock)
+        state = ResponseState(model=params.model, is_stored=True)
+        events = wants_events(params)
+        super().__init__(self._own_document, state, logprobs=wants_logprobs(params), include_events=events)
         self._warnings = [event_pb2.InferenceEvent(warning=warning) for warning in request.warnings]
         self._first_number = first_number(attempt)
         self._is_opened = True

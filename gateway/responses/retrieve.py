@@ -13,7 +13,7 @@ from gateway.intake.headers import tenant_of
 from gateway.intake.query import MAX_PARAMETERS
 from gateway.request_facts import facts_of
 from gateway.responses.background import StreamPosition
-from gateway.responses.create import SURFACE, ResponsesParts
+from gateway.responses.create import SURFACE, ResponsesDeps
 from gateway.responses.kept import not_streamed_again
 from gateway.responses.replay import FROM_THE_START
 from gateway.responses.schema import MAX_ID_CHARS
@@ -31,9 +31,9 @@ MAX_SEQUENCE_NUMBER = 2**53
 """Beyond it, clients that know only doubles cannot count."""
 
 
-async def get_response(responses: ResponsesParts, request: Request) -> Response:
+async def get_response(responses: ResponsesDeps, request: Request) -> Response:
     """A response that is kept, or as far as it is; one in the background also as its stream, from any event on."""
-    tenant, response_id = _asked(request)
+    tenant, response_id = _tenant_and_id(request)
     wanted = _parameters(request.scope)
     starting_after = _starting_after(wanted)
     if not _wants_stream(wanted):
@@ -45,26 +45,26 @@ async def get_response(responses: ResponsesParts, request: Request) -> Response:
         raise not_streamed_again()
     position = StreamPosition(max(0, starting_after))
     events = await responses.kept.events(tenant, response_id, position, starting_after)
-    return EventStream(responses.parts, events, watches=background.watches, failure=position.broken_off)
+    return EventStream(responses.deps, events, watches=background.watches, failure=position.broken_off)
 
 
-async def delete_response(responses: ResponsesParts, request: Request) -> Response:
+async def delete_response(responses: ResponsesDeps, request: Request) -> Response:
     """Forget a response."""
-    tenant, response_id = _asked(request)
+    tenant, response_id = _tenant_and_id(request)
     await responses.kept.delete(tenant, response_id)
     deleted = {"id": response_id, "object": "response", "deleted": True}
     return _json(msgspec.json.encode(deleted))
 
 
-async def cancel_response(responses: ResponsesParts, request: Request) -> Response:
+async def cancel_response(responses: ResponsesDeps, request: Request) -> Response:
     """End a response that is being streamed; what there is of it is kept."""
-    tenant, response_id = _asked(request)
+    tenant, response_id = _tenant_and_id(request)
     return _json(await responses.kept.cancel(tenant, response_id))
 
 
-async def list_input_items(responses: ResponsesParts, request: Request) -> Response:
+async def list_input_items(responses: ResponsesDeps, request: Request) -> Response:
     """The input of a kept response, the last item first."""
-    tenant, response_id = _asked(request)
+    tenant, response_id = _tenant_and_id(request)
     wanted = _parameters(request.scope)
     items = await responses.kept.input_items(tenant, response_id)
     return _json(msgspec.json.encode(_page(items, wanted)))
@@ -88,7 +88,7 @@ def _starting_after(wanted: Mapping[str, str]) -> int:
     return int(given)
 
 
-def _asked(request: Request) -> tuple[str, str]:
+def _tenant_and_id(request: Request) -> tuple[str, str]:
     facts_of(request.scope).surface = SURFACE
     response_id = require_token(request.path_params["response_id"], "response_id", MAX_ID_CHARS)
     return tenant_of(request.scope), response_id

@@ -21,7 +21,7 @@ from weft.kernel.reasons import Reason
 log = structlog.get_logger("weft.gateway")
 
 
-class GrowingResponse(Protocol):
+class PartialResponse(Protocol):
     """A response on its way; see `gateway.responses.stream` and `responses_answer`."""
 
     def snapshot(self, status: str = ...) -> bytes:
@@ -38,7 +38,7 @@ class GrowingResponse(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keeping:
+class ResponseRecord:
     """Where a response is to be kept, and what is known of it before there is an answer."""
 
     store: ResponseStore
@@ -50,7 +50,7 @@ class Keeping:
     items: bytes
     """Its own input, a JSON list of items."""
 
-    async def keep(self, growing: GrowingResponse, body: bytes) -> bool:
+    async def keep(self, growing: PartialResponse, body: bytes) -> bool:
         """Whether it is kept now; where it is not, `growing` says so."""
         response = StoredResponse(
             id=self.id,
@@ -72,7 +72,7 @@ class Keeping:
 class RunningResponse:
     """One response that others may look at and end."""
 
-    def __init__(self, tenant: str, response_id: str, growing: GrowingResponse, keeping: Keeping | None) -> None:
+    def __init__(self, tenant: str, response_id: str, growing: PartialResponse, keeping: ResponseRecord | None) -> None:
         """`keeping`: None: it is not to be kept."""
         self.tenant = tenant
         self.response_id = response_id
@@ -157,15 +157,15 @@ class RunningResponses:
             del self._running[running.response_id]
 
 
-class RespondingGeneration:
+class RecordedGeneration:
     """A generation whose response others may look at, and which is kept before its last event is handed on."""
 
     def __init__(
         self,
         generation: Generation,
-        growing: GrowingResponse,
+        growing: PartialResponse,
         *,
-        keeping: Keeping | None,
+        keeping: ResponseRecord | None,
         running: RunningResponse | None,
         everyone: RunningResponses,
     ) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from gateway.config import GatewayConfig
-from gateway.deps import InferenceParts
+from gateway.deps import InferenceDeps
 from gateway.runner_api.capabilities import CapabilityCache, QueueFacts
 from gateway.runner_api.observed import RequestObserver
 from gateway.runner_api.ports import OperationsPort, QueueView, RunnerPort
@@ -24,11 +24,11 @@ class RunnerApiConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunnerApiParts:
+class RunnerApiDeps:
     """One surface's collaborators."""
 
     config: RunnerApiConfig
-    inference: InferenceParts
+    inference: InferenceDeps
     runner: RunnerPort
     operations: OperationsPort
     queue: QueueView

@@ -6,7 +6,7 @@ from contextlib import aclosing
 from typing import Generic, TypeVar
 
 from gateway.errors import DetailedError
-from gateway.ports import Embedding, Generation, RequestDispatcher, Speech, Whole
+from gateway.ports import Embedding, Generation, RequestDispatcher, Speech, UnaryCall
 from gateway.runner_api.metrics import SUCCESS, RunnerMetrics
 from gateway.runner_api.ports import QueueView
 from weft.api.common.v1 import audio_pb2, embedding_pb2, image_pb2, receipt_pb2, rerank_pb2, tokenize_pb2
@@ -138,25 +138,27 @@ class ObservedDispatcher:
         """See RequestDispatcher.embed."""
         return _ObservedWhole(self._dispatcher.embed(context, payload), context, self._observer)
 
-    def rerank(self, context: RequestContext, payload: rerank_pb2.RerankPayload) -> Whole[list[rerank_pb2.RerankScore]]:
+    def rerank(
+        self, context: RequestContext, payload: rerank_pb2.RerankPayload
+    ) -> UnaryCall[list[rerank_pb2.RerankScore]]:
         """See RequestDispatcher.rerank."""
         return _ObservedWhole(self._dispatcher.rerank(context, payload), context, self._observer)
 
     def tokenize(
         self, context: RequestContext, payload: tokenize_pb2.TokenizePayload
-    ) -> Whole[tokenize_pb2.TokenizeResult]:
+    ) -> UnaryCall[tokenize_pb2.TokenizeResult]:
         """See RequestDispatcher.tokenize. It takes no slot: no queue keeps it out, and it teaches nothing of waits."""
         return self._dispatcher.tokenize(context, payload)
 
     def generate_images(
         self, context: RequestContext, payload: image_pb2.ImagePayload
-    ) -> Whole[list[image_pb2.GeneratedImage]]:
+    ) -> UnaryCall[list[image_pb2.GeneratedImage]]:
         """See RequestDispatcher.generate_images."""
         return _ObservedWhole(self._dispatcher.generate_images(context, payload), context, self._observer)
 
     def transcribe(
         self, context: RequestContext, payload: audio_pb2.TranscriptionPayload
-    ) -> Whole[audio_pb2.Transcription]:
+    ) -> UnaryCall[audio_pb2.Transcription]:
         """See RequestDispatcher.transcribe."""
         return _ObservedWhole(self._dispatcher.transcribe(context, payload), context, self._observer)
 
@@ -191,7 +193,7 @@ class _ObservedGeneration:
 
 
 class _ObservedWhole(Generic[ResultT]):
-    def __init__(self, call: Whole[ResultT], context: RequestContext, observer: RequestObserver) -> None:
+    def __init__(self, call: UnaryCall[ResultT], context: RequestContext, observer: RequestObserver) -> None:
         self._call = call
         self._context = context
         self._observer = observer

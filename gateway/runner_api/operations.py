@@ -19,7 +19,7 @@ from gateway.intake.json_guard import parse
 from gateway.intake.query import Query
 from gateway.request_facts import facts_of
 from gateway.runner_api import operation_messages as messages
-from gateway.runner_api.deps import RunnerApiParts
+from gateway.runner_api.deps import RunnerApiDeps
 from gateway.runner_api.operation_messages import MAX_TOKEN_CHARS, FlushBody, LoadBody, UnloadBody
 from gateway.runner_api.operations_client import ENDED
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2
@@ -39,69 +39,69 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 DoneBody = Callable[[operation_pb2.Operation], dict[str, object]]
 
 
-async def load_model(parts: RunnerApiParts, request: Request) -> Response:
+async def load_model(deps: RunnerApiDeps, request: Request) -> Response:
     """Begin to load a model, or load it again with other options; 202 with the id to ask for it by."""
-    body = await _body_of(request, parts, LoadBody)
-    _require_model(parts, body.model_id)
-    if body.evict_model is not None and body.evict_model not in _models(parts):
+    body = await _body_of(request, deps, LoadBody)
+    _require_model(deps, body.model_id)
+    if body.evict_model is not None and body.evict_model not in _models(deps):
         raise invalid_field("evictModel", "must be a model of this runner")
-    operation = await _create(request, parts, body, messages.load_action(body))
+    operation = await _create(request, deps, body, messages.load_action(body))
     return json_response(messages.begun_body(operation), 202)
 
 
-async def unload_model(parts: RunnerApiParts, request: Request) -> Response:
+async def unload_model(deps: RunnerApiDeps, request: Request) -> Response:
     """Unload a model; 200 when that is done, 202 with the id to ask for it by when it takes too long."""
-    body = await _body_of(request, parts, UnloadBody)
-    _require_model(parts, body.model_id)
-    return await _run(request, parts, body, messages.unload_action(body), messages.unloaded_body)
+    body = await _body_of(request, deps, UnloadBody)
+    _require_model(deps, body.model_id)
+    return await _run(request, deps, body, messages.unload_action(body), messages.unloaded_body)
 
 
-async def flush_cache(parts: RunnerApiParts, request: Request) -> Response:
+async def flush_cache(deps: RunnerApiDeps, request: Request) -> Response:
     """Forget cached prefixes; 200 when that is done, 202 when it takes too long."""
-    body = await _body_of(request, parts, FlushBody)
-    action = messages.flush_action(body, parts.runner.facts().name)
+    body = await _body_of(request, deps, FlushBody)
+    action = messages.flush_action(body, deps.runner.facts().name)
     if body.model_id is not None:
-        _require_model(parts, body.model_id)
-    return await _run(request, parts, body, action, messages.flushed_body)
+        _require_model(deps, body.model_id)
+    return await _run(request, deps, body, action, messages.flushed_body)
 
 
-async def get_task(parts: RunnerApiParts, request: Request) -> Response:
+async def get_task(deps: RunnerApiDeps, request: Request) -> Response:
     """How far a load, unload or flush is, or what came of it."""
     facts_of(request.scope).surface = SURFACE
     Query(request.scope)
-    return json_response(messages.task_body(await _known(parts, request)))
+    return json_response(messages.task_body(await _known(deps, request)))
 
 
-async def cancel_task(parts: RunnerApiParts, request: Request) -> Response:
+async def cancel_task(deps: RunnerApiDeps, request: Request) -> Response:
     """Cancel a load: what was loaded of it is unloaded. One that is over stays as it is."""
     facts_of(request.scope).surface = SURFACE
     require_local_caller(request.scope)
     Query(request.scope)
-    known = await _known(parts, request)
-    cancelled = await parts.operations.cancel(known.name, _asker(request, parts))
+    known = await _known(deps, request)
+    cancelled = await deps.operations.cancel(known.name, _asker(request, deps))
     return json_response(messages.task_body(cancelled), 200 if cancelled.state in ENDED else 202)
 
 
-async def _body_of(request: Request, parts: RunnerApiParts, model: type[Model]) -> Model:
+async def _body_of(request: Request, deps: RunnerApiDeps, model: type[Model]) -> Model:
     facts_of(request.scope).surface = SURFACE
     require_local_caller(request.scope)
     Query(request.scope)
-    edge = parts.config.edge
+    edge = deps.config.edge
     raw = await read_json_body(request.scope, request.receive, edge)
     return parse(model, raw, max_depth=edge.limits.max_json_depth)
 
 
 async def _create(
-    request: Request, parts: RunnerApiParts, body: Body, action: operation_pb2.OperationAction
+    request: Request, deps: RunnerApiDeps, body: Body, action: operation_pb2.OperationAction
 ) -> operation_pb2.Operation:
     wanted = operation_service_pb2.CreateOperationRequest(
         request_id=_request_id(request, body),
         action=action,
-        requested_by=_asker(request, parts),
+        requested_by=_asker(request, deps),
         authorization=_authorization(body),
     )
     try:
-        return await parts.operations.create(wanted)
+        return await deps.operations.create(wanted)
     except WeftError as error:
         if error.reason is Reason.OPERATION_REFUSED:
             # Why is in the audit log, and nowhere else.
@@ -111,15 +111,15 @@ async def _create(
 
 async def _run(
     request: Request,
-    parts: RunnerApiParts,
+    deps: RunnerApiDeps,
     body: Body,
     action: operation_pb2.OperationAction,
     done: DoneBody,
 ) -> Response:
     """Create an operation and answer what came of it, or that it is still under way when the request's time is up."""
-    longest = timeout_seconds(headers_of(request.scope), parts.config.edge)
-    operation = await _create(request, parts, body, action)
-    operation = await _unless_gone(request.receive, parts.operations.wait(operation, longest))
+    longest = timeout_seconds(headers_of(request.scope), deps.config.edge)
+    operation = await _create(request, deps, body, action)
+    operation = await _unless_gone(request.receive, deps.operations.wait(operation, longest))
     if operation.state == _SUCCEEDED:
         return json_response(done(operation))
     if operation.state in ENDED:
@@ -138,29 +138,29 @@ async def _unless_gone(receive: Receive, waiting: Awaitable[operation_pb2.Operat
     raise ClientGoneError  # pragma: no cover - the block returns or raises
 
 
-async def _known(parts: RunnerApiParts, request: Request) -> operation_pb2.Operation:
+async def _known(deps: RunnerApiDeps, request: Request) -> operation_pb2.Operation:
     task: str = request.path_params["task"]
     missing = WeftError(Reason.NOT_FOUND, "this runner knows no task of this id")
     if not is_token(task, MAX_REQUEST_ID_CHARS):
         raise missing
     try:
-        operation = await parts.operations.get(messages.NAME_PREFIX + task)
+        operation = await deps.operations.get(messages.NAME_PREFIX + task)
     except WeftError as error:
         # An id that no operation can have is one that none has.
         if error.reason in (Reason.NOT_FOUND, Reason.INVALID_ARGUMENT):
             raise missing from error
         raise
-    if not messages.concerns(operation, parts.runner.facts().name, _models(parts)):
+    if not messages.concerns(operation, deps.runner.facts().name, _models(deps)):
         raise missing
     return operation
 
 
-def _models(parts: RunnerApiParts) -> frozenset[str]:
-    return frozenset(model.name for model in parts.runner.facts().models)
+def _models(deps: RunnerApiDeps) -> frozenset[str]:
+    return frozenset(model.name for model in deps.runner.facts().models)
 
 
-def _require_model(parts: RunnerApiParts, name: str) -> None:
-    if name not in _models(parts):
+def _require_model(deps: RunnerApiDeps, name: str) -> None:
+    if name not in _models(deps):
         raise WeftError(
             Reason.MODEL_NOT_FOUND, f"this runner has no model {name[:_SHOWN_CHARS]}", metadata={"field": "modelId"}
         )
@@ -186,10 +186,10 @@ def _authorization(body: Body) -> str:
     return text
 
 
-def _asker(request: Request, parts: RunnerApiParts) -> str:
+def _asker(request: Request, deps: RunnerApiDeps) -> str:
     """Who asks, for the audit log: the key, or where nobody needs one this surface."""
     principal = facts_of(request.scope).principal
-    return f"HTTP API of runner {parts.runner.facts().name}" if principal is LOCAL else principal.name
+    return f"HTTP API of runner {deps.runner.facts().name}" if principal is LOCAL else principal.name
 
 
 def _failure(operation: operation_pb2.Operation) -> WeftError:

@@ -46,16 +46,16 @@ class OperationsClient:
 
     async def create(self, request: operation_service_pb2.CreateOperationRequest) -> operation_pb2.Operation:
         """See OperationsPort.create."""
-        return await self._asked(self._stub.CreateOperation, request)
+        return await self._tenant_and_id(self._stub.CreateOperation, request)
 
     async def get(self, name: str) -> operation_pb2.Operation:
         """See OperationsPort.get."""
-        return await self._asked(self._stub.GetOperation, operation_service_pb2.GetOperationRequest(name=name))
+        return await self._tenant_and_id(self._stub.GetOperation, operation_service_pb2.GetOperationRequest(name=name))
 
     async def cancel(self, name: str, requested_by: str) -> operation_pb2.Operation:
         """See OperationsPort.cancel."""
         request = operation_service_pb2.CancelOperationRequest(name=name, requested_by=requested_by)
-        return await self._asked(self._stub.CancelOperation, request)
+        return await self._tenant_and_id(self._stub.CancelOperation, request)
 
     async def wait(self, operation: operation_pb2.Operation, timeout_seconds: float) -> operation_pb2.Operation:
         """See OperationsPort.wait."""
@@ -76,7 +76,7 @@ class OperationsClient:
             log.warning("lost sight of an operation", operation=operation.name, reason=error.reason.name.lower())
         return last
 
-    async def _asked(self, method: Any, request: Any) -> operation_pb2.Operation:
+    async def _tenant_and_id(self, method: Any, request: Any) -> operation_pb2.Operation:
         operation: operation_pb2.Operation = (await self._calls.ask(method, request)).operation
         return operation
 

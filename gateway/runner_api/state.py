@@ -8,7 +8,7 @@ from gateway.errors import envelope, error_headers
 from gateway.metrics import CONTENT_TYPE, GatewayMetrics
 from gateway.request_facts import facts_of
 from gateway.runner_api.capabilities import Verdict, verdict_of
-from gateway.runner_api.deps import RunnerApiParts
+from gateway.runner_api.deps import RunnerApiDeps
 from gateway.runner_api.facts import ModelStage, RunnerStage
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -22,27 +22,27 @@ _HEALTH_REASONS = {
 START_RETRY_SECONDS = 2.0
 
 
-async def get_capabilities(parts: RunnerApiParts, request: Request) -> Response:
+async def get_capabilities(deps: RunnerApiDeps, request: Request) -> Response:
     """What this runner can do and how it is; at most 5 s old. 503 while it starts or stops."""
     facts_of(request.scope).surface = "capabilities"
-    stage = parts.runner.facts().stage
+    stage = deps.runner.facts().stage
     if stage is RunnerStage.STARTING:
         raise WeftError(Reason.SERVICE_UNAVAILABLE, "the runner is starting", retry_after_seconds=START_RETRY_SECONDS)
     if stage is RunnerStage.STOPPING:
         raise WeftError(Reason.SHUTTING_DOWN, "the runner is shutting down", retry_after_seconds=START_RETRY_SECONDS)
-    return Response(parts.cache.body(), media_type="application/json", headers={"cache-control": "max-age=5"})
+    return Response(deps.cache.body(), media_type="application/json", headers={"cache-control": "max-age=5"})
 
 
-async def get_health(parts: RunnerApiParts, request: Request) -> Response:
+async def get_health(deps: RunnerApiDeps, request: Request) -> Response:
     """200 while the runner can be of use; 503 with the reason when it is out of memory, failed or full."""
     request_facts = facts_of(request.scope)
     request_facts.surface = "health"
-    facts = parts.runner.facts()
-    waiting = parts.queue.load[0]
-    verdict = verdict_of(facts, waiting, parts.config.max_queue_depth)
+    facts = deps.runner.facts()
+    waiting = deps.queue.load[0]
+    verdict = verdict_of(facts, waiting, deps.config.max_queue_depth)
     body: dict[str, object] = {
         "status": verdict.status,
-        "uptime": int(parts.inference.clock.monotonic() - parts.started),
+        "uptime": int(deps.inference.clock.monotonic() - deps.started),
         "modelsLoaded": sum(model.stage is ModelStage.LOADED for model in facts.models),
         "queueDepth": waiting,
     }

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable
 from typing import TypeVar
 
-from gateway.ports import Embedding, Generation, RequestDispatcher, Speech, Whole
+from gateway.ports import Embedding, Generation, RequestDispatcher, Speech, UnaryCall
 from weft.api.common.v1 import audio_pb2, embedding_pb2, image_pb2, rerank_pb2, tokenize_pb2
 from weft.dispatch.frames import GenerationPayload
 from weft.dispatch.request_trace import RequestContext
@@ -60,7 +60,7 @@ class BoundedTasks:
             raise WeftError(Reason.SERVICE_UNAVAILABLE, "task store timed out", retry_after_seconds=2) from None
 
 
-class JournalingDispatcher:
+class DurableDispatcher:
     """A RequestDispatcher over another, and over whoever runs tasks."""
 
     def __init__(
@@ -81,25 +81,27 @@ class JournalingDispatcher:
             return DurableEmbedding(self._tools, context, context.journal, payload)
         return self._dispatcher.embed(context, payload)
 
-    def rerank(self, context: RequestContext, payload: rerank_pb2.RerankPayload) -> Whole[list[rerank_pb2.RerankScore]]:
+    def rerank(
+        self, context: RequestContext, payload: rerank_pb2.RerankPayload
+    ) -> UnaryCall[list[rerank_pb2.RerankScore]]:
         """See RequestDispatcher.rerank. It and what follows are never journaled."""
         return self._dispatcher.rerank(context, payload)
 
     def tokenize(
         self, context: RequestContext, payload: tokenize_pb2.TokenizePayload
-    ) -> Whole[tokenize_pb2.TokenizeResult]:
+    ) -> UnaryCall[tokenize_pb2.TokenizeResult]:
         """See RequestDispatcher.tokenize."""
         return self._dispatcher.tokenize(context, payload)
 
     def generate_images(
         self, context: RequestContext, payload: image_pb2.ImagePayload
-    ) -> Whole[list[image_pb2.GeneratedImage]]:
+    ) -> UnaryCall[list[image_pb2.GeneratedImage]]:
         """See RequestDispatcher.generate_images."""
         return self._dispatcher.generate_images(context, payload)
 
     def transcribe(
         self, context: RequestContext, payload: audio_pb2.TranscriptionPayload
-    ) -> Whole[audio_pb2.Transcription]:
+    ) -> UnaryCall[audio_pb2.Transcription]:
         """See RequestDispatcher.transcribe."""
         return self._dispatcher.transcribe(context, payload)
 

@@ -1,33 +1,142 @@
 """`/api/v1/inference-tasks`: requests that outlive their callers."""
 
 import asyncio
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 
 import msgspec
+from google.protobuf.json_format import MessageToDict
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
 from gateway.answers.event_stream import EventStream
+from gateway.answers.sse import encode_json
 from gateway.answers.unary import json_response
-from gateway.deps import GatewayParts
+from gateway.deps import GatewayDeps
+from gateway.errors import public_message
 from gateway.intake.body import read_json_body
 from gateway.intake.headers import headers_of, tenant_of
 from gateway.intake.json_guard import parse
 from gateway.intake.query import Query
 from gateway.request_facts import facts_of
 from gateway.resources.handlers import API
-from gateway.tasks.documents import attempt_json, encoded_news, error_json, page_json, task_json
 from gateway.tasks.submission import NewTaskBody, model_of, new_task, submitted
-from gateway.tasks.surface import Surfaces
-from gateway.tasks.surfaces import answer_of
+from gateway.tasks.task_api import TaskApis
+from gateway.tasks.task_apis import answer_of
 from weft.api.router.v1 import task_pb2
-from weft.durable.tasks import DEFAULT_LISTED, MAX_LISTED, Task, TaskChunk, TaskPort, TaskQuery, TaskState
+from weft.durable.tasks import (
+    DEFAULT_LISTED,
+    MAX_LISTED,
+    Task,
+    TaskAttempt,
+    TaskChunk,
+    TaskEvent,
+    TaskFailure,
+    TaskPage,
+    TaskPort,
+    TaskQuery,
+    TaskState,
+)
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_token
 from weft.kernel.reasons import Reason
+
+JsonObject = dict[str, object]
+
+
+def task_json(task: Task, task_apis: TaskApis) -> JsonObject:
+    """A task; see `gateway.tasks.submission.TaskObject`."""
+    surface = task_apis.of_kind(task.origin_kind)
+    return {
+        "id": task.id,
+        "object": "inference_task",
+        "state": task.state.name.lower(),
+        "model": task.model,
+        "endpoint": None if surface is None else surface.endpoint,
+        "batch": task.batch or None,
+        "created_at": time_text(task.created_at),
+        "started_at": _time(task.started_at),
+        "ended_at": _time(task.ended_at),
+        "expires_at": _time(task.expires_at),
+        "attempt": task.attempt,
+        "max_attempts": task.max_attempts,
+        "last_event": task.last_event,
+        "waiting_for": task.waiting_for or None,
+        "error": _failure(task.error),
+    }
+
+
+def attempt_json(attempt: TaskAttempt) -> JsonObject:
+    """One time that a task was begun. Which router that was says nothing to callers."""
+    failure = None
+    if attempt.reason is not Reason.UNSPECIFIED:
+        failure = TaskFailure(reason=attempt.reason, message=attempt.message)
+    return {
+        "attempt": attempt.attempt,
+        "claimed_at": time_text(attempt.claimed_at),
+        "ended_at": _time(attempt.ended_at),
+        "error": _failure(failure),
+    }
+
+
+def error_json(error: WeftError) -> JsonObject:
+    """A failure in the words of the envelope."""
+    return {"code": error.reason.name.lower(), "message": public_message(error)}
+
+
+def page_json(page: TaskPage, task_apis: TaskApis) -> JsonObject:
+    """A page of a list."""
+    return {
+        "object": "list",
+        "data": [task_json(task, task_apis) for task in page.tasks],
+        "next_page_token": page.next_page_token or None,
+        **({"notice": page.notice} if page.notice else {}),
+    }
+
+
+def piece_json(piece: TaskChunk) -> JsonObject:
+    """A piece of an answer: events and vectors in the JSON of their messages, names as in the protos."""
+    return {
+        "attempt": piece.attempt,
+        "last_event": piece.last_event,
+        **MessageToDict(piece.output, preserving_proto_field_name=True),
+    }
+
+
+async def encoded_task_events(
+    news: AsyncGenerator[TaskEvent], task_apis: TaskApis, after: int
+) -> AsyncGenerator[bytes]:
+    """Server-sent events `task` and `output`; whoever resumes at the id of the last one misses nothing."""
+    number = after
+    async with aclosing(news):
+        async for item in news:
+            if isinstance(item, TaskChunk):
+                number = item.last_event
+                yield _event("output", number, piece_json(item))
+            else:
+                yield _event("task", number, task_json(item, task_apis))
+
+
+def _event(name: str, number: int, body: JsonObject) -> bytes:
+    return b"event: %b\nid: %d\ndata: %b\n\n" % (name.encode(), number, encode_json(body))
+
+
+def time_text(time: datetime) -> str:
+    """RFC 3339 in UTC, to the millisecond."""
+    return time.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _time(time: datetime | None) -> str | None:
+    return None if time is None else time_text(time)
+
+
+def _failure(failure: TaskFailure | None) -> JsonObject | None:
+    return None if failure is None else error_json(WeftError(failure.reason, failure.message))
+
 
 SURFACE = "tasks"
 PATH = f"{API}/inference-tasks"
@@ -42,9 +151,9 @@ _MAX_DIGITS = 19
 class TaskDeps:
     """Collaborators of the endpoints of durable tasks."""
 
-    gateway: GatewayParts
+    gateway: GatewayDeps
     tasks: TaskPort
-    surfaces: Surfaces
+    task_apis: TaskApis
 
 
 async def submit_task(deps: TaskDeps, request: Request) -> Response:
@@ -58,10 +167,10 @@ async def submit_task(deps: TaskDeps, request: Request) -> Response:
     raw = await read_json_body(scope, request.receive, deps.gateway.config)
     wanted = parse(NewTaskBody, raw, max_depth=deps.gateway.config.limits.max_json_depth)
     deps.gateway.note(scope, surface=SURFACE, model=model_of(wanted))
-    new = await new_task(scope, wanted, deps.surfaces, count=partial(deps.gateway.count, scope, tenant_of(scope)))
+    new = await new_task(scope, wanted, deps.task_apis, count=partial(deps.gateway.count, scope, tenant_of(scope)))
     accepted = await submitted(deps.tasks, new)
     facts_of(scope).task_id = accepted.task.id
-    response = json_response(task_json(accepted.task, deps.surfaces), 200 if accepted.existed else 202)
+    response = json_response(task_json(accepted.task, deps.task_apis), 200 if accepted.existed else 202)
     response.headers["location"] = f"{PATH}/{accepted.task.id}"
     return response
 
@@ -78,20 +187,20 @@ async def list_tasks(deps: TaskDeps, request: Request) -> Response:
         page_size=limit or DEFAULT_LISTED,
         page_token=query.text("page_token"),
     )
-    return json_response(page_json(await deps.tasks.list_page(tenant_of(scope), wanted), deps.surfaces))
+    return json_response(page_json(await deps.tasks.list_page(tenant_of(scope), wanted), deps.task_apis))
 
 
 async def get_task(deps: TaskDeps, request: Request) -> Response:
     """A task with its attempts; once it is completed with its result: what its endpoint would have answered."""
-    tenant, task_id = _asked(request)
+    tenant, task_id = _tenant_and_id(request)
     Query(request.scope)
     details = await deps.tasks.details(tenant, task_id)
-    body = task_json(details.task, deps.surfaces)
+    body = task_json(details.task, deps.task_apis)
     body["attempts"] = [attempt_json(attempt) for attempt in details.attempts]
     if details.task.state is TaskState.COMPLETED:
         outputs = await _outputs(deps.tasks, details.task, deps.gateway.config.task_timeout_seconds)
         try:
-            body["result"] = msgspec.Raw(answer_of(details, deps.surfaces, outputs))
+            body["result"] = msgspec.Raw(answer_of(details, deps.task_apis, outputs))
         except WeftError as error:
             body["error"] = error_json(error)
     return json_response(body)
@@ -102,25 +211,27 @@ async def watch_task(deps: TaskDeps, request: Request) -> Response:
 
     `after`, or the header Last-Event-ID, is the `id` of the last event that the caller has.
     """
-    tenant, task_id = _asked(request)
+    tenant, task_id = _tenant_and_id(request)
     query = Query(request.scope, frozenset({"after"}))
     after = _after(request.scope, query)
-    return EventStream(deps.gateway, encoded_news(deps.tasks.watch(tenant, task_id, after), deps.surfaces, after))
+    return EventStream(
+        deps.gateway, encoded_task_events(deps.tasks.watch(tenant, task_id, after), deps.task_apis, after)
+    )
 
 
 async def cancel_task(deps: TaskDeps, request: Request) -> Response:
     """End a task, with its backend where it runs. One that is at its end stays as it is."""
-    tenant, task_id = _asked(request)
+    tenant, task_id = _tenant_and_id(request)
     Query(request.scope)
-    return json_response(task_json(await deps.tasks.cancel(tenant, task_id), deps.surfaces))
+    return json_response(task_json(await deps.tasks.cancel(tenant, task_id), deps.task_apis))
 
 
 async def delete_task(deps: TaskDeps, request: Request) -> Response:
     """End a task as `cancel` does; with forget=true forget one that is at its end, and answer 204."""
-    tenant, task_id = _asked(request)
+    tenant, task_id = _tenant_and_id(request)
     query = Query(request.scope, frozenset({"forget"}))
     if not query.flag("forget"):
-        return json_response(task_json(await deps.tasks.cancel(tenant, task_id), deps.surfaces))
+        return json_response(task_json(await deps.tasks.cancel(tenant, task_id), deps.task_apis))
     await deps.tasks.delete(tenant, task_id)
     return Response(status_code=204)
 
@@ -140,7 +251,7 @@ async def _outputs(tasks: TaskPort, task: Task, timeout_seconds: float) -> list[
     return [piece.output for piece in pieces]
 
 
-def _asked(request: Request) -> tuple[str, str]:
+def _tenant_and_id(request: Request) -> tuple[str, str]:
     """Whose task, and which."""
     facts_of(request.scope).surface = SURFACE
     return tenant_of(request.scope), require_token(request.path_params["id"], "id", MAX_REQUEST_ID_CHARS)

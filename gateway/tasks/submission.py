@@ -11,7 +11,7 @@ from starlette.types import Scope
 from gateway.intake.headers import headers_of, idempotency_key_of, tenant_of
 from gateway.intake.request_model import JsonMap, StrictModel
 from gateway.request_facts import facts_of
-from gateway.tasks.surface import SpecContext, Surfaces
+from gateway.tasks.task_api import SpecContext, TaskApis
 from weft.durable.tasks import NewTask, Submitted, TaskPort
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 
@@ -104,12 +104,12 @@ _NAMES = (
 """What a keeper of tasks calls a field, and what it is called here."""
 
 
-async def new_task(scope: Scope, wanted: NewTaskBody, surfaces: Surfaces, *, count: Callable[[], None]) -> NewTask:
-    """What is to be submitted. Raises as `Surface.supplied_spec`, `count` and INVALID_ARGUMENT naming the field.
+async def new_task(scope: Scope, wanted: NewTaskBody, task_apis: TaskApis, *, count: Callable[[], None]) -> NewTask:
+    """What is to be submitted. Raises as `TaskApi.supplied_spec`, `count` and INVALID_ARGUMENT naming the field.
 
     `count` is called where it is right as it is, before anything is fetched for it.
     """
-    surface = surfaces.of_endpoint(wanted.endpoint)
+    surface = task_apis.of_endpoint(wanted.endpoint)
     key = idempotency_key_of(headers_of(scope))
     raw = json.dumps(_body_of(wanted), ensure_ascii=False, separators=(",", ":")).encode()
     about = SpecContext(scope=scope, field=_BODY, is_repeatable=bool(key), before_fetching=count)

@@ -30,7 +30,7 @@ ENDINGS = ("[DONE]", "message_stop", "response.completed", "response.incomplete"
 
 
 @dataclass(frozen=True)
-class Surface:
+class TaskApi:
     """One way to ask."""
 
     path: str
@@ -45,7 +45,7 @@ class Surface:
 
 
 SURFACES = [
-    Surface(f"/v1/{path}", streams)
+    TaskApi(f"/v1/{path}", streams)
     for path in ("chat/completions", "responses", "messages")
     for streams in (True, False)
 ]
@@ -96,7 +96,7 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
             yield running
 
 
-async def _ask(http: aiohttp.ClientSession, mesh: MeshProcess, surface: Surface, words: str) -> tuple[int, str]:
+async def _ask(http: aiohttp.ClientSession, mesh: MeshProcess, surface: TaskApi, words: str) -> tuple[int, str]:
     async with http.post(mesh.url + surface.path, json=surface.body(words)) as response:
         return response.status, await response.text()
 
@@ -105,7 +105,7 @@ def _payloads(text: str) -> list[str]:
     return [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
 
 
-def faults(row: Row, surface: Surface, status: int, text: str) -> list[str]:
+def faults(row: Row, surface: TaskApi, status: int, text: str) -> list[str]:
     """What a caller got that the row does not say."""
     if "Traceback" in text.replace("<html>Traceback", "") or "internal error" in text:
         return [f"the inside of the mesh: {text[:200]}"]
@@ -132,7 +132,7 @@ def faults(row: Row, surface: Surface, status: int, text: str) -> list[str]:
 
 @pytest.mark.parametrize("surface", SURFACES, ids=lambda surface: f"{surface.path} {surface.streams}")
 async def test_through_the_gateway_a_wrong_answer_is_an_error_on_every_surface(
-    mesh: MeshProcess, surface: Surface
+    mesh: MeshProcess, surface: TaskApi
 ) -> None:
     found: list[str] = []
     async with aiohttp.ClientSession() as http:
@@ -162,6 +162,6 @@ _BAD = next(row for row in ROWS.values() if row.sees is not None)
         (_STREAM, 200, 'data: {"choices":[]}\n\n', "no error at the end"),
     ],
 )
-def test_the_checker_finds_what_no_caller_may_see(surface: Surface, status: int, text: str, words: str) -> None:
+def test_the_checker_finds_what_no_caller_may_see(surface: TaskApi, status: int, text: str, words: str) -> None:
     """The negative control."""
     assert any(words in fault for fault in faults(_BAD, surface, status, text))

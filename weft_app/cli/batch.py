@@ -107,9 +107,9 @@ def submit(
     async def work(batches: Batches) -> Document:
         _require_lasting(file)
         seconds = None if window is None else int(parse_duration(window, "--window"))
-        asked = endpoint or Endpoint(_endpoint_of(file))
+        params = endpoint or Endpoint(_endpoint_of(file))
         made = await batches.submit(
-            file, asked.value, metadata=_pairs(metadata or []), window_seconds=seconds, wait_for_model=wait_for_model
+            file, params.value, metadata=_pairs(metadata or []), window_seconds=seconds, wait_for_model=wait_for_model
         )
         if output is BatchFormat.NAME:
             say(f"{made['id']}\n")

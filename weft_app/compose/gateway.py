@@ -6,10 +6,8 @@ from dataclasses import dataclass
 import grpc
 
 import gateway.service
-from gateway.admin.keys_client import KeysClient
-from gateway.admin.operations_client import OperationsClient
+from gateway.admin.operations_client import KeysClient, OperationsClient, RunnerDescriptions
 from gateway.admin.ports import AdminPorts
-from gateway.admin.runner_client import RunnerDescriptions
 from gateway.app import GatewayPorts
 from gateway.config import (
     GatewayConfig,

@@ -77,18 +77,18 @@ class ForgetfulDispatcher(ScriptedDispatcher):
     def embed(self, context: RequestContext, payload: embedding_pb2.EmbeddingPayload) -> ScriptedEmbedding:
         return ScriptedEmbedding([[0.5, 0.25]] * len(payload.inputs), self.was_closed)
 
-    def tokenize(self, context: RequestContext, payload: tokenize_pb2.TokenizePayload) -> "Whole":
-        return Whole(tokenize_pb2.TokenizeResult(count=3))
+    def tokenize(self, context: RequestContext, payload: tokenize_pb2.TokenizePayload) -> "UnaryCall":
+        return UnaryCall(tokenize_pb2.TokenizeResult(count=3))
 
-    def rerank(self, context: RequestContext, payload: rerank_pb2.RerankPayload) -> "Whole":
-        return Whole([rerank_pb2.RerankScore(index=index, score=0.5) for index in range(len(payload.documents))])
+    def rerank(self, context: RequestContext, payload: rerank_pb2.RerankPayload) -> "UnaryCall":
+        return UnaryCall([rerank_pb2.RerankScore(index=index, score=0.5) for index in range(len(payload.documents))])
 
-    def generate_images(self, context: RequestContext, payload: image_pb2.ImagePayload) -> "Whole":
+    def generate_images(self, context: RequestContext, payload: image_pb2.ImagePayload) -> "UnaryCall":
         part = chat_pb2.MediaPart(data=b"image", media_type="image/png")
-        return Whole([image_pb2.GeneratedImage(image=part)] * max(1, payload.count))
+        return UnaryCall([image_pb2.GeneratedImage(image=part)] * max(1, payload.count))
 
-    def transcribe(self, context: RequestContext, payload: audio_pb2.TranscriptionPayload) -> "Whole":
-        return Whole(audio_pb2.Transcription(text="words", language="en", duration_seconds=1.5))
+    def transcribe(self, context: RequestContext, payload: audio_pb2.TranscriptionPayload) -> "UnaryCall":
+        return UnaryCall(audio_pb2.Transcription(text="words", language="en", duration_seconds=1.5))
 
     def _note(self, context: object, payload: object) -> None:
         self.was_asked.set()
@@ -103,7 +103,7 @@ def forgetful_files() -> MemoryFiles:
 
 
 @dataclass
-class Whole:
+class UnaryCall:
     """An answer in one piece."""
 
     answer: Any

@@ -10,13 +10,12 @@ from typing import Any
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from registry_script import ScriptedRegistry
 
-from gateway.admin.keys_port import KeysPort
-from gateway.admin.ports import AdminPorts
+from gateway.admin.ports import AdminPorts, KeysPort
 from gateway.app import GatewayPorts
 from gateway.auth.authentication import KeyRingSource
 from gateway.config import GatewayConfig
 from gateway.media import MediaSource
-from gateway.ports import RegistryPort, RequestDispatcher, Whole
+from gateway.ports import RegistryPort, RequestDispatcher, UnaryCall
 from gateway.service import GatewayService, build
 from weft.api.common.v1 import (
     audio_pb2,
@@ -198,22 +197,24 @@ class ScriptedDispatcher:
         self._note(context, payload)
         return ScriptedEmbedding(self.vectors, self.was_closed)
 
-    def rerank(self, context: RequestContext, payload: rerank_pb2.RerankPayload) -> Whole[list[rerank_pb2.RerankScore]]:
+    def rerank(
+        self, context: RequestContext, payload: rerank_pb2.RerankPayload
+    ) -> UnaryCall[list[rerank_pb2.RerankScore]]:
         return self._whole(context, payload)
 
     def tokenize(
         self, context: RequestContext, payload: tokenize_pb2.TokenizePayload
-    ) -> Whole[tokenize_pb2.TokenizeResult]:
+    ) -> UnaryCall[tokenize_pb2.TokenizeResult]:
         return self._whole(context, payload)
 
     def generate_images(
         self, context: RequestContext, payload: image_pb2.ImagePayload
-    ) -> Whole[list[image_pb2.GeneratedImage]]:
+    ) -> UnaryCall[list[image_pb2.GeneratedImage]]:
         return self._whole(context, payload)
 
     def transcribe(
         self, context: RequestContext, payload: audio_pb2.TranscriptionPayload
-    ) -> Whole[audio_pb2.Transcription]:
+    ) -> UnaryCall[audio_pb2.Transcription]:
         return self._whole(context, payload)
 
     def speak(self, context: RequestContext, payload: audio_pb2.SpeechPayload) -> ScriptedSpeech:

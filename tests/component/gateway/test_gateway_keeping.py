@@ -11,7 +11,7 @@ from response_script import MemoryResponses
 
 from gateway.config import GatewayConfig, KeepResponses, RequestLimits
 from gateway.responses import history
-from gateway.responses.running import Keeping, RespondingGeneration, RunningResponse, RunningResponses
+from gateway.responses.running import RecordedGeneration, ResponseRecord, RunningResponse, RunningResponses
 from weft.api.common.v1 import chat_pb2
 from weft.dispatch.request_trace import RequestContext
 from weft.kernel.errors import WeftError
@@ -106,7 +106,7 @@ async def test_a_stream_that_the_mesh_itself_cancels_is_not_said_to_be_kept() ->
     assert [told["code"] for told in response["warnings"]] == ["not_stored"]
 
 
-class Whole:
+class UnaryCall:
     """A growing response that is complete."""
 
     def snapshot(self, status: str = "in_progress") -> bytes:
@@ -120,13 +120,15 @@ class Whole:
 
 
 async def test_a_response_that_is_kept_can_be_deleted_however_slowly_its_caller_reads_the_end() -> None:
-    store, everyone, growing = MemoryResponses(), RunningResponses(1), Whole()
-    keeping = Keeping(store=store, id="resp_1", tenant="ann", previous_id="", created_at=datetime.now(UTC), items=b"[]")
+    store, everyone, growing = MemoryResponses(), RunningResponses(1), UnaryCall()
+    keeping = ResponseRecord(
+        store=store, id="resp_1", tenant="ann", previous_id="", created_at=datetime.now(UTC), items=b"[]"
+    )
     running = RunningResponse("ann", "resp_1", growing, keeping)
     script = ScriptedDispatcher(hello())
     asked = RequestContext(request_id="r", tenant="ann", model="chat", operation=Operation.CHAT, traceparent="")
     inner = script.generate(asked, chat_pb2.ChatPayload())
-    generation = RespondingGeneration(inner, growing, keeping=keeping, running=running, everyone=everyone)
+    generation = RecordedGeneration(inner, growing, keeping=keeping, running=running, everyone=everyone)
     seen = []
     async for frame in generation.frames():
         is_last = frame[-1].HasField("finished")

@@ -8,7 +8,7 @@ from media_script import HOST, PUBLIC, Answer, HostileHost, Resolver, hostile_ho
 
 from gateway.media import MediaAddress, MediaConfig, MediaFile
 from gateway.media.fetcher import ForbiddenAddressError, MediaFetcher, media_source
-from gateway.media.port import NoMediaSource
+from gateway.media.request_media import NoMediaSource
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason

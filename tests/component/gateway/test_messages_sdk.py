@@ -260,7 +260,11 @@ async def test_the_tool_runner_goes_on_without_the_thread_that_it_does_not_get()
     assert [block.to_dict()["text"] for block in answer.content] == ["Hello, world"]
     assert len(asked) == 2
     assert isinstance(asked[1], chat_pb2.ChatPayload)
-    assert [chat_pb2.Role.Name(turn.role) for turn in asked[1].messages] == ["ROLE_USER", "ROLE_ASSISTANT", "ROLE_TOOL"]
+    assert [chat_pb2.Role.Name(turn.role) for turn in asked[1].messages] == [
+        "ROLE_USER",
+        "ROLE_ASSISTANT",
+        "ROLE_TOOL",
+    ]
     assert asked[1].messages[2].content[0].text == "Rain in Oslo"
     assert [tool.function.name for tool in asked[1].tools] == ["weather"]
 

@@ -9,11 +9,11 @@ from gateway_script import FixedFleet, ScriptedDispatcher, delta, finished, mode
 from task_script import BORN, output
 from test_gateway_media import CONFIG, PICTURE, URL, ScriptedMedia
 
-from gateway.deps import InferenceParts
+from gateway.deps import InferenceDeps
 from gateway.metrics import GatewayMetrics
 from gateway.request_facts import FACTS_KEY, RequestFacts
-from gateway.tasks.surface import SpecContext, Surfaces
-from gateway.tasks.surfaces import surfaces_of
+from gateway.tasks.task_api import SpecContext, TaskApis
+from gateway.tasks.task_apis import task_apis_of
 from weft.api.common.v1 import event_pb2
 from weft.durable.tasks import Task, TaskState
 from weft.kernel.clock import SystemClock
@@ -33,9 +33,9 @@ TASK = Task(
 )
 
 
-def surfaces(media: ScriptedMedia | None = None) -> Surfaces:
-    return surfaces_of(
-        InferenceParts(
+def task_apis(media: ScriptedMedia | None = None) -> TaskApis:
+    return task_apis_of(
+        InferenceDeps(
             config=CONFIG,
             dispatcher=ScriptedDispatcher(),
             fleet=FixedFleet.of(model("tiny")),
@@ -53,12 +53,12 @@ def context(field: str = "", *, is_repeatable: bool = False, **headers: str) -> 
 
 
 def spec_of(body: object, about: SpecContext | None = None) -> Any:
-    surface = surfaces().of_endpoint("/v1/chat/completions")
+    surface = task_apis().of_endpoint("/v1/chat/completions")
     return surface.spec(json.dumps(body).encode(), about or context())
 
 
 def test_a_surface_is_found_by_its_path_and_by_its_name_and_another_is_none() -> None:
-    found = surfaces()
+    found = task_apis()
     assert found.endpoints[:3] == ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
     for endpoint in found.endpoints:
         surface = found.of_endpoint(endpoint)
@@ -101,7 +101,7 @@ async def test_an_image_by_address_is_fetched_where_that_can_be_waited_for_and_r
     media.may_answer.set()
     content = [{"type": "image_url", "image_url": {"url": URL}}]
     raw = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": content}]}).encode()
-    surface = surfaces(media).of_endpoint("/v1/chat/completions")
+    surface = task_apis(media).of_endpoint("/v1/chat/completions")
     with pytest.raises(FieldError, match="data: URL") as caught:
         surface.spec(raw, context("body"))
     assert caught.value.field == "body.messages[0].content[0].image_url.url"
@@ -120,7 +120,7 @@ def test_an_answer_is_made_of_what_is_kept_alone_and_is_the_same_each_time() -> 
         output([started("big")], [delta(tool_calls=[call])]),
         output([delta(finish="TOOL_CALLS"), usage(), finished()]),
     ]
-    surface = surfaces().of_endpoint("/v1/chat/completions")
+    surface = task_apis().of_endpoint("/v1/chat/completions")
     older = json.dumps({**CHAT, "functions": [{"name": "f"}], "stream": True}).encode()
     answer = json.loads(surface.answer(older, TASK, pieces))
     assert (answer["id"], answer["created"]) == ("chatcmpl-0123456789abcdef01234567", int(BORN.timestamp()))
@@ -133,7 +133,7 @@ def test_an_answer_is_made_of_what_is_kept_alone_and_is_the_same_each_time() -> 
 @pytest.mark.parametrize("endpoint", ["/v1/chat/completions", "/v1/completions", "/v1/embeddings"])
 def test_an_answer_without_its_end_is_none(endpoint: str) -> None:
     body = {**CHAT, "prompt": "a", "input": "a"}
-    surface = surfaces().of_endpoint(endpoint)
+    surface = task_apis().of_endpoint(endpoint)
     with pytest.raises(WeftError) as caught:
         surface.answer(json.dumps(body).encode(), TASK, [output([started()], [delta("Hello")], vectors=[[0.5]])])
     assert caught.value.reason is Reason.BACKEND_PROTOCOL_ERROR

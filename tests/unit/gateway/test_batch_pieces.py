@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.examples import examples
 
-from gateway.batches.chunks import HOLD_SECONDS, in_pieces
+from gateway.batches.chunks import HOLD_SECONDS, in_chunks
 from gateway.batches.lines import RawLine, raw_lines
 
 
@@ -18,7 +18,7 @@ async def each(pieces: Iterable[bytes]) -> AsyncGenerator[bytes]:
 
 @given(pieces=st.lists(st.binary(max_size=9), max_size=9), size=st.integers(1, 5))
 async def test_pieces_have_one_size_and_lose_nothing(pieces: list[bytes], size: int) -> None:
-    found = [piece async for piece in in_pieces(each(pieces), size)]
+    found = [piece async for piece in in_chunks(each(pieces), size)]
     assert b"".join(found) == b"".join(pieces)
     assert all(len(piece) == size for piece in found[:-1])
     assert all(1 <= len(piece) <= size for piece in found[-1:])
@@ -34,7 +34,7 @@ async def test_bytes_that_come_in_slowly_are_not_held_for_a_full_piece() -> None
             yield letter
             time += HOLD_SECONDS / 2
 
-    async for piece in in_pieces(slow(), 100, now=lambda: time):
+    async for piece in in_chunks(slow(), 100, now=lambda: time):
         told.append((time / HOLD_SECONDS, piece))  # noqa: PERF401 - the time is that of the moment
     assert told == [(1.0, b"abc"), (2.0, b"de")]
 

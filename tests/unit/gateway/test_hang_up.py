@@ -7,7 +7,7 @@ import pytest
 from starlette.types import Receive
 
 from gateway.errors import ClientGoneError
-from gateway.http.disconnect import HANG_UP_KEY, HangUp, listen_for_hang_up
+from gateway.http.disconnect import DISCONNECT_KEY, DisconnectNotifier, watch_for_disconnect
 from weft.kernel.interrupt import Interruptible
 
 
@@ -15,10 +15,10 @@ async def _never() -> dict[str, Any]:
     raise AssertionError("where the server tells, nobody waits to receive it")
 
 
-async def _waits(hang_up: HangUp | None, receive: Receive = _never) -> None:
+async def _waits(hang_up: DisconnectNotifier | None, receive: Receive = _never) -> None:
     with Interruptible() as block:
-        state = {} if hang_up is None else {"state": {HANG_UP_KEY: hang_up}}
-        stop = listen_for_hang_up(state, receive, block)
+        state = {} if hang_up is None else {"state": {DISCONNECT_KEY: hang_up}}
+        stop = watch_for_disconnect(state, receive, block)
         try:
             await asyncio.Event().wait()
         finally:
@@ -27,7 +27,7 @@ async def _waits(hang_up: HangUp | None, receive: Receive = _never) -> None:
 
 async def test_a_caller_that_goes_ends_the_request() -> None:
     asked: list[str] = []
-    hang_up = HangUp(lambda: asked.append("read on"))
+    hang_up = DisconnectNotifier(lambda: asked.append("read on"))
     request = asyncio.create_task(_waits(hang_up))
     await asyncio.sleep(0)
     hang_up.happen()
@@ -37,14 +37,14 @@ async def test_a_caller_that_goes_ends_the_request() -> None:
 
 
 async def test_a_caller_that_went_before_anybody_listened_ends_the_request() -> None:
-    hang_up = HangUp(lambda: None)
+    hang_up = DisconnectNotifier(lambda: None)
     hang_up.happen()
     with pytest.raises(ClientGoneError):
         await _waits(hang_up)
 
 
 async def test_nobody_is_told_who_does_not_listen_any_more() -> None:
-    hang_up, told = HangUp(lambda: None), list[str]()
+    hang_up, told = DisconnectNotifier(lambda: None), list[str]()
     hang_up.listen(lambda: told.append("gone"))
     hang_up.ignore()
     hang_up.happen()

@@ -14,7 +14,7 @@ from gateway.media import RequestMedia
 from gateway.responses.document import ResponseDocument, ResponseState
 from gateway.responses.history import conversation_of, exchange_of, items_to_keep
 from gateway.responses.output import input_item_id, new_response_id, output_item_id, response_of
-from gateway.responses.payload import own_items, to_asked
+from gateway.responses.payload import own_items, to_response_request
 from gateway.responses.schema import ResponsesRequest
 from gateway.responses.stream import ResponsesAnswer
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2
@@ -82,7 +82,7 @@ def kept(request: ResponsesRequest, *deltas: event_pb2.Delta, finish: str = "STO
 async def continued(store: Kept | None, tenant: str = "acme", **fields: Any) -> chat_pb2.ChatPayload:
     request = request_of(**fields)
     conversation = await conversation_of(store, tenant, own_items(request), request.previous_response_id)
-    return to_asked(request, conversation, RequestMedia(MediaConfig()), RequestLimits()).payload
+    return to_response_request(request, conversation, RequestMedia(MediaConfig()), RequestLimits()).payload
 
 
 @settings(deadline=None)

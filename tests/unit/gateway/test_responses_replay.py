@@ -42,7 +42,7 @@ HELLO = [
 
 def request(**fields: object) -> BackgroundRequest:
     asked = ResponsesRequest.model_validate({"model": "chat", "input": "hi", "background": True, **fields})
-    return BackgroundRequest(asked=asked, warnings=[WARNING])
+    return BackgroundRequest(params=asked, warnings=[WARNING])
 
 
 def replay(task: Task = PENDING, *, after: int = FROM_THE_START, asked: BackgroundRequest | None = None) -> Replay:

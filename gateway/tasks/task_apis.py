@@ -3,25 +3,25 @@
 from collections.abc import Iterable, Sequence
 
 from gateway.answers.answer_fields import unfinished_answer
-from gateway.deps import InferenceParts
+from gateway.deps import InferenceDeps
 from gateway.media import RequestMedia
 from gateway.openai import chat as chat_payload
 from gateway.openai import completions as completion_payload
 from gateway.openai import embeddings as embedding_payload
 from gateway.openai.chat_answer import ChatAnswer
 from gateway.openai.chat_schema import ChatRequest
-from gateway.openai.chat_tools import speaks_of_functions
+from gateway.openai.chat_tools import uses_functions
 from gateway.openai.completion_answer import CompletionAnswer
 from gateway.openai.completions import CompletionRequest
 from gateway.openai.embeddings import EmbeddingRequest
 from gateway.openai.extension_fields import unknown_extensions
 from gateway.openai.prompts import prompt_count
 from gateway.responses.document import ResponseState
-from gateway.responses.payload import AskedResponse, Conversation, own_items, to_asked, wants_logprobs
+from gateway.responses.payload import AskedResponse, Conversation, own_items, to_response_request, wants_logprobs
 from gateway.responses.replay import BackgroundDocument
 from gateway.responses.schema import ResponsesRequest
 from gateway.responses.stream import ResponsesAnswer
-from gateway.tasks.surface import JsonSurface, Surface, Surfaces, answer_identity, built
+from gateway.tasks.task_api import JsonTaskApi, TaskApi, TaskApis, answer_identity, built
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, receipt_pb2
 from weft.api.router.v1 import task_pb2
 from weft.durable.tasks import Task, TaskDetails, payload_of
@@ -32,7 +32,7 @@ from weft.kernel.request import Operation
 COMPLETION_ID_PREFIX = "cmpl"
 
 
-class CompletionSurface(JsonSurface[CompletionRequest]):
+class CompletionTaskApi(JsonTaskApi[CompletionRequest]):
     """`/v1/completions`."""
 
     kind = "completions"
@@ -42,22 +42,22 @@ class CompletionSurface(JsonSurface[CompletionRequest]):
 
     def answer(self, origin: bytes, task: Task, outputs: Iterable[task_pb2.TaskOutput]) -> bytes:
         """See Surface.answer."""
-        asked = self._asked(origin)
+        params = self._tenant_and_id(origin)
         answer = CompletionAnswer(
             answer_identity(COMPLETION_ID_PREFIX, task),
-            choice_count=prompt_count(asked.prompt) * (asked.n or 1),
-            logprobs=asked.logprobs is not None,
+            choice_count=prompt_count(params.prompt) * (params.n or 1),
+            logprobs=params.logprobs is not None,
         )
-        return built(answer, outputs, unknown_extensions(asked.model_extra or {}))
+        return built(answer, outputs, unknown_extensions(params.model_extra or {}))
 
-    def _model(self, asked: CompletionRequest) -> str:
-        return asked.model
+    def _model(self, params: CompletionRequest) -> str:
+        return params.model
 
-    def _payload(self, asked: CompletionRequest, media: RequestMedia) -> completion_pb2.CompletionPayload:  # noqa: ARG002 - a completion has none
-        return completion_payload.to_payload(asked, self._parts.config.limits)
+    def _payload(self, params: CompletionRequest, media: RequestMedia) -> completion_pb2.CompletionPayload:  # noqa: ARG002 - a completion has none
+        return completion_payload.to_payload(params, self._deps.config.limits)
 
 
-class ResponsesSurface(JsonSurface[ResponsesRequest]):
+class ResponsesTaskApi(JsonTaskApi[ResponsesRequest]):
     """`/v1/responses`."""
 
     kind = "responses"
@@ -67,31 +67,31 @@ class ResponsesSurface(JsonSurface[ResponsesRequest]):
 
     def answer(self, origin: bytes, task: Task, outputs: Iterable[task_pb2.TaskOutput]) -> bytes:
         """See Surface.answer."""
-        asked = self._asked(origin)
-        document = BackgroundDocument(asked, task, self._parts.clock)
+        params = self._tenant_and_id(origin)
+        document = BackgroundDocument(params, task, self._deps.clock)
         document.ended_at = task.ended_at
-        state = ResponseState(model=asked.model, is_stored=False)
-        answer = ResponsesAnswer(document, state, logprobs=wants_logprobs(asked))
-        made = self._translate(asked, self._parts.request_media(asked))
+        state = ResponseState(model=params.model, is_stored=False)
+        answer = ResponsesAnswer(document, state, logprobs=wants_logprobs(params))
+        made = self._translate(params, self._deps.request_media(params))
         return built(answer, outputs, made.warnings)
 
-    def _model(self, asked: ResponsesRequest) -> str:
-        return asked.model
+    def _model(self, params: ResponsesRequest) -> str:
+        return params.model
 
-    def _payload(self, asked: ResponsesRequest, media: RequestMedia) -> chat_pb2.ChatPayload:
-        if asked.background:
+    def _payload(self, params: ResponsesRequest, media: RequestMedia) -> chat_pb2.ChatPayload:
+        if params.background:
             raise invalid_field("background", "must be false: nobody waits for it anyway")
-        if asked.store:
+        if params.store:
             raise invalid_field("store", "must be false: such a response is kept with its task, and nowhere else")
-        if asked.previous_response_id is not None:
+        if params.previous_response_id is not None:
             raise invalid_field("previous_response_id", "is not offered here; send the whole input")
-        return self._translate(asked, media).payload
+        return self._translate(params, media).payload
 
-    def _translate(self, asked: ResponsesRequest, media: RequestMedia) -> AskedResponse:
-        return to_asked(asked, Conversation(own_items(asked)), media, self._parts.config.limits)
+    def _translate(self, params: ResponsesRequest, media: RequestMedia) -> AskedResponse:
+        return to_response_request(params, Conversation(own_items(params)), media, self._deps.config.limits)
 
 
-class EmbeddingSurface(JsonSurface[EmbeddingRequest]):
+class EmbeddingTaskApi(JsonTaskApi[EmbeddingRequest]):
     """`/v1/embeddings`."""
 
     kind = "embeddings"
@@ -101,22 +101,22 @@ class EmbeddingSurface(JsonSurface[EmbeddingRequest]):
 
     def answer(self, origin: bytes, task: Task, outputs: Iterable[task_pb2.TaskOutput]) -> bytes:
         """See Surface.answer."""
-        asked = self._asked(origin)
+        params = self._tenant_and_id(origin)
         vectors, receipt = vectors_of(outputs)
         return embedding_payload.to_body(
             vectors,
-            expected=prompt_count(asked.input),
+            expected=prompt_count(params.input),
             model=receipt.model or task.model,
             usage=receipt.usage,
-            as_base64=asked.encoding_format == "base64",
-            dimensions=asked.dimensions,
+            as_base64=params.encoding_format == "base64",
+            dimensions=params.dimensions,
         )
 
-    def _model(self, asked: EmbeddingRequest) -> str:
-        return asked.model
+    def _model(self, params: EmbeddingRequest) -> str:
+        return params.model
 
-    def _payload(self, asked: EmbeddingRequest, media: RequestMedia) -> embedding_pb2.EmbeddingPayload:  # noqa: ARG002 - an embedding has none
-        return embedding_payload.to_payload(asked, self._parts.config.limits)
+    def _payload(self, params: EmbeddingRequest, media: RequestMedia) -> embedding_pb2.EmbeddingPayload:  # noqa: ARG002 - an embedding has none
+        return embedding_payload.to_payload(params, self._deps.config.limits)
 
 
 def vectors_of(
@@ -138,7 +138,7 @@ def vectors_of(
 CHAT_ID_PREFIX = "chatcmpl"
 
 
-class ChatSurface(JsonSurface[ChatRequest]):
+class ChatTaskApi(JsonTaskApi[ChatRequest]):
     """`/v1/chat/completions`."""
 
     kind = "chat"
@@ -148,35 +148,35 @@ class ChatSurface(JsonSurface[ChatRequest]):
 
     def answer(self, origin: bytes, task: Task, outputs: Iterable[task_pb2.TaskOutput]) -> bytes:
         """See Surface.answer."""
-        asked = self._asked(origin)
+        params = self._tenant_and_id(origin)
         answer = ChatAnswer(
             answer_identity(CHAT_ID_PREFIX, task),
-            choice_count=asked.n or 1,
-            logprobs=bool(asked.logprobs),
-            functions=speaks_of_functions(asked),
+            choice_count=params.n or 1,
+            logprobs=bool(params.logprobs),
+            functions=uses_functions(params),
         )
-        return built(answer, outputs, chat_payload.warnings_of(asked))
+        return built(answer, outputs, chat_payload.warnings_of(params))
 
-    def _model(self, asked: ChatRequest) -> str:
-        return asked.model
+    def _model(self, params: ChatRequest) -> str:
+        return params.model
 
-    def _payload(self, asked: ChatRequest, media: RequestMedia) -> chat_pb2.ChatPayload:
-        return chat_payload.to_payload(asked, self._parts.config.limits, media)
+    def _payload(self, params: ChatRequest, media: RequestMedia) -> chat_pb2.ChatPayload:
+        return chat_payload.to_payload(params, self._deps.config.limits, media)
 
 
-def surfaces_of(parts: InferenceParts, further: Sequence[Surface] = ()) -> Surfaces:
+def task_apis_of(deps: InferenceDeps, further: Sequence[TaskApi] = ()) -> TaskApis:
     """Those of one gateway."""
-    return Surfaces(
-        [ChatSurface(parts), CompletionSurface(parts), EmbeddingSurface(parts), ResponsesSurface(parts), *further]
+    return TaskApis(
+        [ChatTaskApi(deps), CompletionTaskApi(deps), EmbeddingTaskApi(deps), ResponsesTaskApi(deps), *further]
     )
 
 
 _NO_REQUEST = frozenset({Reason.INVALID_ARGUMENT, Reason.MALFORMED_REQUEST})
 
 
-def answer_of(details: TaskDetails, surfaces: Surfaces, outputs: Sequence[task_pb2.TaskOutput]) -> bytes:
+def answer_of(details: TaskDetails, task_apis: TaskApis, outputs: Sequence[task_pb2.TaskOutput]) -> bytes:
     """What a completed task's endpoint would have answered. Raises BACKEND_PROTOCOL_ERROR for what is no answer."""
-    surface = surfaces.of_kind(details.spec.origin_kind)
+    surface = task_apis.of_kind(details.spec.origin_kind)
     if surface is None:
         return plain_answer(details.spec, details.task, outputs)
     try:

@@ -1,7 +1,7 @@
 """A surface: what turns the JSON of a live route into a task, and what is kept of a task into that route's answer.
 
 Whoever takes in requests that nobody waits for (tasks, lines of batches) needs both ways, and no request under way.
-`gateway.tasks.surfaces` has those that there are.
+`gateway.tasks.task_apis` has those that there are.
 """
 
 from abc import ABC, abstractmethod
@@ -14,7 +14,7 @@ from starlette.types import Scope
 
 from gateway.answers.answer_builder import AnswerBuilder
 from gateway.answers.answer_fields import AnswerIdentity
-from gateway.deps import InferenceParts
+from gateway.deps import InferenceDeps
 from gateway.intake.headers import request_context
 from gateway.intake.json_guard import parse, require_few_members
 from gateway.intake.request_model import HandledRequest, require_within
@@ -49,7 +49,7 @@ class SpecContext:
     """Called by `supplied_spec` once the body is found right, and before it fetches anything; it may refuse."""
 
 
-class Surface(Protocol):
+class TaskApi(Protocol):
     """One API."""
 
     @property
@@ -86,12 +86,12 @@ class Surface(Protocol):
         ...
 
 
-class Surfaces:
+class TaskApis:
     """Those of one gateway."""
 
-    def __init__(self, surfaces: Iterable[Surface]) -> None:
-        self._by_endpoint: Mapping[str, Surface] = MappingProxyType({each.endpoint: each for each in surfaces})
-        self._by_kind: Mapping[str, Surface] = MappingProxyType(
+    def __init__(self, task_apis: Iterable[TaskApi]) -> None:
+        self._by_endpoint: Mapping[str, TaskApi] = MappingProxyType({each.endpoint: each for each in task_apis})
+        self._by_kind: Mapping[str, TaskApi] = MappingProxyType(
             {each.kind: each for each in self._by_endpoint.values()}
         )
 
@@ -100,11 +100,11 @@ class Surfaces:
         """The paths that there are surfaces for."""
         return tuple(self._by_endpoint)
 
-    def of_kind(self, kind: str) -> Surface | None:
+    def of_kind(self, kind: str) -> TaskApi | None:
         """The surface of a task's `origin_kind`; None: it came from elsewhere."""
         return self._by_kind.get(kind)
 
-    def of_endpoint(self, endpoint: str, field: str = "endpoint") -> Surface:
+    def of_endpoint(self, endpoint: str, field: str = "endpoint") -> TaskApi:
         """The surface of a path. Raises INVALID_ARGUMENT naming `field`."""
         surface = self._by_endpoint.get(endpoint)
         if surface is None:
@@ -121,16 +121,16 @@ class _Translated:
     media: RequestMedia
 
 
-class JsonSurface(ABC, Generic[AskedT]):
-    """A surface whose requests are JSON of one model; see `gateway.tasks.surface.Surface`."""
+class JsonTaskApi(ABC, Generic[AskedT]):
+    """A surface whose requests are JSON of one model; see `gateway.tasks.task_api.TaskApi`."""
 
     kind: str
     endpoint: str
     operation: Operation
     schema: type[AskedT]
 
-    def __init__(self, parts: InferenceParts) -> None:
-        self._parts = parts
+    def __init__(self, deps: InferenceDeps) -> None:
+        self._deps = deps
 
     def spec(self, raw: bytes, about: SpecContext) -> task_pb2.TaskSpec:
         """See Surface.spec."""
@@ -146,21 +146,21 @@ class JsonSurface(ABC, Generic[AskedT]):
         about.before_fetching()
         if translated.media.addresses:
             try:
-                await supply(translated.spec.chat, translated.media, self._parts.media)
+                await supply(translated.spec.chat, translated.media, self._deps.media)
             except FieldError as error:
                 raise _renamed(error, about.field) from None
         return translated.spec
 
     def _translated(self, raw: bytes, about: SpecContext) -> _Translated:
-        config = self._parts.config
+        config = self._deps.config
         require_few_members(raw, config.limits.max_json_members)
         try:
-            asked = self._asked(raw)
-            model = self._model(asked)
-            context = request_context(about.scope, config, asked, model=model, operation=self.operation)
-            require_within(asked, config.limits)
-            media = self._parts.request_media(asked)
-            payload = self._payload(asked, media)
+            params = self._tenant_and_id(raw)
+            model = self._model(params)
+            context = request_context(about.scope, config, params, model=model, operation=self.operation)
+            require_within(params, config.limits)
+            media = self._deps.request_media(params)
+            payload = self._payload(params, media)
         except FieldError as error:
             raise _renamed(error, about.field) from None
         spec = task_spec(context, payload, origin=raw, origin_kind=self.kind)
@@ -168,19 +168,19 @@ class JsonSurface(ABC, Generic[AskedT]):
             spec.traceparent = ""
         return _Translated(spec, media)
 
-    def _asked(self, raw: bytes) -> AskedT:
-        return parse(self.schema, raw, max_depth=self._parts.config.limits.max_json_depth)
+    def _tenant_and_id(self, raw: bytes) -> AskedT:
+        return parse(self.schema, raw, max_depth=self._deps.config.limits.max_json_depth)
 
     @abstractmethod
     def answer(self, origin: bytes, task: Task, outputs: Iterable[task_pb2.TaskOutput]) -> bytes:
         """See Surface.answer."""
 
     @abstractmethod
-    def _model(self, asked: AskedT) -> str:
+    def _model(self, params: AskedT) -> str:
         """The name that is asked for."""
 
     @abstractmethod
-    def _payload(self, asked: AskedT, media: RequestMedia) -> TaskPayload:
+    def _payload(self, params: AskedT, media: RequestMedia) -> TaskPayload:
         """What the mesh is asked. Raises INVALID_ARGUMENT naming the field."""
 
 
