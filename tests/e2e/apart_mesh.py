@@ -22,10 +22,10 @@ class Apart:
         self._processes: dict[str, subprocess.Popen[str]] = {}
         self.url = ""
 
-    def start(self, service: str, *arguments: str, within: tuple[str, ...] = ()) -> str:
+    def start(self, service: str, *arguments: str, within: tuple[str, ...] = (), weft: tuple[str, ...] = WEFT) -> str:
         """Start a service, by the command `within`; where it says that it serves."""
         process = subprocess.Popen(
-            [*within, *WEFT, "serve", service, "--home", str(self.home), "--config", str(self._config), *arguments],
+            [*within, *weft, "serve", service, "--home", str(self.home), "--config", str(self._config), *arguments],
             env=user_environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

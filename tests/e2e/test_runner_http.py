@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 from apart_mesh import Apart
-from mesh_process import MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
+from mesh_process import COLD_WEFT, MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
 
 from weft.api.operations.v1 import operation_pb2
 from weft.signing.tokens import make_op_token
@@ -214,7 +214,7 @@ async def test_only_a_runner_with_the_surface_loads_the_web_stack(tmp_path: Path
     mesh = Apart(tmp_path / "home", config)
     try:
         mesh.start("registry")
-        mesh.start("runner", *extra)
+        mesh.start("runner", *extra, weft=COLD_WEFT)
         maps = await asyncio.to_thread(Path(f"/proc/{mesh._processes['runner'].pid}/maps").read_text)
         assert ("httptools" in maps) == bool(extra)
     finally:

@@ -30,7 +30,7 @@ from weft_app.compose.home import MAX_SOCKET_PATH_BYTES
 @pytest.fixture
 def mesh(tmp_path: Path) -> Iterator[MeshProcess]:
     config = write_config(tmp_path, fake_runner("a", tokens_per_second=20, answer_tokens=20))
-    with running_mesh(tmp_path / "home", "--config", str(config), weft=COLD_WEFT) as mesh:
+    with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
         yield mesh
 
 
