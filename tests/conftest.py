@@ -5,6 +5,8 @@ The environments of third-party clients load this file too: it imports nothing t
 
 import os
 import signal
+from importlib import import_module
+from importlib.util import find_spec
 
 import pytest
 
@@ -12,12 +14,22 @@ IS_WHOLE = os.environ.get("WEFT_TESTS") == "all"
 
 
 def pytest_configure() -> None:
-    """Take SIGINT, also where a shell has started the tests in its background.
+    """Take SIGINT, also where a shell has started the tests in its background; log tracebacks as plain text.
 
     Such a shell leaves SIGINT ignored in all that it starts, and in the programs that tests start and interrupt.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if find_spec("structlog") is not None:
+        log_plain_tracebacks()
+
+
+def log_plain_tracebacks() -> None:
+    """Without rich, which prints the locals of every frame: a second per logged error, more than most tests take."""
+    structlog = import_module("structlog")
+
+    renderer = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
+    structlog.configure(processors=[*structlog.get_config()["processors"][:-1], renderer])
 
 
 def pytest_report_header() -> str:
