@@ -83,7 +83,7 @@ class WakeStarter(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Books:
+class RouterRecords:
     """Records of one router: its requests and its clients."""
 
     requests: RequestLog
@@ -96,10 +96,10 @@ class Books:
         clients: ClientsConfig | None = None,
         rate_limits: RateLimitConfig | None = None,
         request_log: RequestLogLimits | None = None,
-    ) -> "Books":
+    ) -> "RouterRecords":
         """Return the empty records of a router that has just started."""
         registry = ClientRegistry(clients or ClientsConfig(), rate_limits or RateLimitConfig(), clock)
-        return Books(requests=RequestLog(request_log), clients=registry)
+        return RouterRecords(requests=RequestLog(request_log), clients=registry)
 
 
 def _nobody_listens() -> None:
@@ -107,12 +107,12 @@ def _nobody_listens() -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoopParts:
+class LoopDeps:
     """Dependencies of the loop."""
 
     waker: WakeStarter
     tickets: TicketIssuer
-    books: Books
+    records: RouterRecords
     on_waiting: Callable[[], None] = _nobody_listens
     """Called repeatedly while callers wait: the state that they wait for should be polled more often."""
 
@@ -120,11 +120,11 @@ class LoopParts:
 class SchedulingLoop:
     """Runs one Scheduler on one event loop. All methods are called from that loop, so there are no locks."""
 
-    def __init__(self, limits: SchedulerLimits, settings: Settings, clock: Clock, parts: LoopParts) -> None:
+    def __init__(self, limits: SchedulerLimits, settings: Settings, clock: Clock, deps: LoopDeps) -> None:
         self._scheduler = Scheduler(limits, settings)
         self._settings = settings
         self._clock = clock
-        self._parts = parts
+        self._deps = deps
         self._mesh = MeshDiff()
         self._newest: FleetView | None = None
         self._mailboxes: dict[int, Mailbox] = {}
@@ -180,7 +180,7 @@ class SchedulingLoop:
         if self._newest is None:
             raise WeftError(Reason.SERVICE_UNAVAILABLE, "the router does not know the mesh yet")
         key, now = next(self._keys), self._clock.monotonic()
-        request = self._parts.books.clients.resolve(request)
+        request = self._deps.records.clients.resolve(request)
         self._note_arrival(key, request, now)
         permission = self._settings.tenant(request.tenant)
         mailbox = Mailbox(request, permission.permits_remote(asked=request.allow_remote))
@@ -201,7 +201,7 @@ class SchedulingLoop:
     def report_failed(self, key: int, attempt: int, reason: Reason) -> None:
         """See Placement.report_attempt_failed."""
         now = self._clock.monotonic()
-        self._parts.books.requests.note_retry(key, attempt, reason, now)
+        self._deps.records.requests.note_retry(key, attempt, reason, now)
         self._deliver(self._scheduler.report_failed(key, attempt, reason, now))
 
     def finish(self, key: int, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> None:
@@ -209,8 +209,8 @@ class SchedulingLoop:
         if self._mailboxes.pop(key, None) is None:
             return
         now = self._clock.monotonic()
-        self._parts.books.requests.note_end(key, now, reason, receipt)
-        self._parts.books.clients.note_end(key, receipt)
+        self._deps.records.requests.note_end(key, now, reason, receipt)
+        self._deps.records.clients.note_end(key, receipt)
         failure = None if reason is Reason.UNSPECIFIED else reason
         self._deliver(self._scheduler.finish(key, now, _served(receipt), failure))
 
@@ -232,12 +232,12 @@ class SchedulingLoop:
 
     def _note_arrival(self, key: int, request: placement.PlacementRequest, now: float) -> None:
         """Record a request and count it for its client; one that exceeds a rate is recorded as refused."""
-        books = self._parts.books
-        books.requests.note_arrival(key, request, now, self._clock.utc_now())
+        records = self._deps.records
+        records.requests.note_arrival(key, request, now, self._clock.utc_now())
         try:
-            books.clients.admit(key, request)
+            records.clients.admit(key, request)
         except WeftError as error:
-            books.requests.note_refusal(key, error, now)
+            records.requests.note_refusal(key, error, now)
             raise
 
     def _take_view(self) -> None:
@@ -255,7 +255,7 @@ class SchedulingLoop:
             self._deliver(self._scheduler.apply(change, self._clock.monotonic()))
 
     def _deliver(self, decisions: Sequence[Decision]) -> None:
-        self._parts.books.requests.note_decisions(decisions, self._clock.monotonic())
+        self._deps.records.requests.note_decisions(decisions, self._clock.monotonic())
         for decision in decisions:
             try:
                 self._hand_on(decision)
@@ -268,11 +268,11 @@ class SchedulingLoop:
     def _hand_on(self, decision: Decision) -> None:
         if isinstance(decision, Wakes):
             if not self._closed:
-                self._parts.waker.begin(decision, partial(self.wake_finished, decision.model))
+                self._deps.waker.begin(decision, partial(self.wake_finished, decision.model))
         elif isinstance(decision, StopsWaking):
-            self._parts.waker.give_up(decision.model)
+            self._deps.waker.give_up(decision.model)
         elif (mailbox := self._mailboxes.get(decision.key)) is not None:
-            mailbox.put(self._word(decision, mailbox))
+            mailbox.put(self._decision_of(decision, mailbox))
 
     def _undo(self, decision: Decision) -> None:
         """Undo a decision that could not be carried out.
@@ -290,7 +290,7 @@ class SchedulingLoop:
         if self._timer is None and self._scheduler.needs_ticks and not self._closed:
             self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
             if self._scheduler.is_hurried:
-                self._parts.on_waiting()
+                self._deps.on_waiting()
 
     def _tick(self) -> None:
         self._timer = None
@@ -301,10 +301,10 @@ class SchedulingLoop:
             log.exception("those who wait could not be looked at")
             self._set_timer()
 
-    def _word(self, decision: RequestDecision, mailbox: Mailbox) -> placement.Decision | WeftError:
+    def _decision_of(self, decision: RequestDecision, mailbox: Mailbox) -> placement.Decision | WeftError:
         match decision:
             case Placed():
-                return self._parts.tickets.grant(decision, mailbox, self._mesh.view)
+                return self._deps.tickets.grant(decision, mailbox, self._mesh.view)
             case Waits():
                 return placement.WaitingInQueue(
                     position=decision.position, reason=decision.reason, eta_seconds=decision.eta_seconds
@@ -314,7 +314,7 @@ class SchedulingLoop:
                     stage=decision.stage, progress=decision.progress, eta_seconds=decision.eta_seconds
                 )
             case Rejects():
-                self._parts.books.clients.note_rejected(decision.key, decision.reason)
+                self._deps.records.clients.note_rejected(decision.key, decision.reason)
                 return _rejection(decision, mailbox.request)
 
 

@@ -7,7 +7,7 @@ import grpc
 from router_svc.config import RouterConfig
 from router_svc.fleet_view import view_of_runner
 from router_svc.inference_servicer import InferenceServicer
-from router_svc.loop import Books, LoopParts, SchedulingLoop
+from router_svc.loop import LoopDeps, RouterRecords, SchedulingLoop
 from router_svc.memory_watch import MemoryWatch
 from router_svc.placement import LocalPlacement, PlacementServicer
 from router_svc.relay import Relay
@@ -48,22 +48,22 @@ class RouterService:
         self._channels = ChannelPool(security=config.security)
         run_wake_recipe = partial(run_recipe, environment=config.wake_environment)
         self._waker = Waker(run_wake_recipe, self._channels, clock, config.wake_recipes)
-        books = Books.empty(
+        records = RouterRecords.empty(
             clock, clients=config.clients, rate_limits=config.rate_limits, request_log=config.request_log
         )
         self._loop = SchedulingLoop(
             config.limits,
             config.settings,
             clock,
-            LoopParts(
+            LoopDeps(
                 waker=self._waker,
                 tickets=TicketIssuer(self._mesh_clock, lifetime_seconds=config.ticket_lifetime_seconds),
-                books=books,
+                records=records,
                 on_waiting=self._hurry_memory,
             ),
         )
         self._placement = LocalPlacement(self._loop)
-        self._requests = LocalRequests(books.requests, books.clients, clock)
+        self._requests = LocalRequests(records.requests, records.clients, clock)
         self._memory: MemoryWatch | None = None
         self._relay = None if config.relay is None else Relay(config.relay, self._mesh_clock)
         self._registry: grpc.aio.Channel | None = None

@@ -236,14 +236,14 @@ class RequestTable:
         if request.waits_in is None or (request.kind.durable and request.last_status is not None):
             return []
         queue = self.queue(request)
-        word = self._notifier.status(request, queue, self._estimator.capacity(queue, request.kind), now)
+        message = self._notifier.status(request, queue, self._estimator.capacity(queue, request.kind), now)
         if not request.kind.durable:
             self._schedule.note_sent(request, now)
-        if says_the_same(word, request.last_status):
+        if says_the_same(message, request.last_status):
             return []
-        request.last_status = word
+        request.last_status = message
         request.has_status = True
-        return [word]
+        return [message]
 
     def _waiting(self, key: int) -> LiveRequest | None:
         request = self._requests.get(key)

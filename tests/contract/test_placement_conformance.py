@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from router_svc.loop import Books, LoopParts, SchedulingLoop, WakeEnd, WakeFinished
+from router_svc.loop import LoopDeps, RouterRecords, SchedulingLoop, WakeEnd, WakeFinished
 from router_svc.placement import LocalPlacement, PlacementServicer
 from router_svc.policy.decisions import Wakes
 from router_svc.policy.limits import SchedulerLimits
@@ -84,7 +84,7 @@ def scheduling_loop(view: FleetView, wake_error: WeftError | None = None) -> Sch
     limits = SchedulerLimits(queue_depth_per_runner=1)
     clock = SystemClock()
     tickets = TicketIssuer(clock, lifetime_seconds=30.0)
-    parts = LoopParts(waker=waker, tickets=tickets, books=Books.empty(clock))
+    parts = LoopDeps(waker=waker, tickets=tickets, records=RouterRecords.empty(clock))
     waker.loop = loop = SchedulingLoop(limits, Settings(), clock, parts)
     loop.update_view(view)
     return loop

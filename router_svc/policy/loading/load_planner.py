@@ -83,7 +83,7 @@ class LoadPlanner:
         self._keep_planned({demand.queue: demand for demand in demands}, review)
         for demand in sorted(demands, key=lambda each: self._turn(each, now)):
             self._consider(demand, review)
-        instead = {key: model for model, swap in self._planned.items() for key in review.held_by(swap)}
+        instead = {key: model for model, planned in self._planned.items() for key in review.held_by(planned)}
         return LoadPlan(
             begin=tuple(review.begin),
             hold=frozenset(instead),
@@ -119,93 +119,94 @@ class LoadPlanner:
 
     def _keep_planned(self, demands: Mapping[str, Demand], review: Review) -> None:
         """Drop finished and unwanted loads, reserve memory for the others, and begin those that can begin."""
-        for model, swap in tuple(self._planned.items()):
-            if not (model in review.waking if swap.begun else self._still_stands(swap, demands, review)):
+        for model, planned in tuple(self._planned.items()):
+            if not (model in review.waking if planned.begun else self._still_stands(planned, demands, review)):
                 del self._planned[model]
                 continue
-            review.swaps.setdefault(swap.queue, []).append(swap)
-            review.look_again(swap)
-            if swap.begun and swap.candidate.host in review.residents:
-                here = frozenset(victim.candidate.key for victim in review.present(swap))
+            review.planned.setdefault(planned.queue, []).append(planned)
+            review.update(planned)
+            if planned.begun and planned.candidate.host in review.residents:
+                here = frozenset(victim.candidate.key for victim in review.present(planned))
                 # A victim that is loaded again later is not held for this load a second time.
-                swap.left = frozenset(key for key in swap.left | swap.victims - here if key[0] not in self._planned)
-                swap.victims = here
-            space = review.space(swap.candidate)
+                left = planned.left | planned.victims - here
+                planned.left = frozenset(key for key in left if key[0] not in self._planned)
+                planned.victims = here
+            space = review.space(planned.candidate)
             if space is not None:
-                self._make_room_for_stuck(swap, space, review)
-                if review.give_up_in_vain(swap, space, _loads(model, demands.get(swap.queue)), self._limits):
+                self._make_room_for_stuck(planned, space, review)
+                if review.give_up_starved(planned, space, _loads(model, demands.get(planned.queue)), self._limits):
                     _remember(self._doubted_until, model, review.now + self._limits.book_doubt_seconds)
-                is_booked = space.has_booked(swap.candidate)
-                swap.was_booked &= is_booked
-                if is_booked and not swap.was_booked and model in review.doubted:
-                    swap.victims = frozenset()  # more were held than necessary
-                evicted = swap.victims | swap.left - review.keys_on(swap.candidate.host)
-                review.reserve(space, swap.candidate, evicted, is_booked=is_booked and not swap.was_booked)
-            if not swap.begun:
-                self._begin_when_idle(swap, review)
+                is_booked = space.has_booked(planned.candidate)
+                planned.was_booked &= is_booked
+                if is_booked and not planned.was_booked and model in review.doubted:
+                    planned.victims = frozenset()  # more were held than necessary
+                evicted = planned.victims | planned.left - review.keys_on(planned.candidate.host)
+                review.reserve(space, planned.candidate, evicted, is_booked=is_booked and not planned.was_booked)
+            if not planned.begun:
+                self._begin_when_idle(planned, review)
 
-    def _still_stands(self, swap: PlannedLoad, demands: Mapping[str, Demand], review: Review) -> bool:
+    def _still_stands(self, planned: PlannedLoad, demands: Mapping[str, Demand], review: Review) -> bool:
         """Whether a load that waits for its victims is still wanted and they are enough.
 
         Otherwise it is planned again.
         """
-        demand = demands.get(swap.queue)
-        if demand is None or (swap.is_cold and demand.ready_slots > 0) or swap.candidate.model in review.waking:
+        demand = demands.get(planned.queue)
+        if demand is None or (planned.is_cold and demand.ready_slots > 0) or planned.candidate.model in review.waking:
             return False
-        now_asleep = next((each for each in demand.asleep if each.key == swap.candidate.key), None)
+        now_asleep = next((each for each in demand.asleep if each.key == planned.candidate.key), None)
         space = None if now_asleep is None else review.space(now_asleep)
         if now_asleep is None or space is None:
             return False
-        swap.candidate = now_asleep
+        planned.candidate = now_asleep
         evictable = [
-            victim for victim in review.present(swap) if self._costs.may_be_evicted_for(demand, victim, review.now)
+            victim for victim in review.present(planned) if self._costs.may_be_evicted_for(demand, victim, review.now)
         ]
         able = [victim for victim in evictable if space.is_evictable(victim)]
         needed = space.victims(now_asleep, able, lambda victim: (0.0, self._costs.loss(victim, review.now)))
         if needed is None:
             return False
-        swap.victims = frozenset(victim.candidate.key for victim in needed)
+        planned.victims = frozenset(victim.candidate.key for victim in needed)
         return True
 
-    def _begin_when_idle(self, swap: PlannedLoad, review: Review) -> None:
+    def _begin_when_idle(self, planned: PlannedLoad, review: Review) -> None:
         """Begin a load once its victims have finished their requests."""
-        victims = review.present(swap)
+        victims = review.present(planned)
         if all(victim.active == 0 for victim in victims):
-            swap.begun, swap.begun_at = True, review.now
-            review.begin.append(LoadStart(candidate=swap.candidate, why=swap.why, evicts=bool(victims)))
+            planned.begun, planned.begun_at = True, review.now
+            review.begin.append(LoadStart(candidate=planned.candidate, why=planned.why, evicts=bool(victims)))
             return
-        word = held_until_idle(swap.candidate, swap.candidate.host, victims)
-        review.decided.add(swap.queue)
-        review.gates[swap.queue] = LoadGate(reason=word, eta_seconds=self._ready_in(swap.candidate, victims))
+        message = held_until_idle(planned.candidate, planned.candidate.host, victims)
+        review.decided.add(planned.queue)
+        review.gates[planned.queue] = LoadGate(reason=message, eta_seconds=self._ready_in(planned.candidate, victims))
 
-    def _make_room_for_stuck(self, swap: PlannedLoad, space: HostSpace, review: Review) -> None:
+    def _make_room_for_stuck(self, planned: PlannedLoad, space: HostSpace, review: Review) -> None:
         """Evict models for a load under way that finds no memory after all, once their turns have ended.
 
         It was begun while the memory of its host was unknown, or other loads took it meanwhile. The ledger evicts only
         idle models, so a model that is never idle would block it.
         """
-        is_stuck = swap.begun and review.now >= swap.begun_at + self._limits.min_turn_seconds
-        if not is_stuck or swap.victims or space.has_booked(swap.candidate) or space.fits(swap.candidate):
+        is_stuck = planned.begun and review.now >= planned.begun_at + self._limits.min_turn_seconds
+        if not is_stuck or planned.victims or space.has_booked(planned.candidate) or space.fits(planned.candidate):
             return
         over = [
             resident
-            for resident in review.residents.get(swap.candidate.host, ())
+            for resident in review.residents.get(planned.candidate.host, ())
             if space.is_evictable(resident)
-            and not (swap.is_durable and resident.serves_callers)
+            and not (planned.is_durable and resident.serves_callers)
             and not self._costs.turn_left(resident, Priority.LOW, review.now)
         ]
-        evicted = space.victims(swap.candidate, over, lambda each: (0.0, self._loss(each, review))) or ()
-        swap.victims = frozenset(victim.candidate.key for victim in evicted)
+        evicted = space.victims(planned.candidate, over, lambda each: (0.0, self._loss(each, review))) or ()
+        planned.victims = frozenset(victim.candidate.key for victim in evicted)
 
     def _consider(self, demand: Demand, review: Review) -> None:
         """Decide whether a queue gets one more load now."""
         slots_to_come = self._slots_to_come(demand, review)
-        pending = next((swap for swap in self._planned_for(demand, review) if not swap.begun), None)
+        pending = next((planned for planned in self._planned_for(demand, review) if not planned.begun), None)
         if pending is not None:
-            word = review.gates.get(pending.queue)
+            message = review.gates.get(pending.queue)
             review.decided.add(demand.queue)
-            if word is not None:
-                review.gates[demand.queue] = word
+            if message is not None:
+                review.gates[demand.queue] = message
             return
         counts = (review.waiting_for(each.model, durable=demand.is_durable) for each in demand.asleep)
         waiting = max(counts, default=demand.waiting)
@@ -218,13 +219,14 @@ class LoadPlanner:
         self._decide(demand, options[0], is_first=slots_to_come == 0, review=review)
 
     def _planned_for(self, demand: Demand, review: Review) -> list[PlannedLoad]:
-        own = review.swaps.get(demand.queue, [])
+        own = review.planned.get(demand.queue, [])
         shared = [self._planned[each.model] for each in demand.asleep if each.model in self._planned]
-        return own + [swap for swap in shared if swap.queue != demand.queue]
+        return own + [planned for planned in shared if planned.queue != demand.queue]
 
     def _slots_to_come(self, demand: Demand, review: Review) -> int:
         """Return the slots of the models that are being loaded for this queue, whoever began that."""
-        loading = {swap.candidate.model: swap.candidate for swap in self._planned_for(demand, review) if swap.begun}
+        begun = [planned.candidate for planned in self._planned_for(demand, review) if planned.begun]
+        loading = {candidate.model: candidate for candidate in begun}
         loading |= {each.model: each for each in demand.asleep if each.model in review.waking}
         return demand.loading_slots + sum(max(1, candidate.slots) for candidate in loading.values())
 
@@ -288,7 +290,7 @@ class LoadPlanner:
         due_at, is_cold = self._due_at(demand), demand.ready_slots == 0 and is_first
         case = LoadCase(
             demand=demand,
-            joint=review.joint(demand, option.candidate),
+            combined=review.combined(demand, option.candidate),
             option=option,
             is_cold=is_cold,
             due_at=due_at,
@@ -311,7 +313,7 @@ class LoadPlanner:
 
     def _is_to_begin(self, case: LoadCase, victims: Sequence[Resident], now: float) -> bool:
         is_free = case.is_cold and not victims
-        return is_free or case.is_due or self._costs.is_worth_it(case.joint, case.option.candidate, victims, now)
+        return is_free or case.is_due or self._costs.is_worth_it(case.combined, case.option.candidate, victims, now)
 
     def _wait_for_others(self, case: LoadCase, review: Review) -> None:
         """Handle a load that does not fit even if every evictable model is evicted."""
@@ -344,7 +346,7 @@ class LoadPlanner:
 
     def _start(self, case: LoadCase, victims: Sequence[Resident], review: Review) -> None:
         option, evicted = case.option, frozenset(victim.candidate.key for victim in victims)
-        swap = PlannedLoad(
+        planned = PlannedLoad(
             candidate=option.candidate,
             queue=case.demand.queue,
             victims=evicted,
@@ -353,11 +355,11 @@ class LoadPlanner:
             is_durable=case.demand.is_durable,
             was_booked=option.space is not None and option.space.has_booked(option.candidate),
         )
-        self._planned[option.candidate.model] = swap
-        review.swaps.setdefault(swap.queue, []).append(swap)
+        self._planned[option.candidate.model] = planned
+        review.planned.setdefault(planned.queue, []).append(planned)
         if option.space is not None:
             review.reserve(option.space, option.candidate, evicted)
-        self._begin_when_idle(swap, review)
+        self._begin_when_idle(planned, review)
 
     def _why(self, case: LoadCase, victims: Sequence[Resident]) -> str:
         option = case.option
@@ -367,15 +369,15 @@ class LoadPlanner:
             fits = option.space.fits(option.candidate)
             room = "there is room for it" if fits else "it is larger than its host, which the ledger has to say"
             return room if case.is_cold else f"{room}, and those that are ready are not enough"
-        being_evicted = f"{', '.join(victim.candidate.model for victim in victims)} gives way"
+        evicts = f"it evicts {', '.join(victim.candidate.model for victim in victims)}"
         if case.is_due:
-            return f"{case.demand.queue} waited as long as a line without a model may; {being_evicted}"
-        value = self._costs.value(case.joint)
-        return f"waiting is worth {value:.1f} s, the swap costs {option.cost:.1f} s; {being_evicted}"
+            return f"{case.demand.queue} waited as long as a queue without a loaded model may; {evicts}"
+        value = self._costs.value(case.combined)
+        return f"waiting is worth {value:.1f} s, the swap costs {option.cost:.1f} s; {evicts}"
 
     def _gate_word(self, case: LoadCase, victims: Sequence[Resident], now: float) -> LoadGate:
         candidate, until_due = case.option.candidate, max(0.0, case.due_at - now)
-        until_worth = self._costs.seconds_until_worth(case.joint, candidate, victims, now)
+        until_worth = self._costs.seconds_until_worth(case.combined, candidate, victims, now)
         decided_in = until_due if until_worth is None else min(until_due, until_worth)
         ready_in = self._ready_in(candidate, victims)
         eta = None if ready_in is None else max(case.option.turn_left, decided_in) + ready_in

@@ -27,7 +27,7 @@ class PlannedLoad:
     """Whether the ledger still has a lease of the model's previous incarnation, which this load does not get."""
     begun: bool = False
     begun_at: float = 0.0
-    in_vain_since: float | None = None
+    starved_since: float | None = None
     """Since when it waits for memory that it does not get; None: it does not."""
     given_up: bool = False
     """Whether it was given up already."""
@@ -62,7 +62,7 @@ class LoadCase:
     """A queue that demands a load, with its best option."""
 
     demand: Demand
-    joint: Demand
+    combined: Demand
     """The demand with the waiting requests of other queues that the model would serve too."""
     option: LoadOption
     is_cold: bool
@@ -92,7 +92,7 @@ class Review:
     """Waiting requests over all queues, by the models that could serve them; durable ones apart."""
     waited: dict[AskedOf, float] = field(default_factory=dict)
     """Their waiting times in seconds, weighted by priority class."""
-    swaps: dict[str, list[PlannedLoad]] = field(default_factory=dict)
+    planned: dict[str, list[PlannedLoad]] = field(default_factory=dict)
     """By queue."""
     losses: dict[CandidateKey, float] = field(default_factory=dict)
     """Cached losses of evicting a model."""
@@ -119,11 +119,11 @@ class Review:
             )
         return self.spaces[candidate.host]
 
-    def look_again(self, swap: PlannedLoad) -> None:
+    def update(self, planned: PlannedLoad) -> None:
         """Update a load whose runner reported the model's size after the load had begun; a known size is kept."""
-        now = self.waking.get(swap.candidate.model)
-        if swap.begun and now is not None and now.memory_bytes > 0:
-            swap.candidate = now
+        now = self.waking.get(planned.candidate.model)
+        if planned.begun and now is not None and now.memory_bytes > 0:
+            planned.candidate = now
 
     def keys_on(self, host: str) -> frozenset[CandidateKey]:
         """Return the keys of the ready models of a host."""
@@ -147,7 +147,7 @@ class Review:
         callers = self.waiting.get((model, False), 0)
         return callers + self.waiting.get((model, True), 0) if durable else callers
 
-    def joint(self, demand: Demand, candidate: Candidate) -> Demand:
+    def combined(self, demand: Demand, candidate: Candidate) -> Demand:
         """Return the demand with the requests of other queues that `candidate` would serve too, weighted by class."""
         asked = (candidate.model, demand.is_durable)
         waited_seconds = self.waited[asked] / PRIORITY_WEIGHTS[demand.priority]
@@ -158,7 +158,7 @@ class Review:
         self.options.clear()
         space.reserve(candidate, evicted, **other)
 
-    def give_up_in_vain(self, swap: PlannedLoad, space: HostSpace, loads: bool, limits: SchedulerLimits) -> bool:
+    def give_up_starved(self, planned: PlannedLoad, space: HostSpace, loads: bool, limits: SchedulerLimits) -> bool:
         """Give up a load under way whose runner waits for memory that it does not get.
 
         Either the memory is held by what is never evicted, or it seems to be free and is not granted. The load would
@@ -166,29 +166,29 @@ class Review:
         long as a load may wait. Short waits are tolerated. `loads`: its runner reports that it is loading. Returns
         whether the ledger's figures are to be doubted.
         """
-        candidate = swap.candidate
-        waits = swap.begun and not space.has_booked(candidate) and space.could_ever_fit(candidate)
+        candidate = planned.candidate
+        waits = planned.begun and not space.has_booked(candidate) and space.could_ever_fit(candidate)
         is_kept = waits and space.is_blocked_for_good(candidate)
         is_misjudged = waits and loads and space.fits(candidate)
         if not is_kept and not is_misjudged:
-            swap.in_vain_since = None
+            planned.starved_since = None
             return False
-        if swap.in_vain_since is None:
-            swap.in_vain_since = self.now
+        if planned.starved_since is None:
+            planned.starved_since = self.now
         patience = limits.min_turn_seconds if is_kept else limits.lease_patience_seconds
-        if swap.given_up or self.now < swap.in_vain_since + patience:
+        if planned.given_up or self.now < planned.starved_since + patience:
             return False
-        swap.given_up = True
+        planned.given_up = True
         self.give_up.append(candidate.model)
         return is_misjudged
 
-    def held_by(self, swap: PlannedLoad) -> Iterable[CandidateKey]:
+    def held_by(self, planned: PlannedLoad) -> Iterable[CandidateKey]:
         """Return its victims that are still ready; all of them on a host without residents data."""
-        if swap.candidate.host not in self.residents:
-            return swap.victims
-        return [victim.candidate.key for victim in self.present(swap)]
+        if planned.candidate.host not in self.residents:
+            return planned.victims
+        return [victim.candidate.key for victim in self.present(planned)]
 
-    def present(self, swap: PlannedLoad) -> list[Resident]:
+    def present(self, planned: PlannedLoad) -> list[Resident]:
         """Return its victims that are still ready."""
-        among = self.residents.get(swap.candidate.host, ())
-        return [resident for resident in among if resident.candidate.key in swap.victims]
+        among = self.residents.get(planned.candidate.host, ())
+        return [resident for resident in among if resident.candidate.key in planned.victims]

@@ -52,7 +52,7 @@ def pool_is_full(pool: str, most: int) -> str:
 
 def being_evicted(model: str) -> str:
     """Return the message for a model that is evicted for another one."""
-    return f"{model} gives way to another model for a turn"
+    return f"{model} is evicted for another model for a turn"
 
 
 def nothing_is_loaded(target: str) -> str:
@@ -80,11 +80,12 @@ def waits_for_wake(arrival: Arrival, candidate: Candidate, status: WakeStatus) -
     )
 
 
-def says_the_same(word: Waits | Loads, earlier: Waits | Loads | None) -> bool:
+def says_the_same(message: Waits | Loads, earlier: Waits | Loads | None) -> bool:
     """Whether a status repeats the earlier one; the considered candidates are sent once and not compared."""
-    if isinstance(word, Waits) and isinstance(earlier, Waits):
-        return (word.position, word.reason, word.eta_seconds) == (earlier.position, earlier.reason, earlier.eta_seconds)
-    return word == earlier
+    if isinstance(message, Waits) and isinstance(earlier, Waits):
+        shown = (message.position, message.reason, message.eta_seconds)
+        return shown == (earlier.position, earlier.reason, earlier.eta_seconds)
+    return message == earlier
 
 
 def whole(seconds: float | None) -> float | None:

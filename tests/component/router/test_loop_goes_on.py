@@ -28,7 +28,7 @@ async def test_a_grant_that_cannot_be_signed_loses_neither_the_others_decisions_
 ) -> None:
     async with AsyncExitStack() as stack:
         mesh = await stack.enter_async_context(waking_mesh(tmp_path))
-        office = mesh.loop._parts.tickets
+        office = mesh.loop._deps.tickets
         sign = office.grant
 
         def grant(placed: Placed, mailbox: Mailbox, view: FleetView) -> Grant:
@@ -102,6 +102,6 @@ async def test_a_request_that_cannot_be_taken_in_leaves_nothing_behind(
                 with pytest.raises(RuntimeError, match=FAULT):
                     await place.next_decision()
         assert (mesh.loop.waiting, mesh.loop.running, mesh.loop._mailboxes) == (0, 0, {})
-        assert mesh.loop._parts.books.requests.under_way_count == 0
+        assert mesh.loop._deps.records.requests.under_way_count == 0
         async with mesh.place("r1") as place:
             assert (await grant_of(place)).model == MODEL

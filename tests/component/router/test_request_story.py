@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from router_svc.client_registry import ClientsConfig
-from router_svc.loop import Books, LoopParts, SchedulingLoop, WakeFinished
+from router_svc.loop import LoopDeps, RouterRecords, SchedulingLoop, WakeFinished
 from router_svc.placement import LocalPlacement
 from router_svc.policy.decisions import Wakes
 from router_svc.policy.limits import SchedulerLimits
@@ -36,7 +36,7 @@ class SlowWaker:
 
 
 class Router:
-    def __init__(self, loop: SchedulingLoop, books: Books) -> None:
+    def __init__(self, loop: SchedulingLoop, books: RouterRecords) -> None:
         self.placement = LocalPlacement(loop)
         self.requests = LocalRequests(books.requests, books.clients, SystemClock())
 
@@ -74,8 +74,8 @@ def one_slot(phase: Phase = Phase.READY) -> FleetView:
 async def router(rates: RateLimitConfig | None = None, phase: Phase = Phase.READY) -> AsyncIterator[Router]:
     clock = SystemClock()
     profiles = {"nightly": ClientProfile(priority=Priority.LOW)}
-    books = Books.empty(clock, clients=ClientsConfig(profiles=profiles), rate_limits=rates)
-    parts = LoopParts(waker=SlowWaker(), tickets=TicketIssuer(clock, lifetime_seconds=30.0), books=books)
+    books = RouterRecords.empty(clock, clients=ClientsConfig(profiles=profiles), rate_limits=rates)
+    parts = LoopDeps(waker=SlowWaker(), tickets=TicketIssuer(clock, lifetime_seconds=30.0), records=books)
     loop = SchedulingLoop(SchedulerLimits(), Settings(), clock, parts)
     loop.update_view(one_slot(phase))
     try:

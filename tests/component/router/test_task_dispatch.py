@@ -13,7 +13,7 @@ from task_harness import FINISHED, NOTICE_SECONDS, chat_spec, embedding_spec, te
 import router_svc.durable.tasks.service
 from router_svc.durable.tasks.config import TaskLimits
 from router_svc.durable.tasks.service import TaskServiceDeps
-from router_svc.loop import Books, LoopParts, SchedulingLoop
+from router_svc.loop import LoopDeps, RouterRecords, SchedulingLoop
 from router_svc.placement import LocalPlacement
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.settings import Settings
@@ -104,7 +104,7 @@ class Mesh:
         self.runner = runner
         clock = SystemClock()
         tickets = TicketIssuer(clock, lifetime_seconds=30.0)
-        parts = LoopParts(waker=NoWaker(), tickets=tickets, books=Books.empty(clock))
+        parts = LoopDeps(waker=NoWaker(), tickets=tickets, records=RouterRecords.empty(clock))
         self.loop = SchedulingLoop(SchedulerLimits(), Settings(), clock, parts)
         self.view = FleetView()
         self.channels = ChannelPool()

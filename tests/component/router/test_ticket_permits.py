@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from router_svc.loop import Books, LoopParts, SchedulingLoop, WakeFinished
+from router_svc.loop import LoopDeps, RouterRecords, SchedulingLoop, WakeFinished
 from router_svc.mailbox import Mailbox
 from router_svc.policy.decisions import Wakes
 from router_svc.policy.limits import SchedulerLimits
@@ -67,8 +67,8 @@ def _model(name: str) -> ModelView:
 
 def _loop() -> SchedulingLoop:
     clock = FakeClock()
-    parts = LoopParts(
-        waker=_NobodySleeps(), tickets=TicketIssuer(clock, lifetime_seconds=30.0), books=Books.empty(clock)
+    parts = LoopDeps(
+        waker=_NobodySleeps(), tickets=TicketIssuer(clock, lifetime_seconds=30.0), records=RouterRecords.empty(clock)
     )
     loop = SchedulingLoop(SchedulerLimits(), Settings(tenants=TENANTS), clock, parts)
     loop.update_view(_view())

@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from router_svc.loop import Books, LoopParts, SchedulingLoop
+from router_svc.loop import LoopDeps, RouterRecords, SchedulingLoop
 from router_svc.placement import LocalPlacement
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.settings import Settings
@@ -91,7 +91,7 @@ class WakingMesh:
         self._channels = ChannelPool()
         self.waker = Waker(self.recipes, self._channels, self.clock, allowed_recipes)
         tickets = TicketIssuer(self.clock, lifetime_seconds=30.0)
-        parts = LoopParts(waker=self.waker, tickets=tickets, books=Books.empty(self.clock))
+        parts = LoopDeps(waker=self.waker, tickets=tickets, records=RouterRecords.empty(self.clock))
         self.loop = SchedulingLoop(SchedulerLimits(), Settings(), self.clock, parts)
         self._view = FleetView(
             1,

@@ -139,7 +139,7 @@ def test_one_who_gives_way_finishes_first_and_then_the_load_begins_with_the_high
     ends = desk.review(asked, [busy("a", active=0)], book(("a", 4.0)), now=101.0)
     assert (begun(ends), held(ends)) == (["b"], {"a"})
     assert ends.begin[0].evicts
-    assert "a gives way" in ends.begin[0].why
+    assert "it evicts a" in ends.begin[0].why
 
 
 def test_who_gave_way_is_held_until_the_wake_is_over_also_when_nobody_waits_any_more() -> None:

@@ -64,7 +64,7 @@ def test_a_model_that_gives_way_takes_nothing_new_and_the_other_is_woken_when_it
     for quarter in range(1, 44):
         mesh.tick(quarter / 4)
     decisions = mesh.submit(arrival(3, "qwen", arrived_at=11.0), 11.0)
-    assert words(decisions) == {3: "qwen gives way to another model for a turn"}
+    assert words(decisions) == {3: "qwen is evicted for another model for a turn"}
     decisions = mesh.finish(1, 12.0)
     assert (placed(decisions), woken(decisions)) == ({}, ["llama"])
 
