@@ -18,14 +18,11 @@ from runner_svc.backend.llama_flags import (
     word_parameter,
 )
 from runner_svc.backend.port import LoadOrder
-from runner_svc.backend.port_range import EnginePorts
+from runner_svc.openai_upstream.started_server import StartedServerConfig
 from runner_svc.policy.load_parameters import LoadParameter, LoadValue
 from runner_svc.policy.parameters import ParameterProfile
-from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.runtimes.llama_server.parameters import PARAMETERS
 from runner_svc.runtimes.llama_server.slots import slot_arguments
-from runner_svc.supervise.leftovers import Leftovers
-from runner_svc.supervise.process import StopGraces
 from weft.kernel.errors import invalid_field
 from weft.kernel.request import Operation
 
@@ -71,13 +68,10 @@ _OTHER_FLAGS: Mapping[str, str] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LlamaServerConfig:
+class LlamaServerConfig(StartedServerConfig):
     """One model served by one llama.cpp server."""
 
-    command: tuple[str, ...]
-    """The program and its first arguments; the flags of `arguments` follow."""
     model_path: Path
-    alias: str
     slots: int = 4
     context_tokens: int = 2048
     """Context of one slot; the server is given this times `slots`."""
@@ -85,18 +79,9 @@ class LlamaServerConfig:
     """What the model was made for: a load may ask for no more. 0: unknown."""
     threads: int = 1
     """llama.cpp with as many threads as a shared machine has cores is 10 times slower (measured): leave one free."""
-    embeddings: bool = True
     chat_template_path: Path | None = None
     """A template to use instead of the model file's own."""
     extra_arguments: tuple[str, ...] = ()
-    ports: EnginePorts | None = None
-    """Those that it may listen on, shared with its neighbours; None: any free one."""
-    load_stall_seconds: float = 300.0
-    """Loading is given up when neither output nor CPU time moved for this long."""
-    timeouts: TimeoutProfile = field(default_factory=TimeoutProfile)
-    graces: StopGraces = field(default_factory=StopGraces)
-    leftovers: Leftovers | None = None
-    """Remembers its process for the runner's next life."""
     parameters: ParameterProfile = field(default_factory=lambda: ParameterProfile(engine=PARAMETERS))
     """Which parameters beyond weft's own it is sent, and whether the model thinks by default."""
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from runner_svc.runtimes.llama_server.backend import _LISTENING
+from runner_svc.openai_upstream.started_server import LISTENING
 
 
 @pytest.mark.parametrize(
@@ -16,11 +16,11 @@ from runner_svc.runtimes.llama_server.backend import _LISTENING
     ],
 )
 def test_the_port_is_found_in_every_servers_words(line: str, port: str) -> None:
-    found = _LISTENING.search(line)
+    found = LISTENING.search(line)
     assert found is not None
     assert port in found.groups()
 
 
 def test_a_log_line_glued_to_the_port_is_not_read_as_another_port() -> None:
     """Seen once: two writers on one pipe made 127.0.0.1:410450.00.766."""
-    assert _LISTENING.search("listening on http://127.0.0.1:410450.00.766.016 I srv") is None
+    assert LISTENING.search("listening on http://127.0.0.1:410450.00.766.016 I srv") is None

@@ -1,0 +1,234 @@
+"""An OpenAI-compatible server that weft starts: a child process, its port, its health, and the requests to it.
+
+The program binds port 0 and prints where it listens, so another program on a recycled port is never mistaken for it.
+"""
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from runner_svc.backend.engine_process import EngineProcess
+from runner_svc.backend.port import (
+    CacheIsolation,
+    CallInfo,
+    EmbeddingResult,
+    ErasedCache,
+    ExitReport,
+    ProcessSigns,
+)
+from runner_svc.backend.port_range import LOOPBACK, EnginePorts
+from runner_svc.openai_upstream.client import HEALTH, Endpoint, OpenAiHttp
+from runner_svc.policy.load_parameters import LoadParameter
+from runner_svc.policy.timeouts import TimeoutProfile
+from runner_svc.supervise.leftovers import Leftovers
+from runner_svc.supervise.logs import LogRing
+from runner_svc.supervise.process import StopGraces
+from runner_svc.supervise.process_time import GpuTime
+from weft.api.common.v1 import embedding_pb2
+from weft.dispatch.frames import Frame, GenerationPayload
+from weft.gpu.snapshot import ProcessId
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+HEALTH_TIMEOUT_SECONDS = 2.0
+FIRST_HEALTH_PAUSE_SECONDS = 0.02
+MAX_HEALTH_PAUSE_SECONDS = 1.0
+MAX_PORT_ATTEMPTS = 16
+"""Ports that another program may take between our look and the engine's, before a start is given up."""
+
+# Two writers share the pipe, so another line may begin right behind the port: six digits are not a port.
+LISTENING = re.compile(r"listening on http://[^\s:]+:(\d{2,5})(?!\d)|listening, .*port: (\d{2,5})(?!\d)")
+# llama.cpp's message for it, and the operating system's.
+_PORT_TAKEN = re.compile(r"couldn't bind .*socket|address already in use", re.IGNORECASE)
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartedServerConfig:
+    """What every server that weft starts has in its configuration."""
+
+    command: tuple[str, ...]
+    """The program and its first arguments; the backend adds further ones."""
+    alias: str
+    """The model's name, for messages."""
+    embeddings: bool = True
+    ports: EnginePorts | None = None
+    """Those that it may listen on, shared with its neighbours; None: any free one."""
+    load_stall_seconds: float = 300.0
+    """Loading is given up when neither output nor CPU time moved for this long."""
+    timeouts: TimeoutProfile = field(default_factory=TimeoutProfile)
+    graces: StopGraces = field(default_factory=StopGraces)
+    leftovers: Leftovers | None = None
+    """Remembers its process for the runner's next start."""
+
+
+class StartLog:
+    """Reads what a server prints before it listens."""
+
+    def __init__(self) -> None:
+        self.port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.port_is_taken = False
+
+    def read(self, line: str) -> None:
+        """Reads one line of its output."""
+        if self.port.done():
+            return
+        if (found := LISTENING.search(line)) is not None:
+            self.port.set_result(int(found[1] or found[2]))
+        elif _PORT_TAKEN.search(line):
+            self.port_is_taken = True
+        else:
+            self.read_other(line)
+
+    def read_other(self, line: str) -> None:
+        """Reads a line that says nothing about the port."""
+
+
+class StartedServer:
+    """The part of a Backend that is the same for every OpenAI-compatible server that weft starts.
+
+    A runtime extends it with `start`, which calls `_listen` and `_connect`, and with what its server can do besides.
+    """
+
+    def __init__(self, config: StartedServerConfig, gpu: GpuTime | None = None) -> None:
+        self._server = config
+        self._process = EngineProcess(config.graces, gpu, config.leftovers)
+        self._http: OpenAiHttp | None = None
+        self._port = 0
+        """The one that was reserved for it; 0: its own choice."""
+
+    @property
+    def process_id(self) -> int | None:
+        """See Backend.process_id."""
+        return self._process.pid
+
+    @property
+    def log(self) -> LogRing:
+        """See Backend.log."""
+        return self._process.log
+
+    def log_lines(self, count: int) -> list[str]:
+        """See Backend.log_lines."""
+        return self._process.log.last(count)
+
+    @property
+    def containment(self) -> str:
+        """See Backend.containment."""
+        return self._process.containment
+
+    def load_progress(self) -> float | None:
+        """None: servers do not report it."""
+        return None
+
+    def signs(self) -> ProcessSigns | None:
+        """See Backend.signs."""
+        return self._process.signs()
+
+    def processes(self) -> tuple[ProcessId, ...]:
+        """See Backend.processes."""
+        return self._process.processes()
+
+    @property
+    def load_parameters(self) -> Sequence[LoadParameter]:
+        """None; a runtime whose engine has any overrides it."""
+        return ()
+
+    @property
+    def cache_isolation(self) -> CacheIsolation:
+        """NONE: tenants share what the server caches, unless a runtime knows better."""
+        return CacheIsolation.NONE
+
+    async def erase_cache(self, slots: Sequence[int] | None = None) -> ErasedCache:
+        """Raises UNSUPPORTED_OPERATION: OpenAI's interface cannot express it."""
+        del slots
+        raise WeftError(Reason.UNSUPPORTED_OPERATION, "this server cannot be told to forget what it has cached")
+
+    async def responds(self, timeout_seconds: float) -> bool:
+        """See Backend.responds."""
+        http = self._http
+        return http is not None and await http.status_of(HEALTH, timeout_seconds) is not None
+
+    async def wait_exit(self) -> ExitReport:
+        """See Backend.wait_exit."""
+        return await self._process.wait_exit()
+
+    async def stop(self) -> None:
+        """See Backend.stop. Connections are closed first: llama-server without requests obeys its first SIGTERM."""
+        http, self._http = self._http, None
+        try:
+            if http is not None:
+                await http.close()
+        finally:
+            await self._stop_process()
+
+    def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
+        """See Backend.generate."""
+        return self._running().generate(payload, self._process.noting(call))
+
+    async def embed(self, payload: embedding_pb2.EmbeddingPayload, call: CallInfo) -> EmbeddingResult:
+        """See Backend.embed."""
+        if not self._server.embeddings:
+            raise WeftError(Reason.UNSUPPORTED_OPERATION, f"{self._server.alias} is not configured for embeddings")
+        result = await self._running().embed(payload, call)
+        self._process.note_answer()
+        return result
+
+    async def _listen(
+        self,
+        arguments: Callable[[int], Sequence[str]],
+        environment: Mapping[str, str],
+        explain: Callable[[StartLog], WeftError | None] = lambda _: None,
+        make_log: Callable[[], StartLog] = StartLog,
+    ) -> str:
+        """Starts the server and returns its base URL; tries other ports while another program is faster.
+
+        `arguments` are those after the command, given the port; `explain` may name the cause of a failed start.
+        """
+        ports, tried = self._server.ports, set[int]()
+        while True:
+            if ports is not None:
+                self._port = ports.take(tried)
+                tried.add(self._port)
+            log = make_log()
+            await self._process.start([*self._server.command, *arguments(self._port)], environment, log.read)
+            try:
+                return f"http://{LOOPBACK}:{await self._while_loading(log.port)}"
+            except WeftError:
+                if (error := explain(log)) is not None:
+                    raise error from None
+                if ports is None or not log.port_is_taken or len(tried) == MAX_PORT_ATTEMPTS:
+                    raise
+                await self._stop_process()
+
+    async def _connect(self, endpoint: Endpoint) -> OpenAiHttp:
+        """Opens the connections of requests and returns once the server says that it is healthy."""
+        self._http = http = OpenAiHttp(endpoint, self._server.timeouts, self._explain_break)
+        await self._while_loading(_until_healthy(http))
+        return http
+
+    def _running(self) -> OpenAiHttp:
+        if self._http is None:
+            raise WeftError(Reason.BACKEND_NOT_READY, "the backend is not running")
+        return self._http
+
+    async def _while_loading(self, awaited: Awaitable[_Result]) -> _Result:
+        return await self._process.while_loading(awaited, self._server.load_stall_seconds)
+
+    async def _stop_process(self) -> None:
+        await self._process.stop()
+        port, self._port = self._port, 0
+        if self._server.ports is not None:
+            self._server.ports.give_back(port)
+
+    async def _explain_break(self, reason: Reason) -> WeftError | None:
+        del reason
+        return await self._process.explain_break()
+
+
+async def _until_healthy(http: OpenAiHttp) -> None:
+    pause = FIRST_HEALTH_PAUSE_SECONDS
+    while not await http.healthy(HEALTH_TIMEOUT_SECONDS):
+        await asyncio.sleep(pause)
+        pause = min(pause * 2, MAX_HEALTH_PAUSE_SECONDS)
