@@ -12,6 +12,7 @@ from runner_svc.memory.lease_manager import Observer
 from runner_svc.memory.port import MemoryForecast, NoForecast
 from runner_svc.policy.restart import RestartLimits
 from runner_svc.policy.timeouts import TimeoutProfile
+from runner_svc.runtimes.table import DEFAULT_RUNTIME
 from runner_svc.supervise.leftovers import Leftovers
 from runner_svc.tools.config import ToolSourceConfig
 from weft.api.common.v1 import agent_behaviour_pb2, sampling_pb2
@@ -75,7 +76,7 @@ class RunnerConfig:
 
     name: str
     """Unique in the mesh."""
-    runtime: str = "llama_server"
+    runtime: str = DEFAULT_RUNTIME
     host: str
     address: str
     """Its address for others, as a gRPC target such as "unix:/path/runner.sock"."""

@@ -53,7 +53,7 @@ def built_in() -> tuple[AnyRuntime, ...]:
 @lru_cache
 def installed() -> tuple[InstalledRuntime, ...]:
     """Returns the runtimes of other packages, those that cannot be used included. Imports them; never raises."""
-    found = sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda each: (each.name, each.value))
+    found = sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda each: (each.name, _package_of(each)))
     packages: dict[str, list[str]] = {}
     for each in found:
         packages.setdefault(each.name, []).append(_package_of(each))

@@ -1,0 +1,23 @@
+"""The example of a runtime in a package of its own, as if it were installed: no network, no pip."""
+
+import tomllib
+from pathlib import Path
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "runtime_plugin"
+
+
+def install(folder: Path) -> list[str]:
+    """Writes the package's metadata into `folder`, as pip would; the paths that make it importable."""
+    project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    points = {f"weft.runtimes:{name}": value for name, value in project["entry-points"]["weft.runtimes"].items()}
+    write_distribution(folder, project["name"], project["version"], points)
+    return [str(EXAMPLE), str(folder)]
+
+
+def write_distribution(folder: Path, name: str, version: str, points: dict[str, str]) -> None:
+    """Writes an installed distribution's metadata; `points` are entry points by "group:name"."""
+    info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", encoding="utf-8")
+    lines = [f"[{key.partition(':')[0]}]\n{key.partition(':')[2]} = {value}\n" for key, value in points.items()]
+    (info / "entry_points.txt").write_text("".join(lines), encoding="utf-8")

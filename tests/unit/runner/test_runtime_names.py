@@ -1,0 +1,50 @@
+"""A runtime is a folder: no module outside of it names it, so that a new one is a folder and nothing else."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from runner_svc.runtimes.table import built_in_names
+
+ROOT = Path(__file__).resolve().parents[3]
+PACKAGES = ("runner_svc", "weft", "weft_app", "weft_testing", "gateway", "router_svc", "registry_svc")
+ALLOWED = {
+    "runner_svc/runtimes/table.py": "the default runtime, and the one of `weft runner join --url`",
+}
+"""Modules that may name a runtime, with the reason."""
+
+
+def _modules() -> Iterator[Path]:
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*.py"):
+            where = path.relative_to(ROOT).as_posix()
+            if not where.startswith("weft/api/"):
+                yield path
+
+
+def _names_in(path: Path) -> set[str]:
+    """The runtimes that a module names: by a string that is the name, or by importing from its folder."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found |= {name for name in built_in_names() if node.value == name}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {name for name in built_in_names() if f"runtimes.{name}" in node.module}
+    return found
+
+
+def test_no_module_outside_its_folder_names_a_runtime() -> None:
+    named = {}
+    for path in _modules():
+        where = path.relative_to(ROOT).as_posix()
+        own = where.split("/")[2] if where.startswith("runner_svc/runtimes/") else ""
+        if where not in ALLOWED and (others := _names_in(path) - {own}):
+            named[where] = sorted(others)
+    assert named == {}
+
+
+@pytest.mark.parametrize("where", ALLOWED)
+def test_the_exceptions_are_still_needed(where: str) -> None:
+    assert _names_in(ROOT / where)

@@ -1,0 +1,100 @@
+"""The table of runtimes: weft's own folders, and entry points of other packages."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kit.runtime_plugin import install, write_distribution
+
+from runner_svc.runtimes import table
+from runner_svc.runtimes.runtime import Runtime
+from weft.kernel.errors import FieldError
+
+OWN = ("llama_cpp_python", "llama_server", "openai_http", "openai_remote")
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "runtimes.md"
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder for installed packages."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    table.installed.cache_clear()
+    yield tmp_path
+    table.installed.cache_clear()
+
+
+def _fault(name: str) -> str:
+    (fault,) = {each.fault for each in table.installed() if each.name == name}
+    with pytest.raises(FieldError) as refused:
+        table.require_runtime(name)
+    assert fault in refused.value.message
+    return fault
+
+
+def test_the_folders_are_the_runtimes() -> None:
+    assert table.built_in_names() == OWN
+    assert [runtime.name for runtime in table.built_in()] == list(OWN)
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_runtime_of_wefts_own_has_a_row_on_the_page(name: str) -> None:
+    assert f"| `{name}` |" in PAGE.read_text(encoding="utf-8")
+
+
+def test_a_package_adds_a_runtime(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path in install(site / "plugin"):
+        monkeypatch.syspath_prepend(path)
+    (found,) = table.installed()
+    assert (found.name, found.package, found.fault) == ("ngram", "weft-ngram 0.1.0", "")
+    assert isinstance(found.runtime, Runtime)
+    assert table.require_runtime("ngram") is found.runtime
+    assert table.usable_names() == (*OWN, "ngram")
+
+
+def test_a_package_that_cannot_be_imported_is_named_with_the_reason(site: Path) -> None:
+    write_distribution(site, "weft-broken", "1.0", {"weft.runtimes:broken": "no_such_module:RUNTIME"})
+    why = "ModuleNotFoundError: No module named 'no_such_module'"
+    assert _fault("broken") == f"no_such_module:RUNTIME cannot be imported: {why}"
+    assert table.installed()[0].package == "weft-broken 1.0"
+
+
+def test_an_entry_point_that_is_no_runtime_is_refused(site: Path) -> None:
+    write_distribution(site, "weft-strange", "1.0", {"weft.runtimes:strange": "pathlib:Path"})
+    assert "must be a runner_svc.runtimes.runtime.Runtime" in _fault("strange")
+
+
+def test_an_entry_point_with_another_name_than_its_runtime_is_refused(site: Path) -> None:
+    value = "runner_svc.runtimes.openai_http.runtime:RUNTIME"
+    write_distribution(site, "weft-alias", "1.0", {"weft.runtimes:alias": value})
+    assert "calls itself openai_http" in _fault("alias")
+
+
+def test_a_name_that_two_packages_declare_is_refused_and_both_are_named(site: Path) -> None:
+    for package in ("weft-a", "weft-b"):
+        write_distribution(site, package, "1.0", {"weft.runtimes:twice": "pathlib:Path"})
+    assert _fault("twice") == "weft-a 1.0 and weft-b 1.0 declare it; uninstall all but one"
+
+
+def test_a_package_cannot_replace_a_runtime_of_wefts_own(site: Path) -> None:
+    write_distribution(site, "weft-thief", "1.0", {"weft.runtimes:llama_server": "pathlib:Path"})
+    (found,) = table.installed()
+    assert found.runtime is None
+    assert found.fault == "weft has a runtime of this name; the package must choose another"
+    assert table.require_runtime("llama_server").name == "llama_server"
+
+
+def test_a_runtime_that_does_not_exist_is_refused_with_the_choices() -> None:
+    with pytest.raises(FieldError, match="must be one of: llama_cpp_python, llama_server"):
+        table.require_runtime("vllm")
+
+
+def test_the_descriptors_import_no_engine() -> None:
+    """A command that reads a configuration pays for the settings, not for the engines."""
+    code = (
+        "import sys, runner_svc.runtimes.table as table; table.built_in(); "
+        "print([name for name in ('aiohttp', 'grpc', 'structlog', 'weft.api') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
