@@ -1,1 +1,1 @@
-"""The registry: who is in the mesh, what each can do right now, and who has gone."""
+"""The registry: which runners are in the mesh, what each can serve now, and which have gone."""

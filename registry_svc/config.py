@@ -51,7 +51,7 @@ class KeysConfig:
 
 
 class GovernanceMode(IntEnum):
-    """What an operation needs; numbers as in `operations.v1.GetGovernanceResponse.Mode`."""
+    """What authorization an operation needs; numbers as in `operations.v1.GetGovernanceResponse.Mode`."""
 
     OFF = 1
     SHARED_KEY = 2
@@ -276,4 +276,4 @@ class RegistryConfig(RegistrySettings):
     max_join_tokens: int = 1_000
     """Join tokens that may exist at once, expired ones not counted."""
     security: ChannelSecurity = field(default_factory=ChannelSecurity)
-    """What is shown and trusted in calls that leave this machine."""
+    """TLS credentials and trust for calls that leave this machine."""

@@ -1,4 +1,4 @@
-"""The registry as a service: what `weft_app.compose` composes."""
+"""The registry as a service: composes the features, and starts and stops them in order."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
@@ -92,7 +92,7 @@ class Sweeper:
 
 
 async def _safely(sweep: Sweep) -> None:
-    # The next round does again what this one could not; a loop that ended would never do it.
+    # The next round repeats what this one could not do; if the loop ended, no round would.
     try:
         await sweep()
     except WeftError as error:
@@ -133,7 +133,7 @@ class RegistryService:
         self.ledger = Ledger(
             store, core.clock, config.ledger, calls, sessions, dial_out_lookup(core), owner_lookup(core)
         )
-        """The book of accelerator memory."""
+        """The VRAM ledger."""
         self._retirements = Retirements(core, self.ledger.lease_count)
         gate = build_gate(config.governance, core.clock)
         self._operations = OperationService(core, transactions, calls, gate, config.operations)
@@ -149,7 +149,7 @@ class RegistryService:
 
     @property
     def key_ring(self) -> KeyRing:
-        """The keys that are good, for whoever admits calls in this very process. Empty before the start."""
+        """The valid keys, for authentication in this process. Empty before the start."""
         return self._keys.ring
 
     def register(self, server: grpc.aio.Server) -> None:

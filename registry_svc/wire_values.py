@@ -35,7 +35,8 @@ def require_multiline(text: str, field: str, max_chars: int) -> str:
 def cleaned_multiline(text: str, field: str, max_chars: int) -> str:
     """Return a text as `require_multiline` does, with a space in place of each control character.
 
-    For words that a runner passes on from a program: it must not count as silent because a program writes in colour.
+    For texts that a runner passes on from a program: the runner must not count as silent because a program prints
+    colours.
     """
     if len(text) > max_chars:
         raise invalid_field(field, f"must be at most {max_chars} characters")
@@ -74,14 +75,14 @@ def require_unique(names: Sequence[str], field: str, member: str = "") -> None:
 MAX_ACTOR_CHARS = 256
 
 
-# What a list of one line must not hold: cleaned_words lets lines and tabs pass.
+# Separators that a one-line value must not hold: cleaned_multiline keeps lines and tabs.
 _LINES = re.compile(r"[\t\n\u2028\u2029]")
 
 
 def to_actor(requested_by: str) -> str:
-    """Who asks, on one line: a space stands for each control character."""
+    """Return the requesting actor on one line: a space replaces each control character."""
     known = caller()
-    # Whoever cannot speak for others is who it is, whatever it says.
+    # A caller that may not act for others is identified by its own name.
     said = requested_by if known.names_tenants else known.name
     return _LINES.sub(" ", cleaned_multiline(said, "requested_by", MAX_ACTOR_CHARS))
 

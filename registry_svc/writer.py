@@ -12,17 +12,17 @@ T = TypeVar("T")
 
 
 class SingleWriter:
-    """Lets writes pass one by one, so that what one decides on still holds when it acts.
+    """Runs writes one at a time, so that what a write decides on still holds when it acts.
 
-    A write that reaches the disk must also reach memory. Therefore one that has begun carries on when its caller is
-    cancelled, as happens to every rpc whose client has gone. One that has not begun is then dropped.
+    A write that reaches the disk must also reach memory. Therefore a write that has begun continues when its caller is
+    cancelled, as happens to every rpc whose client has gone. One that has not begun is dropped then.
     """
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
         self._running: set[asyncio.Task[Any]] = set()
         self._waiting: set[asyncio.Task[Any]] = set()
-        """Those of `_running` whose turn has not come."""
+        """Those of `_running` that still wait for their turn."""
 
     @property
     def waiting(self) -> int:
@@ -31,14 +31,14 @@ class SingleWriter:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """The right to write, for a block that awaits nothing."""
+        """The turn to write, for a block that awaits nothing."""
         async with self._turn:
             yield
 
     async def run(self, write: Callable[[], Awaitable[T]]) -> T:
-        """Run `write` in its turn and return its result; once begun it is finished even if the caller is gone by then.
+        """Run `write` in its turn and return its result; once begun it completes even if the caller is gone.
 
-        Raises SHUTTING_DOWN when `drain` gave it up.
+        Raises SHUTTING_DOWN when `drain` cancelled it.
         """
         task = asyncio.create_task(self._in_turn(write), name="registry-write")
         self._running.add(task)

@@ -1,4 +1,4 @@
-"""Makes, lists, rotates and revokes API keys, and tells whoever checks them. Only digests of secrets are kept."""
+"""API keys: create, list, rotate and revoke. Watchers receive every change; only digests of secrets are stored."""
 
 import secrets
 import string
@@ -43,13 +43,13 @@ class ApiKeys:
         self._config = core.config.keys
         self._keys: dict[str, ApiKey] = {}
         self._good: set[str] = set()
-        """Ids of those that watchers hold."""
+        """Ids of the valid keys, which watchers hold."""
         self._pepper = b""
         self._watchers = Broadcaster[KeyChange](core.config.watch_buffer_responses)
         self._ring: KeyRing | None = None
 
     async def start(self) -> None:
-        """Read the keys and the pepper back, once the core has started.
+        """Load the keys and the pepper, once the core has started.
 
         Raises INVALID_ARGUMENT when the pepper is not the one that keys in the store were made with.
         """
@@ -63,7 +63,7 @@ class ApiKeys:
 
     @property
     def ring(self) -> KeyRing:
-        """What is needed to check every good key, for whoever admits calls in this very process."""
+        """The verifiers of all valid keys, for authentication in this process."""
         if self._ring is None:
             keys = {key_id: verifier_of(self._keys[key_id]) for key_id in self._good}
             self._ring = KeyRing(pepper=self._pepper, keys=keys)
@@ -74,9 +74,9 @@ class ApiKeys:
         self._watchers.close()
 
     async def create(self, wish: KeyRequest, by: Principal) -> tuple[ApiKey, str]:
-        """A new key and its whole text, which is told this once.
+        """Create a key; returns it with its full text, which is shown only once.
 
-        Raises TOO_MANY_RESOURCES, and PERMISSION_DENIED where it would have scopes that its maker lacks.
+        Raises TOO_MANY_RESOURCES, and PERMISSION_DENIED for scopes that the caller lacks.
         """
         _require_scopes(wish.scopes, by)
         return await self._core.write(lambda: self._create(wish, by.name))
@@ -87,25 +87,25 @@ class ApiKeys:
         return sorted(self._keys.values(), key=lambda key: (key.created_at, key.id), reverse=True)
 
     async def revoke(self, key_id: str, by: Principal) -> None:
-        """Make a key useless from now on; one that is revoked stays as it is. Raises NOT_FOUND."""
+        """Revoke a key; a revoked key stays as it is. Raises NOT_FOUND."""
         await self._core.write(lambda: self._revoke(key_id, by.name))
 
     async def rotate(self, key_id: str, grace: timedelta | None, by: Principal) -> tuple[ApiKey, str]:
-        """The key with a new secret, and its whole text, which is told this once.
+        """Give a key a new secret; returns it with its full text, which is shown only once.
 
-        Raises NOT_FOUND, also for one that is good no more, and PERMISSION_DENIED where the caller may make no keys, or
-        lacks scopes that it has: whoever rotates a key has it, for whichever tenant.
+        Raises NOT_FOUND, also for an expired or revoked key, and PERMISSION_DENIED when the caller may not create keys
+        or lacks a scope of the key: rotating a key yields its rights, for any tenant.
         """
         by.require(_MAKE)
         return await self._core.write(lambda: self._rotate(key_id, grace, by))
 
     def watch(self) -> tuple[bytes, tuple[ApiKey, ...], Watcher[KeyChange]]:
-        """The pepper, every key that is good, and a watcher that hears every change after exactly that."""
+        """Return the pepper, every valid key, and a watcher that receives every change after that."""
         self._core.require_open()
         return self._pepper, tuple(self._keys[key_id] for key_id in self._good), self._watchers.subscribe()
 
     async def sweep(self) -> None:
-        """Tell which keys have expired, forget those that ended long ago, and bring back what a clock had ahead."""
+        """Publish expired keys, delete keys that ended long ago, and correct times that lie in the future."""
         self._core.require_open()
         now = self._core.clock.utc_now()
         is_any_over = any(not self._keys[key_id].is_good(now) for key_id in self._good)
@@ -241,7 +241,7 @@ class ApiKeys:
 
 
 def _require_scopes(scopes: Iterable[str], by: Principal) -> None:
-    """Nobody makes a key that may do more than they may."""
+    """Refuse a key with scopes that its creator lacks."""
     for access in sorted(parse_scopes(scopes, "scopes") - by.access, key=str):
         by.require(access)
 

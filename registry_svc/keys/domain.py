@@ -9,13 +9,13 @@ from weft.kernel.principal import KeyVerifier, kept_access
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyRequest:
-    """What is asked of a new key; checked."""
+    """A validated request for a new key."""
 
     description: str = ""
     tenant: str
     scopes: tuple[str, ...]
     lifetime: timedelta | None = None
-    """None: for good."""
+    """None: it never expires."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +36,12 @@ class ApiKey:
     rotated_at: datetime | None = None
     """When it last got a new secret. None: never."""
     previous_digest: bytes = field(default=b"", repr=False)
-    """Of the secret before the last rotation. Empty: none is good."""
+    """Digest of the secret before the last rotation. Empty: none is valid."""
     previous_expires_at: datetime | None = None
 
     def is_good(self, now: datetime) -> bool:
-        """Whether a caller may come with it."""
-        # A revocation holds whatever the clock says: it may have been set back since.
+        """Whether the key is valid at `now`."""
+        # A revocation holds whatever the clock shows: the clock may have been set back since.
         return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
 
     def ended_at_or_will(self) -> datetime | None:
@@ -63,11 +63,11 @@ class ApiKey:
         )
 
     def revoked(self, now: datetime) -> "ApiKey":
-        """The same, good for nothing from now on."""
+        """Return the key revoked at `now`."""
         return replace(self, revoked_at=now, previous_digest=b"", previous_expires_at=None)
 
     def rotated(self, digest: bytes, now: datetime, grace: timedelta) -> "ApiKey":
-        """The same with a new secret; the one until now stays good for `grace`, an older one no longer."""
+        """Return the key with a new secret; the current secret stays valid for `grace`, older ones do not."""
         is_graced = grace > timedelta()
         until = now + grace if self.expires_at is None else min(now + grace, self.expires_at)
         return replace(
@@ -80,7 +80,7 @@ class ApiKey:
 
 
 def verifier_of(key: ApiKey) -> KeyVerifier:
-    """What is needed to check a key."""
+    """Return what is needed to check a key."""
     return KeyVerifier(
         key_id=key.id,
         tenant=key.tenant,
@@ -101,7 +101,7 @@ class KeyChanged:
 
 @dataclass(frozen=True, slots=True)
 class KeyRemoved:
-    """The key of this id is good no more."""
+    """The key of this id is no longer valid."""
 
     id: str
 

@@ -35,7 +35,7 @@ class JoinTokens:
         self._core = core
 
     async def create(self, description: str, lifetime: timedelta | None) -> tuple[JoinToken, str]:
-        """A new token and its whole text, which is told this once. Raises TOO_MANY_RESOURCES."""
+        """Create a token; returns it with its full text, which is shown only once. Raises TOO_MANY_RESOURCES."""
         return await self._core.write(lambda: self._create(description, lifetime))
 
     def newest_first(self) -> list[JoinToken]:
@@ -48,7 +48,7 @@ class JoinTokens:
         await self._core.write(lambda: self._revoke(token_id))
 
     def check(self, text: str) -> JoinToken:
-        """The token that `text` is; raises UNAUTHENTICATED, which does not say why."""
+        """Return the token of `text`; raises UNAUTHENTICATED, which gives no reason."""
         self._core.require_open()
         token_id, secret = _parsed(text)
         token = self._core.join_tokens.get(token_id)
@@ -120,7 +120,7 @@ def _new_token_id() -> str:
 
 
 def _parsed(text: str) -> tuple[str, str]:
-    """Id and secret; anything that is no token gives an id that nobody has."""
+    """Return id and secret; text that is no token yields an id that no token has."""
     parts = text.split("_") if len(text) <= MAX_TOKEN_CHARS else []
     if len(parts) != 3 or parts[0] != _PREFIX:
         return "", ""

@@ -1,4 +1,4 @@
-"""The store port of API keys: what must outlive the registry process."""
+"""The store of API keys: its port, and its implementation on SQL."""
 
 import json
 from collections.abc import Sequence
@@ -21,14 +21,14 @@ class StoredKeys:
     keys: tuple[ApiKey, ...] = ()
     """In order of their ids."""
     pepper_mark: bytes = b""
-    """Which pepper their digests were made with, see `pepper_mark`; empty: none was ever used."""
+    """Mark of the pepper that the digests were made with, see `pepper_mark`; empty: none was used."""
 
 
 class KeyStore(Protocol):
-    """Where API keys are kept: digests, never secrets.
+    """Store of API keys: digests, never secrets.
 
-    Every write is one transaction that is on disk when the call returns. All methods raise SERVICE_UNAVAILABLE when
-    the database fails; then nothing of the write has happened, unless the acknowledgement of its commit was lost.
+    Every write is one transaction that is on disk when the call returns. All methods raise SERVICE_UNAVAILABLE when the
+    database fails; then nothing was written, unless the acknowledgement of the commit was lost.
     """
 
     async def load(self) -> StoredKeys:
@@ -40,11 +40,11 @@ class KeyStore(Protocol):
         ...
 
     async def delete(self, key_ids: Sequence[str]) -> None:
-        """Forget these; one that is not there is passed over."""
+        """Delete these keys; unknown ids are ignored."""
         ...
 
     async def save_pepper_mark(self, mark: bytes, revoked: Sequence[ApiKey] = ()) -> None:
-        """Keep which pepper is used from now on, and with it what becomes of keys that were made with another."""
+        """Store the mark of the pepper in use, together with the keys that it revokes."""
         ...
 
 

@@ -1,7 +1,7 @@
-"""The pepper: bytes that every digest of a secret is made with, in a file of their own.
+"""The pepper: the secret bytes that every key digest is made with, in a file of their own.
 
-Whoever steals the database alone can check no guess against it. The file is as precious as the database: without it no
-key is good.
+A stolen database alone cannot be used to check guesses of secrets. The file is as valuable as the database: without it
+no key is valid.
 """
 
 import hmac
@@ -58,7 +58,7 @@ def make_pepper(path: Path) -> bytes:
 
 
 def pepper_mark(pepper: bytes) -> bytes:
-    """What the database keeps to tell one pepper from another; it says nothing about either."""
+    """Return the mark by which the database recognizes a pepper; it reveals nothing about the pepper."""
     return hmac.digest(pepper, _MARK_TEXT, sha256)
 
 

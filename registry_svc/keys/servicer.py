@@ -43,7 +43,7 @@ def key_message(key: ApiKey) -> pb.Key:
 
 
 def verifier_message(key: ApiKey) -> pb.KeyVerifier:
-    """What is needed to check a key; its description is not."""
+    """Return what is needed to check a key, without its description."""
     return pb.KeyVerifier(
         key=pb.Key(id=key.id, tenant=key.tenant, scopes=key.scopes, expire_time=timestamp(key.expires_at)),
         digest=key.digest,
@@ -91,7 +91,7 @@ def to_key_request(request: pb.CreateKeyRequest) -> KeyRequest:
 
 
 def to_grace(request: pb.RotateKeyRequest, config: KeysConfig) -> timedelta | None:
-    """How long the old secret stays good; None: the caller does not say."""
+    """Return the grace period of the old secret; None: the request names none."""
     if not request.HasField("grace"):
         return None
     seconds = request.grace.seconds + request.grace.nanos / 1e9
@@ -116,7 +116,7 @@ def to_token_request(request: join_token_service_pb2.CreateJoinTokenRequest) -> 
 
 
 def to_lifetime(lifetime: Duration) -> timedelta:
-    """How long something new is good; raises INVALID_ARGUMENT naming the field."""
+    """Return the lifetime of a new key or token; raises INVALID_ARGUMENT naming the field."""
     seconds = lifetime.seconds + lifetime.nanos / 1e9
     if not MIN_LIFETIME_SECONDS <= seconds <= MAX_LIFETIME_SECONDS:
         raise invalid_field("lifetime", "must be 1 min to 10 years, or not set")

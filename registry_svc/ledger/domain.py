@@ -1,4 +1,4 @@
-"""What is asked of the book of memory, and what it answers."""
+"""Requests to the VRAM ledger, and its answers."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,7 +11,7 @@ from weft.kernel.request import Priority
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcquireRequest:
-    """Somebody needs memory on the host that it sees."""
+    """A validated AcquireLease: a holder needs memory on its host."""
 
     request_id: str
     holder: Holder
@@ -27,13 +27,13 @@ class AcquireRequest:
     """0: as many as it takes."""
     priority: Priority = Priority.NORMAL
     max_wait_seconds: float | None = None
-    """None: the book's own limit, which is also the most."""
+    """None: the limit of the configuration, which also caps it."""
     pinned: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseUse:
-    """How one lease is used, says its holder."""
+    """How a lease is used, as reported by its holder."""
 
     lease_id: str
     fencing_number: int
@@ -57,17 +57,17 @@ class Renewal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Renewed:
-    """What is left of a holder's leases."""
+    """The answer to a renewal."""
 
     lost_lease_ids: tuple[str, ...]
     watched: tuple[ProcessId, ...]
-    """What the next sighting must say something about."""
+    """Processes that the next observation must report on."""
     next_within_seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """What somebody in line waits for."""
+    """Status message of a request in the wait queue."""
 
     detail: str
     needed: int
@@ -75,7 +75,7 @@ class Waiting:
     free: int
     """Bytes, on the devices in question."""
     holders: tuple[str, ...]
-    """Who holds the rest, by purpose."""
+    """Purposes of the leases that hold the memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,14 +84,14 @@ class Granted:
 
     lease: Lease
     seen: int | None
-    """What its processes are seen to hold, in bytes; None: unknown."""
+    """Memory that its processes were observed to hold, in bytes; None: unknown."""
     unowned: bool = False
     """Whether no runner of the mesh answers for it: its holder is silent, or does not publish the model any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMemory:
-    """One device as last seen, and its book."""
+    """One device as last observed, and its account."""
 
     sight: DeviceSnapshot
     book: DeviceAccount
@@ -99,7 +99,7 @@ class DeviceMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostMemory:
-    """One host's devices, and who holds them."""
+    """The devices of one host, and the leases on them."""
 
     host: str
     source: Source

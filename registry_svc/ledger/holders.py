@@ -50,7 +50,7 @@ def dial_out_lookup(core: RegistryCore) -> IsDialOut:
 
 
 class HolderSessions:
-    """Checks that a holder is the runner, and the incarnation, whose session it names."""
+    """Checks that a lease holder names the session of its runner and is its present incarnation."""
 
     def __init__(self, session_of: SessionOf) -> None:
         self._session_of = session_of

@@ -33,7 +33,7 @@ class HostMemoryView:
         )
 
     def granted(self, lease: Lease) -> Granted:
-        """Return a lease with what its processes are seen to hold."""
+        """Return a lease with the memory that its processes were observed to hold."""
         book = self._table.open(lease.grant.host)
         seen = None if book is None else book.seen.get(lease.grant.id)
         return Granted(lease=lease, seen=seen, unowned=self.is_unowned(lease))

@@ -1,4 +1,4 @@
-"""The store port of the book of memory: what must outlive the registry process."""
+"""The store of leases: its port, and its implementation on SQL."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -23,14 +23,14 @@ class StoredLedger:
     grants: tuple[Grant, ...] = ()
     """In order of their fencing numbers."""
     last_fencing_number: int = 0
-    """The highest that was ever given out, to whomever; 0: none."""
+    """The highest fencing number ever issued; 0: none."""
 
 
 class LeaseStore(Protocol):
-    """Where leases are kept, from their grant until they are over.
+    """Store of leases, from their grant to their end.
 
-    Every write is one transaction that is on disk when the call returns. All methods raise SERVICE_UNAVAILABLE when
-    the database fails; then nothing of the write has happened, unless the acknowledgement of its commit was lost.
+    Every write is one transaction that is on disk when the call returns. All methods raise SERVICE_UNAVAILABLE when the
+    database fails; then nothing was written, unless the acknowledgement of the commit was lost.
     """
 
     async def load(self) -> StoredLedger:
@@ -38,19 +38,19 @@ class LeaseStore(Protocol):
         ...
 
     async def grant(self, grant: Grant) -> None:
-        """Keep a new lease, and that its fencing number has been given out: it never comes again."""
+        """Store a new lease and its fencing number, which is never issued again."""
         ...
 
     async def save_releasing(self, lease_ids: Sequence[str]) -> None:
-        """Keep that these were given up; one that is not there is passed over."""
+        """Mark these leases as releasing; unknown ids are ignored."""
         ...
 
     async def save_processes(self, lease_id: str, processes: Sequence[ProcessId]) -> None:
-        """Keep whose memory a lease's is; one that is not there is passed over."""
+        """Store the processes of a lease; an unknown id is ignored."""
         ...
 
     async def remove(self, lease_ids: Sequence[str]) -> None:
-        """Forget leases that are over; one that is not there is passed over."""
+        """Delete leases that have ended; unknown ids are ignored."""
         ...
 
 

@@ -1,4 +1,7 @@
-"""All leases and all sightings, in memory. Whoever changes it has written to the store first what is durable of it."""
+"""The table of leases and of the last observation of each host, in memory.
+
+Durable facts are written to the store before they change here.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,13 +19,13 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 IsDialOut = Callable[[str], bool]
-"""By a runner's name: whether it joined over a link, so that which host it is on is its own word."""
+"""By a runner's name: whether it is a dial-out runner, whose host name is unverified."""
 
 MAX_HOSTS = 10_000
 """Hosts that are remembered at once. Far more than the mesh has runners on; programs need no session to name one."""
 
 DEVICES_KEPT_SECONDS = 60.0
-"""How long the devices of a host are remembered when somebody there says that it has none."""
+"""How long the devices of a host are remembered after a report without devices."""
 
 
 def no_dial_out(_: str) -> bool:
@@ -32,7 +35,7 @@ def no_dial_out(_: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenHost:
-    """The last sighting of a host."""
+    """The last observation of a host."""
 
     sight: HostSnapshot
     seen: float
@@ -45,7 +48,7 @@ class LeaseTable:
     """Leases by id and by host, and hosts as last seen."""
 
     def __init__(self, margin: int, host_keep_seconds: float, is_dial_out: IsDialOut = no_dial_out) -> None:
-        """`host_keep_seconds`: how long a host without leases is remembered that nobody sees."""
+        """`host_keep_seconds`: how long a host without leases is remembered when no holder observes it."""
         self._margin = margin
         self._is_dial_out = is_dial_out
         self._host_keep_seconds = host_keep_seconds
@@ -60,16 +63,16 @@ class LeaseTable:
         return iter(tuple(self._leases.values()))
 
     def lease(self, lease_id: str) -> Lease | None:
-        """One lease; None: it is over, or never was."""
+        """Return one lease; None: it has ended or never existed."""
         return self._leases.get(lease_id)
 
     def put(self, lease: Lease) -> None:
-        """Take in a lease, or what has become of it."""
+        """Add a lease, or replace its state."""
         self._leases[lease.grant.id] = lease
         self._on_host.setdefault(lease.grant.host, {})[lease.grant.id] = None
 
     def drop(self, lease: Lease) -> None:
-        """Forget a lease that is over."""
+        """Remove a lease that has ended."""
         del self._leases[lease.grant.id]
         there = self._on_host[lease.grant.host]
         del there[lease.grant.id]
@@ -81,7 +84,7 @@ class LeaseTable:
         return tuple(self._leases[lease_id] for lease_id in self._on_host.get(host, ()))
 
     def host(self, name: str) -> SeenHost | None:
-        """A host as last seen; None: nobody looked since the registry started."""
+        """Return a host as last observed; None: not observed since the registry started."""
         return self._hosts.get(name)
 
     def host_names(self) -> list[str]:
@@ -89,9 +92,10 @@ class LeaseTable:
         return sorted(self._hosts)
 
     def see(self, holder: Holder, sight: HostSnapshot, now: float, now_utc: datetime) -> None:
-        """Take in what a holder saw. Raises TOO_MANY_RESOURCES for one host too many.
+        """Record what a holder observed. Raises TOO_MANY_RESOURCES when MAX_HOSTS are known.
 
-        The word of a guest is passed over where somebody is at home: leases of others would end on it.
+        An observation by a dial-out runner is ignored on a host that a local holder observes or holds memory on: it
+        could end leases of others.
         """
         known, by_dial_out = self._hosts.get(sight.host), self._is_of_dial_out(holder)
         if by_dial_out and self._is_seen_locally(sight.host, now):
@@ -102,7 +106,7 @@ class LeaseTable:
             raise WeftError(
                 Reason.TOO_MANY_RESOURCES, f"the memory of {MAX_HOSTS} hosts is booked already, which is the most"
             )
-        # One who sees no devices may be in a container without them, beside others who do see them.
+        # A holder that sees no devices may run in a container without them, beside holders that do see them.
         if sight.devices or known is None or now - known.seen >= DEVICES_KEPT_SECONDS:
             self._hosts[sight.host] = SeenHost(sight=sight, seen=now, seen_at=now_utc, by_dial_out=by_dial_out)
         if any(not process.alive for process in sight.processes):
@@ -113,20 +117,20 @@ class LeaseTable:
         return holder.kind is HolderKind.RUNNER and self._is_dial_out(holder.name)
 
     def _is_seen_locally(self, host: str, now: float) -> bool:
-        """Whether somebody who is no guest looked at a host lately, or holds memory there."""
+        """Whether a holder that is not a dial-out runner observed a host lately, or holds memory there."""
         known = self._hosts.get(host)
         if known is not None and not known.by_dial_out and now - known.seen < DEVICES_KEPT_SECONDS:
             return True
         return any(not self._is_of_dial_out(lease.grant.holder) for lease in self.leases_on(host))
 
     def forget_hosts(self, now: float) -> None:
-        """Forget hosts without leases that nobody has seen for too long."""
+        """Remove hosts without leases that were not observed for too long."""
         seen_before = now - self._host_keep_seconds
         for name in [name for name, host in self._hosts.items() if host.seen < seen_before]:
             if name not in self._on_host:
                 del self._hosts[name]
 
     def open(self, host: str) -> HostAccount | None:
-        """The books of a host's devices at this moment; None: it was not seen yet."""
+        """Return the memory account of a host at this moment; None: it was not observed yet."""
         seen = self._hosts.get(host)
         return None if seen is None else host_account(seen.sight, self.leases_on(host), self._margin)

@@ -1,4 +1,4 @@
-"""The book of memory: the one place where leases are granted, renewed and ended."""
+"""The VRAM ledger: grants, renews and ends leases of accelerator memory."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -47,22 +47,22 @@ from weft.kernel.service import start_critical, stop_tasks
 log = structlog.get_logger("weft.registry.ledger")
 
 IDLE_STEP_SECONDS = 1.0
-"""How often time is let pass while there are leases and nobody waits."""
+"""How often expiry is checked while there are leases and no request waits."""
 MAX_WAITING_WRITES = 1_024
 """Changes that may wait for their turn; holders try again with their next renewal."""
 MAX_PROCESSES = 1_024
 """Processes of one lease that have not been seen to end."""
 MAX_WATCHED = 4_096
-"""Processes that one sighting is asked about."""
+"""Processes that one observation may be asked to report on."""
 # A step so much later than the one before means that the registry itself was frozen.
 _FROZEN_AFTER_STEPS = 3
 
 
 class Ledger:
-    """See LeaseService in the contract. Calls outside of start and stop are answered with SHUTTING_DOWN.
+    """Implements LeaseService. Calls outside of start and stop fail with SHUTTING_DOWN.
 
-    What is durable (a grant, that it was given up, whose memory it is, its end, the fencing number) is committed before
-    it is acknowledged or acted on. Uses and sightings are memory only, and come anew with every renewal.
+    What is durable (grant, release, processes, end, fencing number) is committed before it is acknowledged or acted on.
+    Uses and observations are kept in memory only and arrive with every renewal.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Ledger:
         return self._config
 
     async def start(self) -> None:
-        """Read the book back and begin; the store's database is open. Not to be started twice."""
+        """Load the leases and begin; the store's database is open. May be started once."""
         stored, now = await self._store.load(), self._clock.monotonic()
         for grant in stored.grants:
             self._table.put(read_back(grant, now))
@@ -109,7 +109,7 @@ class Ledger:
         log.info("ledger open", leases=len(stored.grants))
 
     async def stop(self, grace_seconds: float) -> None:
-        """End everybody's wait, and finish what is being written for at most `grace_seconds`. Safe to call twice."""
+        """End all waits, and finish pending writes for at most `grace_seconds`. Safe to call twice."""
         tasks, self._tasks = self._tasks, []
         for host in self._queue.hosts():
             for waiter in self._queue.on(host):
@@ -119,11 +119,11 @@ class Ledger:
         await self._evictor.stop()
 
     async def acquire(self, call: AcquireRequest) -> AsyncGenerator[Waiting | Granted]:
-        """What is waited for, then the lease. See AcquireLease.
+        """Yield status messages while the request waits, then the lease. See AcquireLease.
 
-        To be iterated to its end: a lease whose hearer stops before that is given up again, unless it was renewed.
-        Raises INSUFFICIENT_MEMORY, NOT_FOUND, PERMISSION_DENIED, TOO_MANY_RESOURCES, and CANCELLED when another call
-        of the same request took its place.
+        Must be iterated to its end: a lease whose caller stops before that is released, unless it was renewed. Raises
+        INSUFFICIENT_MEMORY, NOT_FOUND, PERMISSION_DENIED, TOO_MANY_RESOURCES, and CANCELLED when another call of the
+        same request replaced this one.
         """
         self._require_running()
         self._holders.require_present(call.holder, call.session_id)
@@ -148,7 +148,7 @@ class Ledger:
             self._wake.set()
 
     async def renew(self, renewal: Renewal) -> Renewed:
-        """Keep leases, and take in how they are used and what is seen. See RenewLeases."""
+        """Renew leases, and record their use and what the holder observes. See RenewLeases."""
         self._require_running()
         is_present = self._holders.is_present(renewal.holder, renewal.session_id)
         self._table.see(renewal.holder, renewal.sight, self._clock.monotonic(), self._clock.utc_now())
@@ -167,7 +167,7 @@ class Ledger:
         )
 
     async def release(self, holder: Holder, session_id: str, lease_id: str, fencing_number: int) -> None:
-        """Give a lease up. See ReleaseLease. Raises LEASE_LOST when it is somebody else's."""
+        """Release a lease. See ReleaseLease. Raises LEASE_LOST when another holder has it."""
         self._require_running()
         is_present = self._holders.is_present(holder, session_id)
         lease = self._table.lease(lease_id)
@@ -185,7 +185,7 @@ class Ledger:
         self._wake.set()
 
     async def release_earlier_lives(self, holder: Holder, session_id: str) -> int:
-        """Give up the leases of a holder's earlier incarnations, and say how many those were."""
+        """Release the leases of a holder's earlier incarnations; returns how many."""
         self._require_running()
         self._holders.require_present(holder, session_id)
         for host in self._queue.hosts():
@@ -365,7 +365,7 @@ class Ledger:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            # The next step does again what this one could not; a loop that ended would never do it.
+            # The next round repeats what this one could not do; if the loop ended, no round would.
             try:
                 await self._writer.run(self._reconciler.reconcile)
             except WeftError as error:

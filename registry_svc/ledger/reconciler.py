@@ -1,4 +1,4 @@
-"""One step of the book: what is over ends, what became free is granted, whoever is idle is asked to give way."""
+"""One step of the ledger: ends leases, grants freed memory to the wait queue, and evicts idle models."""
 
 import secrets
 from collections.abc import Iterable, Sequence
@@ -31,11 +31,12 @@ log = structlog.get_logger("weft.registry.ledger")
 
 LEASE_ID_BYTES = 16
 HEARD_WITHIN_SECONDS = 1.0
-"""Who hangs up with the answer in hand renews within this time; who hung up before it came never does."""
+"""A caller that disconnects after it received its lease renews within this time; one that did not receive it never
+does."""
 
 
 class Reconciler:
-    """Whoever calls it has the turn to write: it is the only one that adds leases and takes them away."""
+    """Adds and removes leases. Its callers hold the writer's turn."""
 
     def __init__(
         self,
@@ -57,23 +58,23 @@ class Reconciler:
         self._doubtful: list[str] = []
         """Grants that the store did not acknowledge, and may hold all the same."""
         self._ending: frozenset[str] = frozenset()
-        """Leases whose end is being written."""
+        """Leases whose deletion is being written."""
         self._abandoned: dict[str, float] = {}
-        """Leases whose caller has gone, and when they are given up, in monotonic seconds."""
+        """Leases whose caller disconnected, and when they are released, in monotonic seconds."""
         self._unacknowledged: dict[str, object] = {}
-        """Leases that were never renewed, and the call that was told of them last."""
+        """Leases that were never renewed, and the call that received them last."""
 
     def begin(self, last_fencing_number: int) -> None:
-        """Start from what the store knows; for the time of grace nobody is orphaned."""
+        """Start from the stored state; no lease is orphaned during the grace period."""
         self._last_fencing_number = last_fencing_number
         self.extend_grace()
 
     def extend_grace(self) -> None:
-        """Nobody could reach the registry until now."""
+        """Begin the grace period: until now no holder could reach the registry."""
         self._grace_until = self._clock.monotonic() + self._config.restart_grace_seconds
 
     def tell(self, lease: Lease, caller: object) -> None:
-        """A caller is about to be told of its lease, which it has never renewed."""
+        """Note which call receives a lease that was never renewed."""
         if lease.grant.id in self._unacknowledged:
             self._unacknowledged[lease.grant.id] = caller
 
@@ -82,7 +83,7 @@ class Reconciler:
         self._unacknowledged.pop(lease_id, None)
 
     def is_ending(self, lease_id: str) -> bool:
-        """Whether a lease is over but for the disk: a holder that comes back now comes too late."""
+        """Whether the end of a lease is being written, so that a renewal comes too late."""
         return lease_id in self._ending
 
     def is_one_at_its_end(self, leases: Iterable[Lease]) -> bool:
@@ -91,17 +92,17 @@ class Reconciler:
         return any(self._is_at_its_end(lease, now) for lease in leases)
 
     def abandon(self, lease: Lease, caller: object, *, may_have_received: bool) -> None:
-        """A caller has gone. Its lease is given up, unless another call has been told of it or it is renewed first."""
+        """Release the lease of a disconnected caller, unless another call received it or it is renewed first."""
         if self._unacknowledged.get(lease.grant.id) is caller:
             patience = HEARD_WITHIN_SECONDS if may_have_received else 0.0
             self._abandoned[lease.grant.id] = self._clock.monotonic() + patience
 
     async def reconcile(self) -> None:
-        """One step. Raises SERVICE_UNAVAILABLE when the store fails; the next step does again what is left."""
+        """Run one step. Raises SERVICE_UNAVAILABLE when the store fails; the next step repeats what is left."""
         try:
             await self._step()
         except WeftError as error:
-            # Nobody waits for longer than it said because the database is away.
+            # A database failure must not extend a wait beyond its deadline.
             self._end_waits(error)
             raise
         self._end_waits()
@@ -124,7 +125,7 @@ class Reconciler:
         await self._store.save_releasing([lease.grant.id for lease in leases])
         now = self._clock.monotonic()
         for lease in leases:
-            # What was learnt of it during the write stays.
+            # Changes that were recorded during the write are kept.
             current = self._table.lease(lease.grant.id)
             if current is not None and current.state is not LeaseState.RELEASING:
                 self._table.put(released(current, now))
@@ -145,7 +146,7 @@ class Reconciler:
         now = self._clock.monotonic()
         given_up = [lease_id for lease_id, at in self._abandoned.items() if now >= at]
         leases = [lease for lease_id in given_up if (lease := self._table.lease(lease_id)) is not None]
-        # Who renewed it in the meantime has heard of it after all.
+        # A lease that was renewed in the meantime has reached its holder.
         await self.release([lease for lease in leases if lease.grant.id in self._unacknowledged])
         for lease_id in given_up:
             self._abandoned.pop(lease_id, None)
@@ -174,7 +175,7 @@ class Reconciler:
 
     async def _serve(self, host: str) -> None:
         while (plan := self._plan(host)) is not None and plan.grants:
-            # One at a time: the next is decided on after what happened during the write.
+            # One at a time: each grant is planned after what happened during the previous write.
             await self._grant(*plan.grants[0])
         if plan is None:
             return
@@ -247,7 +248,7 @@ class Reconciler:
             waiter.tell(wait_status(waiter.request, book, leases, ahead))
 
     def _end_waits(self, failure: WeftError | None = None) -> None:
-        """End the waits whose time is over: with `failure`, where that is why nobody looked after them."""
+        """End the waits whose deadline has passed, with `failure` where that is the cause."""
         now = self._clock.monotonic()
         for host in self._queue.hosts():
             for waiter in self._queue.on(host):

@@ -1,4 +1,4 @@
-"""The book of accelerator memory."""
+"""gRPC servicer of the VRAM ledger: requests from the wire with every limit, answers to the wire."""
 
 from collections.abc import Sequence
 from contextlib import aclosing
@@ -113,7 +113,7 @@ def host_filter_of(request: lease_service_pb2.ListHostMemoryRequest) -> str:
 
 
 def holder_of(holder: lease_pb2.LeaseHolder, field: str) -> Holder:
-    """A valid holder; raises INVALID_ARGUMENT naming what is wrong below `field`."""
+    """Return a valid holder; raises INVALID_ARGUMENT naming the field below `field`."""
     if holder.kind not in {kind.value for kind in HolderKind}:
         raise invalid_field(f"{field}.kind", "must be a runner or a program")
     kind = HolderKind(holder.kind)
@@ -167,7 +167,7 @@ def _session_of(session_id: str) -> str:
 
 
 def _purpose_of(purpose: str, holder: Holder) -> str:
-    # A runner is asked by this name to give the model up.
+    # The purpose is the model name that the runner is asked to evict.
     if holder.kind is HolderKind.RUNNER:
         return require_name(purpose, "purpose")
     return require_text(purpose, "purpose", MAX_PURPOSE_CHARS)
@@ -199,7 +199,7 @@ def _require_once(items: Sequence[object], field: str, member: str) -> None:
 
 
 def acquire_message(status: Waiting | Granted, config: LedgerConfig) -> lease_service_pb2.AcquireLeaseResponse:
-    """One word to somebody who asked for memory."""
+    """Return a status message or the granted lease, for the wire."""
     if isinstance(status, Waiting):
         waiting = lease_service_pb2.WaitingForMemory(
             detail=status.detail, needed_bytes=status.needed, free_bytes=status.free, holders=status.holders
@@ -214,7 +214,7 @@ def acquire_message(status: Waiting | Granted, config: LedgerConfig) -> lease_se
 
 
 def renewed_message(renewed: Renewed) -> lease_service_pb2.RenewLeasesResponse:
-    """What is left of somebody's leases."""
+    """Return the answer to a renewal, for the wire."""
     return lease_service_pb2.RenewLeasesResponse(
         lost_lease_ids=renewed.lost_lease_ids,
         watched_processes=[lease_pb2.ProcessId(pid=each.pid, start_ticks=each.start_ticks) for each in renewed.watched],
@@ -293,7 +293,7 @@ class LeaseServicer(lease_service_pb2_grpc.LeaseServiceServicer):
     """See LeaseService in the contract."""
 
     def __init__(self, ledger: Ledger, mesh_clock: Clock | None = None) -> None:
-        """`mesh_clock`: the mesh's time, which routers are told; None: they are not."""
+        """`mesh_clock`: the mesh's time, which is returned to routers; None: it is not."""
         self._ledger = ledger
         self._mesh_clock = mesh_clock
 

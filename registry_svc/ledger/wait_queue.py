@@ -1,4 +1,4 @@
-"""Who waits for memory, and how they are told."""
+"""The wait queue for memory: calls that wait, their status messages, and the errors of waits that fail."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ from weft.kernel.units import size_words
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Waiter:
-    """One call that waits. It hears the newest word, and its outcome."""
+    """One waiting call, with its newest status and its outcome."""
 
     request: MemoryRequest
     status: Waiting | None = None
@@ -22,20 +22,20 @@ class Waiter:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def tell(self, status: Waiting) -> None:
-        """Tell it what it waits for, if that is new."""
+        """Set the status; wakes the call when it is new."""
         if status != self.status:
             self.status = status
             self.changed.set()
 
     def finish(self, outcome: Lease | WeftError) -> None:
-        """Tell it how its wait ended; only the first outcome counts."""
+        """Set the outcome; only the first one counts."""
         if self.outcome is None:
             self.outcome = outcome
             self.changed.set()
 
 
 class WaitQueue:
-    """Everybody who waits, by host. Their order is the policy's business."""
+    """Waiting calls by host. Their order is decided by the policy."""
 
     def __init__(self, max_waiting: int) -> None:
         self._max_waiting = max_waiting
@@ -46,15 +46,15 @@ class WaitQueue:
         return sum(len(there) for there in self._waiters.values())
 
     def hosts(self) -> list[str]:
-        """Where somebody waits."""
+        """Return the hosts with waiting calls."""
         return list(self._waiters)
 
     def on(self, host: str) -> list[Waiter]:
-        """Who waits for memory on one host."""
+        """Return the calls that wait for memory on one host."""
         return list(self._waiters.get(host, {}).values())
 
     def next_arrival(self) -> int:
-        """The place of somebody who comes now."""
+        """Return the arrival number of a new call."""
         self._arrivals += 1
         return self._arrivals
 
@@ -63,7 +63,7 @@ class WaitQueue:
         return self._waiters.get(host, {}).get(key)
 
     def join(self, waiter: Waiter) -> None:
-        """Stand in line. Raises TOO_MANY_RESOURCES when it is full."""
+        """Add a call. Raises TOO_MANY_RESOURCES when the queue of the host is full."""
         there = self._waiters.setdefault(waiter.request.host, {})
         if waiter.request.key not in there and len(there) >= self._max_waiting:
             raise WeftError(
@@ -74,7 +74,7 @@ class WaitQueue:
         there[waiter.request.key] = waiter
 
     def leave(self, waiter: Waiter) -> None:
-        """Step out, if it stands in line still."""
+        """Remove a call, if it still waits."""
         there = self._waiters.get(waiter.request.host, {})
         if there.get(waiter.request.key) is waiter:
             del there[waiter.request.key]
@@ -89,13 +89,13 @@ class WaitQueue:
 
 MAX_HOLDERS = 16
 MAX_LEASES_PER_HOLDER = 1_024
-"""Leases and waits of one runner, or of one life of a program: as many as one renewal may name."""
+"""Leases and waits of one runner, or of one incarnation of a program; as many as one renewal may name."""
 
 _RETRY_AFTER_SECONDS = 5.0
 
 
 def wait_status(request: MemoryRequest, book: HostAccount, leases: Sequence[Lease], ahead: int) -> Waiting:
-    """What `request` waits for at this moment, with so many before it in line."""
+    """Return the status of `request` with `ahead` requests before it in the queue."""
     among = request.devices_among(book.devices)
     devices = [book.devices[index] for index in sorted(among)]
     holders = [lease for lease in leases if any(index in among for index, _ in lease.grant.shares)][:MAX_HOLDERS]
@@ -126,7 +126,7 @@ def wait_timeout(request: MemoryRequest, status: Waiting | None) -> WeftError:
 
 
 def require_possible(request: MemoryRequest, book: HostAccount) -> None:
-    """Raise INSUFFICIENT_MEMORY for what could not fit even if nobody held anything."""
+    """Raise INSUFFICIENT_MEMORY for a request that could not fit even on empty devices."""
     devices = [book.devices[index] for index in sorted(request.devices_among(book.devices))]
     most = largest_lease(devices, request.max_devices)
     if request.size > most:
@@ -168,7 +168,7 @@ def require_place(holder: Holder, holders: Iterable[Holder]) -> None:
 
 
 def _is_one(holder: Holder, other: Holder) -> bool:
-    """Whether they are one runner, in whichever life, or one life of a program: many programs may share a name."""
+    """Whether both are one runner in any incarnation, or one incarnation of a program: programs may share a name."""
     if holder.kind is HolderKind.PROGRAM:
         return holder == other
     return (holder.kind, holder.name) == (other.kind, other.name)

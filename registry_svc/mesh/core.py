@@ -1,4 +1,4 @@
-"""What every writer of the registry shares: commit to the store, change memory, tell the watchers, in that order."""
+"""State that all writers of the registry share. Each change is committed to the store, applied, then published."""
 
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class RegistryCore:
-    """The state of one registry: its memory, its disk, its turn to write, and everyone who watches."""
+    """The state of one registry: memory, store, writer and watchers."""
 
     def __init__(self, store: Store, clock: Clock, config: RegistryConfig) -> None:
         self.store = store
@@ -43,7 +43,7 @@ class RegistryCore:
         self.events = EventLog(clock, config.max_events, config.watch_buffer_responses)
         self.watchers = Broadcaster[Revised](config.watch_buffer_responses)
         self._open = False
-        # A watcher that has seen nothing yet counts from zero, so a snapshot is never at revision zero.
+        # A watcher counts from zero before its first snapshot, so a snapshot is never at revision zero.
         self._revision = 1
 
     async def start(self) -> None:
@@ -66,7 +66,7 @@ class RegistryCore:
         log.info("registry open", runners=len(self.mesh), models=len(self.mesh.pools))
 
     async def stop(self, grace_seconds: float) -> None:
-        """End the watchers, finish what is being written for at most `grace_seconds`, and close the store."""
+        """End the watchers, finish pending writes for at most `grace_seconds`, and close the store."""
         self.watchers.close()
         self.events.close()
         if self._open:
@@ -89,7 +89,7 @@ class RegistryCore:
     async def write(self, write: Callable[[], Awaitable[T]]) -> T:
         """Run a caller's write in its turn, see SingleWriter.run. Raises SHUTTING_DOWN and QUEUE_FULL."""
         self.require_open()
-        # Heartbeats wait in the same line: a flood of registrations must not make runners in good health look silent.
+        # Heartbeats wait in the same queue: a flood of registrations must not make healthy runners look silent.
         if self.writer.waiting >= self.config.max_waiting_writes:
             raise WeftError(
                 Reason.QUEUE_FULL,
@@ -99,7 +99,7 @@ class RegistryCore:
         return await self.writer.run(write)
 
     def watch(self) -> tuple[Snapshot, Watcher[Revised]]:
-        """Everything there is, and a watcher that hears every change after exactly that."""
+        """Return everything there is, and a watcher that receives every change after that."""
         self.require_open()
         mesh = self.mesh
         snapshot = Snapshot(
@@ -113,7 +113,7 @@ class RegistryCore:
         return snapshot, self.watchers.subscribe()
 
     def publish(self, changes: Iterable[Change], drafts: Iterable[EventDraft] = ()) -> None:
-        """Tell everyone what changed, and what happened."""
+        """Publish changes and events to the watchers."""
         batch: list[Revised] = []
         for change in changes:
             self._revision += 1

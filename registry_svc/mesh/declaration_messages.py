@@ -1,4 +1,4 @@
-"""What operators are told, from the domain to the wire."""
+"""Declarations and the results of Apply, between the domain and the wire."""
 
 from collections.abc import Sequence
 
@@ -98,7 +98,7 @@ def _twice(index: int, why: str) -> FieldError:
 
 
 def applied_message(applied: Applied) -> declaration_service_pb2.ApplyResult:
-    """What became of one declaration."""
+    """Return the result of one declaration, for the wire."""
     return declaration_service_pb2.ApplyResult(
         kind=kind_message(applied.kind),
         name=applied.name,

@@ -1,4 +1,4 @@
-"""What operators say there should be: applied all at once or not at all, and deleted by name."""
+"""Declarations of operators: applied all or none, and deleted by name."""
 
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -46,7 +46,7 @@ _EVENT_REASONS = {Outcome.CREATED: EventReason.CREATED, Outcome.CONFIGURED: Even
 
 @dataclass(slots=True, kw_only=True)
 class _Plan:
-    """What an Apply would do: worked out whole before anything of it is done."""
+    """The effects of an Apply, planned completely before any is carried out."""
 
     now: datetime
     adopt: bool
@@ -59,15 +59,15 @@ class _Plan:
 
 
 class Unloader(Protocol):
-    """What ends the engines of a model that is deleted."""
+    """Unloads models that are deleted."""
 
     async def unload(self, model: str, requested_by: str) -> None:
-        """Unload a model and return when it is unloaded; raises the WeftError that says why it is not."""
+        """Unload a model and return when it is unloaded; raises the WeftError of the failure."""
         ...
 
 
 class Declarations:
-    """Applies and deletes; writes pass one by one with those of the roster."""
+    """Applies and deletes declarations, one write at a time with those of the session manager."""
 
     def __init__(self, core: RegistryCore, unloader: Unloader) -> None:
         self._core = core
@@ -78,10 +78,10 @@ class Declarations:
         return await self._core.write(lambda: self._apply(batch))
 
     async def delete(self, kind: Kind, name: str, *, force: bool = False, requested_by: str = "") -> None:
-        """Remove a resource whoever owns it; see DeclarationService.Delete.
+        """Delete a resource, whoever owns it; see DeclarationService.Delete.
 
-        `force`: unload what is loaded of it first. A request that arrives meanwhile may load it once more; that engine
-        is unowned then, and unloaded as such.
+        `force`: unload its loaded models first. A request that arrives meanwhile may load one again; that engine is
+        unowned then, and unloaded as such.
         """
         self._core.require_open()
         if force:
@@ -247,7 +247,7 @@ class Declarations:
         self._core.publish(mesh.forget([state]), _deleted(rows))
 
     def _require_deletable(self, kind: Kind, name: str) -> None:
-        """Raise NOT_FOUND, INVALID_ARGUMENT for a pool, or RESOURCE_IN_USE when agents or routes would name nothing."""
+        """Raise NOT_FOUND, INVALID_ARGUMENT for a pool, or RESOURCE_IN_USE when agents or routes still refer to it."""
         mesh = self._core.mesh
         leaving, own_agents, is_known = set[str](), set[str](), False
         match kind:
@@ -272,7 +272,7 @@ class Declarations:
             raise in_use(kind, name, agents, routes)
 
     def _loaded(self, kind: Kind, name: str) -> tuple[str, list[str]]:
-        """The live runner whose engines would lose their owner, and the models that it has loaded."""
+        """Return the live runner whose engines would become unowned, and its loaded models."""
         mesh, state = self._core.mesh, None
         if kind is Kind.MODEL and (published := mesh.published_model(name)) is not None:
             state = published[1]
@@ -284,7 +284,7 @@ class Declarations:
         return state.profile.name, [model for model in loaded if kind is Kind.RUNNER or model == name]
 
     def _pointing_at(self, leaving: set[str]) -> set[str]:
-        """The agents that would point to nothing without these models."""
+        """Return the agents that would have no target without these models."""
         mesh = self._core.mesh
         found = set[str]().union(*(mesh.targets.of_model(model) for model in leaving))
         for pool in {pool for model in leaving if (pool := mesh.pools.pool_of(model)) is not None}:

@@ -14,7 +14,7 @@ from weft.wake.recipes import WakePlan
 
 
 class Repetition(Enum):
-    """What happens to an answer that repeats itself."""
+    """What to do with an answer that repeats itself."""
 
     OFF = "off"
     WARN = "warn"
@@ -23,18 +23,18 @@ class Repetition(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentBehaviour:
-    """All of it is off unless the agent asks for it, so that the value without arguments is an agent without any."""
+    """Features of the mesh that an agent uses around its chats; everything is off by default."""
 
     platform_prompt: bool = False
     """Whether the conversation begins with the platform's own system prompt."""
     tools: tuple[str, ...] = ()
     """Tools that the mesh runs for the model, by the names of the runner's configuration."""
     max_tool_iterations: int | None = None
-    """How many times the model may be asked again with results of tools; None: the runner's own limit."""
+    """How many times the model is called again with results of tools; None: the runner's own limit."""
     signals: tuple[str, ...] = ()
     """Control signals that the model may raise."""
     stop_on_decision_request: bool = True
-    """Whether a signal that asks for a decision ends the answer."""
+    """Whether a signal that requests a decision ends the answer."""
     repetition: Repetition | None = None
     """None: the model's own setting."""
     parse_text_tool_calls: bool = True
@@ -42,11 +42,11 @@ class AgentBehaviour:
 
 
 NO_BEHAVIOUR = AgentBehaviour()
-"""Of an agent that asks for nothing."""
+"""The behaviour of an agent that uses none of the features."""
 
 
 class Phase(IntEnum):
-    """Where an instance is in its life; numbers as in `registry.v1.InstanceState.Phase`."""
+    """Phase of an instance; numbers as in `registry.v1.InstanceState.Phase`."""
 
     IDLE = 1
     LOADING = 2
@@ -59,7 +59,7 @@ class Phase(IntEnum):
 
 
 class Kind(Enum):
-    """What kind of thing has a name. All kinds share one namespace; only a pool may be called like a model."""
+    """Kind of a named resource. All kinds share one namespace; only a pool may have the name of a model."""
 
     MODEL = "model"
     AGENT = "agent"
@@ -78,19 +78,19 @@ class Status(Enum):
 
 
 class Standing(Enum):
-    """Whether a runner is heard of, and if not, why. Only ACTIVE counts as alive."""
+    """Whether a runner sends heartbeats, and if not, why. Only ACTIVE counts as alive."""
 
     ACTIVE = "active"
     """Heartbeats arrive."""
     SILENT = "silent"
     """None arrived for the inactive limit; the next one revives it."""
     CLOSED = "closed"
-    """It said good-bye; only a new OpenSession revives it."""
+    """It closed its session; only a new OpenSession revives it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a runner says about a model it publishes."""
+    """A model as described by its runner or by a declaration."""
 
     name: str
     pool_name: str
@@ -102,9 +102,9 @@ class Manifest:
     """ "sha256:<64 hex digits>", or empty."""
     remote: bool
     wake: WakePlan | None = None
-    """Who can wake it when it sleeps; None: it never sleeps."""
+    """How it can be woken; None: it never sleeps."""
     skills: tuple[Skill, ...] = ()
-    """What it can do beyond text, in the order of their numbers; empty: unknown."""
+    """Capabilities beyond text, in the order of their numbers; empty: unknown."""
 
     @property
     def pool(self) -> str:
@@ -125,7 +125,7 @@ class AgentManifest:
     default_params: str
     """`common.v1.SamplingParams` in proto JSON with sorted keys: carried, never looked into."""
     behaviour: AgentBehaviour = NO_BEHAVIOUR
-    """What the mesh does around its chats."""
+    """Features of the mesh around its chats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +137,7 @@ class RouteManifest:
     candidates: tuple[str, ...]
     """Models or pools, by name, best first; the first is the primary."""
     budget_seconds: float | None
-    """Who would take longer from arrival to end is refused, who has begun is not; None: the request's own deadline."""
+    """Refuses requests that would take longer from arrival to end, before they begin; None: only their deadline."""
     keep_alive_seconds: float | None
     """How long the model stays loaded after a request; negative: until it is unloaded; None: as it is configured."""
     pin_primary: bool
@@ -146,17 +146,17 @@ class RouteManifest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeclaredModel:
-    """A public model: what an operator declared."""
+    """A public model, as an operator declared it."""
 
     manifest: Manifest
     runner: str
-    """The one runner that may serve it; empty: the first live one that publishes this name."""
+    """The only runner that may serve it; empty: the first live one that publishes this name."""
     created_at: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeclaredAgent:
-    """A public agent: what an operator declared."""
+    """A public agent, as an operator declared it."""
 
     manifest: AgentManifest
     created_at: datetime
@@ -164,7 +164,7 @@ class DeclaredAgent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeclaredRoute:
-    """A route: what an operator declared."""
+    """A route, as an operator declared it."""
 
     manifest: RouteManifest
     created_at: datetime
@@ -172,7 +172,7 @@ class DeclaredRoute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshSettings:
-    """What operators set for the whole mesh while it runs."""
+    """Settings of the whole mesh that operators change at run time."""
 
     allow_cloud_fallback: bool
     """Whether a route may fall back to a model that sends bytes off the premises."""
@@ -198,11 +198,11 @@ class InstanceMemory:
     """The accelerator memory of one model on one runner."""
 
     leased_bytes: int = 0
-    """What its lease says; 0: it holds none."""
+    """Memory of its lease; 0: it holds none."""
     measured_bytes: int | None = None
-    """What its processes were seen to hold; None: unknown."""
+    """Memory that its processes were observed to hold; None: unknown."""
     estimated_bytes: int = 0
-    """What loading it takes or would take; 0: unknown."""
+    """Estimated memory of a load; 0: unknown."""
     estimate_source: str = ""
     device_indexes: tuple[int, ...] = ()
     """The devices of its lease."""
@@ -210,7 +210,7 @@ class InstanceMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceFault:
-    """One end of a backend that was not asked for."""
+    """An unexpected end of a backend."""
 
     reason: Reason
     """UNSPECIFIED: of a runner that is newer than this registry."""
@@ -232,15 +232,15 @@ class Instance:
     """0: unknown."""
     detail: str
     memory: InstanceMemory | None = None
-    """None: its runner says nothing of it."""
+    """None: its runner reports none."""
     unload_at: datetime | None = None
-    """When it goes to sleep if nothing is asked of it; None: not by itself."""
+    """When it goes to sleep if it stays idle; None: it does not."""
     pinned: bool = False
     """Whether it is never evicted for another model."""
     load_eta_seconds: float | None = None
     """None: unknown, or it does not load."""
     usual_load_seconds: float | None = None
-    """How long a load from nothing takes; None: unknown."""
+    """Usual duration of a cold load; None: unknown."""
     fault_count: int = 0
     """How often its backend ended because of a fault since its runner started."""
     last_fault: InstanceFault | None = None
@@ -248,7 +248,7 @@ class Instance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capability:
-    """What a runner can take on right now."""
+    """What a runner can serve right now."""
 
     instances: tuple[Instance, ...] = ()
     draining: bool = False
@@ -264,7 +264,7 @@ class Capability:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerProfile:
-    """What stays the same for one incarnation of a runner."""
+    """The facts of one incarnation of a runner, which do not change."""
 
     name: str
     incarnation: str
@@ -282,13 +282,13 @@ class Session:
     """A runner's hold on its rows."""
 
     id: str = field(repr=False)
-    """Whoever knows it owns the rows."""
+    """Secret: its holder owns the rows."""
     request_id: str
     """Of the OpenSession that made this incarnation; a repeat of that call gets the same session."""
     runner: str
     incarnation: str
     ticket_key: bytes = field(repr=False)
-    """Key of this incarnation's tickets: told to the runner and to routers, to nobody else."""
+    """Key of this incarnation's tickets, known to the runner and the routers only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,11 +326,11 @@ class Runner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A model as the mesh sees it: what was declared over what is published."""
+    """A model as the mesh sees it: the declaration over the publication."""
 
     manifest: Manifest
     public: bool
-    """Whether an operator declared it; otherwise it lives and decays with its runner."""
+    """Whether an operator declared it; otherwise it lives and expires with its runner."""
     runner: str
     """The runner that serves it; empty: none yet."""
     status: Status
@@ -349,7 +349,7 @@ class Agent:
 
     manifest: AgentManifest
     public: bool
-    """Whether an operator declared it; otherwise it lives and decays with its runner."""
+    """Whether an operator declared it; otherwise it lives and expires with its runner."""
     runner: str
     """The runner that published it; empty for a public one."""
     status: Status
@@ -387,7 +387,7 @@ class Pool:
 
 
 class EventReason(IntEnum):
-    """What happened to a resource; numbers as in `registry.v1.EventReason`."""
+    """Reason of an event; numbers as in `registry.v1.EventReason`."""
 
     REGISTERED = 1
     REVIVED = 2
@@ -409,19 +409,19 @@ class EventReason(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventDraft:
-    """What happened to one resource, or to the mesh itself, not yet told."""
+    """An event of one resource, or of the mesh itself, before it is recorded."""
 
     kind: Kind | None
-    """None: the mesh itself; then `name` is what of it, such as "settings"."""
+    """None: the mesh itself; then `name` is the part concerned, such as "settings"."""
     name: str
     reason: EventReason
     message: str
-    """The same in words, for people."""
+    """Text for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """What happened to one resource, and when."""
+    """A recorded event."""
 
     sequence: int
     at: datetime
@@ -449,7 +449,7 @@ class Heartbeat:
     incarnation: str
     sequence: int
     capability: Capability | None
-    """None: a bare sign of life, the last report stands."""
+    """None: a heartbeat without a report; the last report stays valid."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -463,25 +463,25 @@ class ModelDeclaration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerDeclaration:
-    """A runner that is said to be there."""
+    """A runner that is expected to exist."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolDeclaration:
-    """A pool that is said to be there."""
+    """A pool that is expected to exist."""
 
     name: str
     members: tuple[str, ...]
-    """Empty: whoever they are."""
+    """Empty: any members."""
 
 
 Declaration = ModelDeclaration | AgentManifest | RouteManifest | RunnerDeclaration | PoolDeclaration
 
 
 class Outcome(IntEnum):
-    """What became of a declaration; numbers as in `registry.v1.ApplyResult.Outcome`."""
+    """Outcome of a declaration; numbers as in `registry.v1.ApplyResult.Outcome`."""
 
     CREATED = 1
     CONFIGURED = 2
@@ -490,7 +490,7 @@ class Outcome(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
-    """What became of one declaration."""
+    """The result of one declaration."""
 
     kind: Kind
     name: str

@@ -1,4 +1,4 @@
-"""What time does: silent runners become inactive, inactive ones are forgotten, heartbeats reach the disk."""
+"""Expiry: silent runners become inactive, inactive and retired ones are deleted, and heartbeat times are stored."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ from registry_svc.mesh.session_state import SessionState
 
 log = structlog.get_logger("weft.registry")
 
-# A sweep so much later than the one before means that the registry itself was frozen: more than this many intervals,
-# and long enough that runners in good health may look silent.
+# A sweep that comes more than this many intervals late, and late enough for healthy runners to look silent, means
+# that the registry itself was frozen.
 FROZEN_AFTER_INTERVALS = 3
 FROZEN_AFTER_SHARE_OF_INACTIVE = 0.5
 MAX_LOGGED_NAMES = 10
@@ -24,7 +24,7 @@ _ORDER = (Kind.AGENT, Kind.MODEL, Kind.RUNNER)
 
 
 class Expiry:
-    """Judges the liveness of all runners, as often as it is asked to."""
+    """Checks the liveness of all runners with every sweep."""
 
     def __init__(self, core: RegistryCore) -> None:
         self._core = core
@@ -34,12 +34,12 @@ class Expiry:
         self._limits = self._limits_from(self._swept_monotonic)
 
     def start(self) -> None:
-        """The registry is back: from now on runners can be heard. Call it once the core has started."""
+        """Begin the grace period of a start. Call it once the core has started."""
         self._swept_monotonic = self._clock.monotonic()
         self._limits = self._limits_from(self._swept_monotonic)
 
     async def sweep(self) -> None:
-        """Expire who was silent too long, forget who was inactive too long, write what is due."""
+        """Expire silent runners, delete those inactive too long, and store heartbeat times that are due."""
         self._core.require_open()
         await self._core.writer.run(self._sweep)
 
@@ -76,7 +76,7 @@ class Expiry:
         return any(model and model.manifest.wake and model.manifest.wake.by_mesh for model in models)
 
     def _was_frozen(self, now: float) -> bool:
-        """Stopped, suspended or stuck on the disk: it could hear nobody meanwhile, as if it had been restarted."""
+        """Whether the process was stopped, suspended or stuck on the disk, so that it received no heartbeats."""
         limit = max(
             FROZEN_AFTER_INTERVALS * self._config.sweep_interval_seconds,
             FROZEN_AFTER_SHARE_OF_INACTIVE * self._config.inactive_after_seconds,
@@ -84,7 +84,8 @@ class Expiry:
         return now - self._swept_monotonic > limit
 
     def _silence(self, members: list[SessionState], now: float) -> None:
-        # Memory first: that a runner is gone must be told even while the disk fails. Written with the due pulses.
+        # Memory first: watchers must learn that a runner is gone even while the disk fails. Stored with the due
+        # pulses.
         if not members:
             return
         now_utc = self._clock.utc_now()
@@ -134,7 +135,7 @@ class Expiry:
 
 
 def _some_names(members: list[SessionState]) -> list[str]:
-    # Not one line each: ten thousand of them would hold up the loop for longer than all that is told.
+    # One log line for all: ten thousand lines would block the loop for longer than publishing the changes.
     return [state.profile.name for state in members[:MAX_LOGGED_NAMES]]
 
 
@@ -144,7 +145,7 @@ LeaseCount = Callable[[str], int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retired:
-    """What became of a runner that was to be retired."""
+    """The result of retiring a runner."""
 
     outcome: Retirement
     models: tuple[str, ...] = ()
@@ -160,7 +161,8 @@ class Retirements:
         self._core = core
         self._lease_count = lease_count
         self._waiting: set[tuple[str, str]] = set()
-        """Sessions that cannot be forgotten yet, each with its incarnation: one that opens again is no longer meant.
+        """Sessions that cannot be deleted yet, each with its incarnation: a session that opens again is no longer
+        meant.
 
         At most as many as there are sessions.
         """
@@ -170,7 +172,7 @@ class Retirements:
         return await self._core.write(lambda: self._retire(session_id, process_ended=process_ended))
 
     async def sweep(self) -> None:
-        """Forget those that could not be forgotten before and can be now."""
+        """Delete those that could not be deleted before and can be now."""
         if self._waiting:
             self._core.require_open()
             await self._core.writer.run(self._sweep)

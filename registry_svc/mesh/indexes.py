@@ -45,11 +45,11 @@ class PoolIndex:
         return len(self._pool_of)
 
     def put(self, manifest: Manifest, status: Status) -> set[str]:
-        """Place a model anew; returns the pools whose own status is another one now."""
+        """Add or update a model; returns the pools whose status changed."""
         return self._move(manifest.name, manifest, status)
 
     def drop(self, model: str) -> set[str]:
-        """Take a model out; returns the pools whose own status is another one now."""
+        """Remove a model; returns the pools whose status changed."""
         return self._move(model, None, Status.INACTIVE)
 
     def names(self) -> Iterable[str]:
@@ -95,7 +95,7 @@ class PoolIndex:
         return {pool for pool in touched if self.status(pool) is not before[pool]}
 
     def _restate(self, model: str, pool: str, status: Status) -> set[str]:
-        # Thousands at once when a site goes silent: without this each would leave its pool and join it anew.
+        # When a site goes silent thousands of models change at once: this avoids removing and adding each.
         tally = self._pools[pool]
         before = tally.status
         tally.counts[tally.statuses[model]] -= 1
@@ -115,7 +115,7 @@ _Target = tuple[str, bool]
 
 
 class TargetIndex:
-    """All agents, with the status that was told of each last."""
+    """All agents by target, with the status last published of each."""
 
     def __init__(self, pools: PoolIndex) -> None:
         self._pools = pools
@@ -136,7 +136,7 @@ class TargetIndex:
         return published is None or published[1] is not status
 
     def drop(self, agent: str) -> None:
-        """Forget an agent; one that is not there is passed over."""
+        """Remove an agent; an unknown name is ignored."""
         published = self._published.pop(agent, None)
         if published is None:
             return
@@ -176,7 +176,7 @@ class TargetIndex:
 
 
 class RouteIndex:
-    """All routes, with the status that was told of each last."""
+    """All routes by candidate, with the status last published of each."""
 
     def __init__(self, pools: PoolIndex) -> None:
         self._pools = pools
@@ -214,7 +214,7 @@ class RouteIndex:
             self._naming.setdefault(candidate, set()).add(name)
 
     def drop(self, name: str) -> None:
-        """Forget a route; one that is not there is passed over."""
+        """Remove a route; an unknown name is ignored."""
         declared = self._declared.pop(name, None)
         self._published.pop(name, None)
         if declared is None:
@@ -226,7 +226,7 @@ class RouteIndex:
                 del self._naming[candidate]
 
     def note_status(self, route: Route) -> bool:
-        """Remember what is told of a route; returns whether its status is another one than before."""
+        """Record the status that is published; returns whether it changed."""
         earlier = self._published.get(route.manifest.name)
         self._published[route.manifest.name] = route.status
         return earlier is not route.status
@@ -244,7 +244,7 @@ class RouteIndex:
         return Status.INACTIVE
 
     def candidates(self, manifest: RouteManifest) -> list[Candidate]:
-        """What is known now of each that a route names, in its order."""
+        """Return the state of each candidate of a route, in its order."""
         return [
             Candidate(
                 name=name,
@@ -294,11 +294,11 @@ class ManifestSizes:
         self.total_bytes += size
 
     def drop(self, kind: Kind, name: str) -> None:
-        """Forget a resource; one that is not there is passed over."""
+        """Remove a resource; an unknown name is ignored."""
         self.total_bytes -= self._sizes.pop((kind, name), 0)
 
     def growth_bytes(self, manifests: Iterable[AnyManifest]) -> int:
-        """By how much the sum would grow with these in place of what is there of their names."""
+        """Return by how much the total would grow with these in place of the resources of their names."""
         measured = (_measured(manifest) for manifest in manifests)
         return sum(size - self._sizes.get(key, 0) for key, size in measured)
 

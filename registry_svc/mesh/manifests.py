@@ -1,4 +1,4 @@
-"""Models, agents and routes from the wire to the domain, with every limit of what may be said of them."""
+"""Manifests of models, agents and routes between the wire and the domain, with every limit."""
 
 import json
 import re
@@ -43,7 +43,7 @@ def to_behaviour(message: agent_behaviour_pb2.AgentBehaviour, field: str) -> Age
 
 
 def behaviour_message(behaviour: AgentBehaviour) -> agent_behaviour_pb2.AgentBehaviour | None:
-    """A behaviour on the wire, without what is as it would be anyway; None for none at all."""
+    """Return a behaviour for the wire without its default values; None when everything is off."""
     if behaviour == NO_BEHAVIOUR:
         return None
     message = agent_behaviour_pb2.AgentBehaviour(
@@ -70,7 +70,7 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 def to_manifest(manifest: model_pb2.ModelManifest, field: str, *, published: bool) -> Manifest:
-    """A valid model; raises INVALID_ARGUMENT naming the field. `published`: a runner says it, not an operator."""
+    """Return a valid model; raises INVALID_ARGUMENT naming the field. `published`: sent by a runner."""
     if manifest.pool_name:
         require_name(manifest.pool_name, f"{field}.pool_name")
     if manifest.digest and _DIGEST.fullmatch(manifest.digest) is None:
@@ -151,7 +151,7 @@ def _params(params: sampling_pb2.SamplingParams, field: str) -> str:
 
 
 def manifest_message(manifest: Manifest) -> model_pb2.ModelManifest:
-    """What is said of a model."""
+    """Return the manifest of a model, for the wire."""
     return model_pb2.ModelManifest(
         name=manifest.name,
         pool_name=manifest.pool_name,
@@ -165,7 +165,7 @@ def manifest_message(manifest: Manifest) -> model_pb2.ModelManifest:
 
 
 def agent_manifest_message(manifest: AgentManifest) -> agent_pb2.AgentManifest:
-    """What is said of an agent."""
+    """Return the manifest of an agent, for the wire."""
     message = agent_pb2.AgentManifest(
         name=manifest.name,
         description=manifest.description,
@@ -183,7 +183,7 @@ def agent_manifest_message(manifest: AgentManifest) -> agent_pb2.AgentManifest:
 
 
 def route_manifest_message(manifest: RouteManifest) -> route_pb2.RouteManifest:
-    """What is said of a route."""
+    """Return the manifest of a route, for the wire."""
     return route_pb2.RouteManifest(
         name=manifest.name,
         description=manifest.description,
@@ -209,7 +209,7 @@ _MAC_ADDRESS = re.compile(r"[0-9A-Fa-f]{2}([:-][0-9A-Fa-f]{2}){5}")
 
 
 def to_wake(wake: wake_pb2.Wake, field: str, *, published: bool) -> WakePlan:
-    """A valid wake plan; raises INVALID_ARGUMENT naming the field. `published`: a runner says it, not an operator."""
+    """Return a valid wake plan; raises INVALID_ARGUMENT naming the field. `published`: sent by a runner."""
     if wake.HasField("max_wait"):
         seconds = wake.max_wait.seconds + wake.max_wait.nanos / 1e9
         require_range(seconds, f"{field}.max_wait", MIN_WAIT_SECONDS, MAX_WAIT_SECONDS)
@@ -224,14 +224,14 @@ def _check_recipe(recipe: wake_pb2.WakeRecipe, field: str, *, published: bool) -
     match recipe.WhichOneof("action"):
         case "http":
             _check_http(recipe.http, f"{field}.http")
-            # A router would fill them in: whoever may publish a model could have its secrets sent to any URL.
+            # A router would substitute them: any publisher of a model could have its secrets sent to any URL.
             if published and any("${" in value for value in recipe.http.headers.values()):
                 raise invalid_field(
                     f"{field}.http.headers",
                     "a runner may not use the routers' variables; an operator must declare this recipe with apply",
                 )
         case "command":
-            # A router would run it: whoever may publish a model could run programs on another machine.
+            # A router would run it: any publisher of a model could run programs on another machine.
             if published:
                 raise invalid_field(
                     f"{field}.command",

@@ -1,6 +1,6 @@
-"""The mesh in memory: sessions, declarations, pools, and what each step changes for those who watch.
+"""The mesh in memory: sessions, declarations and pools, and the changes that each step publishes.
 
-Plain bookkeeping: no awaiting, no clock, no storage. Roster and declarations decide, this remembers.
+Without awaiting, clock or storage: session manager and declarations decide, this module records.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -44,7 +44,7 @@ from registry_svc.mesh.watch import (
 
 
 class ResourceIndex:
-    """Lookups of sessions, models, agents, pools and routes: declarations laid over what runners publish."""
+    """Lookups of sessions, models, agents, pools and routes, with declarations laid over publications."""
 
     def __init__(self) -> None:
         self._by_session: dict[str, SessionState] = {}
@@ -58,7 +58,7 @@ class ResourceIndex:
         self.routes = RouteIndex(self.pools)
         self.sizes = ManifestSizes()
         self.detail_bytes = 0
-        """How much the words of all reports take."""
+        """Size of the detail texts of all reports."""
 
     def __len__(self) -> int:
         return len(self._by_runner)
@@ -71,7 +71,7 @@ class ResourceIndex:
         return self._by_session.get(session_id)
 
     def of_runner(self, name: str) -> SessionState | None:
-        """The member whose runner is called so."""
+        """Return the session of the runner of this name."""
         return self._by_runner.get(name)
 
     def runner_names(self) -> Iterable[str]:
@@ -87,11 +87,11 @@ class ResourceIndex:
         return self._by_agent.keys() | self._declared_agents.keys()
 
     def declared_model(self, name: str) -> DeclaredModel | None:
-        """What an operator declared of a model."""
+        """Return the declaration of a model."""
         return self._declared_models.get(name)
 
     def declared_agent(self, name: str) -> DeclaredAgent | None:
-        """What an operator declared of an agent."""
+        """Return the declaration of an agent."""
         return self._declared_agents.get(name)
 
     def is_declared(self, kind: Kind, name: str) -> bool:
@@ -101,12 +101,12 @@ class ResourceIndex:
         )
 
     def published_model(self, name: str) -> tuple[Publication, SessionState] | None:
-        """What a runner published of a model, whether or not it lies under a declaration."""
+        """Return the publication of a model, whether or not a declaration covers it."""
         state = self._by_model.get(name)
         return None if state is None else (state.publications[name], state)
 
     def published_agent(self, name: str) -> tuple[AgentPublication, SessionState] | None:
-        """What a runner published of an agent, whether or not it lies under a declaration."""
+        """Return the publication of an agent, whether or not a declaration covers it."""
         state = self._by_agent.get(name)
         return None if state is None else (state.agents[name], state)
 
@@ -147,12 +147,12 @@ class ResourceIndex:
         )
 
     def target(self, agent: AgentManifest) -> Target:
-        """What is known of that which an agent points to."""
+        """Return the state of the model or pool that an agent targets."""
         members = self.pools.members(agent.target) if agent.targets_pool else ()
         return Target(agent=agent, model_known=self.pools.pool_of(agent.target) is not None, pool_members=members)
 
     def claim(self, kind: Kind, name: str, *, besides: frozenset[str] = frozenset()) -> Claim:
-        """A name that somebody wants, with its holders; models in `besides` do not keep a pool's name."""
+        """Return a claim to a name, with its present owners; models in `besides` do not keep a pool's name."""
         owners: list[Owner] = []
         if name in self._by_runner:
             owners.append(_owner(Kind.RUNNER, name, self._by_runner[name]))
@@ -213,9 +213,9 @@ class Mesh(ResourceIndex):
     """The mesh in memory. Each step that changes it returns the changes for watchers, deletions first."""
 
     def install(self, state: SessionState, evicted: Iterable[str] = ()) -> list[Change]:
-        """Put `state` in place of the earlier life of its session and of the sessions `evicted` (by id).
+        """Install `state` in place of its session's earlier incarnation and of the `evicted` sessions (by id).
 
-        Its models and agents leave whoever published them. Returns what changed, deletions first.
+        Its models and agents are withdrawn from earlier publishers. Returns the changes, deletions first.
         """
         gone_runners: dict[str, None] = {}
         models, agents = dict.fromkeys(state.publications), dict.fromkeys(state.agents)
@@ -232,7 +232,7 @@ class Mesh(ResourceIndex):
         return self._changes([state], models, agents, gone_runners)
 
     def forget(self, members: Sequence[SessionState]) -> list[Change]:
-        """Remove `members`; returns what changed: all agents before all models before all runners."""
+        """Remove `members`; returns the changes: all agents before all models before all runners."""
         models: dict[str, None] = {}
         agents: dict[str, None] = {}
         for state in members:
@@ -242,19 +242,19 @@ class Mesh(ResourceIndex):
         return self._changes([], models, agents, [state.profile.name for state in members])
 
     def report(self, state: SessionState, capability: Capability) -> None:
-        """Take in what the runner of `state` says of itself."""
+        """Record the capability report of a runner."""
         self.detail_bytes -= state.detail_bytes
         state.report(capability)
         self.detail_bytes += state.detail_bytes
 
     def changes_for(self, members: Sequence[SessionState]) -> list[Change]:
-        """What changed now that the runners of `members` came or went."""
+        """Return the changes after the runners of `members` became active or inactive."""
         models = dict.fromkeys(name for state in members for name in state.publications)
         agents = dict.fromkeys(name for state in members for name in state.agents)
         return self._changes(members, models, agents, ())
 
     def changes_for_report(self, state: SessionState, woken_or_asleep: Iterable[str]) -> list[Change]:
-        """What changed now that `state` reported anew and the models `woken_or_asleep` fell asleep or woke up."""
+        """Return the changes after a report in which the models `woken_or_asleep` fell asleep or woke up."""
         return self._changes([state], dict.fromkeys(woken_or_asleep), {}, ())
 
     def declare(
@@ -263,7 +263,7 @@ class Mesh(ResourceIndex):
         agents: Iterable[DeclaredAgent] = (),
         routes: Iterable[DeclaredRoute] = (),
     ) -> list[Change]:
-        """Put declarations in place of earlier ones of their names; returns what changed."""
+        """Put declarations in place of earlier ones of their names; returns the changes."""
         new_routes = {declared.manifest.name: declared for declared in routes}
         for route in new_routes.values():
             self.routes.put(route)
@@ -274,7 +274,7 @@ class Mesh(ResourceIndex):
         return self._changes([], dict.fromkeys(new_models), dict.fromkeys(new_agents), (), new_routes)
 
     def drop(self, models: Sequence[str] = (), agents: Sequence[str] = (), routes: Sequence[str] = ()) -> list[Change]:
-        """Remove models and agents, declared and published, and routes; returns what changed."""
+        """Remove models and agents, declared and published, and routes; returns the changes."""
         for name in routes:
             self.routes.drop(name)
         for name in models:
@@ -292,7 +292,7 @@ class Mesh(ResourceIndex):
         gone_runners: Iterable[str],
         routes: Iterable[str] = (),
     ) -> list[Change]:
-        """All changes of one step: agents and routes go before models before runners, and come after both."""
+        """Return the changes of one step: agents and routes go before models before runners, and come after them."""
         concerned = self._routes_over(models)
         gone_models, new_models, touched_pools = self._replaced_models(models)
         gone_agents, new_agents = self._replaced_agents(agents)
@@ -350,7 +350,7 @@ class Mesh(ResourceIndex):
         return self.routes.naming([*models, *pools])
 
     def _replaced_routes(self, names: Iterable[str], affected: Iterable[str]) -> tuple[list[str], list[Route]]:
-        """The routes `names` as they are now, and those of `affected` that have another status than was told last."""
+        """Return the routes `names` as they are now, and those of `affected` whose published status changed."""
         gone: list[str] = []
         new: dict[str, Route] = {}
         for name in names:
@@ -369,7 +369,7 @@ class Mesh(ResourceIndex):
         return gone, list(new.values())
 
     def _agent_with_new_status(self, name: str) -> Agent | None:
-        """An agent, if its status is another one than was told last."""
+        """Return an agent whose published status changed; None otherwise."""
         agent = self.agent(name)
         if agent is None or not self.targets.put(agent.manifest, agent.status):
             return None
@@ -377,7 +377,7 @@ class Mesh(ResourceIndex):
 
 
 def _with_their_models(members: Sequence[SessionState], models: dict[str, Model]) -> Iterator[Change]:
-    """Each runner before its models, because they refer to it; then the models of nobody."""
+    """Each runner before its models, which refer to it; then models without a runner."""
     rest = dict(models)
     for state in members:
         yield RunnerChanged(state.runner())

@@ -80,7 +80,7 @@ _ROUTE_STATUSES = {
 def opened(
     session: Session, config: RegistryConfig, *, mesh_time: datetime, registry_time: datetime, dial_out: bool
 ) -> runner_session_service_pb2.OpenSessionResponse:
-    """The answer to OpenSession. A runner behind a link may have any clock: it is a machine of somebody's own."""
+    """Return the answer to OpenSession. A dial-out runner may have any clock: it is not a machine of the operator."""
     return runner_session_service_pb2.OpenSessionResponse(
         session_id=session.id,
         ticket_key=session.ticket_key,
@@ -154,7 +154,7 @@ def route_message(route: Route) -> route_pb2.Route:
 
 
 def settings_message(settings: MeshSettings) -> settings_pb2.MeshSettings:
-    """What is set for the mesh."""
+    """Return the settings of the mesh, for the wire."""
     return settings_pb2.MeshSettings(allow_cloud_fallback=settings.allow_cloud_fallback, revision=settings.revision)
 
 

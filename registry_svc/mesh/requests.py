@@ -1,4 +1,4 @@
-"""From the wire to the domain: every limit of what a caller may send, and the field it is about."""
+"""Requests of runners and readers from the wire to the domain, with every limit."""
 
 import base64
 import binascii
@@ -37,7 +37,7 @@ MAX_LOAD_SECONDS = 86_400.0
 
 
 def instance_of(state: runner_pb2.InstanceState, field: str) -> Instance:
-    """A report about one model. Raises INVALID_ARGUMENT naming what is wrong below `field`."""
+    """Return the report about one model. Raises INVALID_ARGUMENT naming the field below `field`."""
     if state.phase not in {phase.value for phase in Phase}:
         raise invalid_field(f"{field}.phase", "must be a known phase")
     progress = state.load_progress if state.HasField("load_progress") else None
@@ -98,7 +98,7 @@ def _seconds_of(duration: duration_pb2.Duration, field: str) -> float:
 
 
 MAX_CLOCK_OFFSET_SECONDS = 3_155_760_000.0
-"""A hundred years: what a runner reports beyond that is kept as this much."""
+"""A hundred years: larger clock offsets are stored as this."""
 MAX_ID_CHARS = 128
 MAX_ADDRESS_CHARS = 512
 MAX_HOST_CHARS = 255
@@ -195,7 +195,7 @@ def to_kind(kind: resource_kind_pb2.ResourceKind.ValueType, field: str) -> Kind:
 def events_of(
     request: registry_service_pb2.ListEventsRequest | registry_service_pb2.WatchEventsRequest,
 ) -> tuple[Kind | None, str]:
-    """Which events are asked for: kind and name, None and "" for all; raises INVALID_ARGUMENT naming the field."""
+    """Return kind and name of the requested events, None and "" for all; raises INVALID_ARGUMENT naming the field."""
     if request.name:
         require_name(request.name, "name")
     if not request.kind:
@@ -225,7 +225,7 @@ def _profile(runner: runner_pb2.Runner) -> RunnerProfile:
 
 
 def _require_one_namespace(runner: str, models: Sequence[Manifest], agents: Sequence[AgentManifest]) -> None:
-    """What is published together shares the one namespace too: only a pool may be called like a model."""
+    """Names published together share the one namespace too: only a pool may have the name of a model."""
     model_names = {manifest.name for manifest in models}
     taken = model_names | {manifest.pool_name for manifest in models}
     for index, manifest in enumerate(models):

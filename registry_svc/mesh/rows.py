@@ -42,7 +42,7 @@ from weft.wake.recipes import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredPulse:
-    """A runner's liveness on disk; may be older than what memory knows."""
+    """A runner's liveness on disk; may be older than in memory."""
 
     runner: str
     standing: Standing
@@ -71,7 +71,7 @@ class StoredMesh:
     agents: tuple[DeclaredAgent, ...] = ()
     routes: tuple[DeclaredRoute, ...] = ()
     settings: MeshSettings | None = None
-    """None: none were ever saved."""
+    """None: never saved."""
     join_tokens: tuple[JoinToken, ...] = ()
 
 
@@ -84,7 +84,7 @@ def plan_to_json(plan: WakePlan) -> str:
 
 
 def plan_from_json(text: str) -> WakePlan | None:
-    """The plan in `text`; None when it names nobody who could wake the model, such as only an action not known here.
+    """Return the plan in `text`; None when it holds no way of waking known here.
 
     Raises ValueError when `text` is not such a document; the message holds nothing of it.
     """
@@ -130,7 +130,7 @@ def _recipe(action: dict[str, Any]) -> Recipe | None:
 
 
 _MAX_INT32 = 2**31 - 1
-"""What the wire has room for."""
+"""The largest value on the wire."""
 
 
 def behaviour_to_json(behaviour: AgentBehaviour) -> str | None:
@@ -178,7 +178,7 @@ def _names(value: Any) -> tuple[str, ...]:
 
 
 def _repetition(word: Any) -> Repetition | None:
-    """A word of a newer release leaves it to the model."""
+    """A value of a newer release counts as unset."""
     return Repetition(word) if word in {each.value for each in Repetition} else None
 
 
@@ -188,7 +188,7 @@ SETTINGS_ID = 1
 """Of the only row of `mesh_settings`."""
 
 Values = dict[str, Any]
-"""What is written into one row, by column."""
+"""Values of one row, by column."""
 
 
 def session_row(session: Session) -> Values:
@@ -294,27 +294,27 @@ def join_token_row(token: JoinToken) -> Values:
 
 
 def publication_of(row: Row[Any]) -> Publication:
-    """What a row of `models` says."""
+    """Read a row of `models`."""
     return Publication(manifest=_manifest(row), runner=row.runner, created_at=row.created_at)
 
 
 def declared_model_of(row: Row[Any]) -> DeclaredModel:
-    """What a row of `declared_models` says."""
+    """Read a row of `declared_models`."""
     return DeclaredModel(manifest=_manifest(row), runner=row.runner, created_at=row.created_at)
 
 
 def agent_publication_of(row: Row[Any]) -> AgentPublication:
-    """What a row of `agents` says."""
+    """Read a row of `agents`."""
     return AgentPublication(manifest=_agent_manifest(row), runner=row.runner, created_at=row.created_at)
 
 
 def declared_agent_of(row: Row[Any]) -> DeclaredAgent:
-    """What a row of `declared_agents` says."""
+    """Read a row of `declared_agents`."""
     return DeclaredAgent(manifest=_agent_manifest(row), created_at=row.created_at)
 
 
 def declared_route_of(row: Row[Any]) -> DeclaredRoute:
-    """What a row of `declared_routes` says."""
+    """Read a row of `declared_routes`."""
     manifest = RouteManifest(
         name=row.name,
         description=row.description,
@@ -327,12 +327,12 @@ def declared_route_of(row: Row[Any]) -> DeclaredRoute:
 
 
 def settings_of(row: Row[Any]) -> MeshSettings:
-    """What the row of `mesh_settings` says."""
+    """Read the row of `mesh_settings`."""
     return MeshSettings(allow_cloud_fallback=row.allow_cloud_fallback, revision=row.revision)
 
 
 def join_token_of(row: Row[Any]) -> JoinToken:
-    """What a row of `join_tokens` says."""
+    """Read a row of `join_tokens`."""
     return JoinToken(
         id=row.id,
         description=row.description,
@@ -345,7 +345,7 @@ def join_token_of(row: Row[Any]) -> JoinToken:
 def stored_session_of(
     row: Row[Any], publications: Sequence[Publication], agents: Sequence[AgentPublication]
 ) -> StoredSession:
-    """What a row of `runners`, joined with its row of `sessions`, says."""
+    """Read a row of `runners` joined with its row of `sessions`."""
     return StoredSession(
         session=Session(
             id=row.session_id,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class EvictionAnswer(Enum):
-    """What a runner said when it was asked to give up the memory of a model."""
+    """Answer of a runner to an eviction request."""
 
     GIVEN_UP = auto()
     """The model sleeps; its lease has been released, or is about to be."""
@@ -36,23 +36,22 @@ class EvictionAnswer(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvictionRequest:
-    """What is asked of a runner."""
+    """A request to a runner to evict a model."""
 
     runner: str
     model: str
     lease_id: str
     priority: Priority
-    """Of whoever needs the memory."""
+    """Priority of the request that needs the memory."""
     wanted_by: str
     """For the log."""
 
 
 class RunnerCalls(Protocol):
-    """Whom the registry has carry out what it decides; runners are found by name, and must be active.
+    """Calls to runners, which are found by name and must be active.
 
-    Each call carries a permit made for it. But for `evict`, every one raises the runner's own WeftError,
-    NO_RUNNER_AVAILABLE when the runner is not there, and WORKER_LOST when the connection breaks. Closing or cancelling
-    a call cancels the work.
+    Each call carries a permit made for it. All but `evict` raise the runner's own WeftError, NO_RUNNER_AVAILABLE when
+    the runner is not active, and WORKER_LOST when the connection breaks. Closing or cancelling a call cancels the work.
     """
 
     def load(
@@ -89,7 +88,7 @@ Metadata = tuple[tuple[str, str], ...]
 
 
 class GrpcRunnerCalls(RunnerCalls):
-    """See RunnerCalls. `channels` belongs to the caller, who closes it."""
+    """RunnerCalls over gRPC. The caller owns `channels` and closes it."""
 
     def __init__(self, core: RegistryCore, channels: ChannelPool) -> None:
         self._core = core
@@ -200,7 +199,7 @@ async def _answer(call: Awaitable[T]) -> T:
 
 def _failure(error: grpc.aio.AioRpcError) -> WeftError:
     failure = error_from_call(error, Reason.WORKER_LOST)
-    # Nobody here cancelled: a runner that stops ends its calls so.
+    # The registry did not cancel: a runner that stops ends its calls with this status.
     if failure.reason is Reason.CANCELLED:
         return WeftError(Reason.WORKER_LOST, "the runner ended the call; it is being stopped")
     return failure

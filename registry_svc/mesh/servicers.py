@@ -1,4 +1,4 @@
-"""What the mesh knows, and how it changes."""
+"""gRPC servicers of the mesh: reads and watches, runner sessions, declarations, settings."""
 
 import heapq
 from collections import OrderedDict
@@ -92,32 +92,32 @@ class Catalogue:
         return None if name is None else self._core.mesh.pool(name)
 
     def runners_after(self, name: str, limit: int) -> list[Runner]:
-        """At most `limit` runners whose names come after `name`, in order."""
+        """Return at most `limit` runners with names after `name`, in order."""
         self._core.require_open()
         return _page(self._core.mesh.runner_names(), self.runner, name, limit)
 
     def models_after(self, name: str, limit: int) -> list[Model]:
-        """At most `limit` models whose names come after `name`, in order."""
+        """Return at most `limit` models with names after `name`, in order."""
         self._core.require_open()
         return _page(self._core.mesh.model_names(), self.model, name, limit)
 
     def agents_after(self, name: str, limit: int) -> list[Agent]:
-        """At most `limit` agents whose names come after `name`, in order."""
+        """Return at most `limit` agents with names after `name`, in order."""
         self._core.require_open()
         return _page(self._core.mesh.agent_names(), self.agent, name, limit)
 
     def routes_after(self, name: str, limit: int) -> list[Route]:
-        """At most `limit` routes whose names come after `name`, in order."""
+        """Return at most `limit` routes with names after `name`, in order."""
         self._core.require_open()
         return _page(self._core.mesh.routes.names(), self.route, name, limit)
 
     def pools_after(self, name: str, limit: int) -> list[Pool]:
-        """At most `limit` pools whose names come after `name`, in order."""
+        """Return at most `limit` pools with names after `name`, in order."""
         self._core.require_open()
         return _page(self._core.mesh.pools.names(), self.pool, name, limit)
 
     def watch(self) -> tuple[Snapshot, Watcher[Revised]]:
-        """Everything there is, and a watcher that hears every change after exactly that."""
+        """Return everything there is, and a watcher that receives every change after that."""
         return self._core.watch()
 
     def events(self, kind: Kind | None, name: str, limit: int) -> list[Event]:
@@ -126,7 +126,7 @@ class Catalogue:
         return self._core.events.newest(kind, name, limit)
 
     def watch_events(self) -> Watcher[Event]:
-        """A listener that hears every event from now on."""
+        """Return a watcher that receives every event from now on."""
         self._core.require_open()
         return self._core.events.subscribe()
 
@@ -274,7 +274,7 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
         self, request: registry_service_pb2.WatchRequest, context: Context
     ) -> None:
         async with answering(context):
-            # It tells of them too; with its rule alone, who may see models would see these as well.
+            # The watch includes runners and settings, so the right to view models alone is not enough.
             for access in _ALSO_WATCHED:
                 caller().require(access)
             if request.include_ticket_keys:
@@ -301,7 +301,7 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
         async with answering(context):
             kind, name = events_of(request)
             with self._catalogue.watch_events() as watcher:
-                # A caller that has the headers knows that it misses nothing from now on.
+                # A caller that has the headers misses no event from now on.
                 await context.send_initial_metadata(())
                 async for event in watcher:
                     if concerns(event, kind, name):
@@ -309,13 +309,13 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
 
 
 class ChangeMessages:
-    """The newest changes as messages, so that one that many watch is converted once."""
+    """Cache of the newest changes as messages, so that a change with many watchers is converted once."""
 
     def __init__(self) -> None:
         self._messages: OrderedDict[tuple[int, bool], registry_service_pb2.WatchResponse] = OrderedDict()
 
     def message(self, revised: Revised, *, with_keys: bool) -> registry_service_pb2.WatchResponse:
-        """The message of a change; only ever read."""
+        """Return the message of a change, which must not be modified."""
         key = (revised.revision, with_keys)
         message = self._messages.get(key)
         if message is None:

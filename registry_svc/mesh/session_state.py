@@ -34,7 +34,7 @@ class SessionState:
     inactive_since: datetime | None = None
     capability: Capability = field(default_factory=Capability)
     reported: bool = False
-    """Whether `capability` is a report of this incarnation; otherwise nothing is known yet."""
+    """Whether `capability` is a report of this incarnation; otherwise it is unknown."""
     sequence: int | None = None
     """Newest heartbeat of this incarnation; None before the first one."""
     publications: dict[str, Publication] = field(default_factory=dict)
@@ -42,13 +42,13 @@ class SessionState:
     unowned: frozenset[str] = frozenset()
     """Models that it has loaded and does not publish any more."""
     saved_pulse: Pulse | None = None
-    """What the store knows; None: nothing worth keeping."""
+    """The stored liveness; None: not stored."""
     share: float = field(init=False)
     """Its place in a spread of expiries."""
     sleeping: frozenset[str] = field(init=False)
     """Its models that hibernate, by name."""
     detail_bytes: int = field(init=False)
-    """How much the words of its last report take."""
+    """Size of the detail texts of its last report."""
 
     def __post_init__(self) -> None:
         self.share = share_of(self.profile.name)
@@ -62,20 +62,20 @@ class SessionState:
         self.unowned |= {model} if loaded else frozenset()
 
     def report(self, capability: Capability) -> None:
-        """Take in what the runner says of itself. Called by the mesh, which counts."""
+        """Record a capability report. Called by the mesh, which counts sizes."""
         self.capability = capability
         self.sleeping = _sleeping(capability)
         self.detail_bytes = detail_bytes(capability)
         self.reported = True
 
     def revive(self, now: float, now_utc: datetime) -> None:
-        """It was heard."""
+        """Record a heartbeat."""
         self.pulse = heard(now)
         self.last_heartbeat_at = now_utc
         self.inactive_since = None
 
     def lose(self, standing: Standing, now: float, now_utc: datetime) -> None:
-        """It is gone from now on; one that already was keeps its older moment."""
+        """Mark the runner as inactive; an inactive one keeps its earlier moment."""
         self.pulse = lost(self.pulse, standing, now)
         self.inactive_since = self.inactive_since or now_utc
 

@@ -1,4 +1,4 @@
-"""Who is in the mesh: sessions and heartbeats. What time does to them is in `expiry`."""
+"""Sessions of runners: open, heartbeat, close. Expiry is in `expiry`."""
 
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
@@ -47,13 +47,13 @@ IncarnationAt = Callable[[str], Awaitable[str]]
 
 
 class SessionManager:
-    """Takes in what runners say of themselves; writes pass one by one.
+    """Opens sessions, validates heartbeats and closes sessions, one write at a time.
 
-    What is acknowledged is on disk, except heartbeats: their times are written by Expiry, now and then.
+    Acknowledged changes are on disk, except heartbeats: their times are stored by Expiry now and then.
     """
 
     def __init__(self, core: RegistryCore, incarnation_at: IncarnationAt | None = None) -> None:
-        """`incarnation_at` tells whether a runner's earlier process is gone; None: only its silence tells."""
+        """`incarnation_at` probes whether a runner's earlier process is gone; None: only silence shows that."""
         self._core = core
         self._incarnation_at = incarnation_at
         self._clock = core.clock
@@ -65,7 +65,7 @@ class SessionManager:
         return await self._core.write(lambda: self._open(opening, replaced))
 
     async def heartbeat(self, beat: Heartbeat) -> None:
-        """Take in a heartbeat; raises SESSION_UNKNOWN or STALE_HEARTBEAT."""
+        """Record a heartbeat; raises SESSION_UNKNOWN or STALE_HEARTBEAT."""
         async with self._core.writer.turn():
             self._core.require_open()
             state = self._core.mesh.of_session(beat.session_id)
@@ -75,14 +75,14 @@ class SessionManager:
             self._revive(state, beat, hearing)
 
     async def close_session(self, session_id: str, incarnation: str) -> None:
-        """Make a runner inactive at its own wish; a session or incarnation that is gone already is passed over."""
+        """Make a runner inactive at its own request; an unknown session or incarnation is ignored."""
         await self._core.write(lambda: self._close(session_id, incarnation))
 
     async def _replaced_session(self, opening: Opening) -> str:
-        """The id of the live session that `opening` replaces without knowing it; empty: there is none.
+        """Return the id of the live session that `opening` replaces without knowing it; empty: there is none.
 
-        A runner that lost its session id is a stranger to its own rows for as long as its earlier process counts as
-        live. That process is gone if the new one answers at its very address.
+        A runner that lost its session id cannot claim its own rows while its earlier process counts as live. That
+        process is gone if the new one answers at the same address.
         """
         holder = self._core.mesh.of_runner(opening.profile.name)
         if holder is None or not holder.pulse.active or self._incarnation_at is None or opening.profile.dial_out:
@@ -132,7 +132,7 @@ class SessionManager:
         ]
 
     def _leaving(self, decision: Admitted) -> list[SessionState]:
-        """The earlier lives that this session replaces: its own, and those of dead sessions that end."""
+        """Return the earlier sessions that this one replaces: its own, and dead sessions that end."""
         ids = [*decision.evicted] if decision.adopted is None else [decision.adopted.id, *decision.evicted]
         found = (self._core.mesh.of_session(session_id) for session_id in ids)
         return [state for state in found if state is not None]

@@ -1,4 +1,4 @@
-"""What operators set for the whole mesh while it runs."""
+"""Settings of the whole mesh that operators change at run time."""
 
 from dataclasses import replace
 
@@ -12,18 +12,18 @@ log = structlog.get_logger("weft.registry")
 
 
 class SettingsManager:
-    """Tells and changes the settings; writes pass one by one with those of declarations and the roster."""
+    """Reads and changes the settings; writes pass one by one with those of declarations and sessions."""
 
     def __init__(self, core: RegistryCore) -> None:
         self._core = core
 
     def current(self) -> MeshSettings:
-        """What is set now; raises SHUTTING_DOWN while the registry does not run."""
+        """Return the present settings; raises SHUTTING_DOWN while the registry does not run."""
         self._core.require_open()
         return self._core.settings
 
     async def update(self, allow_cloud_fallback: bool | None) -> MeshSettings:
-        """Set what is not None; it is on disk, and told, when this returns. What is set already changes nothing."""
+        """Set what is not None; it is on disk and published when this returns. Equal values change nothing."""
         return await self._core.write(lambda: self._update(allow_cloud_fallback))
 
     async def _update(self, allow_cloud_fallback: bool | None) -> MeshSettings:

@@ -1,4 +1,4 @@
-"""The store port: what must outlive the registry process."""
+"""The store of the mesh: its port, and its implementation on SQL."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -55,10 +55,10 @@ from registry_svc.store.schema import (
 
 
 class Store(Protocol):
-    """Where sessions with their rows, declarations, settings and join tokens are kept. One owner at a time.
+    """Store of sessions with their rows, declarations, settings and join tokens. One owner at a time.
 
-    Every write is one transaction that is on disk when the call returns. All methods raise SERVICE_UNAVAILABLE when
-    the database fails; then nothing of the write has happened.
+    Every write is one transaction that is on disk when the call returns. All methods raise SERVICE_UNAVAILABLE when the
+    database fails; then nothing was written.
     """
 
     async def open(self) -> None:
@@ -74,20 +74,19 @@ class Store(Protocol):
         ...
 
     async def save_session(self, stored: StoredSession, *, evicted: Sequence[str] = ()) -> None:
-        """Make `stored` the whole truth about its session and about the published models and agents it names.
+        """Replace all rows of a session, and the publications of the models and agents it names.
 
-        Its earlier rows go, its models and agents leave whoever published them, and the sessions `evicted` (by id) end,
-        as does any other that holds its runner's name.
-        Declarations are untouched.
+        Its earlier rows are deleted, its models and agents are withdrawn from other publishers, and the sessions
+        `evicted` (by id) end, as does any other that holds its runner's name. Declarations are untouched.
         """
         ...
 
     async def save_pulses(self, pulses: Sequence[StoredPulse]) -> None:
-        """Update the liveness of these runners; one that is not there is passed over."""
+        """Update the liveness of these runners; unknown names are ignored."""
         ...
 
     async def delete_sessions(self, session_ids: Sequence[str]) -> None:
-        """Remove these sessions with their runners, agents and models; one that is not there is passed over."""
+        """Delete these sessions with their runners, agents and models; unknown ids are ignored."""
         ...
 
     async def save_declarations(
@@ -97,9 +96,9 @@ class Store(Protocol):
         ...
 
     async def delete_names(self, models: Sequence[str], agents: Sequence[str], routes: Sequence[str] = ()) -> None:
-        """Remove models and agents of these names, declared and published, and routes.
+        """Delete models and agents of these names, declared and published, and routes.
 
-        One that is not there is passed over.
+        Unknown names are ignored.
         """
         ...
 
@@ -112,7 +111,7 @@ class Store(Protocol):
         ...
 
     async def delete_join_token(self, token_id: str) -> None:
-        """Forget a token; one that is not there is passed over."""
+        """Delete a token; an unknown id is ignored."""
         ...
 
 
@@ -160,7 +159,7 @@ class SqlStore(RegistryDatabase, Store):
 
     @override
     async def save_session(self, stored: StoredSession, *, evicted: Sequence[str] = ()) -> None:
-        # Deleting and inserting anew is upsert in the SQL that every database speaks.
+        # Delete and insert is an upsert in the SQL that every database supports.
         async with self.transaction() as connection:
             await _delete(connection, models.c.name, [each.manifest.name for each in stored.publications])
             await _delete(connection, agents.c.name, [each.manifest.name for each in stored.agents])
@@ -229,7 +228,7 @@ async def _rows(
 
 
 def _in_order(rows: Sequence[Row[Any]], column: str) -> list[Row[Any]]:
-    # Not ORDER BY: PostgreSQL sorts by the language of the database, where "b" comes before "C".
+    # Not ORDER BY: PostgreSQL sorts by the locale of the database, where "b" comes before "C".
     return sorted(rows, key=lambda row: str(getattr(row, column)))
 
 
@@ -241,9 +240,9 @@ def _by_runner(published: Sequence[P]) -> dict[str, list[P]]:
 
 
 def _holding(runner: str) -> Select[tuple[str]]:
-    """The id of the session that holds a runner's name.
+    """The id of the session that holds a runner's name, which the caller does not know.
 
-    The caller knows of none. But a COMMIT whose acknowledgement was lost is told as a failure and yet is there.
+    A COMMIT whose acknowledgement was lost is reported as a failure although it is on disk.
     """
     return select(runners.c.session_id).where(runners.c.name == runner)
 

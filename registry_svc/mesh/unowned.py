@@ -1,6 +1,6 @@
-"""Unloads what runners have loaded of models that they do not publish any more, and records it as events.
+"""Unloads models that runners have loaded and no longer publish, and records that as events.
 
-Such memory serves no request, and no eviction of the router counts on it: without this it stays until its runner ends.
+Such memory serves no request, and the router's eviction does not count on it: it would stay until its runner ends.
 """
 
 from collections.abc import Callable, Iterable
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger("weft.registry")
 
 MAX_UNLOADS = 16
-"""Requests to unload that are under way at once; the other models' turn comes with a later sweep."""
+"""Unload requests in progress at once; other models wait for a later sweep."""
 
 
 class UnownedModels:
@@ -42,7 +42,7 @@ class UnownedModels:
         self._unloads: dict[UnownedModel, asyncio.Task[None]] = {}
 
     async def sweep(self) -> None:
-        """Record the models that became unowned, and have those unloaded whose time has come."""
+        """Record new unowned models, and unload those whose grace has passed."""
         now, present = self._core.clock.monotonic(), set(self._present())
         for gone in self._since.keys() - present:
             del self._since[gone]

@@ -1,4 +1,4 @@
-"""Tells changes to everyone who watches, without ever waiting for anyone."""
+"""The watch: changes and events, and their delivery to watchers without waiting for any of them."""
 
 import asyncio
 from collections import deque
@@ -145,13 +145,13 @@ class Watcher(Generic[T]):
         return self._waiting.popleft()
 
     def offer(self, batch: Sequence[T]) -> bool:
-        """Queue `batch`; False when there was no room, which ends this watcher.
+        """Queue `batch`; returns False when there was no room, which ends this watcher.
 
-        A batch belongs together, so one that comes upon an empty queue is taken whatever its size: a listener that has
-        kept up is not punished for the size of what happened.
+        A batch belongs together, so an empty queue accepts one of any size: a watcher that kept up is not ended for the
+        size of one change.
         """
         if self._waiting and len(self._waiting) + len(batch) > self._max_waiting:
-            # What waits is worth nothing with a gap behind it; free it now, the listener may be stuck in a write.
+            # Queued changes are useless with a gap behind them; free them now, the watcher may be stuck in a write.
             self._waiting.clear()
             self.end(
                 WeftError(
@@ -166,13 +166,13 @@ class Watcher(Generic[T]):
         return True
 
     def end(self, error: WeftError) -> None:
-        """Raise `error` to the listener once it has read what waits."""
+        """Raise `error` in the watcher once it has read its queue."""
         self._ended = error
         self._changed.set()
 
 
 class Broadcaster(Generic[T]):
-    """All watchers of one kind of news of one registry."""
+    """All watchers of one stream of changes or events."""
 
     def __init__(self, max_waiting: int) -> None:
         self._max_waiting = max_waiting
@@ -184,17 +184,17 @@ class Broadcaster(Generic[T]):
         return len(self._watchers)
 
     def subscribe(self) -> Watcher[T]:
-        """A new watcher that hears everything published from now on."""
+        """Return a new watcher that receives everything published from now on."""
         watcher = Watcher[T](self, self._max_waiting)
         self._watchers.add(watcher)
         return watcher
 
     def publish(self, batch: Sequence[T]) -> None:
-        """Tell everyone; whoever has no room left is ended with WATCH_LAGGED."""
+        """Deliver to every watcher; one without room is ended with WATCH_LAGGED."""
         self._watchers = {watcher for watcher in self._watchers if watcher.offer(batch)}
 
     def forget(self, watcher: Watcher[T]) -> None:
-        """Stop telling `watcher`; one that is not listening is passed over."""
+        """Remove a watcher; an unknown one is ignored."""
         self._watchers.discard(watcher)
 
     def close(self) -> None:
@@ -205,7 +205,7 @@ class Broadcaster(Generic[T]):
 
 
 class EventLog:
-    """The newest `max_events` events of one registry life."""
+    """The newest `max_events` events since the registry started."""
 
     def __init__(self, clock: Clock, max_events: int, watch_buffer_events: int) -> None:
         self._clock = clock
@@ -214,7 +214,7 @@ class EventLog:
         self._broadcaster = Broadcaster[Event](watch_buffer_events)
 
     def record(self, drafts: Iterable[EventDraft]) -> None:
-        """Remember and tell these, in this order; all at the same moment."""
+        """Record and publish these events in this order, all with the same time."""
         now = self._clock.utc_now()
         batch: list[Event] = []
         for draft in drafts:
@@ -235,7 +235,7 @@ class EventLog:
         return found[::-1]
 
     def subscribe(self) -> Watcher[Event]:
-        """A listener that hears every event from now on."""
+        """Return a watcher that receives every event from now on."""
         return self._broadcaster.subscribe()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What an operation may be asked to do: every limit."""
+"""Validation of operation actions with every limit, and the models that an action concerns."""
 
 import math
 from dataclasses import dataclass
@@ -32,9 +32,9 @@ class CheckedAction:
     """An action within all limits."""
 
     action: operation_pb2.OperationAction
-    """Only ever read."""
+    """Must not be modified."""
     data: bytes
-    """Its deterministic serialization: what is signed, kept and compared."""
+    """Its deterministic serialization, which is signed, stored and compared."""
 
 
 def checked_action(action: operation_pb2.OperationAction) -> CheckedAction:
@@ -55,7 +55,7 @@ def checked_action(action: operation_pb2.OperationAction) -> CheckedAction:
 
 
 def action_summary(action: operation_pb2.OperationAction) -> str:
-    """What an action is, for the log."""
+    """Return a short description of an action, for the log."""
     match action.WhichOneof("kind"):
         case "load_model":
             return f"load {action.load_model.model}"
@@ -66,7 +66,7 @@ def action_summary(action: operation_pb2.OperationAction) -> str:
 
 
 def _require_known_fields(action: operation_pb2.OperationAction) -> None:
-    """What is signed must be all that is done, so a field that this release does not know is refused."""
+    """Refuse a field that this release does not know: what is signed must be all that is done."""
     known = operation_pb2.OperationAction()
     known.CopyFrom(action)
     known.DiscardUnknownFields()
@@ -136,7 +136,7 @@ def _check_flush(flush: operation_pb2.FlushCache, field: str) -> None:
 
 
 def _refuse_idle_fields(flush: operation_pb2.FlushCache, field: str) -> None:
-    """A field that the scope passes over would let a caller believe that less is forgotten than is."""
+    """Refuse fields that the scope ignores: the caller would believe that less is flushed than is."""
     if flush.tenant and flush.scope not in {Scope.SCOPE_TENANT, Scope.SCOPE_TAG}:
         raise invalid_field(f"{field}.tenant", "must be empty unless scope is tenant or tag")
     if flush.tag and flush.scope != Scope.SCOPE_TAG:
@@ -172,7 +172,7 @@ def subjects_of(action: operation_pb2.OperationAction, directory: RunnerDirector
 
 
 def models_named(name: str, directory: RunnerDirectory) -> list[str]:
-    """The models that an unload or a flush of `name` concerns: all of the pool so called, or the model so called."""
+    """Return the models that an unload or flush of `name` concerns: all of the pool, or the one model of this name."""
     if directory.names_pool(name) or directory.runner_of(name) is None:
         return _member_names(name, directory)
     return [name]

@@ -1,4 +1,4 @@
-"""Writes the audit log: what happened to operations, who did it, and who was refused and why."""
+"""Writes the audit log: what happened to operations, by which actor, and which requests were refused and why."""
 
 import hashlib
 
@@ -24,7 +24,7 @@ from weft.kernel.reasons import Reason
 log = structlog.get_logger("weft.registry.audit")
 
 ENTRIES_PER_OPERATION = 4
-"""At most: accepted, started, its end asked for, ended."""
+"""At most: accepted, started, cancellation requested, ended."""
 MAX_WHY_CHARS = 256
 MAX_SIGNERS_NAMED = 64
 
@@ -85,7 +85,7 @@ class AuditLog:
         await self._write("operation.refused", requested_by, detail)
 
     async def close_window(self, *, at_once: bool = False) -> None:
-        """Write the entry of the refusals that were counted, when their time is over or `at_once`."""
+        """Write the entry of the counted refusals, when their window has ended or `at_once`."""
         counted = self._refusals.closed(self._clock.utc_now(), at_once=at_once)
         if counted is None:
             return

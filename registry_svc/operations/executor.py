@@ -1,4 +1,4 @@
-"""Carries out operations: so many at once, those on one model one after the other, each to its one end."""
+"""Carries out operations: a limited number at once, those on one model one after the other."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -38,7 +38,7 @@ log = structlog.get_logger("weft.registry.operations")
 
 MAX_STAGE_CHARS = 64
 MAX_DETAIL_CHARS = 4_096
-# Runners come back within seconds after the host they share with the registry was started anew.
+# Runners come back within seconds after a restart of the host they share with the registry.
 RESUME_PATIENCE_SECONDS = 60.0
 # An unload waits for requests to end, for at most the runner's drain time.
 UNDO_LIMIT_SECONDS = 900.0
@@ -49,9 +49,9 @@ Step = Callable[[GovernedOperation], GovernedOperation]
 
 
 class Executor:
-    """Runs the operations of a book.
+    """Runs the operations of a table.
 
-    `writer`: the turn in which operations change, shared with whoever accepts them.
+    `writer`: the turn in which operations change, shared with the code that accepts them.
     """
 
     def __init__(
@@ -72,11 +72,11 @@ class Executor:
         self._settings = settings
 
     async def stop(self) -> None:
-        """Leave every operation where it is: the next life carries on."""
+        """Leave every operation where it is: the next process of the registry resumes it."""
         await stop_tasks([live.task for live in self._table if live.task is not None])
 
     def pump(self) -> None:
-        """Begin what may begin. Called whenever an operation was accepted or has ended."""
+        """Start what may start. Called whenever an operation was accepted or has ended."""
         unfinished = [
             Unfinished(id=live.operation.id, subjects=live.subjects, running=live.task is not None)
             for live in self._table
@@ -87,10 +87,10 @@ class Executor:
             live.task = start_task(self._run(live), name=f"operation-{operation_id}")
 
     async def change(self, live: LiveOperation, step: Step, drafts: Sequence[AuditDraft] = ()) -> None:
-        """Take a step on disk, then in memory, then tell those who follow. Call it in the writer's turn.
+        """Take a step on disk, then in memory, then notify watchers. Call it in the writer's turn.
 
-        One that ended while the step waited for its turn stays as it is. Raises SERVICE_UNAVAILABLE; then nothing has
-        changed.
+        An operation that ended while the step waited for its turn stays as it is. Raises SERVICE_UNAVAILABLE; then
+        nothing has changed.
         """
         if live.operation.ended:
             return
@@ -137,7 +137,7 @@ class Executor:
             )
 
     async def _supervised(self, live: LiveOperation) -> Ending:
-        """Do the work, and end it when its time is over or somebody asks for that."""
+        """Do the work, and end it on timeout or on a request to cancel."""
         job = self._job(live)
         left = seconds_left(live.operation, self._clock.utc_now(), self._settings.timeout_seconds)
         working = asyncio.create_task(job.run(), name="operation-work")
@@ -181,7 +181,7 @@ class Executor:
         raise error
 
     async def _undone(self, job: Job) -> str:
-        """What could not be undone, in words."""
+        """Return what could not be undone, as text."""
         undoing = asyncio.create_task(job.undo(), name="operation-undo")
         expiring = asyncio.create_task(self._clock.sleep(UNDO_LIMIT_SECONDS), name="operation-undo-timeout")
         try:
@@ -207,7 +207,7 @@ class Executor:
         return job
 
     async def _surely(self, live: LiveOperation, step: Step, told: tuple[str, str, dict[str, object]]) -> None:
-        """Take a step that cannot be given up: what it says has happened. Tried until the database takes it.
+        """Take a step that records what has happened: it is retried until the database accepts it.
 
         At most `max_running` wait so, and each ends with the registry.
         """
@@ -232,7 +232,7 @@ class Executor:
 
 
 class _Report(ProgressReporter):
-    """See Report: a job's words, in the book."""
+    """Reports of a job, recorded in the table of operations."""
 
     def __init__(self, executor: Executor, live: LiveOperation) -> None:
         self._executor = executor

@@ -1,4 +1,4 @@
-"""Who may have operations done: the port that every new operation passes, and the gate that is open."""
+"""Governance of operations: the port that every new operation passes, and its implementation when governance is off."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,23 +15,23 @@ from weft.api.operations.v1 import operation_pb2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GovernanceMarks:
-    """What a gatekeeper must know of earlier lives of the registry."""
+    """What a gatekeeper must know of earlier runs of the registry."""
 
     audience: str
     """The registry's own id: made once, at random, and kept."""
     newest_issued_at: datetime | None = None
-    """The highest `Admission.mark` that was ever saved; None: none was."""
+    """The highest `Admission.mark` ever saved; None: none was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
-    """What was found good about an authorization."""
+    """The facts of a valid authorization."""
 
     signers: tuple[str, ...] = ()
-    """Who agreed, by key id, each once."""
+    """Key ids of the signers, each once."""
     nonce: str = ""
-    """What must never be used again; empty: nothing. It is saved in the transaction that saves the operation, and an
-    operation whose nonce is there already is refused. At most 128 characters."""
+    """A value that must never be used again; empty: none. It is saved in the transaction that saves the operation, and
+    an operation whose nonce is known is refused. At most 128 characters."""
     nonce_kept_until: datetime | None = None
     """Until when the nonce has to be remembered, UTC; must be set where `nonce` is."""
     issued_at: datetime | None = None
@@ -42,42 +42,42 @@ class Admission:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GovernanceRules:
-    """What an operation needs to be accepted, for those who sign."""
+    """What an operation needs to be accepted, for signers."""
 
     mode: GovernanceMode
     required_signers: int = 0
     signers: tuple[str, ...] = ()
-    """Key ids of those whose agreement counts."""
+    """Key ids of the signers whose agreement counts."""
     audience: str = ""
     token_lifetime_seconds: float = 0.0
     policy_version: str = ""
 
 
 class Refused(Exception):  # noqa: N818 - an outcome, which is no error of the gatekeeper
-    """An authorization is not good. `why` is for the audit log alone: callers hear only that it was refused."""
+    """An authorization is not valid. `why` is for the audit log only: callers learn only that it was refused."""
 
     def __init__(self, why: str, *, actors: tuple[str, ...] = ()) -> None:
         super().__init__(why)
         self.why = why
         """One short sentence without any part of the authorization that could be used again."""
         self.actors = actors
-        """Whose agreement was proven all the same, by key id."""
+        """Key ids of the signers whose agreement was proven nevertheless."""
 
 
 class Gatekeeper(Protocol):
-    """Judges whether an operation may be done. Must not block: it is asked on the event loop."""
+    """Decides whether an operation may be carried out. Must not block: it is called on the event loop."""
 
     def recall(self, marks: GovernanceMarks) -> None:
-        """Take note of earlier lives; called at each start, before anything is admitted."""
+        """Load the marks of earlier runs; called at each start, before anything is admitted."""
         ...
 
     def admit(
         self, action_bytes: bytes, action: operation_pb2.OperationAction, authorization: str, now_utc: datetime
     ) -> Admission:
-        """What is good about `authorization` for this action; raises Refused.
+        """Return the facts of `authorization` for this action; raises Refused.
 
-        `action_bytes` are the deterministic serialization of `action`, which has been checked. `authorization` is at
-        most MAX_AUTHORIZATION_CHARS long and otherwise unchecked. Whether the nonce is fresh is not judged here.
+        `action_bytes` are the deterministic serialization of `action`, which has been validated. `authorization` is at
+        most MAX_AUTHORIZATION_CHARS long and otherwise unchecked. Whether the nonce is fresh is not decided here.
         """
         ...
 
@@ -110,10 +110,10 @@ class OpenGate(Gatekeeper):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """An authorization that is real and is for the action; whether it is good now and enough is judged after it."""
+    """An authentic authorization for the action; whether it is valid now and sufficient is decided afterwards."""
 
     signers: tuple[str, ...]
-    """Who is named as agreeing, each once; of those that count, only whom the proof is for."""
+    """Key ids of the signers it names, each once; of those that count, only the proven ones."""
     nonce: str
     validity: Validity
 
@@ -122,5 +122,5 @@ class Verifier(Protocol):
     """Checks one kind of authorization."""
 
     def verify(self, action: operation_pb2.OperationAction, authorization: str, audience: str) -> Verified:
-        """The facts. Raises Refused, and MalformedToken for what is not in form."""
+        """Return the facts. Raises Refused, and MalformedToken for a malformed token."""
         ...

@@ -47,10 +47,10 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 class RollbackGuard(Protocol):
-    """Keeps marks over restarts, apart from the database."""
+    """Keeps the marks of issue times across restarts, apart from the database, to detect a rollback of it."""
 
     def read(self) -> Marks | None:
-        """What was kept; None: nothing, or nothing that can be read."""
+        """Return the marks; None: missing or unreadable."""
         ...
 
     def write(self, marks: Marks) -> None:
@@ -59,7 +59,7 @@ class RollbackGuard(Protocol):
 
 
 class NoRollbackGuard(RollbackGuard):
-    """Keeps nothing."""
+    """Keeps nothing, so that every start refuses tokens from before it."""
 
     @override
     def read(self) -> None:
@@ -106,7 +106,7 @@ class RollbackGuardFile(RollbackGuard):
 
 
 class GovernanceGate(Gatekeeper):
-    """See Gatekeeper. `clock` is asked for the time of the start alone."""
+    """A gatekeeper that requires tokens. `clock` provides the time of the start only."""
 
     def __init__(self, config: GovernanceConfig, verifier: Verifier, guard: RollbackGuard, clock: Clock) -> None:
         self._config = config
@@ -153,7 +153,7 @@ class GovernanceGate(Gatekeeper):
         except MalformedToken as error:
             raise Refused(f"the authorization {error}") from error
         signers = agreed(verified.signers, self._quorum)
-        # Of a shared key nobody's agreement is proven.
+        # A shared key proves no signer's agreement.
         proven = signers if self._config.mode is GovernanceMode.SIGNATURES else ()
         fault = self._fault(verified, self._marks, now_utc.timestamp())
         if fault is not None:
@@ -198,7 +198,7 @@ class GovernanceGate(Gatekeeper):
 
 
 def build_gate(config: GovernanceConfig, clock: Clock) -> Gatekeeper:
-    """The gate for a configuration. Raises INVALID_ARGUMENT for one that no token could meet."""
+    """Return the gate for a configuration. Raises INVALID_ARGUMENT for one that no token could satisfy."""
     if config.mode is GovernanceMode.OFF:
         return OpenGate()
     quorum = _quorum(config)

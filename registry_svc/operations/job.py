@@ -1,4 +1,4 @@
-"""What is done for one operation: calls to runners, one after the other, that can be cancelled and undone."""
+"""The work of one operation: calls to runners, one after the other, that can be cancelled and undone."""
 
 import asyncio
 from collections.abc import Awaitable, Iterable, Sequence
@@ -23,7 +23,7 @@ from weft.kernel.reasons import Reason
 MAX_AMOUNT = 2**50
 """Of bytes, tokens and entries, also of all together: 1 PiB, more than any mesh holds."""
 MAX_SECONDS = 31_622_400.0
-"""366 days: nothing takes longer."""
+"""366 days: no load takes longer."""
 
 
 def amount(told: int) -> int:
@@ -47,20 +47,20 @@ MAX_NAMED_FAILURES = 3
 MAX_NAMED_MODELS = 256
 UNDO_PATIENCE_SECONDS = 120.0
 WAITING_FOR_MEMORY = "waiting for memory"
-"""The stage of a load, in the words of `runner.v1.LoadProgress`."""
-# A runner that was started anew ended every backend of its earlier life.
+"""Stage of a load, as `runner.v1.LoadProgress` names it."""
+# A restarted runner ended every backend of its earlier process.
 _NOTHING_TO_UNLOAD = frozenset({Reason.UNSUPPORTED_OPERATION, Reason.MODEL_NOT_FOUND, Reason.WORKER_RESTARTED})
 
 
 class JobCancelled(Exception):  # noqa: N818 - an outcome, which is no error of the job
-    """Its end was asked for, and no call of it goes on; what it loaded is still there, see Job.undo."""
+    """The job was cancelled and none of its calls continues; what it loaded is still there, see Job.undo."""
 
 
 class ProgressReporter(Protocol):
-    """Whom a job tells how it is getting on."""
+    """Receives the progress of a job."""
 
     def progress(self, progress: OperationProgress) -> None:
-        """It is so far now."""
+        """Report progress."""
         ...
 
     def assigned(self, runner: str) -> Awaitable[None]:
@@ -74,7 +74,7 @@ class ProgressReporter(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobDeps:
-    """What jobs work with."""
+    """The dependencies of jobs."""
 
     calls: RunnerCalls
     directory: RunnerDirectory
@@ -84,10 +84,10 @@ class JobDeps:
 
 
 class Job:
-    """One operation under way.
+    """The work of one operation.
 
-    `begun`: models whose load an earlier life of the registry had begun for it. `patient_until`: until that moment of
-    the clock runners that cannot be reached are tried again.
+    `begun`: models whose load an earlier process of the registry began for it. `patient_until`: until that moment of
+    the clock, calls to unreachable runners are retried.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Job:
             self._loading.cancel()
 
     async def run(self) -> operation_pb2.OperationResult:
-        """What came of it. Raises JobCancelled, and the WeftError of the runner that failed."""
+        """Do the work; returns its result. Raises JobCancelled, and the WeftError of the runner that failed."""
         self._require_wanted()
         match self._action.WhichOneof("kind"):
             case "load_model":
@@ -130,9 +130,9 @@ class Job:
         return self._result
 
     async def undo(self) -> str:
-        """Unload what was loaded; returns what could not be, in words.
+        """Unload what was loaded; returns what could not be unloaded, as text.
 
-        A runner that is gone took its backends along; one that is there and cannot be reached is tried for
+        A runner that is gone took its backends along; one that is active but unreachable is tried for
         UNDO_PATIENCE_SECONDS.
         """
         failures: list[str] = []
@@ -194,7 +194,7 @@ class Job:
         try:
             result = await self._loading
         except asyncio.CancelledError:
-            # Either this job was asked to end, which cancelled the call alone, or the task it runs in was cancelled.
+            # Either the job was cancelled, which cancelled only the call, or the task it runs in was.
             if self._loading.cancelled() and self._cancel_requested:
                 raise JobCancelled from None
             self._loading.cancel()
@@ -202,7 +202,7 @@ class Job:
         finally:
             self._loading = None
         if result.was_loaded:
-            # How long that took says nothing about loads.
+            # The duration of a load that was already done says nothing about loads.
             result.ClearField("load_time")
             if is_new:
                 self._begun.remove(model)
@@ -224,7 +224,7 @@ class Job:
 
     def _tell_load(self, model: str, began: float, said: runner_service_pb2.LoadProgress) -> None:
         now = self._deps.clock.monotonic()
-        # Earlier loads tell nothing of when others give their memory up.
+        # Earlier loads do not predict when memory becomes free.
         waits = said.stage == WAITING_FOR_MEMORY
         eta = None if waits else self._deps.times.eta_seconds(model, now - began)
         if said.HasField("eta"):
@@ -252,7 +252,7 @@ class Job:
         if not models:
             raise WeftError(Reason.MODEL_NOT_FOUND, f"no model or pool {name!r} is known any more")
         there = [model for model in models if self._is_there(model)]
-        # Members of a pool whose runners are gone hold nothing. Where none is there, that is the answer.
+        # Members of a pool whose runners are gone hold nothing. If all are gone, the first error is the answer.
         for model in there or models[:1]:
             await self._unload(model)
 

@@ -1,4 +1,4 @@
-"""Operations that have not ended, in memory, and those who follow them."""
+"""Operations that have not ended, in memory, and their watchers."""
 
 import asyncio
 from collections import deque
@@ -26,7 +26,7 @@ class OperationView:
 
 
 class OperationWatcher:
-    """One who follows an operation. Iterate over it inside `with`; it ends with the operation."""
+    """A watcher of one operation. Iterate over it inside `with`; it ends with the operation."""
 
     def __init__(self, watchers: "set[OperationWatcher]", now: OperationView) -> None:
         self._watchers = watchers
@@ -60,12 +60,12 @@ class OperationWatcher:
         return view
 
     def offer(self, view: OperationView) -> None:
-        """Queue a change; the oldest one gives way when there are too many."""
+        """Queue a change; the oldest one is dropped when there are too many."""
         self._waiting.append(view)
         self._changed.set()
 
     def end(self, error: WeftError) -> None:
-        """Raise `error` once what waits has been read."""
+        """Raise `error` once the queue has been read."""
         self._error = error
         self._changed.set()
 
@@ -80,10 +80,10 @@ class LiveOperation:
     subjects: frozenset[str]
     progress: OperationProgress = NO_PROGRESS
     resumed: bool = False
-    """Whether it was accepted in an earlier life of the registry."""
+    """Whether it was accepted by an earlier process of the registry."""
     cancel_requested: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
-    """What carries it out; None: it waits."""
+    """The task that carries it out; None: it waits."""
     watchers: set[OperationWatcher] = field(default_factory=set)
 
     @property
@@ -92,7 +92,7 @@ class LiveOperation:
         return OperationView(operation=self.operation, progress=self.progress)
 
     def tell(self) -> None:
-        """Let everyone who follows it know how it is now."""
+        """Send the present state to all watchers."""
         view = self.view
         for watcher in self.watchers:
             watcher.offer(view)
@@ -142,7 +142,7 @@ class OperationTable:
         return watcher
 
     def clear(self) -> None:
-        """Forget everything; those who follow hear SHUTTING_DOWN."""
+        """Remove everything; watchers receive SHUTTING_DOWN."""
         for live in self._live.values():
             for watcher in live.watchers:
                 watcher.end(WeftError(Reason.SHUTTING_DOWN, "the registry is shutting down; watch again"))

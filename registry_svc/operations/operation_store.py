@@ -22,7 +22,7 @@ from weft.kernel.reasons import Reason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpentNonce:
-    """What an authorization may be used for once."""
+    """The nonce of an authorization, which may be used once."""
 
     nonce: str
     kept_until: datetime
@@ -62,15 +62,14 @@ class NonceUsed:
 
 
 class OperationStore(Protocol):
-    """Where operations and their audit log are kept, beside the tables of `Store`.
+    """Store of operations and their audit log, beside the tables of `Store`.
 
-    Every write is one transaction that is on disk when the call returns. All methods raise SERVICE_UNAVAILABLE when
-    the database fails; then nothing of the write has happened. Audit entries are numbered and chained inside the
-    writing transaction.
+    Every write is one transaction that is on disk when the call returns. All methods raise SERVICE_UNAVAILABLE when the
+    database fails; then nothing was written. Audit entries are numbered and chained inside the writing transaction.
     """
 
     async def load_marks(self) -> GovernanceMarks:
-        """What a gatekeeper must know of earlier lives; the audience is made at the first call."""
+        """Return what a gatekeeper must know of earlier runs; the audience is created at the first call."""
         ...
 
     async def load_unfinished(self) -> list[GovernedOperation]:
@@ -88,17 +87,17 @@ class OperationStore(Protocol):
     async def page(
         self, *, before_number: int | None, size: int, unfinished_only: bool = False
     ) -> list[GovernedOperation]:
-        """At most `size` operations, newest first; `before_number`: only those accepted before that one."""
+        """Return at most `size` operations, newest first; `before_number`: only those accepted before that one."""
         ...
 
     async def save_new(self, new: NewOperation) -> Saved | RequestKnown | NonceUsed:
-        """Keep an operation with its audit entries, its nonce and its mark: all of it, or nothing."""
+        """Save an operation with its audit entries, its nonce and its mark: all of it, or nothing."""
         ...
 
     async def update(self, operation: GovernedOperation, audit: Sequence[AuditDraft]) -> AuditHead:
-        """Put `operation` in place of its earlier form; raises NOT_FOUND when it was never saved.
+        """Replace the stored form of `operation`; raises NOT_FOUND when it was never saved.
 
-        When it is so already nothing is written, so that a call whose answer was lost may be repeated.
+        An equal form writes nothing, so that a call whose answer was lost may be repeated.
         """
         ...
 
@@ -115,7 +114,7 @@ class OperationStore(Protocol):
         ...
 
     async def delete_ended_before(self, moment: datetime) -> int:
-        """Forget operations that ended before `moment`; how many. Those that have not ended stay for ever."""
+        """Delete operations that ended before `moment`; returns how many. Unfinished operations are never deleted."""
         ...
 
     async def purge_nonces(self, moment: datetime) -> int:
@@ -233,15 +232,15 @@ class SqlOperationStore(OperationStore):
     @override
     async def delete_ended_before(self, moment: datetime) -> int:
         async with self._transactions.transaction() as connection:
-            # A comparison with NULL is not true, so those that have not ended stay.
+            # A comparison with NULL is not true, so unfinished operations stay.
             return (await connection.execute(delete(operations).where(operations.c.ended_at < moment))).rowcount
 
     @override
     async def purge_nonces(self, moment: datetime) -> int:
         async with self._transactions.transaction() as connection:
             newest = (await connection.execute(select(governance_marks.c.newest_issued_at))).scalar_one_or_none()
-            # A clock that is ahead for a moment says of all nonces that their time is over; a token that was issued
-            # after that time, and admitted, proves it.
+            # A clock that is ahead for a moment would expire all nonces; only a token that was issued after that
+            # time, and admitted, proves the time.
             before = moment if newest is None else min(moment, newest)
             return (await connection.execute(delete(used_nonces).where(used_nonces.c.kept_until < before))).rowcount
 

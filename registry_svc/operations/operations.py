@@ -72,7 +72,7 @@ class Operations:
         self._open = False
 
     async def start(self) -> None:
-        """Carry on with what an earlier life left. Call it once the database is open and the mesh has been read."""
+        """Resume the operations of the previous process. Call it once the database is open and the mesh was loaded."""
         self._gatekeeper.recall(await self._store.load_marks())
         await self.audit.start()
         for operation in reversed(await self._store.page(before_number=None, size=LEARNED_FROM)):
@@ -85,7 +85,7 @@ class Operations:
         self._executor.pump()
 
     async def stop(self, grace_seconds: float) -> None:
-        """Leave operations where they are; the next life carries them on. Call it before the database is closed."""
+        """Leave operations where they are; the next process resumes them. Call it before the database is closed."""
         if not self._open:
             return
         self._open = False
@@ -99,10 +99,10 @@ class Operations:
         self.audit.tell_head()
 
     async def create(self, request: OperationRequest) -> tuple[OperationView, bool]:
-        """The operation, and whether an earlier call with the same request id made it.
+        """Accept an operation; returns it, and whether an earlier call with the same request id created it.
 
         Raises ALREADY_EXISTS, OPERATION_REFUSED, TOO_MANY_RESOURCES, QUEUE_FULL and SERVICE_UNAVAILABLE, and what
-        `require_known` does. Once begun it is finished even if the caller is gone by then.
+        `require_known` raises. Once begun it is completed even if the caller is gone by then.
         """
         self._require_open()
         self._require_turn()
@@ -120,7 +120,7 @@ class Operations:
         return OperationView(operation=operation)
 
     async def page(self, *, before_number: int | None, size: int, unfinished_only: bool) -> list[OperationView]:
-        """At most `size` operations, newest first, from those accepted before `before_number`."""
+        """Return at most `size` operations, newest first, accepted before `before_number`."""
         self._require_open()
         found = await self._store.page(before_number=before_number, size=size, unfinished_only=unfinished_only)
         return [
@@ -129,7 +129,7 @@ class Operations:
         ]
 
     async def watch(self, operation_id: str) -> OperationView | OperationWatcher:
-        """Who follows it; or, of one that has ended, what it is for ever. Raises NOT_FOUND and TOO_MANY_RESOURCES."""
+        """Return a watcher, or the final state of an ended operation. Raises NOT_FOUND and TOO_MANY_RESOURCES."""
         view = await self.get(operation_id)
         live = self._table.get(operation_id)
         if live is not None:
@@ -138,7 +138,7 @@ class Operations:
         return view if view.operation.ended else await self.get(operation_id)
 
     async def cancel(self, operation_id: str, requested_by: str) -> OperationView:
-        """Ask for the end of an operation, which is CANCELLED later.
+        """Request the cancellation of an operation, which is CANCELLED later.
 
         Raises NOT_FOUND, QUEUE_FULL and SERVICE_UNAVAILABLE.
         """
@@ -156,11 +156,11 @@ class Operations:
         return await self._store.page_audit(after_sequence=after_sequence, size=size), head
 
     def rules(self) -> GovernanceRules:
-        """What an operation needs to be accepted."""
+        """Return what an operation needs to be accepted."""
         return self._gatekeeper.describe()
 
     async def housekeep(self) -> None:
-        """Forget what need not be kept any more, and write what was counted. Raises SERVICE_UNAVAILABLE."""
+        """Delete expired operations and nonces, and write counted refusals. Raises SERVICE_UNAVAILABLE."""
         self._require_open()
         now = self._clock.utc_now()
         await self._store.delete_ended_before(forgotten_before(now, self._settings.keep_seconds))
@@ -253,7 +253,7 @@ class Operations:
         self._executor.pump()
 
     def _adopted(self, earlier: GovernedOperation) -> OperationView:
-        """An earlier operation, which is taken up if its acceptance was told as failed and yet is on disk."""
+        """Return an earlier operation; resume it if its acceptance was reported as failed but is on disk."""
         live = self._table.get(earlier.id)
         if live is None and not earlier.ended:
             live = self._take(earlier, resumed=True)
@@ -272,7 +272,7 @@ class Operations:
         return live
 
     def _learn(self, operation: GovernedOperation) -> None:
-        """How long a load took in an earlier life. Operations must come in the order in which they were accepted."""
+        """Learn the duration of a stored load. Operations must come in the order in which they were accepted."""
         if operation.state is not OperationState.SUCCEEDED:
             return
         result = operation_pb2.OperationResult.FromString(operation.result)

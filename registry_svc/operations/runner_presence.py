@@ -1,4 +1,4 @@
-"""Calls to a runner that end when the runner does, whatever the connection says."""
+"""Runners as operations see them, and calls that end when their runner goes, whatever the connection shows."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -27,7 +27,7 @@ class RunnerSnapshot:
 
 
 class RunnerDirectory(Protocol):
-    """Who is there."""
+    """Lookup of runners, models and pools."""
 
     def runner_of(self, model: str) -> str | None:
         """The runner that serves a model; empty: none yet. None: no model of this name is known."""
@@ -104,8 +104,8 @@ class MeshRunnerDirectory(RunnerDirectory):
         )
 
 
-# A connection that breaks is noticed at once, one that freezes within 40 s (see weft.kernel.rpc). This notices what a
-# relay in between hides: a runner that came back as another incarnation, or whose heartbeats stopped.
+# A broken connection is noticed at once, a frozen one within 40 s (see weft.kernel.rpc). This notices what a relay in
+# between hides: a runner that came back as another incarnation, or whose heartbeats stopped.
 LOOK_INTERVAL_SECONDS = 5.0
 RETRY_PAUSE_SECONDS = 2.0
 RETRY_AFTER_SECONDS = 5.0
@@ -122,10 +122,10 @@ class RunnerPresence:
         self._clock = clock
 
     async def call(self, runner: str, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """What `call` returns.
+        """Return what `call` returns.
 
-        Raises its own error, NO_RUNNER_AVAILABLE when the runner is not there, and WORKER_LOST or WORKER_RESTARTED when
-        it goes meanwhile; then the call has been cancelled.
+        Raises its own error, NO_RUNNER_AVAILABLE when the runner is not active, and WORKER_LOST or WORKER_RESTARTED
+        when it goes meanwhile; then the call was cancelled.
         """
         sight = self._directory.runner(runner) if runner else None
         if sight is None or not sight.active:
@@ -148,9 +148,9 @@ class RunnerPresence:
     async def patient_call(
         self, runner: str, call: Callable[[], Coroutine[Any, Any, T]], until: float, *, while_there: bool = False
     ) -> T:
-        """As `call`; until that moment of the clock, a runner that cannot be reached is tried again.
+        """As `call`; until that moment of the clock, calls to an unreachable runner are retried.
 
-        `while_there`: but not one that is known to be gone.
+        `while_there`: but not to one that is known to be gone.
         """
         while True:
             try:
@@ -163,7 +163,7 @@ class RunnerPresence:
             await self._clock.sleep(RETRY_PAUSE_SECONDS)
 
     def is_there(self, runner: str) -> bool:
-        """Whether a runner is heard of."""
+        """Whether a runner is active."""
         sight = self._directory.runner(runner) if runner else None
         return sight is not None and sight.active
 

@@ -1,4 +1,4 @@
-"""Operations put together: what `registry_svc.service` starts, stops and registers."""
+"""Operations composed: what `registry_svc.service` starts, stops and registers."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -28,9 +28,9 @@ from weft.kernel.reasons import Reason
 from weft.kernel.service import start_critical, stop_tasks
 
 MAX_UNLOAD_WAIT_SECONDS = 110.0
-"""How long a forced delete waits for an unload, which lets the requests of its model end."""
+"""How long a forced delete waits for an unload, which lets running requests finish."""
 _NOTHING_TO_UNLOAD = frozenset({Reason.UNSUPPORTED_OPERATION, Reason.MODEL_NOT_FOUND, Reason.WORKER_RESTARTED})
-"""Answers of a runner that has nothing loaded, or that did not start the engine and so holds nothing for it."""
+"""Answers of a runner that has nothing loaded, or that did not start the engine and so cannot stop it."""
 
 
 class OperationUnloader:
@@ -88,7 +88,7 @@ HOUSEKEEPING_INTERVAL_SECONDS = 60.0
 
 
 class Housekeeper:
-    """Keeps house every HOUSEKEEPING_INTERVAL_SECONDS, and tells the head of the log every `head_interval_seconds`."""
+    """Runs housekeeping every HOUSEKEEPING_INTERVAL_SECONDS, and logs the audit head every `head_interval_seconds`."""
 
     def __init__(self, operations: Operations, clock: Clock, head_interval_seconds: float) -> None:
         self._operations = operations
@@ -116,7 +116,7 @@ class Housekeeper:
     async def _every(self, interval_seconds: float, work: Callable[[], Awaitable[None]]) -> None:
         while True:
             await self._clock.sleep(interval_seconds)
-            # The next round does again what this one could not; a loop that ended would never do it.
+            # The next round repeats what this one could not do; if the loop ended, no round would.
             try:
                 await work()
             except WeftError as error:
@@ -159,7 +159,7 @@ class OperationService:
         operation_service_pb2_grpc.add_OperationServiceServicer_to_server(servicer, server)
 
     async def start(self) -> None:
-        """Carry on with what an earlier life left. Raises SERVICE_UNAVAILABLE."""
+        """Resume the operations of the previous process. Raises SERVICE_UNAVAILABLE."""
         await self.operations.start()
         self._housekeeper.start()
 

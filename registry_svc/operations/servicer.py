@@ -101,7 +101,7 @@ def operation_message(view: OperationView, now: float) -> operation_pb2.Operatio
         message.progress = 1.0
     elif progress.share is not None:
         message.progress = progress.share
-    # What takes longer than it should has no known end.
+    # An operation that takes longer than expected has no known end.
     if progress.ends_at is not None and progress.ends_at > now:
         message.eta.CopyFrom(duration_message(progress.ends_at - now))
     return message
@@ -120,7 +120,7 @@ def rules_message(rules: GovernanceRules) -> operation_service_pb2.GetGovernance
 
 
 def entry_message(entry: AuditEntry) -> operation_service_pb2.AuditEntry:
-    """One line of the audit log."""
+    """Return one entry of the audit log, for the wire."""
     draft = entry.draft
     return operation_service_pb2.AuditEntry(
         sequence=entry.sequence,

@@ -1,4 +1,4 @@
-"""Detached signatures: each signer signs the same bytes with a key of their own, which nobody else has."""
+"""Verifiers of authorizations: tokens of a shared key, and detached signatures by several signers."""
 
 import hmac
 import re
@@ -30,7 +30,7 @@ _HEX_CODE = re.compile(r"[0-9a-fA-F]{64}")
 
 
 class SharedKeyVerifier:
-    """See Verifier. It proves that the maker had the key, not who of the named signers agreed."""
+    """Verifies tokens of a shared key. It proves that the maker had the key, not which named signers agreed."""
 
     def __init__(self, key: bytes, *, lifetime_seconds: float) -> None:
         if not MIN_KEY_BYTES <= len(key) <= MAX_KEY_BYTES:
@@ -81,7 +81,7 @@ class SharedKeyVerifier:
 
 
 class _HmacRegistry(jws.JWSRegistry):
-    """One algorithm, and a type at most: nothing that a token brings along chooses a key or a way to check."""
+    """Allows one algorithm, and the type header: nothing in a token chooses a key or a way to verify."""
 
     max_payload_length = MAX_TOKEN_BYTES
 
@@ -91,10 +91,10 @@ class _HmacRegistry(jws.JWSRegistry):
 
 
 class SignatureVerifier(Verifier):
-    """See Verifier.
+    """Verifies detached signatures.
 
-    A signature by a key that is unknown or revoked is not looked at and counts for nothing. One that names a known key
-    and is not by it refuses the whole: the bytes are not those that were signed, or somebody tries out names.
+    A signature by an unknown or revoked key is not verified and does not count. One that names a known key and is not
+    by it refuses the whole token: the bytes are not those that were signed, or names are being tried.
     """
 
     def __init__(self, signers: Iterable[Signer], *, policy_version: str) -> None:
@@ -103,7 +103,7 @@ class SignatureVerifier(Verifier):
         taken = set()
         for index, signer in enumerate(signers):
             key = read_public_key(signer.public_key or "", f"signers[{index}].public_key")
-            # Otherwise one person could agree under two names, or a revoked key live on under another.
+            # Otherwise one person could agree under two names, or a revoked key stay valid under another.
             if (text := public_text(key)) in taken:
                 raise invalid_field(f"signers[{index}].public_key", "must be a key that no other signer has")
             taken.add(text)
@@ -128,7 +128,7 @@ class SignatureVerifier(Verifier):
         return Verified(signers=tuple(sorted(named)), nonce=claims.nonce, validity=validity)
 
     def _verified_signers(self, signed: SignedBytes) -> tuple[str, ...]:
-        """Those who count and did sign, each once. The bytes are not looked into before that is known."""
+        """Return the valid signers that signed, each once. The bytes are not parsed before that is known."""
         found = set()
         for signature in signed.signatures:
             key = self._keys.get(signature.key_id)

@@ -1,4 +1,4 @@
-"""The kinds of database there are, and what each must bring: ownership, tuning, and words for its failures."""
+"""The registry's database: its engine and transactions, and the port of each kind of database."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -25,7 +25,7 @@ class Transactions(Protocol):
     """See SqlStore. Transactions run one after the other, and each is on disk when its block has been left."""
 
     def transaction(self) -> AbstractAsyncContextManager[AsyncConnection]:
-        """One transaction. Raises SERVICE_UNAVAILABLE when the database fails; then nothing of it has happened."""
+        """One transaction. Raises SERVICE_UNAVAILABLE when the database fails; then nothing of it was written."""
         ...
 
 
@@ -34,18 +34,18 @@ class Database(Protocol):
 
     url: URL
     driver_errors: tuple[type[Exception], ...]
-    """What the driver raises past SQLAlchemy when the database fails."""
+    """Exceptions of the driver that SQLAlchemy does not wrap."""
 
     def take(self) -> AsyncEngine:
         """Take ownership at the latest with the engine's first connection; raises ALREADY_EXISTS when it is taken."""
         ...
 
     def require_whole(self, connection: Connection) -> None:
-        """Raise what `weft.sql.opening` has words for when the database is damaged, as far as that is looked at."""
+        """Raise the error that `weft.sql.opening` explains when the database is damaged, as far as that is checked."""
         ...
 
     async def mark(self, connection: AsyncConnection) -> None:
-        """Leave word of the new owner in the schema, once that is up to date, within `connection`'s transaction."""
+        """Record the new owner in the schema, once that is up to date, within `connection`'s transaction."""
         ...
 
     async def release(self) -> None:
@@ -53,7 +53,7 @@ class Database(Protocol):
         ...
 
     def explain(self, error: Exception) -> str:
-        """What the log may say of a failure: nothing that was written, and no password."""
+        """Return what the log may contain of a failure: no written values, and no password."""
         ...
 
 

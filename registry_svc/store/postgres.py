@@ -24,19 +24,19 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 
-# Advisory locks are per database and known by a 64-bit number. Other programs may use some of their own in the same
-# database, so this one is drawn from a name nobody else has.
+# Advisory locks are per database and identified by a 64-bit number. Other programs may use some in the same database,
+# so this one is derived from a unique name.
 LOCK_KEY = int.from_bytes(hashlib.sha256(b"weft.registry.store.owner").digest()[:8], "big", signed=True)
 # A registry that was killed a moment ago, or the connection that just broke, may hold the lock a little longer.
 LOCK_WAIT_MS = 1_000
 CONNECT_TIMEOUT_SECONDS = 10.0
 STATEMENT_TIMEOUT_SECONDS = 30.0
-# The registry writes one thing at a time; who waits longer than this for the connection is told so.
+# The registry writes one transaction at a time; longer waits for the connection fail.
 CONNECTION_WAIT_SECONDS = 30.0
 CLOSE_TIMEOUT_SECONDS = 2.0
 SERVER_SETTINGS = {
     "application_name": "weft-registry",
-    # What is acknowledged is on disk, also where the server's default is faster than that.
+    # Acknowledged changes are on disk, also where the server's default is weaker.
     "synchronous_commit": "on",
     # The lock of a machine that vanished is free after about a minute; the server's default is two hours.
     "tcp_keepalives_idle": "30",
@@ -68,7 +68,7 @@ class PostgresDatabase:
         self._connection: Any | None = None
         """The driver's connection that holds the lock, or held it last."""
         self._owner: str | None = None
-        """What this registry wrote into `ownership`; None until then."""
+        """The id that this registry wrote into `ownership`; None until then."""
 
     def take(self) -> AsyncEngine:
         """See Database.take."""
@@ -125,12 +125,12 @@ class PostgresDatabase:
         return f"{shown_url}: {type(cause).__name__} {sqlstate}{words}"
 
     async def _claim(self, connection: Any) -> None:
-        """Take the lock on a new connection, and see that nobody else was here since the one before."""
+        """Take the lock on a new connection, and check that no other registry owned the database meanwhile."""
         try:
             await self._lock(connection)
             await self._require_own(connection)
         except BaseException:
-            # The pool does not know of it yet, so nobody else would close it.
+            # The pool does not know the connection yet, so it would not close it.
             connection.terminate()
             raise
         self._connection = connection

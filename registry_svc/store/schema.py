@@ -98,7 +98,7 @@ def _manifest_columns() -> list[Column[Any]]:
 
 
 def _agent_columns() -> list[Column[Any]]:
-    # What an agent points to has no foreign key: it may be declared, published or gone, and is deletable on its own.
+    # The target of an agent has no foreign key: it may be declared, published or gone, and is deletable on its own.
     return [
         Column("name", String(MAX_NAME_CHARS), primary_key=True),
         Column("target", String(MAX_NAME_CHARS), nullable=False),
@@ -118,12 +118,12 @@ def _publisher_column() -> Column[Any]:
 models = Table("models", metadata, *_manifest_columns(), _publisher_column())
 agents = Table("agents", metadata, *_agent_columns(), _publisher_column())
 
-# A declaration outlives runners and names one that need not exist yet: text, not a foreign key.
+# A declaration outlives runners and may name one that does not exist yet: text, not a foreign key.
 declared_models = Table(
     "declared_models", metadata, *_manifest_columns(), Column("runner", String(MAX_NAME_CHARS), nullable=False)
 )
 declared_agents = Table("declared_agents", metadata, *_agent_columns())
-# What a route names has no foreign key either: a pool has no row, and a published model comes and goes.
+# Candidates of a route have no foreign key either: a pool has no row, and published models come and go.
 declared_routes = Table(
     "declared_routes",
     metadata,
@@ -136,7 +136,7 @@ declared_routes = Table(
     Column("created_at", UtcDateTime, nullable=False),
 )
 
-# One row: what operators set for the whole mesh.
+# One row: the settings of the whole mesh.
 mesh_settings = Table(
     "mesh_settings",
     metadata,
@@ -155,7 +155,7 @@ join_tokens = Table(
     Column("expires_at", UtcDateTime, nullable=True),
 )
 
-# One row: who opened the database last. PostgreSQL's ownership is checked against it, see postgres.py.
+# One row: the registry that opened the database last. PostgreSQL's ownership is checked against it, see postgres.py.
 ownership = Table(
     "ownership",
     metadata,
@@ -167,7 +167,7 @@ ownership = Table(
 MAX_PURPOSE_CHARS = 256
 MAX_HOST_CHARS = 255
 
-# A lease outlives sessions and runners: its memory must be seen back, whoever is gone. No foreign keys, therefore.
+# A lease outlives sessions and runners: its memory must be observed as free first. So there are no foreign keys.
 leases = Table(
     "leases",
     metadata,
@@ -188,7 +188,7 @@ leases = Table(
     Column("created_at", UtcDateTime, nullable=False),
 )
 
-# One row: the highest fencing number that was ever given out. It stays when the leases are gone.
+# One row: the highest fencing number ever issued. It stays when the leases are deleted.
 lease_counter = Table(
     "lease_counter",
     metadata,

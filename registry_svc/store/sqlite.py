@@ -34,7 +34,7 @@ class FileLock:
         self._descriptor = descriptor
 
     def release(self) -> None:
-        """Give the lock up, if it is held.
+        """Release the lock, if it is held.
 
         The file stays: removing it would let a third process lock a new file while a second still waits for this one.
         """

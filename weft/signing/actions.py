@@ -1,4 +1,4 @@
-"""What an operation does, as tokens name it. Actions are compared as messages, never as bytes: maps have no order."""
+"""Actions of operations as tokens name them. Compared as messages, never as bytes: maps have no order."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -27,7 +27,7 @@ _SCOPES: Mapping[int, str] = {
 
 
 def operation_word(action: operation_pb2.OperationAction) -> str:
-    """What kind it is: LOAD, UNLOAD or FLUSH. Raises MalformedToken when it is none."""
+    """Return the kind of an action: LOAD, UNLOAD or FLUSH. Raises MalformedToken when it is none."""
     kind = action.WhichOneof("kind")
     if kind is None:
         raise MalformedToken("has an action that does nothing")
@@ -53,12 +53,12 @@ def read_action(data: bytes) -> operation_pb2.OperationAction:
 
 
 def same_action(one: operation_pb2.OperationAction, other: operation_pb2.OperationAction) -> bool:
-    """Whether both do the same: empty options are as good as none."""
+    """Whether both do the same: empty options equal none."""
     return _normal(one) == _normal(other)
 
 
 def token_fields(action: operation_pb2.OperationAction) -> dict[str, Any]:
-    """What an opToken must say to allow exactly this action: JSON types, only what is set."""
+    """Return the fields with which an opToken allows exactly this action: JSON types, only what is set."""
     word = operation_word(action)
     if word == LOAD:
         fields = _load_fields(action.load_model)
@@ -126,7 +126,7 @@ _EVERYTHING = "every model"
 
 
 def in_words(action: operation_pb2.OperationAction) -> list[str]:
-    """A headline such as "load qwen", then a line `name: value` for each thing that is set beside the model.
+    """Return a headline such as "load qwen", then a line `name: value` for each further field that is set.
 
     Raises MalformedToken for an action that does nothing.
     """

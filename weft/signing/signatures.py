@@ -70,7 +70,7 @@ def public_text(key: OKPKey) -> str:
 
 
 def read_public_key(text: str, field: str) -> OKPKey:
-    """The public key that `public_text` gave. Raises INVALID_ARGUMENT naming `field`."""
+    """Return the public key of a text by `public_text`. Raises INVALID_ARGUMENT naming `field`."""
     try:
         if len(from_base64url(text)) != PUBLIC_KEY_BYTES:
             raise MalformedToken("has another length")
@@ -102,7 +102,7 @@ class Signature:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedBytes:
-    """Bytes and who is said to have signed them; nothing of it is verified."""
+    """Bytes and their signatures, all unverified."""
 
     payload: str
     """Base64url, as it was signed."""
@@ -110,7 +110,7 @@ class SignedBytes:
 
     @property
     def payload_bytes(self) -> bytes:
-        """What was signed. Raises MalformedToken."""
+        """The signed bytes. Raises MalformedToken."""
         return from_base64url(self.payload)
 
     def as_text(self) -> str:
@@ -120,7 +120,7 @@ class SignedBytes:
 
 
 def sign(payload: bytes, key: OKPKey, key_id: str, *, beside: Sequence[Signature] = ()) -> SignedBytes:
-    """`payload` with a signature by `key` after those `beside` it."""
+    """Return `payload` with a signature by `key` after those `beside` it."""
     header = {"alg": ALGORITHM, "kid": key_id, "typ": TYPE}
     made: Any = jws.serialize_json({"protected": header}, payload, key, registry=_only_ours())
     own = Signature(key_id=key_id, protected=made["protected"], signature=made["signature"])
@@ -128,9 +128,10 @@ def sign(payload: bytes, key: OKPKey, key_id: str, *, beside: Sequence[Signature
 
 
 def read_signed(text: str) -> SignedBytes:
-    """What `text` is: the JSON, or base64url of it.
+    """Read a JWS as JSON, or as base64url of that.
 
-    Raises MalformedToken, also for any header beside algorithm, key id and type, and for every other algorithm or type.
+    Raises MalformedToken, also for any header other than algorithm, key id and type, and for every other algorithm or
+    type.
     """
     if len(text) > MAX_TOKEN_BYTES or not text.isascii():
         raise MalformedToken(f"is larger than {MAX_TOKEN_BYTES // 1024} KiB or no ASCII")
@@ -174,14 +175,14 @@ def _only_ours() -> "_Ed25519Registry":
 
 
 class _Ed25519Registry(jws.JWSRegistry):
-    """One algorithm and three headers: nothing that a token brings along chooses a key or a way to check."""
+    """Allows one algorithm and three headers: nothing in a token chooses a key or a way to verify."""
 
     def __init__(self, algorithms: Sequence[str]) -> None:
         super().__init__(algorithms=algorithms)
         self.header_registry = {name: self.header_registry[name] for name in sorted(_HEADER_NAMES)}
 
     def get_alg(self, name: str) -> Any:
-        """The algorithm, whose older name joserfc warns of: RFC 9864 calls it Ed25519, and few libraries know that."""
+        """Return the algorithm under its older name, of which joserfc warns: few libraries know "Ed25519" of RFC 9864."""
         if name != ALGORITHM:
             raise JoseError(f"{name!r} is not {ALGORITHM}")
         return self.algorithms[name]

@@ -16,14 +16,14 @@ _BASE64URL = re.compile(r"[A-Za-z0-9_-]*={0,2}")
 
 
 class MalformedToken(ValueError):  # noqa: N818 - what it is, as in house style
-    """Something is not in the form that a token has. The text never repeats what was received."""
+    """A token is malformed. The text never repeats what was received."""
 
 
 def read_object(data: bytes) -> dict[str, Any]:
-    """The JSON object that `data` is.
+    """Return the JSON object in `data`.
 
-    Raises MalformedToken where two readers could read it differently (names that come twice, numbers that are none),
-    and beyond MAX_TOKEN_BYTES, MAX_DEPTH and MAX_VALUES.
+    Raises MalformedToken where two parsers could differ (duplicate names, numbers that are none), and beyond
+    MAX_TOKEN_BYTES, MAX_DEPTH and MAX_VALUES.
     """
     if len(data) > MAX_TOKEN_BYTES:
         raise MalformedToken(f"is larger than {MAX_TOKEN_BYTES // 1024} KiB")
@@ -41,7 +41,7 @@ def read_object(data: bytes) -> dict[str, Any]:
 
 
 def canonical_json(value: object) -> bytes:
-    """`value` with sorted names, without spaces, in UTF-8. Raises MalformedToken for what is no JSON."""
+    """Return `value` with sorted names, without spaces, in UTF-8. Raises MalformedToken for what is not JSON."""
     try:
         text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
         return text.encode("utf-8")

@@ -1,6 +1,6 @@
-"""The opToken: what may be done, by whose leave, in the JSON that runner-api clients know; and the shared key over it.
+"""Tokens that authorize operations: the opToken with its shared key, and the claims that signers sign.
 
-A shared key proves that somebody who has it made the token, and no more: not which of the named signers agreed.
+A shared key proves that the maker of a token had the key, and no more: not which of the named signers agreed.
 """
 
 import hashlib
@@ -46,7 +46,7 @@ _NAMES_OF_ACTIONS = frozenset(
         "runner",
     }
 )
-# Printable ASCII: what every database keeps as it is.
+# Printable ASCII, which every database stores unchanged.
 _NONCE = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -55,18 +55,18 @@ class OpToken:
     """An opToken that is in form."""
 
     fields: Mapping[str, Any]
-    """What it allows, as `actions.token_fields` says it."""
+    """The action it allows, as `actions.token_fields` returns it."""
     issued_at: int
     """Seconds since the epoch."""
     signers: tuple[str, ...]
-    """Those who are said to agree, each once, in order."""
+    """The signers it names, each once, in order."""
     nonce: str
 
     def allows(self, action: operation_pb2.OperationAction) -> bool:
         """Whether it is for exactly this action, options included.
 
-        A token that names no runner is good for one of them as well, and one for the cache of a model need not say that
-        the scope is "model".
+        A token that names no runner is valid for one of them as well, and one for the cache of a model may omit the
+        scope "model".
         """
         wanted = token_fields(action)
         named = dict(self.fields)
@@ -123,7 +123,7 @@ def make_op_token(
 
 
 def read_shared_key(path: Path, field: str) -> bytes:
-    """The key in a file: its bytes, of a text without the line ends after it.
+    """Read a shared key from a file: its bytes, for a text without the trailing line ends.
 
     Raises INVALID_ARGUMENT naming `field` when it cannot be read, or is shorter or longer than a key may be.
     """
@@ -153,7 +153,7 @@ _RANDOM_NONCE = re.compile(r"[A-Za-z0-9_-]{22,128}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What a registry asks of those who sign."""
+    """What a registry requires of signatures."""
 
     audience: str
     lifetime_seconds: int
@@ -162,7 +162,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claims:
-    """What was signed. Times are in whole seconds since the epoch."""
+    """The signed claims. Times are in whole seconds since the epoch."""
 
     audience: str
     action: operation_pb2.OperationAction
@@ -191,14 +191,14 @@ def make_payload(action: operation_pb2.OperationAction, terms: Terms, *, now: in
 
 
 def readable(action: operation_pb2.OperationAction) -> dict[str, Any]:
-    """The action as JSON, for those who look into a token. It counts for nothing, and may not say anything else."""
+    """Return the action as JSON, for readers of a token. It has no effect, and must not differ from the action."""
     return json_format.MessageToDict(action)
 
 
 def read_payload(payload: bytes) -> Claims:
-    """What signed bytes say.
+    """Read signed bytes.
 
-    Raises MalformedToken: a name is missing or unknown, or the action, its kind and the readable form are not the same.
+    Raises MalformedToken: a name is missing or unknown, or the action, its kind and the readable form differ.
     """
     document = read_object(payload)
     if document.keys() != _NAMES:

@@ -1,1 +1,1 @@
-"""What stores on SQL share."""
+"""What SQL stores share: opening, schema and migrations, SQLite tuning, and clock correction."""

@@ -48,11 +48,11 @@ async def is_any_ahead(connection: AsyncConnection, moments: Sequence[BoundedMom
 
 
 async def bring_back(connection: AsyncConnection, moments: Sequence[BoundedMoment], limit: int) -> int:
-    """Move what lies too far off, at most `limit` rows of each; how many were moved."""
+    """Move moments that lie too far in the future, at most `limit` rows of each; returns how many were moved."""
     moved = 0
     for moment in moments:
         table = moment.column.table
-        # In one order everywhere; what another one has locked is its own to bring back.
+        # Rows are locked in one order everywhere; rows that another transaction has locked are its own to move.
         chosen = select(moment.key).where(moment.is_ahead).order_by(moment.key).limit(limit)
         values = {moment.column.name: moment.latest}
         values |= {each.name: each - (moment.column - moment.latest) for each in moment.along}

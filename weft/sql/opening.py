@@ -1,4 +1,4 @@
-"""Why a database cannot be opened, in one sentence for a terminal: which one, what is wrong, what to do."""
+"""Errors of opening a database, as one sentence for a terminal: which database, what is wrong, what to do."""
 
 import errno
 from collections.abc import Iterator
@@ -39,9 +39,9 @@ class DamagedError(SQLAlchemyError):
 
 @contextmanager
 def opening(owner: str, url: URL, driver_errors: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """Raises SERVICE_UNAVAILABLE, with words for a terminal, in place of what the database raises in the block.
+    """Raise SERVICE_UNAVAILABLE, with a text for a terminal, in place of what the database raises in the block.
 
-    `owner`: the service whose database it is. `driver_errors`: what its driver raises past SQLAlchemy.
+    `owner`: the service whose database it is. `driver_errors`: exceptions of its driver that SQLAlchemy does not wrap.
     """
     failures: tuple[type[Exception], ...] = (SQLAlchemyError, OSError, *driver_errors)
     try:
@@ -57,7 +57,7 @@ def opening(owner: str, url: URL, driver_errors: tuple[type[Exception], ...] = (
 
 
 def require_whole(connection: Connection, url: URL) -> None:
-    """Raises DamagedError, or what SQLite raises, for a file of up to MAX_CHECKED_BYTES whose structure is broken."""
+    """Raise DamagedError, or what SQLite raises, for a file of up to MAX_CHECKED_BYTES with a broken structure."""
     path = file_of(url)
     if path is None or path.stat().st_size > MAX_CHECKED_BYTES:
         return
@@ -67,7 +67,7 @@ def require_whole(connection: Connection, url: URL) -> None:
 
 
 def code_of(error: Exception) -> str:
-    """What the database calls a failure: SQLITE_FULL, an SQLSTATE of PostgreSQL, or the system's number."""
+    """Return the database's code of a failure: SQLITE_FULL, an SQLSTATE of PostgreSQL, or the system's error number."""
     if isinstance(error, DamagedError):
         return "SQLITE_CORRUPT"
     cause = getattr(error, "orig", None) or error

@@ -24,14 +24,14 @@ class Schema:
     newest: str
     """The revision at which its tables are as in `metadata`."""
     version_table: str
-    """Where its database says at which revision it is. Every service has its own."""
+    """The table that holds the revision of the database. Every service has its own."""
 
 
 def bring_up_to_date(connection: Connection, schema: Schema) -> None:
-    """Within `connection`'s transaction; where there is nothing to do it only reads.
+    """Create or migrate the tables within `connection`'s transaction; an up-to-date database is only read.
 
     Raises SERVICE_UNAVAILABLE when the database has a schema that this release does not know, or is a file of another
-    program: tables of ours are not put beside its own.
+    program: no tables are added beside its own.
     """
     versions = _version_table(schema)
     present = inspect(connection)

@@ -11,8 +11,8 @@ from weft.kernel.errors import invalid_field
 
 BUSY_TIMEOUT_MS = 5_000
 WRITES = "weft_writes"
-"""Execution option of an engine whose transactions take the right to write when they begin: one that has read already
-is not let wait for it, and fails at once while somebody else has it, such as a backup."""
+"""Execution option of an engine whose transactions take the write lock when they begin: a transaction that has read
+already cannot wait for the lock, and fails at once while another program, such as a backup, holds it."""
 
 
 def file_of(url: URL) -> Path | None:
@@ -43,7 +43,7 @@ def tame(engine: AsyncEngine) -> None:
             "synchronous=FULL",
             f"busy_timeout={BUSY_TIMEOUT_MS}",
             "foreign_keys=ON",
-            # What is deleted is overwritten in the file: some of it was told to the mesh in confidence.
+            # Deleted rows are overwritten in the file: they may hold secrets.
             "secure_delete=ON",
         ):
             cursor.execute(f"PRAGMA {pragma}")

@@ -42,7 +42,7 @@ def registry_config(config: WeftConfig, home: WeftHome) -> RegistryConfig:
 
 
 async def serve_registry(config: WeftConfig, home: WeftHome, listen: str | None, announce: Announce) -> None:
-    """The registry until a signal comes."""
+    """Serve the registry until a signal arrives."""
     keys = key_check(config, SystemClock())
     host = new_host(config, "registry", keys)
     address = host.bind(listen or home.address("registry"))
@@ -57,9 +57,9 @@ _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false":
 
 
 def allow_cloud_fallback(configured: bool | None, environment: Mapping[str, str]) -> bool:
-    """Whether routes may fall back to models off the premises until an operator says otherwise.
+    """Whether routes may fall back to models off the premises until an operator changes it.
 
-    `configured` is what weft.yaml says, None for nothing. Raises INVALID_ARGUMENT naming the variable.
+    `configured` is the value of weft.yaml, None for none. Raises INVALID_ARGUMENT naming the variable.
     """
     if configured is not None:
         return configured
@@ -85,9 +85,9 @@ def governance_config(
     environment: Mapping[str, str] | None = None,
     default_key_path: Path = DEFAULT_KEY_PATH,
 ) -> GovernanceConfig:
-    """What the registry's gate is built from. `environment` defaults to this process's.
+    """Return the configuration of the registry's governance gate. `environment` defaults to this process's.
 
-    Raises INVALID_ARGUMENT when a shared key is asked for and there is none that is good.
+    Raises INVALID_ARGUMENT when a shared key is required and no valid one is found.
     """
     key = b""
     if section.mode is GovernanceMode.SHARED_KEY:
@@ -112,5 +112,5 @@ def _may_be_there(path: Path) -> bool:
     try:
         return path.exists()
     except OSError:
-        # In a folder of somebody else not even that can be asked; reading it says why.
+        # The folder may not be readable, so existence is unknown; reading the file gives the error.
         return True

@@ -10,7 +10,7 @@ from weft.gpu.snapshot import DeviceSnapshot, HostSnapshot, ProcessId, ProcessSn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceAccount:
-    """The book of one device. All in bytes."""
+    """The memory account of one device. All in bytes."""
 
     index: int
     total: int
@@ -19,18 +19,18 @@ class DeviceAccount:
     booked: int = 0
     """By leases in whatever state."""
     held: int = 0
-    """For each lease what it booked or is seen to hold, whichever is more."""
+    """Sum over leases of the larger of booked and observed memory."""
     foreign: int | None = None
     """Held by processes without a lease; None: unknown."""
 
     @property
     def capacity(self) -> int:
-        """All that leases may ever book."""
+        """Memory that leases may book at most."""
         return max(0, self.total - self.margin)
 
     @property
     def free(self) -> int:
-        """What a new lease could get now."""
+        """Memory that a new lease could get now."""
         by_booking = self.capacity - self.booked
         by_observation = by_booking if self.foreign is None else self.capacity - self.foreign - self.held
         return max(0, min(by_booking, by_observation))
@@ -38,17 +38,17 @@ class DeviceAccount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostAccount:
-    """The books of one host's devices, and what each lease takes of them."""
+    """The memory accounts of one host's devices, and what each lease takes of them."""
 
     devices: Mapping[int, DeviceAccount]
     takes: Mapping[str, tuple[tuple[int, int, int], ...]]
     """By lease id: (device index, booked bytes, held bytes)."""
     seen: Mapping[str, int | None]
-    """By lease id: what its processes are seen to hold, in bytes; None: unknown."""
+    """By lease id: memory that its processes were observed to hold, in bytes; None: unknown."""
 
 
 def host_account(sight: HostSnapshot, leases: Sequence[Lease], margin: int) -> HostAccount:
-    """The books of a host as it was seen last, with its leases. A lease on a device that is gone takes nothing."""
+    """Return the account of a host as last observed, with its leases. A lease on a missing device takes nothing."""
     by_id = {each.process: each for each in sight.processes}
     seen = {lease.grant.id: _seen_by_device(lease, by_id) for lease in leases}
     takes = {lease.grant.id: tuple(_taken(lease.grant.shares, seen[lease.grant.id] or {})) for lease in leases}
@@ -70,7 +70,7 @@ def host_account(sight: HostSnapshot, leases: Sequence[Lease], margin: int) -> H
 def without(
     devices: Mapping[int, DeviceAccount], book: HostAccount, lease_ids: Iterable[str]
 ) -> Mapping[int, DeviceAccount]:
-    """The devices as they would be if these leases were over."""
+    """Return the devices as they would be without these leases."""
     changed = devices
     for lease_id in lease_ids:
         changed = _changed(changed, book.takes[lease_id], sign=-1)
@@ -83,7 +83,7 @@ def with_again(devices: Mapping[int, DeviceAccount], book: HostAccount, lease_id
 
 
 def with_shares(devices: Mapping[int, DeviceAccount], shares: Shares) -> Mapping[int, DeviceAccount]:
-    """The devices with one more lease, whose processes hold nothing yet."""
+    """Return the devices with one more lease, whose processes hold nothing yet."""
     return _changed(devices, [(index, size, size) for index, size in shares], sign=1)
 
 
@@ -105,7 +105,7 @@ def _taken(shares: Shares, seen: Mapping[int, int]) -> Iterable[tuple[int, int, 
 
 
 def _seen_by_device(lease: Lease, by_id: Mapping[ProcessId, ProcessSnapshot]) -> dict[int, int] | None:
-    """What a lease's processes hold on each device; None: unknown."""
+    """Return what a lease's processes hold on each device; None: unknown."""
     sights = [sight for process in lease.grant.processes if (sight := by_id.get(process)) is not None]
     # A process that is not named holds nothing. But where not one of a filled lease's is named, they cannot be seen
     # at all: inside of containers the driver's library lists none.
@@ -113,7 +113,7 @@ def _seen_by_device(lease: Lease, by_id: Mapping[ProcessId, ProcessSnapshot]) ->
         return None
     held: dict[int, int] = defaultdict(int)
     for each in sights:
-        # Memory may be listed for a moment longer than its process lives.
+        # Memory may be listed for a moment after its process has ended.
         for index, size in each.bytes_by_device:
             held[index] += size
     return dict(held)
@@ -121,10 +121,10 @@ def _seen_by_device(lease: Lease, by_id: Mapping[ProcessId, ProcessSnapshot]) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Holdings:
-    """Who holds what is in use, by device, in bytes."""
+    """Memory in use by device, in bytes, by who holds it."""
 
     explained: Mapping[int, int]
-    """By processes that are seen, and by filled leases whose processes are not."""
+    """Held by observed processes, and by filled leases whose processes cannot be observed."""
     foreign: Mapping[int, int]
     """By processes that are seen and have no lease."""
     are_all_seen: bool
@@ -149,21 +149,22 @@ def _holdings(sight: HostSnapshot, leases: Sequence[Lease], seen: Mapping[str, d
 
 
 def _foreign(device: DeviceSnapshot, holdings: _Holdings, margin: int) -> int | None:
-    """What processes without a lease hold on a device; None: unknown."""
+    """Return what processes without a lease hold on a device; None: unknown."""
     if device.used_bytes is None:
         return None
-    # The driver holds some memory for itself, which no process shows. The margin is there for that; more than it is
-    # held by somebody who cannot be seen.
+    # The driver holds some memory for itself, which no process shows. The margin covers that; more than the margin is
+    # held by processes that cannot be observed.
     unexplained = device.used_bytes - holdings.explained.get(device.index, 0)
     allowance = margin if holdings.are_all_seen else 0
     return holdings.foreign.get(device.index, 0) + max(0, unexplained - allowance)
 
 
 def choose(devices: Sequence[DeviceAccount], size: int, max_devices: int) -> Shares | None:
-    """Shares that add up to exactly `size`, in order of the devices; None: there is no room now.
+    """Return shares that add up to exactly `size`, in order of the devices; None: not enough room now.
 
-    One device that holds it all is preferred, of several the fullest: large gaps stay for large models. Else as few
-    devices as it takes, those with most room, each with a share in proportion to its room. `max_devices` 0: any number.
+    A single device that fits is preferred, the fullest of several, so that large gaps stay for large models. Otherwise
+    as few devices as possible, those with most room, each with a share in proportion to its room. `max_devices` 0: any
+    number.
     """
     alone = min((device for device in devices if device.free >= size), key=_fullest, default=None)
     if alone is not None:
@@ -178,7 +179,7 @@ def choose(devices: Sequence[DeviceAccount], size: int, max_devices: int) -> Sha
 
 
 def largest_lease(devices: Sequence[DeviceAccount], max_devices: int) -> int:
-    """What these devices could hold if they were empty, split over at most `max_devices`; 0 of them: any number."""
+    """Return what these devices could hold if they were empty, split over at most `max_devices` (0: any number)."""
     capacities = sorted((device.capacity for device in devices), reverse=True)
     return sum(capacities[: max_devices or len(capacities)])
 

@@ -1,4 +1,4 @@
-"""Which idle model gives way when somebody needs its memory."""
+"""Eviction: which idle model is unloaded when a request needs its memory."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ from registry_svc.ledger.policy.leases import HolderKind, Lease, LeaseState, Mem
 from weft.kernel.request import Priority
 
 REFUSAL_KEPT_SECONDS = 5.0
-"""How long somebody who would not give way is not asked again. Long enough to try everybody else first."""
+"""How long a runner that refused an eviction is not asked again; long enough to try all other runners first."""
 
 _NEVER = datetime.min.replace(tzinfo=UTC)
 
 
 class EvictionState(Enum):
-    """What became of asking a runner to give way."""
+    """State of an eviction request to a runner."""
 
     PENDING = auto()
     GIVEN_UP = auto()
@@ -35,14 +35,14 @@ class EvictionAttempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reclaim:
-    """What is on its way back on one host, at one moment. All times in monotonic seconds."""
+    """Memory that is being freed on one host, at one moment. All times in monotonic seconds."""
 
     attempts: Mapping[str, EvictionAttempt]
     """By lease id."""
     wait_seconds: float
     """How long memory that was given up may take to be seen back."""
     look_seconds: float
-    """How long it may take until somebody looks at all, where nobody has since."""
+    """How long the next observation may take when there was none since the release."""
     seen: float
     """When the host was seen last."""
     now: float
@@ -56,7 +56,7 @@ class Reclaim:
         return attempt is not None and (attempt.state is EvictionState.PENDING or self._just_given_up(attempt))
 
     def may_be_evicted(self, lease: Lease) -> bool:
-        """Whether its holder has not refused lately; one who agreed and yet keeps it has refused too."""
+        """Whether its holder has not refused lately; agreeing without releasing counts as a refusal."""
         attempt = self.attempts.get(lease.grant.id)
         if attempt is None:
             return True
@@ -68,10 +68,10 @@ class Reclaim:
 
 
 def candidates(leases: Sequence[Lease], request: MemoryRequest, devices: frozenset[int]) -> list[Lease]:
-    """Leases on `devices` that may be asked to give way to `request`: lower priority first, then the longest unused.
+    """Return the leases on `devices` that may be evicted for `request`: lower priority first, then least recently used.
 
-    For the mesh's own work also those that the book shows at work, last: a router has had one finish what it had, and
-    its runner says so with its next renewal only, some seconds later. Whoever does work refuses.
+    Requests of priority SYSTEM may also evict leases recorded as active, as the last choice: the router has drained
+    them, and their runner reports that with its next renewal only. A runner with active requests refuses.
     """
     found = [lease for lease in leases if _may_be_evicted(lease, request) and _touches(lease, devices)]
     return sorted(
@@ -92,9 +92,10 @@ def next_victim(
     leases: Sequence[Lease],
     reclaim: Reclaim,
 ) -> Lease | None:
-    """Whom to ask now, so that `request` fits on `usable` in the end; None: nobody, or not yet.
+    """Return the lease to evict now so that `request` will fit on `usable`; None: none, or not yet.
 
-    Nobody is asked while one who agreed may still be on its way out, nor where it would not fit even if all agreed.
+    No lease is evicted while one that was requested may still be on its way out, nor where the request would not fit
+    even if all candidates were evicted.
     """
     going = [lease for lease in leases if reclaim.is_going(lease)]
     freed = without(usable, book, [lease.grant.id for lease in going])
@@ -115,9 +116,9 @@ def next_victim(
 def _first_needed(
     chosen: Sequence[Lease], left: Mapping[int, DeviceAccount], book: HostAccount, request: MemoryRequest
 ) -> Lease:
-    """The first of `chosen` without whom it does not fit, the most valued being spared first.
+    """Return the first of `chosen` that is needed for the request to fit; the most valuable leases are spared first.
 
-    `left`: the devices once all of `chosen` are over. One device after the other, as there may be a thousand of them.
+    `left`: the devices without all of `chosen`. One device account at a time, because there may be a thousand leases.
     """
     needed = chosen[0]
     for lease in reversed(chosen):

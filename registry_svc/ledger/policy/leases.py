@@ -1,9 +1,4 @@
-"""The book of accelerator memory: who holds what on one host, and what its devices have left. Nothing but values.
-
-Two figures bound what a device has left, and the lower one counts. By booking: its memory without the margin and
-without all that leases booked. By sight: without the margin, without what processes hold that have no lease, and
-without what each lease booked or is seen to hold, whichever is more. Where use is unknown, booking alone counts.
-"""
+"""Leases of accelerator memory and requests for it, as immutable values, and what time and observations do to them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -18,14 +13,14 @@ Shares = tuple[tuple[int, int], ...]
 
 
 class HolderKind(IntEnum):
-    """What holds a lease; numbers as in `registry.v1.LeaseHolder.Kind`."""
+    """Kind of lease holder; numbers as in `registry.v1.LeaseHolder.Kind`."""
 
     RUNNER = 1
     PROGRAM = 2
 
 
 class LeaseState(IntEnum):
-    """Where a lease is in its life; numbers as in `registry.v1.Lease.State`."""
+    """State of a lease; numbers as in `registry.v1.Lease.State`."""
 
     HELD = 1
     RELEASING = 2
@@ -34,17 +29,17 @@ class LeaseState(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """Who holds a lease."""
+    """The holder of a lease."""
 
     kind: HolderKind
     name: str
     incarnation: str
-    """One life of it."""
+    """Identifies one run of the holder's process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """What is durable of a lease."""
+    """The durable part of a lease."""
 
     id: str
     fencing_number: int
@@ -52,31 +47,31 @@ class Grant:
     host: str
     holder: Holder
     purpose: str
-    """A model's name, or a program's words."""
+    """A model's name, or free text of a program."""
     shares: Shares
     pinned: bool
-    """As asked for; its holder may say otherwise later."""
+    """As requested; its holder may change it later."""
     priority: Priority
-    """Of whoever asked."""
+    """Priority of the request."""
     created_at: datetime
     processes: tuple[ProcessId, ...] = ()
-    """All that its holder ever named and that were not seen to be gone before it named others; in order."""
+    """Every process its holder ever named that was not observed to have ended before others were named; in order."""
     releasing: bool = False
-    """Whether its holder gave it up."""
+    """Whether its holder released it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """A grant, and what is known of it now."""
+    """A grant, and its present state."""
 
     grant: Grant
     state: LeaseState
     renewed: float
-    """When its holder was last heard of, monotonic seconds."""
+    """When its holder last renewed it, monotonic seconds."""
     since: float | None = None
     """When it was given up or orphaned, monotonic seconds; None while it is held."""
     filled: bool = False
-    """Whether what its processes hold is all that they will take."""
+    """Whether its processes hold all the memory that they will take."""
     active_requests: int = 0
     priority: Priority = Priority.NORMAL
     """Of the last request that it worked for."""
@@ -84,9 +79,9 @@ class Lease:
     last_used_at: datetime | None = None
     """None: not yet."""
     named: frozenset[ProcessId] = frozenset()
-    """The processes of its holder's last word."""
+    """The processes that its holder named last."""
     gone: frozenset[ProcessId] = frozenset()
-    """Those of `grant.processes` that somebody saw to have ended: for good, as a process id with its start is."""
+    """Those of `grant.processes` observed to have ended; final, as a pid with its start time is never reused."""
 
     @property
     def remaining(self) -> frozenset[ProcessId]:
@@ -99,7 +94,7 @@ class MemoryRequest:
     """A request for memory on one host."""
 
     key: str
-    """The same on every repeat of one call, and nobody else's."""
+    """Identifies the call; the same on every repeat of it."""
     request_id: str
     holder: Holder
     purpose: str
@@ -113,26 +108,26 @@ class MemoryRequest:
     priority: Priority = Priority.NORMAL
     pinned: bool = False
     arrival: int = 0
-    """Who came first has the lower one."""
+    """Order of arrival; earlier requests have lower numbers."""
     deadline: float
     """When it gives up, monotonic seconds."""
 
     @property
     def place(self) -> tuple[int, int]:
-        """Its place in line: lower ones go first."""
+        """Position in the wait queue: lower goes first."""
         return self.priority, self.arrival
 
     def devices_among(self, indexes: Iterable[int]) -> frozenset[int]:
-        """Those of a host's devices that it may be on."""
+        """Return the devices of a host that the request may use."""
         return self.device_indexes.intersection(indexes) if self.device_indexes else frozenset(indexes)
 
 
 LOOKED_FOR_SECONDS = 10.0
-"""How long memory that was given up is looked for at the pace of somebody who waits for it."""
+"""How long released memory is observed at the short interval of waiting requests."""
 
 
 def read_back(grant: Grant, now: float) -> Lease:
-    """A lease as it is after the registry's own restart: what its holder said of its use is forgotten."""
+    """Return a lease loaded after a restart of the registry; reports of its use are lost."""
     return Lease(
         grant=grant,
         state=LeaseState.RELEASING if grant.releasing else LeaseState.HELD,
@@ -149,24 +144,24 @@ def is_orphaned(lease: Lease, now: float, time_to_live: float, grace_until: floa
 
 
 def orphaned(lease: Lease, now: float) -> Lease:
-    """A lease whose holder is not heard of."""
+    """Return a lease whose holder stopped renewing it, as orphaned."""
     return replace(lease, state=LeaseState.ORPHANED, since=now)
 
 
 def renewed(lease: Lease, now: float) -> Lease:
-    """A lease whose holder was heard; an orphaned one is held again."""
+    """Return a renewed lease; an orphaned one is held again."""
     return replace(lease, state=LeaseState.HELD, renewed=now, since=None)
 
 
 def released(lease: Lease, now: float) -> Lease:
-    """A lease that its holder gave up; it counts from then on, even if its holder was silent before."""
+    """Return a released lease; the release counts from `now`, even if the holder was silent before."""
     return replace(lease, grant=replace(lease.grant, releasing=True), state=LeaseState.RELEASING, since=now)
 
 
 def with_gone(lease: Lease, processes: Iterable[ProcessSnapshot]) -> Lease:
-    """A lease after a sighting: ended processes stay ended, whatever the next sighting is about.
+    """Return a lease after an observation: ended processes stay ended, whatever later observations report.
 
-    One that has ended and whose memory is listed still is not gone yet.
+    A process that has ended while its memory is still listed does not count as ended yet.
     """
     ended = {each.process for each in processes if not each.alive and not _holds_memory(each)}
     gone = ended.intersection(lease.grant.processes) - lease.gone
@@ -174,19 +169,19 @@ def with_gone(lease: Lease, processes: Iterable[ProcessSnapshot]) -> Lease:
 
 
 def processes_after(lease: Lease, named: frozenset[ProcessId]) -> tuple[ProcessId, ...]:
-    """The processes of a lease once its holder has named these.
+    """Return the processes of a lease after its holder named these.
 
-    Those that it names no more stay until they are seen to be gone: they may hold memory still.
+    Processes that are no longer named stay until they are observed to have ended: they may still hold memory.
     """
     together = named | lease.remaining
     return tuple(sorted(together)) if together else lease.grant.processes
 
 
 def is_over(lease: Lease, sight: HostSnapshot, seen: float, renew_interval: float) -> bool:
-    """Whether a lease that was given up or orphaned is over, by a sighting of its host that arrived at `seen`.
+    """Whether a released or orphaned lease has ended, by an observation of its host that arrived at `seen`.
 
-    It must have arrived after that, and say of each process that it is gone or holds nothing. Where processes were
-    never named, one may have been started whose name is still under way: nothing is believed for one renew interval.
+    The observation must be newer than the release and report every process as ended or without memory. Where no process
+    was ever named, one may have started whose name is still on its way: the lease stays for one renew interval.
     """
     if lease.since is None or seen <= lease.since:
         return False
@@ -197,17 +192,17 @@ def is_over(lease: Lease, sight: HostSnapshot, seen: float, renew_interval: floa
 
 
 def is_fresh(lease: Lease, now: float) -> bool:
-    """Whether its memory was given up a moment ago: somebody may ask for it next, so it is looked for often."""
+    """Whether its memory was released a moment ago, so that it is observed often for the next request."""
     return lease.since is not None and now - lease.since < LOOKED_FOR_SECONDS
 
 
 def is_forgotten(lease: Lease, now: float, last_seen: float, keep_seconds: float) -> bool:
-    """Whether nobody has looked at its host for so long that nobody will say when it is over."""
+    """Whether the host was not observed for so long that no observation will end the lease."""
     return lease.since is not None and now - max(lease.since, last_seen) >= keep_seconds
 
 
 def watched(leases: Sequence[Lease]) -> list[ProcessId]:
-    """The processes that the next sighting must say something about, in order."""
+    """Return the processes that the next observation must report on, in order."""
     found: set[ProcessId] = set()
     for lease in leases:
         found |= lease.remaining - lease.named if lease.state is LeaseState.HELD else lease.remaining
@@ -215,14 +210,14 @@ def watched(leases: Sequence[Lease]) -> list[ProcessId]:
 
 
 def _holds_nothing(lease: Lease, process: ProcessSnapshot | None, source: Source) -> bool:
-    # Not named: nothing is known of it until somebody has been asked.
+    # A process that was not reported on may hold memory.
     if process is None or _holds_memory(process):
         return False
     if not process.alive:
         return True
     if source is not Source.NVML or process.memory_unknown:
         return False
-    # One that nobody ended and that has not filled its share may be about to.
+    # A process that was not ended and has not filled its share may be about to.
     return lease.state is LeaseState.RELEASING or lease.filled
 
 

@@ -1,4 +1,4 @@
-"""The line for the memory of one host: who gets it now, and who must be asked to give way."""
+"""The wait queue for the memory of one host: which request is granted now, and which models are evicted."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from registry_svc.ledger.policy.leases import Lease, MemoryRequest, Shares
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuePlan:
-    """What is to be done now."""
+    """Grants and evictions to do now."""
 
     grants: tuple[tuple[MemoryRequest, Shares], ...]
     evictions: tuple[tuple[MemoryRequest, Lease], ...]
@@ -20,7 +20,7 @@ class QueuePlan:
 def plan_queue(
     book: HostAccount, leases: Sequence[Lease], queue: Sequence[MemoryRequest], reclaim: Reclaim
 ) -> QueuePlan:
-    """By priority, then by arrival. Who must wait keeps everybody after it off all devices that it may be on."""
+    """Plan by priority, then by arrival. A request that must wait reserves its devices against all later ones."""
     devices, taken = book.devices, frozenset[int]()
     grants: list[tuple[MemoryRequest, Shares]] = []
     evictions: list[tuple[MemoryRequest, Lease]] = []

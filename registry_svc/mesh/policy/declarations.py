@@ -1,4 +1,4 @@
-"""What becomes of a declaration, given what is there."""
+"""Decides on declarations: the outcome given the present state, and whether targets and candidates exist."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from weft.kernel.reasons import Reason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What is known now of that which an agent points to."""
+    """Present state of the model or pool that an agent targets."""
 
     agent: AgentManifest
     model_known: bool
@@ -32,7 +32,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """What is known now of that which a route names: a model or a pool."""
+    """Present state of the model or pool that a route names."""
 
     name: str
     model_known: bool
@@ -41,7 +41,7 @@ class Candidate:
     """The members of the pool of this name."""
 
     def exists(self, *, arriving: Mapping[str, str], leaving: Collection[str]) -> bool:
-        """Whether it is there once the models `arriving` (pool by name) have come and those `leaving` have gone."""
+        """Whether it exists once the models `arriving` (pool by name) were added and those `leaving` removed."""
         if self.name in arriving or self.name in arriving.values():
             return True
         if self.model_known and self.name not in leaving:
@@ -50,7 +50,7 @@ class Candidate:
 
 
 def exists(target: Target, *, arriving: Mapping[str, str], leaving: Collection[str]) -> bool:
-    """Whether the target is there once the models `arriving` (pool by name) have come and those `leaving` have gone."""
+    """Whether the target exists once the models `arriving` (pool by name) were added and those `leaving` removed."""
     name = target.agent.target
     if not target.agent.targets_pool:
         return name in arriving or (target.model_known and name not in leaving)
@@ -60,7 +60,7 @@ def exists(target: Target, *, arriving: Mapping[str, str], leaving: Collection[s
 
 
 def require_target(target: Target, *, arriving: Mapping[str, str], leaving: Collection[str]) -> None:
-    """Raise MODEL_NOT_FOUND when an agent would point to nothing."""
+    """Raise MODEL_NOT_FOUND when the target of an agent does not exist."""
     if exists(target, arriving=arriving, leaving=leaving):
         return
     kind = "pool" if target.agent.targets_pool else "model"
@@ -96,9 +96,9 @@ def decide_model(
     publisher_live: bool,
     adopt: bool,
 ) -> Outcome:
-    """What becomes of a declared model; raises ALREADY_EXISTS when a live runner publishes it otherwise.
+    """Return the outcome for a model; raises ALREADY_EXISTS when a live runner publishes it differently.
 
-    What can be read of a public model may hold facts of its publication, and declaring just that changes nothing.
+    The readable form of a public model may hold facts of its publication; declaring exactly that changes nothing.
     """
     if declared is not None:
         pinned_alike = given.runner == declared.runner
@@ -118,7 +118,7 @@ def decide_agent(
     publisher_live: bool,
     adopt: bool,
 ) -> Outcome:
-    """What becomes of a declared agent; raises ALREADY_EXISTS when a live runner publishes it otherwise."""
+    """Return the outcome for an agent; raises ALREADY_EXISTS when a live runner publishes it differently."""
     if declared is not None:
         return Outcome.UNCHANGED if given == declared.manifest else Outcome.CONFIGURED
     if publication is None:
@@ -128,14 +128,14 @@ def decide_agent(
 
 
 def decide_route(given: RouteManifest, declared: RouteManifest | None) -> Outcome:
-    """What becomes of a declared route; no runner publishes any."""
+    """Return the outcome for a route; no runner publishes routes."""
     if declared is None:
         return Outcome.CREATED
     return Outcome.UNCHANGED if given == declared else Outcome.CONFIGURED
 
 
 def in_use(kind: Kind, name: str, agents: Collection[str], routes: Collection[str] = ()) -> WeftError:
-    """The refusal to delete what `agents` point to and `routes` name; some of both is not empty."""
+    """Return the refusal to delete a resource that `agents` target or `routes` name; one of them is not empty."""
     users = {Kind.AGENT: sorted(agents), Kind.ROUTE: sorted(routes)}
     words = [f"{user.value}s: {_listed(names)}" for user, names in users.items() if names]
     told = {f"{user.value}s": ",".join(names[:MAX_LISTED_NAMES]) for user, names in users.items() if names}
@@ -147,7 +147,7 @@ def in_use(kind: Kind, name: str, agents: Collection[str], routes: Collection[st
 
 
 def still_loaded(kind: Kind, name: str, runner: str, models: Sequence[str]) -> WeftError:
-    """The refusal to delete what a live runner has loaded: its engines would hold memory that nothing owns."""
+    """Return the refusal to delete what a live runner has loaded: its engines would hold memory without an owner."""
     if kind is Kind.RUNNER:
         what = f"the runner {name!r} is live and has {_listed(sorted(models))} loaded; stop it or unload them first"
     else:

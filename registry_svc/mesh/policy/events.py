@@ -1,4 +1,4 @@
-"""Which events a step of a life makes."""
+"""Decides which events a step produces."""
 
 from collections.abc import Collection, Iterable, Iterator
 
@@ -9,7 +9,7 @@ _BROKEN = frozenset({Phase.CRASH_LOOP, Phase.FAILED})
 _DEATHS = frozenset({Reason.SERVER_DIED, Reason.OUT_OF_MEMORY})
 """Ends of the backend's own; for every other reason its runner ended it."""
 _NEVER_RAN = frozenset({Reason.INVALID_ARGUMENT, Reason.TEMPLATE_FAILED})
-"""Nothing was started, and the event of the failure says why."""
+"""Nothing was started; the event of the failure gives the reason."""
 
 
 def events_for(rows: Iterable[tuple[Kind, str]], reason: EventReason, message: str) -> Iterator[EventDraft]:
@@ -36,9 +36,9 @@ def opening_events(
 def report_events(
     earlier: Capability, report: Capability, models: Collection[str], *, reported_before: bool
 ) -> list[EventDraft]:
-    """The events of a capability report, of `models` alone: died, asleep, awake, broken, ready.
+    """Return the events of a capability report about `models`: died, asleep, awake, broken, ready.
 
-    The first report after a restart of the registry tells only what is broken; the rest is no news.
+    The first report after a restart of the registry yields only failures.
     """
     before = {instance.model: instance for instance in earlier.instances}
     return [

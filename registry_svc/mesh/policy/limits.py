@@ -8,12 +8,12 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.wake.recipes import CommandRecipe, HttpRecipe
 
-# What a model, an agent or a route takes on the wire besides its texts: numbers, times, the framing of fields.
+# Size of a model, an agent or a route on the wire without its texts: numbers, times, framing.
 BASE_BYTES = 96
 
 
 def require_room(what: str, present: int, arriving: int, limit: int) -> None:
-    """Raise TOO_MANY_RESOURCES when `arriving` more of `what` would be more than `limit`."""
+    """Raise TOO_MANY_RESOURCES when `present` and `arriving` of `what` exceed `limit`."""
     if arriving > 0 and present + arriving > limit:
         raise WeftError(
             Reason.TOO_MANY_RESOURCES,
@@ -23,7 +23,7 @@ def require_room(what: str, present: int, arriving: int, limit: int) -> None:
 
 
 def model_bytes(manifest: Manifest) -> int:
-    """About how many bytes a model takes in a snapshot of the mesh."""
+    """Return the approximate size of a model in a snapshot, in bytes."""
     texts = [manifest.name, manifest.pool_name, manifest.digest]
     match manifest.wake.by_mesh if manifest.wake is not None else None:
         case HttpRecipe(url=url, headers=headers):
@@ -36,14 +36,14 @@ def model_bytes(manifest: Manifest) -> int:
 
 
 def agent_bytes(manifest: AgentManifest) -> int:
-    """About how many bytes an agent takes in a snapshot of the mesh."""
+    """Return the approximate size of an agent in a snapshot, in bytes."""
     texts = [manifest.name, manifest.target, manifest.description, manifest.system_prompt, manifest.default_params]
     texts += [*manifest.behaviour.tools, *manifest.behaviour.signals]
     return BASE_BYTES + _utf8_bytes(texts)
 
 
 def route_bytes(manifest: RouteManifest) -> int:
-    """About how many bytes a route takes in a snapshot of the mesh."""
+    """Return the approximate size of a route in a snapshot, in bytes."""
     return BASE_BYTES + _utf8_bytes([manifest.name, manifest.description, *manifest.candidates])
 
 
@@ -52,17 +52,17 @@ def _utf8_bytes(texts: list[str]) -> int:
 
 
 def detail_bytes(report: Capability) -> int:
-    """How much the words of a report take on the wire: those about its models, and the names of its tools."""
+    """Return the size of a report's texts on the wire: details of its models, and names of its tools."""
     words = [instance.detail for instance in report.instances]
     words += [instance.last_fault.detail for instance in report.instances if instance.last_fault is not None]
     return sum(len(text.encode()) for text in (*words, *report.tool_names))
 
 
 def kept(report: Capability, models: Collection[str], room_bytes: int) -> Capability:
-    """A report of `models` alone, without its words where those are more than `room_bytes`, if need be without tools.
+    """Return a report about `models` only, without texts, and then without tools, if they exceed `room_bytes`.
 
-    Who serves what must be known of every runner; why a backend failed can also be asked of the runner itself. A
-    snapshot that is too large for one message would leave all routers without any of it.
+    Which runner serves what must be known of every runner; the reason of a failure can also be read from the runner. A
+    snapshot too large for one message would leave all routers without any of it.
     """
     instances = tuple(instance for instance in report.instances if instance.model in models)
     whole = replace(report, instances=instances)

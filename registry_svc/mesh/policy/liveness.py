@@ -22,22 +22,22 @@ class LivenessLimits:
     inactive_after_seconds: float
     delete_after_seconds: float
     back_since_monotonic: float
-    """When the registry came back from being away."""
+    """When the registry became reachable again."""
     grace_seconds: float
-    """Nobody expires for this long after it: runners could not reach a registry that was away."""
+    """No runner expires for this long after that: runners could not reach a registry that was down."""
     spread_seconds: float
-    """Whoever falls due by the end of that grace expires at a moment of its own within this long after it."""
+    """Expiries due by the end of that grace are spread over this long; each runner has its own moment."""
     keep_seconds: float
-    """Takes the place of `delete_after_seconds` for a runner whose host the mesh can wake, if it is longer."""
+    """Replaces `delete_after_seconds` for a runner whose host the mesh can wake, if it is longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pulse:
-    """The last that is known of a runner's life."""
+    """Liveness of a runner."""
 
     standing: Standing
     heard_monotonic: float
-    """When it was last heard of."""
+    """When its last heartbeat arrived."""
     lost_monotonic: float | None
     """When it became inactive; None while it is active."""
 
@@ -48,7 +48,7 @@ class Pulse:
 
 
 class Verdict(Enum):
-    """What is to be done about a runner now."""
+    """What to do about a runner now."""
 
     KEEP = auto()
     SILENCE = auto()
@@ -56,7 +56,7 @@ class Verdict(Enum):
 
 
 def judge(pulse: Pulse, limits: LivenessLimits, now: float, *, share: float = 0.0, wakeable: bool = False) -> Verdict:
-    """What `pulse` calls for at `now`.
+    """Return what to do at `now`.
 
     `share` is the runner's place in the spread, from 0 to 1; `wakeable` is whether the mesh can wake its host.
     """
@@ -70,33 +70,33 @@ def judge(pulse: Pulse, limits: LivenessLimits, now: float, *, share: float = 0.
 
 
 def share_of(name: str) -> float:
-    """A runner's place in a spread, from 0 to just below 1: always the same for a name, even over many names."""
+    """Return a runner's place in a spread, from 0 to just below 1: fixed for a name, uniform over many names."""
     return zlib.crc32(name.encode()) / 2**32
 
 
 def _deadline(since: float, patience_seconds: float, limits: LivenessLimits, share: float) -> float:
     grace_until = limits.back_since_monotonic + limits.grace_seconds
-    # Who was heard since the registry is back falls due by itself at a moment of its own.
+    # A runner heard since the registry is back falls due at a moment of its own anyway.
     if since < limits.back_since_monotonic:
         grace_until += share * limits.spread_seconds
     return max(since + patience_seconds, grace_until)
 
 
 def heard(now: float) -> Pulse:
-    """The pulse of a runner that has just been heard: alive, whatever it was before."""
+    """Return the liveness of a runner whose heartbeat just arrived: active, whatever it was before."""
     return Pulse(standing=Standing.ACTIVE, heard_monotonic=now, lost_monotonic=None)
 
 
 def lost(pulse: Pulse, standing: Standing, now: float) -> Pulse:
-    """The pulse of a runner that is inactive from `now` on; one that already was keeps its older moment."""
+    """Return the liveness of a runner inactive from `now` on; an inactive one keeps its earlier moment."""
     since = now if pulse.lost_monotonic is None else pulse.lost_monotonic
     return Pulse(standing=standing, heard_monotonic=pulse.heard_monotonic, lost_monotonic=since)
 
 
 def resumed(standing: Standing, heard_ago_seconds: float, lost_ago_seconds: float | None, now: float) -> Pulse:
-    """The pulse of a runner read back after a restart.
+    """Return the liveness of a runner loaded after a restart.
 
-    Ages come from the wall clock of two lives and may be negative after it was set back; then they count as zero.
+    Ages come from the wall clock of two processes and may be negative after it was set back; then they count as zero.
     """
     return Pulse(
         standing=standing,
@@ -106,7 +106,7 @@ def resumed(standing: Standing, heard_ago_seconds: float, lost_ago_seconds: floa
 
 
 class Retirement(IntEnum):
-    """What becomes of a runner that is to be retired; numbers as in `registry.v1.RetireSessionResponse.Outcome`."""
+    """Result of retiring a runner; numbers as in `registry.v1.RetireSessionResponse.Outcome`."""
 
     RETIRED = 1
     """It is forgotten, with all that it published."""
@@ -119,11 +119,11 @@ class Retirement(IntEnum):
 
 
 def decide_retirement(*, standing: Standing, reported: bool, process_ended: bool, lease_count: int) -> Retirement:
-    """What becomes of a runner that is to be retired.
+    """Decide whether a retired runner is deleted now.
 
-    `reported`: whether it was heard in this life of the registry. `process_ended`: whether its owner says that its
-    process is gone, which a report refutes. `lease_count`: leases of accelerator memory that it holds, also those that
-    no process answers for any more: the memory may still be in use.
+    `reported`: whether it sent a report since the registry started. `process_ended`: whether its owner states that its
+    process has ended, which a report refutes. `lease_count`: leases of accelerator memory that it holds, also those
+    without a process: the memory may still be in use.
     """
     if standing is Standing.ACTIVE and (reported or not process_ended):
         return Retirement.LIVES

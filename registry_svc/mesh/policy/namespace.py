@@ -1,7 +1,7 @@
-"""Who owns a name. All resources share one namespace; only a pool may be called like a model.
+"""Ownership of names. All resources share one namespace; only a pool may have the name of a model.
 
-A public row keeps its name always, a published one while its runner lives. What a dead session held is lost: a model or
-an agent alone to a new one of its kind, anything else with the whole session.
+A public row keeps its name always, a published one while its runner is live. Names of a dead session are lost: a model
+or an agent alone to a new one of its kind, anything else with the whole session.
 """
 
 from collections.abc import Iterable
@@ -37,7 +37,7 @@ class Owner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A name that somebody wants, and the holders that it has."""
+    """A claim to a name, and the present owners of that name."""
 
     kind: Kind
     name: str
@@ -50,10 +50,10 @@ def may_share(one: Kind, other: Kind) -> bool:
 
 
 def sessions_to_end(claims: Iterable[Claim], *, own_session: str, runner: str) -> frozenset[str]:
-    """The dead sessions, by id, that must end so that a session of `runner` gets the names it claims.
+    """Return the dead sessions, by id, that must end so that a session of `runner` gets the names it claims.
 
-    `own_session` is the earlier life that it replaces, empty for none. Raises ALREADY_EXISTS naming the owner's kind
-    for a name that is kept. A dead session that only loses a model or an agent to another one is not among the result.
+    `own_session` is the earlier incarnation that it replaces, empty for none. Raises ALREADY_EXISTS naming the owner's
+    kind for a name that is kept. A dead session that only loses a model or an agent is not among the result.
     """
     ended: set[str] = set()
     for claim in claims:
@@ -73,7 +73,7 @@ def sessions_to_end(claims: Iterable[Claim], *, own_session: str, runner: str) -
 def require_free(claims: Iterable[Claim]) -> None:
     """Raise ALREADY_EXISTS when another kind of resource holds a name that an operator declares.
 
-    Dead holders count too: an operator can delete them, and then knows what is lost.
+    Dead owners count too: an operator can delete them, knowing what is lost.
     """
     for claim in claims:
         for owner in claim.owners:

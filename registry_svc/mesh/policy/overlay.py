@@ -1,4 +1,4 @@
-"""What was declared laid over what is published: one view of each model and agent."""
+"""Lays declarations over publications: one view of each model and agent."""
 
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -17,7 +17,7 @@ from registry_svc.mesh.domain import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publisher:
-    """The runner behind a publication, and what it says now."""
+    """The runner of a publication, and its present state."""
 
     name: str
     active: bool
@@ -28,9 +28,9 @@ class Publisher:
 
 
 def combined(declared: Manifest, published: Manifest | None) -> Manifest:
-    """The manifest of a public model: the declaration wins, where it says something.
+    """Return the manifest of a public model: the declaration wins where it sets a value.
 
-    That bytes leave the premises is true if either says so, whatever an operator forgot to declare.
+    `remote` is true if either says so, whatever an operator omitted.
     """
     if published is None:
         return declared
@@ -44,7 +44,7 @@ def combined(declared: Manifest, published: Manifest | None) -> Manifest:
 
 
 def may_serve(declared: DeclaredModel | None, runner: str) -> bool:
-    """Whether the declaration lets this runner serve the model."""
+    """Whether the declaration allows this runner to serve the model."""
     return declared is None or not declared.runner or declared.runner == runner
 
 

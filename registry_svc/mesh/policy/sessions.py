@@ -1,4 +1,4 @@
-"""Who may open a session under which names, and which heartbeats count."""
+"""Decides which session may open under which names, and which heartbeats are valid."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Admitted:
     """The names are free for this session."""
 
     adopted: Session | None
-    """The earlier life whose id and rows it keeps; None: a new session."""
+    """The earlier incarnation whose id and rows it keeps; None: a new session."""
     evicted: tuple[str, ...]
     """Dead sessions, by id, that held a name it gets and end now, with all their rows."""
 
@@ -38,10 +38,10 @@ class Admitted:
 def decide_opening(
     opening: Opening, *, own: Holder | None, runner_holder: Holder | None, claims: Sequence[Claim]
 ) -> Repeated | Admitted:
-    """Whether `opening` may have its names; raises ALREADY_EXISTS when one belongs to somebody else.
+    """Decide whether `opening` gets its names; raises ALREADY_EXISTS for a name that another session keeps.
 
-    `own` is the session it names as its earlier life, if that is known; `runner_holder` is the session that holds the
-    name of its runner; `claims` are all names it asks for. A dead session loses a model's or an agent's name alone, but
+    `own` is the session it names as its earlier incarnation, if known; `runner_holder` is the session that holds the
+    name of its runner; `claims` are all names it claims. A dead session loses a model's or an agent's name alone, but
     with the runner's name everything: a runner is one session.
     """
     if runner_holder is not None and is_repeat(opening, runner_holder.session):
@@ -63,20 +63,20 @@ def is_repeat(opening: Opening, session: Session) -> bool:
 
 
 class HeartbeatKind(Enum):
-    """What a heartbeat is worth."""
+    """Kind of a valid heartbeat."""
 
     FRESH = auto()
     """Newer than all before: its report counts."""
     REPEATED = auto()
-    """The newest one again: a sign of life, its report is known."""
+    """A repeat of the newest one: proves liveness, its report is known."""
 
 
 def validate_heartbeat(
     beat: Heartbeat, session: Session, standing: Standing, last_sequence: int | None
 ) -> HeartbeatKind:
-    """What `beat` is worth to its session; raises STALE_HEARTBEAT or SESSION_UNKNOWN when nothing.
+    """Return the kind of a heartbeat; raises STALE_HEARTBEAT or SESSION_UNKNOWN when it is not valid.
 
-    `last_sequence` is the newest one seen of this incarnation; None: none yet, or the registry restarted since.
+    `last_sequence` is the newest one of this incarnation; None: none yet, or the registry restarted since.
     """
     if beat.incarnation != session.incarnation:
         raise WeftError(

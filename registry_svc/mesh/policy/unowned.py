@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from registry_svc.mesh.domain import Capability, Instance, Phase
 
 UNLOAD_GRACE_SECONDS = 10.0
-"""How long an unowned model stays loaded before its runner is asked to unload it: a forced delete unloads by itself."""
+"""How long an unowned model stays loaded before it is unloaded: a forced delete unloads by itself."""
 UNLOAD_RETRY_SECONDS = 60.0
 """How long after one request to unload it the next one follows, while it is still loaded."""
 LOADED_PHASES = frozenset({Phase.LOADING, Phase.READY, Phase.DRAINING})
@@ -23,16 +23,16 @@ class UnownedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnownedSince:
-    """How long a model is unowned, and what was done about it. Times are monotonic seconds."""
+    """Since when a model is unowned, and what was done about it. Times are monotonic seconds."""
 
     seen_at: float
     asked_at: float | None = None
-    """When its runner was last asked to unload it; None: not yet."""
+    """When an unload was last requested; None: not yet."""
     can_be_unloaded: bool = True
     """False: its runner answered that it did not start that engine."""
 
     def asked(self, now: float) -> "UnownedSince":
-        """The same after its runner was asked to unload it."""
+        """Return the same after an unload was requested."""
         return replace(self, asked_at=now)
 
 
@@ -47,7 +47,7 @@ def unowned_in(report: Capability, published: Container[str]) -> frozenset[str]:
 
 
 def is_to_be_unloaded(since: UnownedSince, now: float) -> bool:
-    """Whether the runner is to be asked to unload it now."""
+    """Whether an unload is to be requested now."""
     if not since.can_be_unloaded:
         return False
     if since.asked_at is None:

@@ -1,4 +1,4 @@
-"""The audit log as a chain: what is hashed, and how a log that was changed shows."""
+"""The audit log as a hash chain: what is hashed, how tampering shows, and how floods of refusals are counted."""
 
 import hashlib
 import json
@@ -9,19 +9,19 @@ from datetime import UTC, datetime, timedelta
 from enum import Enum
 
 NO_HASH = "0" * 64
-"""What stands for the hash of the entry before the first one."""
+"""The previous hash of the first entry."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditDraft:
-    """What happened, before it has a place in the log."""
+    """An audit entry before it has a sequence number."""
 
     at: datetime
     """UTC."""
     event: str
     """Such as "operation.accepted"."""
     actor: str
-    """Who did it, in the caller's own words."""
+    """The actor, as named by the caller."""
     operation: str
     """ "operations/<id>", or empty."""
     detail: str
@@ -39,7 +39,7 @@ class AuditHead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditEntry:
-    """One line of the log."""
+    """One entry of the log."""
 
     sequence: int
     """Counted from 1, without gaps."""
@@ -54,16 +54,16 @@ class AuditEntry:
 
 
 class Damage(Enum):
-    """What is wrong with a log."""
+    """Kind of damage to a log."""
 
     CHANGED = "changed"
     """An entry was changed after it was written."""
     MISSING = "missing"
-    """An entry that must come next is not there: deleted, or in another place."""
+    """The next entry is missing: deleted, or moved."""
     CUT = "cut"
     """The log ends before the head that was kept elsewhere."""
     REWRITTEN = "rewritten"
-    """The entry of the head that was kept elsewhere has another hash: the log was made anew from some entry on."""
+    """The entry of the head that was kept elsewhere has another hash: the log was rewritten from some entry on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +81,9 @@ def detail_json(detail: dict[str, object]) -> str:
 
 
 def canonical_entry(sequence: int, draft: AuditDraft) -> bytes:
-    """The bytes of an entry that are hashed: JSON in UTF-8, keys sorted, no spaces, nothing escaped that need not be.
+    """Return the bytes of an entry that are hashed: JSON in UTF-8, keys sorted, no spaces, minimal escapes.
 
-    `detail` is hashed as the string that is kept, so nobody has to parse it to verify a log.
+    `detail` is hashed as the stored string, so that verifying a log needs no parsing.
     """
     return _canonical(
         {
@@ -119,16 +119,16 @@ def chained(head: AuditHead, drafts: Iterable[AuditDraft]) -> list[AuditEntry]:
 
 
 class AuditCheck:
-    """Verifies a log that is read in pages, oldest entry first: `read` every page, then ask for the `verdict`."""
+    """Verifies a log that is read in pages, oldest entry first: `read` every page, then call `verdict`."""
 
     def __init__(self, *, after: AuditHead | None = None, kept: AuditHead | None = None) -> None:
-        """`after`: what comes before the first entry read; default: nothing. `kept`: a head that was kept elsewhere."""
+        """`after`: the head before the first entry read; default: none. `kept`: a head that was kept elsewhere."""
         self._at = after or AuditHead()
         self._kept = kept or AuditHead()
         self._fault: Fault | None = None
 
     def read(self, entries: Iterable[AuditEntry]) -> None:
-        """Check the next entries; nothing more is looked at once a fault is found."""
+        """Check the next entries; after a fault no more are checked."""
         for entry in entries:
             if self._fault is not None:
                 return
@@ -136,7 +136,7 @@ class AuditCheck:
             self._at = entry.head
 
     def verdict(self) -> Fault | None:
-        """What is wrong first; None: nothing."""
+        """Return the first fault; None: the log is intact."""
         if self._fault is None and self._at.sequence < self._kept.sequence:
             return Fault(damage=Damage.CUT, sequence=self._at.sequence + 1)
         return self._fault
@@ -148,7 +148,7 @@ class AuditCheck:
         if entry.hash != entry_hash(entry.previous_hash, entry.sequence, entry.draft):
             return Fault(damage=Damage.CHANGED, sequence=entry.sequence)
         if entry.previous_hash != self._at.hash:
-            # It fits its own hash, so what comes before it was made anew.
+            # The entry fits its own hash, so what comes before it was rewritten.
             return Fault(damage=Damage.REWRITTEN, sequence=max(self._at.sequence, 1))
         if entry.sequence == self._kept.sequence and entry.hash != self._kept.hash:
             return Fault(damage=Damage.REWRITTEN, sequence=entry.sequence)
@@ -163,7 +163,7 @@ WINDOW_SECONDS = 600.0
 MAX_ENTRIES_PER_WINDOW = 20
 MAX_COUNTED_REASONS = 16
 OTHER_REASONS = "other"
-# What a flood may take of the log: the rest is for operations that were accepted.
+# Share of the log that refusals may fill: the rest is for accepted operations.
 SHARE_FOR_REFUSALS = 0.9
 
 
@@ -181,8 +181,8 @@ class CountedRefusals:
 class RefusalWindow:
     """Counts refusals in windows of WINDOW_SECONDS.
 
-    The first MAX_ENTRIES_PER_WINDOW of a window each get an entry of their own; the others share one, written when the
-    window is over. A flood so writes at most 21 entries in 10 minutes, 3,024 a day.
+    The first MAX_ENTRIES_PER_WINDOW of a window each get an entry of their own; the others share one, written at the
+    end of the window. A flood so writes at most 21 entries in 10 minutes, 3,024 a day.
     """
 
     def __init__(self) -> None:
@@ -191,7 +191,7 @@ class RefusalWindow:
         self._counted: Counter[str] = Counter()
 
     def takes(self, now: datetime) -> bool:
-        """Whether a refusal now gets an entry of its own. Ask `closed` first."""
+        """Whether a refusal at `now` gets an entry of its own. Call `closed` first."""
         if self._since is None:
             self._since = now
         if self._written < MAX_ENTRIES_PER_WINDOW:
@@ -205,7 +205,7 @@ class RefusalWindow:
         self._counted[why if known else OTHER_REASONS] += 1
 
     def closed(self, now: datetime, *, at_once: bool = False) -> CountedRefusals | None:
-        """What was counted in a window that is over, or `at_once`; a new window begins. None: nothing, or not yet."""
+        """Return the counts of a window that has ended, or `at_once`, and begin a new one. None: none, or not yet."""
         # A clock that was set back ends the window too, or it might never end.
         over = self._since is not None and not timedelta(0) <= now - self._since < timedelta(seconds=WINDOW_SECONDS)
         if self._since is None or not (over or at_once):

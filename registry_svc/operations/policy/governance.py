@@ -1,4 +1,4 @@
-"""Whether what was proven about a token is enough: who agreed, and when it is good. A fault is a value, in words."""
+"""Decides whether a proven token is sufficient: signers, validity, and age. A fault is returned as text."""
 
 import math
 from collections.abc import Collection
@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quorum:
-    """Who may agree, and how many must."""
+    """Which signers count, and how many must agree."""
 
     counted: frozenset[str]
-    """Key ids of those whose agreement counts."""
+    """Key ids of the signers whose agreement counts."""
     revoked: frozenset[str]
-    """Key ids of those whose agreement counts no longer."""
+    """Key ids of revoked signers."""
     required: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validity:
-    """When a token is good, by the clock of whoever made it. Seconds since the epoch."""
+    """When a token is valid, by the clock of its maker. Seconds since the epoch."""
 
     issued_at: float
     not_before: float
@@ -27,19 +27,19 @@ class Validity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeLimits:
-    """How long tokens may live, and how far clocks may be apart, in seconds."""
+    """How long tokens may live, and how far clocks may differ, in seconds."""
 
     lifetime: float
     skew: float
 
 
 def agreed(named: Collection[str], quorum: Quorum) -> tuple[str, ...]:
-    """Those of `named` that count, each once, in order."""
+    """Return those of `named` that count, each once, in order."""
     return tuple(sorted(set(named) & quorum.counted))
 
 
 def fault_in_agreement(named: Collection[str], quorum: Quorum) -> str | None:
-    """Why those who are `named` are not enough; None: they are. Who is unknown or revoked does not count."""
+    """Return why the `named` signers are not sufficient; None: they are. Unknown and revoked ones do not count."""
     counted = agreed(named, quorum)
     if len(counted) >= quorum.required:
         return None
@@ -54,9 +54,9 @@ def fault_in_agreement(named: Collection[str], quorum: Quorum) -> str | None:
 
 
 def fault_in_time(validity: Validity, now: float, limits: TimeLimits) -> str | None:
-    """Why a token is not good at `now`; None: it is.
+    """Return why a token is not valid at `now`; None: it is.
 
-    Clocks of signers may be ahead by the skew. To the expiry nothing is added: a clock that is behind shortens a token.
+    Clocks of signers may be ahead by the skew. Nothing is added to the expiry: a clock that is behind shortens a token.
     """
     if validity.expires_at <= max(validity.not_before, validity.issued_at):
         return "it expires before it is good"
@@ -78,13 +78,13 @@ CLOCK_SET_BACK_SECONDS = 86_400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marks:
-    """What is known of issue times."""
+    """Marks of issue times."""
 
     newest_microseconds: int = 0
-    """The newest issue time that was ever admitted, since the epoch; 0: none was. Each token raises it by one at least,
-    an older one too: so it tells how many there were, and a copy of a database that lacks any is seen to be one."""
+    """The newest issue time ever admitted, since the epoch; 0: none. Each token raises it by at least one, an older one
+    too, so that it counts tokens and a copy of a database that lacks any is detected."""
     floor: float = 0.0
-    """Tokens that were issued before this, in seconds since the epoch, are refused for good."""
+    """Tokens issued before this, in seconds since the epoch, are refused."""
 
     def raised_to(self, issued_at: float) -> "Marks":
         """With one more admitted token, issued at that many seconds since the epoch."""
@@ -93,11 +93,11 @@ class Marks:
 
 
 def marks_at_start(stored: int | None, witnessed: Marks | None, *, started_at: float, skew: float) -> Marks:
-    """Where to begin: `stored` is the newest mark of the database, `witnessed` what was known outside of it.
+    """Return the marks to begin with: `stored` is the newest mark of the database, `witnessed` that kept outside of it.
 
-    Without a witness nobody knows what was admitted before. A database without a mark is then most likely new, and
+    Without a witness it is unknown what was admitted before. A database without a mark is then most likely new, and
     tokens from before the start are refused; one with a mark has lost its witness, and signers' clocks may have been
-    ahead, so those are refused as well that a clock ahead by the skew made before the start.
+    ahead, so tokens are refused as well that a clock ahead by the skew made before the start.
     """
     known = stored or 0
     if witnessed is None:

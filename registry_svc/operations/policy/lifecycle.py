@@ -18,7 +18,7 @@ OPERATION_PREFIX = "operations/"
 
 
 class OperationState(IntEnum):
-    """Where an operation is in its life; numbers as in `operations.v1.Operation.State`."""
+    """State of an operation; numbers as in `operations.v1.Operation.State`."""
 
     PENDING = 1
     RUNNING = 2
@@ -39,19 +39,19 @@ class GovernedOperation:
     """Its place in the order of acceptance, from 1; 0: not saved yet."""
     request_id: str
     action: bytes
-    """`operations.v1.OperationAction`, serialized deterministically: what was signed."""
+    """`operations.v1.OperationAction`, serialized deterministically; these bytes were signed."""
     state: OperationState = OperationState.PENDING
     requested_by: str
     signers: tuple[str, ...] = ()
     runner: str = ""
-    """Who carries it out; empty until it is chosen, and for work on several."""
+    """The runner that carries it out; empty until it is chosen, and for work on several."""
     reason: Reason = Reason.UNSPECIFIED
     """Why it failed."""
     detail: str = ""
-    """What went wrong, in words."""
+    """What went wrong, as text."""
     result: bytes = b""
-    """`operations.v1.OperationResult`, serialized. Until it has ended it names the models whose load was begun for it,
-    so that a cancel after a restart undoes them."""
+    """`operations.v1.OperationResult`, serialized. Until the end it names the models whose load was begun for it, so
+    that a cancellation after a restart undoes them."""
     cancel_requested: bool = False
     created_at: datetime
     started_at: datetime | None = None
@@ -70,7 +70,7 @@ class GovernedOperation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationProgress:
-    """How far an operation is, as far as nobody keeps it."""
+    """Progress of an operation, which is not stored."""
 
     stage: str = ""
     """Such as "waiting for memory"."""
@@ -95,11 +95,11 @@ class Ending:
 
 
 class WrongStepError(Exception):
-    """A step that the life of an operation does not have: a fault of the program."""
+    """A step that the life cycle of an operation does not have: a programming error."""
 
 
 def started(operation: GovernedOperation, at: datetime) -> GovernedOperation:
-    """It is under way. One that was before a restart goes on from when it first began."""
+    """Return the operation as running. One resumed after a restart keeps its first start time."""
     if operation.ended:
         raise WrongStepError(f"{operation.state.name} to RUNNING")
     return replace(operation, state=OperationState.RUNNING, started_at=operation.started_at or at)
@@ -113,12 +113,12 @@ def assigned(operation: GovernedOperation, runner: str) -> GovernedOperation:
 
 
 def cancel_requested(operation: GovernedOperation) -> GovernedOperation:
-    """Somebody asked for its end; one that has ended, or is being cancelled, stays as it is."""
+    """Return the operation with a cancellation requested; an ended one stays as it is."""
     return operation if operation.ended else replace(operation, cancel_requested=True)
 
 
 def ended(operation: GovernedOperation, ending: Ending, at: datetime) -> GovernedOperation:
-    """It is over."""
+    """Return the operation as ended."""
     if operation.ended or ending.state not in _ENDED:
         raise WrongStepError(f"{operation.state.name} to {ending.state.name}")
     if ending.state is OperationState.SUCCEEDED and operation.state is not OperationState.RUNNING:
@@ -172,14 +172,14 @@ class Unfinished:
 
     id: str
     subjects: frozenset[str]
-    """Names of what it changes; empty: it disturbs nobody."""
+    """Names of the models it changes; empty: it conflicts with no other."""
     running: bool
 
 
 def startable(unfinished: Iterable[Unfinished], max_running: int) -> list[str]:
-    """The ids of those that may begin now. `unfinished` is in order of acceptance.
+    """Return the ids of the operations that may start now. `unfinished` is in order of acceptance.
 
-    One that waits holds its subjects too: a later one must not overtake it, or it could wait for ever.
+    A waiting operation holds its subjects too: later ones must not overtake it, or it could wait without end.
     """
     waiting_or_running = list(unfinished)
     room = max_running - sum(each.running for each in waiting_or_running)

@@ -1,4 +1,4 @@
-"""What the load of a pool means: which of its members are loaded, and which are unloaded again."""
+"""Plans the load of a pool: which members are loaded, and which are unloaded; and how long loads take."""
 
 from collections import OrderedDict, deque
 from collections.abc import Sequence
@@ -21,13 +21,12 @@ class PoolMember:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolPlan:
-    """What is to be done with a pool."""
+    """What to do with a pool."""
 
     keep: tuple[str, ...]
     """Loaded members that stay so."""
     load: tuple[str, ...]
-    """Sleeping members in the order in which they are tried, until there are enough: further ones are for those that
-    fail."""
+    """Sleeping members in the order in which they are tried, until enough are loaded: further ones replace failures."""
     missing: int
     """How many of `load` have to be loaded."""
     unload: tuple[str, ...]
@@ -35,7 +34,7 @@ class PoolPlan:
 
 
 def plan_pool(members: Sequence[PoolMember], replicas: int) -> PoolPlan:
-    """Have `replicas` members of a pool loaded. The busiest are kept, and otherwise those whose names come first."""
+    """Plan for `replicas` loaded members. The busiest are kept, and otherwise those whose names come first."""
     there = [member for member in members if member.reachable]
     loaded = sorted((each for each in there if each.loaded), key=lambda each: (-each.slots_used, each.model))
     sleeping = sorted(each.model for each in there if not each.loaded)
@@ -53,7 +52,7 @@ MAX_MODELS = 10_000
 
 
 class LoadTimes:
-    """The last LAST_LOADS load times of at most MAX_MODELS models; the one that was loaded longest ago goes first."""
+    """The last LAST_LOADS load times of at most MAX_MODELS models; the least recently loaded is dropped first."""
 
     def __init__(self) -> None:
         self._seconds: OrderedDict[str, deque[float]] = OrderedDict()

@@ -207,7 +207,7 @@ async def test_a_clock_that_is_set_back_brings_no_used_token_back(tmp_path: Path
     async with _life(tmp_path, clock) as operations:
         await operations.create(asked(load(), used, "one"))
         await clock.advance(3600.0)
-        await operations.keep_house()
+        await operations.housekeep()
         stage.seconds_later = 3600.0
         await operations.create(asked(load(), stage.signed(load()), "two"))
     set_back = FakeClock(utc=clock.utc_now() - timedelta(seconds=3590))
@@ -251,7 +251,7 @@ async def test_a_clock_that_ran_ahead_for_a_moment_brings_no_used_token_back(tmp
     async with _life(tmp_path, clock) as operations:
         await operations.create(asked(load(), token, "first"))
     async with _life(tmp_path, FakeClock(utc=clock.utc_now() + timedelta(days=3))) as operations:
-        await operations.keep_house()
+        await operations.housekeep()
     async with _life(tmp_path, clock) as operations:
         assert await _refused(operations, load(), token, "again") == "its nonce was used before"
 

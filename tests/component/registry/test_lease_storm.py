@@ -24,10 +24,10 @@ async def test_a_thousand_cycles_book_nothing_twice_and_leave_nothing(source: So
     await storm.run(CYCLES)
     assert storm.checks > CYCLES
     # It was a storm: everything that can happen did, and the book was of use.
-    for draft in ("kill", "freeze", "disk fails", "acknowledgement is lost", "released", "cancel", "gave way"):
-        assert storm.count[draft] >= 10, (draft, storm.count)
-    for draft in ("registry restarts", "registry dies"):
-        assert storm.count[draft] >= 5, (draft, storm.count)
+    for event in ("kill", "freeze", "disk fails", "acknowledgement is lost", "released", "cancel", "gave way"):
+        assert storm.count[event] >= 10, (event, storm.count)
+    for event in ("registry restarts", "registry dies"):
+        assert storm.count[event] >= 5, (event, storm.count)
     assert storm.count["lost"] >= 1, storm.count
     assert len(storm.orphans) >= 10
     assert storm.count["granted"] >= 150, storm.count
@@ -55,7 +55,7 @@ def _without_orphans(sight: Any, leases: Any, margin: int) -> Any:
     [
         (reconciler, "is_over", _over_when_given_up, "filled twice"),
         (reconciler, "is_over", _never_over, "a lease was left"),
-        (lease_table, "open_book", _without_orphans, "booked twice"),
+        (lease_table, "host_account", _without_orphans, "booked twice"),
     ],
 )
 async def test_the_storm_finds_a_rule_that_is_broken(

@@ -473,7 +473,7 @@ async def test_the_keeper_keeps_house_and_tells_the_head_and_survives_a_failure(
         if rounds == 1:
             raise WeftError(Reason.SERVICE_UNAVAILABLE, "the registry's database failed")
 
-    monkeypatch.setattr(stage.operations, "keep_house", housekeep)
+    monkeypatch.setattr(stage.operations, "housekeep", housekeep)
     await stage.create(load())
     await stage.until_heard("load m1 on r1")
     keeper = Housekeeper(stage.operations, clock, 3600.0)
