@@ -182,7 +182,7 @@ class _Ed25519Registry(jws.JWSRegistry):
         self.header_registry = {name: self.header_registry[name] for name in sorted(_HEADER_NAMES)}
 
     def get_alg(self, name: str) -> Any:
-        """Return the algorithm under its older name, of which joserfc warns: few libraries know "Ed25519" of RFC 9864."""
+        """Return the algorithm under its older name, of which joserfc warns: few libraries know the one of RFC 9864."""
         if name != ALGORITHM:
             raise JoseError(f"{name!r} is not {ALGORITHM}")
         return self.algorithms[name]
