@@ -14,7 +14,9 @@ from runner_svc.openai_upstream import media
 from runner_svc.openai_upstream.client import Endpoint, OpenAiHttp
 from runner_svc.openai_upstream.rerank import rerank
 from runner_svc.openai_upstream.tokens import tokenize
+from runner_svc.policy.parameters import ParameterProfile
 from runner_svc.policy.timeouts import TimeoutProfile
+from runner_svc.runtimes.llama_server.parameters import PARAMETERS
 from weft.api.common.v1 import audio_pb2, chat_pb2, image_pb2, rerank_pb2, tokenize_pb2
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
@@ -35,7 +37,8 @@ async def _unexplained(_: Reason) -> None:
 
 @asynccontextmanager
 async def _over(base_url: str, **endpoint: Any) -> AsyncGenerator[OpenAiHttp]:
-    http = OpenAiHttp(Endpoint(base_url=base_url, **endpoint), TimeoutProfile(), _unexplained)
+    parameters = ParameterProfile(engine=PARAMETERS)
+    http = OpenAiHttp(Endpoint(base_url=base_url, parameters=parameters, **endpoint), TimeoutProfile(), _unexplained)
     try:
         yield http
     finally:
