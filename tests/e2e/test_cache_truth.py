@@ -13,7 +13,7 @@ from mesh_process import MeshProcess, running_mesh
 from weft.client import connect
 from weft_app.compose.demo import DEMO_MODEL
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.heavy, pytest.mark.real]
 
 MIN_HIT_TOKENS = 40
 STORY = "Once upon a time there was a lighthouse on a rock far out in the sea, and nobody lived there. " * 4

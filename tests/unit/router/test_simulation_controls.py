@@ -160,6 +160,7 @@ def test_a_wait_without_an_end_for_one_load_after_the_other_is_found() -> None:
         check_scenario(scenario, WaitsForEveryLoad)
 
 
+@pytest.mark.heavy
 def test_without_a_planted_bug_nothing_is_found_on_the_same_seeds() -> None:
     for seed in range(SEEDS):
         check_seed(seed, Sound)
