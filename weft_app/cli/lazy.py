@@ -110,7 +110,7 @@ COMMANDS: Mapping[str, CommandPlace] = {
     ),
     "simulate": CommandPlace(
         "weft_app.cli.simulate:simulate",
-        "Simulate a mesh: how long who waits, what is served, and what the models' comings and goings cost.",
+        "Simulate a mesh: waits, throughput, refusals and the cost of model swaps.",
     ),
     "lease": CommandPlace(
         "weft_app.cli.lease:app", "Lease accelerator memory for a program, and list the leases of all hosts."

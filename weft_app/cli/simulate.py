@@ -1,4 +1,4 @@
-"""`weft simulate`: the scheduler over hosts, models and callers of a file, in virtual time."""
+"""`weft simulate`: runs the scheduler on a scenario file in virtual time."""
 
 import sys
 import time
@@ -34,38 +34,40 @@ _SCHEDULERS: Mapping[str, Callable[[Scenario], SchedulerPort]] = MappingProxyTyp
 
 
 class Against(StrEnum):
-    """What to compare with."""
+    """A scheduler to compare with."""
 
     FIFO = "fifo"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Run:
-    """What came of one scheduler."""
+    """The result of one scheduler."""
 
     figures: Figures
     stories: Mapping[int, list[tuple[float, str]]]
     wall_seconds: float
-    was_broken_off: bool
+    was_interrupted: bool
 
 
 def simulate(  # noqa: PLR0917 - options are parameters in typer
     path: Annotated[Path, typer.Argument(metavar="SCENARIO", help="A scenario file; examples/scenarios has some.")],
-    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Instead of the file's.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Seed instead of the file's.")] = None,
     requests: Annotated[
-        int | None, typer.Option("--requests", min=1, max=MAX_REQUESTS, help="How many at most, instead of the file's.")
+        int | None,
+        typer.Option("--requests", min=1, max=MAX_REQUESTS, help="Maximum number of requests, instead of the file's."),
     ] = None,
-    load: Annotated[
-        float, typer.Option("--load", min=0.001, max=1000.0, help="How many times as many requests in a second.")
-    ] = 1.0,
-    against: Annotated[Against | None, typer.Option("--against", help="Compare with this way to schedule.")] = None,
+    load: Annotated[float, typer.Option("--load", min=0.001, max=1000.0, help="Factor of the request rates.")] = 1.0,
+    against: Annotated[Against | None, typer.Option("--against", help="Also run this scheduler and compare.")] = None,
     explain: Annotated[
-        list[int] | None, typer.Option("--explain", min=1, metavar="REQUEST", help="Tell all about the n-th request.")
+        list[int] | None,
+        typer.Option(
+            "--explain", min=1, metavar="REQUEST", help="Print every decision about the n-th request (repeatable)."
+        ),
     ] = None,
-    check: Annotated[bool, typer.Option("--check", help="Check every decision against the rules; slow.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Check every decision against the invariants; slow.")] = False,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Simulate a mesh: how long who waits, what is served, and what the models' comings and goings cost.
+    """Simulate a mesh: waits, throughput, refusals and the cost of model swaps.
 
     Example: weft simulate examples/scenarios/three-tenants.yaml --against fifo
     """
@@ -79,11 +81,11 @@ def simulate(  # noqa: PLR0917 - options are parameters in typer
         runs: dict[str, _Run] = {}
         for name in [OURS, *([against.value] if against is not None else [])]:
             runs[name] = _run(scenario, name, tuple(explain or ()), check=check and name == OURS)
-            if runs[name].was_broken_off:
-                note("broken off; these are the figures until then")
+            if runs[name].was_interrupted:
+                note("interrupted; these are the figures until then")
                 break
         _print(scenario, runs, output)
-        if any(run.was_broken_off for run in runs.values()):
+        if any(run.was_interrupted for run in runs.values()):
             raise typer.Exit(EXIT_INTERRUPTED)
 
 
@@ -91,25 +93,25 @@ def _run(scenario: Scenario, name: str, explained: tuple[int, ...], *, check: bo
     begun_at = time.monotonic()
     checker = InvariantChecker(scenario) if check else None
     simulation = Simulation(scenario, _SCHEDULERS[name](scenario), RunOptions(checker=checker, explained=explained))
-    was_broken_off = False
+    was_interrupted = False
     progress = _Progress(simulation, name)
     try:
         simulation.run(progress.show)
     except KeyboardInterrupt:
-        was_broken_off = True
+        was_interrupted = True
     progress.clear()
     figures = figures_of(simulation)
     return _Run(
-        # It may be broken off between the last event and those that follow from it, which looks like an end.
-        figures=replace(figures, is_complete=figures.is_complete and not was_broken_off),
+        # An interrupt between the last event and its consequences looks like a complete run.
+        figures=replace(figures, is_complete=figures.is_complete and not was_interrupted),
         stories=simulation.decision_log.lines,
         wall_seconds=time.monotonic() - begun_at,
-        was_broken_off=was_broken_off,
+        was_interrupted=was_interrupted,
     )
 
 
 class _Progress:
-    """One line on a terminal, about once per second."""
+    """A progress line on a terminal, updated about once per second."""
 
     def __init__(self, simulation: Simulation, name: str) -> None:
         self._simulation = simulation
@@ -118,7 +120,7 @@ class _Progress:
         self._is_shown = False
 
     def show(self) -> None:
-        """Say how far it is, if it was not said just now."""
+        """Updates the line, at most once per second."""
         now = time.monotonic()
         if now < self._shown_at + PROGRESS_SECONDS or not sys.stderr.isatty():
             return
@@ -129,7 +131,7 @@ class _Progress:
         sys.stderr.flush()
 
     def clear(self) -> None:
-        """Take the line away."""
+        """Removes the line."""
         if self._is_shown:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()

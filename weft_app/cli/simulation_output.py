@@ -1,4 +1,4 @@
-"""Figures of simulations, as tables and as documents."""
+"""Output of simulations, as tables and as documents."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -9,11 +9,11 @@ from router_svc.simulation.scenario import Scenario
 from weft_app.cli.output import Column, TextTable
 
 MAX_REASONS = 3
-"""Reasons that a table names; a document has all."""
+"""Reasons that a table shows; a document has all."""
 
 
 def summary_text(scenario: Scenario, runs: Mapping[str, Figures]) -> str:
-    """All figures, for people; `runs` by scheduler."""
+    """Returns all figures as text; `runs` by scheduler."""
     figures = next(iter(runs.values()))
     hosts = figures.hosts.hosts
     head = f"{scenario.name}, seed {scenario.seed}: {figures.total.requests:,} requests in "
@@ -25,22 +25,22 @@ def summary_text(scenario: Scenario, runs: Mapping[str, Figures]) -> str:
 
 
 def story_text(key: int, lines: Sequence[tuple[float, str]]) -> str:
-    """What happened to one request, for people."""
-    told = "".join(f"{at:12.3f} s  {words}\n" for at, words in lines)
-    return f"request {key}\n" + (told or "  there was no such request\n")
+    """Returns the decisions about one request as text."""
+    entries = "".join(f"{at:12.3f} s  {text}\n" for at, text in lines)
+    return f"request {key}\n" + (entries or "  there was no such request\n")
 
 
 def document_of(
     scenario: Scenario, runs: Mapping[str, Figures], stories: Mapping[int, Sequence[tuple[float, str]]]
 ) -> dict[str, Any]:
-    """All figures, for programs."""
+    """Returns all figures as a document."""
     return {
         "kind": "Simulation",
         "name": scenario.name,
         "seed": scenario.seed,
         "schedulers": {name: _figures_document(figures) for name, figures in runs.items()},
         "explained": {
-            str(key): [{"atSeconds": round(at, 6), "event": words} for at, words in lines]
+            str(key): [{"atSeconds": round(at, 6), "event": text} for at, text in lines]
             for key, lines in stories.items()
         },
     }
@@ -53,13 +53,13 @@ def _cell(number: int) -> Any:
 def _totals(runs: Sequence[Figures]) -> Iterator[tuple[str, list[str]]]:
     yield "served", [f"{run.total.served:,} of {run.total.requests:,}" for run in runs]
     yield "tokens/s in time", [f"{run.total.good_tokens_per_second:,.1f}" for run in runs]
-    yield "wait p50, p95, p99, longest", [_waits_words(run.total.waits) for run in runs]
-    yield "until refused p50, p95, p99, longest", [_waits_words(run.total.refusal_waits) for run in runs]
-    yield "first estimate off by p50, p95, ...", [_waits_words(run.estimate_errors) for run in runs]
+    yield "wait p50, p95, p99, longest", [_waits_text(run.total.waits) for run in runs]
+    yield "until refused p50, p95, p99, longest", [_waits_text(run.total.refusal_waits) for run in runs]
+    yield "first estimate off by p50, p95, ...", [_waits_text(run.estimate_errors) for run in runs]
     yield "loads, of them swaps", [f"{run.loads:,}, {run.swaps:,}" for run in runs]
     yield "swaps per 1,000 served", [f"{run.swaps_per_1000:.1f}" for run in runs]
-    yield "wait for a load, longest (bound)", [_cold_words(run) for run in runs]
-    yield "attempts per request (where it fails)", [_attempts_words(run) for run in runs]
+    yield "wait for a load, longest (bound)", [_cold_waits_text(run) for run in runs]
+    yield "attempts per request (where it fails)", [_attempts_text(run) for run in runs]
     yield "fairness (Jain)", [f"{run.fairness:.3f}" for run in runs]
     yield (
         "hosts busy, loading, idle, down",
@@ -80,7 +80,7 @@ def _groups_text(runs: Mapping[str, Figures]) -> str:
         Column("LONGEST", lambda row: _seconds(row[2].waits and row[2].waits.longest)),
         Column("TOKENS/S", lambda row: f"{row[2].good_tokens_per_second:,.1f}"),
         Column("SHARE", lambda row: "" if row[2].served_share is None else f"{row[2].served_share:.2f}"),
-        Column("NOT SERVED", lambda row: _reasons_words(row[2])),
+        Column("NOT SERVED", lambda row: _reasons_text(row[2])),
     ]
     return TextTable(columns).plain_text(_group_rows(runs))
 
@@ -94,18 +94,18 @@ def _group_rows(runs: Mapping[str, Figures]) -> Iterator[tuple[str, str, GroupFi
                     yield f"{kind} {group}", name, groups[group]
 
 
-def _waits_words(waits: Waits | None) -> str:
+def _waits_text(waits: Waits | None) -> str:
     if waits is None:
         return "-"
     return ", ".join(_seconds(each) for each in (waits.p50, waits.p95, waits.p99, waits.longest))
 
 
-def _cold_words(run: Figures) -> str:
+def _cold_waits_text(run: Figures) -> str:
     longest = "-" if run.cold_waits is None else _seconds(run.cold_waits.longest)
     return f"{longest} ({_seconds(run.cold_wait_bound_seconds)})"
 
 
-def _attempts_words(run: Figures) -> str:
+def _attempts_text(run: Figures) -> str:
     failing = run.attempts_per_request_in_outage
     return f"{run.attempts_per_request:.3f} ({'-' if failing is None else f'{failing:.3f}'})"
 
@@ -116,10 +116,10 @@ def _seconds(value: float | None) -> str:
     return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.1f} s"
 
 
-def _reasons_words(group: GroupFigures) -> str:
+def _reasons_text(group: GroupFigures) -> str:
     reasons = list(group.refused.items())
-    words = [f"{count:,} {reason}" for reason, count in reasons[:MAX_REASONS]]
-    return ", ".join([*words, "..."] if len(reasons) > MAX_REASONS else words)
+    shown = [f"{count:,} {reason}" for reason, count in reasons[:MAX_REASONS]]
+    return ", ".join([*shown, "..."] if len(reasons) > MAX_REASONS else shown)
 
 
 def _figures_document(figures: Figures) -> dict[str, Any]:

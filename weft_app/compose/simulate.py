@@ -1,4 +1,4 @@
-"""Scenario files of `weft simulate`. Unknown names are refused, and every number has a bound."""
+"""Scenario files of `weft simulate`: parsing and validation. Unknown names are refused, every number has a range."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,40 +34,40 @@ MAX_FILE_BYTES = 1024 * 1024
 MAX_INSTANCES = 200_000
 MAX_REQUESTS = 20_000_000
 _NUMBER = "constrained-float"
-"""What pydantic calls a number with bounds in the path of a field that is a number or a mapping."""
+"""pydantic's name of a bounded number, in the path of a field that is a number or a mapping."""
 
 
 class ScenarioDocument(Section):
-    """The whole file."""
+    """A scenario file."""
 
     name: Name
-    """What it is called."""
+    """Its name."""
     description: Annotated[str, Field(max_length=4000)] = ""
-    """What it shows."""
+    """Its purpose."""
     seed: Annotated[int, Field(ge=0, le=2**63)] = 1
     """The same seed gives the same run."""
     duration_seconds: Duration = 600.0
-    """How long requests arrive."""
+    """Time in which requests arrive."""
     requests: Annotated[int, Field(ge=1, le=MAX_REQUESTS)] = 1_000_000
-    """How many at most."""
+    """Maximum number of requests."""
     hosts: tuple[HostSection, ...] = Field(default=(), max_length=1000, strict=False)
-    """What there is to run models on."""
+    """The hosts."""
     models: tuple[ModelSection, ...] = Field(min_length=1, max_length=1000, strict=False)
-    """What runs there."""
+    """The models."""
     tenants: tuple[TenantSection, ...] = Field(min_length=1, max_length=1000, strict=False)
-    """Who asks."""
+    """The tenants."""
     arrivals: tuple[ArrivalsSection, ...] = Field(min_length=1, max_length=10_000, strict=False)
-    """What for, and how often."""
+    """The arrivals of requests."""
     routes: tuple[RouteSection, ...] = Field(default=(), max_length=1000, strict=False)
-    """Ladders of models."""
+    """The routes."""
     allow_cloud_fallback: bool = True
-    """Whether routes may fall back to models off the premises."""
+    """Whether routes may fall back to remote models."""
     failures: tuple[FailureSection, ...] = Field(default=(), max_length=1000, strict=False)
-    """What goes wrong."""
+    """The failures."""
     router: RouterLimitsSection = RouterLimitsSection()
-    """Bounds of the router."""
+    """Limits of the router."""
     delays: DelaysSection = DelaysSection()
-    """How long news take."""
+    """Delays of reports and reactions."""
 
     @model_validator(mode="after")
     def _names_are_known(self) -> "ScenarioDocument":
@@ -106,7 +106,7 @@ class ScenarioDocument(Section):
         return self
 
     def scenario(self) -> Scenario:
-        """As the simulation has it."""
+        """Returns the scenario for the simulation."""
         return Scenario(
             name=self.name,
             description=self.description,
@@ -143,7 +143,7 @@ class ScenarioDocument(Section):
 
 
 def load_scenario(path: Path) -> Scenario:
-    """The scenario in a file. Raises INVALID_ARGUMENT naming file and field."""
+    """Reads a scenario file. Raises INVALID_ARGUMENT naming file and field."""
     try:
         with path.open("rb") as file:
             text = file.read(MAX_FILE_BYTES + 1)
@@ -159,25 +159,25 @@ def load_scenario(path: Path) -> Scenario:
         what = f"is refused: {error.problem}" if isinstance(error, YamlRefusedError) else "is not YAML"
         raise FieldError("SCENARIO", f"{path} {what}{line}", Reason.MALFORMED_REQUEST) from error
     if len(documents) != 1 or not isinstance(documents[0], Mapping):
-        raise invalid_field("SCENARIO", f"{path} must be a mapping of names to values, and one")
+        raise invalid_field("SCENARIO", f"{path} must be one mapping of names to values")
     return parse_scenario(dict(documents[0]), str(path))
 
 
 def parse_scenario(document: dict[str, Any], source: str) -> Scenario:
-    """The scenario that a document describes. Raises INVALID_ARGUMENT naming `source` and the field."""
+    """Parses a scenario document. Raises INVALID_ARGUMENT naming `source` and the field."""
     try:
         return ScenarioDocument.model_validate(document).scenario()
     except ValidationError as error:
         errors = error.errors(include_url=False)
-        # Of a mapping it helps nobody to hear that it is no number.
-        about = [each for each in errors if each["loc"][-1:] != (_NUMBER,) or not isinstance(each["input"], Mapping)]
-        first = (about or errors)[0]
+        # For a mapping, the error that it is not a number is useless.
+        relevant = [each for each in errors if each["loc"][-1:] != (_NUMBER,) or not isinstance(each["input"], Mapping)]
+        first = (relevant or errors)[0]
         field = ".".join(str(part) for part in first["loc"] if not _is_alternative(part)) or "scenario"
         raise invalid_field(field, f"{first['msg'].removeprefix('Value error, ')} (in {source})") from error
 
 
 def _is_alternative(part: str | int) -> bool:
-    """Whether a part of a field's path is none of the file, but a way to write its value: a number, a mapping."""
+    """Whether a part of an error's path names an alternative of a union type, not a field of the file."""
     return isinstance(part, str) and (part == _NUMBER or part.endswith("Section"))
 
 

@@ -1,7 +1,7 @@
-"""A router that breaks on purpose, for proofs: `python -m weft_app.compose.torture_router`. Nothing else starts it.
+"""A faulty router for tests: `python -m weft_app.compose.torture_router`. Nothing else starts it.
 
 `--kill-at claimed:2` has it kill itself the second time that it reaches a failpoint. `--unfenced` gives it a store that
-writes whatever anybody says, claim or no claim: what a checker of histories must notice.
+writes without checking claims, as a negative control of the history checker.
 """
 
 import argparse
@@ -39,15 +39,15 @@ from weft_app.config.loader import load_config
 
 @dataclass(frozen=True, slots=True)
 class Breakage:
-    """What is wrong with this router."""
+    """The faults of this router."""
 
     kill_at: tuple[Failpoint, int] | None
-    """Where, and how often it must have been reached."""
+    """The failpoint, and at which of its visits the router kills itself."""
     is_fenced: bool
 
 
 class DeadlyFailpoint(Failpoints):
-    """Ends the process as a power cut would, the nth time that it is reached."""
+    """Kills the process at the nth visit of a failpoint."""
 
     def __init__(self, point: Failpoint, times: int) -> None:
         self._point = point
@@ -63,7 +63,7 @@ class DeadlyFailpoint(Failpoints):
 
 
 class UnfencedTaskStore(SqlTaskStore):
-    """Takes every claim for good, and never tells anybody that one is lost."""
+    """A store without fencing: no claim is ever reported as lost."""
 
     def __init__(self, database: RouterDatabase, *, max_commit_batch: int) -> None:
         super().__init__(database, max_commit_batch=max_commit_batch)
@@ -80,7 +80,7 @@ class UnfencedTaskStore(SqlTaskStore):
         return claim
 
     async def renew(self, owner: str, lease_until: float) -> frozenset[Claim]:
-        """See TaskStore.renew; also those that somebody else has long taken back."""
+        """Renews all claims, and also returns those that another router has taken back."""
         renewed = await super().renew(owner, lease_until)
         return renewed | self._claims
 
@@ -105,7 +105,7 @@ class UnfencedTaskStore(SqlTaskStore):
 def broken_tasks(
     config: WeftConfig, database: RouterDatabase, router: RouterService, breakage: Breakage
 ) -> TaskService:
-    """Durable tasks on a router, with what is wrong."""
+    """Returns the task service of a router, with its faults."""
     limits = task_limits(config)
     parts = TaskServiceDeps(
         placement=router.placement,
@@ -120,7 +120,7 @@ def broken_tasks(
 
 
 async def serve(config: WeftConfig, home: WeftHome, breakage: Breakage) -> None:
-    """Such a router until a signal comes, or it kills itself."""
+    """Serves a faulty router until a signal comes, or it kills itself."""
     host = new_host(config, "router", None)
     address = host.bind(home.address("router"))
     router = router_svc.service.build(router_config(config, registry_address(config, home), address))
@@ -134,7 +134,7 @@ async def serve(config: WeftConfig, home: WeftHome, breakage: Breakage) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """The program."""
+    """Runs the program."""
     parser = argparse.ArgumentParser(prog="weft_app.compose.torture_router", allow_abbrev=False)
     parser.add_argument("--home", type=Path, required=True)
     parser.add_argument("--config", type=Path, required=True)

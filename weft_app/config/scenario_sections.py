@@ -1,4 +1,4 @@
-"""The parts of a scenario file. Unknown names are refused, and every number has a bound."""
+"""The sections of a scenario file. Unknown names are refused, and every number has a range."""
 
 from typing import Annotated, Literal
 
@@ -42,7 +42,7 @@ _DELAYS = Delays()
 
 
 class AmountSection(Section):
-    """An amount that varies: log-normal around its mean."""
+    """A log-normal distribution around a mean."""
 
     mean: Positive
     """Its mean."""
@@ -54,31 +54,31 @@ class AmountSection(Section):
     """No value is higher. Default: the mean and five standard deviations."""
 
     def amount(self) -> Amount:
-        """As the simulation has it."""
+        """Returns the value for the simulation."""
         highest = self.mean * (1 + 5 * self.variation) if self.max is None else self.max
         return Amount(mean=self.mean, variation=self.variation, lowest=self.min, highest=highest)
 
 
 Amounts = Annotated[float, Field(gt=0, le=1e9)] | AmountSection
-"""A number, or a mean and how it varies."""
+"""A number, or a distribution."""
 
 
 class HostSection(Section):
     """Hosts of one kind."""
 
     name: Name
-    """What they are called; several get a number: `lab-1`."""
+    """Their name; several get a number: `lab-1`."""
     count: Annotated[int, Field(ge=1, le=MAX_HOSTS)] = 1
-    """How many there are."""
+    """Number of hosts."""
     memory_gib: Gibibytes = 0.0
-    """Accelerator memory of each. 0: not booked; then everything fits."""
+    """Accelerator memory of each. 0: not tracked; then everything fits."""
     program_gib: Gibibytes = 0.0
-    """Of it, what a program that is no model holds all the time."""
+    """Part of it that a program other than a model holds all the time."""
     max_requests: Limit = 0
-    """Requests that its runner works on at once. 0: as many as its models have slots."""
+    """Concurrent requests of its runner. 0: as many as its models have slots."""
 
     def group(self) -> HostGroup:
-        """As the simulation has it."""
+        """Returns the value for the simulation."""
         return HostGroup(
             name=self.name,
             count=self.count,
@@ -89,38 +89,38 @@ class HostSection(Section):
 
 
 class ModelSection(Section):
-    """A model, and where it is."""
+    """A model and its hosts."""
 
     name: Name
-    """Its name, and its pool's where several hosts have it."""
+    """Its name, and the name of its pool if several hosts have it."""
     hosts: tuple[Name, ...] = Field(default=(), max_length=1000, strict=False)
-    """Hosts or kinds of hosts. Default: all."""
+    """Hosts or host sections. Default: all."""
     memory_gib: Gibibytes = 0.0
-    """What it takes while it is loaded."""
+    """Memory while it is loaded."""
     load_seconds: Amounts = 10.0
-    """How long a load takes."""
+    """Duration of a load."""
     slots: Annotated[int, Field(ge=1, le=10_000)] = 4
-    """Requests that it works on at once, on each host."""
+    """Concurrent requests on each host."""
     prefill_tokens_per_second: Positive = 2000.0
-    """How fast a slot reads a prompt while all are busy."""
+    """Prompt speed of one slot while all are busy."""
     decode_tokens_per_second: Positive = 40.0
-    """How fast a slot answers while all are busy."""
+    """Output speed of one slot while all are busy."""
     context_tokens: Annotated[int, Field(ge=0, le=100_000_000)] = 0
     """Context of a slot. 0: unknown."""
     skills: tuple[SkillName, ...] | None = Field(default=None, max_length=16, strict=False)
-    """What it can do. Default: unknown."""
+    """Its skills. Default: unknown."""
     remote: bool = False
-    """Whether it runs off the premises: always loaded, on no host."""
+    """Whether it is remote: always loaded, on no host."""
     loaded: bool = False
     """Whether it is loaded at the beginning."""
     pinned: bool = False
-    """Whether it gives way to no other."""
+    """Whether it is never evicted."""
     keep_alive_seconds: Moment | None = None
-    """How long it stays loaded unused. Default: until its memory is needed."""
+    """How long it stays loaded while idle. Default: until its memory is needed."""
     policy: Literal["least_loaded", "random", "round_robin", "prefix_affinity"] = "least_loaded"
-    """How one of several hosts is chosen."""
+    """Policy that selects one of several hosts."""
     max_in_flight: Limit = 0
-    """Requests at once over all hosts. 0: no limit."""
+    """Concurrent requests over all hosts. 0: no limit."""
 
     @model_validator(mode="after")
     def _remote_has_no_host(self) -> "ModelSection":
@@ -129,7 +129,7 @@ class ModelSection(Section):
         return self
 
     def kind(self) -> ModelKind:
-        """As the simulation has it."""
+        """Returns the value for the simulation."""
         return ModelKind(
             name=self.name,
             hosts=self.hosts,
@@ -148,19 +148,19 @@ class ModelSection(Section):
 
 
 class TenantSection(Section):
-    """Who asks."""
+    """A tenant."""
 
     name: Name
     """Its name."""
     weight: Annotated[float, Field(gt=0, le=1000)] = 1.0
-    """Its share of what is scarce, against the others'."""
+    """Its share of scarce capacity, relative to the others."""
     max_in_flight: Limit = 0
-    """Its requests that may run at once. 0: no limit."""
+    """Its concurrent requests. 0: no limit."""
     allow_remote: Literal["never", "on_request", "always"] = "on_request"
-    """Whether its requests may leave the premises."""
+    """Whether its requests may use remote models."""
     priorities: dict[Band, Annotated[float, Field(ge=0, le=1000)]] = Field(default={"normal": 1.0}, max_length=5)
-    """How its requests are divided over the bands: `{high: 1, low: 3}`. Those of `durable` are tasks that wait as long
-    as it takes; a router takes them from its database a few at a time, and here all of them are before it at once."""
+    """How its requests are divided over the priority classes: `{high: 1, low: 3}`. Those of `durable` are tasks without
+    a queue timeout; a router offers them from its database a few at a time, here all are offered at once."""
 
     @model_validator(mode="after")
     def _some_priority(self) -> "TenantSection":
@@ -170,15 +170,15 @@ class TenantSection(Section):
 
 
 class RateSection(Section):
-    """How often."""
+    """A rate of arrivals."""
 
     per_second: Annotated[float, Field(gt=0, le=1_000_000)]
-    """Requests in a second: the mean, or what it is between bursts. Of a day whose `factor` is more than 2 the mean is
-    a little higher, since a night has no fewer than none."""
+    """Requests per second: the mean, or the rate between bursts. With `diurnal` and a `factor` above 2 the mean is a
+    little higher, because the rate at night is cut off at 0."""
     pattern: Literal["poisson", "constant", "burst", "diurnal"] = "poisson"
-    """How they are spread."""
+    """Distribution over time."""
     factor: Annotated[float, Field(ge=1, le=1000)] = 1.0
-    """How many times as many come in a burst, or at the top of the day."""
+    """Factor of the rate in a burst, or at the peak of the day."""
     period_seconds: Duration = 60.0
     """From burst to burst, or the length of a day."""
     high_seconds: Duration = 10.0
@@ -189,38 +189,38 @@ class ArrivalsSection(Section):
     """Requests of one tenant for one target."""
 
     tenant: Name
-    """Who asks."""
+    """The tenant."""
     target: Target
     """A model, or `route/` and a route."""
     rate: Annotated[float, Field(gt=0, le=1_000_000)] | RateSection
-    """Requests in a second, or how they are spread."""
+    """Requests per second, or a rate with its distribution."""
     prompt_tokens: Amounts = AmountSection(mean=400.0, variation=1.0, min=1.0)
     """Length of prompts."""
     output_tokens: Amounts = AmountSection(mean=200.0, variation=1.0, min=1.0)
     """Length of answers."""
     max_output_tokens: Count | None = None
-    """What requests say at most; longer answers are cut off."""
+    """The limit that requests state; longer answers are cut."""
     deadline_seconds: Duration | None = None
     """From the arrival to the end. Default: none."""
     patience_seconds: Duration | None = None
-    """When callers go that have seen nothing. Default: they wait."""
+    """When callers without any content disconnect. Default: they wait."""
     allow_remote: bool = False
-    """Whether requests may leave the premises."""
+    """Whether requests allow remote models."""
     skills: tuple[SkillName, ...] = Field(default=(), max_length=16, strict=False)
-    """What they need besides text."""
+    """Skills that they need besides text."""
     sessions: Limit = 0
-    """Conversations at a time. 0: each request stands alone."""
+    """Concurrent conversations. 0: every request is independent."""
     session_cached_share: Annotated[float, Field(ge=0, le=1)] = 0.8
-    """Of a prompt, what the last turn of its conversation left in the cache."""
+    """Share of a prompt that is cached from the last turn of its conversation."""
     session_affinity: bool = False
     """Whether requests name their conversation."""
     from_seconds: Moment = 0.0
-    """When the first one may come."""
+    """When arrivals begin."""
     until_seconds: Duration | None = None
-    """When no more come. Default: at the end."""
+    """When arrivals end. Default: at the end."""
 
     def traffic(self) -> Traffic:
-        """As the simulation has it."""
+        """Returns the value for the simulation."""
         rate = self.rate if isinstance(self.rate, RateSection) else RateSection(per_second=self.rate)
         return Traffic(
             tenant=self.tenant,
@@ -248,47 +248,47 @@ class ArrivalsSection(Section):
 
 
 class RouteSection(Section):
-    """A ladder of models."""
+    """A route: models in order of preference."""
 
     name: Name
-    """Its name; requests ask for `route/` and it."""
+    """Its name; requests name `route/` and it."""
     candidates: tuple[Target, ...] = Field(min_length=1, max_length=64, strict=False)
     """Models, best first."""
     budget_seconds: Duration | None = None
     """From the arrival to the end. Default: none."""
     keep_alive_seconds: Annotated[float, Field(ge=-1, le=86_400 * 366)] | None = None
-    """How long its models stay loaded unused. -1: for ever."""
+    """How long its models stay loaded while idle. -1: without end."""
     pin_primary: bool = False
-    """Whether the first is waited for."""
+    """Whether requests wait for the first one."""
 
     def route(self) -> Route:
-        """As the simulation has it."""
+        """Returns the value for the simulation."""
         return Route(**self.model_dump())
 
 
 class FailureSection(Section):
-    """Something that goes wrong."""
+    """A temporary failure."""
 
     mode: Literal["dies", "breaks", "slow"]
-    """The runner is gone; attempts fail; everything takes longer."""
+    """`dies`: the runner is gone; `breaks`: attempts fail; `slow`: everything takes longer."""
     hosts: tuple[Name, ...] = Field(default=(), max_length=1000, strict=False)
-    """Where: hosts or kinds of hosts; what runs off the premises is on a host of its own name. Default: everywhere."""
+    """Hosts or host sections; a remote model is on a host of its own name. Default: all."""
     at_seconds: Moment
     """When it begins."""
     for_seconds: Duration
     """How long it lasts."""
     share: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Of the attempts, how many break."""
+    """Share of attempts that break."""
     factor: Annotated[float, Field(ge=1, le=1000)] = 2.0
-    """How many times as long everything takes."""
+    """Slow-down factor."""
 
     def failure(self) -> Failure:
-        """As the simulation has it."""
+        """Returns the value for the simulation."""
         return Failure(**self.model_dump() | {"mode": FailureMode(self.mode)})
 
 
 class RouterLimitsSection(Section):
-    """Bounds of the router that differ from its defaults; those of `router` in weft.yaml mean the same."""
+    """Limits of the router that differ from its defaults, as under `router` in weft.yaml."""
 
     queue_depth_per_runner: Limit = _LIMITS.queue_depth_per_runner
     """Requests that may wait, per runner."""
@@ -297,30 +297,30 @@ class RouterLimitsSection(Section):
     max_attempts: Annotated[int, Field(ge=1, le=10)] = _LIMITS.max_attempts
     """Attempts before any content."""
     max_cold_wait_seconds: Duration = _LIMITS.max_cold_wait_seconds
-    """When others give way for a model that is not loaded, whatever that costs."""
+    """Wait after which other models are evicted for a cold one, whatever the swap costs."""
     durable_share: Annotated[float, Field(ge=0, le=0.5)] = _LIMITS.durable_share
-    """Share of a pool's requests that are durable tasks while others wait too."""
+    """Share of a pool's grants for durable tasks while other requests wait."""
     max_durable_waiting: Annotated[int, Field(ge=1, le=20_000_000)] = _LIMITS.max_durable_waiting
-    """Durable tasks that wait at once; further ones are refused, which a router's own never come to."""
+    """Durable tasks that wait at once; more are refused. A real router never offers that many."""
     min_turn_seconds: Duration = _LIMITS.min_turn_seconds
-    """How long a model that was loaded serves at least."""
+    """How long a loaded model serves at least."""
     swap_quantum_ratio: Annotated[float, Field(gt=0, le=1000)] = _LIMITS.swap_quantum_ratio
-    """How many times as long as its load a model serves at least."""
+    """Minimum serving time as a multiple of the load time."""
 
 
 class DelaysSection(Section):
-    """How long news take."""
+    """Delays of reports and reactions."""
 
     report_seconds: Annotated[float, Field(ge=0, le=60)] = _DELAYS.report_seconds
-    """Until the router hears of a change on a host."""
+    """Delay of reports from a host."""
     death_noticed_seconds: Annotated[float, Field(ge=0, le=600)] = _DELAYS.death_noticed_seconds
-    """Until it hears that a runner is gone."""
+    """Delay until the death of a runner is detected."""
     failure_seconds: Annotated[float, Field(ge=0, le=60)] = _DELAYS.failure_seconds
-    """Until a failed attempt is known to have failed."""
+    """Delay until a failed attempt is detected."""
     unload_seconds: Annotated[float, Field(ge=0, le=60)] = _DELAYS.unload_seconds
-    """Until the memory of a model that gives way is free."""
+    """Delay until the memory of an evicted model is free."""
     memory_watch_seconds: Annotated[float, Field(gt=0, le=60)] = _DELAYS.memory_watch_seconds
-    """How often the router looks at the book of memory."""
+    """Interval at which the router reads the VRAM ledger."""
 
 
 def _amount(value: float | AmountSection) -> Amount:

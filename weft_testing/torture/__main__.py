@@ -1,4 +1,4 @@
-"""The program: `python -m weft_testing.torture --kills 1000 --tasks 10000 --seed 7`. The exit code tells."""
+"""The torture program: `python -m weft_testing.torture --kills 1000 --tasks 10000 --seed 7`. Exit codes: `main`."""
 
 import argparse
 import asyncio
@@ -21,20 +21,20 @@ SQLITE, POSTGRES = "sqlite", "postgres"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """0: every promise was kept; 1: one was broken, or too little was tried; 2: cannot be run so; 130: Ctrl-C."""
+    """Exit codes: 0 no violation; 1 a violation, or too few kills or tasks; 2 unusable arguments; 130 Ctrl-C."""
     given = _parser().parse_args(arguments)
     seed = secrets.randbelow(MAX_SEED) if given.seed is None else given.seed
     try:
         with _database(given.store, given.database_url) as url:
             return _run(given, seed, url)
     except NoPostgresError as error:
-        _tell(str(error))
+        _report(str(error))
         return USAGE
 
 
 @contextmanager
 def _database(store: str, url: str) -> Iterator[str]:
-    """The URL of an empty database; empty: an SQLite file in the folder of the run."""
+    """Yields the URL of an empty database; empty: an SQLite file in the folder of the run."""
     if store == SQLITE or url:
         yield url
         return
@@ -54,38 +54,40 @@ def _run(given: argparse.Namespace, seed: int, url: str) -> int:
         is_fenced=not given.unfenced,
         weights=STALE_ROUTERS if given.unfenced else USUAL_WEIGHTS,
     )
-    # Sockets are under it, and the path of a socket is short.
+    # Under /tmp, because the path of a Unix socket must be short.
     folder = Folder(given.folder or Path(tempfile.mkdtemp(prefix="weft-torture-", dir="/tmp")))
     say = sys.stdout.write
     say(f"seed {plan.seed}, tasks in {POSTGRES if url else SQLITE}, under {folder.root}\n")
     sys.stdout.flush()
     try:
-        outcome = asyncio.run(torture(plan, folder, _tell))
+        outcome = asyncio.run(torture(plan, folder, _report))
     except KeyboardInterrupt:
-        _tell(f"stopped; what there is lies under {folder.root}")
+        _report(f"stopped; what there is lies under {folder.root}")
         return INTERRUPTED
     say("\n".join(outcome.lines()) + "\n")
     return 0 if outcome.is_good else 1
 
 
-def _tell(text: str) -> None:
+def _report(text: str) -> None:
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="weft_testing.torture", allow_abbrev=False, description=__doc__)
-    parser.add_argument("--kills", type=int, default=40, help="SIGKILLs that hit somebody, at least")
-    parser.add_argument("--tasks", type=int, default=400, help="acknowledged tasks, at least")
-    parser.add_argument("--seed", type=int, help="default: a new one, which is printed")
+    parser.add_argument("--kills", type=int, default=40, help="minimum number of SIGKILLs that hit a process")
+    parser.add_argument("--tasks", type=int, default=400, help="minimum number of acknowledged tasks")
+    parser.add_argument("--seed", type=int, help="default: a random one, which is printed")
     parser.add_argument("--submitters", type=int, default=2)
     parser.add_argument("--kill-interval", type=float, default=0.7, help="seconds between two kills, on average")
-    parser.add_argument("--minutes", type=float, default=60.0, help="it fails when it is not done by then")
-    parser.add_argument("--store", choices=(SQLITE, POSTGRES), default=SQLITE, help="what routers keep tasks in")
-    parser.add_argument("--database-url", default="", help="of an empty database; default: a new one of --store")
-    parser.add_argument("--folder", type=Path, help="for histories and logs; default: a new one under /tmp")
+    parser.add_argument("--minutes", type=float, default=60.0, help="time limit of the run")
+    parser.add_argument("--store", choices=(SQLITE, POSTGRES), default=SQLITE, help="the database of the routers")
+    parser.add_argument("--database-url", default="", help="URL of an empty database; default: a new one of --store")
+    parser.add_argument("--folder", type=Path, help="folder for histories and logs; default: a new one under /tmp")
     parser.add_argument(
-        "--unfenced", action="store_true", help="routers with a faulty store: it must FAIL, with doubles"
+        "--unfenced",
+        action="store_true",
+        help="negative control: routers without fencing; the run must FAIL with doubles",
     )
     return parser
 

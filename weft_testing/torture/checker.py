@@ -1,8 +1,7 @@
-"""Goes through a history and says which promises were broken.
+"""The history checker: returns the promises that a run has violated.
 
-An outcome that nobody saw (its submitter was killed before the acknowledgement) may be either way; every other one may
-not. The checker knows nothing of how routers work: it reads what they, the submitters and the backends wrote, and what
-is kept at the end.
+An unacknowledged outcome (its submitter was killed first) may be either way; every other one is checked. The checker
+knows nothing of how routers work: it reads the events of routers, submitters and backends, and the final state.
 """
 
 from collections import Counter, defaultdict
@@ -13,12 +12,12 @@ from itertools import pairwise
 from weft_testing.torture.history import CANCELLED, COMPLETED, TERMINAL, Event, History, KeptTask, Kind, expected_text
 
 CLOCK_GRAIN_SECONDS = 0.002
-"""Moments of two processes that are closer are not told apart: a log has milliseconds."""
+"""Times of two processes that are closer count as equal: logs have milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A promise that was broken."""
+    """A violated promise."""
 
     rule: str
     task: str
@@ -29,17 +28,17 @@ class Violation:
 
 
 def check(history: History) -> list[Violation]:
-    """Every promise that was broken, in the order of the rules; empty: none."""
+    """Returns every violation, in the order of the rules."""
     return [violation for rule in _RULES for violation in rule(history)]
 
 
 def rules_broken(violations: Iterable[Violation]) -> Counter[str]:
-    """How often each rule was broken."""
+    """Returns the number of violations of each rule."""
     return Counter(violation.rule for violation in violations)
 
 
 def _lost(history: History) -> Iterator[Violation]:
-    """Whatever was acknowledged is there, for every reader, and was there all the time."""
+    """Every acknowledged task exists for every reader, and existed all the time."""
     acked = {event.task for event in history.of_kind(Kind.ACKED)}
     for task in sorted(acked):
         for reader, kept in (("the service", history.served), ("the database", history.stored)):
@@ -51,7 +50,7 @@ def _lost(history: History) -> Iterator[Violation]:
 
 
 def _terminals(history: History) -> Iterator[Violation]:
-    """Every task has reached its end, and nobody has ever seen it at another one."""
+    """Every task is terminal, and was never seen in another terminal state."""
     seen: dict[str, dict[int, str]] = defaultdict(dict)
     for event in history.events:
         if event.task and event.state in TERMINAL:
@@ -69,10 +68,9 @@ def _terminals(history: History) -> Iterator[Violation]:
 
 
 def _revived(history: History) -> Iterator[Violation]:
-    """An observer that has seen a task at its end, or in an attempt, never sees it before that again.
+    """An observer that has seen a task terminal, or in an attempt, never sees an earlier state of it again.
 
-    Of two calls that were under way at once either may be the earlier one: each is compared with what its observer had
-    been answered when it was made.
+    Concurrent calls have no order: each is compared with the answers that its observer had when it was made.
     """
     ended: dict[tuple[str, str], float] = {}
     attempts: dict[tuple[str, str], list[Event]] = defaultdict(list)
@@ -91,7 +89,7 @@ def _revived(history: History) -> Iterator[Violation]:
 
 
 def _hidden_ends(history: History) -> Iterator[Violation]:
-    """Once a router has written that a task is at its end, every answer to a later call shows it there."""
+    """Once a router has logged the end of a task, every answer to a later call shows it terminal."""
     ended: dict[str, float] = {}
     for event in history.of_kind(Kind.ENDED, Kind.CANCELLED):
         ended[event.task] = min(event.at, ended.get(event.task, event.at))
@@ -103,15 +101,15 @@ def _hidden_ends(history: History) -> Iterator[Violation]:
 
 
 def _is_after(event: Event, moment: float) -> bool:
-    """Whether the call that an event answers was made after a moment; a line of no call is as late as its place."""
+    """Whether the call of an event was made after a time; an event without a call counts as later."""
     return not event.asked_at or event.asked_at > moment
 
 
 def _doubles(history: History) -> Iterator[Violation]:
-    """A task is ended once, by whoever has it then."""
+    """A task is ended once, by the router that owns it then."""
     for task, events in _by_task(history.of_kind(Kind.ENDED, Kind.CANCELLED)).items():
         ends = [event for event in events if event.kind is Kind.ENDED]
-        # Two who ask for the same cancel are both told that it is done, and it is.
+        # Concurrent cancellations of one task may all be acknowledged.
         count = len(ends) + any(event.kind is Kind.CANCELLED for event in events)
         if count > 1:
             told = ", ".join(f"{event.kind} with attempt {event.attempt} in state {event.state}" for event in events)
@@ -128,7 +126,7 @@ def _doubles(history: History) -> Iterator[Violation]:
 
 
 def _starts(history: History) -> Iterator[Violation]:
-    """No backend begins what no router has claimed."""
+    """No backend starts a request of a task that no router has claimed."""
     claims = _claims(history)
     for event in history.of_kind(Kind.BEGUN):
         before = event.at + CLOCK_GRAIN_SECONDS
@@ -137,7 +135,7 @@ def _starts(history: History) -> Iterator[Violation]:
 
 
 def _claim_overlaps(history: History) -> Iterator[Violation]:
-    """An attempt has one claim, and begins when the one before it is over."""
+    """An attempt has one claim, and begins after the previous one has ended."""
     for task, events in _claims(history).items():
         for attempt, count in Counter(event.attempt for event in events).items():
             if count > 1:
@@ -149,7 +147,7 @@ def _claim_overlaps(history: History) -> Iterator[Violation]:
 
 
 def _attempts(history: History) -> Iterator[Violation]:
-    """What is kept of attempts is what happened, and the last one is the one that counts."""
+    """The stored attempts match the claims, and the last one decides the result."""
     claims = _claims(history)
     for kept in history.stored.values():
         rows = {row.attempt: row for row in kept.attempts}
@@ -174,7 +172,7 @@ def _completed_attempts(kept: KeptTask) -> Iterator[Violation]:
 
 
 def _cancels(history: History) -> Iterator[Violation]:
-    """Who was told that a task is cancelled, or over, was told the truth."""
+    """The state in an acknowledged cancellation is the final one."""
     for event in history.of_kind(Kind.CANCEL_ACKED):
         kept = history.stored.get(event.task)
         if event.state not in TERMINAL:
@@ -188,9 +186,9 @@ def _cancels(history: History) -> Iterator[Violation]:
 
 
 def _answers(history: History) -> Iterator[Violation]:
-    """A completed task's answer is whole, and of one attempt: the last. What is kept of any task can be told."""
+    """The answer of a completed task is complete and of its last attempt; every stored task can be watched."""
     for kept in history.served.values():
-        if not kept.is_told_whole:
+        if not kept.is_watch_complete:
             yield Violation("answer", kept.id, "its watch was refused, and the task is there")
         if kept.state != COMPLETED or kept.text is None:
             continue
@@ -204,7 +202,7 @@ def _answers(history: History) -> Iterator[Violation]:
 
 
 def _keys(history: History) -> Iterator[Violation]:
-    """One key is one task, one task is one key, and no task is there that nobody meant to send."""
+    """Keys and tasks correspond one to one, and every stored task was intended."""
     tasks: dict[str, set[str]] = defaultdict(set)
     keys: dict[str, set[str]] = defaultdict(set)
     stored = [(kept.key, kept.id) for kept in history.stored.values()]
@@ -226,7 +224,7 @@ def _keys(history: History) -> Iterator[Violation]:
 
 
 def _damage(history: History) -> Iterator[Violation]:
-    """The database is whole."""
+    """The database is intact."""
     for line in history.damage:
         yield Violation("damage", "-", line)
 

@@ -1,4 +1,7 @@
-"""What TaskService says at the end: every task with its attempts and its whole answer."""
+"""The final state of a run, read from the database and from TaskService.
+
+The database is read with its own driver and by names of tables and columns only, without code of the router.
+"""
 
 import asyncio
 import sqlite3
@@ -26,7 +29,7 @@ _ATTEMPTS = "SELECT task_id, attempt, owner, claimed_at, ended_at, reason FROM t
 
 
 async def read_database(url: str) -> tuple[Mapping[str, KeptTask], Sequence[str]]:
-    """Every task by its id, and what the database says is wrong with itself.
+    """Returns every task by id, and the damage that the database's own checks report.
 
     Raises sqlite3.Error, or what asyncpg raises.
     """
@@ -39,16 +42,16 @@ def _read_sqlite(path: Path) -> tuple[Mapping[str, KeptTask], Sequence[str]]:
     with closing(sqlite3.connect(path)) as connection:
         damage = [line for (line,) in connection.execute("PRAGMA integrity_check") if line != "ok"]
         dangling = connection.execute("PRAGMA foreign_key_check").fetchall()
-        damage += [f"a row of {row[0]} belongs to nobody" for row in dangling]
+        damage += [f"a row of {row[0]} has no parent" for row in dangling]
         return _kept(connection.execute(_TASKS), connection.execute(_ATTEMPTS)), damage
 
 
 async def _read_postgres(dsn: str) -> tuple[Mapping[str, KeptTask], Sequence[str]]:
-    import asyncpg  # noqa: PLC0415 - only who has such a database has the driver
+    import asyncpg  # noqa: PLC0415 - the driver is installed for PostgreSQL only
 
     connection = await asyncpg.connect(dsn)
     try:
-        # PostgreSQL has no check of its own that an ordinary user may run.
+        # PostgreSQL has no integrity check that an ordinary user may run.
         return _kept(await connection.fetch(_TASKS), await connection.fetch(_ATTEMPTS)), ()
     finally:
         await connection.close()
@@ -73,13 +76,13 @@ _OPEN = (task_pb2.TASK_STATE_PENDING, task_pb2.TASK_STATE_RUNNING)
 
 
 async def is_any_open(stub: "TaskServiceAsyncStub") -> bool:
-    """Whether a task is not at its end."""
+    """Whether some task is not terminal."""
     request = task_service_pb2.ListTasksRequest(states=_OPEN, page_size=1)
     return bool((await until_known(lambda: stub.ListTasks(request, timeout=CALL_SECONDS))).tasks)
 
 
 async def read_service(stub: "TaskServiceAsyncStub", ids: Iterable[str]) -> Mapping[str, KeptTask]:
-    """These tasks, and all that are listed, by their ids; one that the service does not know is not among them."""
+    """Returns these tasks and all listed ones, by id, without those that the service does not know."""
     wanted = sorted({*ids, *(await _listed(stub))})
     turns = asyncio.Semaphore(READ_AT_ONCE)
 
@@ -110,8 +113,8 @@ async def _read(stub: "TaskServiceAsyncStub", task: str) -> KeptTask | None:
         if error.code() is StatusCode.NOT_FOUND:
             return None
         raise
-    is_over = details.task.state in TERMINAL
-    pieces, is_told_whole = await until_known(lambda: _pieces(stub, task)) if is_over else ([], True)
+    is_terminal = details.task.state in TERMINAL
+    pieces, is_watch_complete = await until_known(lambda: _pieces(stub, task)) if is_terminal else ([], True)
     events = [event for piece in pieces for event in piece.output.events]
     return KeptTask(
         id=task,
@@ -121,19 +124,19 @@ async def _read(stub: "TaskServiceAsyncStub", task: str) -> KeptTask | None:
         text="".join(event.delta.text for event in events if event.HasField("delta")),
         answer_attempts=frozenset(piece.attempt for piece in pieces),
         finishes=sum(event.HasField("finished") for event in events),
-        is_told_whole=is_told_whole,
+        is_watch_complete=is_watch_complete,
         attempts=[_row(attempt) for attempt in details.attempts],
     )
 
 
 async def _pieces(stub: "TaskServiceAsyncStub", task: str) -> tuple[list[task_pb2.TaskPiece], bool]:
-    """What is told of its answer, and whether to the end: without a fence, two workers write one task's pieces."""
+    """Returns the chunks of a watch, and whether it ended regularly; it may not if the run is unfenced."""
     request = task_service_pb2.WatchTaskRequest(id=task)
     pieces: list[task_pb2.TaskPiece] = []
     try:
-        async for news in stub.WatchTask(request, timeout=WATCH_SECONDS):
-            if news.HasField("piece"):
-                pieces.append(news.piece)  # noqa: PERF401 - those before a refusal count
+        async for event in stub.WatchTask(request, timeout=WATCH_SECONDS):
+            if event.HasField("piece"):
+                pieces.append(event.piece)  # noqa: PERF401 - chunks before an error count
     except AioRpcError as error:
         if error.code() is not StatusCode.NOT_FOUND:
             raise

@@ -1,4 +1,4 @@
-"""Everything that is known after a run: what processes wrote meanwhile, and what is kept at the end."""
+"""The history of a run: events that processes wrote to files and logs, and the final state of every task."""
 
 import json
 import os
@@ -14,64 +14,64 @@ import msgspec
 
 
 class Kind(StrEnum):
-    """What happened."""
+    """The kind of an event."""
 
     INTENT = "intent"
     """A submitter is about to send this submission."""
     ACKED = "acked"
-    """It was told that the task is kept."""
+    """The submission was acknowledged."""
     REFUSED = "refused"
     """The same key with another body was refused, as it must be."""
     CONTRADICTED = "contradicted"
-    """The same key with another body was taken."""
+    """The same key with another body was accepted."""
     CANCEL_INTENT = "cancel-intent"
-    """It is about to cancel."""
+    """A submitter is about to cancel the task."""
     CANCEL_ACKED = "cancel-acked"
-    """It was told how the task ended."""
+    """The cancellation was acknowledged, with the task's state."""
     SEEN = "seen"
-    """Somebody read the task and saw it so."""
+    """A submitter read the task in this state."""
     MISSED = "missed"
-    """Somebody was told that there is no such task."""
+    """A submitter got NOT_FOUND for the task."""
     CLAIMED = "claimed"
     """A router has claimed the task for an attempt."""
     ENDED = "ended"
-    """A router has ended the task with an attempt that was its own, or swept it away."""
+    """A router has ended the task with its own attempt, or in a sweep."""
     REVERTED = "reverted"
-    """A router has given an attempt up, its own or one whose lease was over."""
+    """A router has reverted an attempt, its own or one with an expired lease."""
     LEASE_LOST = "lease-lost"
-    """A router found that a claim is not its own any more."""
+    """A router detected that it lost a claim."""
     CANCELLED = "cancelled"
-    """A router has ended the task because somebody asked for it."""
+    """A router has cancelled the task on request."""
     BEGUN = "begun"
-    """A backend has begun to work on it."""
+    """A backend has started a request of the task."""
     LEFT = "left"
-    """A backend has finished with it: `note` says how."""
+    """A backend has ended the request: `note` says how."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line. Times are UTC seconds since the epoch: all processes run on one machine."""
+    """One line of a history file. Times are UTC seconds since the epoch; all processes run on one machine."""
 
     kind: Kind
     at: float
     asked_at: float = 0.0
-    """When the call was made that was answered `at`; 0: the line is of no call, or does not say."""
+    """When the call was made that was answered `at`; 0: no call, or unknown."""
     source: str = ""
-    """Which process."""
+    """The process that wrote it."""
     task: str = ""
     key: str = ""
     """Idempotency key of a submission."""
     attempt: int = 0
     owner: str = ""
-    """Which life of a router."""
+    """Id of a router process."""
     state: int = 0
-    """Number of a TaskState; 0: the line says nothing of it."""
+    """Number of a TaskState; 0: not stated."""
     tokens: int = 0
-    """How long the answer to a submission must be."""
+    """Expected length of the answer."""
     note: str = ""
 
 
 class EventFile:
-    """Appends events, each in one write without a buffer: what was written survives a SIGKILL of its writer."""
+    """Appends events to a file, each in one unbuffered write, so that it survives a SIGKILL of its writer."""
 
     def __init__(self, path: Path, source: str) -> None:
         """Raises OSError when the file cannot be opened."""
@@ -79,96 +79,96 @@ class EventFile:
         self._source = source
 
     def write(self, kind: Kind, **fields: str | float) -> None:
-        """Append what happens now."""
+        """Appends an event with the current time."""
         event = msgspec.convert({"kind": kind, "at": time.time(), "source": self._source, **fields}, Event)
         os.write(self._descriptor, msgspec.json.encode(event) + b"\n")
 
     def close(self) -> None:
-        """Close the file."""
+        """Closes the file."""
         os.close(self._descriptor)
 
 
 def read_events(path: Path) -> Iterator[Event]:
-    """The events of a file, in order. What a killed writer left half written is the last line, and is skipped.
+    """Yields the events of a file, in order; a last line that a killed writer left incomplete is skipped.
 
     Raises msgspec.DecodeError for any other line that is no event.
     """
-    for line in whole_lines(path):
+    for line in complete_lines(path):
         yield msgspec.json.decode(line, type=Event)
 
 
-def whole_lines(path: Path) -> list[bytes]:
-    """The lines of a file that end; none where there is no file."""
+def complete_lines(path: Path) -> list[bytes]:
+    """Returns the complete lines of a file; none if there is no file."""
     if not path.exists():
         return []
     lines = path.read_bytes().split(b"\n")
     return [line for line in lines[:-1] if line]
 
 
-def occurrences(path: Path, words: bytes) -> int:
-    """How often some bytes are in a file; 0 where there is none."""
-    return path.read_bytes().count(words) if path.exists() else 0
+def occurrences(path: Path, text: bytes) -> int:
+    """Returns how often a file contains some bytes; 0 if there is no file."""
+    return path.read_bytes().count(text) if path.exists() else 0
 
 
 COMPLETED, FAILED, CANCELLED = 3, 4, 5
-"""Numbers of the states that nothing leaves, as in `router.v1.TaskState`: the checker shares no code with routers."""
+"""Numbers of the terminal states, as in `router.v1.TaskState`: the checker shares no code with routers."""
 TERMINAL = frozenset({COMPLETED, FAILED, CANCELLED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptRow:
-    """One time that a task was begun, as it is kept."""
+    """A stored attempt of a task."""
 
     attempt: int
     owner: str
     claimed_at: float
     ended_at: float | None
     reason: int
-    """Number of the reason why it came to nothing; 0: it did not."""
+    """Number of the reason of its failure; 0: it did not fail."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptTask:
-    """A task at the end of a run, as one reader found it."""
+    """The final state of a task, as one reader found it."""
 
     id: str
     state: int
     attempt: int
     key: str = ""
-    """Its idempotency key; empty where the reader is not told."""
+    """Its idempotency key; empty if the reader does not see it."""
     tokens: int | None = None
-    """How long the answer must be, by what is kept of the request; None where the reader does not look."""
+    """Expected length of the answer, by the stored request; None: not read."""
     text: str | None = None
-    """The answer; None where the reader does not look."""
+    """The answer; None: not read."""
     answer_attempts: frozenset[int] = frozenset()
-    """The attempts that its pieces are of."""
+    """The attempts of its chunks."""
     finishes: int = 0
-    """How many good ends the answer has."""
-    is_told_whole: bool = True
-    """Whether its watch came to an end; else it was refused in the middle, as that of a task that is gone."""
+    """Number of `finished` events in the answer."""
+    is_watch_complete: bool = True
+    """Whether its watch ended regularly, and not with NOT_FOUND in the middle."""
     attempts: Sequence[AttemptRow] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """The whole run."""
+    """The history of the whole run."""
 
     events: Sequence[Event]
-    """In the order of their files; those of one file are in the order in which they happened."""
+    """Events, file by file, in the order of each file."""
     served: Mapping[str, KeptTask]
-    """By id, as TaskService gives it."""
+    """Tasks by id, as TaskService returns them."""
     stored: Mapping[str, KeptTask]
-    """By id, as it stands in the database."""
+    """Tasks by id, as the database has them."""
     damage: Sequence[str] = field(default=())
-    """What the database itself says is wrong with it."""
+    """Damage that the database's own checks report."""
 
     def of_kind(self, *kinds: Kind) -> list[Event]:
-        """The events of some kinds."""
+        """Returns the events of some kinds."""
         return [event for event in self.events if event.kind in kinds]
 
 
 def expected_text(tokens: int) -> str:
-    """What the fake backend answers when it may say so many tokens."""
+    """Returns the answer of the fake backend for a token limit."""
     return " ".join(f"tok{number}" for number in range(tokens))
 
 
@@ -184,16 +184,16 @@ _BACKEND_KINDS = {"begun": Kind.BEGUN, "finished": Kind.LEFT, "cancelled": Kind.
 
 
 def read_router_log(path: Path) -> Iterator[Event]:
-    """The lines about tasks, in order. Raises ValueError for a line that is no JSON."""
-    for line in map(json.loads, whole_lines(path)):
+    """Yields the task events of a router log, in order. Raises ValueError for a line that is not JSON."""
+    for line in map(json.loads, complete_lines(path)):
         kind = _KINDS.get(line["event"])
         if kind is not None:
             yield _event(kind, line)
 
 
 def read_backend_log(path: Path) -> Iterator[Event]:
-    """What the fake backends wrote (see weft_testing.fake_backend.request_log)."""
-    for line in map(json.loads, whole_lines(path)):
+    """Yields the events of the fake backends' request log (see weft_testing.fake_backend.request_log)."""
+    for line in map(json.loads, complete_lines(path)):
         yield Event(
             kind=_BACKEND_KINDS[line["event"]],
             at=line["at"],

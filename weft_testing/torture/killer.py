@@ -1,4 +1,4 @@
-"""Kills members of a mesh when the plan says so, and sees that each gets another life."""
+"""The killer: kills processes of the mesh by plan, and restarts every process that ends."""
 
 import asyncio
 import signal
@@ -17,78 +17,78 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
 
 RESTART_SECONDS = 0.5
-"""Pause before the next life of a member that ended by itself."""
+"""Pause before the restart of a process that ended by itself."""
 POLL_SECONDS = 0.1
 MIN_AT_WORK = 3
-"""Requests that a router has under way when it is put to sleep: one that has none loses no lease ..."""
+"""Requests in progress that a router must have before it is paused, so that it loses leases ..."""
 AT_WORK_SECONDS = 5.0
-"""... but so long is waited for them at most ..."""
+"""... how long to wait for them at most ..."""
 MOMENT_SECONDS = 0.01
-"""... and so often is looked."""
+"""... and how often to poll."""
 HEAD_START = 2
-"""How many kills may be ahead of the tasks."""
+"""Kills that may be ahead of the tasks."""
 RARE_PAUSE_SECONDS = (1.0, 4.0)
-"""How long the rare model is away after its runner was killed."""
+"""Range of pauses before the rare model's runner is restarted."""
 
 
 class Killer:
-    """Ends members and begins them again, until it is told to stop."""
+    """Kills and restarts processes until it is stopped."""
 
     def __init__(self, plan: Plan, mesh: Mesh, acked: Callable[[], int], at_work: Callable[[], int]) -> None:
-        """`acked`: how many tasks are acknowledged by now; `at_work`: how many requests backends work on."""
+        """`acked`: number of acknowledged tasks; `at_work`: number of requests in progress at backends."""
         self._plan = plan
         self._mesh = mesh
         self._acked = acked
         self._at_work = at_work
-        self._random = Random(f"{plan.seed}/whom")  # noqa: S311 - who is killed is no secret
-        self._keepers: dict[str, asyncio.Task[None]] = {}
+        self._random = Random(f"{plan.seed}/whom")  # noqa: S311 - the seed must decide it
+        self._restarters: dict[str, asyncio.Task[None]] = {}
         self._stale: asyncio.Task[None] | None = None
         self.done: Counter[Target] = Counter()
-        """Kills that hit somebody."""
+        """Kills that hit a process, by target."""
         self.exits: Counter[str] = Counter()
-        """Ends that nobody wanted, by member and exit code."""
+        """Unplanned exits, by process and exit code."""
 
-    def keep_all(self) -> None:
-        """From now on whoever ends is started again."""
+    def restart_all(self) -> None:
+        """Starts to restart every process that ends."""
         for member in self._mesh.members:
-            self._keep(member)
+            self._restart_on_exit(member)
 
     async def run(self) -> None:
-        """Until as many kills as planned have hit somebody."""
+        """Kills until the planned number of kills has hit a process."""
         for pause, target in kills(self._plan):
             if self.done.total() >= self._plan.kills:
                 break
             await asyncio.sleep(pause)
-            await self._tasks_keep_up()
+            await self._wait_for_tasks()
             if await self._kill(target):
                 self.done[target] += 1
         if self._stale is not None:
             await self._stale
 
-    async def _tasks_keep_up(self) -> None:
-        """Until so large a part of the tasks is acknowledged as is done of the kills.
+    async def _wait_for_tasks(self) -> None:
+        """Waits until the share of acknowledged tasks reaches the share of done kills.
 
-        On a slow machine all kills would otherwise hit a mesh that is still getting up from the ones before.
+        Otherwise all kills on a slow machine would hit a mesh that is still restarting.
         """
         share = (self.done.total() - HEAD_START) / self._plan.kills
         while self._acked() < share * self._plan.tasks:  # noqa: ASYNC110 - other processes write it
             await asyncio.sleep(POLL_SECONDS)
 
     async def submitters_done(self) -> None:
-        """Until every submitter has ended well."""
-        await asyncio.gather(*(self._keepers[member.name] for member in self._mesh.submitters))
+        """Waits until every submitter has ended with code 0."""
+        await asyncio.gather(*(self._restarters[member.name] for member in self._mesh.submitters))
 
     async def stop(self) -> None:
-        """Whoever ends now stays so."""
-        tasks = [*self._keepers.values(), *([self._stale] if self._stale else [])]
+        """Stops restarting processes."""
+        tasks = [*self._restarters.values(), *([self._stale] if self._stale else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _keep(self, member: Member) -> None:
-        self._keepers[member.name] = asyncio.create_task(self._keep_alive(member))
+    def _restart_on_exit(self, member: Member) -> None:
+        self._restarters[member.name] = asyncio.create_task(self._restart_loop(member))
 
-    async def _keep_alive(self, member: Member) -> None:
+    async def _restart_loop(self, member: Member) -> None:
         is_submitter = member in self._mesh.submitters
         is_rare = member is self._mesh.runners[-1]
         while (code := await member.wait()) != 0 or not is_submitter:
@@ -100,7 +100,7 @@ class Killer:
             await member.start()
 
     async def _kill(self, target: Target) -> bool:
-        """Whether it hit somebody."""
+        """Kills a target; returns whether it hit a process."""
         ways: dict[Target, Callable[[], Awaitable[bool]]] = {
             Target.SUBMITTER: lambda: self._random.choice(self._mesh.submitters).kill(),
             Target.BACKEND: self._kill_backend,
@@ -121,7 +121,7 @@ class Killer:
         return False
 
     async def _make_stale(self) -> bool:
-        """Stop the router for longer than its leases, with another one in its place; one at a time."""
+        """Pauses the router for longer than its leases, with another one in its place; one at a time."""
         if self._stale is not None and not self._stale.done():
             return False
         with suppress(TimeoutError):
@@ -131,9 +131,9 @@ class Killer:
         if not self._mesh.router.serves or not self._mesh.router.signal(signal.SIGSTOP):
             return False
         old = self._mesh.replace_router()
-        self._keepers[old.name].cancel()
+        self._restarters[old.name].cancel()
         await self._mesh.router.start()
-        self._keep(self._mesh.router)
+        self._restart_on_exit(self._mesh.router)
         self._stale = asyncio.create_task(self._wake(old))
         return True
 
@@ -147,5 +147,5 @@ class Killer:
 
 
 async def _kill_serving(member: Member) -> bool:
-    """Whether it was hit; one that is still starting is let alone."""
+    """Kills a process that serves; returns whether it was hit. One that is still starting is spared."""
     return member.serves and await member.kill()

@@ -1,4 +1,4 @@
-"""The mesh that is tortured: each service a process, none of which is ever ended but by SIGKILL."""
+"""The mesh under torture: each service is a process that is ended by SIGKILL only."""
 
 import asyncio
 import json
@@ -17,12 +17,12 @@ from weft_testing.fake_backend.process import fake_backend_command
 from weft_testing.torture import submitter
 from weft_testing.torture.final_state import SQLITE_PREFIX
 from weft_testing.torture.plan import RARE_MODEL, STEADY_MODEL, TOKENS_PER_SECOND, Plan
-from weft_testing.torture.submitter import Orders
+from weft_testing.torture.submitter import SubmitterOptions
 
 SLOTS = 6
-"""Of each model: more submissions than that are always under way."""
+"""Slots of each model, fewer than the submissions in progress."""
 MAX_LOG_BYTES = 1_073_741_824
-"""A history must not be cut."""
+"""Log size limit; a history must not be cut."""
 UNFENCED_ROUTER = "weft_app.compose.torture_router"
 """The program that runs a router with a faulty store: what composes services is above `weft_testing`."""
 SERVES = b" serves at "
@@ -31,58 +31,58 @@ _FAKE = "weft_testing.fake_backend"
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """Where a run keeps everything."""
+    """The folder of a run."""
 
     root: Path
 
     @property
     def home(self) -> Path:
-        """Of all services."""
+        """Path shared by all services."""
         return self.root / "home"
 
     @property
     def config(self) -> Path:
-        """Of all services."""
+        """Path shared by all services."""
         return self.root / "weft.yaml"
 
     @property
     def histories(self) -> Path:
-        """What submitters write."""
+        """History files of submitters."""
         return self.root / "histories"
 
     @property
     def outputs(self) -> Path:
-        """What processes say on stdout and stderr."""
+        """Stdout and stderr of processes."""
         return self.root / "outputs"
 
     @property
     def backend_log(self) -> Path:
-        """What all backends write."""
+        """Request log of all backends."""
         return self.root / "backends.jsonl"
 
     @property
     def router_log(self) -> Path:
-        """What all routers write."""
+        """Log of all routers."""
         return self.home / "logs" / "router.log"
 
     @property
     def address(self) -> str:
-        """Of the router that serves."""
+        """Address of the router."""
         return f"unix:{self.home}/run/router.sock"
 
     def make(self) -> None:
-        """Raises OSError."""
+        """Creates the folders. Raises OSError."""
         for folder in (self.root, self.histories, self.outputs):
             folder.mkdir(parents=True, exist_ok=True)
 
 
 def database_url(plan: Plan, folder: Folder) -> str:
-    """Of the routers of a run."""
+    """Returns the database URL of the routers."""
     return plan.database_url or f"{SQLITE_PREFIX}{folder.home}/state/router.db"
 
 
 def configuration(plan: Plan, folder: Folder) -> Mapping[str, Any]:
-    """What weft.yaml says: everything quick, and nothing ever given up. JSON is YAML."""
+    """Returns the content of weft.yaml: short delays, and no limit on restarts. JSON is YAML."""
     engine = fake_backend_command(
         *("--request-log", str(folder.backend_log)), answer_tokens=0, tokens_per_second=TOKENS_PER_SECOND
     )
@@ -93,7 +93,7 @@ def configuration(plan: Plan, folder: Folder) -> Mapping[str, Any]:
             "models": [{"name": model, "path": __file__, "slots": SLOTS, "context_tokens": SLOTS * 1024}],
             "first_term_seconds": 0.5,
             "second_term_seconds": 0.5,
-            # Its backends are killed on purpose: that is no crash loop.
+            # Backends are killed on purpose, which must not count as a crash loop.
             "max_deaths": 1000,
             "death_window_seconds": 1.0,
         }
@@ -114,7 +114,7 @@ def configuration(plan: Plan, folder: Folder) -> Mapping[str, Any]:
 
 
 class Member:
-    """A process that is killed and started again, and again."""
+    """A process that is killed and restarted repeatedly."""
 
     def __init__(self, name: str, command: list[str], output: Path) -> None:
         self.name = name
@@ -125,18 +125,18 @@ class Member:
 
     @property
     def pid(self) -> int | None:
-        """None: it does not run."""
+        """Its pid; None: it does not run."""
         process = self._process
         return process.pid if process is not None and process.returncode is None else None
 
     @property
     def exit_code(self) -> int | None:
-        """Of its last life; None: it runs, or has never run."""
+        """Exit code of its last run; None: it runs, or has never run."""
         return None if self._process is None else self._process.returncode
 
     @property
     def serves(self) -> bool:
-        """Whether this life of a service has come so far as to say that it serves."""
+        """Whether the service has reported that it serves since its last start."""
         if self.pid is None:
             return False
         with self._output.open("rb") as output:
@@ -144,7 +144,7 @@ class Member:
             return SERVES in output.read()
 
     async def start(self) -> None:
-        """Begin a life."""
+        """Starts the process."""
         with self._output.open("ab") as output:
             self._begins_at = output.tell()
             self._process = await asyncio.create_subprocess_exec(
@@ -157,7 +157,7 @@ class Member:
             )
 
     def signal(self, number: signal.Signals) -> bool:
-        """Send a signal; whether it ran."""
+        """Sends a signal; returns whether it ran."""
         if self._process is None or self._process.returncode is not None:
             return False
         with suppress(ProcessLookupError):
@@ -165,19 +165,19 @@ class Member:
         return True
 
     async def kill(self) -> bool:
-        """SIGKILL, and wait until it is gone; whether it ran."""
+        """Sends SIGKILL and waits for the exit; returns whether it ran."""
         if self._process is None or not self.signal(signal.SIGKILL):
             return False
         await self._process.wait()
         return True
 
     async def wait(self) -> int:
-        """Wait for the end of this life; its exit code."""
+        """Waits for the exit; returns the exit code."""
         return 0 if self._process is None else await self._process.wait()
 
 
 class Mesh:
-    """Every member by name."""
+    """All processes of the mesh."""
 
     def __init__(self, plan: Plan, folder: Folder) -> None:
         self._plan = plan
@@ -192,34 +192,34 @@ class Mesh:
 
     @property
     def members(self) -> list[Member]:
-        """All of them."""
+        """All processes."""
         return [self.registry, self.router, *self.runners, *self.submitters]
 
     async def start(self) -> None:
-        """Start everything; whoever is too early tries again by itself."""
+        """Starts every process; they retry connections by themselves."""
         self._folder.make()
         self._folder.config.write_text(json.dumps(configuration(self._plan, self._folder)), "utf-8")
         for member in self.members:
             await member.start()
 
     async def kill_all(self) -> None:
-        """End everything, and whatever it has started."""
-        everybody = [*self.members, *self._replaced]
-        family = [child for member in everybody if member.pid for child in _children(member.pid)]
-        for member in everybody:
+        """Kills every process and its children."""
+        processes = [*self.members, *self._replaced]
+        family = [child for member in processes if member.pid for child in _children(member.pid)]
+        for member in processes:
             await member.kill()
         for child in family:
             with suppress(psutil.NoSuchProcess):
                 child.kill()
 
     def replace_router(self) -> Member:
-        """One more on the same home takes the place of the one before, which is returned and may still run."""
+        """Replaces the router by a new one on the same home; returns the old one, which may still run."""
         old, self.router = self.router, self._service("router")
         self._replaced.append(old)
         return old
 
     def backends(self) -> list[psutil.Process]:
-        """The fakes behind the runners, in the order of the runners."""
+        """Returns the fake backends of the runners, in the order of the runners."""
         pids = [runner.pid for runner in self.runners if runner.pid]
         return [child for pid in pids for child in _children(pid) if _is_fake(child)]
 
@@ -232,7 +232,7 @@ class Mesh:
         return Member(name, [*what, *where, *arguments], self._folder.outputs / f"{name}.out")
 
     def _submitter(self, name: str) -> Member:
-        orders = Orders(
+        options = SubmitterOptions(
             seed=self._plan.seed,
             name=name,
             address=self._folder.address,
@@ -240,7 +240,7 @@ class Mesh:
             count=self._plan.tasks_per_submitter,
             per_second=self._plan.tasks_per_second,
         )
-        return Member(name, submitter.command_line(orders), self._folder.outputs / f"{name}.out")
+        return Member(name, submitter.command_line(options), self._folder.outputs / f"{name}.out")
 
 
 def _children(pid: int) -> list[psutil.Process]:

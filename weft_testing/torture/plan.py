@@ -1,4 +1,4 @@
-"""What a run does, decided by its seed: which tasks are sent, and what is killed when."""
+"""The plan of a run, drawn from its seed: the submissions, and the kills with their times."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from enum import StrEnum
 from random import Random
 
 STEADY_MODEL, RARE_MODEL = "m-steady", "m-rare"
-"""The runner of the first is started again at once, that of the second after a while: its tasks wait meanwhile."""
+"""The runner of the first is restarted at once, that of the second after a pause in which its tasks wait."""
 TOKENS_PER_SECOND = 50.0
 MAX_TOKENS = 150
 RARE_SHARE = 0.15
@@ -14,16 +14,16 @@ DUPLICATE_SHARE = 0.1
 CONFLICT_SHARE = 0.02
 CANCEL_SHARE = 0.15
 MISSES = 1.5
-"""So many kills are tried for one that hits somebody, about."""
+"""Kills tried per kill that hits a process, about."""
 WAKE_SECONDS = 2.0
-"""How long a stale router goes on after its sleep until it is killed."""
+"""How long a stale router runs after its pause before it is killed."""
 MAX_CANCEL_DELAY_SECONDS = 0.6
 MAX_ATTEMPTS = 100
-"""Of each task, the most that may be: more than any one of them meets kills."""
+"""Attempts per task: more than kills can hit any one task."""
 
 
 class Target(StrEnum):
-    """What is killed."""
+    """The target of a kill."""
 
     SUBMITTER = "submitter"
     BACKEND = "backend"
@@ -31,7 +31,7 @@ class Target(StrEnum):
     ROUTER = "router"
     REGISTRY = "registry"
     STALE_ROUTER = "stale router"
-    """A router is stopped for longer than its leases while another one takes its place, goes on, and is killed then."""
+    """A router is paused for longer than its leases while another takes its place, then resumed, then killed."""
 
 
 USUAL_WEIGHTS: Mapping[Target, int] = {
@@ -43,57 +43,57 @@ USUAL_WEIGHTS: Mapping[Target, int] = {
     Target.STALE_ROUTER: 3,
 }
 STALE_ROUTERS: Mapping[Target, int] = {Target.STALE_ROUTER: 1}
-"""Only a router that has lost its leases without knowing it can show what a fence is for."""
+"""Weights for the negative control: only a router that lost its leases unknowingly can violate the fence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One run."""
+    """The parameters of a run."""
 
     seed: int
     kills: int
-    """So many happen at least."""
+    """Minimum number of kills."""
     tasks: int
-    """So many are acknowledged at least."""
+    """Minimum number of acknowledged tasks."""
     submitters: int = 2
     kill_interval_seconds: float = 0.7
-    """On average."""
+    """Mean interval."""
     lease_seconds: float = 1.5
     max_minutes: float = 60.0
-    """The run fails where it has not done all of it by then."""
+    """Time limit of the run."""
     database_url: str = ""
-    """Of an empty database; empty: an SQLite file."""
+    """URL of an empty database; empty: an SQLite file."""
     is_fenced: bool = True
     weights: Mapping[Target, int] = field(default_factory=lambda: USUAL_WEIGHTS)
 
     @property
     def tasks_per_submitter(self) -> int:
-        """Each sends so many."""
+        """Tasks that each submitter sends."""
         return -(-self.tasks // self.submitters)
 
     @property
     def sleep_seconds(self) -> float:
-        """How long a stale router sleeps: longer than any of its leases."""
+        """How long a stale router is paused: longer than any of its leases."""
         return 2.0 * self.lease_seconds + 1.0
 
     @property
     def tasks_per_second(self) -> float:
-        """What each sends, so that there is work as long as there are kills."""
+        """Rate of each submitter, so that there is work as long as there are kills."""
         stale_share = self.weights.get(Target.STALE_ROUTER, 0) / sum(self.weights.values())
-        # Only one router sleeps at a time: the next one waits for it.
+        # Only one router is paused at a time; the next one waits for it.
         seconds = MISSES * self.kill_interval_seconds + stale_share * (self.sleep_seconds + WAKE_SECONDS)
         return self.tasks_per_submitter / max(1.0, self.kills * seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """A task that is sent."""
+    """One planned task."""
 
     key: str
     model: str
     tokens: int
     is_durable_work: bool
-    """Whether it says no priority."""
+    """Whether it has no priority of its own."""
     is_sent_twice: bool
     is_contradicted: bool
     """Whether the same key is sent with another body afterwards."""
@@ -102,12 +102,12 @@ class Submission:
 
 
 def submission(seed: int, submitter: str, number: int) -> Submission:
-    """The same for the same arguments, in whatever life of the submitter."""
+    """Returns the n-th submission; the same for the same arguments, also after a restart of the submitter."""
     random = Random(f"{seed}/{submitter}/{number}")  # noqa: S311 - the seed must decide it
     return Submission(
         key=f"{seed}-{submitter}-{number}",
         model=RARE_MODEL if random.random() < RARE_SHARE else STEADY_MODEL,
-        # Most are short, a few outlast a lease.
+        # Most are short, a few take longer than a lease.
         tokens=random.randint(1, 12) if random.random() < 0.8 else random.randint(12, MAX_TOKENS),
         is_durable_work=random.random() < 0.7,
         is_sent_twice=random.random() < DUPLICATE_SHARE,
@@ -117,7 +117,7 @@ def submission(seed: int, submitter: str, number: int) -> Submission:
 
 
 def kills(plan: Plan) -> Iterator[tuple[float, Target]]:
-    """Without end: how long to wait, and what to kill then."""
+    """Yields pauses and targets, without end."""
     random = Random(f"{plan.seed}/kills")  # noqa: S311 - the seed must decide it
     targets, weights = list(plan.weights), list(plan.weights.values())
     while True:

@@ -1,4 +1,4 @@
-"""One run: everything is started, killed again and again, brought to rest, read and checked."""
+"""One torture run: start the mesh, kill its processes, wait for all tasks, read the final state, and check it."""
 
 import asyncio
 from collections import Counter
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 
 START_SECONDS = 60.0
 SETTLE_SECONDS = 300.0
-"""How long tasks may take to reach their ends once nothing is killed any more."""
+"""How long tasks may take to become terminal after the last kill."""
 READ_SECONDS = 600.0
 POLL_SECONDS = 0.2
 PROGRESS_SECONDS = 10.0
 MAX_SHOWN = 20
-"""Violations that are printed one by one."""
+"""Violations that are printed in full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a run came to."""
+    """The result of a run."""
 
     plan: Plan
     folder: Folder
@@ -47,33 +47,33 @@ class Outcome:
     exits: Counter[str]
     events: Counter[Kind]
     tasks: int
-    """Acknowledged."""
+    """Acknowledged tasks."""
     states: Counter[int]
     again: int
-    """Tasks that were begun more than once."""
+    """Tasks with more than one attempt."""
     trouble: str
-    """What did not come to its end in time; empty: everything did."""
+    """What did not end in time; empty: everything did."""
     violations: Sequence[Violation]
 
     @property
     def shortfalls(self) -> list[str]:
-        """What was too little for the run to prove anything."""
+        """Reasons why the run proves too little."""
         found = [self.trouble] if self.trouble else []
         if self.kills.total() < self.plan.kills:
             found.append(f"{self.kills.total()} kills of {self.plan.kills}")
         if self.tasks < self.plan.tasks:
             found.append(f"{self.tasks} tasks of {self.plan.tasks}")
         needed = (Kind.CLAIMED, Kind.BEGUN, Kind.ENDED)
-        found += [f"nobody wrote that anything was {kind}" for kind in needed if not self.events[kind]]
+        found += [f"there is no event {kind}" for kind in needed if not self.events[kind]]
         return found
 
     @property
     def is_good(self) -> bool:
-        """Whether nothing was broken, and enough was tried."""
+        """Whether there is no violation, and enough was tried."""
         return not self.violations and not self.shortfalls
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Returns the report in lines of text."""
         plan = self.plan
         return [
             f"seed {plan.seed}, everything under {self.folder.root}",
@@ -92,30 +92,30 @@ def _counted(counter: Counter[Target] | Counter[Kind] | Counter[int] | Counter[s
     return "".join(f"{',' if place else ':'} {count} {name}" for place, (name, count) in enumerate(counter.items()))
 
 
-def _nobody_listens(_: str) -> None:
-    """Nothing to do."""
+def _no_progress(_: str) -> None:
+    pass
 
 
-async def torture(plan: Plan, folder: Folder, tell: Callable[[str], None] = _nobody_listens) -> Outcome:
-    """Do it; nothing of it runs any more when it returns. Raises OSError where the folder cannot be used.
+async def torture(plan: Plan, folder: Folder, report: Callable[[str], None] = _no_progress) -> Outcome:
+    """Runs a plan; no process is left when it returns. Raises OSError for an unusable folder.
 
-    `tell`: told how far it is, every PROGRESS_SECONDS.
+    `report`: called with the progress every PROGRESS_SECONDS.
     """
     mesh = Mesh(plan, folder)
     killer = Killer(plan, mesh, lambda: _acknowledgements(folder), lambda: _at_work(folder))
-    telling: asyncio.Task[None] | None = None
+    reporter: asyncio.Task[None] | None = None
     try:
         await mesh.start()
-        killer.keep_all()
+        killer.restart_all()
         async with open_channel(folder.address) as channel:
             stub = task_stub(channel)
-            telling = start_task(_tell_on(plan, folder, killer, tell), name="torture-progress")
-            trouble = await _through_it_all(plan, folder, killer, stub)
+            reporter = start_task(_report_progress(plan, folder, killer, report), name="torture-progress")
+            trouble = await _wait_for_end(plan, folder, killer, stub)
             async with asyncio.timeout(READ_SECONDS):
                 served = await read_service(stub, _acked(folder))
     finally:
-        if telling is not None:
-            await stop_tasks([telling])
+        if reporter is not None:
+            await stop_tasks([reporter])
         await killer.stop()
         await mesh.kill_all()
     stored, damage = await read_database(database_url(plan, folder))
@@ -134,8 +134,8 @@ async def torture(plan: Plan, folder: Folder, tell: Callable[[str], None] = _nob
     )
 
 
-async def _through_it_all(plan: Plan, folder: Folder, killer: Killer, stub: "TaskServiceAsyncStub") -> str:
-    """Until every task is at its end; what was not over in time, or nothing."""
+async def _wait_for_end(plan: Plan, folder: Folder, killer: Killer, stub: "TaskServiceAsyncStub") -> str:
+    """Waits until every task is terminal; returns what did not end in time, empty: everything did."""
     stage = "no task was acknowledged"
     try:
         async with asyncio.timeout(START_SECONDS):
@@ -153,14 +153,14 @@ async def _through_it_all(plan: Plan, folder: Folder, killer: Killer, stub: "Tas
     return ""
 
 
-async def _tell_on(plan: Plan, folder: Folder, killer: Killer, tell: Callable[[str], None]) -> None:
+async def _report_progress(plan: Plan, folder: Folder, killer: Killer, report: Callable[[str], None]) -> None:
     while True:
         await asyncio.sleep(PROGRESS_SECONDS)
-        tell(f"{killer.done.total()}/{plan.kills} kills, {_acknowledgements(folder)}/{plan.tasks} acknowledgements")
+        report(f"{killer.done.total()}/{plan.kills} kills, {_acknowledgements(folder)}/{plan.tasks} acknowledgements")
 
 
 def _false_alarms(folder: Folder) -> list[str]:
-    """A router that says that acknowledged work is missing, after kills alone."""
+    """Returns losses that routers reported: false alarms, because kills alone lose nothing."""
     return [f"a router found a loss: {path.read_text()}" for path in folder.home.glob("*.loss.json")]
 
 
@@ -173,12 +173,12 @@ def _acked(folder: Folder) -> set[str]:
 
 
 def _acknowledgements(folder: Folder) -> int:
-    """About as many as tasks: some are sent twice. Files are not parsed, because they are looked at all the time."""
+    """Returns about the number of tasks (some are sent twice). Counts bytes, because parsing would be too slow."""
     return sum(occurrences(path, b'"kind":"acked"') for path in folder.histories.glob("*.jsonl"))
 
 
 def _at_work(folder: Folder) -> int:
-    """Requests that a backend has begun and not left; those of backends that were killed meanwhile count as well."""
+    """Returns the requests that backends have begun and not ended, including those of killed backends."""
     return 2 * occurrences(folder.backend_log, b'"event":"begun"') - occurrences(folder.backend_log, b'"event":')
 
 

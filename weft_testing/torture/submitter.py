@@ -1,7 +1,7 @@
-"""A submitter: `python -m weft_testing.torture.submitter`. It is killed at any moment, and its next life goes on.
+"""A submitter process: `python -m weft_testing.torture.submitter`. Killed at any time, it resumes on restart.
 
-Its file is all that it knows: it writes what it is about to do, does it, and writes what it was told. A submission that
-was begun and not acknowledged is sent again with the same key, and must then be the same task.
+Its state is its history file: it writes an intent, makes the call, and writes the answer. A submission without an
+acknowledgement is sent again with the same key, and must then be the same task.
 """
 
 import argparse
@@ -28,32 +28,34 @@ from weft_testing.torture.task_client import CALL_SECONDS, request_of, task_stub
 if TYPE_CHECKING:
     from weft.api.router.v1.task_service_pb2_grpc import TaskServiceAsyncStub
 
-AT_ONCE = 16
-"""Submissions under way."""
+CONCURRENCY = 16
+"""Submissions in progress."""
 MAX_KNOWN = 256
-"""Tasks that it looks at again and again."""
-LOOK_SECONDS = 0.05
-"""Pause between two looks."""
+"""Tasks that it polls."""
+POLL_SECONDS = 0.05
+"""Pause between two polls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Orders:
-    """What it is told by the command line."""
+class SubmitterOptions:
+    """The command line options of a submitter."""
 
     seed: int
     name: str
     address: str
     file: Path
     count: int
-    """Submissions in all of its lives together."""
+    """Total number of submissions, over all restarts."""
     per_second: float
 
 
 class Submitter:
-    """Sends what the plan says, and looks at what became of it."""
+    """Sends planned submissions, and polls their tasks."""
 
-    def __init__(self, orders: Orders, stub: "TaskServiceAsyncStub", file: EventFile, past: Sequence[Event]) -> None:
-        self._orders = orders
+    def __init__(
+        self, options: SubmitterOptions, stub: "TaskServiceAsyncStub", file: EventFile, past: Sequence[Event]
+    ) -> None:
+        self._options = options
         self._stub = stub
         self._file = file
         self._acked = {event.key: event.task for event in past if event.kind is Kind.ACKED}
@@ -61,27 +63,27 @@ class Submitter:
         self._known = deque(self._acked.values(), maxlen=MAX_KNOWN)
 
     async def run(self) -> None:
-        """Until everything is acknowledged."""
-        looking = asyncio.create_task(self._look())
-        numbers = iter(range(self._orders.count))
+        """Runs until every submission is acknowledged."""
+        poller = asyncio.create_task(self._poll())
+        numbers = iter(range(self._options.count))
         try:
             async with asyncio.TaskGroup() as group:
-                for _ in range(min(AT_ONCE, self._orders.count)):
+                for _ in range(min(CONCURRENCY, self._options.count)):
                     group.create_task(self._work(numbers))
         finally:
-            looking.cancel()
+            poller.cancel()
             with suppress(asyncio.CancelledError):
-                await looking
+                await poller
 
     async def _work(self, numbers: Iterator[int]) -> None:
         for number in numbers:
-            await self._handle(submission(self._orders.seed, self._orders.name, number))
+            await self._handle(submission(self._options.seed, self._options.name, number))
 
     async def _handle(self, planned: Submission) -> None:
-        """One submission with all that belongs to it; what an earlier life has done is not done again."""
+        """Sends one submission with its duplicate and its cancellation; steps done before a restart are skipped."""
         task = self._acked.get(planned.key)
         if task is None:
-            await asyncio.sleep(AT_ONCE / self._orders.per_second)
+            await asyncio.sleep(CONCURRENCY / self._options.per_second)
             task = await self._send(planned)
             if planned.is_sent_twice:
                 await self._send(planned)
@@ -92,13 +94,13 @@ class Submitter:
             await self._cancel(task)
 
     async def _send(self, planned: Submission) -> str:
-        """Until it is acknowledged; the id."""
+        """Sends it until it is acknowledged; returns the id."""
         self._file.write(Kind.INTENT, key=planned.key, tokens=planned.tokens)
-        told = await until_answered(lambda: self._stub.SubmitTask(request_of(planned), timeout=CALL_SECONDS))
-        task = told.answer.task
+        answered = await until_answered(lambda: self._stub.SubmitTask(request_of(planned), timeout=CALL_SECONDS))
+        task = answered.answer.task
         self._file.write(
             Kind.ACKED,
-            asked_at=told.asked_at,
+            asked_at=answered.asked_at,
             key=planned.key,
             task=task.id,
             state=task.state,
@@ -108,7 +110,7 @@ class Submitter:
         return task.id
 
     async def _contradict(self, planned: Submission) -> None:
-        """The same key with another body: it must be refused, and change nothing."""
+        """Sends the same key with another body, which must be refused without effect."""
         request = request_of(planned, more_tokens=1)
         try:
             await until_known(lambda: self._stub.SubmitTask(request, timeout=CALL_SECONDS))
@@ -123,31 +125,31 @@ class Submitter:
         self._file.write(Kind.CANCEL_INTENT, task=task)
         request = task_service_pb2.CancelTaskRequest(id=task)
         try:
-            told = await until_answered(lambda: self._stub.CancelTask(request, timeout=CALL_SECONDS))
+            answered = await until_answered(lambda: self._stub.CancelTask(request, timeout=CALL_SECONDS))
         except AioRpcError as error:
             self._missed(task, error)
         else:
-            self._file.write(Kind.CANCEL_ACKED, asked_at=told.asked_at, task=task, state=told.answer.task.state)
+            self._file.write(Kind.CANCEL_ACKED, asked_at=answered.asked_at, task=task, state=answered.answer.task.state)
 
-    async def _look(self) -> None:
-        """See that what was acknowledged is there, and that what is over stays as it is."""
-        random = Random(f"{self._orders.seed}/{self._orders.name}/looks")  # noqa: S311 - no secret
+    async def _poll(self) -> None:
+        """Polls random acknowledged tasks, and writes what it sees for the checker."""
+        random = Random(f"{self._options.seed}/{self._options.name}/looks")  # noqa: S311 - the seed must decide it
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
             if self._known:
-                await self._look_at(random.choice(self._known))
+                await self._poll_task(random.choice(self._known))
 
-    async def _look_at(self, task: str) -> None:
+    async def _poll_task(self, task: str) -> None:
         request = task_service_pb2.GetTaskRequest(id=task)
         try:
-            told = await until_answered(lambda: self._stub.GetTask(request, timeout=CALL_SECONDS))
+            answered = await until_answered(lambda: self._stub.GetTask(request, timeout=CALL_SECONDS))
         except AioRpcError as error:
             self._missed(task, error)
         else:
-            seen = told.answer.task
+            seen = answered.answer.task
             self._file.write(
                 Kind.SEEN,
-                asked_at=told.asked_at,
+                asked_at=answered.asked_at,
                 task=task,
                 state=seen.state,
                 attempt=seen.attempt,
@@ -155,36 +157,36 @@ class Submitter:
             )
 
     def _missed(self, task: str, error: AioRpcError) -> None:
-        """Raises the error unless it says that there is no such task."""
+        """Writes NOT_FOUND; raises any other error."""
         if error.code() is not StatusCode.NOT_FOUND:
             raise error
         self._file.write(Kind.MISSED, task=task)
 
 
-async def submit(orders: Orders) -> None:
-    """One life of a submitter. Raises AioRpcError for a refusal that it did not ask for."""
-    file = EventFile(orders.file, orders.name)
-    past = list(read_events(orders.file))
-    async with open_channel(orders.address) as channel:
-        await Submitter(orders, task_stub(channel), file, past).run()
+async def submit(options: SubmitterOptions) -> None:
+    """Runs a submitter once. Raises AioRpcError for an unexpected refusal."""
+    file = EventFile(options.file, options.name)
+    past = list(read_events(options.file))
+    async with open_channel(options.address) as channel:
+        await Submitter(options, task_stub(channel), file, past).run()
     file.close()
 
 
-def command_line(orders: Orders) -> list[str]:
-    """What starts one, without the interpreter."""
+def command_line(options: SubmitterOptions) -> list[str]:
+    """Returns the command line of a submitter, without the interpreter."""
     return [
         *("-m", "weft_testing.torture.submitter"),
-        *("--seed", str(orders.seed)),
-        *("--name", orders.name),
-        *("--address", orders.address),
-        *("--file", str(orders.file)),
-        *("--count", str(orders.count)),
-        *("--per-second", str(orders.per_second)),
+        *("--seed", str(options.seed)),
+        *("--name", options.name),
+        *("--address", options.address),
+        *("--file", str(options.file)),
+        *("--count", str(options.count)),
+        *("--per-second", str(options.per_second)),
     ]
 
 
 def main(arguments: Sequence[str]) -> None:
-    """The program."""
+    """Runs the program."""
     parser = argparse.ArgumentParser(prog="weft_testing.torture.submitter", allow_abbrev=False)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--name", required=True)
@@ -192,7 +194,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--file", type=Path, required=True)
     parser.add_argument("--count", type=int, required=True)
     parser.add_argument("--per-second", type=float, required=True)
-    uvloop.run(submit(Orders(**vars(parser.parse_args(arguments)))))
+    uvloop.run(submit(SubmitterOptions(**vars(parser.parse_args(arguments)))))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""TaskService as a submitter and a reader see it: plain stubs, and nothing of the client library between."""
+"""The TaskService client of submitters and readers: plain stubs, without the client library."""
 
 import asyncio
 import time
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from weft.api.router.v1.task_service_pb2_grpc import TaskServiceAsyncStub
 
 CALL_SECONDS = 5.0
-"""After that an answer is unknown, and the call is made again."""
+"""Timeout of a call; after it the result is unknown, and the call is repeated."""
 RETRY_SECONDS = 0.1
 PENDING_LIMIT_SECONDS = 7200
 _UNKNOWN = frozenset(
     {
         StatusCode.UNAVAILABLE,
         StatusCode.DEADLINE_EXCEEDED,
-        # What a call that was cut off by the death of its server may end with.
+        # The death of the server may end a call with these.
         StatusCode.UNKNOWN,
         StatusCode.CANCELLED,
     }
@@ -35,12 +35,12 @@ _Answer = TypeVar("_Answer")
 
 
 def task_stub(channel: Channel) -> "TaskServiceAsyncStub":
-    """The service behind a channel."""
+    """Returns a stub of TaskService."""
     return cast("TaskServiceAsyncStub", task_service_pb2_grpc.TaskServiceStub(channel))
 
 
 def request_of(planned: Submission, *, more_tokens: int = 0) -> task_service_pb2.SubmitTaskRequest:
-    """A submission as it is sent; `more_tokens` makes it another body."""
+    """Returns the request of a submission; `more_tokens` makes it another body."""
     tokens = planned.tokens + more_tokens
     question = chat_pb2.ContentPart(text=planned.key)
     options = inference_service_pb2.RequestOptions()
@@ -48,7 +48,7 @@ def request_of(planned: Submission, *, more_tokens: int = 0) -> task_service_pb2
         options.priority = priority_pb2.PRIORITY_NORMAL
     spec = task_pb2.TaskSpec(
         model=planned.model,
-        # A plan begins before its engines have opened their sessions.
+        # Submissions begin before the runners have registered.
         wait_for_model=True,
         chat=chat_pb2.ChatPayload(
             messages=[chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[question])],
@@ -63,21 +63,21 @@ def request_of(planned: Submission, *, more_tokens: int = 0) -> task_service_pb2
 
 @dataclass(frozen=True, slots=True)
 class Answered(Generic[_Answer]):
-    """An answer, and the moment at which the call was made that it is the answer to."""
+    """An answer, and the time at which its call was made."""
 
     answer: _Answer
     asked_at: float
 
 
 async def until_known(call: Callable[[], Awaitable[_Answer]]) -> _Answer:
-    """See `until_answered`; the answer alone."""
+    """Returns the answer of `until_answered` alone."""
     return (await until_answered(call)).answer
 
 
 async def until_answered(call: Callable[[], Awaitable[_Answer]]) -> Answered[_Answer]:
-    """The answer to a call that is made again for as long as nobody knows what became of it.
+    """Repeats a call until its result is known, and returns the answer.
 
-    Raises AioRpcError for an answer that is a refusal.
+    Raises AioRpcError for a refusal.
     """
     while True:
         asked_at = time.time()

@@ -13,7 +13,7 @@ from weft.api.router.v1 import task_pb2, task_service_pb2, task_service_pb2_grpc
 from weft.kernel.rpc import new_server
 from weft_testing.torture.history import Event, EventFile, Kind, read_events
 from weft_testing.torture.plan import submission
-from weft_testing.torture.submitter import Orders, submit
+from weft_testing.torture.submitter import SubmitterOptions, submit
 
 SEED = 7
 NAME = "s0"
@@ -71,7 +71,7 @@ class OneKeyOneTask:
 @asynccontextmanager
 async def _served(folder: Path) -> AsyncIterator[tuple[OneKeyOneTask, Callable[[], Awaitable[None]]]]:
     """A service, and what lets a submitter live one life against it."""
-    orders = Orders(
+    orders = SubmitterOptions(
         seed=SEED,
         name=NAME,
         address=f"unix:{folder}/s.sock",

@@ -228,7 +228,7 @@ _BROKEN: dict[str, tuple[str, History]] = {
     ),
     "the answer is cut off": ("answer", _history(served=replace(SERVED, text=expected_text(2)))),
     "the answer is spliced": ("answer", _history(served=replace(SERVED, text="tok0 tok1tok0 tok1 tok2"))),
-    "the answer cannot be told to its end": ("answer", _history(served=replace(SERVED, is_told_whole=False))),
+    "the answer cannot be told to its end": ("answer", _history(served=replace(SERVED, is_watch_complete=False))),
     "the answer has no end": ("answer", _history(served=replace(SERVED, finishes=0))),
     "one key is two tasks": ("key", _history(_event(Kind.ACKED, 9.0, task="t2", key="k1"))),
     "one task is two keys": ("key", _history(_event(Kind.ACKED, 9.0, key="k2"))),
