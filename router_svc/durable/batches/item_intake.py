@@ -124,8 +124,8 @@ class ItemIntake:
     def _too_many(self) -> WeftError:
         return WeftError(
             Reason.TOO_MANY_RESOURCES,
-            f"the tenant would have more than {self._task_limits.max_open_per_tenant} open tasks, its limit "
-            "(router.tasks.max_open_per_tenant); send the batch when some have ended, or in parts",
+            f"the tenant would have more than {self._task_limits.max_open_per_tenant} tasks that have not ended, its "
+            "limit (router.tasks.max_open_per_tenant); send the batch when some have ended, or in parts",
         )
 
     def _check_custom_id(self, custom_id: str, field: str) -> None:

@@ -49,7 +49,7 @@ class OpenTaskCounts:
         if not self._has_room(tenant):
             raise WeftError(
                 Reason.TOO_MANY_RESOURCES,
-                f"the tenant has {self._limits.max_open_per_tenant} open tasks, its limit "
+                f"the tenant has {self._limits.max_open_per_tenant} tasks that have not ended, its limit "
                 "(router.tasks.max_open_per_tenant); submit more when some have ended",
                 retry_after_seconds=RECOUNT_SECONDS,
             )

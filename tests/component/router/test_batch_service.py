@@ -525,7 +525,7 @@ async def test_a_caller_that_falls_silent_in_an_upload_is_given_up(tmp_path: Pat
         call = stub.UploadFile()
         await call.write(file_service_pb2.UploadFileRequest(file=file_service_pb2.File(name="a", purpose="batch")))
         found = await said(call)
-        assert (found.reason, "nothing came" in found.message) == (Reason.DEADLINE_EXCEEDED, True)
+        assert (found.reason, "sent nothing" in found.message) == (Reason.DEADLINE_EXCEEDED, True)
 
 
 class NoMesh:
