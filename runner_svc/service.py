@@ -7,6 +7,7 @@ from random import SystemRandom
 
 import grpc
 import structlog
+from typing_extensions import override
 
 from runner_svc.cache.manager import CacheManager
 from runner_svc.chat.request import ChatSetup
@@ -40,7 +41,7 @@ from weft.dispatch.tickets import PermitGate, TicketGate
 from weft.kernel.clock import Clock, MeshClock, SystemClock
 from weft.kernel.names import new_id
 from weft.kernel.rpc import open_channel
-from weft.kernel.service import start_task, stop_tasks
+from weft.kernel.service import Service, start_task, stop_tasks
 from weft.wake.recipes import Recipe
 from weft.wake.run import run_recipe
 
@@ -54,7 +55,7 @@ def build(config: RunnerConfig, *, clock: Clock | None = None) -> "RunnerService
     return RunnerService(config, clock or SystemClock())
 
 
-class RunnerService:
+class RunnerService(Service):
     """A runner as a weft.kernel.service.Service."""
 
     def __init__(self, config: RunnerConfig, clock: Clock) -> None:
@@ -86,9 +87,9 @@ class RunnerService:
         self._registry: grpc.aio.Channel | None = None
         self._reading: asyncio.Task[None] | None = None
 
+    @override
     @property
     def service_names(self) -> tuple[str, ...]:
-        """See Service.service_names."""
         return (
             generation_service_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name,
             embedding_service_pb2.DESCRIPTOR.services_by_name["EmbeddingService"].full_name,
@@ -96,8 +97,8 @@ class RunnerService:
             runner_service_pb2.DESCRIPTOR.services_by_name["RunnerService"].full_name,
         )
 
+    @override
     def register(self, server: grpc.aio.Server) -> None:
-        """See Service.register."""
         desk = RequestAdmission(
             identity=RunnerIdentity(runner=self._config.name, incarnation=self._incarnation, host=self._config.host),
             gate=self._gate,

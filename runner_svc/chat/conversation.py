@@ -1,4 +1,4 @@
-"""A request as a conversation with an engine: one turn as it is, or many with tools and signals between them."""
+"""Conversations with an engine: a single turn, or the tool loop with tools and signals between turns."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -19,10 +19,10 @@ from weft.kernel.errors import WeftError
 
 
 def converse(work: ChatEngine, request: ChatRequest, setup: ChatSetup) -> AsyncGenerator[Frame]:
-    """The answer to a request, as Backend.generate tells it, with the events of tools and signals in between.
+    """Returns the frames of the answer to a request, as Backend.generate, with the events of tools and signals.
 
     Raises, beside the engine's own errors: INVALID_ARGUMENT and TOOL_UNAVAILABLE before anything is generated,
-    TOOL_CALL_INVALID for a call that nobody can carry out, REPEATED_LINE_LOOP where the policy is to kill.
+    TOOL_CALL_INVALID for a call that cannot be executed, REPEATED_LINE_LOOP where the policy is to kill.
     """
     request = _with_default_maximum(request, setup.settings.default_max_tokens)
     if not isinstance(request.payload, chat_pb2.ChatPayload):
@@ -43,7 +43,7 @@ def converse(work: ChatEngine, request: ChatRequest, setup: ChatSetup) -> AsyncG
 
 
 def _with_default_maximum(request: ChatRequest, default_max_tokens: int | None) -> ChatRequest:
-    """The request with the model's maximum of tokens, where it names none itself."""
+    """Returns the request with the model's default maximum of tokens, where it sets none itself."""
     if default_max_tokens is None or request.payload.sampling.HasField("max_tokens"):
         return request
     payload = type(request.payload)()
@@ -55,7 +55,7 @@ def _with_default_maximum(request: ChatRequest, default_max_tokens: int | None) 
 async def _single_turn(
     work: ChatEngine, payload: GenerationPayload, call: CallInfo, watch: RepetitionWatch | None
 ) -> AsyncGenerator[Frame]:
-    """One turn as it is, with warnings put on its receipt."""
+    """Run a single turn, with its warnings on the receipt."""
     answer = AnswerReceipt(work.record)
     monitor = TurnMonitor(payload, answer, watch, whole=call.whole)
     async with aclosing(work.generate(payload, call)) as frames:
@@ -76,7 +76,7 @@ async def _single_turn(
 
 
 def _note(frame: Frame, record: RequestRecord, answer: AnswerReceipt) -> None:
-    """Remember what the caller gets; a receipt among it is filled with what was remembered."""
+    """Record the output and the warnings of a frame; fill in a receipt in it."""
     pieces: list[str] = []
     for event in frame:
         match event.WhichOneof("event"):

@@ -1,4 +1,4 @@
-"""The conversation as the engine gets it, turn by turn."""
+"""The conversation history as it is sent to the engine, turn by turn."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ _Messages = list[chat_pb2.ChatMessage]
 
 
 class ConversationHistory:
-    """The caller's payload, and what has been said since."""
+    """The caller's payload, and the messages of the turns since."""
 
     def __init__(self, payload: chat_pb2.ChatPayload, offer: Offer, *, joined: bool) -> None:
         """`joined`: several leading system messages become one."""
@@ -22,17 +22,17 @@ class ConversationHistory:
         self._added: _Messages = []
 
     def turn(self, prompt: str, *, with_tools: bool, max_tokens: int | None) -> chat_pb2.ChatPayload:
-        """What the engine is asked next.
+        """Returns the payload of the next turn.
 
         `prompt` is the platform prompt, empty for none; `with_tools` whether tools of the mesh are offered;
-        `max_tokens` is left of the caller's limit, None where there is none.
+        `max_tokens` is the rest of the caller's limit, None where there is none.
         """
         turn = with_system_prompt(self._payload, prompt, joined=self._joined)
         turn.messages.extend(self._added)
         if max_tokens is not None:
             turn.sampling.max_tokens = max_tokens
-        # With nothing but tools that are not to be called, the list stays as it was: it stands in the prompt, which the
-        # engine remembers up to the first difference.
+        # Where only exhausted tools of the mesh are offered, the list is kept: it is a part of the prompt, and the
+        # engine's prefix cache holds up to the first difference.
         keeps_list = not with_tools and not self._offer.caller and not self._offer.signals
         turn.tools.extend(self._offer.functions(with_tools=with_tools or keeps_list))
         if keeps_list:
@@ -42,7 +42,7 @@ class ConversationHistory:
         return turn
 
     def add_turn(self, text: str, reasoning: str, calls: Sequence[FunctionCall], results: Sequence[str]) -> None:
-        """The model's turn and what it is told of each of its calls, in order."""
+        """Add the model's turn and the result of each of its calls, in order."""
         said = chat_pb2.ChatMessage(role=chat_pb2.ROLE_ASSISTANT)
         if text:
             said.content.add(text=text)
@@ -57,7 +57,7 @@ class ConversationHistory:
             self._added.append(answer)
 
     def _must_not_force(self, choice: chat_pb2.ToolChoice) -> bool:
-        """Whether a choice that held for the first turn would now force calls for ever."""
+        """Whether the caller's tool choice would force calls in every further turn."""
         if choice.WhichOneof("kind") == "function_name":
             return choice.function_name not in self._offer.caller
         return choice.mode == chat_pb2.ToolChoice.MODE_REQUIRED and not self._offer.caller

@@ -1,4 +1,4 @@
-"""What a chat offers its model: the caller's functions, tools of the mesh, control signals."""
+"""The functions that a chat offers its model: the caller's, tools of the mesh, control signals."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,42 +17,42 @@ from weft.kernel.json_objects import to_json_object
 from weft.kernel.reasons import Reason
 
 MAX_NAME_CHARS = 64
-"""How much of a function's name is repeated in an error."""
+"""Length of a function's name in an error."""
 
 
 class CallKind(Enum):
-    """Who a call is for."""
+    """The addressee of a call."""
 
     CALLER = "caller"
-    """A tool that the caller runs."""
+    """The caller runs the tool."""
     MESH = "mesh"
-    """A tool that the mesh runs."""
+    """The mesh runs the tool."""
     SIGNAL = "signal"
-    """Nobody: it is a message."""
+    """The call is a message; nothing is run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """The functions of one chat. Wire names are what the model calls them; no two are equal."""
+    """The functions of one chat, by the unique wire names that the model uses."""
 
     tools: Mapping[str, ToolDescription]
     """Tools of the mesh by wire name."""
     signals: Mapping[str, SignalDescription]
-    """By name."""
+    """Signals by name."""
     caller: frozenset[str]
     """Names of the caller's functions."""
     iterations: int
-    """Rounds of tools."""
+    """Maximum number of tool rounds."""
 
     @property
     def is_plain(self) -> bool:
-        """Whether the mesh adds no function of its own."""
+        """Whether the mesh adds no function."""
         return not self.tools and not self.signals
 
     def kind_of(self, name: str, *, with_tools: bool) -> CallKind:
-        """Who a call is for. Raises TOOL_CALL_INVALID for a function that is not offered now.
+        """Returns the addressee of a call. Raises TOOL_CALL_INVALID for a function that is not offered now.
 
-        `with_tools`: whether tools of the mesh are offered now. A name that nobody knows goes to a caller with tools.
+        `with_tools`: whether tools of the mesh are offered now. An unknown name goes to a caller with tools.
         """
         if name in self.signals:
             return CallKind.SIGNAL
@@ -65,11 +65,11 @@ class Offer:
         return CallKind.CALLER
 
     def names(self, *, with_tools: bool) -> frozenset[str]:
-        """Every function that may be called now."""
+        """Returns the names of the functions that may be called now."""
         return self.caller | self.signals.keys() | (self.tools.keys() if with_tools else frozenset())
 
     def functions(self, *, with_tools: bool) -> list[chat_pb2.Tool]:
-        """The mesh's own functions as the model is told of them, always in the same order."""
+        """Returns the mesh's functions as they are offered to the model, always in the same order."""
         described = [(signal.name, signal.description, signal.parameters) for signal in self.signals.values()]
         if with_tools:
             described += [(name, tool.description, tool.parameters) for name, tool in self.tools.items()]
@@ -89,7 +89,7 @@ def make_offer(
     settings: ChatSettings,
     box: ToolBox,
 ) -> Offer:
-    """What the chat offers.
+    """Builds the offer of a chat.
 
     Raises INVALID_ARGUMENT naming the field, TOOL_UNAVAILABLE for a tool or a signal that this runner does not have.
     """
@@ -114,7 +114,7 @@ def make_offer(
 
 
 def require_local(offer: Offer, box: ToolBox) -> None:
-    """Raises PERMISSION_DENIED naming the first tool that would send bytes off the premises."""
+    """Raises PERMISSION_DENIED naming the first tool that would send data off the premises."""
     for tool in offer.tools.values():
         if box.is_remote(tool.name):
             raise WeftError(
@@ -143,14 +143,14 @@ def _require_usable(offer: Offer, caller: list[str], payload: chat_pb2.ChatPaylo
 
 
 MAX_SENT_DEPTH = 28
-"""Objects within each other in what is sent: protobuf reads messages 100 deep, and an object costs three."""
+"""Nesting depth of objects in messages: protobuf reads messages 100 deep, and an object takes three levels."""
 MAX_SCHEMA_DEPTH = 128
-"""The same for schemas, which stay in this process."""
+"""Nesting depth of schemas, which stay in this process."""
 _MESSAGES_PER_OBJECT = 3
 
 
 def json_object(value: Mapping[str, Any], max_depth: int = MAX_SENT_DEPTH) -> json_value_pb2.JsonObject:
-    """A JSON object as a message. Raises ValueError for one that is nested too deeply, or holds too large a number."""
+    """A JSON object as a message. Raises ValueError for one that is nested too deeply or holds too large a number."""
     try:
         return to_json_object(value, "it", max_depth * _MESSAGES_PER_OBJECT)
     except FieldError as error:

@@ -1,4 +1,4 @@
-"""What an answer cost and what happened on the way, over all the turns of the engine."""
+"""The receipt of an answer over all turns of the engine: usage, tools, signals, warnings."""
 
 from collections.abc import Iterator
 
@@ -9,17 +9,16 @@ from weft.dispatch.payload_description import CHARS_PER_TOKEN, estimated_prompt_
 from weft.kernel.errors import COMPLETION_TOKENS, PROMPT_TOKENS, WeftError
 
 MAX_NOTED = 64
-"""Signals, and warnings, that a receipt holds."""
+"""Maximum number of signals, and of warnings, in a receipt."""
 MAX_SIGNAL_BYTES = 256 * 1024
-"""Of these signals together: they are kept with the request's record after its end. What is told as events has no part
-in this."""
+"""Maximum size of these signals together, which are kept with the request's record. Events are not limited by it."""
 
 
 class TokenCounter:
-    """Counts the pieces of one turn: engines send one per token. Where several came as one, their length tells more."""
+    """Estimates the tokens of a turn from its chunks: engines send one per token. Joined chunks count by length."""
 
     def __init__(self, payload: GenerationPayload, *, whole: bool) -> None:
-        """`whole`: nobody reads the answer before it is complete, so pieces that came together have been joined."""
+        """`whole`: the answer is not streamed, so chunks that arrived together have been joined."""
         self._payload = payload
         self._whole = whole
         self._progress: event_pb2.Progress | None = None
@@ -27,7 +26,7 @@ class TokenCounter:
         self._chars = 0
 
     def note(self, frame: Frame) -> None:
-        """The next frame of the engine."""
+        """Take the next frame of the engine."""
         for event in frame:
             kind = event.WhichOneof("event")
             if kind == "delta":
@@ -41,7 +40,7 @@ class TokenCounter:
 
     @property
     def usage(self) -> usage_pb2.Usage:
-        """The counts so far. The prompt is the engine's count where it told one, and else an estimate of its length."""
+        """The counts so far. The prompt is the engine's count where it reported one, else an estimate."""
         progress = self._progress or event_pb2.Progress()
         joined = int(self._chars / CHARS_PER_TOKEN) if self._whole else 0
         return usage_pb2.Usage(
@@ -52,13 +51,13 @@ class TokenCounter:
 
 
 class AnswerReceipt:
-    """Adds up. Token counts are the engine's own; a turn that was ended early counts as far as it was seen."""
+    """Sums up the turns. Token counts are the engine's own; an unfinished turn counts as far as it was seen."""
 
     def __init__(self, record: RequestRecord) -> None:
         self._record = record
         self._usage = usage_pb2.Usage()
         self._compute_nanoseconds: int | None = None
-        """None: no turn's is known."""
+        """None: unknown for every turn."""
         self._decode_seconds = 0.0
         self._decoded_tokens = 0
         self._warnings: list[warning_pb2.Warning] = []
@@ -67,11 +66,11 @@ class AnswerReceipt:
 
     @property
     def completion_tokens(self) -> int:
-        """Generated so far."""
+        """Completion tokens so far."""
         return self._usage.completion_tokens
 
     def add_turn(self, turn: receipt_pb2.Receipt) -> None:
-        """The engine's own figures of a turn. The prompt of each turn counts, and so do its cached tokens."""
+        """Add the engine's own figures of a turn. The prompt of each turn counts, and so do its cached tokens."""
         self._add_usage(turn.usage)
         if turn.HasField("gpu_time"):
             self._compute_nanoseconds = (self._compute_nanoseconds or 0) + turn.gpu_time.ToNanoseconds()
@@ -80,32 +79,32 @@ class AnswerReceipt:
             self._decode_seconds += turn.usage.completion_tokens / turn.tokens_per_second
 
     def add_unfinished_turn(self, seen: TokenCounter) -> None:
-        """What was seen of a turn that was ended before the engine told its figures."""
+        """Add the estimate for a turn that was ended before the engine reported its figures."""
         self._add_usage(seen.usage)
 
     def usage_so_far(self) -> Frame:
-        """The event that tells the counts so far, before the error that ends the answer."""
+        """Returns the event with the counts so far, to be sent before the error that ends the answer."""
         return [event_pb2.InferenceEvent(usage=self._usage)]
 
     def with_usage(self, error: WeftError) -> WeftError:
-        """The error that ends the answer, with the counts so far among its facts."""
+        """Returns the error that ends the answer, with the counts so far in its metadata."""
         error.metadata[PROMPT_TOKENS] = str(self._usage.prompt_tokens)
         error.metadata[COMPLETION_TOKENS] = str(self._usage.completion_tokens)
         return error
 
     def add_tool_runs(self, count: int) -> None:
-        """So many tools were run."""
+        """Add executed tool calls."""
         self._tool_runs += count
 
     def note_signal(self, signal: signal_pb2.Signal) -> event_pb2.InferenceEvent:
-        """The model raised a signal; the event that tells it."""
+        """Record a signal; returns its event."""
         self._signal_bytes += signal.ByteSize()
         if len(self._record.signals) < MAX_NOTED and self._signal_bytes <= MAX_SIGNAL_BYTES:
             self._record.signals.append(signal)
         return event_pb2.InferenceEvent(signal=signal)
 
     def note_warning(self, warning: warning_pb2.Warning) -> event_pb2.InferenceEvent | None:
-        """The event that tells a warning; None if it was told before."""
+        """Record a warning; returns its event, None if it was sent before."""
         if warning in self._warnings:
             return None
         if len(self._warnings) < MAX_NOTED:
@@ -113,14 +112,14 @@ class AnswerReceipt:
         return event_pb2.InferenceEvent(warning=warning)
 
     def fill(self, receipt: receipt_pb2.Receipt) -> None:
-        """Put into a receipt what the engine knows nothing of."""
+        """Add warnings, signals and the number of tool runs to a receipt."""
         noted = [warning for warning in self._warnings if warning not in receipt.warnings]
         receipt.warnings.extend(noted)
         receipt.signals.extend(self._record.signals)
         receipt.tool_run_count = self._tool_runs
 
     def end(self) -> Frame:
-        """The last events."""
+        """Returns the last events of the answer."""
         receipt = receipt_pb2.Receipt(usage=self._usage)
         if self._compute_nanoseconds is not None:
             receipt.gpu_time.FromNanoseconds(self._compute_nanoseconds)
@@ -141,21 +140,21 @@ class AnswerReceipt:
 
 
 def warning(code: "warning_pb2.WarningCode.ValueType", message: str) -> warning_pb2.Warning:
-    """A warning that is about no field of the request."""
+    """Builds a warning that concerns no field of the request."""
     return warning_pb2.Warning(code=code, message=message[:500])
 
 
 MIN_CHECKED_WORDS = 512
-"""Prompts of fewer words fit every context that is in use; a template may shorten them for reasons of its own."""
+"""Shorter prompts are not checked: they fit every context in use, and templates may shorten them."""
 MIN_COUNTED_SHARE = 0.8
-"""Tokens that an engine counts, per word of the prompt. A word is one token or more, so that a whole prompt has a share
-of 1 and mostly 1.3; what is below has lost a fifth at least. Text without spaces has few words and raises no alarm."""
+"""Minimum number of counted tokens per word of the prompt. A word is one token or more, so a complete prompt has 1 and
+mostly 1.3; below this a fifth is missing at least. Text without spaces has few words and causes no warning."""
 
 
 def dropped_prompt(words: int, prompt_tokens: int) -> str:
-    """What to say of a prompt of so many words of which the engine counted so many tokens; empty: nothing.
+    """Returns the warning about a prompt of which the engine counted too few tokens; empty: none.
 
-    `prompt_tokens` with those from a cache among them; 0: the engine counts none.
+    `prompt_tokens` includes cached ones; 0: the engine reports no count.
     """
     if words < MIN_CHECKED_WORDS or not prompt_tokens or prompt_tokens >= MIN_COUNTED_SHARE * words:
         return ""
@@ -166,7 +165,7 @@ def dropped_prompt(words: int, prompt_tokens: int) -> str:
 
 
 class LateWarnings:
-    """Watches one turn of an answer for what was asked and is not in it."""
+    """Finds what the engine left out of a request without saying so: a required call, a part of the prompt."""
 
     def __init__(self, payload: GenerationPayload) -> None:
         self._payload = payload
@@ -175,12 +174,12 @@ class LateWarnings:
         self._has_call = False
 
     def note(self, frame: Frame) -> None:
-        """The next frame of the engine."""
+        """Take the next frame of the engine."""
         if self._must_call and not self._has_call:
             self._has_call = any(event.HasField("delta") and event.delta.tool_calls for event in frame)
 
     def at_end(self, usage: usage_pb2.Usage) -> Iterator[warning_pb2.Warning]:
-        """What there is to say once the engine has told its figures."""
+        """Returns the warnings, by the engine's figures at the end of the turn."""
         if self._must_call and not self._has_call:
             yield warning_pb2.Warning(
                 code=warning_pb2.WARNING_CODE_UNSUPPORTED_PARAMETER,
@@ -199,7 +198,7 @@ def _must_call(payload: chat_pb2.ChatPayload) -> bool:
 
 
 def _words(payload: GenerationPayload) -> int:
-    """How many words the prompt has at least: what is said by messages, or the prompts of a completion."""
+    """Returns the number of words of the prompt, as a lower bound of its tokens."""
     if isinstance(payload, chat_pb2.ChatPayload):
         return sum(len(part.text.split()) for message in payload.messages for part in message.content)
     return sum(len(prompt.tokens.ids) or len(prompt.text.split()) for prompt in payload.prompts)

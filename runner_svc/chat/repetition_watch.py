@@ -1,4 +1,4 @@
-"""Looks out for answers that repeat themselves over and over, and does what the policy says."""
+"""Detection of repetition in answers, with the action of the agent's policy: warn or kill."""
 
 import re
 
@@ -12,18 +12,18 @@ from weft.kernel.reasons import Reason
 
 MAX_SAMPLE_CHARS = 100
 MIN_ASKED_CHARS = 12
-"""Of a line that is repeated because the caller wrote it: shorter ones are in many questions by chance."""
+"""Minimum length of a repeated line that counts as requested by the caller: shorter ones match by chance."""
 MAX_ASKED_CHARS = 16_384
-"""Of what the caller wrote that is looked at."""
+"""Length of the caller's text that is searched."""
 _WORD = re.compile(r"\w+")
 _POLICIES = {policy.value: policy for policy in RepetitionPolicy}
 
 
 class RepetitionWatch:
-    """Watches the choices of one turn. Reasoning and arguments of calls count too: models get stuck there as well."""
+    """Watches the choices of one turn, reasoning and call arguments included."""
 
     def __init__(self, *, kills: bool, limits: RepetitionLimits | None = None, asked: str = "") -> None:
-        """`asked`: what the caller wrote. A line that stands there was asked for, and is never more than warned of."""
+        """`asked`: the caller's text. A repeated line that it contains causes a warning at most."""
         self._kills = kills
         self._limits = limits
         self._asked = asked
@@ -31,8 +31,8 @@ class RepetitionWatch:
         self._untold: list[Repetition] = []
 
     def look(self, frame: Frame) -> warning_pb2.Warning | None:
-        """Look at the next frame. A warning once per choice that repeats itself; raises REPEATED_LINE_LOOP to kill."""
-        # Once per frame and choice, not per token: this is on the way of every one of them.
+        """Take the next frame. Returns a warning once per choice that repeats; raises REPEATED_LINE_LOOP to kill."""
+        # Once per frame and choice, not per token: this is on the hot path.
         written: dict[int, list[str]] = {}
         for event in frame:
             if event.HasField("delta") and (text := _written(delta := event.delta)):
@@ -61,8 +61,8 @@ class RepetitionWatch:
 def repetition_watch(
     behaviour: agent_behaviour_pb2.AgentBehaviour, settings: ChatSettings, payload: GenerationPayload
 ) -> RepetitionWatch | None:
-    """A watch by the agent's policy, else the model's; None: nobody looks."""
-    # A number that is newer than this runner counts as none.
+    """Returns a watch by the agent's policy, else the model's; None: the policy is off."""
+    # An enum value that this runner does not know counts as unset.
     policy = _POLICIES.get(behaviour.repetition_policy, settings.repetition)
     if policy is RepetitionPolicy.OFF:
         return None
@@ -71,7 +71,7 @@ def repetition_watch(
 
 
 def _asked(payload: GenerationPayload) -> str:
-    """The last thing that a caller wrote in a chat; the prompts of a completion are for the model to go on with."""
+    """Returns the last user message of a chat; empty for a completion, whose prompt the model continues."""
     if not isinstance(payload, chat_pb2.ChatPayload):
         return ""
     last = next((each for each in reversed(payload.messages) if each.role == chat_pb2.ROLE_USER), None)
@@ -79,7 +79,7 @@ def _asked(payload: GenerationPayload) -> str:
 
 
 def _words(text: str) -> str:
-    """The words alone: quotes and full stops around a line make no other line of it."""
+    """Returns the words of a text without punctuation, which makes no difference between lines."""
     return " ".join(_WORD.findall(text.casefold()))
 
 

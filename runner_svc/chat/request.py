@@ -1,4 +1,4 @@
-"""What a conversation works with: an engine's turns, what is asked, and what the runner adds."""
+"""The inputs of a conversation: the engine, the chat request, and the runner's setup."""
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from weft.kernel.clock import Clock
 
 
 class ChatEngine(Protocol):
-    """What a conversation asks of the instance it was admitted to."""
+    """The engine of an admitted request, as a conversation uses it."""
 
     @property
     def record(self) -> RequestRecord:
@@ -27,27 +27,27 @@ class ChatEngine(Protocol):
         ...
 
     def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
-        """One turn of the engine; see Backend.generate."""
+        """Run one turn of the engine; see Backend.generate."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
-    """What is asked."""
+    """The request of one chat or completion."""
 
     payload: GenerationPayload
     call: CallInfo
     behaviour: agent_behaviour_pb2.AgentBehaviour
-    """What the mesh does around it; only ever read."""
+    """Tools, signals and policies of the agent. Read-only."""
     agent: str = ""
-    """The agent that was asked for; empty: none."""
+    """The requested agent; empty: none."""
     allow_remote: bool = False
-    """Whether tools may send bytes of it off the premises."""
+    """Whether tools may send data of it off the premises."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatSetup:
-    """What every conversation with one model on one runner has."""
+    """The common setup of all conversations with one model on one runner."""
 
     runner: str
     model: str
@@ -57,7 +57,7 @@ class ChatSetup:
     """The mesh's time of day."""
 
     def prompt(self, request: ChatRequest, offer: Offer, *, iterations_left: int, text_calls: bool) -> str:
-        """The platform prompt as of now; empty unless the agent asks for one."""
+        """Returns the platform prompt as of now; empty unless the agent enables it."""
         if not request.behaviour.platform_prompt:
             return ""
         facts = PromptFacts(

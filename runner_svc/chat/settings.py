@@ -1,4 +1,4 @@
-"""What a model's chats are like where an agent says nothing. The host builds it from the configuration file."""
+"""Chat settings of a model, which hold where an agent sets nothing."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,23 +20,23 @@ class RepetitionPolicy(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatSettings:
-    """Of one model."""
+    """Chat settings of one model."""
 
     system_messages: Literal["joined", "separate"] = "joined"
-    """How several system prompts reach the model: as one message, or one each."""
+    """Whether several system prompts reach the model as one message or separately."""
     tools: tuple[str, ...] = ()
-    """Tools that the mesh runs for every chat."""
+    """Tools that are offered in every chat."""
     repetition: RepetitionPolicy = RepetitionPolicy.KILL
     repetition_limits: RepetitionLimits = field(default_factory=RepetitionLimits)
     default_max_tokens: int | None = None
-    """Of an answer where neither the request nor its agent names a maximum; None: until the context ends."""
+    """Maximum of an answer where neither the request nor its agent sets one; None: the rest of the context."""
     signals: Mapping[str, SignalDescription] = field(default_factory=signal_catalogue, repr=False)
-    """Every signal that an agent may list, by name. Only ever read."""
+    """Signals that an agent may list, by name. Read-only."""
     max_tool_iterations: int = 8
-    """How often the model may be asked again with results of tools."""
+    """Maximum number of further turns with tool results."""
     max_tool_calls_per_turn: int = 16
-    """Calls that one turn may hold."""
+    """Maximum number of calls in one turn."""
     zone: tzinfo | None = None
-    """Of the date and time in the platform prompt; None: the machine's."""
+    """Time zone of the platform prompt; None: the machine's."""
     platform_context: str = ""
-    """What the platform prompt says about the mesh."""
+    """The operator's text about the mesh in the platform prompt."""

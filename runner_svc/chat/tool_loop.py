@@ -1,4 +1,4 @@
-"""A chat whose model may call tools of the mesh or raise signals: turn, tools, turn, until it has answered."""
+"""The tool loop of a chat: turn, tool calls, turn, until the model has answered."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
@@ -25,33 +25,33 @@ from weft.kernel.reasons import Reason
 
 _GOES_ON = (NextStep.RUN_TOOLS, NextStep.GO_ON)
 MAX_TOLD_CHARS = 64 * 1024
-"""Longest content of a `tool_result` event. The model may be told more."""
+"""Maximum content of a `tool_result` event. The model may receive more."""
 NOTED = "noted"
-"""What a model is told of a signal it raised, where it is asked again."""
+"""Result that a model receives for its signal in a further turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedCall:
-    """A call that can be run."""
+    """A tool call whose arguments have been validated."""
 
     id: str
     tool: str
     """The tool's name in the configuration."""
     arguments: Mapping[str, Any]
-    """They fit the tool's schema."""
+    """Arguments that fit the tool's schema."""
     as_message: json_value_pb2.JsonObject
-    """The same, as events carry them."""
+    """The same as a message for events."""
     remote: bool = False
-    """Whether the call sends bytes off the premises."""
+    """Whether the call sends data off the premises."""
 
     def called(self) -> event_pb2.InferenceEvent:
-        """The event that says that it is run."""
+        """Returns the event of the call."""
         return event_pb2.InferenceEvent(
             tool_call=event_pb2.ToolCall(id=self.id, name=self.tool, arguments=self.as_message, remote=self.remote)
         )
 
     def answered(self, outcome: ToolOutcome) -> event_pb2.InferenceEvent:
-        """The event that says what came of it."""
+        """Returns the event of the result."""
         content = outcome.content
         if len(content) > MAX_TOLD_CHARS:
             content = f"{content[:MAX_TOLD_CHARS]}\n[cut: the model was told {len(content)} characters]"
@@ -61,7 +61,7 @@ class CheckedCall:
 
 
 class ToolLoop:
-    """One chat of one choice."""
+    """One chat with one choice."""
 
     def __init__(
         self, work: ChatEngine, request: ChatRequest, payload: chat_pb2.ChatPayload, setup: ChatSetup, offer: Offer
@@ -85,7 +85,7 @@ class ToolLoop:
         self._decision_asked = False
 
     async def frames(self) -> AsyncGenerator[Frame]:
-        """The answer; see converse."""
+        """Yields the frames of the answer; see `converse`."""
         while True:
             self._work.record.tool_iterations_left = self._budget.left if self._offer.tools else None
             turn = self._new_turn()
@@ -116,7 +116,7 @@ class ToolLoop:
         return self._conversation.turn(prompt, with_tools=not self._budget.exhausted, max_tokens=left)
 
     async def _run_turn(self, turn: TurnReader) -> AsyncGenerator[Frame]:
-        """What the caller gets of a turn while it runs. A signal that asks for a decision ends it early."""
+        """Run a turn; yields its frames for the caller. A signal that asks for a decision ends it early."""
         watch = repetition_watch(self._request.behaviour, self._setup.settings, self._request.payload)
         record, answer, payload = self._work.record, self._answer, self._payload()
         monitor = TurnMonitor(payload, answer, watch, whole=self._request.call.whole)
@@ -137,7 +137,7 @@ class ToolLoop:
                     yield [answer.note_signal(self._signal(call))]
                 if self._decision_asked:
                     break
-        # The engine has nothing to do until it is asked again.
+        # The engine is idle until the next turn.
         record.with_caller = True
         if turn.receipt is not None:
             answer.add_turn(turn.receipt)
@@ -148,7 +148,7 @@ class ToolLoop:
         self._has_answer = self._has_answer or turn.has_answer
 
     def _passed_on(self, frame: Frame) -> Frame:
-        """The frame with warnings that were told before left out."""
+        """Returns the frame without warnings that were sent before."""
         out: Frame = []
         for event in frame:
             kind = event.WhichOneof("event")
@@ -159,7 +159,7 @@ class ToolLoop:
         return out
 
     def _in_parts(self, frame: Frame) -> Iterator[Frame]:
-        """The frame with the first content of the answer in one of its own; text that was held back comes in heaps."""
+        """Split the frame so that the first content of the answer is alone in one: held-back text arrives in bulk."""
         if not self._has_begun and has_content(frame):
             self._has_begun = True
             at = next(at for at, event in enumerate(frame) if has_content([event]))
@@ -168,7 +168,7 @@ class ToolLoop:
             yield frame
 
     def _signal(self, call: FunctionCall) -> signal_pb2.Signal:
-        """The signal of a call. Raises TOOL_CALL_INVALID for arguments that do not fit."""
+        """Returns the signal of a call. Raises TOOL_CALL_INVALID for arguments that do not fit."""
         description = self._offer.signals[call.name]
         arguments = ArgumentCheck(call.name, description.parameters).parse(call.arguments_text)
         if description.asks_for_decision and self._stops:
@@ -178,7 +178,7 @@ class ToolLoop:
     def _next_step(self, turn: TurnReader) -> NextStep:
         facts = TurnFacts(
             cut=turn.was_cut,
-            # An answer that waits for a decision has had its last word.
+            # An answer that waits for a decision ends with this turn.
             mesh_calls=0 if self._decision_asked else len(turn.calls.of_kind(CallKind.MESH)),
             caller_calls=turn.calls.caller_calls,
             signals=len(turn.calls.of_kind(CallKind.SIGNAL)),
@@ -190,7 +190,7 @@ class ToolLoop:
         return NextStep.END_CUT if out_of_tokens and step in _GOES_ON else step
 
     def _end(self, turn: TurnReader, step: NextStep) -> Iterator[Frame]:
-        """The last frames: what was not run, why the answer is over, and the receipt."""
+        """Yields the last frames: warnings about calls that were not run, the finish reason, the receipt."""
         half = [call.name for call in turn.calls.of_kind(CallKind.SIGNAL) if not call.complete]
         for name in [*(self._offer.tools[call.name].name for call in turn.calls.of_kind(CallKind.MESH)), *half]:
             if (told := self._answer.note_warning(_not_run(name, step))) is not None:
@@ -201,16 +201,16 @@ class ToolLoop:
         elif step is NextStep.END_WITH_CALLS:
             finish = event_pb2.FINISH_REASON_TOOL_CALLS
         elif step is NextStep.END_WITH_SIGNALS or finish == event_pb2.FINISH_REASON_TOOL_CALLS:
-            # Whatever the engine said: a caller that got no calls has none to answer.
+            # A caller that received no calls must not be told to answer them.
             finish = event_pb2.FINISH_REASON_STOP
         yield [event_pb2.InferenceEvent(delta=event_pb2.Delta(finish_reason=finish)), *self._answer.end()]
 
     async def _go_on(self, turn: TurnReader) -> AsyncGenerator[Frame]:
-        """Run what the model called, and add it to the conversation."""
+        """Run the tools that the model called, and add the turn to the history."""
         calls = turn.calls.calls
         for call in calls:
             call.id = self._unique_id(call.id)
-        # Every call is checked before the first one has an effect.
+        # Every call is validated before the first one has an effect.
         checked = [self._checked(call) for call in calls if call.kind is CallKind.MESH]
         results = {call.id: NOTED for call in calls if call.kind is CallKind.SIGNAL}
         if checked:
@@ -258,7 +258,7 @@ class ToolLoop:
         )
 
     def _unique_id(self, given: str) -> str:
-        """The engine's own id of a call, unless an earlier turn had it: some engines count anew in each turn."""
+        """Returns the engine's id of a call, or a new one if an earlier turn used it: some engines restart per turn."""
         found = given if given and given not in self._call_ids else new_id("call")
         self._call_ids.add(found)
         return found
@@ -281,7 +281,7 @@ def _as_message(name: str, arguments: Mapping[str, Any]) -> json_value_pb2.JsonO
 
 
 async def run_tools(box: ToolBox, calls: Sequence[CheckedCall]) -> AsyncGenerator[tuple[CheckedCall, ToolOutcome]]:
-    """Each call with its outcome, in the order in which they end. Leaving early cancels what still runs."""
+    """Run calls concurrently; yields each with its outcome as it ends. Closing the generator cancels the others."""
     running = {asyncio.create_task(box.run(call.tool, call.arguments)): call for call in calls}
     try:
         pending = set(running)

@@ -1,4 +1,4 @@
-"""Reads one turn of the engine: what the caller gets at once, and what the mesh keeps for itself."""
+"""One turn of the engine: which frames go to the caller at once, and which calls are for the mesh."""
 
 from dataclasses import dataclass, field
 
@@ -13,30 +13,30 @@ from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 
 MAX_ARGUMENT_CHARS = 1_048_576
-"""Of one call that is not the caller's."""
+"""Maximum length of the arguments of a call for the mesh."""
 
 
 @dataclass(slots=True, kw_only=True)
 class FunctionCall:
-    """One call."""
+    """A function call, complete or in progress."""
 
     id: str = ""
     name: str = ""
-    """As the model wrote it."""
+    """Name as the model wrote it."""
     kind: CallKind | None = None
-    """None until its name is known."""
+    """Addressee; None until the name is known."""
     complete: bool = False
-    """Whether nothing of it is still to come."""
+    """Whether it has been received completely."""
     pieces: list[str] = field(default_factory=list)
     chars: int = 0
     extent: JsonExtent | None = None
-    """Follows the arguments of a signal, which is raised as soon as they are there."""
+    """Finds the end of a signal's arguments, at which the signal is raised."""
     caller_index: int = 0
-    """Of a caller's call, which of them it is."""
+    """Index among the caller's calls."""
 
     @property
     def arguments_text(self) -> str:
-        """The arguments as the model wrote them."""
+        """Arguments as the model wrote them."""
         return "".join(self.pieces)
 
 
@@ -44,22 +44,22 @@ class CallCollector:
     """The calls of one turn."""
 
     def __init__(self, offer: Offer, *, with_tools: bool, limit: int) -> None:
-        """`limit`: calls for the mesh that a turn may hold; one more raises TOOL_CALL_INVALID."""
+        """`limit`: maximum number of calls for the mesh; one more raises TOOL_CALL_INVALID."""
         self._offer = offer
         self._with_tools = with_tools
         self._limit = limit
         self._by_index: dict[int, FunctionCall] = {}
         self._raised = 0
         self.calls: list[FunctionCall] = []
-        """All of them, in order."""
+        """All calls, in order."""
         self.caller_calls = 0
 
     def of_kind(self, kind: CallKind) -> list[FunctionCall]:
-        """The calls of one kind, in order."""
+        """Returns the calls of one kind, in order."""
         return [call for call in self.calls if call.kind is kind]
 
     def add(self, piece: event_pb2.ToolCallDelta) -> event_pb2.ToolCallDelta | None:
-        """Take a piece; what of it the caller is to get. Raises TOOL_CALL_INVALID."""
+        """Take a chunk of a call; returns its part for the caller. Raises TOOL_CALL_INVALID."""
         call = self._call_of(piece)
         is_new = call.kind is None
         call.id = call.id or piece.id
@@ -78,7 +78,7 @@ class CallCollector:
         return told
 
     def add_text_call(self, found: TextCall) -> event_pb2.ToolCallDelta | None:
-        """Take a call that was written as text; what the caller is to get. Raises TOOL_CALL_INVALID."""
+        """Take a call that was written as text; returns its part for the caller. Raises TOOL_CALL_INVALID."""
         piece = event_pb2.ToolCallDelta(
             index=-1 - len(self.calls),
             id=new_id("call"),
@@ -90,9 +90,9 @@ class CallCollector:
         return told
 
     def end(self, *, cut_off: bool) -> None:
-        """The turn is over. Raises TOOL_CALL_INVALID for a call without a name.
+        """End the turn. Raises TOOL_CALL_INVALID for a call without a name.
 
-        `cut_off`: the model was not done, so what has no end yet stays without.
+        `cut_off`: the turn was cut, so that unfinished calls stay unfinished.
         """
         if cut_off:
             return
@@ -102,7 +102,7 @@ class CallCollector:
             call.complete = True
 
     def take_signals(self) -> list[FunctionCall]:
-        """Signals that have become complete since the last time, in order."""
+        """Returns signals that have become complete since the last call, in order."""
         signals = self.of_kind(CallKind.SIGNAL)
         ready = []
         while self._raised < len(signals) and signals[self._raised].complete:
@@ -112,7 +112,7 @@ class CallCollector:
 
     def _call_of(self, piece: event_pb2.ToolCallDelta) -> FunctionCall:
         call = self._by_index.get(piece.index)
-        # Some servers give every call of a turn the same index.
+        # Some servers give all calls of a turn the same index.
         if call is not None and piece.name and piece.id and call.id and piece.id != call.id:
             call = None
         if call is None:
@@ -146,7 +146,7 @@ class CallCollector:
             self._follow(call, text)
 
     def _follow(self, call: FunctionCall, text: str) -> None:
-        """The signal is raised where its arguments end. What follows is dropped: engines refuse it in a history."""
+        """Complete a signal at the end of its arguments. Text after them is dropped: engines refuse it in a history."""
         end = None if call.extent is None else call.extent.feed(text)
         if end is not None:
             call.pieces[-1] = text[:end]
@@ -160,22 +160,22 @@ class TurnReader:
     """One turn of one choice."""
 
     def __init__(self, calls: CallCollector, parser: TextCallParser | None) -> None:
-        """`parser` finds calls that are written as text; None: text is text."""
+        """`parser` finds calls that are written as text; None: not searched."""
         self.calls = calls
         self._parser = parser
         self._text: list[str] = []
         self._reasoning: list[str] = []
         self._held_logprobs: list[event_pb2.TokenLogprob] = []
         self.has_answer = False
-        """Whether the caller got any words of it; blank lines before a call are none."""
+        """Whether the caller received text; blank lines before a call do not count."""
         self.finish = event_pb2.FINISH_REASON_UNSPECIFIED
-        """Why the engine ended the turn."""
+        """Finish reason of the engine."""
         self.receipt: receipt_pb2.Receipt | None = None
-        """The engine's own figures, once the turn has ended by itself."""
+        """The engine's receipt, once the turn has finished."""
 
     @property
     def text(self) -> str:
-        """The answer of this turn, calls left out."""
+        """The text of this turn without calls."""
         return "".join(self._text)
 
     @property
@@ -185,13 +185,13 @@ class TurnReader:
 
     @property
     def was_cut(self) -> bool:
-        """Whether the engine ended the turn before the model did."""
+        """Whether the token limit or a filter ended the turn."""
         return self.finish in _CUT
 
     def read(self, frame: Frame) -> Frame:
-        """What of a frame the caller gets. Raises TOOL_CALL_INVALID.
+        """Returns the part of a frame for the caller. Raises TOOL_CALL_INVALID.
 
-        Calls for the mesh, the finish reason, usage and `finished` are kept back.
+        Calls for the mesh, the finish reason, usage and `finished` are withheld.
         """
         out: Frame = []
         for event in frame:
@@ -200,7 +200,7 @@ class TurnReader:
                     self._delta(event, out)
                 case "finished":
                     self.receipt = event.finished.receipt
-                    # Once more: some servers send pieces of calls after the finish reason.
+                    # Again: some servers send chunks of calls after the finish reason.
                     self.calls.end(cut_off=self.was_cut)
                 case "usage":
                     pass
@@ -221,7 +221,7 @@ class TurnReader:
         out.append(event)
 
     def _is_certain(self, delta: event_pb2.Delta) -> bool:
-        """Whether all text of a delta is plain text: the most frequent case by far, and passed on as it is."""
+        """Whether all text of a delta is plain text: by far the most frequent case, passed on unchanged."""
         return self._parser is None or not delta.text or self._parser.passes(delta.text)
 
     def _rebuild(self, delta: event_pb2.Delta, out: Frame) -> None:
@@ -247,7 +247,7 @@ class TurnReader:
     def _take(self, pieces: list[str | TextCall], told: event_pb2.Delta) -> None:
         for piece in pieces:
             if isinstance(piece, TextCall):
-                # The tokens of a call are no part of the answer.
+                # The tokens of a call do not belong to the answer.
                 self._held_logprobs.clear()
                 passed_on = self.calls.add_text_call(piece)
                 if passed_on is not None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import grpc
 import structlog
+from typing_extensions import override
 
 from runner_svc.dial_out.redaction import redact_status
 from runner_svc.policy.backoff import RedialLimits, RedialPolicy
@@ -18,7 +19,7 @@ from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import CHANNEL_OPTIONS, answering, error_from_call
-from weft.kernel.service import start_critical, stop_tasks
+from weft.kernel.service import Service, start_critical, stop_tasks
 from weft.link.codec import forwardable
 from weft.link.forward import Context, RawServices, finish, forward_to_channel, forward_to_link
 from weft.link.frames import CallStatus, Side
@@ -78,7 +79,7 @@ class DialOutConfig:
     redial: RedialLimits = field(default_factory=RedialLimits)
 
 
-class DialOut:
+class DialOut(Service):
     """A weft.kernel.service.Service that keeps the link and serves the registry's services to the runner beside it."""
 
     def __init__(
@@ -110,13 +111,13 @@ class DialOut:
         self._task: asyncio.Task[None] | None = None
         self._given_up: asyncio.Future[WeftError] | None = None
 
+    @override
     @property
     def service_names(self) -> tuple[str, ...]:
-        """See Service.service_names."""
         return REGISTRY_SERVICES
 
+    @override
     def register(self, server: grpc.aio.Server) -> None:
-        """See Service.register."""
         server.add_generic_rpc_handlers((RawServices(REGISTRY_SERVICES, self._serve_registry),))
 
     async def start(self) -> None:
@@ -126,8 +127,8 @@ class DialOut:
         self._task = start_critical(self._keep_linked(), name="dial-out")
         self._task.add_done_callback(self._note_end)
 
-    async def stop(self, grace_seconds: float) -> None:  # noqa: ARG002 - the runner itself has drained by now
-        """See Service.stop."""
+    @override
+    async def stop(self, grace_seconds: float) -> None:
         task, self._task = self._task, None
         if task is not None:
             await stop_tasks([task])

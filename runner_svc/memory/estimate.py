@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import structlog
+from typing_extensions import override
 
 from runner_svc.memory.learned_memory import FileIdentity, LearnedMemory
-from runner_svc.memory.port import ExpectedMemory
+from runner_svc.memory.port import ExpectedMemory, MemoryForecast
 from runner_svc.model_files.gguf import GgufHeader, is_gguf, model_parts, read_gguf_model
 from runner_svc.model_files.safetensors import SafetensorsModel, is_safetensors, read_safetensors_model
 from runner_svc.policy.load_parameters import LoadValue
@@ -227,7 +228,7 @@ class ForecastModel:
     """What an operator says that it takes as it is configured."""
 
 
-class FileForecast:
+class FileForecast(MemoryForecast):
     """See memory_port.MemoryForecast."""
 
     def __init__(self, model: ForecastModel, estimator: MemoryEstimator) -> None:
@@ -235,8 +236,8 @@ class FileForecast:
         self._model = model
         self._estimator = estimator
 
+    @override
     async def expect(self, plan: LoadPlan) -> ExpectedMemory | None:
-        """See MemoryForecast.expect."""
         # What an operator said is about the model as it is configured; of another load the files themselves know more,
         # if they know more than their size.
         declared = self._model.manifest_bytes
@@ -245,16 +246,16 @@ class FileForecast:
             estimate = await self._estimate(plan, declared)
         return None if estimate is None else ExpectedMemory(bytes=estimate.bytes, source=estimate.source.value)
 
+    @override
     async def context_within(self, plan: LoadPlan, budget_bytes: int) -> int | None:
-        """See MemoryForecast.context_within."""
         facts = await self._estimator.facts(self._path(plan))
         if facts.shape is None:
             return None
         fits = largest_context(facts.shape, self._settings(plan), budget_bytes)
         return min(fits, facts.context_tokens or fits) or None
 
+    @override
     def note_taken(self, plan: LoadPlan, taken_bytes: int) -> None:
-        """See MemoryForecast.note_taken."""
         learn = self._estimator.learn
         asyncio.get_running_loop().run_in_executor(None, learn, self._path(plan), self._settings(plan), taken_bytes)
 

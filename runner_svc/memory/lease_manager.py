@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 import structlog
+from typing_extensions import override
 
 from runner_svc.memory.lease_client import (
     AWAY,
@@ -17,7 +18,7 @@ from runner_svc.memory.lease_client import (
     seen_bytes,
     use_message,
 )
-from runner_svc.memory.port import LeaseGrant, MemoryRequest, MemoryUser, OnWaiting
+from runner_svc.memory.port import LeaseGrant, MemoryLedger, MemoryRequest, MemoryUser, OnWaiting
 from runner_svc.policy.backoff import retry_pause_seconds
 from runner_svc.waiting import event_within, within
 from weft.api.registry.v1 import lease_service_pb2 as pb
@@ -106,7 +107,7 @@ class _Times:
     watched: tuple[ProcessId, ...] = field(default=())
 
 
-class LeaseManager:
+class LeaseManager(MemoryLedger):
     """The leases of one runner, as a `port.MemoryLedger`. Without devices it never calls the registry."""
 
     def __init__(
@@ -157,8 +158,8 @@ class LeaseManager:
         with contextlib.suppress(TimeoutError, WeftError):
             await within(self._clock, STOP_SECONDS, self._release_at_stop())
 
+    @override
     async def acquire(self, wanted: MemoryRequest, user: MemoryUser, on_waiting: OnWaiting) -> LeaseGrant | None:
-        """See MemoryLedger.acquire."""
         pending = _LeaseRequest(pb.AcquireLeaseRequest())
         status = _WaitStatus(on_waiting)
         try:
@@ -171,17 +172,17 @@ class LeaseManager:
             raise
         return pending.grant
 
+    @override
     def is_good(self, grant: LeaseGrant) -> bool:
-        """See MemoryLedger.is_good."""
         held = self._held.get(grant.lease_id)
         return held is not None and self._clock.monotonic() < held.good_until
 
+    @override
     def note_change(self) -> None:
-        """See MemoryLedger.note_change."""
         self._nudged.set()
 
+    @override
     def release(self, grant: LeaseGrant) -> None:
-        """See MemoryLedger.release."""
         if self._held.pop(grant.lease_id, None) is not None:
             self._releasing[grant.lease_id] = grant
             self._release_asked.set()

@@ -4,9 +4,18 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import structlog
+from typing_extensions import override
 
 from runner_svc.backend.port import Backend, LoadOrder
-from runner_svc.memory.port import ExpectedMemory, LeaseGrant, MemoryAccount, MemoryRequest, MemoryUse, OnWaiting
+from runner_svc.memory.port import (
+    ExpectedMemory,
+    LeaseGrant,
+    MemoryAccount,
+    MemoryRequest,
+    MemoryUse,
+    MemoryUser,
+    OnWaiting,
+)
 from runner_svc.policy.load_plan import LoadPlan
 from runner_svc.request_records import RequestRecords
 from weft.kernel.errors import WeftError
@@ -22,7 +31,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger("weft.memory")
 
 
-class ModelMemory:
+class ModelMemory(MemoryUser):
     """The memory of one model, as a `port.MemoryUser`. Its lease outlives a crash of the backend, and nothing else."""
 
     def __init__(self, model: str, backend: Backend, records: RequestRecords, account: MemoryAccount) -> None:
@@ -138,8 +147,8 @@ class ModelMemory:
         if grant is not None:
             self._ledger.release(grant)
 
+    @override
     def memory_use(self) -> MemoryUse:
-        """See MemoryUser.memory_use."""
         return MemoryUse(
             processes=self._backend.processes(),
             filled=self._filled,
@@ -149,15 +158,15 @@ class ModelMemory:
             last_used_at=self.last_used_at,
         )
 
+    @override
     def note_lease_lost(self, why: str) -> None:
-        """See MemoryUser.note_lease_lost."""
         if self.grant is not None and not self.lost.is_set():
             log.error("a lease was lost; its backend is ended", model=self._model, why=why)
             self.lost.set()
             self.on_lost()
 
+    @override
     def note_memory_seen(self, seen_bytes: int | None) -> None:
-        """See MemoryUser.note_memory_seen."""
         self.seen_bytes = seen_bytes
         if seen_bytes and self._filled and not self._is_learned:
             self._is_learned = True

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
 
+from typing_extensions import override
+
 from runner_svc.backend.port import DeviceShare
 from runner_svc.policy.load_plan import LoadPlan
 from weft.gpu.snapshot import ProcessId
@@ -99,16 +101,16 @@ class MemoryLedger(Protocol):
         ...
 
 
-class NoMemoryLedger:
+class NoMemoryLedger(MemoryLedger):
     """The memory ledger of a host without one: every request is granted without a lease."""
 
+    @override
     async def acquire(self, wanted: MemoryRequest, user: MemoryUser, on_waiting: OnWaiting) -> LeaseGrant | None:
-        """See MemoryLedger.acquire."""
         del wanted, user, on_waiting
         return None
 
+    @override
     def is_good(self, grant: LeaseGrant) -> bool:
-        """See MemoryLedger.is_good."""
         del grant
         return True
 
@@ -144,16 +146,16 @@ class MemoryForecast(Protocol):
         ...
 
 
-class NoForecast:
+class NoForecast(MemoryForecast):
     """A forecast that knows nothing."""
 
+    @override
     async def expect(self, plan: LoadPlan) -> ExpectedMemory | None:
-        """See MemoryForecast.expect."""
         del plan
         return None
 
+    @override
     async def context_within(self, plan: LoadPlan, budget_bytes: int) -> int | None:
-        """See MemoryForecast.context_within."""
         del plan, budget_bytes
         return None
 

@@ -6,6 +6,7 @@ from contextlib import aclosing
 from typing import Protocol
 
 import grpc
+from typing_extensions import override
 
 from runner_svc.instance.instance import Instance
 from runner_svc.instance.load_messages import duration_message, own_quantization, wish_from
@@ -54,19 +55,19 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
         self._cache = cache
         self._clock = clock
 
-    async def Describe(  # noqa: N802 - the rpc's name
+    @override
+    async def Describe(
         self, request: pb.DescribeRequest, context: grpc.aio.ServicerContext[pb.DescribeRequest, pb.DescribeResponse]
     ) -> pb.DescribeResponse:
-        """See RunnerService.Describe."""
         async with answering(context):
             _require_line_count("log_line_count", request.log_line_count)
             return self._report.describe(request.log_line_count)
         raise AssertionError("abort has raised")
 
-    async def Wake(  # noqa: N802 - the rpc's name
+    @override
+    async def Wake(
         self, request: pb.WakeRequest, context: grpc.aio.ServicerContext[pb.WakeRequest, pb.WakeResponse]
     ) -> pb.WakeResponse:
-        """See RunnerService.Wake."""
         async with answering(context):
             await self._instance(request.model).wake(_priority_of(request.priority or Priority.NORMAL.wire))
             return pb.WakeResponse()
@@ -84,10 +85,10 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
                 async for response in responses:
                     await context.write(response)
 
-    async def Unload(  # noqa: N802 - the rpc's name
+    @override
+    async def Unload(
         self, request: pb.UnloadRequest, context: grpc.aio.ServicerContext[pb.UnloadRequest, pb.UnloadResponse]
     ) -> pb.UnloadResponse:
-        """See RunnerService.Unload."""
         async with answering(context):
             self._permitted(request.permit, Action.UNLOAD, request.model)
             instance = self._instance(request.model)
@@ -99,12 +100,12 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
             )
         raise AssertionError("abort has raised")
 
-    async def YieldMemory(  # noqa: N802 - the rpc's name
+    @override
+    async def YieldMemory(
         self,
         request: pb.YieldMemoryRequest,
         context: grpc.aio.ServicerContext[pb.YieldMemoryRequest, pb.YieldMemoryResponse],
     ) -> pb.YieldMemoryResponse:
-        """See RunnerService.YieldMemory."""
         async with answering(context):
             self._permitted(request.permit, Action.YIELD, request.model)
             priority = _priority_of(request.priority)
@@ -114,23 +115,23 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
             return pb.YieldMemoryResponse()
         raise AssertionError("abort has raised")
 
-    async def FlushCache(  # noqa: N802 - the rpc's name
+    @override
+    async def FlushCache(
         self,
         request: pb.FlushCacheRequest,
         context: grpc.aio.ServicerContext[pb.FlushCacheRequest, pb.FlushCacheResponse],
     ) -> pb.FlushCacheResponse:
-        """See RunnerService.FlushCache."""
         async with answering(context):
             self._permitted(request.permit, Action.FLUSH, request.model)
             return await self._cache.flush(request)
         raise AssertionError("abort has raised")
 
-    async def GetRequest(  # noqa: N802 - the rpc's name
+    @override
+    async def GetRequest(
         self,
         request: pb.GetRequestRequest,
         context: grpc.aio.ServicerContext[pb.GetRequestRequest, pb.GetRequestResponse],
     ) -> pb.GetRequestResponse:
-        """See RunnerService.GetRequest."""
         async with answering(context):
             found = [instance.records.find(request.request_id) for instance in self._instances.values()]
             # A request that failed over to another model of this runner has a record at each: the newest is returned.
@@ -142,10 +143,10 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
             return pb.GetRequestResponse(record=request_record_message(record), output=record.output)
         raise AssertionError("abort has raised")
 
-    async def TailLogs(  # noqa: N802 - the rpc's name
+    @override
+    async def TailLogs(
         self, request: pb.TailLogsRequest, context: grpc.aio.ServicerContext[pb.TailLogsRequest, pb.TailLogsResponse]
     ) -> AsyncGenerator[pb.TailLogsResponse]:
-        """See RunnerService.TailLogs."""
         async with answering(context):
             log = self._instance(request.model).backend.log
             _require_line_count("line_count", request.line_count)

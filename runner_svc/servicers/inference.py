@@ -5,6 +5,7 @@ from contextlib import aclosing, contextmanager
 from typing import Any
 
 import grpc
+from typing_extensions import override
 
 from runner_svc.backend.port import CallInfo
 from runner_svc.chat.conversation import converse
@@ -124,12 +125,12 @@ class EmbeddingServicer(embedding_service_pb2_grpc.EmbeddingServiceServicer):
     def __init__(self, desk: RequestAdmission) -> None:
         self._desk = desk
 
-    async def Embed(  # noqa: N802 - the rpc's name
+    @override
+    async def Embed(
         self,
         request: embedding_service_pb2.EmbedRequest,
         context: grpc.aio.ServicerContext[embedding_service_pb2.EmbedRequest, embedding_service_pb2.EmbedResponse],
     ) -> embedding_service_pb2.EmbedResponse:
-        """See EmbeddingService.Embed."""
         async with answering(context):
             permit, instance = self._desk.admit(request.ticket)
             if not request.payload.inputs:
@@ -165,8 +166,8 @@ class ModelCallServicer(model_call_service_pb2_grpc.ModelCallServiceServicer):
     def __init__(self, desk: RequestAdmission) -> None:
         self._desk = desk
 
-    async def Rerank(self, request: pb.RerankRequest, context: Context) -> pb.RerankResponse:  # noqa: N802
-        """See ModelCallService.Rerank."""
+    @override
+    async def Rerank(self, request: pb.RerankRequest, context: Context) -> pb.RerankResponse:
         async with answering(context):
             permit, instance = self._desk.admit(request.ticket)
             if not request.payload.documents:
@@ -195,10 +196,8 @@ class ModelCallServicer(model_call_service_pb2_grpc.ModelCallServiceServicer):
             return response
         raise AssertionError("abort has raised")
 
-    async def GenerateImages(  # noqa: N802
-        self, request: pb.GenerateImagesRequest, context: Context
-    ) -> pb.GenerateImagesResponse:
-        """See ModelCallService.GenerateImages."""
+    @override
+    async def GenerateImages(self, request: pb.GenerateImagesRequest, context: Context) -> pb.GenerateImagesResponse:
         async with answering(context):
             permit, instance = self._desk.admit(request.ticket)
             call = call_info(permit, context)
@@ -210,8 +209,8 @@ class ModelCallServicer(model_call_service_pb2_grpc.ModelCallServiceServicer):
             return response
         raise AssertionError("abort has raised")
 
-    async def Transcribe(self, request: pb.TranscribeRequest, context: Context) -> pb.TranscribeResponse:  # noqa: N802
-        """See ModelCallService.Transcribe."""
+    @override
+    async def Transcribe(self, request: pb.TranscribeRequest, context: Context) -> pb.TranscribeResponse:
         async with answering(context):
             permit, instance = self._desk.admit(request.ticket)
             if not request.payload.audio.data:

@@ -1,7 +1,7 @@
-"""A cgroup v2 leaf around one engine, where we may make one, and the kernel's count of out-of-memory kills.
+"""A cgroup v2 leaf around one engine, where cgroups are writable, and the kernel's count of out-of-memory kills.
 
-A leaf holds whatever the engine starts, whatever it does, and `cgroup.kill` ends it all at once. It is made below our
-own cgroup and enables no controllers, so the rule that inner cgroups hold no processes does not forbid it. Writable
+A leaf holds every process that the engine starts, and `cgroup.kill` ends them all at once. It is made below the own
+cgroup and enables no controllers, so the rule that inner cgroups hold no processes does not forbid it. Writable
 are the cgroups that systemd delegates (user sessions, units with Delegate=yes) and root's; containers usually mount
 theirs read-only.
 """
@@ -18,26 +18,26 @@ MEMBERSHIP = Path("/proc/self/cgroup")
 
 
 class CgroupLeaf:
-    """One leaf. Its name is random, so nothing in it can be a stranger's."""
+    """One leaf. Its name is random, so it holds no unrelated process."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def members(self) -> set[int]:
-        """Ids of the processes in it; empty when it is gone."""
+        """Returns the ids of the processes in it; empty when it was removed."""
         return {int(line) for line in _read(self.path / "cgroup.procs").split()}
 
     def kill(self) -> None:
-        """SIGKILL for every member, those that are just being forked too."""
+        """Send SIGKILL to every member, including those that are being forked."""
         with suppress(OSError):
             (self.path / "cgroup.kill").write_text("1")
 
     def oom_kills(self) -> int | None:
-        """How many members the kernel killed for want of memory; None without the memory controller."""
+        """Returns the number of members that the kernel's OOM killer ended; None without the memory controller."""
         return _count(self.path / "memory.events")
 
     def remove(self) -> bool:
-        """Whether it is gone now; it stays while a member is alive. Cgroups that a member made below it go too."""
+        """Remove it and the cgroups below it. Returns whether it is gone; it stays while a member is alive."""
         for folder, _, _ in os.walk(self.path, topdown=False):
             with suppress(OSError):
                 Path(folder).rmdir()
@@ -45,7 +45,7 @@ class CgroupLeaf:
 
 
 def make_leaf(name: str, *, membership: Path = MEMBERSHIP, mount_table: Path = MOUNT_TABLE) -> CgroupLeaf | None:
-    """A leaf `weft-<name>` below our own cgroup; None where there is no cgroup v2, or it is not ours to write."""
+    """Makes a leaf `weft-<name>` below the own cgroup; None where there is no cgroup v2, or it is not writable."""
     own = own_cgroup(membership=membership, mount_table=mount_table)
     if own is None:
         return None
@@ -54,7 +54,7 @@ def make_leaf(name: str, *, membership: Path = MEMBERSHIP, mount_table: Path = M
         leaf.path.mkdir()
     except OSError:
         return None
-    # cgroup.kill came with Linux 5.14; without it a leaf would only be decoration. Both must be ours to write.
+    # cgroup.kill came with Linux 5.14; a leaf is of no use without it. Both files must be writable.
     if all(os.access(leaf.path / file, os.W_OK) for file in ("cgroup.kill", "cgroup.procs")):
         return leaf
     leaf.remove()
@@ -62,7 +62,7 @@ def make_leaf(name: str, *, membership: Path = MEMBERSHIP, mount_table: Path = M
 
 
 def own_cgroup(*, membership: Path = MEMBERSHIP, mount_table: Path = MOUNT_TABLE) -> Path | None:
-    """The folder of the cgroup v2 that we are in; None where none is mounted, or ours lies outside what we see."""
+    """Returns the folder of the own cgroup v2; None where none is mounted, or it is outside the visible hierarchy."""
     own = next((line[3:] for line in _read(membership).splitlines() if line.startswith("0::")), None)
     if own is None or own.startswith("/.."):
         return None
@@ -75,9 +75,9 @@ def own_cgroup(*, membership: Path = MEMBERSHIP, mount_table: Path = MOUNT_TABLE
 
 
 class OutOfMemoryCount:
-    """How often the kernel killed for want of memory, as near to an engine as can be seen.
+    """The kernel's count of out-of-memory kills, of the smallest scope around an engine that can be read.
 
-    That is its own leaf, else the memory cgroup that it shares with us (v2 or v1), else the whole machine.
+    That is its own leaf, else the memory cgroup that it shares with the runner (v2 or v1), else the whole machine.
     """
 
     def __init__(self, leaf: CgroupLeaf | None) -> None:
@@ -86,10 +86,10 @@ class OutOfMemoryCount:
         self._before = self._read_count()
 
     def rose_for(self, killed_by: int | None) -> bool | None:
-        """Whether this explains the end of an engine that signal `killed_by` ended (None: none); None: unknown.
+        """Whether the count explains the end of an engine by signal `killed_by` (None: none); None: unknown.
 
-        The kernel kills with SIGKILL. A shared count can mistake a SIGKILL by hand for it only when another process of
-        the same cgroup ran out of memory in this engine's lifetime.
+        The kernel kills with SIGKILL. A shared count is wrong for a SIGKILL by hand only when another process of the
+        same cgroup ran out of memory in this engine's lifetime.
         """
         if killed_by != signal.SIGKILL:
             return False
@@ -118,7 +118,7 @@ def _shared_counter() -> Path | None:
 
 
 def _mounts(mount_table: Path, kind: str, option: str = "") -> Iterator[tuple[str, str]]:
-    """Root within the hierarchy and mount point of each mount of the kind."""
+    """Yields the root within the hierarchy and the mount point of each mount of a kind."""
     for line in _read(mount_table).splitlines():
         place, _, rest = line.partition(" - ")
         fields, source = place.split(), rest.split()
@@ -131,7 +131,7 @@ def _below(path: str, root: str) -> bool:
 
 
 def _count(file: Path) -> int | None:
-    """The value of `oom_kill` in a file of names and values."""
+    """Returns the value of `oom_kill` in a file of names and values."""
     for line in _read(file).splitlines():
         name, _, value = line.partition(" ")
         if name == "oom_kill" and value.strip().isdigit():

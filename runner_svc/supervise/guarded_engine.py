@@ -1,4 +1,4 @@
-"""The runner's end of a guardian: one engine started, watched, and ended with everything that it started."""
+"""The runner's side of a guardian: starts, watches and ends one engine with all its descendants."""
 
 import asyncio
 import errno
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import cast
 
 import structlog
+from typing_extensions import override
 
 from runner_svc.supervise.cgroup import CgroupLeaf, OutOfMemoryCount
 from runner_svc.supervise.guardian import KILL_ALL
@@ -26,11 +27,11 @@ from weft.kernel.service import start_task
 log = structlog.get_logger("weft.process")
 
 GUARDIAN_SECONDS = 10.0
-"""How long a guardian may take to start the engine: 20 ms on an idle machine (measured), seconds on a thrashing one."""
+"""Timeout of a guardian for starting the engine: 20 ms on an idle machine (measured), seconds on a thrashing one."""
 DEATH_CHECK_SECONDS = 0.1
 REAP_PAUSE_SECONDS = 0.002
 REAP_SECONDS = 5.0
-"""A guardian that has closed its lifeline only needs the kernel to clean up."""
+"""Timeout of reaping a guardian that has closed its lifeline, which depends on the kernel alone."""
 ORPHAN_SECONDS = 5.0
 ORPHAN_PAUSE_SECONDS = 0.02
 LEAF_REMOVAL_TRIES = 50
@@ -41,31 +42,31 @@ _GUARDIAN = str(Path(__file__).with_name("guardian.py"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineEnd:
-    """How an engine ended. Exactly one of the first two is set."""
+    """How an engine ended. Exactly one of `exit_code` and `killed_by` is set."""
 
     exit_code: int | None = None
     killed_by: int | None = None
-    """The signal."""
+    """Signal number."""
     dumped_core: bool = False
     out_of_memory: bool | None = None
-    """Whether the kernel killed it for want of memory; None: unknown."""
+    """Whether the kernel's OOM killer ended it; None: unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStart:
-    """What is to be started and how."""
+    """Command, environment and output of an engine to start."""
 
     argv: Sequence[str]
     env: Mapping[str, str]
     tag: str
-    """Goes into its environment, and with that into all its descendants'."""
+    """Tag in its environment, which all its descendants inherit."""
     leaf: CgroupLeaf | None
     output: int
-    """The file descriptor of its stdout and stderr."""
+    """File descriptor of its stdout and stderr."""
 
 
 class GuardedEngine(asyncio.Protocol):
-    """One engine behind its guardian. `start` makes it."""
+    """One engine behind its guardian. Made by `start_guarded`."""
 
     def __init__(self, system: System, start: EngineStart, guardian: "subprocess.Popen[bytes]") -> None:
         loop = asyncio.get_running_loop()
@@ -79,34 +80,34 @@ class GuardedEngine(asyncio.Protocol):
         self._closed = asyncio.Event()
         self._killed_by_us = False
         self._refused = False
-        """The guardian could not start the engine, and ends."""
+        """Whether the guardian could not start the engine, and ends."""
         self.leaf = start.leaf
-        """Where it is; None when it could not be put there."""
+        """Its cgroup leaf; None: it has none."""
         self.pid = 0
         self.ended: asyncio.Future[EngineEnd] = loop.create_future()
         self.gone = asyncio.Event()
-        """Nothing of it is left, its guardian included."""
+        """Set when every process of it has ended, its guardian included."""
         self._following = start_task(self._follow(), name="guarded-engine")
 
+    @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio.Protocol."""
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by name
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
 
+    @override
     def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol."""
         *lines, self._unread = (self._unread + data).split(b"\n")
         self._unread = self._unread[:MAX_LINE_BYTES]
         for line in lines:
             self._hear(line.decode("ascii", "replace").split())
 
+    @override
     def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio.Protocol."""
         del exc
         self._closed.set()
         self._start_is(OSError(errno.EIO, "its guardian died"))
 
     async def until_started(self, command: bytes) -> int:
-        """Its process id, once it runs. Raises OSError as exec and fork do, ETIMEDOUT when the guardian is silent."""
+        """Returns its process id once it runs. Raises OSError as exec and fork do, ETIMEDOUT without an answer."""
         assert self._transport is not None, "connected"
         self._transport.write(len(command).to_bytes(4, "big") + command)
         try:
@@ -120,7 +121,7 @@ class GuardedEngine(asyncio.Protocol):
         return outcome
 
     async def until_dead(self, seconds: float) -> bool:
-        """Whether the engine is dead in time. Looks for itself too: its guardian may be frozen."""
+        """Whether the engine has ended in time. Also checks the process directly: its guardian may be frozen."""
         deadline = asyncio.get_running_loop().time() + seconds
         while not self.ended.done():
             left = deadline - asyncio.get_running_loop().time()
@@ -132,46 +133,46 @@ class GuardedEngine(asyncio.Protocol):
         return True
 
     def members(self) -> set[int]:
-        """Ids of the engine and its descendants, as far as they are alive."""
+        """Returns the ids of the engine and its living descendants."""
         if self.gone.is_set():
             return set()
         return self.leaf.members() if self.leaf is not None else self._system.descendants(self._guardian.pid)
 
     def signal_group(self, number: signal.Signals) -> None:
-        """Signal the engine's group, while the engine is there to name it."""
+        """Signal the engine's process group while the engine runs, since the group is named by its id."""
         if self.pid and not self.ended.done():
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, number)
 
     def kill_all(self) -> None:
-        """Have everything killed, at once and for good. Idempotent."""
+        """Kill the engine and all its descendants. Idempotent."""
         self._killed_by_us = True
         if self.leaf is not None:
             self.leaf.kill()
         self.signal_group(signal.SIGKILL)
         if self._transport is not None and not self._transport.is_closing():
-            # Not through the transport: where the guardian has ended it would close at once, its last words unread.
+            # Not through the transport: it would close before the last lines of an ended guardian are read.
             with suppress(OSError):
                 os.write(self._transport.get_extra_info("socket").fileno(), KILL_ALL)
 
     def note_unheard(self) -> None:
-        """The connection was not made after all: uvloop tells nothing of its end, even where it told of its begin."""
+        """Record that the connection was not made: uvloop may report its begin without its end."""
         self._transport = None
 
     def give_up(self) -> None:
-        """After a start that failed or was cancelled."""
+        """Clean up after a start that failed or was cancelled."""
         if not self._refused and not self._closed.is_set():
             self._killed_by_us = True
             self.drop_guardian()
 
     def drop_guardian(self) -> None:
-        """Kill a guardian that does not do its work; `gone` is set once we have done it."""
+        """Kill a guardian that does not respond; `gone` is set once its descendants have been killed."""
         for pid in self._system.descendants(self._guardian.pid):
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         self._guardian.kill()
         if self._transport is None:
-            self._closed.set()  # it was never heard
+            self._closed.set()  # it never connected
 
     def _hear(self, words: list[str]) -> None:
         match words:
@@ -206,7 +207,7 @@ class GuardedEngine(asyncio.Protocol):
         self.ended.set_result(end)
 
     async def _follow(self) -> None:
-        """From the start to the guardian's end and past it: nothing may be left whatever ends first."""
+        """Follow the guardian to its end, then make sure that no process is left, whichever ended first."""
         try:
             await self._closed.wait()
             if self._transport is not None:
@@ -222,7 +223,7 @@ class GuardedEngine(asyncio.Protocol):
             self.gone.set()
 
     async def _remove_leaf(self) -> None:
-        # Newer kernels let go of a task's cgroup only after its parent may have reaped it.
+        # Newer kernels release a task's cgroup only after its parent may have reaped it.
         for _ in range(LEAF_REMOVAL_TRIES):
             if self.leaf is None or self.leaf.remove():
                 return
@@ -244,7 +245,7 @@ class GuardedEngine(asyncio.Protocol):
             await asyncio.sleep(REAP_PAUSE_SECONDS)
 
     async def _until_no_orphans(self) -> None:
-        """After a guardian that did not finish: what it held has gone to init, and only its tag tells."""
+        """Kill the orphans of a guardian that was killed: they belong to init and are found by their tag alone."""
         if self._refused or self._guardian.returncode == 0:
             return
         deadline = asyncio.get_running_loop().time() + ORPHAN_SECONDS
@@ -257,12 +258,12 @@ class GuardedEngine(asyncio.Protocol):
     async def _kill_tagged(self) -> set[int]:
         try:
             return await asyncio.to_thread(kill_tagged, self._system, self._tag)
-        except RuntimeError:  # no thread can be had: better late than never
+        except RuntimeError:  # no thread can be started: block instead
             return kill_tagged(self._system, self._tag)
 
 
 async def start_guarded(system: System, start: EngineStart) -> GuardedEngine:
-    """Start an engine behind a guardian. Raises CONNECT_FAILED when it cannot be run; then nothing is left."""
+    """Start an engine behind a guardian. Raises CONNECT_FAILED when it cannot be run; no process is left then."""
     command = b"\0".join(os.fsencode(argument) for argument in start.argv)
     engine: GuardedEngine | None = None
     try:
@@ -294,9 +295,9 @@ async def start_guarded(system: System, start: EngineStart) -> GuardedEngine:
 
 
 def _spawn_guardian(system: System, start: EngineStart, lifeline: int) -> "subprocess.Popen[bytes]":
-    """The guardian, as a child of this very thread.
+    """Start the guardian as a child of this thread.
 
-    Without asyncio's watchers: they need a thread, which cannot be had when the limit of processes is reached.
+    Without asyncio's watchers: they need a thread, which cannot be started when the process limit is reached.
     """
     leaf = "" if start.leaf is None else str(start.leaf.path)
     return subprocess.Popen(  # noqa: S603 - fixed arguments, never a shell

@@ -1,17 +1,18 @@
-"""The process between a runner and an engine: `python -I -S guardian.py <socket> <runner's pid> <leaf> <mode>`.
+"""The guardian of an engine, a process of its own: `python -I -S guardian.py <socket> <runner's pid> <leaf> <mode>`.
 
-It becomes the sub-reaper of all that the engine starts, so that no descendant can leave its tree, starts the engine in
-a session of its own, and waits. When the runner dies, when it says so, or when the engine has ended, every descendant
-is killed, whatever session or group it went to. A program of its own, because the runner is full of threads and may
-not run Python in a fork of itself, and because it must outlive the runner by a moment. Standard library only.
+It becomes the sub-reaper of the engine's descendants, so that none can leave its tree, starts the engine in its own
+session, and waits. When the runner dies, sends KILL_ALL, or the engine has ended, every descendant is killed, whatever
+its session or group. It is a program of its own, because the runner has many threads and must not run Python in a fork
+of itself, and because it must outlive the runner by a moment. Standard library only.
 
 The socket is its lifeline. From the runner: the engine's command line (4 bytes of length, then NUL between arguments;
-not in our own arguments, or whoever looks for the engine by name would find us), later KILL_ALL. To the runner, lines:
-`started <pid> <errno of entering the leaf, or 0>` or `failed <errno>`, then `ended exited|killed|dumped <number>`, and
-`left <pid>...` when something could not be killed. End of file: the other one is gone.
+not in the guardian's own arguments, where a search for the engine's name would find it), later KILL_ALL. To the runner,
+lines: `started <pid> <errno of entering the leaf, or 0>` or `failed <errno>`, then
+`ended exited|killed|dumped <number>`, and `left <pid>...` for processes that could not be
+killed. End of file: the peer has ended.
 
-Mode `linux` uses prctl and /proc; mode `portable` has neither and finds descendants through ps: what has left its
-parent's tree before is lost to it.
+Mode `linux` uses prctl and /proc; mode `portable` has neither and finds descendants through ps, except those that have
+left their parent's tree before.
 """
 
 import ctypes
@@ -27,13 +28,13 @@ LINUX = "linux"
 PORTABLE = "portable"
 KILL_ALL = b"k"
 MAX_COMMAND_BYTES = 2 * 1024 * 1024
-"""As much as Linux takes of arguments and environment with a stack of 8 MiB."""
+"""Linux's limit on arguments and environment with a stack of 8 MiB."""
 KILL_SECONDS = 10.0
-"""How long SIGKILL is repeated; only a process in an uninterruptible wait survives the first."""
+"""Time for which SIGKILL is repeated; only a process in an uninterruptible wait survives the first."""
 FIRST_PAUSE_SECONDS = 0.001
 MAX_PAUSE_SECONDS = 0.05
 PARENT_CHECK_MILLISECONDS = 1000
-"""Where no signal tells of the parent's death."""
+"""Poll interval where no signal reports the parent's death."""
 LEAF_REMOVAL_TRIES = 20
 
 PR_SET_PDEATHSIG = 1
@@ -43,7 +44,7 @@ _RESET_IN_ENGINE = ("SIGINT", "SIGHUP", "SIGQUIT", "SIGTERM", "SIGCHLD", "SIGPIP
 
 
 def process_table() -> Iterator[tuple[int, int, str]]:
-    """Process id, parent's id and state letter of every process, from /proc."""
+    """Yields process id, parent's id and state letter of every process, from /proc."""
     for name in os.listdir("/proc"):  # noqa: PTH208 - pathlib would double this program's memory
         if name.isdigit():
             with suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123 - as above
@@ -53,7 +54,7 @@ def process_table() -> Iterator[tuple[int, int, str]]:
 
 
 def ps_table() -> Iterator[tuple[int, int, str]]:
-    """The same from ps, where there is no /proc."""
+    """Yields the same from ps, where there is no /proc."""
     import subprocess  # noqa: PLC0415 - 2 MB that Linux does not need
 
     listing = subprocess.run(["/bin/ps", "-A", "-o", "pid=,ppid=,state="], capture_output=True, check=False, text=True)
@@ -71,7 +72,7 @@ def _group_of(pid: int) -> int:
 
 
 def descendants(root: int, table: Iterable[tuple[int, int, str]]) -> set[int]:
-    """Those in the table that come from `root`, without itself; the dead that wait to be reaped do not count."""
+    """Returns the descendants of `root` in the table, without itself and without zombies."""
     children: dict[int, list[int]] = {}
     dead = set()
     for pid, parent, state in table:
@@ -88,7 +89,7 @@ def descendants(root: int, table: Iterable[tuple[int, int, str]]) -> set[int]:
 
 
 class Guardian:
-    """One engine and all that it starts."""
+    """The guardian of one engine and its descendants."""
 
     def __init__(self, lifeline: int, runner: int, leaf: str, mode: str) -> None:
         self._lifeline = lifeline
@@ -100,7 +101,7 @@ class Guardian:
         self._reaped = False
 
     def run(self) -> None:
-        """Start the engine, wait until there is a reason to end, leave nothing behind."""
+        """Start the engine, wait for a reason to end, and kill every descendant."""
         wake = self._prepare()
         command = self._read_command()
         if not command or not self._start(command):
@@ -121,8 +122,8 @@ class Guardian:
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE):
             signal.signal(number, signal.SIG_IGN)
-        # A signal is never a reason by itself: somebody who ends a whole service by TERM leaves it to the runner to
-        # end us. It wakes us, and then we look.
+        # A signal alone is no reason to end: when a whole service is ended by TERM, the runner ends the guardian. The
+        # signal wakes it, and it checks.
         readable, writable = os.pipe()
         os.set_blocking(readable, False)
         os.set_blocking(writable, False)
@@ -152,7 +153,7 @@ class Guardian:
         if self._engine == 0:
             self._become(command, guardian, says)
         os.close(says)
-        # Closed by exec: what comes before it is why something failed.
+        # Closed by exec: data before the end of file is the error.
         entering, _, executing = _read_exactly(hears, 64).partition(b" ")
         os.close(hears)
         if executing:
@@ -163,7 +164,7 @@ class Guardian:
         return True
 
     def _become(self, command: list[bytes], guardian: int, says: int) -> None:
-        """In the fork: become the engine."""
+        """Exec the engine, in the fork."""
         try:
             os.setsid()
             if self._linux:
@@ -197,11 +198,11 @@ class Guardian:
             self._reap_adopted()
 
     def _look_for_end(self) -> bool:
-        """Whether the engine has ended; tells the runner once."""
+        """Whether the engine has ended; reports it to the runner once."""
         if self._end_is_told:
             return True
         if self._linux:
-            # Left unreaped until all is over, so that its id and its group's stay its own.
+            # Left unreaped until the end, so that its id and its group's are not reused.
             end = os.waitid(os.P_PID, self._engine, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if end is None:
                 return False
@@ -219,17 +220,17 @@ class Guardian:
         return True
 
     def _runner_is_gone(self) -> bool:
-        # Its files are closed a moment before its children are told of its death.
+        # Its files are closed a moment before its children are signalled.
         lifeline = select.poll()
-        lifeline.register(self._lifeline, 0)  # nothing but its end
+        lifeline.register(self._lifeline, 0)  # only its end
         return os.getppid() != self._runner or bool(lifeline.poll(0))
 
     def _kill_all(self) -> set[int]:
-        """Kill until nothing is left; returns what would not die."""
+        """Kill until no descendant is left; returns those that survive."""
         deadline = time.monotonic() + KILL_SECONDS
         pause = FIRST_PAUSE_SECONDS
         while True:
-            # Looked up before anything is killed: without a sub-reaper a tree falls apart with its root.
+            # Listed before the first kill: without a sub-reaper a tree falls apart with its root.
             table = list(process_table() if self._linux else ps_table())
             alive = descendants(os.getpid(), table)
             if self._leaf:
@@ -251,9 +252,9 @@ class Guardian:
             pause = min(pause * 2, MAX_PAUSE_SECONDS)
 
     def _has_children(self) -> bool:
-        """The last word on whether anything is left: a look at the table takes time, in which something may fork.
+        """Whether any descendant is left for certain: a process may fork while the table is read.
 
-        An orphan becomes our child, so without a child there is no descendant. Ends the engine's claim to its id.
+        An orphan becomes a child of the guardian, so without a child there is no descendant. Reaps the engine.
         """
         if not self._linux:
             return False
@@ -268,7 +269,7 @@ class Guardian:
         return True
 
     def _reap_adopted(self) -> None:
-        """Orphans that became our children are ours to reap; the engine is left as it is."""
+        """Reap orphans that became children of the guardian; the engine is left unreaped."""
         while self._linux:
             end = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if end is None or end.si_pid == self._engine:
@@ -276,7 +277,7 @@ class Guardian:
             _reap(end.si_pid)
 
     def _tell(self, line: str) -> None:
-        with suppress(OSError):  # nobody may be left to hear it
+        with suppress(OSError):  # the runner may have ended
             os.write(self._lifeline, f"{line}\n".encode())
 
 
@@ -290,7 +291,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _read_exactly(fd: int, size: int) -> bytes:
-    """As many bytes, fewer at the end of the file."""
+    """Reads `size` bytes, fewer at the end of the file."""
     whole = b""
     while len(whole) < size and (chunk := os.read(fd, size - len(whole))):
         whole += chunk
@@ -306,7 +307,7 @@ def _write(path: str, content: bytes) -> None:
 
 
 def _let_go_of_output() -> None:
-    """The output pipe is the engine's alone: held here it would never reach its end."""
+    """Close the engine's output pipe here: it would never reach its end of file otherwise."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(nothing, fd)
@@ -326,7 +327,7 @@ def _remove_leaf(path: str) -> None:
 
 
 def main() -> None:
-    """Guard what the arguments say."""
+    """Run the guardian with the program's arguments."""
     Guardian(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]).run()
 
 

@@ -1,7 +1,7 @@
-"""What an earlier life of this runner left running, and its end.
+"""Orphaned processes of an earlier incarnation of this runner, and their end.
 
-Only when the runner and the guardian of an engine were killed at once can anything be left. It is known by what we gave
-it, never by its name: a tag in the environment, which all descendants inherit, or the leaf that holds it.
+There are orphans only when the runner and the guardian of an engine were killed at once. They are identified by a
+tag in the environment, which all descendants inherit, or by the cgroup leaf that holds them, never by name.
 """
 
 import os
@@ -22,14 +22,14 @@ log = structlog.get_logger("weft.leftovers")
 
 TAG_VARIABLE = "WEFT_SUPERVISOR_TAG"
 SWEEP_SECONDS = 5.0
-"""What does not end within this is reported and left."""
+"""Timeout of a sweep; processes that survive it are reported."""
 SWEEP_PAUSE_SECONDS = 0.02
 MAX_STATE_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Entry:
-    """One process that was started."""
+    """One started process."""
 
     tag: str
     leaf: str = ""
@@ -39,17 +39,17 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _State:
-    """The file."""
+    """Contents of the state file."""
 
     identity: str
-    """Random; the first part of every tag that this runner gives, in this life and the next."""
+    """Random prefix of every tag of this runner, kept across incarnations."""
     owner_pid: int
     owner_started_at: int
     entries: tuple[_Entry, ...] = field(default=())
 
 
 class Leftovers:
-    """Tags for the processes of one runner, and a file that remembers them when the runner cannot.
+    """The tags of one runner's processes, and the file that records them for the next incarnation.
 
     A file that cannot be read or written costs the sweep, not the service.
     """
@@ -61,10 +61,10 @@ class Leftovers:
         self._is_ours = True
 
     def sweep(self) -> list[int]:
-        """Kill what an earlier life left and return the ids, once they are gone. Call it before starting anything.
+        """Kill the orphans of an earlier incarnation; returns their ids. Call it before any process is started.
 
-        Blocks for milliseconds per hundred processes of the machine, at most SWEEP_SECONDS. Another process that lives
-        and owns the file, another runner of the same name, keeps what is its own: then nothing is killed or recorded.
+        Blocks for milliseconds per hundred processes of the machine, at most SWEEP_SECONDS. Where the file belongs to
+        another living process, a runner of the same name, nothing is killed or recorded.
         """
         state = self._load()
         if not self._is_ours:
@@ -87,18 +87,18 @@ class Leftovers:
         return sorted(killed)
 
     def begin(self) -> str:
-        """A tag for a process that is about to be started."""
+        """Returns a tag for a process that is about to be started."""
         return f"{self._load().identity}:{secrets.token_hex(8)}"
 
     def note(self, tag: str, *, leaf: Path | None = None, pid: int = 0) -> None:
-        """Remember what carries the tag."""
+        """Record the process that carries a tag."""
         state = self._load()
         started_at = self._system.started_at(pid) if pid else None
         entry = _Entry(tag=tag, leaf=str(leaf or ""), pid=pid, started_at=started_at or 0)
         self._save(replace(state, entries=(*_without(state.entries, tag), entry)))
 
     def end(self, tag: str) -> None:
-        """Forget it: nothing that carries the tag is left."""
+        """Remove a tag: no process that carries it is left."""
         state = self._load()
         self._save(replace(state, entries=_without(state.entries, tag)))
 
@@ -157,7 +157,7 @@ class Leftovers:
         fresh = self._file.with_name(f"{self._file.name}.new")
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            # Not synced: after a power cut no process is left to be found.
+            # Not synced: after a power cut there are no processes.
             fresh.write_bytes(msgspec.json.encode(state))
             fresh.replace(self._file)
         except OSError as error:
@@ -167,7 +167,7 @@ class Leftovers:
 
 
 def kill_tagged(system: System, start_of_tag: str) -> set[int]:
-    """SIGKILL for each process of our user whose tag begins so; returns those that were alive."""
+    """Kill each process of the own user whose tag begins with a prefix; returns those that were alive."""
 
     def tagged(pid: int) -> bool:
         return (system.variable(pid, TAG_VARIABLE) or "").startswith(start_of_tag)

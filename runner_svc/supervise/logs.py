@@ -1,4 +1,4 @@
-"""A bounded memory of what a process printed, and readers that follow it."""
+"""A bounded log of a process's output, and followers that read it."""
 
 import asyncio
 from collections import deque
@@ -13,25 +13,25 @@ from weft.kernel.reasons import Reason
 MAX_RING_BYTES = 256 * 1024
 MAX_LINE_BYTES = 8 * 1024
 MAX_RING_LINES = 16 * 1024
-"""Lines have a price beside their bytes: a flood of empty ones is a flood."""
+"""Maximum number of lines: each has overhead beside its bytes."""
 MAX_FOLLOWERS = 32
-"""Readers of one log at once."""
+"""Concurrent followers of one log."""
 MAX_UNREAD_LINES = 1000
 MAX_UNREAD_BYTES = 256 * 1024
-"""What is kept for one reader that is slow."""
+"""Maximum backlog of one slow follower."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogBatch:
-    """Lines for a follower, oldest first."""
+    """A batch of lines for a follower, oldest first."""
 
     lines: tuple[str, ...]
     lost_line_count: int = 0
-    """Lines before these that it was too slow for."""
+    """Lines before these that were dropped because the follower was too slow."""
 
 
 class LogFollower:
-    """One reader's own bounded share of a log; when it is too slow the oldest lines are lost, and counted."""
+    """One follower's bounded backlog of a log; when it is too slow the oldest lines are dropped, and counted."""
 
     def __init__(self, first_lines: Iterable[str]) -> None:
         self._unread: deque[str] = deque()
@@ -43,7 +43,7 @@ class LogFollower:
             self.offer(line)
 
     def offer(self, line: str) -> None:
-        """Keep a line for the reader."""
+        """Add a line to the backlog."""
         self._unread.append(line)
         self._unread_bytes += len(line)
         while len(self._unread) > MAX_UNREAD_LINES or self._unread_bytes > MAX_UNREAD_BYTES:
@@ -52,7 +52,7 @@ class LogFollower:
         self._something.set()
 
     def take(self) -> LogBatch:
-        """What has come since the last time."""
+        """Returns the lines since the last call."""
         batch = LogBatch(lines=tuple(self._unread), lost_line_count=self._lost)
         self._unread.clear()
         self._unread_bytes = self._lost = 0
@@ -60,13 +60,13 @@ class LogFollower:
         return batch
 
     async def wait(self) -> bool:
-        """Return once there is something to take; False when there will be nothing any more."""
+        """Wait for lines; returns False once the log has ended."""
         if not self._closed:
             await self._something.wait()
         return not self._closed
 
     def close(self) -> None:
-        """End the reader's wait for good."""
+        """End the follower."""
         self._closed = True
         self._something.set()
 
@@ -78,18 +78,18 @@ class LogRing:
         self._max_bytes = max_bytes
         self._max_line_bytes = max_line_bytes
         self._lines: deque[tuple[str, int]] = deque()
-        """Each with its size in UTF-8."""
+        """Lines with their sizes in UTF-8."""
         self._held_bytes = 0
         self._partial = b""
         self._followers: list[LogFollower] = []
         self.total_bytes = 0
-        """Every byte ever fed: output is a sign of life while a model loads."""
+        """Bytes fed so far: output counts as progress while a model loads."""
 
     def feed(self, chunk: bytes) -> list[str]:
-        """Take in output as it comes and return the lines it completed."""
+        """Take a chunk of output; returns the lines that it completed."""
         self.total_bytes += len(chunk)
         *complete, partial = (self._partial + chunk).split(b"\n")
-        # A line without an end is cut as well, or a process that never prints one would fill the memory.
+        # An unfinished line is cut as well: a process without line ends would fill the memory.
         self._partial = partial[: self._max_line_bytes]
         lines = [self._text(line) for line in complete]
         for line in lines:
@@ -97,22 +97,22 @@ class LogRing:
         return lines
 
     def end_line(self) -> None:
-        """The stream is over: what came after its last newline is a line too, and not the beginning of the next one."""
+        """End the stream: text after its last newline is a line of its own."""
         partial, self._partial = self._partial, b""
         if partial:
             self._append(self._text(partial))
 
     def note(self, line: str) -> None:
-        """Add a line of our own, such as the end of a process."""
+        """Add a line of the runner, such as the end of a process."""
         self._append(line)
 
     def last(self, count: int) -> list[str]:
-        """The last `count` lines, oldest first."""
+        """Returns the last `count` lines, oldest first."""
         return [line for line, _ in islice(self._lines, max(0, len(self._lines) - count), None)] if count > 0 else []
 
     @contextmanager
     def follow(self, count: int) -> Iterator[LogFollower]:
-        """A reader of the last `count` lines and of all that come. Raises TOO_MANY_RESOURCES over MAX_FOLLOWERS."""
+        """Follows the log from its last `count` lines on. Raises TOO_MANY_RESOURCES over MAX_FOLLOWERS."""
         if len(self._followers) >= MAX_FOLLOWERS:
             raise WeftError(Reason.TOO_MANY_RESOURCES, f"{MAX_FOLLOWERS} readers follow this log already")
         follower = LogFollower(self.last(count))
@@ -123,7 +123,7 @@ class LogRing:
             self._followers.remove(follower)
 
     def end_followers(self) -> None:
-        """Tell every reader that nothing more will come."""
+        """End every follower."""
         for follower in self._followers:
             follower.close()
 

@@ -1,7 +1,7 @@
-"""Become another program, and die with the parent: `python -I -S parent_death.py <parent pid> <program> <argument>...`.
+"""Execs a program that dies with its parent: `python -I -S parent_death.py <parent pid> <program> <argument>...`.
 
-A script of its own, run before the program proper, because setting the parent-death signal between fork and exec would
-run Python in a forked copy of a process full of gRPC threads. The signal survives exec. Standard library only.
+It is a script of its own, run before the program, because setting the parent-death signal between fork and exec would
+run Python in a fork of a process with gRPC threads. The signal survives exec. Standard library only.
 """
 
 import ctypes
@@ -13,7 +13,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Arm the signal, check that the parent is still there, exec."""
+    """Set the parent-death signal, check that the parent is alive, exec."""
     parent, program = int(sys.argv[1]), sys.argv[2]
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""One supervised child process and everything it starts."""
+"""A supervised child process with all its descendants."""
 
 import asyncio
 import os
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 import structlog
+from typing_extensions import override
 
 from runner_svc.supervise.cgroup import CgroupLeaf
 from runner_svc.supervise.guarded_engine import EngineEnd, EngineStart, GuardedEngine, start_guarded
@@ -22,16 +23,16 @@ from weft.kernel.reasons import Reason
 log = structlog.get_logger("weft.process")
 
 SWEEP_SECONDS = 1.0
-"""After the engine's end: how long its guardian may take to end the rest before we do it ourselves."""
+"""Time after the engine's end in which its guardian ends the descendants before the runner does."""
 LAST_OUTPUT_SECONDS = 0.2
-"""How long the last words of a dead process may be on their way; a pipe that somebody else holds never ends."""
+"""Wait for the last output of a dead process; a pipe that a descendant holds does not end."""
 _SIGNAL_NAMES = MappingProxyType({number.value: number.name for number in signal.Signals})
-"""Real-time signals have none."""
+"""Signal names by number; real-time signals have none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopGraces:
-    """How long each step of ending a process may take."""
+    """Grace periods of the steps of ending a process."""
 
     first_term_seconds: float = 3.0
     """llama-server hangs on its first SIGTERM when a request is in flight (3 of 4 runs, measured) ..."""
@@ -42,11 +43,11 @@ class StopGraces:
 
 
 class SupervisedProcess:
-    """A child in a session and group of its own, its output drained into a LogRing for as long as it lives.
+    """A child process in a session and group of its own, with its output drained into a LogRing.
 
-    It and all that it starts end when it is stopped, when it dies by itself, and within moments of our own death,
-    whatever session or group they went to (on Linux; see `system.py` for the others). A descendant that holds the
-    output pipe cannot delay that.
+    It and all its descendants end when it is stopped, when it dies, and within moments of the runner's death, whatever
+    their session or group (on Linux; see `system.py` for other systems). A descendant that holds the output pipe cannot
+    delay that.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class SupervisedProcess:
         leftovers: Leftovers | None = None,
         system: System | None = None,
     ) -> None:
-        """With `leftovers`, what even our death together with the guardian's leaves is found at the next start."""
+        """With `leftovers`, orphans of a runner and guardian that die together are found at the next start."""
         self._log = log
         self._graces = graces or StopGraces()
         self._leftovers = leftovers
@@ -67,28 +68,28 @@ class SupervisedProcess:
         self._tag = ""
         self._stopping = asyncio.Lock()
         self.ended_by_us = False
-        """Whether the process was told to end, as opposed to dying."""
+        """Whether the process was stopped, as opposed to dying."""
 
     @property
     def pid(self) -> int | None:
-        """The engine's own process id while it runs, else None."""
+        """The engine's process id while it runs, else None."""
         engine = self._engine
         return engine.pid if engine is not None and not engine.ended.done() else None
 
     @property
     def containment(self) -> str:
-        """What keeps its descendants from getting away, for people."""
+        """The containment of its descendants, for people."""
         engine = self._engine
         if engine is not None and engine.leaf is not None:
             return f"cgroup {engine.leaf.path}"
         return (self._system or this_system()).words
 
     def member_pids(self) -> set[int]:
-        """Ids of the process and all its living descendants; without its guardian."""
+        """Returns the ids of the process and its living descendants, without its guardian."""
         return self._engine.members() if self._engine is not None else set()
 
     def oom_killed(self) -> bool | None:
-        """Whether the kernel ended it for want of memory; None while it runs, or where that cannot be known."""
+        """Whether the kernel's OOM killer ended it; None while it runs, or where that is unknown."""
         engine = self._engine
         return engine.ended.result().out_of_memory if engine is not None and engine.ended.done() else None
 
@@ -101,8 +102,8 @@ class SupervisedProcess:
     ) -> None:
         """Start `argv` with the environment `env` and a tag. Raises CONNECT_FAILED when it cannot be run at all.
 
-        Raises UNSUPPORTED_OPERATION on a system where processes cannot be supervised. `on_line` hears every complete
-        line of output (stdout and stderr are one stream). To be called from the event loop's own thread.
+        Raises UNSUPPORTED_OPERATION on a system where processes cannot be supervised. `on_line` is called with
+        every complete line of output (stdout and stderr are one stream). Call it from the event loop's thread.
         """
         await self.stop()
         system = self._system = self._system or this_system()
@@ -141,7 +142,7 @@ class SupervisedProcess:
             os.close(writable)
 
     async def wait(self) -> str:
-        """Return when the process has ended and its last words are read, with how: "exit code 1", "signal SIGKILL"."""
+        """Wait for the end of the process and its output; returns how it ended: "exit code 1", "signal SIGKILL"."""
         engine, output = self._engine, self._output
         assert engine is not None, "wait before start"
         end = await asyncio.shield(engine.ended)
@@ -152,9 +153,9 @@ class SupervisedProcess:
         return describe_end(end)
 
     async def stop(self) -> None:
-        """End the process and all that it started: TERM, TERM again, KILL, each within its grace. Idempotent.
+        """End the process and its descendants: TERM, TERM again, KILL, each with its grace period. Idempotent.
 
-        Takes at most the graces and SWEEP_SECONDS, also when descendants hold the output. Cancelled, it kills at once.
+        Takes at most these and SWEEP_SECONDS, also when descendants hold the output. Kills at once when cancelled.
         """
         async with self._stopping:
             engine = self._engine
@@ -177,7 +178,7 @@ class SupervisedProcess:
             (signal.SIGKILL, graces.kill_seconds),
         ):
             engine.signal_group(signal_number)
-            # A frozen process gets its TERM only when it goes on.
+            # A stopped process receives TERM only when it continues.
             engine.signal_group(signal.SIGCONT)
             if await engine.until_dead(grace):
                 return
@@ -196,7 +197,7 @@ class SupervisedProcess:
     async def _forget(self) -> None:
         output, self._output = self._output, None
         if output is not None:
-            # Closing our end, not waiting for the other: a descendant that does not die may hold it for ever.
+            # Close this end without waiting for the other: a descendant that does not die may hold it without an end.
             await output.close()
         if self._tag and self._leftovers is not None and (self._engine is None or self._engine.gone.is_set()):
             self._leftovers.end(self._tag)
@@ -204,7 +205,7 @@ class SupervisedProcess:
 
 
 class _Output(asyncio.Protocol):
-    """Feeds a LogRing for as long as anybody prints."""
+    """Feeds the output of a process into a LogRing."""
 
     def __init__(self, ring: LogRing, on_line: Callable[[str], None] | None) -> None:
         self._ring = ring
@@ -212,28 +213,28 @@ class _Output(asyncio.Protocol):
         self._transport: asyncio.BaseTransport | None = None
         self.ended = asyncio.Event()
 
+    @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio.Protocol."""
         self._transport = transport
 
+    @override
     def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol."""
         for line in self._ring.feed(data):
             if self._on_line is not None:
                 try:
                     self._on_line(line)
                 except Exception:
-                    # Whoever listens must not be able to stop the draining: the process would block on its output.
+                    # A failing listener must not stop the draining: the process would block on its output.
                     log.exception("a listener to a process's output failed")
 
+    @override
     def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio.Protocol."""
         del exc
         self._ring.end_line()
         self.ended.set()
 
     async def close(self) -> None:
-        """Read no more. Idempotent."""
+        """Stop reading. Idempotent."""
         if self._transport is not None:
             self._transport.close()
             await self.ended.wait()
@@ -251,14 +252,14 @@ async def _drain(readable: int, ring: LogRing, on_line: Callable[[str], None] | 
 
 
 def describe_end(end: EngineEnd) -> str:
-    """How an engine ended, in words."""
+    """Describes how an engine ended."""
     if end.exit_code is not None:
         return describe_exit(end.exit_code)
     return describe_exit(-(end.killed_by or 0)) + (" (core dumped)" if end.dumped_core else "")
 
 
 def describe_exit(return_code: int) -> str:
-    """How a process ended, in words."""
+    """Describes how a process ended, by its return code."""
     if return_code >= 0:
         return f"exit code {return_code}"
     return f"signal {_SIGNAL_NAMES.get(-return_code, -return_code)}"

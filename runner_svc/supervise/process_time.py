@@ -1,9 +1,9 @@
-"""GPU time of processes, from NVIDIA's management library (NVML).
+"""Processor time and GPU time of processes; the latter from NVIDIA's management library (NVML).
 
-Not proven on hardware: it is tested with stand-ins for the `pynvml` module and for the library behind it. NVML samples
-how much of each GPU every process has used, in percent of its multiprocessors; the samples are added up to seconds. It
-names processes by the machine's own ids: in a container with ids of its own nothing is found and the time stays 0.
-Whether NVML is missing, fails or hangs, the answer is None, "unknown", and nobody waits for it.
+The GPU time is tested with fakes of the `pynvml` module and of the library behind it, not on hardware. NVML samples the
+use of each GPU by every process, in percent of its multiprocessors; the samples are added up to seconds. It identifies
+processes by the machine's ids: in a container with ids of its own nothing is found and the time stays 0. Where NVML is
+missing, fails or hangs, the result is None, "unknown", without a wait.
 """
 
 import time
@@ -18,7 +18,7 @@ from weft.gpu.single_flight_thread import HANG_SECONDS, SingleFlightThread
 
 
 class TreeTime:
-    """Adds up the processor time of a tree whose members come and go; the sum never falls while the root lives."""
+    """Adds up the processor time of a process tree with changing members; the sum never falls while the root lives."""
 
     def __init__(self) -> None:
         self._root: int | None = None
@@ -26,16 +26,16 @@ class TreeTime:
         self._ended_seconds = 0.0
 
     def seconds(self, root: int, members: Collection[int]) -> float:
-        """User and system time so far of process `root` and of the processes `members`.
+        """Returns the user and system time so far of process `root` and of the processes `members`.
 
-        What a member had used when it was last seen stays in the sum after its end. A new root begins anew.
+        The last observed time of a member stays in the sum after its end. A new root resets the sum.
         """
         if root != self._root:
             self._root, self._spent, self._ended_seconds = root, {}, 0.0
         spent: dict[psutil.Process, float] = {}
         for pid in {root, *members}:
             with suppress(psutil.Error):
-                # Compares by id and start time: a number that passed on to another process is another key.
+                # Compares by id and start time: a reused id is another key.
                 process = psutil.Process(pid)
                 times = process.cpu_times()
                 spent[process] = times.user + times.system
@@ -50,8 +50,8 @@ __all__ = ["HANG_SECONDS", "GpuTime"]
 class GpuTime:
     """Adds up the GPU time of a changing set of processes. Never blocks and never raises.
 
-    Every reading happens in a thread of its own, which may hang for ever; there is never more than one. A reading that
-    takes HANG_SECONDS makes the GPU time unknown until it ends.
+    Every reading happens in a thread of its own, which may hang; there is never more than one. A reading that takes
+    HANG_SECONDS makes the GPU time unknown until it ends.
     """
 
     def __init__(
@@ -65,9 +65,9 @@ class GpuTime:
         self._reader = SingleFlightThread("gpu-time", monotonic_seconds)
 
     def seconds(self, process_ids: Collection[int]) -> float | None:
-        """GPU time of these processes as of the last reading, all GPUs together; asks for another one.
+        """Returns the GPU time of these processes as of the last reading, over all GPUs, and starts another reading.
 
-        What they used before the second reading is not in it. None: unknown.
+        Use before the second reading is not included. None: unknown.
         """
         if self._absent:
             return None
@@ -83,7 +83,7 @@ class GpuTime:
             if self._module is None:
                 self._module = self._load()
             used = sum(self._read_device(number, process_ids) for number in range(self._module.nvmlDeviceGetCount()))
-        except Exception:  # noqa: BLE001 - whatever goes wrong there, the figure is unknown and nothing else
+        except Exception:  # noqa: BLE001 - any failure of the library makes the figure unknown
             self._absent = self._module is None
             self._seconds = None
         else:
@@ -96,7 +96,7 @@ class GpuTime:
         if samples:
             self._last_seen[number] = max(begin, samples[-1].timeStamp)
         if not begin:
-            return 0.0  # the first samples only tell NVML's time
+            return 0.0  # the first samples only give NVML's time
         used, until = 0.0, dict.fromkeys(process_ids, begin)
         for sample in samples:
             if sample.pid in until and sample.timeStamp > until[sample.pid]:
@@ -108,7 +108,7 @@ class GpuTime:
         try:
             return list(self._module.nvmlDeviceGetProcessUtilization(handle, since_microseconds))
         except self._module.NVMLError as error:
-            # Its word for "no sample since then": nobody used this GPU.
+            # No sample since then: the GPU was not used.
             if error.value == self._module.NVML_ERROR_NOT_FOUND:
                 return []
             raise

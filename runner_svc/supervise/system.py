@@ -1,8 +1,8 @@
-"""What supervising needs of the operating system, and how much of it each one gives.
+"""Process supervision by operating system.
 
-Linux is what weft is developed and tested on. `PortableSystem` is for other POSIX systems (macOS, the BSDs): its code
-runs in the tests, but on Linux only; it has never been run on any other system. Windows has no process groups, no
-sessions and no signals that a program could catch, so nothing can be supervised there: `this_system` says so.
+weft is developed and tested on Linux. `PortableSystem` is for other POSIX systems (macOS, the BSDs): its code runs in
+the tests, but on Linux only; it has not been run on any other system. Windows has no process groups, sessions and
+termination signals, so processes cannot be supervised there: `this_system` raises.
 """
 
 import os
@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Protocol
 
 import psutil
+from typing_extensions import override
 
 from runner_svc.supervise.cgroup import CgroupLeaf, make_leaf
 from runner_svc.supervise.guardian import LINUX, PORTABLE, descendants, process_table
@@ -22,49 +23,49 @@ from weft.kernel.reasons import Reason
 
 
 class System(Protocol):
-    """One kind of operating system."""
+    """The process functions of one operating system."""
 
     @property
     def guardian_mode(self) -> str:
-        """How the guardian is to work."""
+        """The guardian's mode."""
         ...
 
     @property
     def words(self) -> str:
-        """What holds an engine's descendants together where there is no leaf, for people."""
+        """The containment of an engine's descendants without a cgroup leaf, for people."""
         ...
 
     def make_leaf(self, name: str) -> CgroupLeaf | None:
-        """A cgroup of its own for an engine, where there can be one."""
+        """Makes a cgroup leaf for an engine; None where that is not possible."""
         ...
 
     def descendants(self, pid: int) -> set[int]:
-        """Living descendants of a process, without itself."""
+        """Returns the living descendants of a process, without itself."""
         ...
 
     def own_processes(self) -> Iterator[int]:
-        """Ids of the processes of our user."""
+        """Yields the ids of the processes of the own user."""
         ...
 
     def started_at(self, pid: int) -> int | None:
-        """When a process began, in a unit of this system's own; with the id it names a process for good. None: gone."""
+        """Returns the start time of a process in a unit of the system, unique with its id. None: it has ended."""
         ...
 
     def is_alive(self, pid: int) -> bool:
-        """Whether a process runs; one that only waits to be reaped does not."""
+        """Whether a process runs; zombies do not."""
         ...
 
     def variable(self, pid: int, name: str) -> str | None:
-        """An environment variable as the process was started with; None where there is none or it cannot be read."""
+        """Returns an environment variable of a process at its start; None where it is unset or cannot be read."""
         ...
 
     def kill_if(self, pid: int, is_it: Callable[[], bool]) -> bool:
-        """SIGKILL for a process if it is the one that is meant; whether it was sent."""
+        """Send SIGKILL to a process if `is_it` confirms its identity; returns whether it was sent."""
         ...
 
 
-class LinuxSystem:
-    """See System: /proc, pidfds, cgroup v2, prctl."""
+class LinuxSystem(System):
+    """The System of Linux: /proc, pidfds, cgroup v2, prctl."""
 
     guardian_mode = LINUX
     words = "guardian (sub-reaper)"
@@ -73,15 +74,15 @@ class LinuxSystem:
         self._cgroups = cgroups
 
     def make_leaf(self, name: str) -> CgroupLeaf | None:
-        """See System.make_leaf: where we may write cgroups and want to."""
+        """Makes a leaf where cgroups are enabled and writable."""
         return make_leaf(name) if self._cgroups else None
 
+    @override
     def descendants(self, pid: int) -> set[int]:
-        """See System.descendants."""
         return descendants(pid, process_table())
 
+    @override
     def own_processes(self) -> Iterator[int]:
-        """See System.own_processes."""
         for name in os.listdir("/proc"):  # noqa: PTH208 - thousands of them: names are enough
             if name.isdigit():
                 with suppress(OSError):
@@ -89,17 +90,17 @@ class LinuxSystem:
                         yield int(name)
 
     def started_at(self, pid: int) -> int | None:
-        """See System.started_at: clock ticks since the machine started."""
+        """Returns the start time in clock ticks since boot."""
         fields = _stat_fields(pid)
         return int(fields[19]) if fields else None
 
+    @override
     def is_alive(self, pid: int) -> bool:
-        """See System.is_alive."""
         fields = _stat_fields(pid)
         return bool(fields) and fields[0] not in (b"Z", b"X")
 
+    @override
     def variable(self, pid: int, name: str) -> str | None:
-        """See System.variable."""
         try:
             with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123 - as above
                 entries = file.read().split(b"\0")
@@ -110,13 +111,13 @@ class LinuxSystem:
         return None if found is None else found[len(start) :].decode("utf-8", "replace")
 
     def kill_if(self, pid: int, is_it: Callable[[], bool]) -> bool:
-        """See System.kill_if: held by a pidfd, the id cannot be taken over between looking and sending."""
+        """Send SIGKILL through a pidfd, so that the id cannot be reused between check and signal."""
         try:
             held = os.pidfd_open(pid)
         except OSError:
             return False
         try:
-            # A zombie has ended: nothing is left to kill.
+            # A zombie has ended already.
             ended = select.poll()
             ended.register(held, select.POLLIN)
             if ended.poll(0) or not is_it():
@@ -130,7 +131,7 @@ class LinuxSystem:
 
 
 def _stat_fields(pid: int) -> list[bytes]:
-    """From the third of /proc/<pid>/stat on: the first two end with the last bracket of the program's name."""
+    """Returns the fields of /proc/<pid>/stat from the third on: the second ends with the last bracket."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - in every turn of a sweep
             return file.read().rpartition(b")")[2].split()
@@ -138,19 +139,19 @@ def _stat_fields(pid: int) -> list[bytes]:
         return []
 
 
-class PortableSystem:
-    """See System: what psutil finds, and a process group. Descendants that left their parent's tree are lost to it."""
+class PortableSystem(System):
+    """The System of other POSIX systems: psutil and a process group. It misses descendants that left their tree."""
 
     guardian_mode = PORTABLE
     words = "process group"
 
     def make_leaf(self, name: str) -> CgroupLeaf | None:
-        """See System.make_leaf: never."""
+        """Returns None: there are no cgroups."""
         del name
         return None
 
+    @override
     def descendants(self, pid: int) -> set[int]:
-        """See System.descendants."""
         found = set()
         with suppress(psutil.Error):
             for process in psutil.Process(pid).children(recursive=True):
@@ -159,36 +160,36 @@ class PortableSystem:
                         found.add(process.pid)
         return found
 
+    @override
     def own_processes(self) -> Iterator[int]:
-        """See System.own_processes."""
         for process in psutil.process_iter():
             with suppress(psutil.Error):
                 if process.uids().real == os.getuid():
                     yield process.pid
 
     def started_at(self, pid: int) -> int | None:
-        """See System.started_at: microseconds since 1970."""
+        """Returns the start time in microseconds since 1970."""
         try:
             return round(psutil.Process(pid).create_time() * 1e6)
         except psutil.Error:
             return None
 
+    @override
     def is_alive(self, pid: int) -> bool:
-        """See System.is_alive."""
         try:
             return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
         except psutil.Error:
             return False
 
+    @override
     def variable(self, pid: int, name: str) -> str | None:
-        """See System.variable."""
         try:
             return psutil.Process(pid).environ().get(name)
         except (psutil.Error, OSError):
             return None
 
     def kill_if(self, pid: int, is_it: Callable[[], bool]) -> bool:
-        """See System.kill_if: between looking and sending the id is only unlikely to change hands."""
+        """Send SIGKILL by id: its reuse between check and signal is unlikely but possible."""
         with suppress(psutil.Error, OSError):
             if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE and is_it():
                 os.kill(pid, signal.SIGKILL)
@@ -197,7 +198,7 @@ class PortableSystem:
 
 
 def this_system(platform: str = sys.platform) -> System:
-    """The system we run on. Raises UNSUPPORTED_OPERATION where processes cannot be supervised."""
+    """Returns the present System. Raises UNSUPPORTED_OPERATION where processes cannot be supervised."""
     if platform == "win32":
         raise WeftError(
             Reason.UNSUPPORTED_OPERATION,

@@ -1,4 +1,4 @@
-"""How sources of tools are set up. The host builds these from the configuration file."""
+"""Configuration of tool sources: Python functions and MCP servers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolLimits:
-    """What every source has."""
+    """Limits of one tool source."""
 
     timeout_seconds: float = 30.0
-    """Longest time for one call."""
+    """Timeout of one call."""
     max_output_bytes: int = 65_536
-    """Most bytes of UTF-8 that a model is told of one call's output."""
+    """Maximum output of one call that a model receives, in bytes of UTF-8."""
     remote: bool = False
-    """Whether a call sends bytes off the premises."""
+    """Whether a call sends data off the premises."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class McpCommand:
     """Prefix of its tools."""
     argv: tuple[str, ...] = field(repr=False)
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """The whole environment of the program."""
+    """The complete environment of the program."""
     allow: tuple[str, ...] = ()
     """The server's own names of the tools that may be used; empty: all of them."""
     limits: ToolLimits = field(default_factory=ToolLimits)
@@ -50,7 +50,7 @@ class McpHttp:
     """Prefix of its tools."""
     url: str = field(repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Sent with every request, variables already replaced."""
+    """Headers of every request, with variables already substituted."""
     allow: tuple[str, ...] = ()
     """The server's own names of the tools that may be used; empty: all of them."""
     limits: ToolLimits = field(default_factory=ToolLimits)

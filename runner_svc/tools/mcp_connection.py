@@ -1,4 +1,4 @@
-"""One connection to an MCP server through the official SDK. Imported only where an MCP server is configured."""
+"""A connection to an MCP server through the official SDK. Imported only where an MCP server is configured."""
 
 import asyncio
 import json
@@ -22,21 +22,21 @@ from runner_svc.tools.mcp_stdio import server_process
 from runner_svc.tools.port import ToolOutcome
 
 MAX_PAGES = 64
-"""Pages of a list of tools; a server that never ends it is not asked for more."""
+"""Maximum number of pages of a tool list."""
 MAX_LISTED_TOOLS = 4096
-"""Tools that are looked at; of those that are allowed, fewer are taken."""
+"""Maximum number of listed tools that are read; fewer are used."""
 MIN_MESSAGE_BYTES = 4 * 1024 * 1024
-"""Every server may send messages of this size, such as a list of 256 tools with large schemas."""
+"""Message size that every server may use, for example for 256 tools with large schemas."""
 CLOSED_MESSAGE = "Connection closed"
-"""What the SDK says for a call whose connection has ended."""
+"""Message of the SDK for a call whose connection has ended."""
 LISTEN_AGAIN_SECONDS = 30.0
-"""Pause before listening again where a server ended that; the tools are listed anew then."""
+"""Pause before subscribing again after a server ended the subscription; the tools are listed again then."""
 _ADDRESS = re.compile(r"https?://\S+", re.IGNORECASE)
 _CLIENT_INFO = types.Implementation(name="weft", version="1")
 
 
 class McpConnection:
-    """A session with a server. `note_lost` and `note_change` may be called at any time while it is open."""
+    """A session with a server. `note_lost` and `note_change` can be called at any time while it is open."""
 
     def __init__(self, client: Client, *, is_process: bool, note_lost: Callable[[str], None]) -> None:
         self._client = client
@@ -44,7 +44,7 @@ class McpConnection:
         self._note_lost = note_lost
 
     async def tools(self) -> AsyncGenerator[types.Tool]:
-        """The server's tools, page after page, at most MAX_LISTED_TOOLS. Raises MCPError."""
+        """Yields the server's tools, page by page, at most MAX_LISTED_TOOLS. Raises MCPError."""
         listed, cursor = 0, None
         for _ in range(MAX_PAGES):
             page = await self._client.session.list_tools(params=types.PaginatedRequestParams(cursor=cursor))
@@ -56,15 +56,15 @@ class McpConnection:
                 return
 
     async def ping(self) -> None:
-        """Return once the server says anything at all; how long to wait is the caller's business."""
+        """Return once the server sends any answer; the caller sets the timeout."""
         with suppress(MCPError):  # servers without a handshake know no ping, and say so
             await self._client.session.send_request(types.PingRequest(), types.EmptyResult)
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> ToolOutcome:
         """Call a tool by the server's own name for it. Raises ConnectionError when there will be no answer.
 
-        Not the SDK's `call_tool`: that checks results against schemas of the server, whose regular expressions could
-        hold up the runner.
+        Does not use the SDK's `call_tool`: that validates results by schemas of the server, whose regular expressions
+        could block the runner.
         """
         request = types.CallToolRequest(params=types.CallToolRequestParams(name=tool, arguments=dict(arguments)))
         try:
@@ -79,14 +79,14 @@ class McpConnection:
         return ToolOutcome(content=_text_of(result), failed=bool(result.is_error))
 
     def _look_at(self, error: MCPError) -> None:
-        """Whether an error means that the session is of no use any more. Raises ConnectionError if it has ended.
+        """Report a lost session if the error means that. Raises ConnectionError if the connection has ended.
 
-        A process tells by itself when it ends. An HTTP server that was restarted knows nothing of the session and
-        says so with all kinds of codes; opening another is cheap.
+        The end of a process is detected elsewhere. A restarted HTTP server does not know the session and answers with
+        various codes; opening another session is cheap.
         """
         if not self._is_process and error.code not in (types.INVALID_PARAMS, types.METHOD_NOT_FOUND):
             self._note_lost("its server has ended the session")
-        # The code alone would not do: servers use it for errors of all kinds.
+        # The code alone is not enough: servers use it for errors of all kinds.
         if error.code == types.CONNECTION_CLOSED and error.message == CLOSED_MESSAGE:
             raise ConnectionError("the session has ended") from error
 
@@ -100,11 +100,11 @@ async def open_connection(
     note_lost: Callable[[str], None],
     note_change: Callable[[], None],
 ) -> AsyncGenerator[McpConnection]:
-    """Connect, shake hands, and hang up at the end. Must be entered and left in one task.
+    """Connect, perform the handshake, and disconnect at the end. Must be entered and left in one task.
 
-    `tag` marks the process of a server that is started here. `modern` asks for the protocol without a handshake (2026)
-    first; a server that knows neither question may leave it unanswered for 10 s. Raises WeftError, MCPError, OSError or
-    the HTTP client's errors, also in an ExceptionGroup.
+    `tag` marks the process of a started server. `modern` tries the protocol without a handshake (2026) first; a server
+    that knows neither may not answer for 10 s. Raises WeftError, MCPError, OSError or the HTTP client's errors, also in
+    an ExceptionGroup.
     """
     _quieten_libraries()
 
@@ -135,7 +135,7 @@ async def _transport(
 
 @asynccontextmanager
 async def _listening(client: Client, note_change: Callable[[], None]) -> AsyncGenerator[None]:
-    """Servers without a handshake tell of changes only to who listens."""
+    """Subscribe to changes: servers without a handshake report them to subscribers only."""
     task = asyncio.create_task(_listen(client, note_change), name="mcp listen")
     try:
         yield
@@ -155,7 +155,7 @@ async def _listen(client: Client, note_change: Callable[[], None]) -> None:
 
 
 def _text_of(result: types.CallToolResult) -> str:
-    """What a model can be told of a result: its text, and in brackets what else there is."""
+    """Returns a result as text for a model, with other content named in brackets."""
     parts = [_described(block) for block in result.content]
     if not parts and result.structured_content is not None:
         return json.dumps(result.structured_content, ensure_ascii=False)
@@ -180,7 +180,7 @@ def _described(block: types.ContentBlock) -> str:
 
 
 def _quieten_libraries() -> None:
-    """Keep what the SDK logs out of the runner's own standard error: it holds what servers and models said."""
+    """Keep the SDK's logs, which hold content of servers and models, out of the runner's standard error."""
     for name in ("mcp", "client", "httpx2", "httpcore2"):
         logger = logging.getLogger(name)
         logger.propagate = False
@@ -193,10 +193,10 @@ WRITE_SECONDS = 10.0
 
 
 def bounded_client(config: McpHttp, max_message_bytes: int) -> httpx2.AsyncClient:
-    """A client with the configured headers. It asks for no compression, and takes none: a small body could grow large.
+    """Builds a client with the configured headers. It refuses compression: a small body could expand without a limit.
 
-    Reading has no limit of time: a call's own timeout ends it. Proxies of the environment are not used, and redirects
-    are left to the SDK, which stays with the origin.
+    Reading has no timeout: the call's own ends it. Proxies of the environment are not used, and redirects are left to
+    the SDK, which stays with the origin.
     """
     timeout = httpx2.Timeout(None, connect=CONNECT_SECONDS, write=WRITE_SECONDS, pool=CONNECT_SECONDS)
     headers = {"Accept-Encoding": "identity", **config.headers}
@@ -206,7 +206,7 @@ def bounded_client(config: McpHttp, max_message_bytes: int) -> httpx2.AsyncClien
 
 
 class _BoundedTransport(httpx2.AsyncHTTPTransport):
-    """Ends an answer that is larger than allowed. Event streams have a bound of their own, one per event."""
+    """A transport that ends a response over the size limit. Event streams have their own limit, per event."""
 
     def __init__(self, max_bytes: int) -> None:
         super().__init__(trust_env=False)

@@ -1,4 +1,4 @@
-"""MCP servers as sources of tools: connected by one task each, for as long as the runner runs."""
+"""MCP servers as tool sources: one task per server keeps its connection for as long as the runner runs."""
 
 import asyncio
 import importlib
@@ -10,10 +10,11 @@ from random import Random, SystemRandom
 from typing import TYPE_CHECKING, Any
 
 import structlog
+from typing_extensions import override
 
 from runner_svc.policy.backoff import RedialLimits, RedialPolicy
 from runner_svc.tools.config import McpCommand, McpHttp
-from runner_svc.tools.port import MAX_TOOLS_PER_SOURCE, ToolDescription, ToolOutcome
+from runner_svc.tools.port import MAX_TOOLS_PER_SOURCE, ToolDescription, ToolOutcome, ToolRunner
 from runner_svc.tools.schemas import object_schema
 from runner_svc.waiting import end_tasks
 from weft.kernel.errors import WeftError
@@ -26,32 +27,32 @@ if TYPE_CHECKING:
 log = structlog.get_logger("weft.tools")
 
 START_SECONDS = 10.0
-"""Longest time that the start of the runner waits for one server."""
+"""Maximum wait for one server at the start of the runner."""
 CONNECT_SECONDS = 60.0
-"""Longest time for one attempt: a server may have to be downloaded first."""
+"""Timeout of one connection attempt: a server may have to be downloaded first."""
 LIST_SECONDS = 10.0
-"""Longest time for listing the tools anew."""
+"""Timeout of listing the tools again."""
 LIST_PAUSE_SECONDS = 1.0
-"""Between two such lists: a server may say all the time that its tools have changed."""
+"""Minimum interval of such lists: a server may report changes all the time."""
 CHECK_SECONDS = 5.0
-"""How long a server may take to say that it is alive once a call of it was given up."""
+"""Timeout of the ping after a cancelled call."""
 STOP_SECONDS = 10.0
-"""Longest time for hanging up; the transport's own graces add up to less."""
+"""Maximum time of disconnecting; the transport's own grace periods add up to less."""
 MAX_DESCRIPTION_CHARACTERS = 4096
 EAGER_FAILURES = 2
-"""Failed attempts, one for each way to greet a server, before it counts as down."""
+"""Failed attempts, one per handshake variant, after which a server counts as down."""
 _UNREACHABLE = ("ConnectError", "ConnectTimeout")
-"""The HTTP client's, by name: importing it is left to those who have such a server."""
+"""Exceptions of the HTTP client by name, which is imported only where such a server is configured."""
 REDIAL = RedialLimits(first_seconds=0.5, max_seconds=30.0, min_seconds=0.05, success_seconds=10.0)
 
 
 def untracked_tag() -> str:
-    """A mark for processes that no later life of a runner looks for."""
+    """Returns a tag for processes that no later incarnation of a runner looks for."""
     return f"-:{secrets.token_hex(8)}"
 
 
-class McpServer:
-    """One server. See ToolRunner.
+class McpServer(ToolRunner):
+    """One MCP server as a ToolRunner.
 
     The SDK's task groups must be entered and left in one task: `_keep_connected`. Calls come from any task.
     """
@@ -62,7 +63,7 @@ class McpServer:
         make_tag: Callable[[], str] = untracked_tag,
         random: Random | None = None,
     ) -> None:
-        """`make_tag` gives the mark by which the processes of a server are found, also in the runner's next life."""
+        """`make_tag` gives the tag by which the processes of a server are found, also by the next incarnation."""
         self._config = config
         self._make_tag = make_tag
         self._random = random or SystemRandom()
@@ -79,14 +80,14 @@ class McpServer:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """See ToolRunner.start. Waits START_SECONDS for the server, which is tried on in the background."""
+        """Start connecting. Waits START_SECONDS for the server; attempts go on in the background."""
         if self._task is None:
             self._problem = "its server is being started"
             self._task = asyncio.create_task(self._keep_connected(), name=f"tools {self._config.name}")
         await self._wait_settled(START_SECONDS)
 
+    @override
     async def stop(self) -> None:
-        """See ToolRunner.stop."""
         task, self._task = self._task, None
         if task is None:
             return
@@ -97,19 +98,19 @@ class McpServer:
         task.cancel()
         await asyncio.wait([task], timeout=STOP_SECONDS)
 
+    @override
     def why_missing(self, name: str) -> str:
-        """See ToolRunner.why_missing."""
         if self._connection is None:
             return self._problem
         tool = name.removeprefix(f"{self._config.name}.")
         return self._left_out.get(tool, f"its server has no tool {tool}")
 
     def descriptions(self) -> Sequence[ToolDescription]:
-        """See ToolRunner.descriptions. None while the server is down."""
+        """Returns the server's tools; none while it is down."""
         return () if self._connection is None else tuple(self._tools.values())
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolOutcome:
-        """See ToolRunner.call. A server that is down is tried again at once. Raises TOOL_UNAVAILABLE."""
+        """Call a tool. A server that is down is tried again at once. Raises TOOL_UNAVAILABLE."""
         if self._connection is None:
             self._want()
             await self._wait_settled(CONNECT_SECONDS)
@@ -155,7 +156,7 @@ class McpServer:
             await self._pause(self._redial.failed(self._random.random(), now))
 
     async def _connect_once(self) -> bool:
-        """Connect and stay so until the connection is lost, or not wanted. Whether there was one."""
+        """Connect and serve until the connection is lost or stopped. Returns whether there was a connection."""
         was_ready = self._is_lost = self._is_stale = self._is_doubted = False
         try:
             async with asyncio.timeout(CONNECT_SECONDS) as limit:
@@ -174,14 +175,14 @@ class McpServer:
                     self._settled.set()
                     log.info("tool server connected", source=self._config.name, tools=len(self._tools))
                     await self._attend(connection)
-        except Exception as error:  # noqa: BLE001 - a server may fail in any way and is only ever tried again
+        except Exception as error:  # noqa: BLE001 - a server may fail in any way, and is tried again
             self._note_failure(error)
         finally:
             self._connection = None
         return was_ready
 
     async def _attend(self, connection: "McpConnection") -> None:
-        """Return when the connection is lost or not wanted any more."""
+        """List changed tools and ping until the connection is lost or stopped."""
         next_list = time.monotonic()
         while not (self._stopping.is_set() or self._is_lost):
             with suppress(TimeoutError):
@@ -200,7 +201,7 @@ class McpServer:
                 self._note_lost("its server does not answer any more")
 
     async def _ask(self, seconds: float, question: Coroutine[Any, Any, None]) -> None:
-        """Wait for the answer, or for a stop. Raises TimeoutError when neither comes in that time."""
+        """Await an answer or the stop. Raises TimeoutError when neither comes in time."""
         asking = asyncio.create_task(question)
         stopping = asyncio.create_task(self._stopping.wait())
         try:
@@ -213,7 +214,7 @@ class McpServer:
             await end_tasks(asking, stopping)
 
     async def _pause(self, seconds: float) -> None:
-        """The pause before the next attempt, cut short by whoever wants a tool or the end."""
+        """Pause before the next attempt; a call or a stop ends it early."""
         self._nudge.clear()
         if not (self._is_wanted or self._stopping.is_set()):
             try:
@@ -248,7 +249,7 @@ class McpServer:
         if not (self._is_lost or self._stopping.is_set()):
             self._is_lost = True
             self._problem = f"{why}; it is tried again"
-            # Whoever calls now must not use the connection, nor take the last attempt's end for the next one's.
+            # A call must neither use the connection nor take the end of the last attempt for that of the next one.
             self._connection = None
             self._settled.clear()
             log.warning("tool server lost", source=self._config.name, why=why)
@@ -259,7 +260,7 @@ class McpServer:
         self._nudge.set()
 
     def _note_failure(self, error: Exception) -> None:
-        """Keep why it failed, without addresses; what a process said by its end is told already."""
+        """Record the cause of a failure, without addresses; the end of a process is reported already."""
         if self._is_lost:
             return
         problem = f"{_cause(error)}; it is tried again"
@@ -269,7 +270,7 @@ class McpServer:
 
 
 def _fit(name: str, schema: Mapping[str, Any], have: int) -> dict[str, Any]:
-    """The schema of a tool that can be offered. Raises ValueError saying why not."""
+    """Returns the schema of a tool that can be offered. Raises ValueError with the obstacle."""
     if have >= MAX_TOOLS_PER_SOURCE:
         raise ValueError(f"its server has more than {MAX_TOOLS_PER_SOURCE} tools; list it in `allow`")
     if not is_name(name):
@@ -278,7 +279,7 @@ def _fit(name: str, schema: Mapping[str, Any], have: int) -> dict[str, Any]:
 
 
 def _cause(error: BaseException) -> str:
-    """A failure in words, without what a URL or a server's answer may hold."""
+    """Describes a failure without the contents of URLs and answers."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, WeftError):

@@ -1,7 +1,7 @@
-"""An MCP server as a child process: JSON lines over its standard input and output.
+"""The transport of an MCP server as a child process: JSON lines over its standard input and output.
 
-The SDK's own transport has no bound for a line and leaves the server's standard error on ours. This one bounds every
-message, drains standard error into the debug log, and has the server die with the runner.
+The SDK's own transport does not limit a line and leaves the server's standard error on the runner's. This one limits
+every message, drains standard error into the debug log, and ends the server with the runner.
 """
 
 import asyncio
@@ -31,20 +31,20 @@ from weft.kernel.reasons import Reason
 log = structlog.get_logger("weft.tools")
 
 WRITE_SECONDS = 10.0
-"""Longest time that a server may leave a message of ours unread."""
+"""Maximum time that a server may leave a message unread."""
 EXIT_POLL_SECONDS = 0.5
-"""How often the process is looked at: a grandchild may hold the output open after its end."""
+"""Interval of checks for the process's end: a grandchild may hold the output open."""
 CLOSE_SECONDS = 2.0
-"""How long a server may take to end once its standard input is closed ..."""
+"""Grace period after its standard input was closed ..."""
 TERM_SECONDS = 2.0
 """... and then after SIGTERM, before SIGKILL."""
 KILL_SECONDS = 2.0
-"""Longest wait for the kernel after SIGKILL."""
+"""Maximum wait for the kernel after SIGKILL."""
 MAX_UNANSWERED = 64
-"""Questions of the server's own whose answers it has not read: each is a task of the SDK's."""
+"""Maximum number of the server's own requests with unread answers: each is a task of the SDK."""
 READ_BYTES = 64 * 1024
 MAX_DEBUG_LINES = 200
-"""Lines of a server's standard error that go to the debug log; the rest is read and forgotten."""
+"""Lines of a server's standard error that go to the debug log; the rest is discarded."""
 MAX_DEBUG_CHARACTERS = 1024
 _TRAMPOLINE = str(Path(parent_death.__file__))
 
@@ -53,17 +53,17 @@ Streams = tuple[MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObj
 
 @dataclass(slots=True)
 class _Pipes:
-    """Our ends of the streams between the process and the SDK's session."""
+    """The runner's ends of the streams between the process and the SDK's session."""
 
     incoming: MemoryObjectSendStream[SessionMessage | Exception]
     outgoing: MemoryObjectReceiveStream[SessionMessage]
     note_lost: Callable[[str], None] = field(repr=False)
     is_lost: bool = False
     unanswered: int = 0
-    """Questions of the server's own."""
+    """The server's own requests whose answers were not written yet."""
 
     def lose(self, why: str) -> None:
-        """Say so once, and fail whatever waits for an answer."""
+        """Report the loss once, and fail pending calls."""
         if not self.is_lost:
             self.is_lost = True
             self.note_lost(why)
@@ -74,10 +74,10 @@ class _Pipes:
 async def server_process(
     config: McpCommand, tag: str, max_message_bytes: int, note_lost: Callable[[str], None]
 ) -> AsyncGenerator[Streams]:
-    """Run the server; it and all that carries its tag are gone when this ends.
+    """Run the server; it and all processes with its tag have ended when the block ends.
 
-    `tag` goes into its environment, and with that into all its descendants'. `note_lost` hears why the server is of no
-    use any more. Raises CONNECT_FAILED when the process cannot be started at all.
+    `tag` goes into its environment, and so into all its descendants'. `note_lost` is called with the cause when the
+    server is lost. Raises CONNECT_FAILED when the process cannot be started.
     """
     process = await _started(config, tag, max_message_bytes)
     to_session, from_server = anyio.create_memory_object_stream[SessionMessage | Exception](0)
@@ -95,7 +95,7 @@ async def server_process(
     try:
         yield from_server, to_server
     finally:
-        # From here on its end is no loss, and nobody is told.
+        # From here on its end is not reported as a loss.
         at_once, pipes.is_lost = pipes.is_lost, True
         try:
             with anyio.CancelScope(shield=True):
@@ -138,13 +138,13 @@ async def _read(process: asyncio.subprocess.Process, pipes: _Pipes, max_message_
     except ValueError:
         pipes.lose(f"its server sent a message of more than {max_message_bytes} bytes")
     except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-        return  # the session is at its end
+        return  # the session has ended
     else:
         await _lose_ended(process, pipes, "its server has closed its output")
 
 
 async def _lose_ended(process: asyncio.subprocess.Process, pipes: _Pipes, why: str) -> None:
-    """A closed pipe mostly means an end, of which the exit code says more."""
+    """Report a closed pipe by the exit code, if the process has ended."""
     if await _exited(process, EXIT_POLL_SECONDS) and process.returncode is not None:
         why = f"its server has ended ({describe_exit(process.returncode)})"
     pipes.lose(why)
@@ -154,7 +154,7 @@ def _parsed(line: bytes) -> SessionMessage | Exception:
     try:
         return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
     except ValueError:
-        # The error's own text would repeat what the server said.
+        # The error's own text would repeat the server's content.
         return ValueError("the server sent a line that is no JSON-RPC message")
 
 
@@ -191,9 +191,9 @@ async def _drain_errors(process: asyncio.subprocess.Process, name: str) -> None:
 
 
 async def _end(process: asyncio.subprocess.Process, *, at_once: bool) -> None:
-    """Close its input, then TERM, then KILL the group; what it left behind in its group goes in any case.
+    """End the server: close its input, then TERM, then KILL the group, and what is left of it in any case.
 
-    `at_once` is for a server that has failed: nobody waits for it to see that its input is closed.
+    `at_once`: a failed server gets no time to notice that its input is closed.
     """
     assert process.stdin is not None, "it is a pipe"
     try:
@@ -209,7 +209,7 @@ async def _end(process: asyncio.subprocess.Process, *, at_once: bool) -> None:
                 break
     finally:
         _signal_group(process.pid, signal.SIGKILL)
-        # Closing our ends, not waiting for EOF: a grandchild may hold the others for ever.
+        # Close these ends without waiting for EOF: a grandchild may hold the other ends without an end.
         transport = getattr(process, "_transport", None)
         if transport is not None:
             transport.close()

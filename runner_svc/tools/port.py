@@ -1,41 +1,41 @@
-"""The tool port: what the chat loop asks of a source of tools."""
+"""The tool port: the interface of tool sources, and outcomes of calls."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 MAX_TOOLS_PER_SOURCE = 256
-"""Tools taken from one source; further ones are left out."""
+"""Maximum number of tools of one source; further ones are left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolDescription:
-    """A tool as a model is told of it."""
+    """A tool as it is offered to a model."""
 
     name: str
     """As in the configuration file: `word_count`, or `files.read` for the tool `read` of the MCP server `files`."""
     description: str
     parameters: Mapping[str, Any]
-    """JSON schema of its arguments, always of an object. Only ever read."""
+    """JSON schema of its arguments, always of an object. Read-only."""
     wire_name: str = ""
     """What the model calls it: letters, digits, `_` and `-`, at most 64. Set and unique within one `ToolBox.pick`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolOutcome:
-    """What came of a call, as the model is told."""
+    """The outcome of a call, as the model receives it."""
 
     content: str
     failed: bool = False
     cut: bool = False
-    """Whether the tool said more; `content` ends with how much."""
+    """Whether the output was cut; `content` ends with the number of missing bytes."""
 
 
 class ToolRunner(Protocol):
-    """One source of tools. Life cycle: start, call*, stop."""
+    """One source of tools. Lifecycle: start, call*, stop."""
 
     async def start(self) -> None:
-        """Make the tools ready, in bounded time. A server that is down does not raise: see `why_missing`."""
+        """Make the tools ready, in bounded time. A server that is down raises nothing: see `why_missing`."""
         ...
 
     async def stop(self) -> None:
@@ -43,21 +43,21 @@ class ToolRunner(Protocol):
         ...
 
     def why_missing(self, name: str) -> str:
-        """Why a tool is not among `descriptions` right now, for whoever asked for it: no addresses, no secrets."""
+        """Returns why a tool is not in `descriptions` now, without addresses and secrets."""
         ...
 
     def descriptions(self) -> Sequence[ToolDescription]:
-        """The tools that can be called now."""
+        """Returns the tools that can be called now."""
         ...
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolOutcome:
-        """Run a tool of `descriptions`. May raise: the box makes an outcome of it. Cancelling it ends the call."""
+        """Run a tool of `descriptions`. May raise: the tool box turns it into an outcome. Can be cancelled."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolSource:
-    """A source with its limits."""
+    """A tool source with its limits."""
 
     name: str
     """A Python tool's own name; the prefix of an MCP server's tools."""
@@ -71,29 +71,29 @@ class ToolSource:
 
 
 MAX_FAILURE_BYTES = 2048
-"""Most of an error text that a model is told."""
+"""Maximum length of an error text for a model."""
 
 
 def described(error: BaseException) -> str:
-    """An exception by its type and message, without a trace. The message is a stranger's code, which may fail too."""
+    """Returns an exception's type and message, without a traceback. The message may raise, as foreign code."""
     try:
         text = str(error)
-    except Exception:  # noqa: BLE001 - whatever `__str__` raises
+    except Exception:  # noqa: BLE001 - `__str__` may raise anything
         text = "its message cannot be read"
     return f"{type(error).__name__}: {text}"
 
 
 def failure(message: str) -> ToolOutcome:
-    """The outcome of a call that did not succeed."""
+    """Builds the outcome of a failed call."""
     return bounded(ToolOutcome(content=f"The tool failed: {message}", failed=True), MAX_FAILURE_BYTES)
 
 
 def bounded(outcome: ToolOutcome, max_bytes: int) -> ToolOutcome:
-    """The outcome with at most `max_bytes` of UTF-8, cut between characters; the text says how much is missing.
+    """Returns the outcome with at most `max_bytes` of UTF-8, cut between characters, with the number of missing bytes.
 
-    Half surrogates, which no message can carry, become question marks.
+    Lone surrogates, which no message can carry, become question marks.
     """
-    # Not the text's own method: a tool may return a kind of `str` that has another.
+    # Not the object's own method: a tool may return a subclass of `str` that overrides it.
     encoded = str.encode(outcome.content, errors="replace")
     if len(encoded) <= max_bytes:
         return ToolOutcome(content=encoded.decode(), failed=outcome.failed, cut=outcome.cut)

@@ -1,4 +1,4 @@
-"""Python functions as tools: schema from the annotations, description from the docstring."""
+"""Python functions as tools: schemas from annotations, descriptions from docstrings."""
 
 import asyncio
 import contextvars
@@ -14,21 +14,22 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from pydantic.errors import PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import to_json
+from typing_extensions import override
 
 from runner_svc.tools.config import PythonTool
-from runner_svc.tools.port import ToolDescription, ToolOutcome, described
+from runner_svc.tools.port import ToolDescription, ToolOutcome, ToolRunner, described
 from runner_svc.tools.schemas import object_schema
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 
 MAX_THREADS_PER_TOOL = 16
-"""Synchronous calls of one function at once, those that hang included."""
+"""Concurrent calls of one synchronous function, hanging ones included."""
 MAX_DESCRIPTION_CHARACTERS = 4096
 _KEYWORD, _POSITIONAL = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_ONLY
 
 
-class PythonFunction:
-    """One function. See ToolRunner.
+class PythonFunction(ToolRunner):
+    """One Python function as a ToolRunner.
 
     A coroutine function is awaited on the runner's event loop and can be cancelled; it must not block. Any other
     function runs on a thread, which goes on after a timeout, since threads cannot be ended.
@@ -49,21 +50,21 @@ class PythonFunction:
         self._threads = DaemonThreads(config.name, MAX_THREADS_PER_TOOL)
 
     async def start(self) -> None:
-        """See ToolRunner.start."""
+        """Does nothing: a function is ready once it was imported."""
 
     async def stop(self) -> None:
-        """See ToolRunner.stop. Threads that hang end with the process."""
+        """Does nothing: hanging threads end with the process."""
 
+    @override
     def why_missing(self, name: str) -> str:
-        """See ToolRunner.why_missing."""
         return f"{self._name} is a function of its own; there is no {name}"
 
+    @override
     def descriptions(self) -> Sequence[ToolDescription]:
-        """See ToolRunner.descriptions."""
         return (self._description,)
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolOutcome:
-        """See ToolRunner.call. Raises what the function raises; ValueError for arguments that are not its kind."""
+        """Call the function. Raises its exceptions; ValueError for arguments of wrong types."""
         if name != self._name:
             raise ValueError(self.why_missing(name))
         positional, keyword = self._bound(arguments)
@@ -121,7 +122,7 @@ def _parameters(function: Callable[..., Any], field: str) -> list[inspect.Parame
 def _arguments_model(
     function: Callable[..., Any], parameters: Sequence[inspect.Parameter], field: str
 ) -> type[BaseModel]:
-    """The parameters as a model. Its fields have names of ours and theirs as aliases: `json` or `_x` are fine then."""
+    """Builds a pydantic model of the parameters. Their names are aliases of its fields, so that `json` or `_x` work."""
     fields: dict[str, Any] = {}
     try:
         hints = typing.get_type_hints(function, include_extras=True)
@@ -143,7 +144,7 @@ def _schema(arguments: type[BaseModel], field: str) -> dict[str, Any]:
 
 
 class _WithoutTitles(GenerateJsonSchema):
-    """No titles: they only repeat the names, and the model reads every word."""
+    """Schema generator without titles, which only repeat names and cost prompt tokens."""
 
     def field_title_should_be_set(self, schema: Any) -> Literal[False]:  # noqa: ARG002 - pydantic's hook
         return False
@@ -161,14 +162,14 @@ def _field(number: int) -> str:
 
 
 def _text(value: Any) -> str:
-    """A result as text: a string as it is, anything else as JSON."""
+    """Returns a result as text: strings unchanged, other values as JSON."""
     return value if isinstance(value, str) else to_json(value, inf_nan_mode="strings").decode()
 
 
 class DaemonThreads:
-    """A bounded number of threads, one per call.
+    """A bounded number of daemon threads, one per call.
 
-    Not an executor: a thread that hangs cannot be ended, and executors wait for theirs when the process exits.
+    It is no executor: a hanging thread cannot be ended, and executors wait for their threads when the process exits.
     """
 
     def __init__(self, name: str, max_threads: int) -> None:
@@ -177,9 +178,9 @@ class DaemonThreads:
         self._running = 0
 
     async def run(self, function: Callable[[], str]) -> str:
-        """What the function returns or raises. Raises TOO_MANY_RESOURCES when all threads are at work, or hang.
+        """Run a function; returns or raises as it does. Raises TOO_MANY_RESOURCES when all threads are busy or hang.
 
-        A cancelled call lets the thread go on; it counts until it has ended.
+        The thread of a cancelled call goes on, and counts until it has ended.
         """
         if self._running >= self._max_threads:
             raise WeftError(

@@ -1,7 +1,7 @@
-"""Checks a model's arguments against a tool's JSON schema (draft 2020-12), with an end to the work.
+"""Validation of tool arguments by JSON schema (draft 2020-12), in bounded time.
 
-Schemas of MCP servers are written by strangers. Nothing is fetched: a reference outside the schema is refused. Regular
-expressions (`pattern`, `patternProperties`) are shown to the model but not enforced, since Python's can take for ever;
+Schemas of MCP servers are untrusted. Nothing is fetched: a reference outside the schema is refused. Regular expressions
+(`pattern`, `patternProperties`) are shown to the model but not enforced, since Python's can take unbounded time, and
 neither are `unevaluatedProperties` and `unevaluatedItems`. The work of one check is bounded.
 """
 
@@ -15,27 +15,27 @@ from weft.kernel.json_schema import require_json_schema
 from weft.kernel.reasons import Reason
 
 MAX_SCHEMA_BYTES = 65_536
-"""Of one tool's schema as JSON."""
+"""Maximum size of one tool's schema as JSON."""
 MAX_SCHEMA_DEPTH = 64
-"""Objects and arrays within each other, in a schema."""
+"""Maximum nesting of objects and arrays in a schema."""
 MAX_ARGUMENT_BYTES = 1_048_576
-"""Of one call's arguments as JSON."""
+"""Maximum size of one call's arguments as JSON."""
 MAX_CHECK_STEPS = 50_000
-"""Keywords evaluated in one check; more means references that multiply."""
+"""Maximum number of evaluated keywords in one check; more means references that multiply."""
 MAX_CHECK_DEPTH = 128
-"""Keywords evaluated within each other: arguments of 28 levels, which is all that can be sent, need 3 for each."""
+"""Maximum nesting of evaluated keywords: arguments of 28 levels, the most that can be sent, need 3 for each."""
 MAX_CHECK_CPU_SECONDS = 0.5
-"""Processor time of one check, during which the runner does nothing else: a step with a long `enum` is not as cheap."""
+"""Maximum processor time of one check, which blocks the event loop: a step with a long `enum` is not cheap."""
 MAX_MESSAGE_CHARACTERS = 512
 NOT_ENFORCED = ("pattern", "patternProperties", "unevaluatedProperties", "unevaluatedItems")
-"""Keywords that the model reads and nothing checks; see above."""
+"""Keywords that are shown to the model but not enforced; see above."""
 MAX_NUMBER = 2**1023
-"""Nearly the largest double: what is larger no message can carry."""
+"""Nearly the largest double: no message can carry larger numbers."""
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
 
 def object_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema as one of an object. Raises ValueError saying why it cannot be used: size, depth, references, sense.
+    """Returns the schema as one of an object. Raises ValueError with the obstacle: size, depth, references, validity.
 
     Numbers that JSON does not know, such as infinity, are refused too.
     """
@@ -72,7 +72,7 @@ def _look_through(schema: Mapping[str, Any]) -> None:
 
 
 class ArgumentCheck:
-    """The check of one tool's arguments."""
+    """The validator of one tool's arguments."""
 
     def __init__(self, tool: str, schema: Mapping[str, Any]) -> None:
         self._tool = tool
@@ -82,7 +82,7 @@ class ArgumentCheck:
         self._end = 0.0
 
     def parse(self, text: str) -> dict[str, Any]:
-        """The arguments. Raises TOOL_CALL_INVALID, the message saying what is wrong without repeating all of them.
+        """Returns the arguments. Raises TOOL_CALL_INVALID with the error, without repeating all arguments.
 
         Raises TOOL_UNAVAILABLE when the library for it is not installed.
         """
@@ -93,10 +93,10 @@ class ArgumentCheck:
             error = next(validator.iter_errors(arguments), None)
         except (RecursionError, _TooManyStepsError):
             raise self._invalid("they cannot be checked: the tool's schema takes too many steps") from None
-        except Exception as problem:  # noqa: BLE001 - the schema is a stranger's: an unknown type, a reference to nothing
+        except Exception as problem:  # noqa: BLE001 - the schema is untrusted: unknown types, dangling references
             raise self._invalid(f"they cannot be checked: {type(problem).__name__} in the tool's schema") from None
         if error is not None:
-            where = error.json_path.encode(errors="replace").decode()  # a key may hold half a surrogate
+            where = error.json_path.encode(errors="replace").decode()  # a key may hold a lone surrogate
             raise self._invalid(f"{where[:MAX_MESSAGE_CHARACTERS]}: {error.message[:MAX_MESSAGE_CHARACTERS]}")
         return arguments
 
@@ -112,7 +112,7 @@ class ArgumentCheck:
         return arguments
 
     def _compiled(self) -> Any:
-        """The validator, made at the first use: a runner without tools saves the import."""
+        """Returns the validator, made at the first use: a runner without tools saves the import."""
         if self._validator is None:
             try:
                 import jsonschema  # noqa: PLC0415 - an extra
@@ -134,7 +134,7 @@ class ArgumentCheck:
     def _counted(self, keyword: Callable[..., Any]) -> Callable[..., Iterator[Any]]:
         def check(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
             self._steps += 1
-            # Python's own limit on depth must never be met: the library's Rust parts panic where they meet it.
+            # Python's recursion limit must not be reached: the library's Rust parts panic there.
             if self._steps > MAX_CHECK_STEPS or self._depth >= MAX_CHECK_DEPTH or time.thread_time() > self._end:
                 raise _TooManyStepsError
             self._depth += 1
@@ -159,7 +159,7 @@ def _refuse_constant(constant: str) -> NoReturn:
 
 
 def _without_patterns(keyword: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
-    """`additionalProperties` where there are patterns: they would say what is additional, so it cannot be told."""
+    """Skip `additionalProperties` where there are patterns, which would define what is additional."""
 
     def check(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
         if "patternProperties" not in schema:
@@ -169,7 +169,7 @@ def _without_patterns(keyword: Callable[..., Iterator[Any]]) -> Callable[..., It
 
 
 def _unique(validator: Any, value: Any, instance: Any, _schema: Any) -> Iterator[Any]:
-    """`uniqueItems` in one pass; the library compares every item with every other."""
+    """Check `uniqueItems` in one pass; the library compares all pairs."""
     import jsonschema  # noqa: PLC0415 - an extra
 
     if value and validator.is_type(instance, "array"):

@@ -1,4 +1,4 @@
-"""All tools of a runner: which there are, whether a call fits, and what came of it, with every limit kept."""
+"""The tool box of a runner: tools by name, validation of calls, and their execution within limits."""
 
 import asyncio
 import dataclasses
@@ -19,9 +19,9 @@ from weft.kernel.reasons import Reason
 log = structlog.get_logger("weft.tools")
 
 CANCEL_GRACE_SECONDS = 1.0
-"""How long a call may take to end once it has been cancelled; then it is left to itself."""
+"""Time that a cancelled call has to end; after that it is abandoned."""
 MAX_ABANDONED_CALLS = 64
-"""Calls left to themselves at once; beyond that no tool is run."""
+"""Maximum number of abandoned calls; beyond that no tool is run."""
 
 
 class ToolBox:
@@ -34,11 +34,11 @@ class ToolBox:
         self._abandoned: set[asyncio.Task[ToolOutcome]] = set()
 
     async def start(self) -> None:
-        """Start every source, side by side. A source that is down is retried by itself and holds nobody up."""
+        """Start every source concurrently. A source that is down retries by itself and delays no other."""
         await asyncio.gather(*(source.runner.start() for source in self._sources))
 
     async def stop(self) -> None:
-        """Stop every source and whatever calls were left to themselves."""
+        """Stop every source, and cancel abandoned calls."""
         for task in self._abandoned:
             task.cancel()
         ends = await asyncio.gather(*(source.runner.stop() for source in self._sources), return_exceptions=True)
@@ -47,16 +47,16 @@ class ToolBox:
                 log.warning("a source of tools did not stop cleanly", source=source.name, error=repr(end)[:512])
 
     def pick(self, names: Sequence[str], taken: Collection[str] = ()) -> tuple[ToolDescription, ...]:
-        """The tools of these names, each once, with wire names that are unique and not among `taken`.
+        """Returns the tools of these names, each once, with unique wire names that are not in `taken`.
 
-        Raises TOOL_UNAVAILABLE naming the tool and saying why: not configured, or its server is down.
+        Raises TOOL_UNAVAILABLE with the tool and the cause: not configured, or its server is down.
         """
         picked = [self._find(name) for name in dict.fromkeys(names)]
         wires = wire_names((tool.name for tool in picked), taken)
         return tuple(dataclasses.replace(tool, wire_name=wires[tool.name]) for tool in picked)
 
     def names(self) -> tuple[str, ...]:
-        """The tools that can be picked now, in order of their names."""
+        """Returns the tools that can be picked now, sorted by name."""
         return tuple(
             sorted(
                 tool.name
@@ -67,15 +67,15 @@ class ToolBox:
         )
 
     def is_remote(self, name: str) -> bool:
-        """Whether a call of this tool sends bytes off the premises."""
+        """Whether a call of this tool sends data off the premises."""
         source = self._source_of(name)
         return source is not None and source.remote
 
     def check(self, name: str, arguments_text: str) -> dict[str, Any]:
-        """The arguments of a call, as the model wrote them. An empty text stands for no arguments.
+        """Parse and validate the arguments of a call. An empty text means no arguments.
 
         Raises TOOL_CALL_INVALID when they are not JSON, not an object or do not fit the tool's schema;
-        TOOL_UNAVAILABLE for a tool that has never been picked and is not there.
+        TOOL_UNAVAILABLE for a tool that has never been picked and does not exist.
         """
         tool = self._known.get(name) or self._find(name)
         known = self._checks.get(name)
@@ -105,7 +105,7 @@ class ToolBox:
         return task.result()
 
     async def _end(self, task: asyncio.Task[ToolOutcome]) -> bool:
-        """Cancel a call that takes too long. False: it goes on nevertheless, watched but not waited for."""
+        """Cancel a call that takes too long. Returns False where it goes on: it is abandoned."""
         task.cancel()
         self._abandoned.add(task)
         task.add_done_callback(self._abandoned.discard)
@@ -123,13 +123,13 @@ class ToolBox:
         raise _unavailable(name, source.runner.why_missing(name))
 
     def _source_of(self, name: str) -> ToolSource | None:
-        """The source that a tool belongs to by its name; the longest prefix wins."""
+        """Returns the source of a tool, by the longest matching prefix of its name."""
         fitting = [source for source in self._sources if name == source.name or name.startswith(f"{source.name}.")]
         return max(fitting, key=lambda source: len(source.name), default=None)
 
 
 async def _call(source: ToolSource, name: str, arguments: Mapping[str, Any]) -> ToolOutcome:
-    """Call and bound: every failure becomes an outcome here, inside the task, so that nothing is left unretrieved."""
+    """Call a tool and limit its outcome. Failures become outcomes inside the task, so that none is unretrieved."""
     try:
         outcome = await source.runner.call(name, arguments)
     except asyncio.CancelledError:
@@ -139,7 +139,7 @@ async def _call(source: ToolSource, name: str, arguments: Mapping[str, Any]) -> 
         outcome = failure("it cancelled itself")
     except WeftError as error:
         outcome = failure(error.message)
-    except (Exception, GeneratorExit) as error:  # noqa: BLE001 - whatever a tool raises is told to the model
+    except (Exception, GeneratorExit) as error:  # noqa: BLE001 - any exception of a tool is reported to the model
         outcome = failure(described(error))
     return bounded(outcome, source.max_output_bytes)
 
@@ -153,9 +153,9 @@ _NOT_ALLOWED = re.compile(r"[^A-Za-z0-9_-]")
 
 
 def wire_names(names: Iterable[str], taken: Collection[str] = ()) -> dict[str, str]:
-    """A function name for each name, by name: `files.read` becomes `files_read`, or `files_read_2` where that is taken.
+    """Returns OpenAI function names by tool name: `files.read` becomes `files_read`, or `files_read_2` where taken.
 
-    The same names in the same order always get the same function names, so that a prompt cache stays of use.
+    The same names in the same order always get the same function names, so that prefix caches stay valid.
     """
     given: dict[str, str] = {}
     used = set(taken)
@@ -176,10 +176,10 @@ def _unused(plain: str, used: Collection[str]) -> str:
 
 
 def build_tool_box(sources: Sequence[ToolSourceConfig], *, make_tag: Callable[[], str] = untracked_tag) -> ToolBox:
-    """The box of these sources, not yet started. `make_tag` marks the processes of each MCP server: Leftovers.begin.
+    """Builds the tool box of these sources. `make_tag` gives the tag of an MCP server's processes: Leftovers.begin.
 
-    Imports Python tools: raises INVALID_ARGUMENT naming the field of one that cannot be used. MCP servers are left
-    alone until `start`.
+    Imports Python tools: raises INVALID_ARGUMENT naming the field of one that cannot be used. MCP servers are first
+    contacted by `start`.
     """
     return ToolBox([_source(config, make_tag) for config in sources])
 
