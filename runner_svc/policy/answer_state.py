@@ -1,16 +1,16 @@
-"""The state of one answer of an engine: which of its choices have ended, how, and whether that is an answer. Pure.
+"""The state of one answer of an engine: which of its choices have ended, how, and whether it is complete. Pure.
 
     choice:  open ──finish reason──▶ ended          answer:  open ──every choice ended, end of stream──▶ closed
 
-An engine's stream is input like any other. What is not known is an error with a reason, and never a natural end:
+An engine's stream is untrusted input. What is unknown is an error with a reason, and never a natural end:
 
 - No finish reason, null or "" is "not yet". A stream that ends so is cut off.
-- A word that is not in FINISH_REASONS is an error that names it: of the engine's work where it says so itself
-  (FAILURES), of the protocol otherwise.
-- An ended choice takes nothing more. Text, reasoning or a call for it is an error; so is another finish reason. The
+- An unknown finish reason is an error that names it: of the engine where it reports a failure (FAILURES), of the
+  protocol otherwise.
+- An ended choice accepts nothing more. Text, reasoning or a call for it is an error; so is another finish reason. The
   same finish reason once more is ignored, as servers repeat it with their figures.
 - `tool_calls` without a call is an error.
-- An answer with nothing in it is one only where the engine says what it cost.
+- An empty answer is valid only where the engine reports its usage.
 """
 
 from collections.abc import Mapping
@@ -44,14 +44,14 @@ FINISH_REASONS: Mapping[str, Finish] = MappingProxyType(
     }
 )
 FAILURES = frozenset({"error", "abort", "aborted", "cancelled", "failed"})
-"""Finish reasons by which engines say that they did not finish; vLLM and SGLang write `abort`."""
+"""Finish reasons by which engines report a failure; vLLM and SGLang write `abort`."""
 MAX_WORD_CHARS = 40
-"""Of an unknown finish reason or role in an error."""
+"""Length of an unknown finish reason or role in an error."""
 _OTHER_SPEAKERS = frozenset({"user", "system", "developer", "tool", "function"})
 
 
 class AnswerState:
-    """The choices of one answer. `take` is called for every piece, `close` at the end of the stream."""
+    """The choices of one answer. `take` is called for every chunk, `close` at the end of the stream."""
 
     def __init__(self, expected_choices: int) -> None:
         self._expected_choices = expected_choices
@@ -66,11 +66,11 @@ class AnswerState:
 
     @property
     def ends(self) -> Mapping[int, Finish]:
-        """The finish reasons of the choices that have ended, in the order in which they did."""
+        """The finish reasons of the ended choices, in the order of their ends."""
         return self._ended
 
     def take(self, index: int, word: str | None, *, has_content: bool, has_call: bool = False) -> None:
-        """Take a piece of a choice. Raises BACKEND_PROTOCOL_ERROR or BACKEND_ERROR for one that cannot be."""
+        """Take a chunk of a choice. Raises BACKEND_PROTOCOL_ERROR or BACKEND_ERROR for an invalid one."""
         if index >= self._expected_choices:
             raise _fault(f"there is no choice {index}")
         ended = self._ended.get(index)
@@ -90,9 +90,9 @@ class AnswerState:
         self._ended[index] = reason
 
     def close(self, *, has_figures: bool) -> None:
-        """End the answer. Raises BACKEND_PROTOCOL_ERROR where it is cut off or none.
+        """End the answer. Raises BACKEND_PROTOCOL_ERROR where it is cut off or empty.
 
-        `has_figures`: whether the engine has said what it cost.
+        `has_figures`: whether the engine has reported its usage.
         """
         if not self.is_complete:
             count, expected = len(self._ended), self._expected_choices
@@ -106,7 +106,7 @@ class AnswerState:
 
 
 def require_assistant(role: str | None) -> None:
-    """Raise BACKEND_PROTOCOL_ERROR for a piece that speaks for another side of the conversation.
+    """Raise BACKEND_PROTOCOL_ERROR for a chunk of another role than the assistant.
 
     Unknown roles are the engine's own name for the assistant ("model", "ai") and pass.
     """
@@ -115,7 +115,7 @@ def require_assistant(role: str | None) -> None:
 
 
 def quoted(word: str) -> str:
-    """A word of an engine as it may stand in an error."""
+    """Returns an engine's text, shortened for an error."""
     return repr(word[:MAX_WORD_CHARS] + ("..." if len(word) > MAX_WORD_CHARS else ""))
 
 

@@ -1,11 +1,11 @@
-"""Whether an engine ended for want of memory, told from its last words and from what the kernel says."""
+"""Causes of engine failures: out of memory, a build for another processor, a request that the engine refuses."""
 
 import re
 from collections.abc import Sequence
 from pathlib import PurePath
 
 LAST_LINES = 20
-"""How many of an engine's last lines are looked at: llama.cpp prints about ten after the one that matters."""
+"""Last output lines that are searched: llama.cpp prints about ten after the relevant one."""
 ADVICE = "a smaller context_tokens or fewer slots need less"
 
 _WORDS = re.compile(
@@ -22,21 +22,21 @@ _WORDS = re.compile(
     """,
     re.IGNORECASE | re.VERBOSE,
 )
-# ggml goes on without page-locked memory, and says so with the same words.
+# ggml goes on without page-locked memory, and prints the same words.
 _KILLED = "SIGKILL"
 _HARMLESS = re.compile(r"pinned memory|falling back", re.IGNORECASE)
 
 
 def last_words(lines: Sequence[str]) -> str | None:
-    """The first of the last lines that speaks of memory that could not be had; None: none does."""
+    """Returns the first of the last lines that reports a failed allocation; None: there is none."""
     return next((line for line in lines[-LAST_LINES:] if _WORDS.search(line) and not _HARMLESS.search(line)), None)
 
 
 def explain_out_of_memory(how: str, lines: Sequence[str], *, killed_for_memory: bool) -> str | None:
-    """Why the process that ended as `how` says ran out of memory, with advice; None when it did not.
+    """Explains an end by lack of memory, with advice; None: another cause.
 
-    `killed_for_memory`: the kernel killed one of its processes because a memory limit was reached. A process that
-    somebody else killed did not end for what it said before.
+    `killed_for_memory`: the kernel killed one of its processes because a memory limit was reached. The output of a
+    process that was killed otherwise explains nothing.
     """
     if killed_for_memory:
         return f"{how}: the kernel ended it because its memory limit was reached; {ADVICE}"
@@ -46,17 +46,17 @@ def explain_out_of_memory(how: str, lines: Sequence[str], *, killed_for_memory: 
 
 NATIVE_OFF = "-DGGML_NATIVE=OFF"
 _ILLEGAL_INSTRUCTION = frozenset({"signal SIGILL", "exit code 132"})
-"""Of the process itself, and of a shell around it (128 and the number of the signal)."""
+"""Of the process itself, and of a shell around it (128 plus the signal number)."""
 _SEGMENTATION_FAULT = frozenset({"signal SIGSEGV", "exit code 139"})
 _CORE_DUMPED = " (core dumped)"
 
 
 def explain_foreign_build(how: str, command: Sequence[str], *, has_answered: bool) -> str | None:
-    """Why an engine that ended as `how` says probably is for another processor, with advice; None: it probably is not.
+    """Explains an end that is probably due to a build for another processor, with advice; None: another cause.
 
-    `command` is what was started. `has_answered`: whether this process brought an answer before. Kernels that the
-    processor lacks, or that are wrong for it, run with the first request at the latest, so a segmentation fault later
-    on has another cause; an illegal instruction has not.
+    `command` is the started command. `has_answered`: whether this process has answered a request. Kernels that the
+    processor lacks, or that are wrong for it, run with the first request at the latest, so a later segmentation fault
+    has another cause; a later illegal instruction has not.
     """
     end = how.removesuffix(_CORE_DUMPED)
     if end not in _ILLEGAL_INSTRUCTION and (has_answered or end not in _SEGMENTATION_FAULT):
@@ -67,7 +67,7 @@ def explain_foreign_build(how: str, command: Sequence[str], *, has_answered: boo
 
 
 def program_name(command: Sequence[str]) -> str:
-    """The program of a command: the module where an interpreter runs one, else the file."""
+    """Returns the program of a command: the module where an interpreter runs one, else the file."""
     if len(command) > 2 and command[1] == "-m":
         return command[2]
     return PurePath(command[0]).name if command else "the engine"
@@ -119,13 +119,17 @@ _CONTENT = re.compile(
 
 
 def refuses_length(words: str) -> bool:
-    """Whether the error says that the request does not fit the context."""
+    """Whether an error text says that the request does not fit the context.
+
+    A status alone does not tell: llama.cpp's server, Ollama and others answer 500 to an image that their model cannot
+    read, on every replica. Such an answer says nothing about the server.
+    """
     return _CONTEXT.search(words) is not None
 
 
 def refuses_content(words: str) -> bool:
-    """Whether the error says that the request holds what the model or the server cannot take.
+    """Whether an error text says that the request has content that the model or the server does not accept.
 
-    What sounds like it and speaks of memory that could not be had is a failure of the server.
+    A text that also reports a failed allocation is a failure of the server.
     """
     return last_words([words]) is None and (_CONTENT.search(words) is not None or refuses_length(words))

@@ -1,6 +1,6 @@
-"""How long a model stays loaded when nobody asks anything of it. The text forms are read in `weft.kernel.units`.
+"""Keep-alive of idle models: how long they stay loaded, and when they go to sleep.
 
-Lengths are seconds; a negative one is for ever.
+Durations are seconds; a negative one is unlimited.
 """
 
 from collections.abc import Mapping
@@ -9,28 +9,28 @@ from types import MappingProxyType
 
 DEFAULT_CATEGORY = "text"
 CATEGORY_SECONDS: Mapping[str, float] = MappingProxyType({"text": 300.0, "image": 900.0, "vision": 60.0})
-"""Kept where a model holds accelerator memory and nothing else is said: image pipelines are slow to load, vision models
-small and quick."""
+"""Keep-alive of a model that holds accelerator memory where nothing else is set: image pipelines load slowly, vision
+models are small and load fast."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepAliveSettings:
-    """What was said about it, the most specific first; None: nothing."""
+    """The keep-alive settings of a model, the most specific first; None: not set."""
 
     request_seconds: float | None = None
-    """By the last request that ended."""
+    """Of the last request that ended."""
     load_seconds: float | None = None
-    """By whoever loaded it."""
+    """Of the explicit load."""
     model_seconds: float | None = None
-    """By its configuration."""
+    """Of the configuration."""
     category: str = DEFAULT_CATEGORY
     holds_devices: bool = False
-    """Whether it holds memory of accelerators that others may need."""
+    """Whether it holds accelerator memory."""
     pinned: bool = False
 
 
 def keep_alive(wishes: KeepAliveSettings) -> float | None:
-    """Idle seconds after which it goes to sleep; None: never by itself."""
+    """Returns the idle time after which it goes to sleep; None: never."""
     if wishes.pinned:
         return None
     for seconds in (wishes.request_seconds, wishes.load_seconds, wishes.model_seconds):
@@ -41,32 +41,32 @@ def keep_alive(wishes: KeepAliveSettings) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleState:
-    """What is known about a model that takes requests. Times are seconds on any monotonic clock."""
+    """The state of a ready model. Times are seconds on any monotonic clock."""
 
     now: float
     idle_since: float
-    """When its last request ended, or it became ready, or it last refused to sleep."""
+    """Time at which its last request ended, it became ready, or its sleep action failed."""
     busy: bool
     """Whether a request holds a slot."""
     stays_awake: bool
-    """Whether it was loaded to stay, or its runner is stopping."""
+    """Whether it must not go to sleep: its runner is stopping."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SleepDecision:
-    """Whether to go to sleep now, and when to look again."""
+    """Whether to go to sleep now, and when to decide again."""
 
     sleep: bool
     look_again_seconds: float | None = None
-    """None: not before something else happens."""
+    """None: after the next event."""
 
 
 def decide_sleep(signs: IdleState, after_seconds: float | None) -> SleepDecision:
-    """The decision for a model that sleeps after `after_seconds` without a request; None: never by itself."""
+    """Decides for a model that sleeps after `after_seconds` without a request; None: never."""
     if after_seconds is None or signs.stays_awake:
         return SleepDecision(sleep=False)
     if signs.busy:
-        # Its end is told; looking again is for those that are held for long, and not all the time.
+        # The end of a request is an event; the pause only covers requests that run for long.
         return SleepDecision(sleep=False, look_again_seconds=after_seconds or None)
     left = signs.idle_since + after_seconds - signs.now
     return SleepDecision(sleep=True) if left <= 0 else SleepDecision(sleep=False, look_again_seconds=left)

@@ -1,4 +1,4 @@
-"""What may happen to an instance, and what may be done about it: the words of `lifecycle`."""
+"""The commands, events and phases of an instance's lifecycle, and which events each command allows."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,28 +22,28 @@ class Phase(IntEnum):
 
 
 class Command(Enum):
-    """What is done about an instance; every one ends with an event."""
+    """What the lifecycle loop executes; every command ends with an event."""
 
     NOTHING = auto()
-    """Not begun, or over."""
+    """Not begun, or ended."""
     LOAD = auto()
     """Get memory, then start the backend: Loaded, LoadFailed or SleepAsked; Waits meanwhile."""
     WAKE = auto()
     """Carry out the wake recipe, then as LOAD: Loaded or WakeFailed; SleepAsked where there is no recipe."""
     SERVE = auto()
-    """Watch over a backend that takes requests: Died, Faulted or SleepAsked."""
+    """Watch a ready backend: Died, Faulted or SleepAsked."""
     CLEAR = auto()
-    """End its requests, then the backend and everything it left behind: Cleared."""
+    """End its requests, then the backend with all its processes: Cleared."""
     SLEEP = auto()
     """Let requests end for a while, then put it to sleep: Slept or SleepFailed."""
     REST = auto()
-    """Wait until somebody wants it: WakeAsked."""
+    """Wait for a wake request: WakeAsked."""
     SEEK = auto()
     """Look for a server that weft can neither start nor wake: Loaded, Missing or WakeAsked."""
     PAUSE = auto()
     """Wait until `resume_at`: PauseOver."""
     END = auto()
-    """As CLEAR, for good: Ended."""
+    """As CLEAR, at the end of the runner: Ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,34 +53,34 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The backend takes requests."""
+    """The backend is ready."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """What a load waits for has changed; nothing, where it says nothing."""
+    """The status of a waiting load has changed; empty: it waits no more."""
 
     detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadFailed:
-    """The backend did not start, and nothing of it is left."""
+    """The backend did not start, and no process of it is left."""
 
     reason: Reason
     how: str
     otherwise: bool = False
-    """Whether it was to be loaded otherwise than it is configured."""
+    """Whether its load plan differs from the configuration."""
 
 
 @dataclass(frozen=True, slots=True)
 class WakeFailed:
-    """It could not be woken, and nothing of it is left."""
+    """The wake failed, and no process of the backend is left."""
 
     reason: Reason
     how: str
     otherwise: bool = False
-    """As of LoadFailed."""
+    """As in LoadFailed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Died:
 
 @dataclass(frozen=True, slots=True)
 class Faulted:
-    """The backend is there and of no use: a stall, a failed connect, headers that did not come."""
+    """The backend runs but does not work: a stall, a failed connect, missing headers."""
 
     reason: Reason
     how: str
@@ -101,51 +101,51 @@ class Faulted:
 
 @dataclass(frozen=True, slots=True)
 class Broke:
-    """A fault of our own; the backend has been ended."""
+    """An internal error of the runner; the backend has been ended."""
 
     how: str
 
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """Nothing is left of a backend that died or faulted."""
+    """A backend that died or faulted has been cleaned up."""
 
 
 @dataclass(frozen=True, slots=True)
 class SleepAsked:
-    """It is idle for long enough, or somebody wants it unloaded."""
+    """The idle timer has expired, or an unload was requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slept:
-    """It sleeps."""
+    """The model sleeps."""
 
 
 @dataclass(frozen=True, slots=True)
 class SleepFailed:
-    """Its sleep action failed; it still takes requests."""
+    """The sleep action failed; the backend is still ready."""
 
 
 @dataclass(frozen=True, slots=True)
 class WakeAsked:
-    """Somebody wants it."""
+    """A wake was requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A server that was looked for is still not there."""
+    """An attached server was looked for and not found."""
 
     how: str
 
 
 @dataclass(frozen=True, slots=True)
 class PauseOver:
-    """The pause has passed."""
+    """The pause has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrainAsked:
-    """The runner is about to end."""
+    """The runner drains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ class EndAsked:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Nothing is left."""
+    """The backend has ended for good."""
 
 
 Event = (
@@ -194,4 +194,4 @@ POSSIBLE: Mapping[Command, frozenset[type]] = MappingProxyType(
         Command.END: frozenset({Ended, DrainAsked}),
     }
 )
-"""Which events may come while a command is carried out; every other is refused."""
+"""The events that are possible while a command is executed; any other is refused."""

@@ -1,7 +1,7 @@
-"""Where an instance is in its life, what may happen there, and what is done then.
+"""The lifecycle of an instance as a state machine: states, events and commands.
 
-`step` takes a state and an event and returns the next state and a command; whoever carries the command out reports with
-the next event. Times are seconds on any monotonic clock. An instance is one process with one model.
+`step` takes a state and an event and returns the next state and a command; the lifecycle loop executes the command and
+reports the next event. Times are seconds on any monotonic clock. An instance is one process with one model.
 """
 
 from collections.abc import Callable, Mapping
@@ -41,24 +41,24 @@ from weft.kernel.reasons import Reason
 FALLING_ASLEEP = "going to sleep"
 WAKING = "waking"
 MAX_DETAIL_CHARS = 1000
-"""A crash's last words go into reports; the registry refuses a novel."""
+"""Maximum length of a detail in reports, which the registry limits."""
 MAX_HOW_CHARS = 600
-"""The part of a detail that says what happened, so that what follows it is not cut off."""
+"""Maximum length of the cause in a detail, so that the text behind it is not cut off."""
 MEMORY_DEATHS = 2
-"""Deaths for want of memory within the window after which starting again would only repeat them."""
+"""Out-of-memory deaths within the window after which another start would only repeat them."""
 _HOPELESS = frozenset({Reason.INVALID_ARGUMENT, Reason.OUT_OF_MEMORY, Reason.TEMPLATE_FAILED})
-"""Why loading fails and would fail again."""
+"""Reasons of load failures that would repeat."""
 UNMET = frozenset({Reason.INSUFFICIENT_MEMORY, Reason.SERVICE_UNAVAILABLE})
-"""Why a backend was not even started: there was no memory for it, or nobody to ask for some. Nothing of it died."""
+"""Reasons for which a backend was not started: no memory, or no registry to grant it. They count as no death."""
 
 
-class ImpossibleEvent(Exception):  # noqa: N818 - it names the event, and nobody but a test or a log sees it
-    """An event that cannot come in this state: a fault of our own."""
+class ImpossibleEvent(Exception):  # noqa: N818 - it names the event, and only tests and logs see it
+    """An event that is impossible in this state: a bug of the runner."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LifeRules:
-    """What an instance is, as far as its life goes."""
+    """The properties of an instance that its lifecycle depends on."""
 
     attached: bool = False
     """The backend is a server that weft did not start: it is never restarted, only looked for or woken."""
@@ -70,35 +70,35 @@ class LifeRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LifeState:
-    """Where an instance is in its life."""
+    """The lifecycle state of an instance."""
 
     doing: Command = Command.NOTHING
     phase: Phase = Phase.IDLE
     detail: str = ""
-    """Why it is in this phase, in words."""
+    """Why it is in this phase, as text."""
     reason: Reason = Reason.UNSPECIFIED
-    """What kind of fault `how` was."""
+    """Reason of the last fault."""
     how: str = ""
-    """The last fault, in words."""
+    """Description of the last fault."""
     draining: bool = False
     history: RestartHistory = field(default_factory=RestartHistory)
     memory_deaths: tuple[float, ...] = ()
-    """When it last died for want of memory while it took requests, at most MEMORY_DEATHS of them."""
+    """Times of its last out-of-memory deaths while it was ready, at most MEMORY_DEATHS of them."""
     resume_at: float | None = None
-    """The end of the pause that it is in."""
+    """End of the present pause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transition:
-    """What an event leads to."""
+    """The next state and command."""
 
     state: LifeState
     command: Command
-    """NOTHING: go on with what is being done."""
+    """NOTHING: continue the present command."""
 
 
 def step(state: LifeState, event: Event, now: float, rules: LifeRules) -> Transition:
-    """The state after `event`, and what to do. Raises ImpossibleEvent."""
+    """Returns the state after `event` and the next command. Raises ImpossibleEvent."""
     if type(event) not in POSSIBLE[state.doing]:
         raise ImpossibleEvent(f"{type(event).__name__} while doing {state.doing.name}")
     after = _HANDLERS[type(event)](state, event, now, rules)
@@ -107,23 +107,23 @@ def step(state: LifeState, event: Event, now: float, rules: LifeRules) -> Transi
 
 
 def needs_restart(reason: Reason, *, attached: bool) -> bool:
-    """Whether a request's failure says that its backend is of no use to the others either.
+    """Whether a request's failure means that its backend must be restarted.
 
-    An attached server is let go of when no connection to it can be made, and for nothing else.
+    An attached server is released only when no connection to it can be made.
     """
     return reason is Reason.CONNECT_FAILED or (reason is Reason.HEADERS_TIMEOUT and not attached)
 
 
 def is_given_up(event: LoadFailed) -> bool:
-    """Whether a load of a backend of ours is not tried again, and the next call tries afresh.
+    """Whether a failed load of an own backend is not retried before the next call.
 
-    Where options of that load failed that would fail again, nothing is said about the model as it is configured.
+    The failure of special load options says nothing about the configured model.
     """
     return event.reason in UNMET or (event.otherwise and event.reason in _HOPELESS)
 
 
 def with_last_lines(state: LifeState, lines: tuple[str, ...]) -> LifeState:
-    """The state with the backend's last output in its detail, as far as there is room and it is not there already."""
+    """Returns the state with the backend's last output in its detail, without repetition and within its limit."""
     new = [line for line in lines if line.strip() and line.strip() not in state.detail]
     return (
         state
@@ -163,7 +163,7 @@ def _waits(state: LifeState, event: Waits, now: float, rules: LifeRules) -> Life
 
 
 def _wake_failed(state: LifeState, event: WakeFailed, now: float, rules: LifeRules) -> LifeState:
-    """A wake that fails is no restart, and the next call tries afresh; unless that would be hopeless."""
+    """A failed wake counts as no restart, and the next call tries again, unless the failure would repeat."""
     if rules.attached or event.otherwise or event.reason not in _HOPELESS:
         return _absent(state, event.how, rules)
     return _after_death(_blame(state, event), now, rules, hopeless=True)
@@ -198,7 +198,7 @@ def _blame(state: LifeState, event: LoadFailed | WakeFailed | Died | Faulted) ->
 
 
 def _after_death(state: LifeState, now: float, rules: LifeRules, *, hopeless: bool) -> LifeState:
-    """Start again, at once or after a pause; where that is hopeless, only when somebody wants it, and not before."""
+    """Start again, at once or after a pause; where the failure would repeat, pause and then wait for a request."""
     history, pause = state.history.after_death(now, rules.limits, must_pause=hopeless)
     state = replace(state, history=history)
     if not pause and not hopeless:
@@ -218,7 +218,7 @@ def _advised(how: str) -> str:
 
 
 def _pause_over(state: LifeState, event: PauseOver, now: float, rules: LifeRules) -> LifeState:
-    """A crash loop tries again. What failed waits: for a request where memory may be free by then, else for people."""
+    """After the pause a crash loop starts again. FAILED waits for a request (out of memory) or an operator."""
     del event, rules
     if state.resume_at is None or now < state.resume_at:
         raise ImpossibleEvent(f"PauseOver at {now}, before {state.resume_at}")
@@ -241,7 +241,7 @@ def _slept(state: LifeState, event: Slept, now: float, rules: LifeRules) -> Life
 
 
 def _absent(state: LifeState, why: str, rules: LifeRules) -> LifeState:
-    """Asleep from here on. A server that we cannot wake is looked for, since somebody else may."""
+    """Enter hibernation. A server that the runner cannot wake is looked for, since others may wake it."""
     if rules.can_wake:
         return _at(state, Command.REST, Phase.HIBERNATING, why)
     return _at(state, Command.SEEK, Phase.HIBERNATING if rules.woken_by_mesh else Phase.FAILED, why)
@@ -299,12 +299,12 @@ _HANDLERS: Mapping[type, _Handler] = MappingProxyType(
 
 
 def is_unmet(event: Event) -> bool:
-    """Whether a load ended that is no death of its model: for want of memory, or by options of its own."""
+    """Whether a failed load counts as no death: for lack of memory, or because of its own options."""
     return isinstance(event, LoadFailed) and is_given_up(event)
 
 
 def verdict_on(event: Died | Faulted, *, attached: bool) -> WeftError:
-    """What the requests under way are told."""
+    """Returns the error of the running requests."""
     if isinstance(event, Faulted):
         done = "let go of" if attached else "restarted"
         return WeftError(Reason.WORKER_RESTARTED, f"the backend was {done} while it worked on the request: {event.how}")

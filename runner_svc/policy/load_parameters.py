@@ -1,4 +1,4 @@
-"""What may be set about a model for one load, and whether a value may be."""
+"""Load parameters: the options of one load with their ranges, and their validation."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,30 +8,30 @@ from weft.kernel.errors import invalid_field
 
 LoadValue = int | float | str | bool
 MAX_PARAMETERS = 64
-"""Of one load."""
+"""Maximum number of parameters of one load."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadParameter:
-    """Something that may be set, with the values it may have. Exactly one of the four kinds."""
+    """A load parameter with its allowed values. It has exactly one of the four kinds."""
 
     name: str
     description: str
     words: tuple[str, ...] = ()
-    """The words it may be; empty: it is no word."""
+    """Allowed words; empty: it is no word."""
     minimum: float | None = None
     maximum: float | None = None
-    """For numbers, both included."""
+    """Range of a number, both ends included."""
     integer: bool = False
     flag: bool = False
     default: LoadValue | None = None
-    """As configured; None: the engine's own."""
+    """The configured value; None: the engine's default."""
 
 
 def check_parameters(
     given: Mapping[str, LoadValue], known: Sequence[LoadParameter], field: str = "parameters"
 ) -> dict[str, LoadValue]:
-    """`given`, if all of it may be. Raises INVALID_ARGUMENT naming the parameter and what it may be."""
+    """Returns the validated parameters. Raises INVALID_ARGUMENT naming the parameter and its allowed values."""
     if len(given) > MAX_PARAMETERS:
         raise invalid_field(field, f"must be at most {MAX_PARAMETERS}")
     by_name = {parameter.name: parameter for parameter in known}
@@ -65,7 +65,7 @@ def _checked(value: LoadValue, parameter: LoadParameter, field: str) -> LoadValu
 
 
 def _range(low: float | None, high: float | None) -> str:
-    # With all the digits that whole numbers of this size have.
+    # With all digits of whole numbers of this size.
     if low is None:
         return f"at most {high:.15g}"
     return f"at least {low:.15g}" if high is None else f"from {low:.15g} to {high:.15g}"

@@ -1,4 +1,4 @@
-"""How one load of a model is to be, as values."""
+"""The plan of one load of a model, and the specification of an explicit load."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from runner_svc.policy.load_parameters import LoadValue
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPlan:
-    """The options of one life of a backend; the default is as configured.
+    """The options of one start of a backend; the default is as configured.
 
     Two plans are equal when the same backend serves both.
     """
@@ -16,7 +16,7 @@ class LoadPlan:
     parameters: Mapping[str, LoadValue] = field(default_factory=dict)
     """Checked values of the backend's load parameters."""
     quantization: str = ""
-    """One of the configured variants; empty: the file that is configured."""
+    """One of the configured quantizations; empty: the configured file."""
 
 
 AS_CONFIGURED = LoadPlan()
@@ -24,13 +24,13 @@ AS_CONFIGURED = LoadPlan()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSpec:
-    """What a caller wants of a load, and for how long."""
+    """The specification of an explicit load: plan, memory budget, keep-alive."""
 
     plan: LoadPlan = AS_CONFIGURED
     memory_budget_bytes: int = 0
-    """The most accelerator memory that it may take; 0: as much as it needs."""
+    """Maximum accelerator memory; 0: no limit."""
     keep_alive_seconds: float = -1.0
-    """How long it stays loaded after a request; negative: until it is unloaded."""
+    """Keep-alive after a request; negative: until it is unloaded."""
     pin: bool = False
     """Whether it is never evicted for another model."""
 

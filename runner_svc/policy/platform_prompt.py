@@ -1,4 +1,4 @@
-"""The platform prompt: what the mesh tells a model before anybody else speaks. Pure."""
+"""The platform prompt: the mesh's own system prompt before all others. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 SYSTEM_DELIMITER = "\n\n---\n\n"
-"""Between system prompts that become one message: a rule, which every model has seen end a section."""
+"""Delimiter of system prompts that are joined into one message: a rule, which models know as the end of a section."""
 TEXT_CALL_FORM = '<tool_call>{"name": "<function>", "arguments": {<arguments>}}</tool_call>'
 _MESH = (
     "You are one of several cooperating models in a mesh. People and programs send you work; other models, tools and "
@@ -17,11 +17,11 @@ _TOOL_USE = (
     "you; do not make results up. A result says so when it failed or was cut."
 )
 MAX_DESCRIPTION_CHARS = 200
-"""How much of a function's description is repeated here; the engine is given all of it."""
+"""Length of a function's description in the prompt; the engine receives all of it."""
 MAX_ARGUMENTS = 16
-"""How many of its arguments are."""
+"""Number of a function's arguments in the prompt."""
 MAX_ARGUMENT_NAME_CHARS = 64
-"""How much of an argument's name is."""
+"""Length of an argument's name in the prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,44 +31,43 @@ class FunctionFacts:
     name: str
     description: str
     parameters: Mapping[str, Any]
-    """JSON schema of an object, written by whoever: no part of it is relied on."""
+    """JSON schema of an object. It is untrusted: any part may be missing or malformed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptFacts:
-    """What the platform prompt is made of."""
+    """The variables of the platform prompt."""
 
     now: datetime
-    """In the zone that the model is told."""
+    """Time in the configured zone."""
     runner: str
     model: str
     agent: str = ""
-    """Empty: none was asked for."""
+    """Agent of the request; empty: none."""
     context: str = ""
-    """The operator's own words about the mesh."""
+    """The operator's text about the mesh."""
     tools: Sequence[FunctionFacts] = ()
-    """Tools that the mesh runs for the model, by what it calls them."""
+    """Tools that the mesh runs for the model, by wire name."""
     signals: Sequence[FunctionFacts] = ()
     """Control signals."""
     text_calls: bool = False
-    """Whether a call that is written as text counts."""
+    """Whether calls that are written as text are executed."""
     iterations_left: int = 0
-    """Further rounds of tools."""
+    """Remaining tool rounds."""
 
 
 def platform_prompt(facts: PromptFacts) -> str:
-    """The text. Read anew before each turn.
+    """Returns the text. It is built again for each turn.
 
-    What never changes comes first, then what changes from agent to agent, and last what changes from turn to turn and
-    from minute to minute: an engine's prefix cache is of use up to the first difference. For the same reason the time
-    is told to the minute only.
+    Constant parts come first, then those that depend on the agent, and last those that change with each turn and
+    minute: an engine's prefix cache holds up to the first difference. For the same reason the time has minutes only.
     """
     parts = [_who(facts), facts.context.strip(), _tool_rules(facts), _signal_rules(facts), _status(facts)]
     return "\n\n".join(part for part in parts if part)
 
 
 def join_system_texts(texts: Sequence[str]) -> str:
-    """Several system prompts as one, in order."""
+    """Joins system prompts, in order."""
     return SYSTEM_DELIMITER.join(texts)
 
 
@@ -104,7 +103,7 @@ def _signal_rules(facts: PromptFacts) -> str:
 
 
 def _line(function: FunctionFacts) -> str:
-    """A function in one line. Chat templates that know nothing of tools leave the model no other way to hear of it."""
+    """Describes a function in one line: chat templates without tool support do not show it to the model."""
     properties = function.parameters.get("properties")
     required = function.parameters.get("required")
     names = list(properties.items())[:MAX_ARGUMENTS] if isinstance(properties, Mapping) else []
@@ -117,7 +116,7 @@ def _line(function: FunctionFacts) -> str:
 
 
 def _in_one_line(text: Any, max_chars: int) -> str:
-    """A stranger's words, which must not look like a section of ours."""
+    """Returns untrusted text in one line, so that it cannot imitate a section of the prompt."""
     return " ".join(str(text).split())[:max_chars]
 
 

@@ -1,4 +1,4 @@
-"""Whether an engine and the requests on it still get anywhere.
+"""Progress of engines, of their requests and of loads: stalls and freezes.
 
 Progress is a token, a report on prefill, processor time or GPU time. It is never a byte on a connection and never an
 answer of /health: a frozen engine's connections stay open, and a hung one may go on to answer probes.
@@ -12,27 +12,26 @@ from runner_svc.policy.timeouts import TimeoutProfile
 from weft.kernel.reasons import Reason
 
 FROZEN_PROBES = 3
-"""Probes in a row that an idle engine must leave unanswered before it counts as frozen."""
+"""Unanswered probes in a row after which an idle engine counts as frozen."""
 IDLE_PROBE_INTERVALS = 5
-"""Looks between two probes of an idle engine."""
+"""Observations between two probes of an idle engine."""
 MAX_NAP_INTERVALS = 5.0
-"""A pause between two looks of over so many intervals means that this process or the machine slept."""
+"""Gap between two observations, in intervals, that means a suspended process or machine."""
 UNLIMITED_WINDOW_SECONDS = 120.0
-"""Stands for the limit on prefill where there is none: an idle engine's work is still looked for."""
+"""Window of an idle engine's activity where there is no limit on prefill."""
 MAX_GAPS = 64
-"""Such pauses that are remembered; an older one no longer excuses anybody."""
+"""Number of such gaps that are kept."""
 
 
 MIN_WORK_SHARE = 0.05
-"""Answering probes and writing comments costs an engine a little; less than this share of one core, or of one GPU, is
-not work on a prompt or a model's file."""
+"""Minimum share of one core, or of one GPU, that counts as activity: answering probes takes less."""
 MAX_SAMPLES = 32
-"""Samples that are kept of a window: enough to let it slide smoothly."""
+"""Number of samples per window: enough to let it slide smoothly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineUsage:
-    """What an engine's processes have used so far."""
+    """Processor and GPU time that an engine's processes have used so far."""
 
     cpu_seconds: float
     gpu_seconds: float | None = None
@@ -41,21 +40,21 @@ class EngineUsage:
 
 @dataclass(slots=True)
 class UsageWindow:
-    """Compares what was used with what was used earlier, at most `window_seconds` earlier.
+    """Compares the used time with that of at most `window_seconds` earlier.
 
-    The window is why one short burst, such as a collection of garbage, is no sign of work, and why work that begins
-    late is seen within a twentieth of it.
+    Because of the window one short burst, such as a garbage collection, is no activity, and activity that begins late
+    is detected within a twentieth of it.
     """
 
     window_seconds: float
     _samples: deque[tuple[float, EngineUsage]] = field(default_factory=lambda: deque(maxlen=MAX_SAMPLES + 2))
 
     def forget(self) -> None:
-        """Begin anew with the next look."""
+        """Reset; the next observation starts a new window."""
         self._samples.clear()
 
     def worked(self, now: float, signs: EngineUsage) -> bool:
-        """Whether they worked since the last yes, or since the first look."""
+        """Whether the processes were active since the last True, or since the first observation."""
         if self._samples and _is_no_continuation(self._samples[0][1], signs):
             self._samples.clear()
         while len(self._samples) > 1 and self._samples[1][0] <= now - self.window_seconds:
@@ -69,7 +68,7 @@ class UsageWindow:
 
 
 def _is_no_continuation(before: EngineUsage, after: EngineUsage) -> bool:
-    """Figures that fall, or that begin only now, measure nothing."""
+    """Whether two figures cannot be compared: they fell, or GPU time begins only now."""
     gpu_begins = before.gpu_seconds is None and after.gpu_seconds is not None
     return gpu_begins or after.cpu_seconds < before.cpu_seconds
 
@@ -84,54 +83,54 @@ def _share(before: tuple[float, EngineUsage], now: float, after: EngineUsage) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestSample:
-    """What is known of one running request. Times are seconds on the clock of `now`."""
+    """The progress of one running request. Times are seconds on the clock of `now`."""
 
     key: int
-    """Tells running requests apart."""
+    """Identifies the request among the running ones."""
     started: float
     turn_started: float
-    """When the engine was last asked."""
+    """Start of the engine's present turn."""
     last_progress: float
-    """Last token or report on prefill; the start of the turn when there was none."""
+    """Time of the last token or prefill report; the start of the turn where there was none."""
     last_token: float | None = None
-    """Of any turn."""
+    """Time of the last token of any turn."""
     has_content: bool = False
-    """Whether the engine's current turn has brought its first token."""
+    """Whether the engine's present turn has produced its first token."""
     in_engine: bool = True
-    """Whether the engine is the one to wait for: not while a tool runs, and not while the caller has not yet taken what
-    the engine has sent."""
+    """Whether the request waits for the engine: not while a tool runs, nor while the caller has not read the last
+    frame."""
 
     @property
     def in_prefill(self) -> bool:
-        """Whether the engine was asked and has not begun to answer."""
+        """Whether the engine works on the prompt."""
         return self.in_engine and not self.has_content
 
     @property
     def last_sign(self) -> float:
-        """When the engine last did anything for it, as far as it said."""
+        """Time of the last progress that the engine reported."""
         token = -float("inf") if self.last_token is None else self.last_token
         return self.last_progress if not self.has_content and self.last_progress > self.turn_started else token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """Everything that is seen at one moment."""
+    """An observation of an engine and its requests at one time."""
 
     now: float
     requests: Sequence[RequestSample] = ()
     last_token: float | None = None
-    """Of any request, also of those that have ended."""
+    """Time of the last token of any request, ended ones included."""
     engine: EngineUsage | None = None
-    """None where the processes are not ours, or nobody asked."""
+    """None for an attached server, or where it was not read."""
     owned: bool = True
-    """Whether the engine is ours to restart."""
+    """Whether the runner can restart the engine."""
     responded: bool | None = None
-    """How a probe went that ended since the last look; None: none did."""
+    """Result of a probe that ended since the last observation; None: none did."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A request that must end, and why."""
+    """A request that must fail, with the cause."""
 
     key: int
     reason: Reason
@@ -140,43 +139,43 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What to do after a look."""
+    """The actions after an observation."""
 
     failures: tuple[Failure, ...] = ()
     restart: str = ""
-    """Why the engine must be restarted; empty: it need not be."""
+    """Cause of a restart of the engine; empty: none."""
     working: bool = False
-    """The processes were seen to work: progress of every request in prefill."""
+    """Whether the processes were active, which counts as progress of every request in prefill."""
     probe: bool = False
-    """The engine should be asked whether it answers."""
+    """Whether to probe the engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
     named: Failure
     wedged: bool
-    """Whether the engine itself may be stuck, and not only this request."""
+    """Whether the engine itself may be stuck, not only this request."""
 
 
 @dataclass(slots=True)
 class ProgressPolicy:
-    """Judges one engine from start to end, look by look."""
+    """Decides about one engine from its start to its end, by one observation after the other."""
 
     profile: TimeoutProfile
     _gaps: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=MAX_GAPS))
     _elsewhere: dict[int, float] = field(default_factory=dict)
-    """When a request was last seen to wait for somebody else than the engine."""
+    """Time at which a request was last observed to wait for something else than the engine."""
     _last_look: float | None = None
     _work: UsageWindow = field(init=False)
     _unanswered: int = 0
     _looks_to_probe: int = IDLE_PROBE_INTERVALS
 
     def __post_init__(self) -> None:
-        """Half the limit, so that work which begins late is seen in time."""
+        """Use a window of half the limit, so that activity which begins late is detected in time."""
         self._work = UsageWindow((self.profile.prefill_liveness_seconds or UNLIMITED_WINDOW_SECONDS) / 2)
 
     def look(self, seen: Observation) -> Verdict:
-        """The verdict on what is seen now. Looks must come about every `probe_interval_seconds`."""
+        """Returns the verdict on an observation. To be called about every `probe_interval_seconds`."""
         slept = self._note_gap(seen.now)
         elsewhere = {request.key: seen.now for request in seen.requests if not request.in_engine}
         known = {request.key for request in seen.requests}
@@ -198,7 +197,7 @@ class ProgressPolicy:
         )
 
     def wants_engine(self, requests: Sequence[RequestSample]) -> bool:
-        """Whether the next look needs to know what the engine's processes have used: reading that is not free."""
+        """Whether the next observation needs the processes' used time, which is costly to read."""
         return self._unanswered > 0 or any(request.in_prefill for request in requests)
 
     def _judge(self, request: RequestSample, seen: Observation, *, working: bool) -> _Failure | None:
@@ -240,7 +239,7 @@ class ProgressPolicy:
             self._unanswered = 0
         elif seen.responded is False:
             self._unanswered += 1
-        # Without a look at the processes there is no telling a frozen engine from one that is busy with itself.
+        # Without the processes' used time a frozen engine cannot be told from a busy one.
         if self._unanswered < FROZEN_PROBES or seen.engine is None:
             return ""
         return f"the idle backend answered none of {self._unanswered} probes and used no processor time"
@@ -253,7 +252,7 @@ class ProgressPolicy:
         return True
 
     def _note_gap(self, now: float) -> bool:
-        """Remember time in which nobody looked, such as a suspended machine's; nothing seen across it counts."""
+        """Record time without observations, such as a suspended machine's; figures across it are not compared."""
         before, self._last_look = self._last_look, now
         interval = self.profile.probe_interval_seconds
         if before is None or now - before <= MAX_NAP_INTERVALS * interval:
@@ -263,11 +262,11 @@ class ProgressPolicy:
         return True
 
     def _waited(self, request: RequestSample, since: float, now: float) -> float:
-        """Seconds in which the engine could have done something for it and did not."""
+        """Returns the seconds in which the engine made no progress for a request."""
         return self._elapsed(max(since, self._elsewhere.get(request.key, since)), now)
 
     def _elapsed(self, since: float, now: float) -> float:
-        """Seconds since then in which somebody looked."""
+        """Returns the observed seconds since a time."""
         return now - since - sum(min(seconds, max(0.0, at - since)) for at, seconds in self._gaps)
 
 
@@ -276,19 +275,19 @@ def _over(limit_seconds: float | None, elapsed_seconds: float) -> bool:
 
 
 def _others_moved(stalled: RequestSample, seen: Observation) -> bool:
-    """Whether the engine did something for another request since it last did for this one."""
+    """Whether another request made progress since the stalled one last did."""
     last = max(stalled.last_sign, stalled.turn_started)
     signs = [request.last_sign for request in seen.requests if request is not stalled]
     return any(sign > last for sign in (*signs, seen.last_token or last))
 
 
 WINDOW_SECONDS = 30.0
-"""Work is looked for in about the last so many seconds, or what begins after a long wait would be seen too late."""
+"""Window of a load's activity: activity that begins after a long wait would be detected too late without it."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadSample:
-    """What can be seen of a loading process at one moment."""
+    """Output and used time of a loading process at one time."""
 
     at_seconds: float
     output_bytes: int
@@ -297,15 +296,15 @@ class LoadSample:
 
 @dataclass(frozen=True, slots=True)
 class LoadStallDetector:
-    """The last moment at which loading was seen to move."""
+    """The last observed progress of a load."""
 
     moved: LoadSample
     _mark: LoadSample | None = None
-    """A look between one and two windows ago; None: it moved more recently than that."""
+    """A sample between one and two windows ago; None: there was progress since."""
     _next_mark: LoadSample | None = None
 
     def observe(self, signs: LoadSample) -> "LoadStallDetector":
-        """The watch after another look: moved on if there was output, or work worth the name."""
+        """Returns the detector after another sample. Output and activity count as progress."""
         if signs.output_bytes > self.moved.output_bytes or _worked(self._mark or self.moved, signs):
             return LoadStallDetector(signs)
         newest = self._next_mark or self.moved
@@ -314,7 +313,7 @@ class LoadStallDetector:
         return LoadStallDetector(self.moved, self._next_mark, signs)
 
     def stalled(self, now_seconds: float, limit_seconds: float) -> bool:
-        """Whether nothing moved for `limit_seconds`."""
+        """Whether there was no progress for `limit_seconds`."""
         return now_seconds - self.moved.at_seconds >= limit_seconds
 
 

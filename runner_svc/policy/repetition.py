@@ -1,10 +1,10 @@
-"""Noticing that a model repeats itself and will not stop. Pure: text in, a verdict out.
+"""Detection of repetition loops in an answer. Pure: text in, a verdict out.
 
-Two detectors share one bounded window. The line detector counts equal lines in a row. The text detector looks whether
-the end of the text is one piece, written again and again, whatever the line breaks; and, more rarely, whether prose
-consists of a handful of phrases in changing order, by its n-grams. Both ask for more where repetition is common in good
-answers: in code, tables, JSON, rows of figures. Pieces are compared exactly, so that a refrain between verses, or rows
-that differ in one cell, are no loops. The rates are in docs/repetition.md.
+Two detectors share one bounded window. The line detector counts equal lines in a row. The text detector checks whether
+the end of the text is one unit, repeated regardless of line breaks; and, less often, whether prose consists of a few
+phrases in changing order, by its n-grams. Both have higher limits where repetition is common in good answers: in code,
+tables, JSON, rows of figures. Units are compared exactly, so that a refrain between verses, or rows that differ in one
+cell, are no loops. The rates are in docs/repetition.md.
 """
 
 import re
@@ -15,53 +15,53 @@ from enum import IntEnum
 from typing import Literal
 
 _PROBE_CHARS = 64
-"""The end of the text that is looked for earlier in it: long enough to be rare, shorter than every limit."""
+"""Length of the end of the text that is searched earlier in it: long enough to be rare, shorter than every limit."""
 _MAX_CANDIDATES = 32
-"""Earlier places of the probe that are tried per check: bounds the work on text such as long rules of dashes."""
+"""Earlier matches that are tried per check: bounds the work on text such as long rules of dashes."""
 _SAMPLE_CHARS = 200
 _ENUMERATOR = re.compile(r"\s*(?:\d{1,6}[.):]|[-*+•])\s+")
 _FENCES = ("```", "~~~")
 _STRUCTURE = re.compile(r"[{}\[\]<>|;=\\`]|,\S|\w\(|\t|\n {2,}\S")
-"""What prose hardly has: brackets, operators, cells, calls, commas without a space, indented lines."""
+"""Marks that are rare in prose: brackets, operators, cells, calls, commas without a space, indented lines."""
 _DATA_WORD = re.compile(r"[!-~]{60}")
-"""So much ASCII without a space is data such as base64."""
+"""ASCII text of this length without a space is data such as base64."""
 _FIGURE = re.compile(r"[!-~]*\d[!-~]*|\b(?:null|NULL|None|NaN|nan|nil|true|True|false|False)\b")
 """A number, also one such as 0xff whose digits look like letters, or a word that stands for one in data."""
 _DATA_WORD_CHARS = 30
-"""Words that are so long in the mean are lines of data, wherever the piece was cut out of them."""
+"""Mean word length above which text is data, wherever the unit was cut."""
 _DENSE_RATIO = 0.10
-"""Text that compresses less than this cannot have few n-grams: a cheap look before the dear one. Prose has 0.4."""
+"""Compression ratio above which text cannot have few n-grams: a cheap check before the costly one. Prose has 0.4."""
 
 
 class Texture(IntEnum):
-    """What a repeated piece is made of; the further down, the more often good answers repeat it."""
+    """The kind of text of a repeated unit; the higher, the more often good answers repeat it."""
 
     PROSE = 0
     """Sentences."""
     STRUCTURED = 1
-    """Code, markup, JSON, CSV, anything inside a fenced block; also pieces of one or two words."""
+    """Code, markup, JSON, CSV, text inside a fenced block; also units of one or two words."""
     MARKS = 2
     """Mostly digits, punctuation or one unbroken short token: rules of tables, zeros, padding, hex dumps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextureLimits:
-    """How often a piece of one texture may come back before it is a loop."""
+    """The limits of repetition for one texture."""
 
     lines: int
-    """So many equal lines in a row are a loop."""
+    """Number of equal lines in a row that is a loop."""
     characters: int
-    """A repeated piece of text must cover this many characters in all ..."""
+    """Number of characters that a repeated unit must cover ..."""
     repeats: int
-    """... and come this many times in a row."""
+    """... and its minimum number of repeats in a row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepetitionLimits:
-    """When repetition is a loop. Chosen on tests/corpus/repetition; docs/repetition.md has the results."""
+    """The limits above which repetition is a loop. Chosen on tests/corpus/repetition; see docs/repetition.md."""
 
     prose: TextureLimits = field(default_factory=lambda: TextureLimits(lines=16, characters=1_200, repeats=5))
-    """A chorus or a line written ten times on request stays below; models that loop do it for thousands."""
+    """A chorus or a line written ten times on request stays below; looping models repeat thousands of times."""
     structured: TextureLimits = field(default_factory=lambda: TextureLimits(lines=48, characters=3_072, repeats=8))
     """Sample data has dozens of equal rows, an unrolled loop has 32 equal statements."""
     marks: TextureLimits = field(default_factory=lambda: TextureLimits(lines=160, characters=8_192, repeats=16))
@@ -69,21 +69,21 @@ class RepetitionLimits:
     line_characters: int = 12
     """Lines with fewer non-space characters are short ones."""
     short_lines: int = 96
-    """So many equal short lines of words in a row are a loop, outside of code and data: `Hi!`, `yes`. Drills and lists
-    of answers on request stay below. Short lines of figures and marks are left to the text detector: `});`, `0`."""
+    """Number of equal short lines of words in a row that is a loop, outside of code and data: `Hi!`, `yes`. Drills and
+    lists of answers on request stay below. The text detector covers short lines of figures and marks: `});`, `0`."""
     window_characters: int = 16_384
-    """What is remembered of the text; also the longest line that is compared. No longer piece than a fifth is seen."""
+    """Length of the window; also the longest line that is compared. Units of up to a fifth of it are detected."""
     check_characters: int = 256
-    """The text is looked at once per so many characters: about 64 tokens."""
+    """Interval of checks: about 64 tokens."""
     ngram_words: int = 5
     """Length of the n-grams of prose: long enough that common phrases are no repetition."""
     ngram_characters: int = 8_192
-    """N-grams are counted once the window holds so much, and again after every quarter of it."""
+    """Window length from which n-grams are counted, again after every quarter of it."""
     ngram_share: float = 0.05
     """Prose with fewer different n-grams than this share of all is a loop. Prose has 0.9, songs with a refrain 0.4."""
 
     def scaled(self, lines: int, characters: int) -> "RepetitionLimits":
-        """With other limits for prose, and those of everything else changed in proportion."""
+        """Returns limits with other values for prose, and all others scaled in proportion."""
         by_lines, by_characters = lines / self.prose.lines, characters / self.prose.characters
 
         def changed(limits: TextureLimits) -> TextureLimits:
@@ -103,24 +103,24 @@ class RepetitionLimits:
         )
 
     def of(self, texture: Texture) -> TextureLimits:
-        """The limits for a texture."""
+        """Returns the limits for a texture."""
         return (self.prose, self.structured, self.marks)[texture]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repetition:
-    """A loop that was noticed."""
+    """A detected loop."""
 
     kind: Literal["line", "text"]
-    """Which detector noticed it."""
+    """The detector."""
     sample: str
-    """What is repeated; at most 200 characters of it."""
+    """The repeated text, at most 200 characters of it."""
     count: int
-    """How often it had come in a row by then; of the text detector, as far as the window reaches."""
+    """Number of repeats in a row so far; of the text detector, within the window."""
 
 
 class RepetitionDetector:
-    """Watches one answer. The verdict depends on the text alone, not on the pieces it comes in."""
+    """The detector of one answer. The verdict depends on the text alone, not on its chunks."""
 
     def __init__(self, limits: RepetitionLimits | None = None) -> None:
         self._limits = limits or RepetitionLimits()
@@ -132,7 +132,7 @@ class RepetitionDetector:
         self._done = False
 
     def feed(self, text: str) -> Repetition | None:
-        """Take the next piece of the answer. None until a loop is certain; then once what it is, and None again."""
+        """Take the next chunk of the answer. Returns a loop once when it is detected, else None."""
         if text:
             self._waiting.append(text)
             self._room -= len(text)
@@ -163,7 +163,7 @@ class RepetitionDetector:
         return found
 
     def _repeated_text(self) -> Repetition | None:
-        """The shortest piece that the window ends in often enough, if there is one."""
+        """Returns the shortest unit that the end of the window repeats often enough; None: there is none."""
         window = self._window
         end = len(window) - _PROBE_CHARS
         if len(window) < self._limits.prose.characters:
@@ -176,12 +176,12 @@ class RepetitionDetector:
                 return None
             period = end - place
             if _is_periodic(window, period, _needed(self._limits.prose, period)):
-                # Longer candidates are this piece several times: they would only pass for another texture.
+                # Longer candidates are multiples of this unit, possibly with another texture.
                 return self._judge(period)
         return None
 
     def _judge(self, period: int) -> Repetition | None:
-        """Whether the piece that the window ends in comes often enough for its texture."""
+        """Check whether the unit at the end of the window is repeated often enough for its texture."""
         limits, window = self._limits, self._window
         unit = window[-period:]
         texture = _texture(unit, limits.line_characters, sheltered=self._lines.sheltered)
@@ -191,7 +191,7 @@ class RepetitionDetector:
         return Repetition(kind="text", sample=_sample(unit), count=needed // period)
 
     def _few_phrases(self) -> Repetition | None:
-        """Whether the window is prose of a handful of phrases."""
+        """Check whether the window is prose of a few phrases."""
         limits, window = self._limits, self._window
         if len(window) < limits.ngram_characters or self._lines.sheltered:
             return None
@@ -209,7 +209,7 @@ class RepetitionDetector:
 
 
 class _LineRun:
-    """How often the present line has come in a row."""
+    """The number of repeats of the present line."""
 
     __slots__ = ("_count", "_fence", "_is_json", "_last", "_limits", "_needed", "_partial")
 
@@ -224,13 +224,13 @@ class _LineRun:
 
     @property
     def sheltered(self) -> bool:
-        """Whether the text is inside a fenced block, or a JSON document as a whole."""
+        """Whether the text is inside a fenced block, or the whole answer is a JSON document."""
         return bool(self._fence or self._is_json)
 
     def add(self, block: str) -> Repetition | None:
-        """Take the next text; its last line may be unfinished."""
+        """Take the next block; its last line may be unfinished."""
         first, *rest = block.split("\n")
-        # A line longer than the window is compared by its beginning only.
+        # Lines longer than the window are compared by their beginning only.
         self._partial = (self._partial + first)[: self._limits.window_characters]
         for line in rest:
             if found := self._finish_line(self._partial):
@@ -281,12 +281,12 @@ class _LineRun:
 
 
 def _needed(limits: TextureLimits, period: int) -> int:
-    """How many characters a piece of `period` characters must cover: whole pieces."""
+    """Returns the length that a unit of `period` characters must cover, in whole units."""
     return period * max(limits.repeats, -(-limits.characters // period))
 
 
 def _sample(unit: str) -> str:
-    """A repeated piece from the start of a line, a sentence or a word: where it was cut is chance."""
+    """Returns a repeated unit from the start of a line, a sentence or a word: its cut is arbitrary."""
     for mark in ("\n", ". ", " "):
         head, found, rest = unit.partition(mark)
         if found:
@@ -295,14 +295,14 @@ def _sample(unit: str) -> str:
 
 
 def _is_periodic(window: str, period: int, length: int) -> bool:
-    """Whether the last `length` characters repeat every `period`; the nearer end first, which mostly says no."""
+    """Whether the last `length` characters repeat every `period`; compares the last repeat first."""
     if length > len(window) or window[-period:] != window[-2 * period : -period]:
         return False
     return window[-length:-period] == window[-length + period :]
 
 
 def _texture(piece: str, short: int, *, sheltered: bool) -> Texture:
-    """What `piece` is made of; `short` is the number of non-space characters below which it is no sentence."""
+    """Returns the texture of `piece`; `short` is the number of non-space characters below which it is no sentence."""
     words = piece.split()
     solid = "".join(words)
     letters = sum(map(str.isalpha, _FIGURE.sub("", piece)))

@@ -1,36 +1,36 @@
-"""When a backend that died is started again."""
+"""Restart policy of backends: crash loops and their pauses."""
 
 from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartLimits:
-    """A crash loop is `max_deaths` deaths within `window_seconds` (the supervisors' usual 5 in 30 s)."""
+    """The limits of a crash loop: `max_deaths` within `window_seconds` (5 in 30 s, as is usual for supervisors)."""
 
     max_deaths: int = 5
     window_seconds: float = 30.0
     first_pause_seconds: float = 10.0
-    """Pause after a crash loop; doubles with every further one."""
+    """Pause after the first crash loop; doubles with every further one."""
     max_pause_seconds: float = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartHistory:
-    """What is remembered of earlier deaths. Times are seconds on any monotonic clock."""
+    """The history of deaths. Times are seconds on any monotonic clock."""
 
     total: int = 0
-    """Deaths ever."""
+    """Total number of deaths."""
     deaths: tuple[float, ...] = ()
-    """When the last ones in a row were, at most `max_deaths` of them."""
+    """Times of the last deaths in a row, at most `max_deaths` of them."""
     pauses: int = 0
-    """Pauses in a row so far."""
+    """Number of pauses in a row."""
 
     def after_death(
         self, now: float, limits: RestartLimits, *, must_pause: bool = False
     ) -> "tuple[RestartHistory, float]":
-        """The history with a death at `now`, and the pause before the next start in seconds; 0 is at once.
+        """Returns the history with a death at `now`, and the pause before the next start in seconds; 0: none.
 
-        `must_pause`: as if it had died too often already, for deaths that trying again at once would only repeat.
+        `must_pause`: pause in any case, for deaths that an immediate start would repeat.
         """
         deaths = tuple(at for at in self.deaths if now - at < limits.window_seconds)
         pauses = self.pauses if deaths else 0
@@ -39,7 +39,7 @@ class RestartHistory:
         if len(deaths) < limits.max_deaths and not must_pause:
             return history, 0.0
         pause = min(limits.first_pause_seconds * 2.0 ** min(pauses, _MAX_DOUBLINGS), limits.max_pause_seconds)
-        # The pause itself is no proof of health: the window goes on where the next start begins.
+        # The pause itself does not count as health: the window continues with the next start.
         resumed = (now + pause,) * len(deaths)
         return replace(history, deaths=resumed, pauses=pauses + 1), pause
 

@@ -1,4 +1,4 @@
-"""Control signals: what a model may tell whoever steers it, one way. Pure.
+"""Control signals: one-way messages of a model to its operator or program. Pure.
 
 A signal is offered as a function; a call of it is the message. No answer goes back to the model.
 """
@@ -11,23 +11,23 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 MAX_SIGNAL_TEXT_CHARS = 2000
-"""Longest text in an argument of a built-in signal."""
+"""Maximum length of a text argument of a built-in signal."""
 MAX_OPTIONS = 16
-"""Most options of a decision that is asked for."""
+"""Maximum number of options of a requested decision."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignalDescription:
-    """A signal as a model is told of it."""
+    """A signal as it is offered to a model."""
 
     name: str
     """In capitals; also the name of the function."""
     description: str
     """When to raise it."""
     parameters: Mapping[str, Any]
-    """JSON schema of its arguments, of an object. Only ever read."""
+    """JSON schema of its arguments, of an object. Read-only."""
     asks_for_decision: bool = False
-    """Whether whoever steers has to decide before it makes sense to go on."""
+    """Whether the answer ends until a decision was made."""
 
 
 def _text(description: str) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def _object(required: Iterable[str], **properties: Any) -> dict[str, Any]:
 
 
 def reason_only() -> dict[str, Any]:
-    """The arguments of a signal that declares none: a reason in words."""
+    """Returns the arguments of a signal that declares none: a reason as text."""
     return _object(["reason"], reason=_text("Why, in one or two sentences."))
 
 
@@ -90,18 +90,18 @@ BUILT_IN_SIGNALS: tuple[SignalDescription, ...] = (
         parameters=_object(["reason"], reason=_text("What the risk is.")),
     ),
 )
-"""What every agent may list."""
+"""The signals that every agent may list."""
 
 
 def signal_catalogue(configured: Iterable[SignalDescription] = ()) -> dict[str, SignalDescription]:
-    """The built-in signals and those of the configuration, which win over built-in ones of the same name."""
+    """Returns the built-in and the configured signals; configured ones replace built-in ones of the same name."""
     return {signal.name: signal for signal in (*BUILT_IN_SIGNALS, *configured)}
 
 
 def pick_signals(catalogue: Mapping[str, SignalDescription], names: Iterable[str]) -> tuple[SignalDescription, ...]:
-    """The signals of these names, each once. Raises TOOL_UNAVAILABLE for one that this runner does not know.
+    """Returns the signals of these names, each once. Raises TOOL_UNAVAILABLE for one that this runner does not know.
 
-    The agent's author is to blame and not the caller; another runner may know it.
+    The fault is the agent's, not the caller's; another runner may know the signal.
     """
     wanted = list(dict.fromkeys(names))
     unknown = next((name for name in wanted if name not in catalogue), None)

@@ -1,6 +1,6 @@
-"""Tool calls that a model writes as text, found in the stream of its answer. Pure.
+"""Parser of tool calls that a model writes as text into its answer. Pure.
 
-Models that were taught calls in a form which the engine does not parse write them into the answer. These are known:
+Models write calls as text in forms that their engine does not parse. These forms are known:
 
     <tool_call>{"name": ..., "arguments": {...}}</tool_call>     Hermes, Qwen
     [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]         Mistral
@@ -22,7 +22,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 MAX_HELD_CHARS = 64 * 1024
-"""Longest text that is held back because it may be a call."""
+"""Maximum length of text that is held back because it may be a call."""
 
 _TAG, _LIST, _FUNCTION = "<tool_call>", "[TOOL_CALLS]", "<function="
 _MARKERS = (_TAG, _LIST, _FUNCTION)
@@ -30,13 +30,13 @@ _MARKER = re.compile("|".join(map(re.escape, _MARKERS)))
 _CLOSERS = {_TAG: "</tool_call>", _LIST: "", _FUNCTION: "</function>"}
 _MAX_NAME_CHARS = 64
 _MAX_SPACE = 64
-"""Between a marker and its JSON."""
+"""Maximum whitespace between a marker and its JSON."""
 _FENCE = re.compile(r"```(?:json)?[ \t]*\r?\n\s*")
 _FENCE_STARTS = ("```json", "```")
 _FENCE_END = "```"
 _FIRST_KEYS = ("name", "parameters", "arguments", "type")
 _KEYS = frozenset({*_FIRST_KEYS, "id"})
-"""Of a call that is the whole answer; an object with others is an answer in JSON."""
+"""Keys of a call that is the whole answer; an object with others is an answer in JSON."""
 _ARGUMENT_KEYS = ("arguments", "parameters")
 _WHITESPACE = " \t\r\n"
 
@@ -52,11 +52,11 @@ class TextCall:
 
 class _State(Enum):
     START = 1
-    """Nothing but space so far: the whole answer may be a call."""
+    """Only whitespace so far: the whole answer may be a call."""
     WHOLE = 2
-    """The answer began like a call; known when it ends."""
+    """The answer began like a call; decided at its end."""
     TEXT = 3
-    """Text, in which a marker may come."""
+    """Text, in which a marker may follow."""
     MARKED = 4
     """After a marker, before the JSON."""
     JSON = 5
@@ -66,10 +66,10 @@ class _State(Enum):
 
 
 class TextCallParser:
-    """One turn's text. What comes out does not depend on the pieces it comes in."""
+    """The parser of one turn's text. Its output does not depend on how the text is split into chunks."""
 
     def __init__(self, offered: Collection[str]) -> None:
-        """`offered`: the functions that the model may call now."""
+        """`offered`: the functions that can be called now."""
         self._offered = frozenset(offered)
         self._state = _State.START if self._offered else _State.TEXT
         self._held = ""
@@ -86,13 +86,13 @@ class TextCallParser:
         return bool(self._held)
 
     def passes(self, text: str) -> bool:
-        """Whether `feed` would hand on `text` as it is and remember nothing of it: then there is no need to feed it."""
+        """Whether `feed` would return `text` unchanged and keep nothing: then it need not be fed."""
         return self._state is _State.TEXT and not self._held and "<" not in text and "[" not in text
 
     def feed(self, text: str) -> list[str | TextCall]:
-        """What is certain after this piece: text to pass on and calls, in order.
+        """Take a chunk; returns text to pass on and calls, in order, as far as they are certain.
 
-        Raises TOOL_CALL_INVALID for a marker that is followed by something which is no call.
+        Raises TOOL_CALL_INVALID for a marker that no valid call follows.
         """
         if not self._offered:
             return [text] if text else []
@@ -102,9 +102,9 @@ class TextCallParser:
         return self._take_out()
 
     def finish(self, *, cut_off: bool = False) -> list[str | TextCall]:
-        """The rest, once the answer is over. Raises TOOL_CALL_INVALID for a marked call that does not end.
+        """End the answer; returns the rest. Raises TOOL_CALL_INVALID for a marked call without an end.
 
-        `cut_off`: the token limit ended the answer, so an unfinished call is nobody's fault; it is text then.
+        `cut_off`: the token limit ended the answer; an unfinished call is text then.
         """
         if self._state is _State.WHOLE:
             self._finish_whole()
@@ -133,7 +133,7 @@ class TextCallParser:
             self._held = self._held[count:]
 
     def _step(self) -> bool:
-        """Do what the state asks for; whether there may be more to do with the text at hand."""
+        """Run one step of the state machine; returns whether more steps are possible with the held text."""
         match self._state:
             case _State.START:
                 return self._start()
@@ -191,7 +191,7 @@ class TextCallParser:
         opener = "[" if self._marker == _LIST else "{"
         unknown = self._marker == _FUNCTION and self._name not in self._offered
         if unknown or space > _MAX_SPACE or not rest.startswith(opener):
-            # A marker that is talked about, not used.
+            # The marker is mentioned, not used.
             self._emit(len(self._marker))
             self._state = _State.TEXT
             return True
@@ -199,7 +199,7 @@ class TextCallParser:
         return True
 
     def _end_of_name(self, start: int) -> int | None:
-        """Where the name after `<function=` is over; None: not yet. Of a name that is too long, its beginning."""
+        """Returns the end of the name after `<function=`; None: not yet. Of a name that is too long, its beginning."""
         end = self._held.find(">", start, start + _MAX_NAME_CHARS + 1)
         if end < 0:
             return None if len(self._held) <= start + _MAX_NAME_CHARS else start
@@ -227,7 +227,7 @@ class TextCallParser:
         return True
 
     def _calls(self, text: str) -> list[TextCall] | None:
-        """The calls of a marked value; None: it names nothing that was offered."""
+        """Returns the calls of a marked value; None: it names no offered function."""
         if self._marker == _FUNCTION:
             body = text[text.index("{") :]
             return [TextCall(self._name, _json_text(_decoded(body)))]
@@ -253,7 +253,7 @@ class TextCallParser:
             self._marker = _LIST
             return True
         if not rest or (closer and closer.startswith(rest)):
-            # Space around calls is layout of the calls, not of the answer; keeping only a character bounds it.
+            # Whitespace around calls belongs to the calls and is dropped, which also bounds the held text.
             self._held = rest
             return False
         self._held = rest
@@ -262,7 +262,7 @@ class TextCallParser:
 
 
 def _length_of_marker_start(text: str) -> int:
-    """How many characters at the end of `text` may be the beginning of a marker."""
+    """Returns the number of characters at the end of `text` that may begin a marker."""
     longest = max(map(len, _MARKERS)) - 1
     for count in range(min(longest, len(text)), 0, -1):
         tail = text[-count:]
@@ -272,7 +272,7 @@ def _length_of_marker_start(text: str) -> int:
 
 
 def _may_be_whole_call(text: str, offered: Collection[str]) -> bool | None:
-    """Whether an answer that begins so may be one call in JSON; None: too early to say."""
+    """Whether an answer with this beginning may be one call in JSON; None: undecided yet."""
     body = text.lstrip(_WHITESPACE)
     if body.startswith("`") or not body:
         fence = _FENCE.match(body)
@@ -301,7 +301,7 @@ def _may_become_fence(body: str) -> bool:
 
 
 def _may_name(text: str, offered: Collection[str]) -> bool | None:
-    """Whether `text`, which follows the key "name", gives an offered name; None: too early to say."""
+    """Whether `text`, which follows the key "name", gives an offered name; None: undecided yet."""
     rest = text.lstrip(_WHITESPACE)
     if not rest:
         return None
@@ -335,7 +335,7 @@ def _call_of(value: Any, offered: Collection[str]) -> TextCall | None:
         return None
     arguments = value.get("arguments", value.get("parameters", {}))
     if isinstance(arguments, str):
-        # Some write the arguments as OpenAI sends them: JSON within a string.
+        # Some models write the arguments as OpenAI sends them: JSON within a string.
         try:
             arguments = msgspec.json.decode(arguments)
         except (msgspec.DecodeError, RecursionError):
@@ -365,7 +365,7 @@ _STRING_MARKS = re.compile(r'["\\]')
 
 
 class JsonExtent:
-    """Follows one object or array from its opening bracket on, by counting brackets. It need not be valid."""
+    """Finds the end of a JSON object or array in a stream by counting brackets. The JSON need not be valid."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -373,9 +373,9 @@ class JsonExtent:
         self._skips = 0
 
     def feed(self, text: str) -> int | None:
-        """Take the next piece. The number of its characters that belong to the value once it has ended, else None.
+        """Take the next chunk; returns the number of its characters up to the end of the value, None before the end.
 
-        Nothing may be fed after that, nor text before the opening bracket.
+        The first chunk must begin with the opening bracket, and none may follow the end.
         """
         at = self._skips
         while at < len(text):
@@ -387,7 +387,7 @@ class JsonExtent:
             if self._take(found.group()):
                 return at
             if found.group() == "\\":
-                # Whatever is escaped is no mark, in this piece or the next.
+                # An escaped character is no mark, in this chunk or the next.
                 at += 1
         self._skips = at - len(text)
         return None

@@ -1,4 +1,4 @@
-"""What follows a turn in which a model called functions. Pure."""
+"""The tool budget of a chat, and the next step after a turn. Pure."""
 
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -6,7 +6,7 @@ from enum import Enum
 
 @dataclass(frozen=True, slots=True)
 class ToolBudget:
-    """How often a model may still be asked again with results of tools."""
+    """The number of remaining tool rounds."""
 
     left: int
 
@@ -16,30 +16,30 @@ class ToolBudget:
         return self.left <= 0
 
     def spend(self) -> "ToolBudget":
-        """One round of tools is over."""
+        """Returns the budget after one more round."""
         return replace(self, left=self.left - 1)
 
 
 class NextStep(Enum):
-    """What follows a turn."""
+    """The step after a turn."""
 
     END = "end"
-    """The answer is over, as the engine said."""
+    """The answer has ended, as the engine reported."""
     END_CUT = "end_cut"
-    """The token limit or a filter ended the turn: calls in it are not run, the last of them may be half a call."""
+    """The token limit or a filter ended the turn: calls in it are not run, as the last one may be incomplete."""
     END_WITH_CALLS = "end_with_calls"
     """The caller runs its tools; the mesh runs none."""
     END_WITH_SIGNALS = "end_with_signals"
-    """The model said what it had to say and raised signals."""
+    """The model has answered and raised signals."""
     RUN_TOOLS = "run_tools"
-    """Tools are run and the model is asked again."""
+    """Tools are run, and another turn follows."""
     GO_ON = "go_on"
-    """The model only raised signals: it is told that they were noted, and asked for its answer."""
+    """The model only raised signals: they are acknowledged, and another turn follows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnFacts:
-    """What a turn came to."""
+    """The facts about a finished turn."""
 
     cut: bool
     """Whether the engine ended it for length or content."""
@@ -49,13 +49,13 @@ class TurnFacts:
     """Calls that went to the caller."""
     signals: int
     has_answer: bool
-    """Whether there was any text for the caller, in this turn or before."""
+    """Whether the caller received text, in this turn or before."""
     has_gone_on: bool
-    """Whether the model has already been asked again after signals alone."""
+    """Whether there has been another turn after signals alone."""
 
 
 def next_step(turn: TurnFacts) -> NextStep:
-    """What follows. A turn that was cut runs nothing; the caller's tools go before the mesh's."""
+    """Returns the next step. A cut turn runs no tools; the caller's tools have precedence over the mesh's."""
     if turn.cut:
         return NextStep.END_CUT
     if turn.caller_calls:
@@ -64,5 +64,5 @@ def next_step(turn: TurnFacts) -> NextStep:
         return NextStep.RUN_TOOLS
     if not turn.signals:
         return NextStep.END
-    # One more try is enough: a model that answers a second time with nothing but signals has no more to say.
+    # One more turn is enough: a model that raises only signals twice has no answer.
     return NextStep.END_WITH_SIGNALS if turn.has_answer or turn.has_gone_on else NextStep.GO_ON

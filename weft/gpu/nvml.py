@@ -1,9 +1,9 @@
-"""What NVIDIA's management library (NVML) tells of a host, through nvidia-ml-py (`pynvml`).
+"""Readings of a host's devices from NVIDIA's management library (NVML), through nvidia-ml-py (`pynvml`).
 
 Every call may block without an end: `weft.gpu.observer` and `runner_svc.supervise.process_time` make them in a
 SingleFlightThread.
-Memory of a process is what it holds on the whole card: of a card in MIG mode the parts are added up, and the card's
-own figures count, so that a lease is on cards and never on parts.
+The memory of a process is that on the whole card: of a card in MIG mode the instances are added up, and the card's own
+figures count, so that leases are on cards and never on MIG instances.
 """
 
 import ctypes
@@ -20,60 +20,60 @@ from weft.gpu.snapshot import DeviceSnapshot, ProcessId
 from weft.gpu.snapshot_messages import MAX_DEVICE_BYTES, MAX_DEVICE_TEXT_CHARS, MAX_DEVICES
 
 LOOK_AGAIN_SECONDS = 60.0
-"""How often a library that is not installed is looked for again: a driver may be installed while we run."""
+"""Interval of looking for a missing library again: a driver may be installed meanwhile."""
 UNNAMED_BYTES = 256 * 1024**2
-"""Memory of a card, beyond what the driver keeps for itself, that may be held by nobody that the library names. With
-more than that and not one name, names are hidden from us, as in a container."""
+"""Memory of a card, beyond the driver's own, that may belong to no listed process. More than that without any listed
+process means that processes are hidden, as in a container."""
 _LIBRARY = "libnvidia-ml.so.1"
 _COMPUTING = "nvmlDeviceGetComputeRunningProcesses"
 _OTHERS = ("nvmlDeviceGetGraphicsRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses")
 _LIST_VERSIONS = ("_v3", "_v2")
-"""Of the lists, newest first; older drivers know only the second."""
+"""Suffixes of the list functions, newest first; older drivers know only the second."""
 _DRIVER_NOT_LOADED, _LIBRARY_NOT_FOUND = 9, 12
-"""NVML's numbers for "there is nothing to ask"."""
+"""NVML's error numbers of a missing driver and library."""
 
 
 def load_pynvml() -> Any:
     """The module, initialised. Raises OSError, ImportError or NVMLError where there is no such GPU or driver."""
     if sys.platform == "linux":
-        ctypes.CDLL(_LIBRARY)  # a cheap no where there is no driver; the module costs some megabytes
+        ctypes.CDLL(_LIBRARY)  # a cheap check for the driver; the module takes some megabytes
     module = importlib.import_module("pynvml")
     module.nvmlInit()
     return module
 
 
 class Health(Enum):
-    """How a reading went."""
+    """The outcome of a reading."""
 
     WELL = "well"
     ABSENT = "absent"
-    """There is no such library or driver: this host has no card of this kind."""
+    """There is no library or driver: this host has no NVIDIA card."""
     FAILED = "failed"
-    """There is a library, and it fails for now."""
+    """The library fails at present."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NvmlReading:
-    """What the library said at one moment."""
+    """One reading of the library."""
 
     health: Health
     devices: tuple[DeviceSnapshot, ...] = ()
     """In the order of the PCI bus, which is that of CUDA_DEVICE_ORDER=PCI_BUS_ID."""
     holders: tuple["Holder", ...] = ()
     names_processes: bool = False
-    """Whether whoever is not among the holders holds nothing; otherwise nobody can tell."""
+    """Whether processes that are not among the holders hold nothing; False: unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """A process that the library names."""
+    """A process that the library lists."""
 
     process: ProcessId | None
-    """None: no such process runs here (any more)."""
+    """None: no such process runs on this host."""
     pid: int
     bytes_by_device: tuple[tuple[int, int], ...]
     memory_unknown: bool = False
-    """Whether the library does not say how much of some card it holds."""
+    """Whether its memory on some card is unknown."""
 
 
 class NvmlReader:
@@ -89,12 +89,12 @@ class NvmlReader:
         self._health = Health.FAILED
 
     def read(self) -> NvmlReading:
-        """Everything at one moment. A library that failed is initialised anew the next time."""
+        """Returns a reading. A failed library is initialised again the next time."""
         if self._module is None and not self._find():
             return NvmlReading(health=self._health)
         try:
             return _read(self._module)
-        except Exception:  # noqa: BLE001 - whatever goes wrong there, the figures are unknown and nothing else
+        except Exception:  # noqa: BLE001 - any failure of the library makes the figures unknown
             self._module = None
             return NvmlReading(health=Health.FAILED)
 
@@ -111,7 +111,7 @@ class NvmlReader:
 
 
 def _means_absent(error: Exception) -> bool:
-    """Whether there is nothing to ask, as opposed to something that does not answer."""
+    """Whether an error means that there is no library or driver, as opposed to a failing one."""
     if isinstance(error, OSError | ImportError):
         return True
     return getattr(error, "value", None) in (_DRIVER_NOT_LOADED, _LIBRARY_NOT_FOUND)
@@ -119,12 +119,12 @@ def _means_absent(error: Exception) -> bool:
 
 @dataclass(slots=True)
 class _Card:
-    """One card while it is read."""
+    """One card during a reading."""
 
     handle: Any
     snapshot: DeviceSnapshot
     unnamed_from: int
-    """What is in use beyond what the driver keeps for itself."""
+    """Memory in use beyond the driver's own."""
 
 
 def _read(nvml: Any) -> NvmlReading:
@@ -149,7 +149,7 @@ def _read(nvml: Any) -> NvmlReading:
 
 
 def _names_are_ours(holders: tuple[Holder, ...], cards: list[_Card]) -> bool:
-    """Whether the library names processes by the numbers that they have here: in a container it may not."""
+    """Whether the library lists processes by the ids of this process namespace: in a container it may not."""
     if holders:
         return any(holder.process is not None for holder in holders)
     return all(card.unnamed_from <= UNNAMED_BYTES for card in cards)
@@ -166,9 +166,9 @@ def _bus_place(nvml: Any, handle: Any) -> tuple[int, int, int]:
 
 
 def _card(nvml: Any, handle: Any, index: int) -> _Card | None:
-    """A card; None for one that has no memory of its own to tell of: an operator declares it.
+    """Reads a card; None for one without memory figures of its own, which an operator declares.
 
-    A registry refuses a sighting with impossible figures whole, and with it every lease of the host would be lost.
+    The registry refuses a whole snapshot with impossible figures, and every lease of the host would be lost with it.
     """
     try:
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
@@ -178,7 +178,7 @@ def _card(nvml: Any, handle: Any, index: int) -> _Card | None:
         raise
     if not 0 < memory.total <= MAX_DEVICE_BYTES:
         return None
-    # What is not free cannot be had, whoever has it: the driver's own part, of some hundred megabytes, included.
+    # Memory that is not free counts as used, the driver's own part of some hundred megabytes included.
     used = memory.total - min(max(0, memory.free), memory.total)
     snapshot = DeviceSnapshot(
         index=index,
@@ -195,7 +195,7 @@ def _kept_by_the_driver(nvml: Any, handle: Any, used: int) -> int:
     try:
         return int(nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2).reserved)
     except (nvml.NVMLError, AttributeError):
-        # An old driver does not tell: then nothing can be concluded from what nobody is named for.
+        # Old drivers do not report it: then unlisted memory means nothing.
         return used
 
 
@@ -211,14 +211,14 @@ def _utilization(nvml: Any, handle: Any) -> float | None:
 
 
 def _named(nvml: Any, handle: Any) -> dict[int, int | None] | None:
-    """Bytes by process id, None for an unknown amount; None when the library cannot list processes here."""
+    """Returns bytes by process id, None for an unknown amount; None when the library cannot list processes."""
     computing = _listed(nvml, _COMPUTING, handle)
     if computing is None:
         return None
     parts: dict[tuple[int, int, int], int | None] = {}
     for listed in (computing, *(_listed(nvml, name, handle) or () for name in _OTHERS)):
         for process in listed:
-            # One that computes and draws is on both lists with the same figure; a part of a card has its own.
+            # A process that computes and draws is on both lists with the same figure; a MIG instance has its own.
             key = (process.pid, process.gpuInstanceId, process.computeInstanceId)
             before, amount = parts.get(key, 0), process.usedGpuMemory
             parts[key] = None if before is None or amount is None else max(before, amount)
@@ -230,7 +230,7 @@ def _named(nvml: Any, handle: Any) -> dict[int, int | None] | None:
 
 
 def _listed(nvml: Any, name: str, handle: Any) -> list[Any] | None:
-    """One of the lists; None when there is no such list here."""
+    """Returns one of the lists; None: the driver does not have it."""
     for version in _LIST_VERSIONS:
         try:
             return list(getattr(nvml, name + version)(handle))

@@ -1,4 +1,4 @@
-"""Looks at a host's accelerators, for whoever keeps or asks for leases there."""
+"""The observer of a host's accelerators, for the lease managers of runners and commands."""
 
 import asyncio
 import socket
@@ -16,27 +16,27 @@ from weft.gpu.snapshot import DeviceSnapshot, HostSnapshot, ProcessId, ProcessSn
 from weft.gpu.snapshot_messages import MAX_DEVICES, MAX_PROCESSES
 
 POLL_SECONDS = 1.0
-"""How old a reading may be, unless a fresh one is asked for."""
+"""Maximum age of a reading, unless a fresh one is requested."""
 
 
 class Reader(Protocol):
-    """What reads the cards; NvmlReader is one."""
+    """A reader of cards; NvmlReader is one."""
 
     def read(self) -> NvmlReading:
-        """Everything at one moment. Never raises; may hang."""
+        """Returns a reading. Never raises; may hang."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeclaredDevice:
-    """A device that no library knows, by an operator's word."""
+    """A device that an operator declares because no library reports it."""
 
     name: str
     memory_bytes: int
 
 
 def declared_snapshots(devices: Sequence[DeclaredDevice]) -> tuple[DeviceSnapshot, ...]:
-    """Declared devices as they are seen: their number is their place in the declaration."""
+    """Returns declared devices as snapshots: their index is their place in the declaration."""
     return tuple(
         DeviceSnapshot(index=index, id=f"declared-{index}", name=device.name, total_bytes=device.memory_bytes)
         for index, device in enumerate(devices[:MAX_DEVICES])
@@ -45,18 +45,18 @@ def declared_snapshots(devices: Sequence[DeclaredDevice]) -> tuple[DeviceSnapsho
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Timed:
-    """A reading and when it was begun."""
+    """A reading and its start time."""
 
     reading: NvmlReading
     begun: float
 
 
 class HostObserver:
-    """What this host's devices are, what is in use, and what processes hold of it. Never raises.
+    """The devices of this host, their use, and the processes that hold their memory. Never raises.
 
-    Three kinds of hosts: with declared devices, where nothing is read; with NVIDIA's library; and with neither, whose
-    sight has no devices (and `Source.NVML`: this is known, not guessed). While the library fails or hangs the source
-    is UNKNOWN, with the sizes that were seen last.
+    There are three kinds of hosts: with declared devices, where nothing is read; with NVIDIA's library; and with
+    neither, whose snapshots have no devices (and `Source.NVML`, since that is certain). While the library fails or
+    hangs the source is UNKNOWN, with the last known sizes.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class HostObserver:
         poll_interval_seconds: float = POLL_SECONDS,
         monotonic_seconds: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`declared` devices stand for all of the host's; without them `reader` (default: NVML) is asked."""
+        """`declared` devices replace all of the host's; without them `reader` (default: NVML) is used."""
         self._host = host or socket.gethostname()
         self._declared = tuple(declared)
         self._reader = reader or NvmlReader()
@@ -84,10 +84,9 @@ class HostObserver:
         return self._host
 
     async def look(self, watched: Collection[ProcessId] = (), *, fresh: bool = False) -> HostSnapshot:
-        """What there is now; `fresh`: by a reading that was begun after this call.
+        """Returns a snapshot; `fresh`: of a reading that begins after this call.
 
-        Says something about every process of `watched`, and about every process that holds memory. Takes HANG_SECONDS
-        at the most.
+        It covers every process of `watched`, and every process that holds memory. Takes HANG_SECONDS at most.
         """
         wanted = self._wanted_since(fresh=fresh)
         loop = asyncio.get_running_loop()
@@ -119,7 +118,7 @@ class HostObserver:
         return (last is None or last.begun < wanted_since) and not self._thread.is_hung()
 
     def _begin(self, on_end: Callable[[], None]) -> None:
-        """Have `on_end` called when the reading that runs, or else a new one, has ended."""
+        """Call `on_end` when the reading under way, or else a new one, has ended."""
         begun = self._now()
         self._thread.start_or_join(lambda: self._read(begun), on_end)
 
@@ -137,7 +136,7 @@ class HostObserver:
         if reading.health is Health.WELL:
             self._known_devices = tuple(_size_only(device) for device in reading.devices)
         elif self._known_devices:
-            # Cards do not go away while we run; a driver that is exchanged does, for a while.
+            # Cards do not disappear; a driver that is being replaced does, for a while.
             return self._unknown_use(Source.UNKNOWN, self._known_devices, watched)
         return HostSnapshot(
             host=self._host,
@@ -155,7 +154,7 @@ class HostObserver:
 
 def _from_another_thread(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> Callable[[], None]:
     def tell() -> None:
-        # The loop may be gone by the time that a library which hung answers.
+        # The loop may be closed by the time that a hung library answers.
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(event.set)
 
@@ -167,12 +166,12 @@ def _size_only(device: DeviceSnapshot) -> DeviceSnapshot:
 
 
 def _processes(reading: NvmlReading, watched: Collection[ProcessId]) -> tuple[ProcessSnapshot, ...]:
-    """First those that were asked about, then the others that hold memory, the largest first, up to the limit."""
+    """Returns the watched processes, then the others that hold memory, the largest first, up to the limit."""
     asked = sorted(set(watched))
     by_pid = {holder.pid: holder for holder in reading.holders if reading.names_processes}
     holders = {process: _holder_of(process, by_pid) for process in asked}
     told = {holder.pid for holder in holders.values() if holder is not None}
-    # Numbers of another namespace mean nothing here.
+    # Ids of another process namespace mean nothing here.
     others = [
         holder
         for holder in reading.holders
@@ -184,7 +183,7 @@ def _processes(reading: NvmlReading, watched: Collection[ProcessId]) -> tuple[Pr
 
 def _holder_of(process: ProcessId, by_pid: Mapping[int, Holder]) -> Holder | None:
     holder = by_pid.get(process.pid)
-    # Memory that is listed under a number which nobody has any more is still its last owner's.
+    # Memory that is listed under a free id still belongs to its last owner.
     return holder if holder is not None and holder.process in (process, None) else None
 
 
@@ -213,6 +212,6 @@ def _watched(process: ProcessId, holder: Holder | None, reading: NvmlReading) ->
 
 
 def _unlisted(process: ProcessId, *, memory_unknown: bool) -> ProcessSnapshot:
-    """A process that nobody named; one that is gone holds nothing."""
+    """Returns the snapshot of an unlisted process; one that has ended holds nothing."""
     alive = is_alive(process)
     return ProcessSnapshot(process=process, alive=alive, memory_unknown=alive and memory_unknown)

@@ -1,4 +1,4 @@
-"""Which process is which: a process id is used again, a process id with its start time is not."""
+"""Identification of processes by id and start time, which are unique together."""
 
 import sys
 from contextlib import suppress
@@ -10,10 +10,10 @@ import psutil
 from weft.gpu.snapshot import ProcessId
 
 MAX_TREE_PROCESSES = 4_096
-"""Of one tree; what is beyond is not looked at."""
+"""Maximum number of processes of one tree."""
 _PROC = Path("/proc")
 _TICKS_PER_SECOND = 100
-"""Where the kernel does not tell ticks; as USER_HZ of Linux, so that numbers look alike."""
+"""Ticks on systems whose kernel reports none; USER_HZ of Linux."""
 _ENDED_STATES = frozenset("ZXx")
 
 
@@ -24,7 +24,7 @@ class _Stat(NamedTuple):
 
 
 def process_id_of(pid: int) -> ProcessId | None:
-    """The process that has this number now; None when there is none, or it has ended and waits for its parent."""
+    """Returns the process that has an id now; None: there is none, or it is a zombie."""
     if sys.platform != "linux":
         return _asked_elsewhere(pid)
     stat = _stat(pid)
@@ -32,14 +32,14 @@ def process_id_of(pid: int) -> ProcessId | None:
 
 
 def is_alive(process: ProcessId) -> bool:
-    """Whether this very process runs. One that has ended and waits for its parent does not: it holds nothing."""
+    """Whether this process runs. A zombie does not: it holds no memory."""
     return process_id_of(process.pid) == process
 
 
 def tree_of(root: ProcessId) -> tuple[ProcessId, ...]:
-    """The process and its living descendants, at most MAX_TREE_PROCESSES, in order; empty when it does not run.
+    """Returns the process and its living descendants, at most MAX_TREE_PROCESSES, in order; empty: it does not run.
 
-    A descendant whose parents have ended is not found: keep those that you have seen.
+    A descendant whose parents have ended is not found: callers keep those of earlier calls.
     """
     if not is_alive(root):
         return ()

@@ -1,15 +1,15 @@
-"""One question at a time to a library that may hang: nobody waits for it longer than they like."""
+"""One call at a time into a library that may hang, without blocking the callers."""
 
 import threading
 import time
 from collections.abc import Callable
 
 HANG_SECONDS = 10.0
-"""A question that is not answered for so long is taken for one that hangs."""
+"""Duration after which a call counts as hung."""
 
 
 class SingleFlightThread:
-    """Runs one job at a time in a daemon thread; a job may hang for ever and keeps the others out while it does."""
+    """Runs one job at a time in a daemon thread. A hanging job blocks further ones, but no caller."""
 
     def __init__(self, name: str, monotonic_seconds: Callable[[], float] = time.monotonic) -> None:
         self._name = name

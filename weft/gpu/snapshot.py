@@ -1,11 +1,11 @@
-"""What somebody on a host saw of its devices: values, shared by whoever looks and whoever keeps the book."""
+"""A snapshot of a host's devices and of the processes that hold their memory, as values."""
 
 from dataclasses import dataclass
 from enum import IntEnum
 
 
 class Source(IntEnum):
-    """Where figures come from; numbers as in `registry.v1.HostSighting.Source`."""
+    """The source of a snapshot; numbers as in `registry.v1.HostSighting.Source`."""
 
     NVML = 1
     DECLARED = 2
@@ -14,7 +14,7 @@ class Source(IntEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class ProcessId:
-    """One process of a host for good: process ids are used again, with another start time."""
+    """A process of a host, identified by its id and start time: ids are reused, with another start time."""
 
     pid: int
     start_ticks: int
@@ -23,7 +23,7 @@ class ProcessId:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSnapshot:
-    """One accelerator."""
+    """One device at one time."""
 
     index: int
     """Its number on the host, in the order of the PCI bus."""
@@ -32,29 +32,29 @@ class DeviceSnapshot:
     name: str
     total_bytes: int
     used_bytes: int | None = None
-    """By whomever; None: nobody can tell."""
+    """Memory in use by any process; None: unknown."""
     utilization: float | None = None
     """Share of time, 0 to 1; None: unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSnapshot:
-    """A process that holds memory of a device, or that was asked about."""
+    """A process that holds device memory, or that was watched."""
 
     process: ProcessId
     alive: bool
     bytes_by_device: tuple[tuple[int, int], ...] = ()
-    """(device index, bytes), in order of the devices; a device that is not there is not held."""
+    """(device index, bytes), in order of the devices; missing devices are not held."""
     memory_unknown: bool = False
-    """Whether nobody can tell what it holds."""
+    """Whether the memory that it holds is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSnapshot:
-    """Everything at one moment."""
+    """The devices and processes of a host at one time."""
 
     host: str
     source: Source
     devices: tuple[DeviceSnapshot, ...] = ()
-    """In order of their index; empty: the host has none, and nothing is leased there."""
+    """Devices in order of their index; empty: the host has none, and nothing is leased there."""
     processes: tuple[ProcessSnapshot, ...] = ()

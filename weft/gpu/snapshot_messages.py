@@ -1,4 +1,4 @@
-"""Sightings as messages and back, with the limits of `registry.v1.HostSighting`."""
+"""Host snapshots to and from messages, with the limits of `registry.v1.HostSighting`."""
 
 from collections.abc import Iterable, Sequence
 
@@ -11,16 +11,16 @@ MAX_PROCESSES = 4_096
 MAX_HOST_CHARS = 253
 """As in the domain name system."""
 MAX_DEVICE_TEXT_CHARS = 128
-"""Of a device's id and of its name."""
+"""Maximum length of a device's id and name."""
 MAX_DEVICE_BYTES = 16 * 1024**4
-"""Of one device; also the most that one process holds of it."""
+"""Maximum memory of one device, and of one process on it."""
 MAX_PID = 2**31 - 1
 
 pb = lease_pb2
 
 
 def snapshot_message(snapshot: HostSnapshot) -> pb.HostSighting:
-    """A sighting as a message. The sight keeps the limits above: HostObserver's do."""
+    """A snapshot as a message. It must keep the limits above, as those of HostObserver do."""
     return pb.HostSighting(
         host=snapshot.host,
         source=pb.HostSighting.Source.ValueType(snapshot.source),
@@ -52,7 +52,7 @@ def bytes_messages(amounts: Iterable[tuple[int, int]]) -> list[pb.DeviceBytes]:
 
 
 def snapshot_from(message: pb.HostSighting, field: str = "sighting") -> HostSnapshot:
-    """The sighting in a message. Raises INVALID_ARGUMENT naming the first part of `field` that is wrong."""
+    """Reads a snapshot from a message. Raises INVALID_ARGUMENT naming the first invalid part of `field`."""
     if not 0 < len(message.host) <= MAX_HOST_CHARS or not message.host.isprintable():
         raise invalid_field(f"{field}.host", f"must be 1 to {MAX_HOST_CHARS} printable characters")
     if int(message.source) not in tuple(Source):
@@ -76,7 +76,7 @@ def snapshot_from(message: pb.HostSighting, field: str = "sighting") -> HostSnap
 
 
 def device_from(message: pb.Device, field: str) -> DeviceSnapshot:
-    """The device in a message. Raises INVALID_ARGUMENT."""
+    """Reads a device from a message. Raises INVALID_ARGUMENT."""
     if not 0 <= message.index < MAX_DEVICES:
         raise invalid_field(f"{field}.index", f"must be 0 to {MAX_DEVICES - 1}")
     for name, text in (("id", message.id), ("name", message.name)):
@@ -85,7 +85,7 @@ def device_from(message: pb.Device, field: str) -> DeviceSnapshot:
     _require_bytes(message.total_bytes, f"{field}.total_bytes", least=1)
     if message.HasField("used_bytes"):
         _require_bytes(message.used_bytes, f"{field}.used_bytes")
-    # Not a number is outside every range.
+    # NaN is outside every range.
     if message.HasField("utilization") and not 0.0 <= message.utilization <= 1.0:
         raise invalid_field(f"{field}.utilization", "must be 0 to 1")
     return DeviceSnapshot(
@@ -99,7 +99,7 @@ def device_from(message: pb.Device, field: str) -> DeviceSnapshot:
 
 
 def process_id_from(message: pb.ProcessId, field: str) -> ProcessId:
-    """The process id in a message. Raises INVALID_ARGUMENT."""
+    """Reads a process id from a message. Raises INVALID_ARGUMENT."""
     if not 1 <= message.pid <= MAX_PID:
         raise invalid_field(f"{field}.pid", f"must be 1 to {MAX_PID}")
     if message.start_ticks < 0:
@@ -108,7 +108,7 @@ def process_id_from(message: pb.ProcessId, field: str) -> ProcessId:
 
 
 def bytes_from(messages: Sequence[pb.DeviceBytes], devices: frozenset[int], field: str) -> tuple[tuple[int, int], ...]:
-    """(device index, bytes) in order of the devices, each of them one of `devices`. Raises INVALID_ARGUMENT."""
+    """Reads (device index, bytes) in order of the devices, each one of `devices`. Raises INVALID_ARGUMENT."""
     if len(messages) > MAX_DEVICES:
         raise invalid_field(field, f"must be at most {MAX_DEVICES}")
     amounts: dict[int, int] = {}

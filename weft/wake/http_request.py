@@ -1,4 +1,4 @@
-"""A recipe's HTTP request. A module of its own, because an HTTP client takes memory that most routers never need."""
+"""The HTTP request of a wake recipe. A module of its own, because most routers never need the HTTP client's memory."""
 
 import re
 from collections.abc import Mapping
@@ -13,14 +13,14 @@ MAX_HEADER_BYTES = 16 * 1024
 
 
 async def send_request(recipe: HttpRecipe, timeout_seconds: float, environment: Mapping[str, str]) -> None:
-    """Send it; returns when it was answered with a 2xx status, raises WAKE_FAILED otherwise."""
+    """Send the request; returns after a response with a 2xx status, raises WAKE_FAILED otherwise."""
     headers = substituted(recipe.headers, environment)
     timeout = aiohttp.ClientTimeout(total=timeout_seconds)
     # `from None`: aiohttp's own messages hold the address.
     try:
         async with (
             aiohttp.ClientSession(timeout=timeout, max_field_size=MAX_HEADER_BYTES) as session,
-            # A redirect could send the headers to somebody else, so it counts as a failure.
+            # A redirect could send the headers to another host, so it counts as a failure.
             session.request(recipe.method, recipe.url, headers=headers, allow_redirects=False) as response,
         ):
             status = response.status
@@ -40,12 +40,12 @@ def _failed(message: str) -> WeftError:
     return WeftError(Reason.WAKE_FAILED, message)
 
 
-# Only names that were set for this purpose: a recipe from elsewhere must not read the rest of the environment.
+# Only variables for this purpose: a recipe of another host must not read the rest of the environment.
 _VARIABLE = re.compile(r"\$\{(WEFT_WAKE_[A-Z0-9_]+)\}")
 
 
 def substituted(headers: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
-    """The headers with every variable replaced by its value. Raises WAKE_FAILED naming a variable that is not set."""
+    """Returns the headers with every variable replaced by its value. Raises WAKE_FAILED naming an unset variable."""
 
     def value_of(found: re.Match[str]) -> str:
         name = found[1]

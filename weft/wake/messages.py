@@ -1,4 +1,4 @@
-"""Wake plans to and from the wire. Checks nothing: the registry does, where a plan enters the mesh."""
+"""Wake plans to and from messages. Validates nothing: the registry does, where a plan enters the mesh."""
 
 from weft.api.registry.v1 import wake_pb2
 from weft.wake.recipes import (
@@ -14,7 +14,7 @@ from weft.wake.recipes import (
 
 
 def plan_of(message: wake_pb2.Wake) -> WakePlan:
-    """The plan a message stands for."""
+    """Reads a plan from a message."""
     return WakePlan(
         by_runner=message.by_runner,
         by_mesh=_recipe_of(message.by_mesh),

@@ -1,4 +1,4 @@
-"""Recipes as values: what to do, free of how it is done. See protos/weft/api/registry/v1/wake.proto."""
+"""Wake recipes as values. See protos/weft/api/registry/v1/wake.proto."""
 
 import re
 from collections.abc import Mapping
@@ -41,14 +41,14 @@ Recipe = HttpRecipe | CommandRecipe | WakeOnLanRecipe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WakePlan:
-    """Who can wake a model, and how long that may take. At least one of `by_runner` and `by_mesh` is set."""
+    """How a model is woken, and the timeout. At least one of `by_runner` and `by_mesh` is set."""
 
     by_runner: bool
-    """Its runner wakes it when asked."""
+    """Whether its runner wakes it on request."""
     by_mesh: Recipe | None = None
-    """What a router does to wake the host the runner lives on."""
+    """Recipe that a router runs to wake the runner's host."""
     max_wait_seconds: float = DEFAULT_MAX_WAIT_SECONDS
-    """Longest wait from the first step until the model takes requests."""
+    """Maximum wait from the first step until the model admits requests."""
 
 
 _MAC_ADDRESS = re.compile(r"[0-9A-Fa-f]{2}(?:[:-][0-9A-Fa-f]{2}){5}")
@@ -61,7 +61,7 @@ def is_mac_address(text: str) -> bool:
 
 
 def magic_packet(mac_address: str) -> bytes:
-    """Six bytes of ones, then the address 16 times: 102 bytes. Raises ValueError when it is no hardware address."""
+    """Returns the packet: six 0xff bytes, then the address 16 times. Raises ValueError for an invalid address."""
     if not is_mac_address(mac_address):
         raise ValueError("not a hardware address")
     return b"\xff" * 6 + bytes.fromhex(mac_address.replace(":", "").replace("-", "")) * _REPEATS

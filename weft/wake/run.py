@@ -1,4 +1,4 @@
-"""Recipes carried out. Every failure is WAKE_FAILED and says what failed, never URL, headers or arguments."""
+"""Execution of wake recipes. Every failure is WAKE_FAILED with its cause, without URL, headers or arguments."""
 
 import asyncio
 import ipaddress
@@ -15,11 +15,11 @@ from weft.wake.recipes import CommandRecipe, HttpRecipe, Recipe, WakeOnLanRecipe
 from weft.wake.redaction import redacted
 
 PACKET_COPIES = 3
-"""Datagrams get lost and cost nothing."""
+"""Copies of the magic packet: datagrams get lost."""
 
 
 async def run_recipe(recipe: Recipe, *, timeout_seconds: float, environment: Mapping[str, str]) -> None:
-    """Carry out `recipe` within `timeout_seconds`; returns when it has succeeded, raises WAKE_FAILED otherwise.
+    """Run a recipe within `timeout_seconds`; returns after success, raises WAKE_FAILED otherwise.
 
     `environment` gives the variables of its header values, and is the whole environment of a command.
     """
@@ -57,19 +57,19 @@ def _failed(message: str) -> WeftError:
 TERM_GRACE_SECONDS = 2.0
 READ_BYTES = 16 * 1024
 MAX_OUTPUT_BYTES = 4 * 1024
-"""What is kept of the program's errors: enough for its last line."""
+"""Standard error that is kept of a program: enough for its last line."""
 MAX_LAST_LINE_CHARS = 300
 
 _SIGNAL_NAMES = MappingProxyType({number.value: number.name for number in signal.Signals})
-"""Real-time signals have none."""
+"""Signal names by number; real-time signals have none."""
 
 
 async def run_command(argv: Sequence[str], *, timeout_seconds: float, environment: Mapping[str, str]) -> None:
-    """Run `argv` with exactly `environment` and return when it has ended with exit code 0.
+    """Run `argv`, without a shell, with exactly `environment`; returns after exit code 0.
 
-    Raises WAKE_FAILED with the exit code and the last line of its standard error, arguments and URLs taken out of it.
-    What a successful program leaves running lives on, but its standard error is closed: a server that is started this
-    way needs an output of its own.
+    Raises WAKE_FAILED with the exit code and the last line of its standard error, with arguments and URLs redacted.
+    Processes that a successful program leaves behind go on, but their standard error is closed: a server that is
+    started this way needs an output of its own. A program that times out is ended with its process group.
     """
     tail = _open_tail()
     try:
@@ -81,7 +81,7 @@ async def run_command(argv: Sequence[str], *, timeout_seconds: float, environmen
             raise _command_failed(f"the recipe's command has not ended within {timeout_seconds:g} s") from None
         finally:
             await _end(process)
-        # Washed before it is cut: half a secret is one as well.
+        # Redacted before it is cut: half a secret is one as well.
         last_line = redacted(tail.last_line(), _secrets_of(argv))[:MAX_LAST_LINE_CHARS]
     finally:
         tail.close()
@@ -99,7 +99,7 @@ def _open_tail() -> "_ErrorTail":
 
 
 def _secrets_of(argv: Sequence[str]) -> list[str]:
-    """The arguments, and what stands behind `--option=` in them."""
+    """Returns the arguments, and the values of `--option=value` in them."""
     return [*argv, *(argument.partition("=")[2] for argument in argv)]
 
 
@@ -121,7 +121,7 @@ async def _start(argv: Sequence[str], environment: Mapping[str, str], tail: "_Er
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """End a program that still runs, and its group: TERM, then KILL. One that has ended is left with its children."""
+    """End a running program and its group: TERM, then KILL. The children of an ended one are left."""
     if process.returncode is not None:
         return
     try:
@@ -134,9 +134,9 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 
 class _ErrorTail:
-    """The end of what a program writes to its standard error.
+    """The tail of a program's standard error.
 
-    A pipe of our own: asyncio's would keep `wait` waiting for as long as a program left behind holds it.
+    It is not asyncio's pipe, which would keep `wait` waiting for as long as a child of the program holds it.
     """
 
     def __init__(self) -> None:
@@ -148,13 +148,13 @@ class _ErrorTail:
         self._loop.add_reader(self._read_end, self._read)
 
     def last_line(self) -> str:
-        """The last line that is not blank; empty when there is none."""
+        """Returns the last line that is not blank; empty: there is none."""
         self._read()
         lines = [line.strip() for line in self._kept.decode("utf-8", "replace").splitlines()]
         return next((line for line in reversed(lines) if line), "")
 
     def close_write_end(self) -> None:
-        """Give up our copy of the program's end."""
+        """Close the runner's copy of the program's end."""
         if self._has_write_end:
             self._has_write_end = False
             os.close(self.write_end)
@@ -169,7 +169,7 @@ class _ErrorTail:
         with suppress(BlockingIOError):
             chunk = os.read(self._read_end, READ_BYTES)
             self._kept = (self._kept + chunk)[-MAX_OUTPUT_BYTES:]
-            if not chunk:  # every holder has closed it; a closed pipe would be ready to read for ever
+            if not chunk:  # every holder has closed it; a closed pipe would stay readable
                 self._loop.remove_reader(self._read_end)
 
 
