@@ -1,4 +1,4 @@
-"""The ASGI application: FastAPI with our own layer around it."""
+"""The ASGI application of a gateway: its endpoints, with the request middleware around them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -66,36 +66,36 @@ if TYPE_CHECKING:
     from fastapi.telemetry import TelemetryConfig
 
 NO_TELEMETRY: "TelemetryConfig" = {"auto_configure": False, "tracing": False, "metrics": False, "logs": False}
-"""Of the framework's own: it would send URLs of callers wherever a variable of the environment says."""
+"""Turns FastAPI's telemetry off: it would send callers' URLs to wherever an environment variable points."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayPorts:
-    """Everybody whom one gateway talks to."""
+    """Services and stores that one gateway calls."""
 
     dispatcher: RequestDispatcher
     fleet: FleetSource
     registry: RegistryPort
     admin: AdminPorts | None = None
-    """None: there is no admin surface."""
+    """None: there are no admin endpoints."""
     keys: KeyRingSource | None = None
-    """Who knows the keys; None: nobody needs one."""
+    """The valid API keys; None: callers need none."""
     api_keys: KeysPort | None = None
-    """Who makes and ends keys; None, or where nobody needs one: nobody over HTTP."""
+    """Creates and revokes keys; None, or where callers need no keys: no endpoints for it."""
     responses: ResponseStore | None = None
-    """Who keeps answers that callers come back to; None: nobody does."""
+    """Stores responses; None: they are not stored."""
     tasks: TaskPort | None = None
-    """Who runs requests that outlive their callers; None: nobody does."""
+    """Runs durable tasks; None: there are none."""
     files: FilePort | None = None
-    """Who keeps files; None: nobody does, and there are no batches."""
+    """Stores files; None: there are neither files nor batches."""
     batches: BatchPort | None = None
-    """Who keeps batches; None: nobody does."""
+    """Stores batches; None: there are none."""
     requests: RequestSource | None = None
-    """Who remembers requests; None: there is nothing to ask."""
+    """Request records; None: there are none."""
     router: RouterSource | None = None
-    """Who knows whether there is a router; None: it is in this very process."""
+    """Whether a router is reachable; None: it runs in this process."""
     media: MediaSource | None = None
-    """Who fetches what requests name; None: what the configuration allows."""
+    """Fetches media by address; None: as the configuration allows."""
 
 
 def create_app(
@@ -107,7 +107,7 @@ def create_app(
     metrics: GatewayMetrics | None = None,
     clock: Clock | None = None,
 ) -> EndpointApp:
-    """The application of one gateway. It holds no state but its metrics."""
+    """Returns the application of one gateway. Its only state is its metrics."""
     ticking = clock or SystemClock()
     tasks = None if ports.tasks is None else BoundedTasks(ports.tasks, timeout_seconds=config.task_timeout_seconds)
     deps = GatewayDeps(
@@ -139,7 +139,7 @@ def create_app(
 
 
 def bare_app(title: str, deps: InferenceDeps, groups: Sequence[EndpointGroup[Any]] = ()) -> EndpointApp:
-    """An application without endpoints, with our own layer around it; `groups` are those of its OpenAPI document."""
+    """Returns an application without endpoints, inside the middleware; `groups` are those of its OpenAPI document."""
     layer = partial(EdgeMiddleware, config=deps.config, metrics=deps.metrics, clock=deps.clock, gate=deps.gate)
     # Interactive documentation would load its code from elsewhere; a redirect would be an answer without an envelope.
     app = EndpointApp(
@@ -159,7 +159,7 @@ def bare_app(title: str, deps: InferenceDeps, groups: Sequence[EndpointGroup[Any
 
 
 def gate_of(keys: KeyRingSource | None, clock: Clock) -> Gate:
-    """Lets requests in that show a key of the ring; every request where there is no ring."""
+    """Returns a gate that admits requests with a valid key; every request where `keys` is None."""
     return OpenGate() if keys is None else KeyGate(keys, ACCESS_RULES, clock)
 
 
@@ -181,7 +181,7 @@ def _add_files_and_batches(app: EndpointApp, deps: GatewayDeps, ports: GatewayPo
 
 
 async def _raise_as_weft_error(request: Request, error: Exception) -> Response:
-    """What the framework itself refuses, in our words; `EdgeMiddleware` answers it."""
+    """Raises a refusal of FastAPI's as a WeftError, which `EdgeMiddleware` answers."""
     if isinstance(error, HTTPException):
         if error.status_code == 404:
             raise WeftError(Reason.NOT_FOUND, "there is nothing at this path")
@@ -194,7 +194,7 @@ async def _raise_as_weft_error(request: Request, error: Exception) -> Response:
 
 
 def _allowed_methods(request: Request) -> str:
-    """The methods that the path has. The framework names those of one route, and a path has one route per method."""
+    """Returns the methods of a path. Starlette names those of one route, and a path has one route per method."""
     routes = [route for route in request.app.routes if isinstance(route, Route)]
     fitting = [route for route in routes if route.matches(request.scope)[0] is Match.PARTIAL]
     return ", ".join(sorted({method for route in fitting for method in route.methods or ()}))

@@ -21,7 +21,7 @@ from weft.kernel.clock import Clock, SystemClock
 
 
 def build(config: RunnerApiConfig, ports: RunnerApiPorts, *, clock: Clock | None = None) -> "RunnerApiService":
-    """The surface of a runner, not started."""
+    """Returns the HTTP API of a runner, not started."""
     ticking = clock or SystemClock()
     queue, fleet, runner = ports.queue, ports.fleet, ports.runner
     registry = CollectorRegistry()
@@ -61,7 +61,7 @@ def build(config: RunnerApiConfig, ports: RunnerApiPorts, *, clock: Clock | None
 
 
 def create_app(deps: RunnerApiDeps) -> EndpointApp:
-    """The application of one runner."""
+    """Returns the application of one runner."""
     app = bare_app("weft runner", deps.inference, RUNNER_GROUPS)
     app.add_group(OPENAI, deps.inference)
     app.add_group(RUNNER_OPERATIONS, deps)
@@ -108,14 +108,14 @@ class RunnerApiService:
 
     @property
     def metrics_url(self) -> str:
-        """Where /metrics is besides; empty: nowhere."""
+        """The URL of the additional /metrics port; empty: there is none."""
         return "" if self._metrics_server is None else self._metrics_server.url
 
     def register(self, server: grpc.aio.Server) -> None:
-        """Nothing: it has no gRPC services."""
+        """Does nothing: it has no gRPC services."""
 
     async def start(self) -> None:
-        """Bind and answer, at first that the runner starts. Raises a WeftError if an address cannot be had."""
+        """Bind and accept; while the runner starts, answers say so. Raises a WeftError if an address is unusable."""
         await self._cache.start()
         for server in self._servers():
             await server.start()

@@ -21,7 +21,7 @@ def build(
     metrics: CollectorRegistry | None = None,
     clock: Clock | None = None,
 ) -> "GatewayService":
-    """A gateway that is not started. `metrics` receives its metrics; by default it has a registry of its own."""
+    """Returns a gateway that is not started. `metrics` receives its metrics; by default it has its own registry."""
     return GatewayService(config, ports, metrics=GatewayMetrics(metrics), clock=clock or SystemClock())
 
 
@@ -54,7 +54,7 @@ class GatewayService:
         return self._server.url
 
     def register(self, server: grpc.aio.Server) -> None:
-        """Nothing: it has no gRPC services."""
+        """Does nothing: it has no gRPC services."""
 
     async def start(self) -> None:
         """Bind and accept. Raises a WeftError if the address is not loopback or cannot be had."""

@@ -1,1 +1,1 @@
-"""`/v1/admin`: models with all that is known of them, loads and unloads as operations, memory, the audit log."""
+"""Administration: `/v1/admin` (models, operations, memory, audit log), API keys and request records."""

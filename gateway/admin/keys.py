@@ -1,4 +1,4 @@
-"""`/api/v1/keys`: list, make, rotate and revoke API keys. Only where callers need keys: else anybody could make one."""
+"""`/api/v1/keys`: list, make, rotate and revoke API keys. Absent where callers need no keys."""
 
 from dataclasses import dataclass
 
@@ -64,8 +64,8 @@ async def create_key(deps: KeysDeps, request: Request) -> Response:
 async def rotate_key(deps: KeysDeps, request: Request) -> Response:
     """Give a key a new secret; the old one stays good for a while. The answer is the only time that it is shown."""
     wanted = await empty_body_or(request, deps.gateway, RotateBody, SURFACE)
-    # Whoever rotates a key has it, for whichever tenant: so they need to be one who may make keys, and it may do no
-    # more than they may. Scopes of a key never change.
+    # The caller receives the new secret, whatever its tenant: so the caller must be allowed to create keys, and the key
+    # may have no scope that the caller lacks. Scopes of a key never change.
     facts_of(request.scope).principal.require(_MAKE)
     key_id = _id_of(request)
     present = next((key for key in (await deps.keys.list_all()).items if key.id == key_id), None)
@@ -78,7 +78,7 @@ async def rotate_key(deps: KeysDeps, request: Request) -> Response:
 
 
 def _require_scopes(request: Request, scopes: tuple[str, ...]) -> None:
-    """The registry sees this gateway, which may do everything; what the caller may is known only here."""
+    """Raises PERMISSION_DENIED for a scope that the caller lacks. The registry sees only the gateway's own key."""
     principal = facts_of(request.scope).principal
     for access in sorted(parse_scopes(scopes, "scopes") - principal.access, key=str):
         principal.require(access)

@@ -40,7 +40,7 @@ from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 
 Described = Mapping[str, Mapping[str, runner_service_pb2.InstanceDescription]]
-"""What runners said of their instances, by runner and model."""
+"""Instance descriptions as the runners report them, by runner and model."""
 
 GONE = "gone"
 _BEST_FIRST = ("ready", "loading", "stopping", "hibernating", "draining", "idle", "crash-loop", "failed", GONE)
@@ -49,7 +49,7 @@ STREAMED = frozenset({Operation.CHAT, Operation.COMPLETION, Operation.SPEECH})
 
 
 def public_names(view: FleetView) -> dict[str, list[ModelView]]:
-    """The members behind each public name, by name."""
+    """Returns the members behind each public name, sorted by name."""
     pools: dict[str, list[ModelView]] = {}
     for model in sorted(view.models.values(), key=lambda one: one.name):
         pools.setdefault(model.pool, []).append(model)
@@ -57,34 +57,34 @@ def public_names(view: FleetView) -> dict[str, list[ModelView]]:
 
 
 def runners_of(members: Iterable[ModelView]) -> list[str]:
-    """The runners that serve some models."""
+    """Returns the names of the runners that serve the models."""
     return sorted({member.runner for member in members if member.runner})
 
 
 def admin_model(
     view: FleetView, name: str, members: Sequence[ModelView], queues: Sequence[PoolQueue] | None, described: Described
 ) -> AdminModelDocument:
-    """One public name. `queues` is None while the router cannot be asked."""
+    """Returns the document of one public name. `queues` is None while the router is unreachable."""
     replicas = [_replica(view, member) for member in members]
     said = [described.get(member.runner, {}).get(member.name) for member in members]
-    unary_answer = [one for one in said if one is not None]
+    descriptions = [one for one in said if one is not None]
     queue = None if queues is None else next((one for one in queues if one.pool == name), None)
     return AdminModelDocument(
         kind="adminModel",
         name=name,
         state=min((replica.state for replica in replicas), key=_BEST_FIRST.index),
-        definition=_definition(view, members, unary_answer),
+        definition=_definition(view, members, descriptions),
         queue=None if queue is None else _queue(queue),
         replicas=ReplicasDocument(
             ready=sum(replica.state == "ready" for replica in replicas), total=len(replicas), members=tuple(replicas)
         ),
-        capabilities=_capabilities(members, unary_answer),
-        constraints=_constraints(unary_answer),
+        capabilities=_capabilities(members, descriptions),
+        constraints=_constraints(descriptions),
     )
 
 
 def model_memory(view: FleetView) -> list[ModelMemoryDocument]:
-    """What every model takes or would take, where its runner says anything of it; by name."""
+    """Returns the memory of each model whose runner reports it, sorted by name."""
     found = []
     for model in sorted(view.models.values(), key=lambda one: one.name):
         instance, runner = _instance(view, model), view.runners.get(model.runner)
@@ -137,7 +137,7 @@ def _replica(view: FleetView, model: ModelView) -> ReplicaDocument:
 
 
 def _definition(
-    view: FleetView, members: Sequence[ModelView], unary_answer: Sequence[runner_service_pb2.InstanceDescription]
+    view: FleetView, members: Sequence[ModelView], descriptions: Sequence[runner_service_pb2.InstanceDescription]
 ) -> DefinitionDocument:
     runners = [view.runners[name] for name in runners_of(members) if name in view.runners]
     return DefinitionDocument(
@@ -145,7 +145,7 @@ def _definition(
         context_tokens=min((member.context_tokens for member in members if member.context_tokens), default=None),
         remote=any(member.remote for member in members),
         runtimes=tuple(sorted({runner.runtime for runner in runners})),
-        model_paths=tuple(sorted({one.model_path for one in unary_answer if one.model_path})),
+        model_paths=tuple(sorted({one.model_path for one in descriptions if one.model_path})),
     )
 
 
@@ -159,12 +159,12 @@ def _queue(queue: PoolQueue) -> QueueDocument:
 
 
 def _capabilities(
-    members: Sequence[ModelView], unary_answer: Sequence[runner_service_pb2.InstanceDescription]
+    members: Sequence[ModelView], descriptions: Sequence[runner_service_pb2.InstanceDescription]
 ) -> CapabilitiesDocument:
     operations = set().union(*(member.operations for member in members))
-    isolation = {runner_service_pb2.CacheIsolation.Name(one.cache_isolation) for one in unary_answer}
+    isolation = {runner_service_pb2.CacheIsolation.Name(one.cache_isolation) for one in descriptions}
     return CapabilitiesDocument(
-        modalities=("text", "image") if any(one.vision_input for one in unary_answer) else ("text",),
+        modalities=("text", "image") if any(one.vision_input for one in descriptions) else ("text",),
         streaming=bool(operations & STREAMED),
         multi_turn=Operation.CHAT in operations,
         embeddings=Operation.EMBEDDING in operations,
@@ -174,12 +174,12 @@ def _capabilities(
     )
 
 
-def _constraints(unary_answer: Sequence[runner_service_pb2.InstanceDescription]) -> ConstraintsDocument:
-    """What may be set for some member: the first that has a parameter says what it may be."""
-    parameters = {one.name: one for description in reversed(unary_answer) for one in description.load_parameters}
+def _constraints(descriptions: Sequence[runner_service_pb2.InstanceDescription]) -> ConstraintsDocument:
+    """Merges the load parameters of the members; for one that several have, the first member's range counts."""
+    parameters = {one.name: one for description in reversed(descriptions) for one in description.load_parameters}
     return ConstraintsDocument(
         parameters=tuple(parameter_document(one) for _, one in sorted(parameters.items())),
-        quantizations=tuple(sorted({word for description in unary_answer for word in description.quantizations})),
+        quantizations=tuple(sorted({word for description in descriptions for word in description.quantizations})),
     )
 
 
@@ -253,7 +253,7 @@ async def _documents(deps: AdminDeps, names: dict[str, list[ModelView]]) -> list
 
 
 async def _queues(ports: AdminPorts) -> Sequence[PoolQueue] | None:
-    """None while the router cannot be asked: that is no reason to say nothing of the models."""
+    """Returns the queues; None while the router is unreachable: the models are listed all the same."""
     try:
         return await ports.queues.queues()
     except WeftError:
@@ -261,5 +261,5 @@ async def _queues(ports: AdminPorts) -> Sequence[PoolQueue] | None:
 
 
 def plain(document: DocumentPart) -> object:
-    """A document as JSON types; what is not set is left out."""
+    """Returns a document as JSON types, without unset fields."""
     return document.model_dump(mode="json", by_alias=True, exclude_none=True)

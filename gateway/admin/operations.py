@@ -1,4 +1,4 @@
-"""GET /v1/admin/operations, one of them as it is or as a stream, its end, and the audit log."""
+"""/v1/admin/operations: list, get, watch and cancel operations; and the audit log."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing

@@ -1,4 +1,4 @@
-"""Operations over gRPC, as `gateway.admin.ports.OperationsPort`."""
+"""gRPC clients of the admin endpoints: operations, API keys, and instance descriptions of runners."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class OperationsClient:
-    """See OperationsPort."""
+    """The registry's operations as `OperationsPort`."""
 
     def __init__(self, registry: grpc.aio.Channel, *, timeout_seconds: float) -> None:
         # Typed as synchronous by the generated code, whatever the channel.
@@ -99,7 +99,7 @@ _FIELDS = {"lifetime": "lifetimeSeconds", "grace": "graceSeconds"}
 
 
 class KeysClient:
-    """See KeysPort."""
+    """The registry's API keys as `KeysPort`."""
 
     def __init__(self, registry: grpc.aio.Channel, clock: Clock, *, timeout_seconds: float) -> None:
         # Typed as synchronous by the generated code, whatever the channel.
@@ -163,9 +163,9 @@ def _moment(stamp: "Timestamp") -> datetime:
 
 
 TIMEOUT_SECONDS = 2.0
-"""A runner that does not answer must not hold up what is said of the others."""
+"""Deadline of one runner's answer, so that one runner does not delay the others'."""
 FRESH_SECONDS = 5.0
-"""How old an answer may be: as old as what runners report of themselves."""
+"""Maximum age of a cached answer: the interval at which runners report."""
 MAX_ASKED_AT_ONCE = 16
 MAX_REMEMBERED = 1024
 
@@ -180,7 +180,7 @@ class _Answer:
 
 
 class RunnerDescriptions:
-    """See InstanceSource."""
+    """Instance descriptions from the runners as `InstanceSource`, cached for FRESH_SECONDS."""
 
     def __init__(self, fleet: FleetSource, channels: ChannelPool, clock: Clock) -> None:
         self._fleet = fleet

@@ -1,4 +1,4 @@
-"""What the admin surface needs from the rest of the mesh; tests script it."""
+"""Ports of the admin endpoints: operations, instance descriptions and API keys; tests script them."""
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ from weft.kernel.principal import MAX_SCOPES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewOperation:
-    """What somebody wants done."""
+    """An operation to create."""
 
     action: operation_pb2.OperationAction
-    """Only ever read."""
+    """Never modified."""
     request_id: str
     requested_by: str
     authorization: str
@@ -29,14 +29,14 @@ class NewOperation:
 
 
 class OperationsPort(Protocol):
-    """Who carries operations out; see `gateway.admin.operations_client.OperationsClient`.
+    """Creates and follows operations; see `gateway.admin.operations_client.OperationsClient`.
 
     Every method raises the WeftError that the registry answers, SERVICE_UNAVAILABLE when it cannot be reached, and
     DEADLINE_EXCEEDED when it does not answer in time.
     """
 
     async def create(self, wanted: NewOperation) -> OperationDocument:
-        """Have it done; the operation that the same request id created before, if there is one."""
+        """Creates the operation, or returns the one that the same request id created before."""
         ...
 
     async def get(self, name: str) -> OperationDocument:
@@ -52,7 +52,7 @@ class OperationsPort(Protocol):
         ...
 
     async def cancel(self, name: str, requested_by: str) -> OperationDocument:
-        """Ask for its end."""
+        """Requests cancellation; returns the operation as it is then."""
         ...
 
     async def audit(self, after_sequence: int, page_size: int) -> AuditList:
@@ -60,12 +60,12 @@ class OperationsPort(Protocol):
         ...
 
     async def host_memory(self, host: str) -> Sequence[HostMemoryDocument]:
-        """The book of accelerator memory, of one host or, for an empty name, all."""
+        """Returns the VRAM ledger of one host, or of all for an empty name."""
         ...
 
 
 class InstanceSource(Protocol):
-    """Who knows what runners say of their instances; see `gateway.admin.operations_client.RunnerDescriptions`."""
+    """Returns the instance descriptions of runners; see `gateway.admin.operations_client.RunnerDescriptions`."""
 
     async def instances(self, runners: Sequence[str]) -> dict[str, dict[str, runner_service_pb2.InstanceDescription]]:
         """By runner and model. A runner that does not answer in time is left out. Never raises."""
@@ -74,7 +74,7 @@ class InstanceSource(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminPorts:
-    """All of them."""
+    """Ports of the endpoints under `/v1/admin`."""
 
     operations: OperationsPort
     instances: InstanceSource
@@ -148,7 +148,7 @@ class RotateBody(DocumentPart):
 
 
 class KeysPort(Protocol):
-    """Who keeps the keys; see `gateway.admin.operations_client.KeysClient`.
+    """Stores the API keys; see `gateway.admin.operations_client.KeysClient`.
 
     Every method raises the WeftError that the registry answers, SERVICE_UNAVAILABLE when it cannot be reached, and
     DEADLINE_EXCEEDED when it does not answer in time.
@@ -159,13 +159,13 @@ class KeysPort(Protocol):
         ...
 
     async def create(self, wanted: NewKeyBody) -> NewKeyDocument:
-        """A new key, with its secret."""
+        """Creates a key; returns it with its secret."""
         ...
 
     async def revoke(self, key_id: str) -> None:
-        """Make a key useless. Raises NOT_FOUND."""
+        """Revokes a key. Raises NOT_FOUND."""
         ...
 
     async def rotate(self, key_id: str, grace_seconds: int | None) -> NewKeyDocument:
-        """A new secret for a key. Raises NOT_FOUND, also for one that is good no more."""
+        """Gives a key a new secret. Raises NOT_FOUND, also for a key that is expired or revoked."""
         ...

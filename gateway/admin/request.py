@@ -1,4 +1,4 @@
-"""What the routes that change something share: a body that may be empty, and the operation that is begun."""
+"""Request handling shared by the admin endpoints that change something: optional body, creation of operations."""
 
 from dataclasses import dataclass
 from typing import TypeVar
@@ -36,7 +36,7 @@ log = structlog.get_logger("weft.gateway")
 
 
 async def empty_body_or(request: Request, deps: GatewayDeps, model: type[Body], surface: str) -> Body:
-    """The body as `model`; one that is empty is `{}`.
+    """Returns the body as `model`; an empty body counts as `{}`.
 
     Raises as `parse`, and PERMISSION_DENIED for a foreign page.
     """
@@ -52,7 +52,7 @@ async def empty_body_or(request: Request, deps: GatewayDeps, model: type[Body], 
 async def create_operation(
     request: Request, ports: AdminPorts, action: operation_pb2.OperationAction, authorization: str
 ) -> Response:
-    """Have it done: 202, and where the operation can be followed. Raises what the registry refuses it with."""
+    """Creates an operation; returns 202 with its location. Raises the registry's refusal."""
     headers = headers_of(request.scope)
     key = headers.get(IDEMPOTENCY_KEY, b"").decode("latin-1")
     wanted = NewOperation(
@@ -69,7 +69,7 @@ async def create_operation(
 
 
 def requester(request: Request) -> str:
-    """Who asks, for the audit log: the key, or where nobody needs one the caller's own word."""
+    """Returns the caller's name for the audit log: its key, or its self-reported tenant where no key is needed."""
     principal = facts_of(request.scope).principal
     if principal is not LOCAL:
         return principal.name

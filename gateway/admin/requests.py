@@ -1,4 +1,4 @@
-"""GET /v1/requests: what became of a request, what goes on now, and who asks."""
+"""GET /v1/requests and /v1/clients: request records, requests in progress, and clients."""
 
 from starlette.requests import Request
 from starlette.responses import Response

@@ -1,4 +1,4 @@
-"""What `/v1/admin` takes and answers around the documents of `weft.documents`."""
+"""Schemas of requests and answers under `/v1/admin`, around the documents of `weft.documents`."""
 
 from datetime import datetime
 from typing import Annotated, Literal

@@ -1,4 +1,4 @@
-"""What chat and text answers share when they are collected instead of streamed."""
+"""Builders of unary (non-streaming) answers from frames of events."""
 
 from abc import ABC, abstractmethod
 
@@ -8,7 +8,7 @@ from weft.api.common.v1 import event_pb2, usage_pb2
 
 
 class AnswerBuilder(ABC):
-    """Collects one answer's events. Feed it each frame in order, then ask for the body."""
+    """Builds one unary answer: call `add` with each frame in order, then `body`."""
 
     def __init__(self, identity: AnswerIdentity, *, choice_count: int) -> None:
         self._identity = identity
@@ -17,13 +17,13 @@ class AnswerBuilder(ABC):
         self._open_choices = set(range(choice_count))
         self._is_complete = False
         self.usage = usage_pb2.Usage()
-        """Token counts, as far as known."""
+        """Token counts; zero until the engine reports them."""
         self._signals: list[dict[str, object]] = []
         self.warnings: list[dict[str, object]] = []
-        """What the caller should know and did not stop the request."""
+        """Warnings for the caller, as JSON values."""
 
     def add(self, frame: list[event_pb2.InferenceEvent]) -> None:
-        """Take in one frame; waiting, progress and tools of the mesh say nothing that an answer holds."""
+        """Adds one frame; events of waiting, progress and mesh tools are not part of an answer."""
         for event in frame:
             kind = event.WhichOneof("event")
             if kind == "delta":
@@ -57,15 +57,15 @@ class AnswerBuilder(ABC):
 
     @abstractmethod
     def _add_delta(self, delta: event_pb2.Delta) -> None:
-        """Take in a piece of a choice."""
+        """Adds a delta of a choice."""
 
     @abstractmethod
     def _forget(self) -> None:
-        """Another attempt starts: what an earlier one left, none of it content, does not count."""
+        """Resets the builder for another attempt; an earlier attempt had no content yet."""
 
 
 class DocumentAnswer(AnswerBuilder):
-    """An answer that is put together at its end, with what was noticed beside it."""
+    """A builder of one JSON document, with signals and warnings beside the answer."""
 
     def body(self) -> bytes:
         """See AnswerBuilder.body."""

@@ -1,4 +1,4 @@
-"""Small parts of answers that every generating surface shares: usage, finish reasons, log probabilities, ids."""
+"""Fields that the answers of every generating API share: usage, finish reasons, log probabilities, ids, notices."""
 
 import math
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ FINISH_REASONS: dict[int, str] = {
     event_pb2.FINISH_REASON_CONTENT_FILTER: "content_filter",
 }
 FUNCTION_CALL = "function_call"
-"""The word for `tool_calls` in answers of the older form."""
+"""The finish reason `tool_calls` in answers of the older form (`functions`)."""
 ONE_CALL_ONLY = "the model made more than one call, and 'functions' has room for one; ask with 'tools'"
 # What OpenAI sends for "next to impossible"; JSON has no minus infinity.
 _LOWEST_LOGPROB = -9999.0
@@ -26,13 +26,13 @@ _LOWEST_LOGPROB = -9999.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerIdentity:
-    """What is the same on the answer and on each of its chunks."""
+    """Fields that are the same on an answer and on each of its chunks."""
 
     answer_id: str
     created: int
     """Unix time, seconds."""
     model: str
-    """The name that was asked for; replaced by the model that answers as soon as that is known."""
+    """The requested name; replaced by the answering model's as soon as that is known."""
 
 
 def new_identity(clock: Clock, prefix: str, model: str) -> AnswerIdentity:
@@ -41,17 +41,17 @@ def new_identity(clock: Clock, prefix: str, model: str) -> AnswerIdentity:
 
 
 def finish_reason(value: int) -> str:
-    """OpenAI's word for a finish reason; one that is newer than this code reads as a natural end."""
+    """Returns OpenAI's finish reason; `stop` for one that is newer than this code."""
     return FINISH_REASONS.get(value, "stop")
 
 
 def text_finish_reason(value: int) -> str:
-    """The same for text completions, which know of no tools."""
+    """Returns the finish reason of a text completion, which has no tools."""
     return "stop" if value == event_pb2.FINISH_REASON_TOOL_CALLS else finish_reason(value)
 
 
 def usage_json(usage: usage_pb2.Usage) -> dict[str, object]:
-    """Token counts. The details are always there: 0 cached tokens is a fact, too."""
+    """Returns token counts as JSON values; the details are always present, also with 0 cached tokens."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -67,7 +67,7 @@ def chat_logprobs(logprobs: Iterable[event_pb2.TokenLogprob]) -> list[dict[str, 
 
 
 def finite_logprob(logprob: float) -> float:
-    """A log probability that JSON can carry."""
+    """Returns a log probability that JSON can represent: minus infinity becomes -9999."""
     return logprob if math.isfinite(logprob) else _LOWEST_LOGPROB
 
 
@@ -85,9 +85,9 @@ def unfinished_answer() -> WeftError:
 
 
 NOTICES = frozenset({"signal", "warning", "tool_call", "tool_result"})
-"""The events that are such, by their names in InferenceEvent."""
+"""Kinds of events that are notices, by their field names in InferenceEvent."""
 MAX_NOTICES_TOLD = 64
-"""So many signals, and so many warnings, an answer in one piece holds; as a receipt."""
+"""Maximum number of signals, and of warnings, in a unary answer; as in a receipt."""
 
 _CODE_PREFIX = "WARNING_CODE_"
 
@@ -106,7 +106,7 @@ def notice_json(event: event_pb2.InferenceEvent, kind: str) -> dict[str, object]
 
 
 def notice_words(event: event_pb2.InferenceEvent, kind: str) -> str:
-    """A notice in a few words: what happened, and its name."""
+    """Returns a one-line text of a notice: what happened, and its name."""
     if kind == "signal":
         return f"signal {event.signal.name}"
     if kind == "warning":
@@ -124,12 +124,12 @@ def signal_json(signal: signal_pb2.Signal) -> dict[str, object]:
 
 
 def warning_json(warning: warning_pb2.Warning) -> dict[str, object]:
-    """A warning; its field is null where it is about none."""
+    """Returns a warning as JSON values; `field` is null where it concerns none."""
     return {"code": _code(warning), "field": warning.field or None, "message": warning.message}
 
 
 def _code(warning: warning_pb2.Warning) -> str:
-    """The code as callers read it; one that is newer than this code is "unspecified"."""
+    """Returns the warning's published code; "unspecified" for one that is newer than this code."""
     known = warning.code in warning_pb2.WarningCode.values()
     name = warning_pb2.WarningCode.Name(warning.code) if known else f"{_CODE_PREFIX}UNSPECIFIED"
     return name.removeprefix(_CODE_PREFIX).lower()

@@ -1,4 +1,4 @@
-"""What happens in the registry as server-sent events, for as long as the caller listens."""
+"""Event streams: watches of resources, operations and tasks as server-sent events until the caller disconnects."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -25,15 +25,15 @@ log = structlog.get_logger("weft.gateway")
 
 
 def failure_event(error: WeftError, request_id: str) -> bytes:
-    """The envelope of an error as an event."""
+    """Returns the error envelope as the last event of a stream."""
     return b"data: " + envelope(error, request_id) + b"\n\n"
 
 
 class EventStream(Response):
     """Sends each event as it happens. A refusal is a status; a failure after the status line is the last event.
 
-    Nothing is kept for a slow reader: the registry ends a watch that falls behind, and a write that takes too long
-    ends the connection.
+    Nothing is buffered for a slow reader: the registry ends a watch that falls behind, and a write that takes too long
+    closes the connection.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A file on its way to its reader: bytes in, a response out, and never a tidy end of one that broke off."""
+"""The response that sends a file. A file that breaks off aborts the connection."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -22,7 +22,7 @@ log = structlog.get_logger("weft.gateway")
 
 
 class SlowFileReaderError(ClientGoneError):
-    """The caller is still there and does not read."""
+    """The caller is connected and does not read."""
 
     def __init__(self) -> None:
         super().__init__("the client did not read its file")
@@ -31,8 +31,8 @@ class SlowFileReaderError(ClientGoneError):
 class FileAnswer(Response):
     """Sends one file.
 
-    A failure before its first byte is raised and becomes a status. After it, the connection is aborted: a file has no
-    room for an error, and one that ends well would be whole.
+    A failure before the first byte is raised and becomes a status. After it, the connection is aborted: a file cannot
+    hold an error, and a normal end would make it look complete.
     """
 
     def __init__(self, file: StoredFile, content: AsyncGenerator[bytes], *, write_timeout_seconds: float) -> None:
@@ -44,7 +44,7 @@ class FileAnswer(Response):
         self._sent_bytes = -1
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it until its end, whichever it is."""
+        """Send the file until it is complete, fails, or the caller disconnects."""
         facts = facts_of(scope)
         try:
             with Interruptible() as block:
@@ -92,7 +92,7 @@ def _other_size() -> WeftError:
 
 
 def _head(file: StoredFile) -> dict[str, Any]:
-    # Whatever is in it, and whatever it is called: a browser is to keep it, and not to show it.
+    # A browser must save the file and not display it, whatever its content and name.
     name = quote(file.name, safe="")
     headers = [
         (b"content-type", b"application/octet-stream"),

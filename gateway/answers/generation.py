@@ -1,4 +1,4 @@
-"""From a translated request to its answer, streamed or whole: what chat and text completions share."""
+"""Runs a translated generation request and answers it, streamed or unary."""
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -22,32 +22,32 @@ from weft.dispatch.request_trace import RequestContext
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A translated request and where it came from."""
+    """A translated request with its HTTP scope."""
 
     deps: InferenceDeps
     scope: Scope
     context: RequestContext
     payload: GenerationPayload
     warnings: Sequence[warning_pb2.Warning] = ()
-    """What its caller should know beside the answer, whoever answers."""
+    """Warnings of the gateway for the caller."""
     media: RequestMedia | None = None
-    """What of the payload, a chat's, is still to be fetched."""
+    """Media of a chat payload that are still to be fetched."""
 
     def begin(self) -> Generation:
-        """Have it done. Nothing happens until the frames are read."""
+        """Returns the generation. Nothing happens until its frames are read."""
         if self.media is not None and self.media.addresses:
             return SuppliedGeneration(self, self.media)
         return self.dispatched()
 
     def dispatched(self) -> Generation:
-        """Have it done with what is there."""
+        """Returns the dispatched generation, without fetching media."""
         facts_of(self.scope).was_dispatched = True
         generation = self.deps.dispatcher.generate(self.context, self.payload)
         return WarnedGeneration(generation, self.warnings) if self.warnings else generation
 
 
 class SuppliedGeneration:
-    """A generation that has to wait until its media are fetched. A caller who hangs up ends the fetch, too."""
+    """A generation that fetches its media first. The caller's disconnect cancels the fetch, too."""
 
     def __init__(self, work: Work, media: RequestMedia) -> None:
         self._work = work
@@ -71,7 +71,7 @@ class SuppliedGeneration:
 
 
 class WarnedGeneration:
-    """A generation with warnings of the edge's own beside those of its runner."""
+    """A generation with the gateway's warnings beside those of its runner."""
 
     def __init__(self, generation: Generation, warnings: Sequence[warning_pb2.Warning]) -> None:
         self._generation = generation
@@ -83,7 +83,7 @@ class WarnedGeneration:
         return self._generation.receipt
 
     async def frames(self) -> AsyncGenerator[Frame]:
-        """See Generation.frames. Each attempt has the warnings: what an earlier one said does not count."""
+        """See Generation.frames. The warnings are added to each attempt: events of an earlier one are discarded."""
         async with aclosing(self._generation.frames()) as frames:
             async for frame in frames:
                 yield self._with_warnings(frame)
@@ -96,12 +96,12 @@ class WarnedGeneration:
 
 
 def streamed(work: Work, encoder: StreamEncoder) -> Response:
-    """The answer as server-sent events."""
+    """Returns the streamed response."""
     return StreamedAnswer(work.deps, work.begin(), encoder, cut_off_seconds=cut_off_seconds(work.deps, work.context))
 
 
-def whole(work: Work, answer: AnswerBuilder) -> Response:
-    """The answer in one piece."""
+def unary(work: Work, answer: AnswerBuilder) -> Response:
+    """Returns the unary response."""
     deps, facts = work.deps, facts_of(work.scope)
     work = replace(work, context=replace(work.context, whole=True))
 

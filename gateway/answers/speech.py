@@ -1,4 +1,4 @@
-"""A recording as it is made: bytes in, a chunked response out, and never a tidy end of one that broke off."""
+"""The chunked response that sends generated speech. A recording that breaks off aborts the connection."""
 
 import asyncio
 from collections.abc import Callable
@@ -25,7 +25,7 @@ DEFAULT_MEDIA_TYPE = "application/octet-stream"
 
 
 class SlowSpeechReaderError(ClientGoneError):
-    """The caller is still there and does not read."""
+    """The caller is connected and does not read."""
 
     def __init__(self) -> None:
         super().__init__("the client did not read its recording")
@@ -34,8 +34,8 @@ class SlowSpeechReaderError(ClientGoneError):
 class SpeechAnswer(Response):
     """Sends one recording.
 
-    A failure before its first byte is raised and becomes a status. After it, the connection is aborted: bytes of sound
-    have no room for an error, and a chunked body that ends well would be a whole recording.
+    A failure before the first byte is raised and becomes a status. After it, the connection is aborted: audio cannot
+    hold an error, and a normal end of the chunked body would make the recording look complete.
     """
 
     def __init__(self, deps: InferenceDeps, begin: Callable[[], Speech], *, cut_off_seconds: float) -> None:
@@ -47,7 +47,7 @@ class SpeechAnswer(Response):
         self._has_begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it until its end, whichever it is."""
+        """Send the recording until it is complete, fails, or the caller disconnects."""
         facts = facts_of(scope)
         facts.was_dispatched = True
         try:

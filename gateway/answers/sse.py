@@ -1,4 +1,4 @@
-"""The stream encoder that every generating surface shares: a frame of events in, the bytes of one write out."""
+"""The stream encoder of every generating API: a frame of events in, the bytes of one write out."""
 
 from abc import ABC, abstractmethod
 
@@ -28,15 +28,15 @@ encode_json = msgspec.json.Encoder().encode
 
 
 class StreamEncoder(ABC):
-    """Turns one answer's events into server-sent events. Feed it each frame in order.
+    """Encodes one answer's events as server-sent events; takes each frame in order.
 
     Waiting, loading and prefill become comments, which clients skip. So do signals, warnings and tools that the mesh
-    runs, unless they were asked for as chunks. Until the answer begins, the mesh may begin again with another runner:
-    whatever comes before is held back, and forgotten when another attempt starts.
+    runs, unless the request wants them as chunks. Until the answer begins, the mesh may retry on another runner:
+    earlier chunks are held back, and discarded when another attempt starts.
     """
 
     keepalive = KEEPALIVE
-    """What is sent in silences."""
+    """Comment that is sent while there are no events."""
 
     def __init__(
         self, identity: AnswerIdentity, *, choice_count: int, include_usage: bool, include_events: bool = False
@@ -48,11 +48,11 @@ class StreamEncoder(ABC):
         self._open_choices = set(range(choice_count))
         self._held: list[event_pb2.InferenceEvent] = []
         self.has_content = False
-        """Whether the answer has begun: from here on nothing can be taken back."""
+        """Whether content has been encoded: from here on the request cannot be retried."""
         self.is_done = False
         """Whether the last bytes of a complete answer have been encoded."""
         self.usage = usage_pb2.Usage()
-        """Token counts, as far as known."""
+        """Token counts; zero until the engine reports them."""
 
     def encode(self, frame: list[event_pb2.InferenceEvent]) -> bytes:
         """The bytes of one write, possibly none. Raises BACKEND_PROTOCOL_ERROR for an end before every choice's."""
@@ -137,7 +137,7 @@ class StreamEncoder(ABC):
 
 
 def comment_of(event: event_pb2.InferenceEvent, kind: str | None) -> bytes:
-    """What a client may read beside the content, as an SSE comment; nothing for other kinds of events."""
+    """Returns an event as an SSE comment; nothing for kinds of events that have none."""
     if kind == "queued":
         facts = f": queued position={event.queued.position}"
         facts += _eta(event.queued) + f" reason={event.queued.reason}"
@@ -156,13 +156,13 @@ def comment_of(event: event_pb2.InferenceEvent, kind: str | None) -> bytes:
 
 
 def receipt_comment(receipt: receipt_pb2.Receipt) -> bytes:
-    """What happened to the request, before the end of a stream that completed."""
+    """Returns the receipt as SSE comments, sent before the end of a completed stream."""
     facts = receipt_facts(receipt)
     return b": " + b" ".join(name + b"=" + value for name, value in facts) + b"\n\n"
 
 
 def receipt_facts(receipt: receipt_pb2.Receipt) -> list[tuple[bytes, bytes]]:
-    """What callers are told of a receipt, as response headers; times in whole milliseconds, unknown ones left out."""
+    """Returns a receipt as response headers; times in whole milliseconds, unknown ones left out."""
     cached = receipt.usage.cached_prompt_tokens
     gpu_time = [(b"x-gpu-time-ms", b"%d" % _millis(receipt.gpu_time))] if receipt.HasField("gpu_time") else []
     return [

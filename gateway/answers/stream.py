@@ -1,4 +1,4 @@
-"""A streamed answer: events in, SSE out, and an honest end in every case."""
+"""Streamed answers: a generation as server-sent events, with keepalives, slow-reader timeout and error events."""
 
 import asyncio
 from contextlib import aclosing
@@ -33,21 +33,21 @@ _HEADERS = (
 
 
 class SlowReaderError(ClientGoneError):
-    """The caller is still there and does not read."""
+    """The caller is connected and does not read."""
 
     def __init__(self) -> None:
         super().__init__("the client did not read its stream")
 
 
 class SseWriter:
-    """Writes one stream. Two tasks use it: the one that has events, and `keep_up`, which speaks in its silences."""
+    """Writes one stream. Two tasks use it: the one that produces events, and `keep_up`, which sends keepalives."""
 
     def __init__(self, send: Send, config: GatewayConfig, clock: Clock, *, keepalive: bytes = KEEPALIVE) -> None:
         self._keepalive = keepalive
         self._send = send
         self._config = config
         self._clock = clock
-        # Events of the two writers must not mix, and nothing may precede the status line.
+        # Writes of the two tasks must not interleave, and nothing may precede the status line.
         self._lock = asyncio.Lock()
         self._held: list[bytes] = []
         self._last_write = clock.monotonic()
@@ -78,7 +78,7 @@ class SseWriter:
             raise SlowReaderError from None
 
     async def keep_up(self, block: Interruptible) -> None:
-        """Commit when the time for that has come, then fill silences; end `block` when a write takes too long."""
+        """Send the status line in time, then keepalives; interrupt `block` when a write takes too long."""
         await self._clock.sleep(self._config.headers_within_seconds)
         try:
             if not self.is_committed:
@@ -89,7 +89,7 @@ class SseWriter:
             block.interrupt(SlowReaderError())
 
     async def _check(self, block: Interruptible) -> float:
-        """One look at the stream; returns the seconds until the next."""
+        """Check the stream once; returns the seconds until the next check."""
         now, limit = self._clock.monotonic(), self._config.write_timeout_seconds
         if self._writing_since is not None:
             left = self._writing_since + limit - now
@@ -134,10 +134,10 @@ class StreamedAnswer(Response):
         self._encoder = encoder
         self._cut_off_seconds = cut_off_seconds
         self._guards: list[Callable[[], object]] = []
-        """What ends the watch over the caller and over the silences."""
+        """Functions that stop watching for a disconnect and sending keepalives."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Stream until the end, whichever it is."""
+        """Stream until the answer is complete, fails, or the caller disconnects."""
         facts = facts_of(scope)
         writer = SseWriter(send, self._deps.config, self._deps.clock, keepalive=self._encoder.keepalive)
         self._deps.metrics.stream_began()
@@ -180,7 +180,7 @@ class StreamedAnswer(Response):
                 began = encoder.has_content
                 data = encoder.encode(frame)
                 if encoder.is_done:
-                    # From here on a hang-up is no loss, and a finished answer must not be counted as cancelled.
+                    # A disconnect loses nothing from here on, and a finished answer must not be counted as cancelled.
                     self._dismiss_guards()
                     await writer.finish(data)
                 elif not (encoder.has_content or writer.is_committed):
@@ -194,7 +194,7 @@ class StreamedAnswer(Response):
 
     async def _fail(self, error: WeftError, writer: SseWriter, facts: RequestFacts) -> None:
         if self._encoder.is_done:
-            # The caller has the whole answer; what went wrong after it is not the answer's failure.
+            # The caller has the complete answer; a later failure is not the answer's.
             log.warning("failure after a complete answer", request_id=facts.request_id, reason=error.reason.name)
             return
         if not writer.is_committed:

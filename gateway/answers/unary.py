@@ -1,4 +1,4 @@
-"""An answer in one piece. The work stops as soon as nobody waits for it."""
+"""Unary (non-streaming) responses; a disconnect or the deadline cancels the request behind them."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -29,9 +29,9 @@ class JsonAnswer:
 
 
 class UnaryAnswer(Response):
-    """Produces its answer only when it is sent, and cancels the producer when the caller hangs up or time is over.
+    """Produces its answer when it is sent; cancels the producer on disconnect and at the deadline.
 
-    Whatever the producer raises is raised before anything is sent, so that it still becomes a status.
+    Errors of the producer are raised before anything is sent, so that they become a status.
     """
 
     def __init__(self, produce: Callable[[], Awaitable[JsonAnswer]], *, cut_off_seconds: float) -> None:
@@ -64,9 +64,9 @@ class UnaryAnswer(Response):
 
 
 def cut_off_seconds(deps: InferenceDeps, context: RequestContext) -> float:
-    """When the edge itself ends a request that outlives its deadline."""
+    """Returns after how many seconds the gateway itself cancels a request that outlives its deadline."""
     timeout = deps.config.request_timeout_seconds if context.timeout_seconds is None else context.timeout_seconds
-    # A task has no deadline that its dispatcher could keep: that of its caller is kept here, and to the second.
+    # The dispatcher enforces no deadline for a durable task: the caller's is enforced here, without slack.
     return timeout if context.journal is not None else timeout + deps.config.deadline_slack_seconds
 
 
@@ -83,7 +83,7 @@ def unary_answer(
     to_body: ToBody[ResultT],
     media_type: bytes = b"application/json",
 ) -> Response:
-    """The response to a request that `begin` has done and whose answer `to_body` writes."""
+    """Returns the response of a unary call that `begin` starts and whose result `to_body` encodes."""
     return UnaryAnswer(
         _producer(deps, scope, begin, to_body, media_type), cut_off_seconds=cut_off_seconds(deps, context)
     )

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.answers.answer_fields import MAX_NOTICES_TOLD, new_identity
-from gateway.answers.generation import Work, streamed, whole
+from gateway.answers.generation import Work, streamed, unary
 from gateway.answers.sse import encode_json, receipt_facts
 from gateway.answers.unary import JsonAnswer, UnaryAnswer, cut_off_seconds
 from gateway.anthropic.answer import MessagesAnswer
@@ -53,7 +53,7 @@ async def create_message(deps: InferenceDeps, request: Request) -> Response:
     work = Work(deps, scope, context, wanted.payload, wanted.warnings, media)
     identity = new_identity(deps.clock, "msg", params.model)
     if not params.stream:
-        return whole(work, MessagesAnswer(identity))
+        return unary(work, MessagesAnswer(identity))
     return streamed(work, MessagesStream(identity, estimated_prompt_tokens(wanted.payload)))
 
 

@@ -9,10 +9,10 @@ _ROLES = {"POST": Role.CREATE, "PUT": Role.EDIT, "PATCH": Role.EDIT, "DELETE": R
 
 
 class AccessRules:
-    """What each path asks of its caller, whether or not it has an endpoint for the method.
+    """The access that each path requires, whether or not it has an endpoint for the method.
 
-    A path that lies below that of an endpoint counts as one of its own, so that a request is never let in because its
-    path is spelled in an unexpected way.
+    A path below that of an endpoint requires the same access, so that an unexpected spelling of a path never bypasses
+    a rule.
     """
 
     def __init__(self, rows: Iterable[tuple[str, str, Access | None]]) -> None:
@@ -28,7 +28,7 @@ class AccessRules:
             else:
                 self._add(method, path, access)
         self.open_paths = frozenset(open_paths)
-        """Paths that are answered without a key: probes have none."""
+        """Paths that need no key: health probes have none."""
         for rule in self._rules.values():
             _complete(rule)
 
@@ -47,7 +47,7 @@ class AccessRules:
         return path in self.open_paths
 
     def access_of(self, method: str, path: str) -> Access | None:
-        """What a request asks for, by the longest path that it begins with; None: there is no such endpoint."""
+        """Returns the access that a request requires, by its longest known path prefix; None: no such endpoint."""
         beginning = path
         while beginning:
             rule = self._rules.get(beginning)
@@ -59,9 +59,9 @@ class AccessRules:
 
 
 def _complete(rule: dict[str, Access]) -> None:
-    """Say what methods without an endpoint ask for: the role that goes with the method, on the same resource.
+    """Adds rules for methods without an endpoint: the method's usual role on the same resource.
 
-    A path that is only read has no other methods.
+    A path that has only reads gets no other methods.
     """
     known = set(rule) - {""}
     resource = next(iter(rule.values())).resource

@@ -1,4 +1,4 @@
-"""Who sends a request: the HTTP half of what `weft.kernel.principal` decides."""
+"""Authentication of HTTP requests: reads the API key; `weft.kernel.principal` verifies it."""
 
 from typing import Protocol
 from urllib.parse import parse_qsl
@@ -15,28 +15,28 @@ _BEARER = "bearer "
 _KEY_BEGINNING = f"{KEY_PREFIX}_".encode()
 _KEY_HEADERS = frozenset({b"authorization", b"x-api-key"})
 _NO_KEY = "-"
-"""Stands for credentials of another kind: a key that nobody has."""
+"""Stands for credentials of another kind; it is no valid key."""
 
 
 class KeyRingSource(Protocol):
-    """Who knows the keys; see `weft.dispatch.key_ring.KeyRingWatcher`."""
+    """The source of valid API keys; see `weft.dispatch.key_ring.KeyRingWatcher`."""
 
     @property
     def ring(self) -> KeyRing:
-        """Those that are good now."""
+        """The keys that are valid now."""
         ...
 
     @property
     def is_ready(self) -> bool:
-        """Whether they are known yet."""
+        """Whether the keys have been loaded."""
         ...
 
 
 class Gate(Protocol):
-    """Lets requests in."""
+    """Admits requests."""
 
     def admit(self, scope: Scope) -> Principal:
-        """Who sends it.
+        """Returns the caller.
 
         Raises UNAUTHENTICATED, PERMISSION_DENIED, MALFORMED_REQUEST for a header that is there twice, and
         SERVICE_UNAVAILABLE before the keys are known.
@@ -45,7 +45,7 @@ class Gate(Protocol):
 
 
 class OpenGate:
-    """Everybody is let in: on loopback, where nobody asked for keys."""
+    """Admits every request as local: for loopback without keys."""
 
     def admit(self, scope: Scope) -> Principal:  # noqa: ARG002 - whoever it is
         """See Gate.admit."""
@@ -53,7 +53,7 @@ class OpenGate:
 
 
 class KeyGate:
-    """Whoever shows a good key is let in, to what the key is good for."""
+    """Admits requests that have a valid key whose scopes allow the endpoint."""
 
     def __init__(self, keys: KeyRingSource, rules: AccessRules, clock: Clock) -> None:
         self._keys = keys
@@ -84,7 +84,7 @@ def require_once(scope: Scope, names: frozenset[bytes]) -> None:
 
 
 def _presented(scope: Scope) -> str | None:
-    """The key in either header; None: there is none. Authorization counts beside what is no key of a mesh.
+    """Returns the key of either header; None: there is none. Authorization takes precedence.
 
     Raises MALFORMED_REQUEST where one of the headers is there twice, UNAUTHENTICATED for two different keys.
     """
@@ -104,6 +104,6 @@ def _presented(scope: Scope) -> str | None:
 
 
 def _keys_in_query(scope: Scope) -> list[str]:
-    """Keys in the address, which are never taken for a credential; beside one they may be those of someone else."""
+    """Returns keys in the query, which are never used as credentials; beside one they must be the same key."""
     query: bytes = scope["query_string"]
     return [value for _, value in parse_qsl(query.decode("latin-1"))] if _KEY_BEGINNING in query else []

@@ -1,6 +1,6 @@
-"""How many requests each tenant may make at this edge: a moving window per tenant, counted before anything is queued.
+"""Rate limits per tenant: a moving window for each, counted before a request is queued.
 
-For the surface of one runner. A mesh counts in its router, where callers over gRPC are counted as well.
+For the API of one runner. In a mesh the router counts, where callers over gRPC are counted as well.
 """
 
 from gateway.config import RateLimitConfig
@@ -22,7 +22,7 @@ class TenantRateLimits:
 
     @property
     def tracked(self) -> int:
-        """How many tenants that are not named are counted one by one."""
+        """Number of unnamed tenants that have a window of their own."""
         return len(self._tracked)
 
     def take(self, tenant: str) -> None:

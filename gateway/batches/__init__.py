@@ -1,1 +1,1 @@
-"""Files and batches, in the words of OpenAI's API: lines become tasks, and what became of them becomes files."""
+"""OpenAI's Files and Batch APIs: lines of an input file become tasks, and their results an output file."""

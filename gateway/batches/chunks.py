@@ -1,4 +1,4 @@
-"""Bytes on their way to and from whoever keeps files: cut to one size, and waited for within a time."""
+"""Chunks of files between the caller and the file store: fixed size, with a timeout for each."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable
@@ -13,21 +13,21 @@ from weft.kernel.reasons import Reason
 Answer = TypeVar("Answer")
 
 SLICE_SECONDS = 0.005
-"""How long work for the processor goes on until others have their turn."""
+"""How long CPU-bound work runs before it yields to the event loop."""
 HOLD_SECONDS = 5.0
-"""How long bytes that have come in are held to fill a piece: who hears nothing for long takes a stream for broken."""
+"""How long received bytes are held to fill a chunk: the store takes a silent stream for broken."""
 _NO_MORE = object()
 
 
 class Breather:
-    """Gives others their turn in work that would go on for long without waiting for anything."""
+    """Yields to the event loop in CPU-bound loops."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._began = self._loop.time()
 
     async def breathe(self) -> None:
-        """Let others run, if it is time. Call it after each small piece of work."""
+        """Yield if SLICE_SECONDS have passed. Call it after each small unit of work."""
         if self._loop.time() - self._began >= SLICE_SECONDS:
             await asyncio.sleep(0)
             self._began = self._loop.time()
@@ -36,7 +36,7 @@ class Breather:
 async def in_chunks(
     content: AsyncIterable[bytes], size: int = MAX_PIECE_BYTES, *, now: Callable[[], float] = monotonic
 ) -> AsyncGenerator[bytes]:
-    """The same bytes in pieces of `size`: keepers pay by the piece. Only the last one is smaller, and slow ones."""
+    """Regroups bytes into chunks of `size`: stores pay per chunk. Only the last chunk and slow ones are smaller."""
     gathered = bytearray()
     handed_on = now()
     async for piece in content:
@@ -54,7 +54,7 @@ async def in_chunks(
 
 
 async def in_time(answer: Awaitable[Answer], seconds: float) -> Answer:
-    """What whoever keeps files and batches answers. Raises SERVICE_UNAVAILABLE where that takes too long."""
+    """Awaits an answer of the file or batch store. Raises SERVICE_UNAVAILABLE after `seconds`."""
     try:
         async with asyncio.timeout(seconds):
             return await answer
@@ -64,7 +64,7 @@ async def in_time(answer: Awaitable[Answer], seconds: float) -> Answer:
 
 
 async def each_in_time(pieces: AsyncGenerator[Answer], seconds: float) -> AsyncGenerator[Answer]:
-    """The same, each within a time. Raises as `in_time`."""
+    """Iterates over chunks, each within `seconds`. Raises as `in_time`."""
     async with aclosing(pieces):
         while True:
             piece = await in_time(anext(pieces, _NO_MORE), seconds)

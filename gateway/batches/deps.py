@@ -1,4 +1,4 @@
-"""What the routes of files and batches need besides."""
+"""Collaborators of the endpoints of files and batches."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ from weft.kernel.reasons import Reason
 
 
 class ConcurrencyLimit:
-    """Places, of which each is held for as long as a block runs."""
+    """A limit on how many blocks run at once."""
 
     def __init__(self, size: int, what: str) -> None:
         """`what` names the setting and the things, such as "files are taken in at once (max_uploads)"."""
@@ -24,8 +24,8 @@ class ConcurrencyLimit:
         self._taken = 0
 
     @contextmanager
-    def one(self) -> Generator[None]:
-        """Hold a place. Raises RATE_LIMIT_EXCEEDED where there is none."""
+    def slot(self) -> Generator[None]:
+        """Hold one of the slots. Raises RATE_LIMIT_EXCEEDED where all are taken."""
         if self._taken >= self._size:
             message = f"{self._taken} {self._what}; try again"
             raise WeftError(Reason.RATE_LIMIT_EXCEEDED, message, retry_after_seconds=1)
@@ -38,7 +38,7 @@ class ConcurrencyLimit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileDeps:
-    """Who keeps files, and how many are taken in at once."""
+    """The file store, and the limit of concurrent uploads."""
 
     deps: InferenceDeps
     port: FilePort
@@ -52,7 +52,7 @@ class FileDeps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchDeps:
-    """Who keeps batches, who makes them and has them finished, and how many are made at once."""
+    """The batch store, creation and finishing of batches, and the limit of concurrent creations."""
 
     deps: InferenceDeps
     port: BatchPort
@@ -67,7 +67,7 @@ class BatchDeps:
 
 
 def file_deps(deps: InferenceDeps, files: FilePort) -> FileDeps:
-    """Those of one gateway."""
+    """Returns the collaborators of the file endpoints of one gateway."""
     bounds = deps.config.batches
     return FileDeps(
         deps=deps, port=files, uploads=ConcurrencyLimit(bounds.max_uploads, "files are taken in already (max_uploads)")
@@ -77,7 +77,7 @@ def file_deps(deps: InferenceDeps, files: FilePort) -> FileDeps:
 def batch_deps(
     deps: InferenceDeps, files: FilePort, batches: BatchPort, task_apis: TaskApis, jobs: FinishingJobs
 ) -> BatchDeps:
-    """Those of one gateway; `jobs` end with it."""
+    """Returns the collaborators of the batch endpoints of one gateway; `jobs` end with it."""
     bounds = deps.config.batches
     return BatchDeps(
         deps=deps,

@@ -1,4 +1,4 @@
-"""/v1/files: what batches read and write."""
+"""/v1/files: input and output files of batches."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -23,7 +23,7 @@ from weft.kernel.names import require_token
 from weft.kernel.reasons import Reason
 
 FORM_BYTES = 64 * 1024
-"""What a form may hold besides its file."""
+"""Maximum size of a form without its file."""
 
 
 class FileUpload:
@@ -34,7 +34,7 @@ class FileUpload:
         self._max_bytes = max_bytes
         self._purposes = 0
         self.failure: WeftError | None = None
-        """Why the content broke off, whoever read it."""
+        """Why the content broke off."""
 
     async def name(self) -> str:
         """What the file is called. Raises INVALID_ARGUMENT naming what is wrong up to where it begins."""
@@ -102,7 +102,7 @@ async def create_file(files: FileDeps, request: Request) -> Response:
     """Keep a file of requests, one per line, for a batch."""
     facts_of(request.scope).surface = _SURFACE
     tenant = tenant_of(request.scope)
-    with files.uploads.one():
+    with files.uploads.slot():
         return json_response(file_json(await _received(request, files, tenant)))
 
 

@@ -37,7 +37,7 @@ async def create_batch(batches: BatchDeps, request: Request) -> Response:
         batches.deps.rate_limits.take(tenant)
 
     async def produce() -> JsonAnswer:
-        with batches.creations.one():
+        with batches.creations.slot():
             batch = await batches.maker.make(scope, tenant, params)
         return JsonAnswer(encode_json(batch_json(batch)), [])
 

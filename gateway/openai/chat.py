@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.answers.answer_fields import MAX_NOTICES_TOLD, new_identity
-from gateway.answers.generation import Work, streamed, whole
+from gateway.answers.generation import Work, streamed, unary
 from gateway.config import MediaConfig, RequestLimits
 from gateway.deps import InferenceDeps
 from gateway.intake.body import read_json_body
@@ -55,7 +55,7 @@ async def chat_completions(deps: InferenceDeps, request: Request) -> Response:
         )
         return streamed(work, encoder)
     answer = ChatAnswer(identity, choice_count=count, logprobs=payload.logprobs, functions=functions)
-    return whole(work, answer)
+    return unary(work, answer)
 
 
 _EFFORTS: dict[str, chat_pb2.ReasoningEffort.ValueType] = {

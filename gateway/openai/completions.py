@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.answers.answer_fields import new_identity
-from gateway.answers.generation import Work, streamed, whole
+from gateway.answers.generation import Work, streamed, unary
 from gateway.config import RequestLimits
 from gateway.deps import InferenceDeps
 from gateway.intake.body import read_json_body
@@ -63,7 +63,7 @@ async def text_completions(deps: InferenceDeps, request: Request) -> Response:
         )
         return streamed(Work(deps, scope, context, payload, warnings), encoder)
     answer = CompletionAnswer(identity, choice_count=count, logprobs=logprobs)
-    return whole(Work(deps, scope, context, payload, warnings), answer)
+    return unary(Work(deps, scope, context, payload, warnings), answer)
 
 
 def to_payload(request: CompletionRequest, limits: RequestLimits) -> completion_pb2.CompletionPayload:

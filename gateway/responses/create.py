@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.answers.generation import Work, streamed, whole
+from gateway.answers.generation import Work, streamed, unary
 from gateway.config import KeepResponses
 from gateway.deps import GatewayDeps
 from gateway.intake.body import read_json_body
@@ -145,7 +145,7 @@ async def _live(
         answer = ResponsesAnswer(document, state, logprobs=logprobs)
         # Only a streamed response has an id that somebody could know before its end.
         responding = _responding(responses, answer, keeping, None)
-        return whole(_responding_work(work, responding), answer)
+        return unary(_responding_work(work, responding), answer)
     responses.running.require_room()
     if params.store and keeping is not None:
         await _require_store(keeping)

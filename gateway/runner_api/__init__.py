@@ -1,1 +1,1 @@
-"""The runner HTTP API: what one runner can do and how it does, its models' life, and OpenAI inference on it alone."""
+"""The HTTP API of one runner: capabilities, health, load and unload of its models, and OpenAI inference on it alone."""

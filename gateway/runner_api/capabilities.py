@@ -1,4 +1,4 @@
-"""The capability descriptor, from facts: pure. What is unknown is null."""
+"""GET /v1/capabilities: the capability document from a runner's facts, and its cache. Unknown values are null."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from weft.kernel.service import start_critical, stop_tasks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """How the runner does. `reason` and `message` are empty unless it is unhealthy."""
+    """The health of a runner. `reason` and `message` are empty unless it is unhealthy."""
 
     status: str
     """healthy, degraded or unhealthy."""
@@ -72,7 +72,7 @@ def capabilities_body(
         "models": {
             "loaded": [_loaded(model) for model in facts.models if model.stage is ModelStage.LOADED],
             "loading": [_loading(model) for model in facts.models if model.stage is ModelStage.LOADING],
-            # One that failed can be asked for again, and then it says why.
+            # A failed model can be requested again, and the answer gives the reason.
             "available": [
                 model.name for model in facts.models if model.stage in (ModelStage.AVAILABLE, ModelStage.FAILED)
             ],
@@ -147,7 +147,7 @@ def _sum_or_unknown(amounts: Sequence[int | None]) -> int | None:
 
 
 def _prefix_caching(models: Sequence[ModelFacts]) -> bool | None:
-    """True where a cache can be told apart by tenant or was seen to help; a foreign server's own is unknown."""
+    """Returns True where a cache isolates tenants or had hits; None (unknown) for a foreign server."""
     if any(model.tenants_apart or model.cache.hits for model in models):
         return True
     return None if models else False
@@ -160,9 +160,9 @@ def _all_or_unknown(answers: Sequence[bool | None]) -> bool | None:
 
 
 TTL_SECONDS = 5.0
-"""How old an answer is at most while all is well; what clients may keep it for, too."""
+"""Normal maximum age of an answer; also its `max-age` for clients."""
 STALE_SECONDS = 3 * TTL_SECONDS
-"""An older one is not told any more."""
+"""Age beyond which an answer is not served."""
 DEVICES_TIMEOUT_SECONDS = 2.0
 
 Stages = tuple[tuple[str, ModelStage], ...]
@@ -171,7 +171,7 @@ log = structlog.get_logger("weft.gateway")
 
 
 class CapabilityCache:
-    """Life cycle: start, stop."""
+    """Keeps the capability document fresh in the background. Life cycle: start, stop."""
 
     def __init__(self, runner: RunnerPort, queue: Callable[[], QueueFacts], clock: Clock) -> None:
         self._runner = runner
@@ -182,7 +182,7 @@ class CapabilityCache:
         self._stages: Stages = ()
         self._task: asyncio.Task[None] | None = None
         self.devices: tuple[DeviceFacts, ...] | None = None
-        """As last seen; None: nobody can tell."""
+        """As last observed; None: unknown."""
 
     async def start(self) -> None:
         """Compose the first answer and keep it fresh."""
@@ -196,9 +196,9 @@ class CapabilityCache:
             self._task = None
 
     def body(self) -> bytes:
-        """The newest answer, as JSON. Raises SERVICE_UNAVAILABLE when it is too old to be told.
+        """The newest answer, as JSON. Raises SERVICE_UNAVAILABLE when it is older than STALE_SECONDS.
 
-        A model that came up or went down since is told at once: who waits for one would ask again for nothing.
+        A model that came up or went down since is reported at once: callers poll for that.
         """
         facts = self._runner.facts()
         if _stages(facts) != self._stages:
@@ -208,7 +208,7 @@ class CapabilityCache:
         return self._body
 
     async def refresh(self) -> None:
-        """Compose the answer anew."""
+        """Rebuild the answer."""
         self.devices = await self._devices()
         self._compose(self._runner.facts())
         self._composed_at = self._clock.monotonic()

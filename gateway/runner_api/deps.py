@@ -1,4 +1,4 @@
-"""What the routes of the runner API share."""
+"""Configuration and collaborators of the runner API."""
 
 from dataclasses import dataclass, field
 
@@ -11,7 +11,7 @@ from gateway.runner_api.ports import OperationsPort, QueueView, RunnerPort
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerApiConfig:
-    """How the surface of one runner is set up."""
+    """Configuration of the HTTP API of one runner."""
 
     edge: GatewayConfig = field(default_factory=GatewayConfig)
     """The HTTP part: port, limits, requests per tenant."""
@@ -20,12 +20,12 @@ class RunnerApiConfig:
     metrics: bool = True
     """Whether there is /metrics."""
     metrics_port: int | None = None
-    """A port on which there is nothing but /metrics, besides; 0: any free one."""
+    """An additional port with /metrics alone; 0: any free one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerApiDeps:
-    """One surface's collaborators."""
+    """Collaborators of the endpoints of one runner."""
 
     config: RunnerApiConfig
     inference: InferenceDeps
@@ -35,15 +35,15 @@ class RunnerApiDeps:
     observer: RequestObserver
     cache: CapabilityCache
     started: float
-    """When the process came up, on the monotonic clock."""
+    """When the process started, on the monotonic clock."""
 
     def queue_facts(self) -> QueueFacts:
-        """The queue right now."""
+        """Returns the queue's depth, limit and waits."""
         return queue_facts(self.config, self.queue, self.observer)
 
 
 def queue_facts(config: RunnerApiConfig, queue: QueueView, observer: RequestObserver) -> QueueFacts:
-    """The queue right now."""
+    """Returns the queue's depth, limit and waits."""
     return QueueFacts(
         depth=queue.load[0],
         max_depth=config.max_queue_depth,

@@ -1,11 +1,11 @@
-"""What the runner API tells of a runner, as values."""
+"""Facts about a runner, its models and devices that the runner API publishes."""
 
 from dataclasses import dataclass
 from enum import Enum, auto
 
 
 class RunnerStage(Enum):
-    """Where the runner process is in its life."""
+    """Life-cycle stage of the runner process."""
 
     STARTING = auto()
     SERVING = auto()
@@ -13,18 +13,18 @@ class RunnerStage(Enum):
 
 
 class ModelStage(Enum):
-    """Where a model is in its life, in the words of the API."""
+    """Life-cycle stage of a model, as the API publishes it."""
 
     AVAILABLE = auto()
     LOADING = auto()
     LOADED = auto()
     FAILED = auto()
-    """It does not come up: it died too often in a row, or cannot be started."""
+    """It crashed too often in a row, or cannot be started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheCounts:
-    """What the prefix cache of a model did since the runner started, as the engine reported it."""
+    """Prefix cache counts of a model since the runner started, as its engine reports them."""
 
     hits: int = 0
     misses: int = 0
@@ -75,6 +75,6 @@ class DeviceFacts:
     index: int
     total_bytes: int
     used_bytes: int | None = None
-    """By whomever; None: unknown."""
+    """Used by any process; None: unknown."""
     utilization: float | None = None
     """Share of time, 0 to 1; None: unknown."""

@@ -1,4 +1,4 @@
-"""What a runner counts, in the Prometheus text format. Labels are bounded: a tenant too many is called `other`."""
+"""Prometheus metrics of a runner. Labels are bounded: tenants beyond the limit share the label `other`."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -47,19 +47,19 @@ class RunnerMetrics:
         )
 
     def ended(self, model: str, tenant: str, status: str) -> None:
-        """A request is over. `model` is a name that the runner knows, or `unknown`."""
+        """Count a finished request. `model` is a name that the runner knows, or `unknown`."""
         self._requests.labels(model, self._tenant_label(tenant), status).inc()
 
     def limited(self, model: str, tenant: str) -> None:
-        """A request was refused because its tenant asks too often."""
+        """Count a request that exceeded its tenant's rate limit."""
         self.ended(model, tenant, Reason.RATE_LIMIT_EXCEEDED.name.lower())
 
     def worked(self, model: str, seconds: float) -> None:
-        """A request that had a slot is over."""
+        """Record how long a request occupied a slot."""
         self._duration.labels(model).observe(seconds)
 
     def waited(self, model: str, seconds: float) -> None:
-        """A request waited this long."""
+        """Record how long a request waited."""
         self._queue_wait.labels(model).observe(seconds)
 
     def _tenant_label(self, tenant: str) -> str:
@@ -72,16 +72,16 @@ class RunnerMetrics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateCollector(Collector):
-    """The runner as it is when somebody asks."""
+    """Collects the runner's state at each scrape."""
 
     facts: Callable[[], RunnerFacts]
     devices: Callable[[], tuple[DeviceFacts, ...] | None]
-    """As last seen; None: nobody can tell."""
+    """As last observed; None: unknown."""
     load: Callable[[], tuple[int, int]]
-    """How many requests wait and how many run."""
+    """Number of waiting and of running requests."""
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: what there is depends on the models."""
+        """Returns nothing: the metrics depend on the models."""
         return ()
 
     def collect(self) -> Iterable[Metric]:

@@ -1,4 +1,4 @@
-"""The dispatcher of a runner's own HTTP surface: the common one, watched, with a queue of one length for all models."""
+"""The dispatcher of a runner's HTTP API: counts requests and waits, with one queue limit over all models."""
 
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
@@ -22,23 +22,23 @@ MAX_WAITS = 1024
 
 
 class WaitWindow:
-    """The waits of the last requests: at most MAX_WAITS of at most WINDOW_SECONDS ago."""
+    """Wait times of the last requests: at most MAX_WAITS, at most WINDOW_SECONDS old."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._waits: deque[tuple[float, float]] = deque(maxlen=MAX_WAITS)
 
     def note(self, seconds: float) -> None:
-        """A request waited this long."""
+        """Record how long a request waited."""
         self._waits.append((self._clock.monotonic(), seconds))
 
     def average_ms(self) -> int | None:
-        """Whole milliseconds; None: nobody came."""
+        """Average in whole milliseconds; None: no requests."""
         waits = self._recent()
         return round(sum(waits) / len(waits) * 1000) if waits else None
 
     def p95_ms(self) -> int | None:
-        """What 95 of 100 did not exceed, in whole milliseconds (nearest rank); None: nobody came."""
+        """95th percentile in whole milliseconds (nearest rank); None: no requests."""
         waits = sorted(self._recent())
         return round(waits[-(-len(waits) * 95 // 100) - 1] * 1000) if waits else None
 
@@ -55,7 +55,7 @@ ResultT = TypeVar("ResultT")
 
 
 class RequestObserver:
-    """Lets requests in while the queue has room, and learns from how they end."""
+    """Admits requests while the queue has room; records their outcome."""
 
     def __init__(
         self,
@@ -78,12 +78,12 @@ class RequestObserver:
         return self._clock.monotonic()
 
     def admit(self) -> None:
-        """Raise QUEUE_FULL where as many wait as may. A limit of 0 is kept by the scheduler: it alone knows slots."""
+        """Raises QUEUE_FULL where the queue is full. The scheduler enforces a limit of 0: it alone knows the slots."""
         if 0 < self._max_queue_depth <= self._queue.load[0]:
             raise WeftError(Reason.QUEUE_FULL, "the queue is full", retry_after_seconds=FULL_RETRY_SECONDS)
 
     def told(self, error: WeftError) -> WeftError:
-        """The error as the caller hears it."""
+        """Returns the error as it is shown to the caller."""
         if error.reason is not Reason.QUEUE_FULL:
             return error
         depth, seconds = self._queue.load[0], error.retry_after_seconds or FULL_RETRY_SECONDS
@@ -101,7 +101,7 @@ class RequestObserver:
     def ended(
         self, context: RequestContext, receipt: receipt_pb2.Receipt | None, error: WeftError | None, began: float
     ) -> None:
-        """A request is over, whichever way."""
+        """Record a finished request with its outcome."""
         model = self._model_label(context.model)
         reason = _reason(receipt, error)
         self._metrics.ended(model, context.tenant, SUCCESS if reason is Reason.UNSPECIFIED else reason.name.lower())
@@ -147,7 +147,7 @@ class ObservedDispatcher:
     def tokenize(
         self, context: RequestContext, payload: tokenize_pb2.TokenizePayload
     ) -> UnaryCall[tokenize_pb2.TokenizeResult]:
-        """See RequestDispatcher.tokenize. It takes no slot: no queue keeps it out, and it teaches nothing of waits."""
+        """See RequestDispatcher.tokenize. It takes no slot: it is neither queued nor counted in waits."""
         return self._dispatcher.tokenize(context, payload)
 
     def generate_images(

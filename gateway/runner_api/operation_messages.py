@@ -1,4 +1,4 @@
-"""Bodies of the runner API to operations of the mesh and back: pure."""
+"""Translation between bodies of the runner API and operations of the mesh. Pure."""
 
 from typing import Annotated, Any, Literal
 
@@ -96,7 +96,7 @@ _NUMBERS = frozenset(reason.value for reason in Reason)
 
 
 def load_action(body: LoadBody) -> operation_pb2.OperationAction:
-    """A load."""
+    """Returns the action of a load."""
     action = operation_pb2.OperationAction()
     load = action.load_model
     load.model = body.model_id
@@ -109,12 +109,12 @@ def load_action(body: LoadBody) -> operation_pb2.OperationAction:
 
 
 def unload_action(body: UnloadBody) -> operation_pb2.OperationAction:
-    """An unload."""
+    """Returns the action of an unload."""
     return operation_pb2.OperationAction(unload_model=operation_pb2.UnloadModel(model=body.model_id))
 
 
 def flush_action(body: FlushBody, runner: str) -> operation_pb2.OperationAction:
-    """A flush of this runner's caches. Raises INVALID_ARGUMENT naming a field that its scope asks for."""
+    """Returns the action of a flush of this runner's caches. Raises INVALID_ARGUMENT naming a missing field."""
     needed = {
         "model": ("modelId", body.model_id),
         "tenant": ("tenantId", body.tenant_id),
@@ -150,12 +150,12 @@ def concerns(operation: operation_pb2.Operation, runner: str, models: frozenset[
 
 
 def task_id(operation: operation_pb2.Operation) -> str:
-    """The operation's name as the API has it."""
+    """Returns the operation's id in the API."""
     return operation.name.removeprefix(NAME_PREFIX)
 
 
 def begun_body(operation: operation_pb2.Operation) -> dict[str, object]:
-    """Of an operation that was accepted: its id and how far it is."""
+    """Returns the body of an accepted operation: its id and progress."""
     return {
         "taskId": task_id(operation),
         "status": _status(operation),
@@ -165,7 +165,7 @@ def begun_body(operation: operation_pb2.Operation) -> dict[str, object]:
 
 
 def task_body(operation: operation_pb2.Operation) -> dict[str, object]:
-    """Of an operation that is asked about."""
+    """Returns the body of an operation's status."""
     kind = operation.action.WhichOneof("kind") or ""
     if operation.state in (_State.STATE_FAILED, _State.STATE_CANCELLED):
         return {
@@ -184,7 +184,7 @@ def task_body(operation: operation_pb2.Operation) -> dict[str, object]:
 
 
 def unloaded_body(operation: operation_pb2.Operation) -> dict[str, object]:
-    """Of an unload that is done."""
+    """Returns the body of a completed unload."""
     result = operation.result
     return {
         "modelId": operation.action.unload_model.model,
@@ -194,21 +194,21 @@ def unloaded_body(operation: operation_pb2.Operation) -> dict[str, object]:
 
 
 def flushed_body(operation: operation_pb2.Operation) -> dict[str, object]:
-    """Of a flush that is done. The memory is what other prefixes can use now; the device gets none of it back."""
+    """Returns the body of a completed flush. The freed memory is reusable by other prefixes, not by the device."""
     result = operation.result
     reusable = result.reusable_bytes if result.HasField("reusable_bytes") else None
     return {"flushed": True, "entriesRemoved": result.entry_count, "memoryFreedMB": megabytes(reusable)}
 
 
 def failure_reason(operation: operation_pb2.Operation) -> Reason:
-    """Why an operation ended without success."""
+    """Returns the reason of a failed operation."""
     if operation.state == _State.STATE_CANCELLED:
         return Reason.CANCELLED
     return Reason(operation.reason) if int(operation.reason) in _NUMBERS else Reason.INTERNAL
 
 
 def failure_of(operation: operation_pb2.Operation) -> str:
-    """The same in words."""
+    """Returns the message of a failed operation."""
     if operation.state == _State.STATE_CANCELLED:
         return operation.detail or "it was cancelled"
     return operation.detail or failure_reason(operation).name.lower()
@@ -237,5 +237,5 @@ def _progress(operation: operation_pb2.Operation) -> float | None:
         return 1.0
     if operation.HasField("progress"):
         return round(operation.progress, 4)
-    # What has not begun has got nowhere; of what runs nobody may be able to tell.
+    # The progress of a pending operation is 0; that of a running one may be unknown.
     return 0.0 if operation.state == _State.STATE_PENDING else None

@@ -1,4 +1,4 @@
-"""POST /v1/models/load, /v1/models/unload and /v1/cache/flush, and what became of them."""
+"""POST /v1/models/load, /v1/models/unload and /v1/cache/flush, and the status of these operations."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -78,7 +78,7 @@ async def cancel_task(deps: RunnerApiDeps, request: Request) -> Response:
     require_local_caller(request.scope)
     Query(request.scope)
     known = await _known(deps, request)
-    cancelled = await deps.operations.cancel(known.name, _asker(request, deps))
+    cancelled = await deps.operations.cancel(known.name, _requester(request, deps))
     return json_response(messages.task_body(cancelled), 200 if cancelled.state in ENDED else 202)
 
 
@@ -97,14 +97,14 @@ async def _create(
     wanted = operation_service_pb2.CreateOperationRequest(
         request_id=_request_id(request, body),
         action=action,
-        requested_by=_asker(request, deps),
+        requested_by=_requester(request, deps),
         authorization=_authorization(body),
     )
     try:
         return await deps.operations.create(wanted)
     except WeftError as error:
         if error.reason is Reason.OPERATION_REFUSED:
-            # Why is in the audit log, and nowhere else.
+            # Only the audit log has the reason.
             raise DetailedError(Reason.OPERATION_REFUSED, "refused", code="refused") from error
         raise
 
@@ -116,7 +116,7 @@ async def _run(
     action: operation_pb2.OperationAction,
     done: DoneBody,
 ) -> Response:
-    """Create an operation and answer what came of it, or that it is still under way when the request's time is up."""
+    """Create an operation; answer its result, or 202 when it is still running at the request's deadline."""
     longest = timeout_seconds(headers_of(request.scope), deps.config.edge)
     operation = await _create(request, deps, body, action)
     operation = await _unless_gone(request.receive, deps.operations.wait(operation, longest))
@@ -128,7 +128,7 @@ async def _run(
 
 
 async def _unless_gone(receive: Receive, waiting: Awaitable[operation_pb2.Operation]) -> operation_pb2.Operation:
-    """What is waited for, unless the caller hangs up first; the operation goes on in any case."""
+    """Awaits the operation until the caller disconnects; the operation continues in any case."""
     with Interruptible() as block:
         listener = asyncio.create_task(interrupt_on_disconnect(receive, block))
         try:
@@ -146,7 +146,7 @@ async def _known(deps: RunnerApiDeps, request: Request) -> operation_pb2.Operati
     try:
         operation = await deps.operations.get(messages.NAME_PREFIX + task)
     except WeftError as error:
-        # An id that no operation can have is one that none has.
+        # A malformed id is one that no operation has.
         if error.reason in (Reason.NOT_FOUND, Reason.INVALID_ARGUMENT):
             raise missing from error
         raise
@@ -186,8 +186,8 @@ def _authorization(body: Body) -> str:
     return text
 
 
-def _asker(request: Request, deps: RunnerApiDeps) -> str:
-    """Who asks, for the audit log: the key, or where nobody needs one this surface."""
+def _requester(request: Request, deps: RunnerApiDeps) -> str:
+    """Returns the caller's name for the audit log: its key, or this API where callers need none."""
     principal = facts_of(request.scope).principal
     return f"HTTP API of runner {deps.runner.facts().name}" if principal is LOCAL else principal.name
 

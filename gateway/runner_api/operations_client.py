@@ -39,7 +39,7 @@ class OperationsClient:
     """See `OperationsPort`."""
 
     def __init__(self, registry: grpc.aio.Channel, *, timeout_seconds: float) -> None:
-        """`timeout_seconds` is how long one question may take; waiting for an operation has its own limit."""
+        """`timeout_seconds` bounds each call; waiting for an operation has its own limit."""
         # Typed as synchronous by the generated code, whatever the channel.
         self._stub: Any = operation_service_pb2_grpc.OperationServiceStub(registry)
         self._calls = RegistryCalls(callers_field, timeout_seconds=timeout_seconds)
@@ -72,7 +72,7 @@ class OperationsClient:
         except TimeoutError:
             pass
         except WeftError as error:
-            # The operation goes on without us; whoever waits can ask for it later.
+            # The operation continues; the caller can get it later.
             log.warning("lost sight of an operation", operation=operation.name, reason=error.reason.name.lower())
         return last
 
@@ -82,6 +82,6 @@ class OperationsClient:
 
 
 def callers_field(field: str) -> str:
-    """A field of a message to the registry, as the bodies of this API have it."""
+    """Returns the name of a registry field in the bodies of this API."""
     name = operation_field(field)
     return _FIELDS.get(name, name)

@@ -1,4 +1,4 @@
-"""What the runner API needs: the runner itself, its queue, and who carries out operations. The host connects them."""
+"""Ports of the runner API: the runner, its queue, and operations. `weft_app.compose` connects them."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,11 +14,11 @@ class RunnerPort(Protocol):
     """The runner of this process."""
 
     def facts(self) -> RunnerFacts:
-        """How it is right now. Cheap: asked for with every health check."""
+        """Returns the current facts. Cheap: called with every health check."""
         ...
 
     async def devices(self) -> tuple[DeviceFacts, ...] | None:
-        """The accelerators that it may use, by index; None: nobody can tell."""
+        """The accelerators that it may use, by index; None: unknown."""
         ...
 
 
@@ -27,12 +27,12 @@ class QueueView(Protocol):
 
     @property
     def load(self) -> tuple[int, int]:
-        """How many requests wait and how many run."""
+        """Number of waiting and of running requests."""
         ...
 
 
 class OperationsPort(Protocol):
-    """Who carries out operations; see `gateway.runner_api.operations_client.OperationsClient`.
+    """Creates and follows operations; see `gateway.runner_api.operations_client.OperationsClient`.
 
     Every method raises the WeftError that the registry answers, SERVICE_UNAVAILABLE when it cannot be reached, and
     DEADLINE_EXCEEDED when it does not answer in time.
@@ -47,17 +47,17 @@ class OperationsPort(Protocol):
         ...
 
     async def wait(self, operation: operation_pb2.Operation, timeout_seconds: float) -> operation_pb2.Operation:
-        """The operation once it has ended; as it was last seen when time is over or the registry is lost."""
+        """Waits for the operation to end; returns it as last seen at the timeout or when the registry is lost."""
         ...
 
     async def cancel(self, name: str, requested_by: str) -> operation_pb2.Operation:
-        """Ask for its end; as it is afterwards."""
+        """Requests cancellation; returns the operation as it is then."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerApiPorts:
-    """Everybody whom the surface of one runner talks to. Dispatcher, fleet and queue know this runner alone."""
+    """Services that the API of one runner calls. Dispatcher, fleet and queue know this runner alone."""
 
     runner: RunnerPort
     dispatcher: RequestDispatcher
@@ -65,4 +65,4 @@ class RunnerApiPorts:
     queue: QueueView
     operations: OperationsPort
     keys: KeyRingSource | None = None
-    """Who knows the keys; None: nobody needs one."""
+    """The valid API keys; None: callers need none."""

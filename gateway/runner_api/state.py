@@ -63,7 +63,7 @@ def _unhealthy(verdict: Verdict) -> WeftError:
 
 
 def _unhealthy_response(fields: dict[str, object], error: WeftError, request_id: str) -> Response:
-    # The figures first, for probes; the envelope beside them, as on every other failure.
+    # The figures come first, for probes; then the error envelope, as on every other failure.
     body = encode_json(fields)[:-1] + b"," + envelope(error, request_id)[1:]
     response = Response(body, status_code=503)
     response.raw_headers = error_headers(error, body)

@@ -1,1 +1,1 @@
-"""Requests that outlive their callers, in the words of the APIs that people know."""
+"""Durable tasks over HTTP: requests of the inference APIs that outlive their callers' connections."""

@@ -1,4 +1,4 @@
-"""Runs what is to be journaled as a task, and everything else at once."""
+"""The dispatcher of durable requests (`durable: "wait"`), which run as tasks, and the task port's timeouts."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable
@@ -25,7 +25,7 @@ class BoundedTasks:
         self._timeout_seconds = timeout_seconds
 
     async def submit(self, new: NewTask) -> Submitted:
-        """See TaskPort.submit. One that took too long may be durable all the same: its idempotency key finds it."""
+        """See TaskPort.submit. A task whose submission timed out may exist: its idempotency key finds it."""
         return await self._in_time(self._tasks.submit(new))
 
     async def get(self, tenant: str, task_id: str) -> Task:
@@ -49,7 +49,7 @@ class BoundedTasks:
         await self._in_time(self._tasks.delete(tenant, task_id))
 
     def watch(self, tenant: str, task_id: str, after_event: int = 0) -> AsyncGenerator[TaskEvent]:
-        """See TaskPort.watch. A task may take hours: who watches has its own end."""
+        """See TaskPort.watch. It has no timeout: a task may take hours."""
         return self._tasks.watch(tenant, task_id, after_event)
 
     async def _in_time(self, answer: Awaitable[Answer]) -> Answer:
@@ -61,7 +61,7 @@ class BoundedTasks:
 
 
 class DurableDispatcher:
-    """A RequestDispatcher over another, and over whoever runs tasks."""
+    """Runs durable requests as tasks, and all others with the inner dispatcher."""
 
     def __init__(
         self, dispatcher: RequestDispatcher, tasks: TaskPort, clock: Clock, config: DurableCallConfig | None = None
@@ -84,7 +84,7 @@ class DurableDispatcher:
     def rerank(
         self, context: RequestContext, payload: rerank_pb2.RerankPayload
     ) -> UnaryCall[list[rerank_pb2.RerankScore]]:
-        """See RequestDispatcher.rerank. It and what follows are never journaled."""
+        """See RequestDispatcher.rerank. It and the operations below are never durable."""
         return self._dispatcher.rerank(context, payload)
 
     def tokenize(

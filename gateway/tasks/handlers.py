@@ -1,4 +1,4 @@
-"""`/api/v1/inference-tasks`: requests that outlive their callers."""
+"""`/api/v1/inference-tasks`: submit, list, get, watch, cancel and delete durable tasks."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -71,7 +71,7 @@ def task_json(task: Task, task_apis: TaskApis) -> JsonObject:
 
 
 def attempt_json(attempt: TaskAttempt) -> JsonObject:
-    """One time that a task was begun. Which router that was says nothing to callers."""
+    """Returns one attempt of a task; its router is of no interest to callers."""
     failure = None
     if attempt.reason is not Reason.UNSPECIFIED:
         failure = TaskFailure(reason=attempt.reason, message=attempt.message)
@@ -84,7 +84,7 @@ def attempt_json(attempt: TaskAttempt) -> JsonObject:
 
 
 def error_json(error: WeftError) -> JsonObject:
-    """A failure in the words of the envelope."""
+    """Returns a failure as in the error envelope."""
     return {"code": error.reason.name.lower(), "message": public_message(error)}
 
 
@@ -98,8 +98,8 @@ def page_json(page: TaskPage, task_apis: TaskApis) -> JsonObject:
     }
 
 
-def piece_json(piece: TaskChunk) -> JsonObject:
-    """A piece of an answer: events and vectors in the JSON of their messages, names as in the protos."""
+def chunk_json(piece: TaskChunk) -> JsonObject:
+    """Returns a chunk of an answer: events and vectors as proto JSON, with proto field names."""
     return {
         "attempt": piece.attempt,
         "last_event": piece.last_event,
@@ -110,13 +110,13 @@ def piece_json(piece: TaskChunk) -> JsonObject:
 async def encoded_task_events(
     news: AsyncGenerator[TaskEvent], task_apis: TaskApis, after: int
 ) -> AsyncGenerator[bytes]:
-    """Server-sent events `task` and `output`; whoever resumes at the id of the last one misses nothing."""
+    """Yields server-sent events `task` and `output`; resuming at the id of the last one misses nothing."""
     number = after
     async with aclosing(news):
         async for item in news:
             if isinstance(item, TaskChunk):
                 number = item.last_event
-                yield _event("output", number, piece_json(item))
+                yield _event("output", number, chunk_json(item))
             else:
                 yield _event("task", number, task_json(item, task_apis))
 
@@ -237,9 +237,9 @@ async def delete_task(deps: TaskDeps, request: Request) -> Response:
 
 
 async def _outputs(tasks: TaskPort, task: Task, timeout_seconds: float) -> list[task_pb2.TaskOutput]:
-    """All that is kept of a completed task's answer.
+    """Returns the stored output of a completed task.
 
-    Raises SERVICE_UNAVAILABLE where it does not come in time, or not all of it: somebody forgot the task meanwhile.
+    Raises SERVICE_UNAVAILABLE where it is late or incomplete: the task was deleted meanwhile.
     """
     try:
         async with asyncio.timeout(timeout_seconds), aclosing(tasks.watch(task.tenant, task.id)) as news:
@@ -252,7 +252,7 @@ async def _outputs(tasks: TaskPort, task: Task, timeout_seconds: float) -> list[
 
 
 def _tenant_and_id(request: Request) -> tuple[str, str]:
-    """Whose task, and which."""
+    """Returns the tenant and the id of a task."""
     facts_of(request.scope).surface = SURFACE
     return tenant_of(request.scope), require_token(request.path_params["id"], "id", MAX_REQUEST_ID_CHARS)
 
@@ -267,7 +267,7 @@ def _states(query: Query) -> frozenset[TaskState]:
 
 
 def _after(scope: Scope, query: Query) -> int:
-    """The last event that the caller has; 0: none. A browser that connects again says it in a header."""
+    """Returns the number of the caller's last event; 0: none. A browser that reconnects sends it in a header."""
     given = headers_of(scope).get(b"last-event-id")
     if given is not None:
         return _event_number(given.decode("latin-1"), "Last-Event-ID")

@@ -1,4 +1,4 @@
-"""From the body of `POST /api/v1/inference-tasks` to a task."""
+"""Submission of a durable task: from the body of `POST /api/v1/inference-tasks` to a NewTask."""
 
 import json
 import math
@@ -101,13 +101,13 @@ _NAMES = (
     ("spec.payload.", "body."),
     ("spec.", "body."),
 )
-"""What a keeper of tasks calls a field, and what it is called here."""
+"""Field names of the task port, and their names in this API."""
 
 
 async def new_task(scope: Scope, wanted: NewTaskBody, task_apis: TaskApis, *, count: Callable[[], None]) -> NewTask:
-    """What is to be submitted. Raises as `TaskApi.supplied_spec`, `count` and INVALID_ARGUMENT naming the field.
+    """Returns the task to submit. Raises as `TaskApi.supplied_spec`, `count` and INVALID_ARGUMENT naming the field.
 
-    `count` is called where it is right as it is, before anything is fetched for it.
+    `count` is called once the body is valid, before media are fetched for it.
     """
     surface = task_apis.of_endpoint(wanted.endpoint)
     key = idempotency_key_of(headers_of(scope))
@@ -122,7 +122,7 @@ async def new_task(scope: Scope, wanted: NewTaskBody, task_apis: TaskApis, *, co
 
 
 async def submitted(tasks: TaskPort, new: NewTask) -> Submitted:
-    """Have it accepted. Raises as `TaskPort.submit`, in the words of who sent the body: they sent no spec."""
+    """Submits the task. Raises as `TaskPort.submit`, with field names of the HTTP body."""
     try:
         return await tasks.submit(new)
     except WeftError as error:
@@ -143,7 +143,7 @@ def _own_name(field: str) -> str:
 
 
 def model_of(wanted: NewTaskBody) -> str:
-    """The name that is asked for, for those who count; empty where there is none."""
+    """Returns the requested model name, for metrics; empty where there is none."""
     named = wanted.body.get("model", wanted.model)
     return named if isinstance(named, str) else ""
 

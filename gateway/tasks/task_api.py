@@ -1,7 +1,6 @@
-"""A surface: what turns the JSON of a live route into a task, and what is kept of a task into that route's answer.
+"""Task APIs: translate the JSON of a live endpoint into a task, and a task's stored output into that endpoint's answer.
 
-Whoever takes in requests that nobody waits for (tasks, lines of batches) needs both ways, and no request under way.
-`gateway.tasks.task_apis` has those that there are.
+Submitted tasks and batch items use both directions. `gateway.tasks.task_apis` has the implementations.
 """
 
 from abc import ABC, abstractmethod
@@ -33,24 +32,23 @@ def _nothing() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecContext:
-    """What a submission says beside the body that is to be done: who sends it, and its headers.
+    """The context of a submission: its sender and headers.
 
-    Those that count for a live request count here too: priority, client, session, cache, trace. That of the time that a
-    caller waits does not: nobody does.
+    Headers of priority, client, session, cache and trace apply as for a live request; the timeout header does not.
     """
 
     scope: Scope
-    """Of the request that brings it."""
+    """Scope of the submitting request."""
     field: str = ""
-    """Where in that request the body is, such as `body`; errors name it. Empty: it is the whole."""
+    """Where in that request the body is, such as `body`; errors name it. Empty: the body itself."""
     is_repeatable: bool = False
     """Whether the submission has an idempotency key: then the spec holds nothing that differs each time."""
     before_fetching: Callable[[], None] = _nothing
-    """Called by `supplied_spec` once the body is found right, and before it fetches anything; it may refuse."""
+    """Called by `supplied_spec` once the body is valid, before media are fetched; it may raise."""
 
 
 class TaskApi(Protocol):
-    """One API."""
+    """Translation of one live endpoint to tasks and back."""
 
     @property
     def kind(self) -> str:
@@ -59,35 +57,35 @@ class TaskApi(Protocol):
 
     @property
     def endpoint(self) -> str:
-        """The live route's path."""
+        """The live endpoint's path."""
         ...
 
     def spec(self, raw: bytes, about: SpecContext) -> task_pb2.TaskSpec:
-        """The task that a body asks for, which it has as its origin.
+        """Returns the task of a body, which becomes its origin.
 
-        `stream`, `durable` and `on_disconnect` say nothing here. Raises as the live route does; INVALID_ARGUMENT naming
+        `stream`, `durable` and `on_disconnect` are ignored. Raises as the live endpoint does; INVALID_ARGUMENT naming
         the field also for an image that would have to be fetched.
         """
         ...
 
     async def supplied_spec(self, raw: bytes, about: SpecContext) -> task_pb2.TaskSpec:
-        """The same, with the images that it has addresses of.
+        """Returns the task with its media fetched.
 
         Raises as `spec`, as `SpecContext.before_fetching` and as `MediaSource.fetch`.
         """
         ...
 
     def answer(self, origin: bytes, task: Task, outputs: Iterable[task_pb2.TaskOutput]) -> bytes:
-        """The whole answer as the live route's JSON; the same outputs have the same answer.
+        """Returns the complete answer as the live endpoint's JSON; deterministic in its outputs.
 
         Raises BACKEND_PROTOCOL_ERROR for outputs that are no whole answer, INVALID_ARGUMENT or MALFORMED_REQUEST where
-        the origin is no request of this surface.
+        the origin is no request of this API.
         """
         ...
 
 
 class TaskApis:
-    """Those of one gateway."""
+    """The task APIs of one gateway, by kind and by endpoint."""
 
     def __init__(self, task_apis: Iterable[TaskApi]) -> None:
         self._by_endpoint: Mapping[str, TaskApi] = MappingProxyType({each.endpoint: each for each in task_apis})
@@ -97,22 +95,22 @@ class TaskApis:
 
     @property
     def endpoints(self) -> tuple[str, ...]:
-        """The paths that there are surfaces for."""
+        """The supported endpoint paths."""
         return tuple(self._by_endpoint)
 
     def of_kind(self, kind: str) -> TaskApi | None:
-        """The surface of a task's `origin_kind`; None: it came from elsewhere."""
+        """Returns the API of a task's `origin_kind`; None: the task came from elsewhere."""
         return self._by_kind.get(kind)
 
     def of_endpoint(self, endpoint: str, field: str = "endpoint") -> TaskApi:
-        """The surface of a path. Raises INVALID_ARGUMENT naming `field`."""
+        """Returns the API of a path. Raises INVALID_ARGUMENT naming `field`."""
         surface = self._by_endpoint.get(endpoint)
         if surface is None:
             raise invalid_field(field, f"must be one of {', '.join(self._by_endpoint)}")
         return surface
 
 
-AskedT = TypeVar("AskedT", bound=HandledRequest)
+ParamsT = TypeVar("ParamsT", bound=HandledRequest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,19 +119,19 @@ class _Translated:
     media: RequestMedia
 
 
-class JsonTaskApi(ABC, Generic[AskedT]):
-    """A surface whose requests are JSON of one model; see `gateway.tasks.task_api.TaskApi`."""
+class JsonTaskApi(ABC, Generic[ParamsT]):
+    """A task API whose requests are JSON of one schema; see `gateway.tasks.task_api.TaskApi`."""
 
     kind: str
     endpoint: str
     operation: Operation
-    schema: type[AskedT]
+    schema: type[ParamsT]
 
     def __init__(self, deps: InferenceDeps) -> None:
         self._deps = deps
 
     def spec(self, raw: bytes, about: SpecContext) -> task_pb2.TaskSpec:
-        """See Surface.spec."""
+        """See TaskApi.spec."""
         translated = self._translated(raw, about)
         if translated.media.addresses:
             field = translated.media.addresses[0].field
@@ -141,7 +139,7 @@ class JsonTaskApi(ABC, Generic[AskedT]):
         return translated.spec
 
     async def supplied_spec(self, raw: bytes, about: SpecContext) -> task_pb2.TaskSpec:
-        """See Surface.supplied_spec."""
+        """See TaskApi.supplied_spec."""
         translated = self._translated(raw, about)
         about.before_fetching()
         if translated.media.addresses:
@@ -168,24 +166,24 @@ class JsonTaskApi(ABC, Generic[AskedT]):
             spec.traceparent = ""
         return _Translated(spec, media)
 
-    def _tenant_and_id(self, raw: bytes) -> AskedT:
+    def _tenant_and_id(self, raw: bytes) -> ParamsT:
         return parse(self.schema, raw, max_depth=self._deps.config.limits.max_json_depth)
 
     @abstractmethod
     def answer(self, origin: bytes, task: Task, outputs: Iterable[task_pb2.TaskOutput]) -> bytes:
-        """See Surface.answer."""
+        """See TaskApi.answer."""
 
     @abstractmethod
-    def _model(self, params: AskedT) -> str:
-        """The name that is asked for."""
+    def _model(self, params: ParamsT) -> str:
+        """Returns the requested model name."""
 
     @abstractmethod
-    def _payload(self, params: AskedT, media: RequestMedia) -> TaskPayload:
-        """What the mesh is asked. Raises INVALID_ARGUMENT naming the field."""
+    def _payload(self, params: ParamsT, media: RequestMedia) -> TaskPayload:
+        """Returns the payload. Raises INVALID_ARGUMENT naming the field."""
 
 
 def answer_identity(prefix: str, task: Task) -> AnswerIdentity:
-    """The id and birth of a task's answer: the same whenever somebody asks for it."""
+    """Returns the id and creation time of a task's answer: the same at every retrieval."""
     own = task.id.removeprefix(f"{TASK_PREFIX}-")
     return AnswerIdentity(answer_id=f"{prefix}-{own}", created=int(task.created_at.timestamp()), model=task.model)
 
@@ -195,7 +193,7 @@ def built(
     outputs: Iterable[task_pb2.TaskOutput],
     warnings: Sequence[warning_pb2.Warning] = (),
 ) -> bytes:
-    """An answer of what is kept, with warnings of the edge's own beside those of the runner."""
+    """Builds an answer from stored outputs, with the gateway's warnings beside the runner's."""
     own = [event_pb2.InferenceEvent(warning=warning) for warning in warnings]
     for output in outputs:
         for event in output.events:
@@ -206,7 +204,7 @@ def built(
 
 
 def _renamed(error: FieldError, outer: str) -> FieldError:
-    """Header names stay; fields of the body are told with where the body is."""
+    """Prefixes a body field of an error with the body's place; header names stay."""
     if not outer or error.field.startswith("X-"):
         return error
     words = error.message.removeprefix(f"{error.field}: ")

@@ -1,4 +1,4 @@
-"""The surfaces that there are."""
+"""The task APIs of chat, completions, embeddings and responses, and answers of tasks without one."""
 
 from collections.abc import Iterable, Sequence
 
@@ -41,7 +41,7 @@ class CompletionTaskApi(JsonTaskApi[CompletionRequest]):
     schema = CompletionRequest
 
     def answer(self, origin: bytes, task: Task, outputs: Iterable[task_pb2.TaskOutput]) -> bytes:
-        """See Surface.answer."""
+        """See TaskApi.answer."""
         params = self._tenant_and_id(origin)
         answer = CompletionAnswer(
             answer_identity(COMPLETION_ID_PREFIX, task),
@@ -66,7 +66,7 @@ class ResponsesTaskApi(JsonTaskApi[ResponsesRequest]):
     schema = ResponsesRequest
 
     def answer(self, origin: bytes, task: Task, outputs: Iterable[task_pb2.TaskOutput]) -> bytes:
-        """See Surface.answer."""
+        """See TaskApi.answer."""
         params = self._tenant_and_id(origin)
         document = BackgroundDocument(params, task, self._deps.clock)
         document.ended_at = task.ended_at
@@ -100,7 +100,7 @@ class EmbeddingTaskApi(JsonTaskApi[EmbeddingRequest]):
     schema = EmbeddingRequest
 
     def answer(self, origin: bytes, task: Task, outputs: Iterable[task_pb2.TaskOutput]) -> bytes:
-        """See Surface.answer."""
+        """See TaskApi.answer."""
         params = self._tenant_and_id(origin)
         vectors, receipt = vectors_of(outputs)
         return embedding_payload.to_body(
@@ -122,7 +122,7 @@ class EmbeddingTaskApi(JsonTaskApi[EmbeddingRequest]):
 def vectors_of(
     outputs: Iterable[task_pb2.TaskOutput],
 ) -> tuple[list[embedding_pb2.Embedding], receipt_pb2.Receipt]:
-    """The vectors that are kept, and what happened. Raises BACKEND_PROTOCOL_ERROR where the end is missing."""
+    """Returns the stored vectors and the receipt. Raises BACKEND_PROTOCOL_ERROR where the end is missing."""
     vectors: list[embedding_pb2.Embedding] = []
     receipt: receipt_pb2.Receipt | None = None
     for output in outputs:
@@ -147,7 +147,7 @@ class ChatTaskApi(JsonTaskApi[ChatRequest]):
     schema = ChatRequest
 
     def answer(self, origin: bytes, task: Task, outputs: Iterable[task_pb2.TaskOutput]) -> bytes:
-        """See Surface.answer."""
+        """See TaskApi.answer."""
         params = self._tenant_and_id(origin)
         answer = ChatAnswer(
             answer_identity(CHAT_ID_PREFIX, task),
@@ -165,7 +165,7 @@ class ChatTaskApi(JsonTaskApi[ChatRequest]):
 
 
 def task_apis_of(deps: InferenceDeps, further: Sequence[TaskApi] = ()) -> TaskApis:
-    """Those of one gateway."""
+    """Returns the task APIs of one gateway."""
     return TaskApis(
         [ChatTaskApi(deps), CompletionTaskApi(deps), EmbeddingTaskApi(deps), ResponsesTaskApi(deps), *further]
     )
@@ -175,7 +175,7 @@ _NO_REQUEST = frozenset({Reason.INVALID_ARGUMENT, Reason.MALFORMED_REQUEST})
 
 
 def answer_of(details: TaskDetails, task_apis: TaskApis, outputs: Sequence[task_pb2.TaskOutput]) -> bytes:
-    """What a completed task's endpoint would have answered. Raises BACKEND_PROTOCOL_ERROR for what is no answer."""
+    """Returns a completed task's answer as its endpoint would. Raises BACKEND_PROTOCOL_ERROR for invalid outputs."""
     surface = task_apis.of_kind(details.spec.origin_kind)
     if surface is None:
         return plain_answer(details.spec, details.task, outputs)
@@ -188,7 +188,7 @@ def answer_of(details: TaskDetails, task_apis: TaskApis, outputs: Sequence[task_
 
 
 def plain_answer(spec: task_pb2.TaskSpec, task: Task, outputs: Sequence[task_pb2.TaskOutput]) -> bytes:
-    """An answer in the words of OpenAI's API. Raises BACKEND_PROTOCOL_ERROR for what is no answer."""
+    """Returns an answer in OpenAI's format. Raises BACKEND_PROTOCOL_ERROR for invalid outputs."""
     match payload_of(spec):
         case chat_pb2.ChatPayload() as chat:
             identity = answer_identity(CHAT_ID_PREFIX, task)
