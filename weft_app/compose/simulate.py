@@ -159,7 +159,7 @@ def load_scenario(path: Path) -> Scenario:
         what = f"is refused: {error.problem}" if isinstance(error, YamlRefusedError) else "is not YAML"
         raise FieldError("SCENARIO", f"{path} {what}{line}", Reason.MALFORMED_REQUEST) from error
     if len(documents) != 1 or not isinstance(documents[0], Mapping):
-        raise invalid_field("SCENARIO", f"{path} must be one mapping of names to values")
+        raise invalid_field("SCENARIO", f"{path} must be a mapping of names to values, in one document")
     return parse_scenario(dict(documents[0]), str(path))
 
 

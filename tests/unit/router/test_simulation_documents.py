@@ -210,7 +210,7 @@ def test_a_file_that_is_not_one_mapping_is_refused(tmp_path: Path, text: str) ->
     path.write_text(text)
     ended = run(str(path))
     assert ended.exit_code == 2
-    assert "must be one mapping of names to values" in ended.output
+    assert "must be a mapping of names to values, in one document" in ended.output
 
 
 def test_no_more_of_a_file_is_read_than_is_allowed() -> None:
