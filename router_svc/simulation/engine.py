@@ -176,7 +176,7 @@ class Simulation:
             at_once = at_once + 1 if self.events.now == moment else 0
             moment = self.events.now
             if at_once > MAX_EVENTS_AT_ONCE + 4 * len(self._open):
-                raise StuckError(f"time stands still at {moment} s: somebody decides the same over and over")
+                raise StuckError(f"time stands still at {moment} s: the same decision is repeated without end")
             if progress is not None and done % every_events == 0:
                 progress()
         if self._checker is not None:
@@ -293,7 +293,7 @@ class Simulation:
         if self._checker is not None:
             self._checker.ticked(self._scheduler, self.world, self.events.now)
         if self.events.now > self.scenario.duration_seconds + MAX_OVERTIME_SECONDS:
-            raise StuckError(f"{self._scheduler.waiting} requests of {self.scenario.name} wait for ever")
+            raise StuckError(f"{self._scheduler.waiting} requests of {self.scenario.name} wait without end")
 
     def _place(self, placed: Placed) -> None:
         opened = self._open[placed.key]

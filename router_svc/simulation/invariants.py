@@ -93,14 +93,14 @@ class InvariantChecker:
         followed = self._tracked[key]
         if followed.on is not None and reason in _BROKE:
             followed.broken_on.add(followed.on.key)
-        _demand(followed.attempts == attempt.number, f"request {key} is told of an attempt that it did not make")
+        _demand(followed.attempts == attempt.number, f"request {key} gets a failure of an attempt that it did not make")
         self._release(followed, now)
 
     def over(self, key: int, reason: Reason | None, now: float) -> None:
         """Tracks the end of a request; None: it was served."""
-        _demand(key not in self._over, f"request {key} is over twice")
+        _demand(key not in self._over, f"request {key} ended twice")
         followed = self._tracked.pop(key)
-        _demand(reason is not None or followed.on is not None, f"request {key} was served by nobody")
+        _demand(reason is not None or followed.on is not None, f"request {key} was served without an attempt")
         self._release(followed, now)
         self._over.add(key)
 
@@ -132,10 +132,10 @@ class InvariantChecker:
             self._check_wake(decision, now)
             return
         if isinstance(decision, StopsWaking):
-            _demand(decision.model in self._waking, f"{decision.model} is given up, and nobody wakes it")
+            _demand(decision.model in self._waking, f"{decision.model} is given up without a wake")
             return
         key = decision.key
-        _demand(key not in self._over, f"a decision about request {key}, which is over")
+        _demand(key not in self._over, f"a decision about request {key}, which has ended")
         _demand(key in self._tracked, f"a decision about request {key}, which never arrived")
         followed = self._tracked[key]
         _demand(followed.on is None, f"a decision about request {key}, which runs on {followed.on}")
@@ -173,9 +173,12 @@ class InvariantChecker:
 
     def _check_place(self, placed: Placed, followed: TrackedRequest, now: float) -> None:
         key, candidate, arrival = placed.key, placed.candidate, followed.arrival
-        told = self._reported.get(candidate.model)
-        _demand(told is not None and told.key == candidate.key, f"request {key} is placed on {candidate.key}: unknown")
-        ready = told is not None and told.readiness is Readiness.READY
+        reported = self._reported.get(candidate.model)
+        _demand(
+            reported is not None and reported.key == candidate.key,
+            f"request {key} is placed on {candidate.key}: unknown",
+        )
+        ready = reported is not None and reported.readiness is Readiness.READY
         _demand(
             ready or candidate.model in self._self_reported, f"request {key} is placed on {candidate.model}: not ready"
         )
@@ -213,7 +216,7 @@ class InvariantChecker:
     def _check_wake(self, wakes: Wakes, now: float) -> None:
         model = wakes.model
         _demand(model not in self._waking, f"{model} is woken twice at once")
-        _demand(model in self._reported, f"{model} is woken, and nobody knows it")
+        _demand(model in self._reported, f"{model} is woken, and is unknown")
         self._waking[model] = now
         candidate = self._reported[model]
         ledger = self._ledgers.get(candidate.host)
@@ -289,15 +292,15 @@ class InvariantChecker:
         """Checks that some candidate can still serve it."""
         members = self._targets.members(followed.arrival.target)
         hope = any(
-            (told := self._reported[member.name]).readiness is not Readiness.DOWN
-            and told.key not in followed.broken_on
-            and not lacks(told, followed.arrival.needs)
+            (reported := self._reported[member.name]).readiness is not Readiness.DOWN
+            and reported.key not in followed.broken_on
+            and not lacks(reported, followed.arrival.needs)
             for member in members
         )
         waking = any(member.name in self._waking for member in members)
         _demand(
             hope or waking or now - followed.waits_since < LATE_SECONDS,
-            f"request {followed.arrival.key} waits, and nobody can ever serve it",
+            f"request {followed.arrival.key} waits, and no candidate can ever serve it",
         )
 
     def _demand_wait_bound(self, followed: TrackedRequest, world: World, now: float) -> None:

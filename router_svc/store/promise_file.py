@@ -52,7 +52,7 @@ class PromiseFile:
             found: Any = json.loads(text)
             return Promise(store_id=str(found["store_id"]), commits=int(found["commits"]))
         except (ValueError, KeyError, TypeError, RecursionError):
-            log.warning("the record of acknowledgements is damaged and begins anew", path=str(self._path))
+            log.warning("the record of acknowledgements is damaged, starting a new one", path=str(self._path))
             return None
 
     def notice(self) -> str:

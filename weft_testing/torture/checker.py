@@ -46,7 +46,7 @@ def _lost(history: History) -> Iterator[Violation]:
                 yield Violation("lost", task, f"it was acknowledged, and {reader} does not know it")
     for event in history.of_kind(Kind.MISSED):
         if event.task in acked:
-            yield Violation("lost", event.task, f"{event.source} was told that there is none")
+            yield Violation("lost", event.task, f"{event.source} got NOT_FOUND for it")
 
 
 def _terminals(history: History) -> Iterator[Violation]:
@@ -63,8 +63,8 @@ def _terminals(history: History) -> Iterator[Violation]:
                 seen[task.id].setdefault(task.state, reader)
     for task_id, states in seen.items():
         if len(states) > 1:
-            told = ", ".join(f"{state} by {who}" for state, who in sorted(states.items()))
-            yield Violation("two terminals", task_id, told)
+            ends_text = ", ".join(f"{state} by {who}" for state, who in sorted(states.items()))
+            yield Violation("two terminals", task_id, ends_text)
 
 
 def _revived(history: History) -> Iterator[Violation]:
@@ -112,8 +112,10 @@ def _doubles(history: History) -> Iterator[Violation]:
         # Concurrent cancellations of one task may all be acknowledged.
         count = len(ends) + any(event.kind is Kind.CANCELLED for event in events)
         if count > 1:
-            told = ", ".join(f"{event.kind} with attempt {event.attempt} in state {event.state}" for event in events)
-            yield Violation("double", task, f"ended {count} times: {told}")
+            ends_text = ", ".join(
+                f"{event.kind} with attempt {event.attempt} in state {event.state}" for event in events
+            )
+            yield Violation("double", task, f"ended {count} times: {ends_text}")
     given_up = {(event.task, event.attempt) for event in history.of_kind(Kind.REVERTED)}
     newest = {task: max(event.attempt for event in events) for task, events in _claims(history).items()}
     for event in history.of_kind(Kind.ENDED):
@@ -158,7 +160,7 @@ def _attempts(history: History) -> Iterator[Violation]:
             if row is None or row.owner != claim.owner:
                 yield Violation("attempts", kept.id, f"claim {claim.attempt} of {claim.owner} is not kept")
         if any(row.ended_at is None for row in rows.values()) and kept.state in TERMINAL:
-            yield Violation("attempts", kept.id, "it is at its end, and an attempt is not")
+            yield Violation("attempts", kept.id, "it is terminal, and an attempt has not ended")
         if kept.state == COMPLETED:
             yield from _completed_attempts(kept)
 
@@ -176,13 +178,13 @@ def _cancels(history: History) -> Iterator[Violation]:
     for event in history.of_kind(Kind.CANCEL_ACKED):
         kept = history.stored.get(event.task)
         if event.state not in TERMINAL:
-            yield Violation("cancel", event.task, f"{event.source} was told state {event.state}")
+            yield Violation("cancel", event.task, f"{event.source} got state {event.state}")
         elif kept is not None and kept.state != event.state:
-            yield Violation("cancel", event.task, f"{event.source} was told {event.state}, and it is {kept.state}")
+            yield Violation("cancel", event.task, f"{event.source} got {event.state}, and it is {kept.state}")
     asked = {event.task for event in history.of_kind(Kind.CANCEL_INTENT)}
     for kept in history.stored.values():
         if kept.state == CANCELLED and kept.id not in asked:
-            yield Violation("cancel", kept.id, "nobody asked for it")
+            yield Violation("cancel", kept.id, "no cancellation was sent")
 
 
 def _answers(history: History) -> Iterator[Violation]:
@@ -220,7 +222,7 @@ def _keys(history: History) -> Iterator[Violation]:
     meant = {event.key for event in history.of_kind(Kind.INTENT)}
     for key, task in stored:
         if key not in meant:
-            yield Violation("key", task, f"nobody meant to send {key!r}")
+            yield Violation("key", task, f"no submitter intended {key!r}")
 
 
 def _damage(history: History) -> Iterator[Violation]:

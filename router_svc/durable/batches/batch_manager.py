@@ -280,7 +280,7 @@ class BatchManager:
             more = len(found) == SWEPT_AT_ONCE
 
     async def _count_open_batches(self) -> None:
-        """Stores the final counts of batches that nobody reads, before their items are purged."""
+        """Stores the final counts of batches without readers, before their items are purged."""
         after = 0
         while found := await self._batches.open_batches(after, SETTLED_AT_ONCE):
             for batch in found:

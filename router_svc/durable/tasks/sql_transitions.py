@@ -261,7 +261,7 @@ async def delete_ended(connection: AsyncConnection, tenant: str, task_id: str) -
     if row is None:
         return None
     if not TaskState(row.state).is_terminal:
-        return WeftError(Reason.RESOURCE_IN_USE, f"task {task_id} is not at its end; cancel it first")
+        return WeftError(Reason.RESOURCE_IN_USE, f"task {task_id} has not ended; cancel it first")
     await connection.execute(delete(tasks).where(tasks.c.seq == row.seq))
     return task_of(row)
 
