@@ -20,7 +20,7 @@ from weft.kernel.principal import KEY_VARIABLES
 from weft.kernel.reasons import Reason
 
 DEATH_NOTICE_SECONDS = 0.5
-"""How long a broken connection may be ahead of the news that the process died."""
+"""How long a broken connection may precede the process's exit."""
 LOAD_CHECK_SECONDS = 0.5
 CRASH_LOG_LINES = 5
 LOADING = "while it loaded"
@@ -29,7 +29,7 @@ _Result = TypeVar("_Result")
 
 
 def _unknown() -> None:
-    """No engine says how far it is unless it is asked in its own way."""
+    """Load progress of an engine that does not report it."""
 
 
 class EngineProcess:
@@ -58,17 +58,17 @@ class EngineProcess:
     async def start(
         self, argv: Sequence[str], environment: Mapping[str, str], on_line: Callable[[str], None] | None = None
     ) -> None:
-        """Start the program, without the keys of the mesh. Raises CONNECT_FAILED. `on_line` hears every output line."""
+        """Starts the program, without the keys of the mesh; `on_line` gets every output line. Raises CONNECT_FAILED."""
         self._words.clear()
         self._command, self._has_answered = tuple(argv), False
 
-        def hear(line: str) -> None:
+        def read(line: str) -> None:
             self._words.append(line)
             if on_line is not None:
                 on_line(line)
 
         given = {name: value for name, value in environment.items() if name not in KEY_VARIABLES}
-        await self._process.start(argv, env=given, on_line=hear)
+        await self._process.start(argv, env=given, on_line=read)
 
     def noting(self, call: CallInfo) -> CallInfo:
         """The call, whose tokens are noted as answers of this process."""
@@ -104,7 +104,7 @@ class EngineProcess:
         """See Backend.wait_exit."""
         how = await self._process.wait()
         if self._process.ended_by_us:
-            await asyncio.Event().wait()  # a stop is not news; whoever waits here is cancelled
+            await asyncio.Event().wait()  # stopped by us: the waiting task is cancelled
         return self._report(how)
 
     async def while_loading(

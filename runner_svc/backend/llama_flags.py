@@ -1,4 +1,4 @@
-"""What an engine is told about the devices that a load may use; the same for every engine over llama.cpp."""
+"""Flags and load parameters of engines over llama.cpp: devices, context, cache types."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -69,7 +69,7 @@ def whole_parameter(
 
 
 def word_parameter(name: str, description: str, words: Sequence[str]) -> LoadParameter:
-    """One of some words."""
+    """A load parameter with one of a list of values."""
     return LoadParameter(name=name, description=description, words=tuple(words))
 
 

@@ -31,7 +31,7 @@ class BackendFacts:
 
 
 def _nothing() -> None:
-    """Nobody wants to know."""
+    """The default of a callback: nothing is called."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class ExitReport:
     reason: Reason
     """SERVER_DIED or OUT_OF_MEMORY; CONNECT_FAILED for a server that is not ours and stopped answering."""
     how: str
-    """In words: "exit code 1", "signal SIGKILL", and what may help."""
+    """For people: "exit code 1", "signal SIGKILL", and what may help."""
 
 
 class CacheIsolation(IntEnum):
@@ -77,7 +77,7 @@ class LoadOrder:
     """How a backend is started this time; the default is as it is configured."""
 
     shares: tuple[DeviceShare, ...] | None = None
-    """The devices that it may use, in order of their index; None: nobody keeps a book of devices here."""
+    """The devices that it may use, in order of their index; None: no ledger of devices is kept here."""
     hides_devices: bool = False
     """Whether other devices are to be hidden from it (CUDA_VISIBLE_DEVICES); not so for declared ones."""
     parameters: Mapping[str, LoadValue] = field(default_factory=dict)
@@ -93,9 +93,9 @@ class CacheUse:
     slot: int | None = None
     """The engine's slot that it must work in; None: any."""
     fresh: bool = False
-    """Nothing that is cached there may be used for it: it is somebody else's, or the request says so."""
+    """Nothing that is cached there may be used for it: it is another tenant's, or the request says so."""
     salt: str = ""
-    """What a server with CacheIsolation.SALT is told; empty: nothing."""
+    """The salt for a server with CacheIsolation.SALT; empty: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +121,7 @@ class CallInfo:
     answer_by: float | None = None
     """When the caller gives up, on the event loop's clock; None: it does not say."""
     whole: bool = False
-    """Whether nobody reads the answer before it is complete: what arrives together may stay together."""
+    """Whether the answer is not streamed to its caller: what arrives together may stay together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +185,7 @@ class Backend(Protocol):
         ...
 
     def load_progress(self) -> float | None:
-        """Share of the loading that is done, 0 to 1; None when it is not loading or nobody can tell."""
+        """Share of the loading that is done, 0 to 1; None when it is not loading or does not report it."""
         ...
 
     def signs(self) -> ProcessSigns | None:
@@ -219,7 +219,7 @@ class Backend(Protocol):
         gpu_time and tokens_per_second as the engine reported them; every choice has had its finish reason by then.
         Raises SERVER_DIED, OUT_OF_MEMORY, CONNECT_FAILED, HEADERS_TIMEOUT, BACKEND_REJECTED, CONTEXT_LENGTH_EXCEEDED,
         INVALID_ARGUMENT, BACKEND_ERROR or BACKEND_PROTOCOL_ERROR. How long it may be silent is not its business: the
-        runner's watchdog looks, told by `call`. Closing the generator stops the engine's work on it.
+        runner's watchdog looks, by the calls of `call`. Closing the generator stops the engine's work on it.
         """
         ...
 
@@ -296,7 +296,7 @@ class Transcribes(Protocol):
     """A backend that writes down what is said."""
 
     async def transcribe(self, payload: audio_pb2.TranscriptionPayload, call: CallInfo) -> audio_pb2.Transcription:
-        """The words."""
+        """The text."""
         ...
 
 

@@ -31,7 +31,7 @@ class EnginePorts:
         self._taken: set[int] = set()
 
     def take(self, avoid: Container[int] = ()) -> int:
-        """A port that nobody listens on, to be given back. Blocks for microseconds per port that is not free.
+        """A free port, to be given back. Blocks for microseconds per port that is not free.
 
         Somebody else may still come first: then the engine says that it cannot bind it. Raises CONNECT_FAILED when
         none is left.

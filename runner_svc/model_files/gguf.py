@@ -46,7 +46,7 @@ FILE_TYPES: Mapping[int, str] = MappingProxyType(
 )
 """What most of a file's tensors are, by `general.file_type`."""
 GUESSED_FILE_TYPE = 1024
-"""A bit that says that nobody was sure; the rest is the type."""
+"""A bit that marks a guessed type; the rest is the type."""
 
 
 MAGIC = b"GGUF"
@@ -302,7 +302,7 @@ class _HeaderReader:
             self._tokens = _Strings(count, marks)
 
     def _step_over(self, count: int) -> None:
-        """Step over strings. In one piece of the file after the other: a call for each would take seconds."""
+        """Step over strings. In one block of the file after the other: a call for each would take seconds."""
         read, unpack_from = self._file.read, _LENGTH.unpack_from
         piece, place = b"", 0
         while count:

@@ -112,7 +112,7 @@ def read_safetensors_model(path: Path) -> SafetensorsModel:
 def _shards(folder: Path) -> list[Path]:
     """The files that make up the model of a folder.
 
-    By the index where there is one: beside its files a folder may hold the same weights once more, in one piece.
+    By the index where there is one: beside its files a folder may hold the same weights once more, in one file.
     """
     index = folder / INDEX_NAME
     if index.is_file():

@@ -174,7 +174,7 @@ _VERSION_PATH = "/v1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Where a server is and what it wants to hear."""
+    """The address of a server, and what it must be sent."""
 
     base_url: str = field(repr=False)
     """Without a slash at its end, and without /v1."""
@@ -185,11 +185,11 @@ class Endpoint:
     parameters: ParameterProfile
     """Which parameters beyond weft's own it is sent, and whether its model thinks by default."""
     is_llama_server: bool = False
-    """Whether it knows llama.cpp's own words: `return_progress`, a chunk for every batch of a prompt that it has worked
-    on; `id_slot` and `cache_prompt`, by which prefixes are kept apart."""
+    """Whether it knows llama.cpp's own fields: `return_progress`, a chunk for every batch of a prompt that it has
+    processed; `id_slot` and `cache_prompt`, by which prefixes are kept apart."""
     is_provider: bool = False
     """Whether it is off the premises. Then its base URL has the version of its interface in it, it is sent nothing but
-    what it is asked (no request ids, no traces), and nothing twice: it may have been done, and it costs."""
+    the request itself (no request ids, no traces), and nothing twice: it may have been done, and it costs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +237,7 @@ class OpenAiHttp:
         self.chunks_received = 0
         """Parts of answers so far: while they come the server is alive, whatever a probe says."""
         idle_seconds = PROVIDER_IDLE_CONNECTION_SECONDS if endpoint.is_provider else IDLE_CONNECTION_SECONDS
-        # Proxies of the environment are not asked.
+        # Proxies of the environment are not used.
         self._session = aiohttp.ClientSession(
             connector=QuietConnector(keepalive_timeout=idle_seconds),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect_seconds),
@@ -340,7 +340,7 @@ class OpenAiHttp:
             await drain(response)
 
     async def _require_stream(self, response: aiohttp.ClientResponse) -> None:
-        """Raise BACKEND_PROTOCOL_ERROR for an answer that is no stream; BACKEND_ERROR where it is an error in words."""
+        """Raise BACKEND_PROTOCOL_ERROR for an answer that is no stream; BACKEND_ERROR where it is a stated error."""
         if response.content_type == JSON_TYPE:
             stated = stated_answer(await read_beginning(response, MAX_ERROR_BODY_BYTES))
             if stated is not None:
@@ -361,7 +361,7 @@ class OpenAiHttp:
     async def embed(self, payload: embedding_pb2.EmbeddingPayload, call: CallInfo) -> EmbeddingResult:
         """See Backend.embed."""
         body = embedding_body(payload, self._model)
-        # A server with slots chooses one for embeddings itself, whatever it is told.
+        # A server with slots chooses one for embeddings itself, whatever the request says.
         add_cache_use(body, call.cache, has_slots=False)
         async with self._post(EMBEDDINGS, body, call) as response:
             require_content_type(response, JSON_TYPE)

@@ -2,7 +2,7 @@
 
 aiohttp keeps what arrives on an idle connection and hands it to the next request as its answer. A server that sends
 a second answer (a desynchronised proxy, or one that means harm) would so answer another caller. Bytes that cross the
-next request on the wire cannot be told from an answer to it: HTTP/1.1 has no identifier for that.
+next request on the wire cannot be distinguished from an answer to it: HTTP/1.1 has no identifier for that.
 """
 
 import select

@@ -1,4 +1,8 @@
-"""What an OpenAI-compatible server's refusals mean. Pure."""
+"""What the errors and malformed answers of OpenAI-compatible servers mean. Pure.
+
+msgspec refuses numbers that no float holds, NaN, halves of surrogate pairs and control characters by itself. Of a name
+that comes twice the last value counts, as with every reader that clients use.
+"""
 
 import re
 from collections.abc import Mapping
@@ -31,7 +35,7 @@ def malformed(what: str, error: Exception) -> WeftError:
 
 
 MAX_ERROR_CHARS = 500
-"""Of an error's words; the rest says no more."""
+"""Of an error's message; the rest is cut off."""
 CONTEXT_LENGTH_CODE = "context_length_exceeded"
 """What OpenAI and those who follow it call it; their type is that of any wrong request."""
 UNPAID_CODES = frozenset({"insufficient_quota", "billing_hard_limit_reached"})

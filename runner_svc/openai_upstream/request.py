@@ -58,13 +58,13 @@ _SCALARS = (
 
 
 _ENABLE_THINKING = "enable_thinking"
-"""The argument of chat templates by which models with and without thinking are told apart."""
+"""The argument of chat templates that switches thinking on and off."""
 _TOKEN_LIMIT = "max_tokens"  # noqa: S105 - a parameter's name
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedBody:
-    """What is sent, and what the caller must hear of it."""
+    """The body to send, and the warnings for the caller."""
 
     body: Json
     warnings: Frame
@@ -173,7 +173,7 @@ def embedding_body(payload: embedding_pb2.EmbeddingPayload, model: str = "") -> 
 
 
 def add_cache_use(body: Json, use: CacheUse, *, has_slots: bool) -> None:
-    """How the server may use its prefix cache; servers that know no such word are not told it."""
+    """How the server may use its prefix cache; servers without such a field are not sent it."""
     if has_slots and use.slot is not None:
         body["id_slot"] = use.slot
     if has_slots and use.fresh:
@@ -211,7 +211,7 @@ def _add_extras(body: Json, extra: json_value_pb2.JsonObject, profile: Parameter
     arguments = send.pop(TEMPLATE_ARGUMENTS, {})
     if not isinstance(arguments, dict):
         raise invalid_field(TEMPLATE_ARGUMENTS, "must be an object")
-    # What the contract itself has asked for stands: an extra never replaces it.
+    # The contract's own parameters stand: an extra never replaces one.
     body.update({name: value for name, value in send.items() if plain_name(name) not in body})
     return arguments, warning_frame(admitted.warnings)
 

@@ -9,8 +9,11 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from typing_extensions import override
+
 from runner_svc.backend.engine_process import EngineProcess
 from runner_svc.backend.port import (
+    Backend,
     CacheIsolation,
     CallInfo,
     EmbeddingResult,
@@ -86,7 +89,7 @@ class StartLog:
         """Reads a line that says nothing about the port."""
 
 
-class StartedServer:
+class StartedServer(Backend):
     """The part of a Backend that is the same for every OpenAI-compatible server that weft starts.
 
     A runtime extends it with `start`, which calls `_listen` and `_connect`, and with what its server can do besides.
@@ -100,34 +103,34 @@ class StartedServer:
         """The one that was reserved for it; 0: its own choice."""
 
     @property
+    @override
     def process_id(self) -> int | None:
-        """See Backend.process_id."""
         return self._process.pid
 
     @property
+    @override
     def log(self) -> LogRing:
-        """See Backend.log."""
         return self._process.log
 
+    @override
     def log_lines(self, count: int) -> list[str]:
-        """See Backend.log_lines."""
         return self._process.log.last(count)
 
     @property
+    @override
     def containment(self) -> str:
-        """See Backend.containment."""
         return self._process.containment
 
     def load_progress(self) -> float | None:
         """None: servers do not report it."""
         return None
 
+    @override
     def signs(self) -> ProcessSigns | None:
-        """See Backend.signs."""
         return self._process.signs()
 
+    @override
     def processes(self) -> tuple[ProcessId, ...]:
-        """See Backend.processes."""
         return self._process.processes()
 
     @property
@@ -145,13 +148,13 @@ class StartedServer:
         del slots
         raise WeftError(Reason.UNSUPPORTED_OPERATION, "this server cannot be told to forget what it has cached")
 
+    @override
     async def responds(self, timeout_seconds: float) -> bool:
-        """See Backend.responds."""
         http = self._http
         return http is not None and await http.status_of(HEALTH, timeout_seconds) is not None
 
+    @override
     async def wait_exit(self) -> ExitReport:
-        """See Backend.wait_exit."""
         return await self._process.wait_exit()
 
     async def stop(self) -> None:
@@ -163,12 +166,12 @@ class StartedServer:
         finally:
             await self._stop_process()
 
+    @override
     def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
-        """See Backend.generate."""
         return self._running().generate(payload, self._process.noting(call))
 
+    @override
     async def embed(self, payload: embedding_pb2.EmbeddingPayload, call: CallInfo) -> EmbeddingResult:
-        """See Backend.embed."""
         if not self._server.embeddings:
             raise WeftError(Reason.UNSUPPORTED_OPERATION, f"{self._server.alias} is not configured for embeddings")
         result = await self._running().embed(payload, call)

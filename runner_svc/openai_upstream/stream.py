@@ -139,7 +139,7 @@ _NO_MESSAGE = frozenset({b"", b"null"})
 class _Bill:
     """Adds up what a stream cost: llama-server sends usage and timings once per choice, others once for all.
 
-    Others again send usage with every piece: what a choice has cost so far. Then its last word counts.
+    Others again send usage with every chunk: what a choice has cost so far. Then the last one counts.
     """
 
     def __init__(self, choices_per_prompt: int) -> None:
@@ -208,9 +208,9 @@ class StreamReader:
     def __init__(
         self, expected_choices: int, choices_per_prompt: int, *, whole: bool = False, asked_model: str = ""
     ) -> None:
-        """`whole`: nobody reads the answer before it is complete, so what arrives together becomes one frame.
+        """`whole`: the answer is not streamed to its caller, so what arrives together becomes one frame.
 
-        `asked_model`: the server's name of the model that it was asked for; empty: it was not told any.
+        `asked_model`: the server's name of the requested model; empty: the request named none.
         """
         self._decoder = _DECODER
         self._whole = whole
@@ -224,14 +224,14 @@ class StreamReader:
         self.ended = False
         """Whether `read` has given the last frame already."""
         self.took_token = False
-        """Whether the last `read` held a piece of an answer. A preamble that says whose turn it is holds none."""
+        """Whether the last `read` held a part of an answer. A preamble that says whose turn it is holds none."""
         self.took_prefill = False
         """Whether the last `read` held a report on the prompt."""
 
     def read(self, payloads: list[bytes]) -> list[Frame]:
         """The frames for what arrived together: the first content of the stream alone, everything else in one.
 
-        Where nobody reads the answer before it is complete, all is in one, with the pieces of a text put together.
+        Where the answer is not streamed to its caller, all is in one, with the chunks of a text joined.
         A report that nothing of the prompt is done yet, or all of it, waits for what comes next, and what [DONE] ends
         goes with what came before it: each frame of its own is a message more, on every hop.
         """
@@ -263,7 +263,7 @@ class StreamReader:
         return frames
 
     def finish(self) -> Frame:
-        """The last frame, once the stream is over. Raises BACKEND_PROTOCOL_ERROR for an answer that is none."""
+        """Returns the last frame once the stream has ended. Raises BACKEND_PROTOCOL_ERROR for an incomplete answer."""
         self._state.close(has_figures=self._bill.has_figures)
         try:
             receipt = self._bill.receipt()
@@ -281,7 +281,7 @@ class StreamReader:
         return held
 
     def _check_model(self, payload: bytes) -> Frame:
-        """A warning where the first chunk names another model than was asked for."""
+        """A warning where the first chunk names another model than the request did."""
         asked, self._asked_model = self._asked_model, ""
         try:
             named = msgspec.json.decode(payload, type=_Named).model

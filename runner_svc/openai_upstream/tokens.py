@@ -74,7 +74,7 @@ async def _text(
     body: dict[str, Any] = {
         "content": text,
         "add_special": add_special,
-        # As in prompts: the words for special tokens stand for those.
+        # As in prompts: the texts of special tokens stand for those.
         "parse_special": True,
         "with_pieces": with_pieces,
     }
@@ -119,7 +119,7 @@ def _result(reply: _Reply, *, with_pieces: bool) -> tokenize_pb2.TokenizeResult:
 
 
 def _bytes(piece: str | list[int]) -> bytes:
-    """llama.cpp writes a piece that is no text by itself as a list of its bytes."""
+    """llama.cpp writes a token that is no text by itself as a list of its bytes."""
     if isinstance(piece, str):
         return piece.encode()
     try:

@@ -1,16 +1,18 @@
-"""What every Backend over a server of somebody else's has in common: no process, no log, nothing to load.
+"""The backend of servers that weft does not start: no process, no log, nothing to load.
 
 Where the server is and what key it wants stays in this process: no error of such a backend names them, not even in
-words that the server itself wrote.
+messages that the server itself wrote.
 """
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 
+from typing_extensions import override
 from yarl import URL
 
 from runner_svc.backend.port import (
+    Backend,
     CallInfo,
     EmbeddingResult,
     ErasedCache,
@@ -51,16 +53,16 @@ def read_key(variable: str | None, environment: Mapping[str, str]) -> str:
     return key
 
 
-class OthersServer:
+class UnmanagedServer(Backend):
     """The part of a Backend that is the same for every server that weft did not start."""
 
     def __init__(self, operations: frozenset[Operation]) -> None:
         self._operations = operations
         self._http: OpenAiHttp | None = None
         self._pace = ServerPace()
-        """When it may be asked."""
+        """When the next request may be sent to it."""
         self._secrets: tuple[str, ...] = ()
-        """Words that nobody else may hear."""
+        """Texts that no error may contain."""
         self._log = LogRing()
 
     @property
@@ -74,7 +76,7 @@ class OthersServer:
         return ""
 
     def load_progress(self) -> float | None:
-        """None: servers do not tell."""
+        """None: servers do not report it."""
         return None
 
     def signs(self) -> ProcessSigns | None:
@@ -92,7 +94,7 @@ class OthersServer:
 
     @property
     def load_parameters(self) -> Sequence[LoadParameter]:
-        """None: the server loads as it likes."""
+        """None: weft does not load it."""
         return ()
 
     def processes(self) -> tuple[ProcessId, ...]:
@@ -100,7 +102,7 @@ class OthersServer:
         return ()
 
     async def erase_cache(self, slots: Sequence[int] | None = None) -> ErasedCache:
-        """Refused: OpenAI's interface has no word for it."""
+        """Raises UNSUPPORTED_OPERATION: OpenAI's interface cannot express it."""
         del slots
         raise WeftError(Reason.UNSUPPORTED_OPERATION, "this server cannot be told to forget what it has cached")
 
@@ -110,8 +112,8 @@ class OthersServer:
         if http is not None:
             await http.close()
 
+    @override
     async def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
-        """See Backend.generate."""
         if Operation.COMPLETION not in self._operations and isinstance(payload, completion_pb2.CompletionPayload):
             raise WeftError(Reason.UNSUPPORTED_OPERATION, "this model takes chats, and no text completions")
         with self._discretion():
@@ -119,8 +121,8 @@ class OthersServer:
                 async for frame in frames:
                     yield frame
 
+    @override
     async def embed(self, payload: embedding_pb2.EmbeddingPayload, call: CallInfo) -> EmbeddingResult:
-        """See Backend.embed."""
         self._require(Operation.EMBEDDING, "embeddings")
         with self._discretion():
             return await self._running().embed(payload, call)
@@ -163,7 +165,7 @@ class OthersServer:
 
     @contextmanager
     def _discretion(self) -> Iterator[None]:
-        """What fails in it says nothing of the server but what callers may hear."""
+        """Removes the server's address and key from errors that are raised in it."""
         try:
             yield
         except WeftError as error:
@@ -177,7 +179,7 @@ class OthersServer:
             raise invalid_field("quantization", "cannot be chosen: weft did not start this server")
 
     def _require_willing(self) -> None:
-        """Raises NO_SLOT_AVAILABLE while the server wants to be left alone."""
+        """Raises NO_SLOT_AVAILABLE until the time that the server named in Retry-After."""
         wait = self._pace.seconds_to_wait(asyncio.get_running_loop().time())
         if wait > 0.0:
             # This reason says for certain that nothing has been sent; see weft.dispatch.request_trace.
@@ -191,7 +193,7 @@ class OthersServer:
 
     def _discreet(self, error: WeftError) -> WeftError:
         if isinstance(error, FieldError):
-            return error  # our own words about the caller's request
+            return error  # our own message about the caller's request
         return WeftError(
             error.reason,
             redacted(error.message, self._secrets),
@@ -201,7 +203,7 @@ class OthersServer:
 
 
 def secret_words(base_url: str, api_key: str) -> tuple[str, ...]:
-    """The words about a server that nobody else may hear."""
+    """Returns the texts that identify a server: its address and key."""
     url = URL(base_url)
     host, port = url.host or "", str(url.explicit_port or "")
     return (base_url, f"{host}:{port}", host, port, api_key)

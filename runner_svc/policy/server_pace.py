@@ -1,4 +1,4 @@
-"""When a server of somebody else's may be asked, and when again. Pure.
+"""The pace of requests to a server that weft does not start: pauses it demands, and retries. Pure.
 
 Whoever has said that it is busy is left alone for as long as it said, by every request, whoever sends it here. A
 request is repeated only as often as the operator allows, and only where the server has done nothing for it.

@@ -94,7 +94,7 @@ def render(source: str, variables: dict[str, Any], max_output_bytes: int) -> dic
 
 
 def verdict(error: Exception) -> tuple[str, str]:
-    """The cause and the words for what went wrong, without anything of the template's own text but its refusal."""
+    """Returns the cause and the message of a failure, without the template's own text except its refusal."""
     match error:
         case RefusedByTemplateError():
             words = "".join(letter if letter.isprintable() else " " for letter in str(error))
@@ -132,7 +132,7 @@ def allow_cpu_seconds(seconds: int) -> None:
 
 
 def at_most(wanted: int, hard: int) -> int:
-    """A limit that may be set: the machine may allow less than we would, and nobody may raise that."""
+    """A limit that may be set: the machine may allow less than we would, and that cannot be raised."""
     return wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
 
 

@@ -33,7 +33,7 @@ READY = bytes(4)
 _LIMITS = "limits"
 _CONVERSATION = "conversation"
 _TRIES = 2
-"""Of a rendering whose process somebody else killed."""
+"""Of a rendering whose process was killed from outside."""
 _WORKER = str(Path(__file__).with_name("render_worker.py"))
 _ESCAPES = 6
 """A character of the output may take so many bytes in the worker's answer."""
@@ -83,7 +83,7 @@ class TemplateSandbox:
     async def render(self, template: str, variables: Mapping[str, Any]) -> str:
         """The prompt. Raises TEMPLATE_FAILED, saying why but repeating nothing of the template.
 
-        Raises INVALID_ARGUMENT with the template's own words where it refuses the conversation: roles that do not
+        Raises INVALID_ARGUMENT with the template's own message where it refuses the conversation: roles that do not
         alternate, a system message, images.
         """
         answer = await self._ask(template, variables)
@@ -119,7 +119,7 @@ class TemplateSandbox:
         )
 
     async def _once(self, body: bytes) -> _Answer | None:
-        """The answer of one process; None: somebody else killed it, which is no fault of the template."""
+        """The answer of one process; None: it was killed from outside, which is no fault of the template."""
         process = await self._free_process()
         answer = None
         try:

@@ -6,6 +6,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from typing_extensions import override
+
 from runner_svc.backend.port import BackendFacts, LoadOrder
 from runner_svc.openai_upstream.client import Endpoint
 from runner_svc.openai_upstream.started_server import StartedServer, StartedServerConfig
@@ -44,8 +46,8 @@ class NgramBackend(StartedServer):
         super().__init__(config)
         self._config = config
 
+    @override
     async def start(self, order: LoadOrder | None = None) -> BackendFacts:
-        """See Backend.start."""
         config = self._config
         check_parameters((order or LoadOrder()).parameters, self.load_parameters)
         key = secrets.token_urlsafe(24)

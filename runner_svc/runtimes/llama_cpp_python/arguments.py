@@ -67,7 +67,7 @@ class LlamaCppPythonConfig:
 
     @property
     def operations(self) -> frozenset[Operation]:
-        """What the model can be asked for, if its file has a chat template."""
+        """The operations that the model offers, if its file has a chat template."""
         always = {Operation.CHAT, Operation.COMPLETION, Operation.TOKENIZE}
         return frozenset(always | {Operation.EMBEDDING} if self.embeddings else always)
 

@@ -9,9 +9,12 @@ import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 
+from typing_extensions import override
+
 from runner_svc.backend.engine_process import LOADING, WORKING, EngineProcess
 from runner_svc.backend.llama_flags import hidden_devices
 from runner_svc.backend.port import (
+    Backend,
     BackendFacts,
     CacheIsolation,
     CallInfo,
@@ -60,7 +63,7 @@ ERASE_SECONDS = 30.0
 __all__ = ["HOST_COMMAND", "HOST_PROGRAM", "LlamaCppPythonBackend", "LlamaCppPythonConfig"]
 
 
-class LlamaCppPythonBackend:
+class LlamaCppPythonBackend(Backend):
     """A Backend over one engine host."""
 
     def __init__(self, config: LlamaCppPythonConfig, gpu: GpuTime | None = None) -> None:
@@ -74,30 +77,30 @@ class LlamaCppPythonBackend:
         """One request at a time; admission lets no more in, but one that was given up may still be ending."""
 
     @property
+    @override
     def process_id(self) -> int | None:
-        """See Backend.process_id."""
         return self._process.pid
 
     @property
+    @override
     def containment(self) -> str:
-        """See Backend.containment."""
         return self._process.containment
 
     @property
+    @override
     def log(self) -> LogRing:
-        """See Backend.log."""
         return self._process.log
 
+    @override
     def log_lines(self, count: int) -> list[str]:
-        """See Backend.log_lines."""
         return self._process.log.last(count)
 
+    @override
     def load_progress(self) -> float | None:
-        """See Backend.load_progress."""
         return self._channel.load_share if self._loading and self._channel is not None else None
 
+    @override
     def signs(self) -> ProcessSigns | None:
-        """See Backend.signs."""
         return self._process.signs()
 
     async def responds(self, timeout_seconds: float) -> bool:
@@ -106,8 +109,8 @@ class LlamaCppPythonBackend:
         return channel is not None and await channel.ping(timeout_seconds)
 
     @property
+    @override
     def load_parameters(self) -> Sequence[LoadParameter]:
-        """See Backend.load_parameters."""
         return load_parameters(self._config)
 
     def check_load(self, parameters: Mapping[str, LoadValue], field: str = "parameters") -> None:
@@ -116,12 +119,12 @@ class LlamaCppPythonBackend:
         check_together(parameters, field)
 
     @property
+    @override
     def cache_isolation(self) -> CacheIsolation:
-        """See Backend.cache_isolation."""
         return CacheIsolation.WHOLE
 
+    @override
     def processes(self) -> tuple[ProcessId, ...]:
-        """See Backend.processes."""
         return self._process.processes()
 
     async def erase_cache(self, slots: Sequence[int] | None = None) -> ErasedCache:
@@ -169,12 +172,12 @@ class LlamaCppPythonBackend:
             self._loading = False
         return BackendFacts(operations=self._operations(), context_tokens=ready.context_tokens, slots=1)
 
+    @override
     async def wait_exit(self) -> ExitReport:
-        """See Backend.wait_exit."""
         return await self._process.wait_exit()
 
+    @override
     async def stop(self) -> None:
-        """See Backend.stop."""
         channel, self._channel = self._channel, None
         try:
             await self._process.stop()
@@ -183,8 +186,8 @@ class LlamaCppPythonBackend:
                 await channel.close()
             await self._sandbox.stop()
 
+    @override
     async def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
-        """See Backend.generate."""
         channel, call = self._running(), self._process.noting(call)
         prepared = await prepare(payload, self._templates, self._config.parameters, self._sandbox.render)
         if prepared.warnings:

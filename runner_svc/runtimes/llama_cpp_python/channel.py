@@ -43,7 +43,7 @@ log = structlog.get_logger("weft.runner")
 MAX_UNREAD_ANSWERS = 4096
 """Answers kept for a request whose reader is slow; then the engine waits."""
 HELLO_SECONDS = 5.0
-"""For the first message of whoever connects."""
+"""For the first message of a connection."""
 LIBRARY_MISSING = "LIBRARY_MISSING"
 _REASONS = MappingProxyType(
     {
@@ -60,7 +60,7 @@ _REASONS = MappingProxyType(
 
 
 class LineBrokenError(Exception):
-    """The line has ended; why is to be asked of whoever watches the process."""
+    """The channel is closed; the process's supervisor knows why."""
 
 
 class EngineChannel:
@@ -160,7 +160,7 @@ class EngineChannel:
                 yield answers
         finally:
             del self._answers[request.id]
-            # The reader may be waiting for room in the queue of an answer that nobody wants any more.
+            # The reader may be waiting for room in the queue of an answer whose request was cancelled.
             while not queue.empty():
                 queue.get_nowait()
             if not ended:
@@ -246,7 +246,7 @@ class EngineChannel:
         if not self._ready.done():
             self._ready.set_exception(LineBrokenError())
         if not self._ready.cancelled():
-            self._ready.exception()  # looked at: it is no news that nobody waited for it
+            self._ready.exception()  # retrieved, so that asyncio does not log it
 
     async def _stop_listening(self) -> None:
         server, self._server = self._server, None

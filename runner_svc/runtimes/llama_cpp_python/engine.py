@@ -42,7 +42,7 @@ _BRACES = re.compile(r"\{(\d*)(?:,(\d*))?\}")
 
 
 def what_is_too_large(schema: str) -> str:
-    """What is too large about a schema, in words; empty: nothing."""
+    """Returns what is too large about a schema; empty: nothing."""
     if len(schema) > MAX_SCHEMA_CHARS:
         return f"the schema must be at most {MAX_SCHEMA_CHARS:,} characters"
     left: list[Any] = [json.loads(schema)]
@@ -81,7 +81,7 @@ class StopMatcher:
         """Whether a stop string was found; it and what follows is never shown."""
 
     def feed(self, piece: bytes) -> str:
-        """What can be shown now that `piece` has come."""
+        """Returns the text that can be shown after these bytes."""
         return self._show(self._decoder.decode(piece))
 
     def finish(self) -> str:
@@ -228,7 +228,7 @@ class LlamaCppEngine:
             self._cancelled.discard(request.id)
 
     def work(self, request: Work) -> None:
-        """Work on a request to its end, which is told: with Done or Failed, or not at all if it was cancelled."""
+        """Works on a request until it ends, and reports Done or Failed; nothing if it was cancelled."""
         self._current = _Current(id=request.id)
         try:
             match request:
@@ -309,7 +309,7 @@ class LlamaCppEngine:
             for number in range(request.choice_count):
                 choice = place * request.choice_count + number
                 self._llama.set_seed((seed + choice) % 2**32)
-                # Choices of one prompt share it: only the first one's prefill is told and billed.
+                # Choices of one prompt share it: only the first one's prefill is reported and counted.
                 self._current.reports_prefill = number == 0
                 if grammar:
                     # It remembers how far it is: each choice needs a new one.
@@ -435,7 +435,7 @@ class LlamaCppEngine:
 
 
 def _load_settings(options: EngineOptions) -> dict[str, Any]:
-    """What the library is told only where it is not as usual."""
+    """The library's arguments that differ from its defaults."""
     settings: dict[str, Any] = {}
     if options.flash_attention:
         settings["flash_attn"] = True

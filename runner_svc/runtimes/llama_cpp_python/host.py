@@ -103,7 +103,7 @@ def count_tokens(engine: LlamaCppEngine, waiting: queue.Queue[Tokenize]) -> None
             engine.tokenize(request)
         except BrokenPipeError:
             os._exit(0)
-        except Exception:  # noqa: BLE001 - told to the runner already; the next question may do better
+        except Exception:  # noqa: BLE001 - reported to the runner already; the next request may succeed
             traceback.print_exc()
 
 
@@ -178,7 +178,7 @@ def main() -> None:
             engine.work(request)
         except BrokenPipeError:
             os._exit(0)
-        except Exception:  # noqa: BLE001 - told to the runner already; the next request may do better
+        except Exception:  # noqa: BLE001 - reported to the runner already; the next request may succeed
             traceback.print_exc()
 
 

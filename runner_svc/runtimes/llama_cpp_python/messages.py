@@ -67,7 +67,7 @@ class Forget(msgspec.Struct, tag="forget"):
 
 
 class Cancel(msgspec.Struct, tag="cancel"):
-    """Stop working on a request, whose end nobody waits for."""
+    """Stops the work on a request that was cancelled."""
 
     id: int
 
@@ -141,7 +141,7 @@ class Tokens(msgspec.Struct, tag="tokens", kw_only=True):
     id: int
     ids: list[int]
     pieces: list[bytes] = []
-    """Their texts, where they were asked for."""
+    """Their texts, where the request wants them."""
 
 
 class Failed(msgspec.Struct, tag="failed"):

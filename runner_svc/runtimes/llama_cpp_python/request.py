@@ -33,7 +33,7 @@ _FINISH_REASONS = MappingProxyType({"stop": event_pb2.FINISH_REASON_STOP, "lengt
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """What the engine is asked, and what the caller must hear of it."""
+    """The request for the engine, and the warnings for the caller."""
 
     request: Generate
     """Its id is to be set."""

@@ -87,7 +87,7 @@ class LlamaServerConfig(StartedServerConfig):
 
     @property
     def operations(self) -> frozenset[Operation]:
-        """What the model can be asked for."""
+        """The operations that the model offers."""
         if self.reranks:
             # A server that compares texts writes none, and its vectors are not those of a text.
             return frozenset({Operation.RERANK, Operation.TOKENIZE})
@@ -185,12 +185,12 @@ def refused_parameter(unknown_flags: str, order: LoadOrder) -> str | None:
 
 
 def slots_of(config: LlamaServerConfig, order: LoadOrder) -> int:
-    """Requests that the server is told to work on at once."""
+    """Requests that the server works on at once."""
     return int(order.parameters.get("slots", config.slots))
 
 
 def context_of(config: LlamaServerConfig, order: LoadOrder) -> int:
-    """Context of one slot that the server is told."""
+    """Context of one slot that the server is started with."""
     return int(order.parameters.get("context_tokens", config.context_tokens))
 
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
+from typing_extensions import override
 
 from runner_svc.backend.llama_flags import hidden_devices
 from runner_svc.backend.port import (
@@ -74,8 +75,8 @@ class LlamaServerBackend(StartedServer):
         self._slots: LlamaSlots | None = None
 
     @property
+    @override
     def load_parameters(self) -> Sequence[LoadParameter]:
-        """See Backend.load_parameters."""
         return load_parameters(self._config)
 
     def check_load(self, parameters: Mapping[str, LoadValue], field: str = "parameters") -> None:
@@ -84,8 +85,8 @@ class LlamaServerBackend(StartedServer):
         check_together(parameters, field)
 
     @property
+    @override
     def cache_isolation(self) -> CacheIsolation:
-        """See Backend.cache_isolation."""
         knows_no_slots = self._slots is not None and not self._slots.count
         shares = shares_between_slots(self._config.extra_arguments) or knows_no_slots
         return CacheIsolation.NONE if shares else CacheIsolation.SLOTS
@@ -99,8 +100,8 @@ class LlamaServerBackend(StartedServer):
         """See SlottedEngine.slot_snapshots."""
         return () if self._slots is None else await self._slots.look()
 
+    @override
     async def erase_cache(self, slots: Sequence[int] | None = None) -> ErasedCache:
-        """See Backend.erase_cache."""
         if self._slots is None:
             return ErasedCache(entry_count=0, token_count=0)
         return await self._slots.erase(slots)
@@ -136,8 +137,8 @@ class LlamaServerBackend(StartedServer):
             slots=props.slots or slots_of(config, order),
         )
 
+    @override
     async def stop(self) -> None:
-        """See Backend.stop."""
         self._slots = None
         await super().stop()
 
@@ -156,7 +157,7 @@ class LlamaServerBackend(StartedServer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerProps:
-    """What the server says about itself once it has loaded, whatever it was told. 0: unknown."""
+    """What the server reports about itself once it has loaded, which may differ from its flags. 0: unknown."""
 
     context_tokens: int = 0
     """Of one slot."""

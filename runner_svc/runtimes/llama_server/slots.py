@@ -1,7 +1,7 @@
 """The slots of a running llama.cpp server: what they do, and how what they have cached is erased.
 
 Three facts of the server decide this file (all measured, with 0.5.0 of November 2026). It moves prompts between slots
-through a cache in the host's memory, 8 GiB of it unless it is told otherwise, so a tenant finds there what another one
+through a cache in the host's memory, 8 GiB of it unless a flag says otherwise, so a tenant finds there what another one
 left: it is switched off. It answers POST /slots/ID only when it was started with --slot-save-path. It works on a task
 for a busy slot when that comes free, and on a task for a slot that it does not have in any other.
 """

@@ -2,7 +2,7 @@
 
     python -m runner_svc.runtimes.llama_server.xllamacpp_launcher --model FILE --port 0 --parallel 4 --ctx-size 8192
 
-No compiler is needed, and to whoever starts it, it is a llama-server: the same routes, the same answers, the key in
+No compiler is needed, and it behaves as a llama-server: the same routes, the same answers, the key in
 LLAMA_API_KEY, and a line that says where it listens.
 """
 

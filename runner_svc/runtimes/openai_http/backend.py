@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server that runs already: looked for, used, let go of, never started and never ended."""
+"""The backend of the runtime openai_http: a server that runs already, probed and used, never started or ended."""
 
 import asyncio
 import os
@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 import aiohttp
+from typing_extensions import override
 
 from runner_svc.backend.port import BackendFacts, CacheIsolation, CallInfo, ExitReport, LoadOrder
 from runner_svc.openai_upstream.client import HEALTH, MODELS, Endpoint, Open, OpenAiHttp
-from runner_svc.openai_upstream.unmanaged_server import OthersServer, read_key, secret_words
+from runner_svc.openai_upstream.unmanaged_server import UnmanagedServer, read_key, secret_words
 from runner_svc.policy.model_list import listed_models, not_listed_message
 from runner_svc.policy.parameters import ParameterProfile
 from runner_svc.policy.server_pace import ServerPace
@@ -44,7 +45,7 @@ class AttachedServerConfig:
     cache_salt: bool = False
     """Whether it knows `cache_salt`, as vLLM does: requests with different ones share no cached prefixes."""
     probe_interval_seconds: float = 5.0
-    """How often the server is asked whether it is there."""
+    """Interval of the probes of the server."""
     probe_failures: int = 3
     """Probes in a row that must fail before it counts as gone."""
     load_stall_seconds: float = 300.0
@@ -65,8 +66,8 @@ class _Presence(Enum):
     ABSENT = auto()
 
 
-class AttachedServer(OthersServer):
-    """A Backend over a server of somebody else's."""
+class AttachedServer(UnmanagedServer):
+    """A Backend over a server that weft did not start."""
 
     def __init__(self, config: AttachedServerConfig) -> None:
         super().__init__(config.operations)
@@ -74,14 +75,14 @@ class AttachedServer(OthersServer):
         self._why_gone = ""
         """Why the last look at the server found it of no use; empty: it did not answer."""
 
+    @override
     async def responds(self, timeout_seconds: float) -> bool:
-        """See Backend.responds."""
         http = self._http
         return http is not None and await http.status_of(MODELS, timeout_seconds) is not None
 
     @property
+    @override
     def cache_isolation(self) -> CacheIsolation:
-        """See Backend.cache_isolation."""
         return CacheIsolation.SALT if self._config.cache_salt else CacheIsolation.NONE
 
     async def start(self, order: LoadOrder | None = None) -> BackendFacts:
@@ -119,14 +120,14 @@ class AttachedServer(OthersServer):
         while failures < config.probe_failures:
             await asyncio.sleep(config.probe_interval_seconds)
             if http is not self._http:
-                await asyncio.Event().wait()  # a stop is not news; whoever waits here is cancelled
+                await asyncio.Event().wait()  # stopped by us: the waiting task is cancelled
             received, chunks = chunks != http.chunks_received, http.chunks_received
             answers = received or await self._is_there(http)
             failures = 0 if answers else failures + 1
         return ExitReport(reason=Reason.CONNECT_FAILED, how=self._why_gone or "the server stopped answering")
 
     async def _open_when_wanted(self, open_response: Open, call: CallInfo) -> aiohttp.ClientResponse:
-        """A response of the server, unless it has said that it does not want to be asked yet."""
+        """Returns a response of the server, unless it has asked for a pause (Retry-After) that is not over."""
         del call
         self._require_willing()
         try:

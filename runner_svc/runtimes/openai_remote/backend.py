@@ -15,7 +15,7 @@ import aiohttp
 from runner_svc.backend.port import BackendFacts, CacheIsolation, CallInfo, ExitReport, LoadOrder
 from runner_svc.openai_upstream.client import MODELS, Endpoint, Open, OpenAiHttp
 from runner_svc.openai_upstream.errors import BUSY
-from runner_svc.openai_upstream.unmanaged_server import OthersServer, read_key, secret_words
+from runner_svc.openai_upstream.unmanaged_server import UnmanagedServer, read_key, secret_words
 from runner_svc.policy.parameters import ParameterProfile
 from runner_svc.policy.server_pace import ServerPace
 from runner_svc.policy.timeouts import TimeoutProfile
@@ -35,7 +35,7 @@ class HealthCheck(StrEnum):
     CONFIG_ONLY = "config_only"
     """Not at all: it counts as there while its configuration is whole, and is called for requests alone."""
     MODELS = "models"
-    """Its list of models is asked for, with the key and without a word of any request."""
+    """Its list of models is requested, with the key and nothing of any request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,17 +55,17 @@ class OpenAiRemoteConfig:
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
     """Longest wait until an answer begins, repetitions and the pauses before them included."""
     max_retries: int = 0
-    """How often a request may be repeated that the provider was too busy for, or did not hear."""
+    """How often a request may be repeated that the provider was too busy for, or that did not reach it."""
     health_check: HealthCheck = HealthCheck.CONFIG_ONLY
     probe_interval_seconds: float = 60.0
-    """How often the list of models is asked for."""
+    """Interval of the requests for the list of models."""
     probe_failures: int = 3
     """Times in a row that this must fail before the provider counts as gone."""
     timeouts: TimeoutProfile = field(default_factory=TimeoutProfile)
     parameters: ParameterProfile = field(default_factory=lambda: ParameterProfile(engine=PARAMETERS))
 
 
-class OpenAiRemote(OthersServer):
+class OpenAiRemote(UnmanagedServer):
     """A Backend over a provider."""
 
     def __init__(self, config: OpenAiRemoteConfig) -> None:
@@ -115,7 +115,7 @@ class OpenAiRemote(OthersServer):
         return BackendFacts(operations=config.operations, context_tokens=config.context_tokens)
 
     async def wait_exit(self) -> ExitReport:
-        """Return when the list of models could not be had several times in a row; never where it is not asked for."""
+        """Returns when the list of models failed several times in a row; never where it is not requested."""
         http, config = self._running(), self._config
         failures = 0
         while failures < config.probe_failures:
@@ -123,13 +123,13 @@ class OpenAiRemote(OthersServer):
                 await asyncio.Event().wait()
             await asyncio.sleep(config.probe_interval_seconds)
             if http is not self._http:
-                await asyncio.Event().wait()  # a stop is not news; whoever waits here is cancelled
+                await asyncio.Event().wait()  # stopped by us: the waiting task is cancelled
             status = await http.status_of(MODELS, PROBE_TIMEOUT_SECONDS)
             failures = 0 if _is_there(status) else failures + 1
         return ExitReport(reason=Reason.CONNECT_FAILED, how="the provider stopped answering")
 
     async def _open_patiently(self, open_response: Open, call: CallInfo) -> aiohttp.ClientResponse:
-        """A response whose answer begins in time, asked for again as the configuration allows."""
+        """Returns a response whose answer begins in time, after as many retries as the configuration allows."""
         loop = asyncio.get_running_loop()
         limit = self._config.timeout_seconds
         give_up_at = loop.time() + limit
@@ -159,7 +159,7 @@ class OpenAiRemote(OthersServer):
         pause = self._pace.pause_before_retry(error.reason, retries, loop.time(), give_up_at)
         while pause:
             await asyncio.sleep(pause)
-            # Others may have been told meanwhile to leave it alone for longer.
+            # Another request may have been refused meanwhile with a longer pause.
             pause = self._pace.seconds_to_wait(loop.time())
             if loop.time() + pause >= give_up_at:
                 pause = None
