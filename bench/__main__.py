@@ -23,6 +23,7 @@ from bench.real import measure_cold_start, measure_real
 from bench.registry import measure_outage, measure_registry
 from bench.report import Report, markdown, write
 from bench.scenarios import SCENARIO_NAMES, Options, measure_all
+from bench.start import measure_start
 from bench.supervision import measure_supervision
 from bench.swap import measure_swap
 from bench.tasks import measure_tasks
@@ -44,6 +45,7 @@ OWN_SCENARIOS: Mapping[str, Callable[[Options, Book, Path], None]] = {
     "edge": measure_edge,
     "placements": measure_placements,
     "tasks": measure_tasks,
+    "start": measure_start,
 }
 """What is done to weft alone, each on a mesh of its own."""
 

@@ -38,6 +38,11 @@ class Measure:
     digits: int = 1
 
 
+HELP_WALL = Measure("start: weft --help", "s", Goal(0.3), 2)
+HELP_CPU = Measure("start: CPU of weft --help", "s", None, 2)
+UP_WALL = Measure("start: weft up until its services listen", "s", Goal(1.5), 2)
+UP_CPU = Measure("start: CPU of weft up's host until its services listen", "s", None, 2)
+HOST_MEMORY = Measure("start: memory of weft up's host, idle", "MB", Goal(130), 0)
 UNARY_CPU = Measure("CPU per unary chat request (16 tokens)", "us", Goal(900), 0)
 UNARY_RATE = Measure("unary chat requests", "1/s", None, 0)
 CHUNK_CPU = Measure("CPU per streamed chunk, saturated", "us", Goal(20))

@@ -50,7 +50,7 @@ class Options:
 
 SCENARIO_NAMES = (
     *("memory", "unary", "stream", "paced", "latency", "real", "cold", "registry", "outage", "supervision"),
-    *("swap", "overload", "placements", "edge", "tasks"),
+    *("swap", "overload", "placements", "edge", "tasks", "start"),
 )
 
 

@@ -19,7 +19,7 @@ from gateway.auth.authentication import Gate, KeyGate, KeyRingSource, OpenGate
 from gateway.auth.rate_limits import TenantRateLimits
 from gateway.batches.deps import batch_deps, file_deps
 from gateway.batches.finishing import FinishingJobs
-from gateway.config import GatewayConfig
+from gateway.config import GatewayConfig, MediaConfig
 from gateway.deps import GatewayDeps, InferenceDeps
 from gateway.endpoints import (
     ACCESS_RULES,
@@ -41,8 +41,7 @@ from gateway.endpoints import (
 )
 from gateway.errors import EdgeError
 from gateway.http.event_watches import EventWatches
-from gateway.media import MediaSource
-from gateway.media.fetcher import media_source
+from gateway.media import MediaSource, NoMediaSource
 from gateway.metrics import GatewayMetrics
 from gateway.middleware import EdgeMiddleware
 from gateway.ports import RegistryPort, RequestDispatcher
@@ -198,3 +197,13 @@ def _allowed_methods(request: Request) -> str:
     routes = [route for route in request.app.routes if isinstance(route, Route)]
     fitting = [route for route in routes if route.matches(request.scope)[0] is Match.PARTIAL]
     return ", ".join(sorted({method for route in fitting for method in route.methods or ()}))
+
+
+def media_source(config: MediaConfig, clock: Clock) -> MediaSource:
+    """Returns a fetcher where the operator allows any host; else one that refuses."""
+    if not config.allowed_hosts:
+        return NoMediaSource()
+    # Its HTTP client takes time and memory at every start.
+    from gateway.media.fetcher import MediaFetcher  # noqa: PLC0415
+
+    return MediaFetcher(config, clock=clock)

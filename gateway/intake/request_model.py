@@ -26,7 +26,7 @@ class StopAtFirstError(FailFast):
 class StrictModel(BaseModel):
     """Takes JSON as it is: "1" is no number, 1.5 no integer, NaN nothing at all."""
 
-    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="ignore", frozen=True)
+    model_config = ConfigDict(defer_build=True, strict=True, allow_inf_nan=False, extra="ignore", frozen=True)
 
 
 def _shape(value: object) -> str | None:

@@ -20,7 +20,7 @@ from yarl import URL
 from gateway.config import MediaConfig
 from gateway.media.addresses import MediaUrl, address_refusal, require_allowed
 from gateway.media.content import MediaFile, fetched_image
-from gateway.media.request_media import MediaAddress, MediaSource, NoMediaSource, too_large
+from gateway.media.request_media import MediaAddress, too_large
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.reasons import Reason
@@ -62,11 +62,6 @@ class Network:
     look_up: Callable[[str, int], Awaitable[list[AddressInfo]]] = look_up
     open_socket: Callable[[AddressInfo], socket.socket] = open_socket
     tls: ssl.SSLContext = field(default_factory=ssl.create_default_context)
-
-
-def media_source(config: MediaConfig, clock: Clock) -> MediaSource:
-    """A fetcher, where the operator allows any host; else one that refuses."""
-    return MediaFetcher(config, clock=clock) if config.allowed_hosts else NoMediaSource()
 
 
 class MediaFetcher:

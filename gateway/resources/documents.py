@@ -26,7 +26,13 @@ class _Part(BaseModel):
     """camelCase outside; an unknown field is refused, since a mistyped `dryRun` must not change anything."""
 
     model_config = ConfigDict(
-        strict=True, allow_inf_nan=False, extra="forbid", frozen=True, alias_generator=to_camel, validate_by_name=False
+        defer_build=True,
+        strict=True,
+        allow_inf_nan=False,
+        extra="forbid",
+        frozen=True,
+        alias_generator=to_camel,
+        validate_by_name=False,
     )
 
 

@@ -35,7 +35,13 @@ RequestId = Annotated[str, Field(pattern=REQUEST_ID_PATTERN, min_length=1, max_l
 
 class _Body(BaseModel):
     model_config = ConfigDict(
-        strict=True, allow_inf_nan=False, extra="forbid", frozen=True, alias_generator=to_camel, validate_by_name=False
+        defer_build=True,
+        strict=True,
+        allow_inf_nan=False,
+        extra="forbid",
+        frozen=True,
+        alias_generator=to_camel,
+        validate_by_name=False,
     )
 
     verified_op_token: OperationToken | None = None

@@ -72,6 +72,7 @@ class DocumentPart(BaseModel):
     """A mapping inside a document. Code uses the Python names, documents the camelCase ones."""
 
     model_config = ConfigDict(
+        defer_build=True,
         extra="forbid",
         strict=True,
         frozen=True,

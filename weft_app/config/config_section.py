@@ -40,6 +40,4 @@ Repetition = Annotated[Literal["off", "warn", "kill"], BeforeValidator(_off_is_a
 class Section(BaseModel):
     """A mapping of the file: unknown names are refused, and nothing is converted."""
 
-    model_config = ConfigDict(
-        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(defer_build=True, extra="forbid", strict=True, frozen=True, allow_inf_nan=False)

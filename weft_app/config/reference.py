@@ -38,10 +38,10 @@ runners:
 
 Each section lists first the settings that operators change, then under "Advanced" those whose defaults suit most
 meshes. `weft config show --effective` says for every value where it comes from. An editor that reads
-[{SCHEMA_NAME}](schemas/{SCHEMA_NAME}) (`weft config schema`) completes and checks the file:
+[{SCHEMA_NAME}]({SCHEMA_NAME}) (`weft config schema`) completes and checks the file:
 
 ```yaml
-# yaml-language-server: $schema=docs/schemas/{SCHEMA_NAME}
+# yaml-language-server: $schema=docs/{SCHEMA_NAME}
 ```
 
 This page is made by `python -m weft_app.config.reference`; a test compares the two.
@@ -185,4 +185,4 @@ def schema_text() -> str:
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     (folder / "configuration.md").write_text(render(), "utf-8")
-    (folder / "schemas" / SCHEMA_NAME).write_text(schema_text(), "utf-8")
+    (folder / SCHEMA_NAME).write_text(schema_text(), "utf-8")

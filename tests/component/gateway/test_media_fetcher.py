@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 from media_script import HOST, PUBLIC, Answer, HostileHost, Resolver, hostile_host, response, sending
 
+from gateway.app import media_source
 from gateway.media import MediaAddress, MediaConfig, MediaFile
-from gateway.media.fetcher import ForbiddenAddressError, MediaFetcher, media_source
+from gateway.media.fetcher import ForbiddenAddressError, MediaFetcher
 from gateway.media.request_media import NoMediaSource
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import FieldError, WeftError
