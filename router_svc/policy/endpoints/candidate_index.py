@@ -112,8 +112,7 @@ class CandidateIndex:
     def take(self, candidate: Candidate, now: float) -> None:
         """Grant a slot of the candidate to a request."""
         self.health.advance(now)
-        endpoint = self.table.endpoint(candidate.key)
-        assert endpoint is not None, "only a candidate of the mesh can be granted"
+        endpoint = self.table.by_key[candidate.key]
         endpoint.in_flight += 1
         endpoint.runner.requests += 1
         endpoint.pool.in_flight += 1
@@ -126,8 +125,7 @@ class CandidateIndex:
 
     def release(self, candidate: Candidate) -> None:
         """Return the slot of a request that ended."""
-        endpoint = self.table.endpoint(candidate.key)
-        assert endpoint is not None, "only a granted slot can be given back"
+        endpoint = self.table.by_key[candidate.key]
         assert endpoint.in_flight > 0, "only a granted slot can be given back"
         pool = endpoint.pool
         was_capped = pool.is_at_its_cap
@@ -146,7 +144,7 @@ class CandidateIndex:
 
     def in_flight(self, candidate: Candidate) -> int:
         """Requests on this candidate."""
-        endpoint = self.table.endpoint(candidate.key)
+        endpoint = self.table.by_key.get(candidate.key)
         return 0 if endpoint is None else endpoint.in_flight
 
     def on_runner(self, candidate: Candidate) -> int:
@@ -157,7 +155,7 @@ class CandidateIndex:
     def _steps_for(self, queue: str, pick: PickRequest) -> Sequence[RouteStep]:
         """Return the steps of a queue; those after a pinned primary that can serve the request get a gate."""
         steps = self.table.steps(queue)
-        resolved = self.table.resolved(queue)
+        resolved = None if queue in self.table.pools else self.table.resolved(queue)
         if resolved is None or not resolved.route.pin_primary or not steps:
             return steps
         first, others = steps[0], steps[1:]

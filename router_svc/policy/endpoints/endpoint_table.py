@@ -28,8 +28,8 @@ class EndpointTable:
         """By name; only to be read."""
         self._pool_steps: dict[str, tuple[RouteStep, ...]] = {}
         self._by_model: dict[str, Endpoint] = {}
-        self._endpoints: dict[CandidateKey, Endpoint] = {}
-        """Those in `_by_model`, and those that left the mesh and on which requests still run."""
+        self.by_key: dict[CandidateKey, Endpoint] = {}
+        """Those in `_by_model`, and those that left the mesh and on which requests still run; only to be read."""
         self._runners: dict[RunnerKey, RunnerLoad] = {}
         self._routes = RouteTable({}, cloud_fallback=False)
         self._held: dict[CandidateKey, str] = {}
@@ -78,7 +78,7 @@ class EndpointTable:
         models = instead or {}
         was, self._held = self._held, {key: models.get(key, "") for key in sorted(keys)}
         for key in dict.fromkeys((*was, *self._held)):
-            endpoint = self._endpoints.get(key)
+            endpoint = self.by_key.get(key)
             if endpoint is not None and endpoint.held_for != self._held.get(key):
                 endpoint.held_for = self._held.get(key)
                 self.settle(endpoint)
@@ -120,10 +120,6 @@ class EndpointTable:
         """Return what is known of a model; None: it is not in the mesh."""
         endpoint = self._by_model.get(model)
         return None if endpoint is None else endpoint.candidate
-
-    def endpoint(self, key: CandidateKey) -> Endpoint | None:
-        """Return the endpoint of a candidate, also of one that left the mesh while requests run on it."""
-        return self._endpoints.get(key)
 
     def runner(self, key: RunnerKey) -> RunnerLoad | None:
         """Return the load of a runner incarnation; None: it has no candidate and no request."""
@@ -171,7 +167,7 @@ class EndpointTable:
         """Forget an endpoint that left the mesh and on which no request runs."""
         if endpoint.in_flight or endpoint.group is not None:
             return
-        del self._endpoints[endpoint.key]
+        del self.by_key[endpoint.key]
         if not endpoint.runner.requests and not endpoint.runner.endpoints:
             del self._runners[endpoint.runner.key]
         self._forget_pool_if_unused(endpoint.pool)
@@ -189,10 +185,10 @@ class EndpointTable:
                 candidate.pool, settings, rank_for(settings.policy), self._limits.affinity_load_factor
             )
             self._pool_steps[pool.name] = (RouteStep(PRIMARY, pool, None, takes_remote=True),)
-        endpoint = self._endpoints.get(candidate.key)
+        endpoint = self.by_key.get(candidate.key)
         if endpoint is None:
             runner = self._runners.setdefault(candidate.key[1:], RunnerLoad(candidate.key[1:]))
-            endpoint = self._endpoints[candidate.key] = Endpoint(candidate, pool, runner, EndpointHealth(self._limits))
+            endpoint = self.by_key[candidate.key] = Endpoint(candidate, pool, runner, EndpointHealth(self._limits))
         elif endpoint.pool is not pool:
             endpoint.pool.in_flight -= endpoint.in_flight
             pool.in_flight += endpoint.in_flight

@@ -71,7 +71,7 @@ class HealthMonitor:
     def note_content(self, candidate: Candidate, now: float) -> None:
         """Record that an answer of the candidate has begun: it is not full, and it works."""
         self.advance(now)
-        endpoint = self._table.endpoint(candidate.key)
+        endpoint = self._table.by_key.get(candidate.key)
         if endpoint is None:
             return
         health, state = endpoint.health, endpoint.health.state
@@ -84,7 +84,7 @@ class HealthMonitor:
     def note_failure(self, candidate: Candidate, kind: FailureKind, now: float, *, had_begun: bool = False) -> None:
         """Record a failed attempt; `had_begun`: it failed after its first content."""
         self.advance(now)
-        endpoint = self._table.endpoint(candidate.key)
+        endpoint = self._table.by_key.get(candidate.key)
         if endpoint is None:
             return
         endpoint.pool.breaks_in_a_row += kind is FailureKind.BROKE
@@ -102,7 +102,7 @@ class HealthMonitor:
         The candidate gets further requests at once and the failure does not count towards an ejection, up to
         `max_shared_failures` in a row.
         """
-        endpoint = self._table.endpoint(candidate.key)
+        endpoint = self._table.by_key.get(candidate.key)
         if endpoint is None:
             return
         if endpoint.health.excuses_shared_failure():
@@ -113,7 +113,7 @@ class HealthMonitor:
     def take_back_break(self, candidate: Candidate, now: float) -> None:
         """Revoke the last counted failure, which another candidate shared; see `note_shared_failure`."""
         self.advance(now)
-        endpoint = self._table.endpoint(candidate.key)
+        endpoint = self._table.by_key.get(candidate.key)
         if endpoint is None or not endpoint.health.excuses_shared_failure():
             return
         endpoint.health.take_back_break(now)
@@ -124,7 +124,7 @@ class HealthMonitor:
 
         The candidate succeeded since its last break; or nothing broke there lately, and its pool is not in an outage.
         """
-        endpoint = self._table.endpoint(candidate.key)
+        endpoint = self._table.by_key.get(candidate.key)
         if endpoint is None or endpoint.health.has_proven_itself:
             return endpoint is not None
         is_outage = endpoint.pool.breaks_in_a_row >= self._limits.eject_after_failures

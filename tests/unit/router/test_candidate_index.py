@@ -190,7 +190,7 @@ def test_nothing_is_kept_of_who_is_gone() -> None:
         mesh.table.drop("a")
         mesh.release(running)
     table = mesh.table
-    assert (len(table._endpoints), len(table._runners), len(table.pools), len(table._pool_steps)) == (0, 0, 0, 0)
+    assert (len(table.by_key), len(table._runners), len(table.pools), len(table._pool_steps)) == (0, 0, 0, 0)
 
 
 def test_requests_go_only_to_who_has_what_they_need() -> None:

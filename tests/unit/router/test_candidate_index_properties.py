@@ -89,7 +89,7 @@ class Looker:
         return self.in_flight(candidate) < candidate.slots and (not limit or self.on_runner(candidate) < limit)
 
     def seat(self, candidate: Candidate) -> Endpoint:
-        return self.mesh.table._endpoints[candidate.key]
+        return self.mesh.table.by_key[candidate.key]
 
     def takes(self, candidate: Candidate, asked: PickRequest) -> bool:
         """Whether it would take such a request, were it not for how it did."""
@@ -185,7 +185,7 @@ class Looker:
             assert self.mesh.ready_slots(queue) == sum(ready)
             permitted = {each.model for each in self.mesh.permitted(queue, CHAT, frozenset())}
             assert permitted == {each.model for each in members if each.readiness is not Readiness.DOWN}
-        assert len(self.mesh.table._endpoints) <= len(self.known) + len(self.running)
+        assert len(self.mesh.table.by_key) <= len(self.known) + len(self.running)
 
 
 @settings(max_examples=examples(200), deadline=None)
