@@ -3,8 +3,10 @@
 The environments of third-party clients load this file too: it imports nothing that they lack.
 """
 
+import gc
 import os
 import signal
+from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
 
@@ -30,6 +32,17 @@ def log_plain_tracebacks() -> None:
 
     renderer = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
     structlog.configure(processors=[*structlog.get_config()["processors"][:-1], renderer])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Keep the garbage collector away from what collection makes: modules and tests, none of it garbage."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_report_header() -> str:
