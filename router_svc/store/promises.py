@@ -44,12 +44,12 @@ class Promises:
 
     @property
     def notice(self) -> str:
-        """See PromiseFile.notice."""
+        """The notice of a loss for users and operators; empty: none."""
         return self._file.notice()
 
     @property
     def remedy(self) -> str:
-        """See PromiseFile.remedy."""
+        """The remedy for the notice."""
         return self._file.remedy
 
     async def begin(self, reading: AsyncConnection) -> Promise | None:

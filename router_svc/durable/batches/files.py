@@ -225,7 +225,7 @@ _PURPOSES = (BATCH_INPUT, BATCH_OUTPUT)
 
 
 class FileManager(FilePort):
-    """See `weft.durable.files.FilePort`."""
+    """The file port of a router, with the quotas of tenants."""
 
     def __init__(self, table: FileTable, limits: BatchLimits, clock: Clock) -> None:
         self._table = table

@@ -41,7 +41,7 @@ class CheckedSpec:
 
     @property
     def digest(self) -> bytes:
-        """See `TaskRow.digest`."""
+        """SHA-256 of the serialized spec, for `TaskRow.digest`."""
         return sha256(self.spec).digest()
 
 
