@@ -183,7 +183,7 @@ class RegistryService:
         self._sweeper.start()
 
     async def stop(self, grace_seconds: float) -> None:
-        """See Service.stop; watchers are told at once."""
+        """See Service.stop; watchers are ended at once."""
         await self._sweeper.stop()
         await self._stop_books(grace_seconds)
         await self._core.stop(grace_seconds)

@@ -18,7 +18,7 @@ class AcquireRequest:
     session_id: str
     """A runner's; empty for a program."""
     purpose: str
-    sight: HostSnapshot
+    snapshot: HostSnapshot
     size: int
     """Bytes, over all devices."""
     device_indexes: frozenset[int] = frozenset()
@@ -52,7 +52,7 @@ class Renewal:
     holder: Holder
     session_id: str
     uses: tuple[LeaseUse, ...]
-    sight: HostSnapshot
+    snapshot: HostSnapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,8 +93,8 @@ class Granted:
 class DeviceMemory:
     """One device as last observed, and its account."""
 
-    sight: DeviceSnapshot
-    book: DeviceAccount
+    snapshot: DeviceSnapshot
+    account: DeviceAccount
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,16 +17,18 @@ class HostMemoryView:
 
     def host(self, name: str) -> HostMemory | None:
         """Return one host as last observed; None when no devices were seen on it."""
-        seen, book = self._table.host(name), self._table.open(name)
-        if seen is None or book is None or not seen.sight.devices:
+        seen, account = self._table.host(name), self._table.open(name)
+        if seen is None or account is None or not seen.snapshot.devices:
             return None
         return HostMemory(
             host=name,
-            source=seen.sight.source,
+            source=seen.snapshot.source,
             seen_at=seen.seen_at,
-            devices=tuple(DeviceMemory(sight=device, book=book.devices[device.index]) for device in seen.sight.devices),
+            devices=tuple(
+                DeviceMemory(snapshot=device, account=account.devices[device.index]) for device in seen.snapshot.devices
+            ),
             leases=tuple(
-                Granted(lease=each, seen=book.seen[each.grant.id], unowned=self.is_unowned(each))
+                Granted(lease=each, seen=account.seen[each.grant.id], unowned=self.is_unowned(each))
                 for each in self._table.leases_on(name)
             ),
             waiting_count=len(self._queue.on(name)),
@@ -34,8 +36,8 @@ class HostMemoryView:
 
     def granted(self, lease: Lease) -> Granted:
         """Return a lease with the memory that its processes were observed to hold."""
-        book = self._table.open(lease.grant.host)
-        seen = None if book is None else book.seen.get(lease.grant.id)
+        account = self._table.open(lease.grant.host)
+        seen = None if account is None else account.seen.get(lease.grant.id)
         return Granted(lease=lease, seen=seen, unowned=self.is_unowned(lease))
 
     def is_unowned(self, lease: Lease) -> bool:

@@ -37,7 +37,7 @@ def no_dial_out(_: str) -> bool:
 class SeenHost:
     """The last observation of a host."""
 
-    sight: HostSnapshot
+    snapshot: HostSnapshot
     seen: float
     """When it arrived, monotonic seconds."""
     seen_at: datetime
@@ -91,14 +91,14 @@ class LeaseTable:
         """Every host that was seen, in order."""
         return sorted(self._hosts)
 
-    def see(self, holder: Holder, sight: HostSnapshot, now: float, now_utc: datetime) -> None:
+    def see(self, holder: Holder, snapshot: HostSnapshot, now: float, now_utc: datetime) -> None:
         """Record what a holder observed. Raises TOO_MANY_RESOURCES when MAX_HOSTS are known.
 
         An observation by a dial-out runner is ignored on a host that a local holder observes or holds memory on: it
         could end leases of others.
         """
-        known, by_dial_out = self._hosts.get(sight.host), self._is_of_dial_out(holder)
-        if by_dial_out and self._is_seen_locally(sight.host, now):
+        known, by_dial_out = self._hosts.get(snapshot.host), self._is_of_dial_out(holder)
+        if by_dial_out and self._is_seen_locally(snapshot.host, now):
             return
         if known is None and len(self._hosts) >= MAX_HOSTS:
             self.forget_hosts(now)
@@ -107,11 +107,11 @@ class LeaseTable:
                 Reason.TOO_MANY_RESOURCES, f"the memory of {MAX_HOSTS} hosts is booked already, which is the most"
             )
         # A holder that sees no devices may run in a container without them, beside holders that do see them.
-        if sight.devices or known is None or now - known.seen >= DEVICES_KEPT_SECONDS:
-            self._hosts[sight.host] = SeenHost(sight=sight, seen=now, seen_at=now_utc, by_dial_out=by_dial_out)
-        if any(not process.alive for process in sight.processes):
-            for lease in self.leases_on(sight.host):
-                self._leases[lease.grant.id] = with_gone(lease, sight.processes)
+        if snapshot.devices or known is None or now - known.seen >= DEVICES_KEPT_SECONDS:
+            self._hosts[snapshot.host] = SeenHost(snapshot=snapshot, seen=now, seen_at=now_utc, by_dial_out=by_dial_out)
+        if any(not process.alive for process in snapshot.processes):
+            for lease in self.leases_on(snapshot.host):
+                self._leases[lease.grant.id] = with_gone(lease, snapshot.processes)
 
     def _is_of_dial_out(self, holder: Holder) -> bool:
         return holder.kind is HolderKind.RUNNER and self._is_dial_out(holder.name)
@@ -133,4 +133,4 @@ class LeaseTable:
     def open(self, host: str) -> HostAccount | None:
         """Return the memory account of a host at this moment; None: it was not observed yet."""
         seen = self._hosts.get(host)
-        return None if seen is None else host_account(seen.sight, self.leases_on(host), self._margin)
+        return None if seen is None else host_account(seen.snapshot, self.leases_on(host), self._margin)

@@ -127,7 +127,7 @@ class Ledger:
         """
         self._require_running()
         self._holders.require_present(call.holder, call.session_id)
-        self._table.see(call.holder, call.sight, self._clock.monotonic(), self._clock.utc_now())
+        self._table.see(call.holder, call.snapshot, self._clock.monotonic(), self._clock.utc_now())
         waiter = self._waiter_for(call)
         was_delivered = False
         try:
@@ -151,13 +151,13 @@ class Ledger:
         """Renew leases, and record their use and what the holder observes. See RenewLeases."""
         self._require_running()
         is_present = self._holders.is_present(renewal.holder, renewal.session_id)
-        self._table.see(renewal.holder, renewal.sight, self._clock.monotonic(), self._clock.utc_now())
+        self._table.see(renewal.holder, renewal.snapshot, self._clock.monotonic(), self._clock.utc_now())
         lost = tuple(use.lease_id for use in renewal.uses if not (is_present and self._apply_use(renewal.holder, use)))
         for use in renewal.uses:
             if use.lease_id not in lost:
                 await self._keep_processes(use)
-        leases = self._table.leases_on(renewal.sight.host)
-        someone_waits = bool(self._queue.on(renewal.sight.host))
+        leases = self._table.leases_on(renewal.snapshot.host)
+        someone_waits = bool(self._queue.on(renewal.snapshot.host))
         if someone_waits or self._reconciler.is_one_at_its_end(leases):
             self._wake.set()
         is_awaited = someone_waits or any(is_fresh(lease, self._clock.monotonic()) for lease in leases)
@@ -190,12 +190,12 @@ class Ledger:
         self._holders.require_present(holder, session_id)
         for host in self._queue.hosts():
             for waiter in self._queue.on(host):
-                if _is_earlier_life(waiter.request.holder, holder):
+                if _is_earlier_incarnation(waiter.request.holder, holder):
                     self._queue.finish(waiter, WeftError(Reason.CANCELLED, "its holder has begun another life"))
         earlier = [
             lease
             for lease in self._table
-            if lease.state is not LeaseState.RELEASING and _is_earlier_life(lease.grant.holder, holder)
+            if lease.state is not LeaseState.RELEASING and _is_earlier_incarnation(lease.grant.holder, holder)
         ]
         if earlier:
             await self._write(lambda: self._reconciler.release(earlier))
@@ -229,16 +229,16 @@ class Ledger:
             waiter.finish(lease)
             self._reconciler.tell(lease, waiter)
             return waiter
-        book = self._table.open(request.host)
-        if book is None or not call.sight.devices:
+        account = self._table.open(request.host)
+        if account is None or not call.snapshot.devices:
             raise WeftError(
                 Reason.NOT_FOUND,
                 f"{request.host} has no devices whose memory is booked",
                 metadata={"host": request.host},
             )
-        for index in sorted(request.device_indexes - frozenset(book.devices)):
+        for index in sorted(request.device_indexes - frozenset(account.devices)):
             raise invalid_field("device_indexes", f"must be devices of {request.host}, which has no device {index}")
-        require_possible(request, book)
+        require_possible(request, account)
         self._join(waiter)
         return waiter
 
@@ -268,7 +268,7 @@ class Ledger:
             request_id=call.request_id,
             holder=holder,
             purpose=call.purpose,
-            host=call.sight.host,
+            host=call.snapshot.host,
             size=call.size,
             device_indexes=call.device_indexes,
             max_devices=call.max_devices,
@@ -374,7 +374,7 @@ class Ledger:
                 log.exception("a step of the ledger failed unexpectedly")
 
 
-def _is_earlier_life(holder: Holder, present: Holder) -> bool:
+def _is_earlier_incarnation(holder: Holder, present: Holder) -> bool:
     same = holder.kind is present.kind and holder.name == present.name
     return same and holder.incarnation != present.incarnation
 

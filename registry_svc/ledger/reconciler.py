@@ -40,14 +40,14 @@ class Reconciler:
 
     def __init__(
         self,
-        book: LeaseTable,
+        account: LeaseTable,
         queue: WaitQueue,
         evictor: Evictor,
         store: LeaseStore,
         clock: Clock,
         config: LedgerConfig,
     ) -> None:
-        self._table = book
+        self._table = account
         self._queue = queue
         self._evictor = evictor
         self._store = store
@@ -169,7 +169,7 @@ class Reconciler:
         if lease.since is None:
             return False
         host = self._table.host(lease.grant.host)
-        if host is not None and is_over(lease, host.sight, host.seen, self._config.renew_interval_seconds):
+        if host is not None and is_over(lease, host.snapshot, host.seen, self._config.renew_interval_seconds):
             return True
         return is_forgotten(lease, now, 0.0 if host is None else host.seen, self._config.orphan_keep_seconds)
 
@@ -184,8 +184,8 @@ class Reconciler:
         self._tell(host)
 
     def _plan(self, host: str) -> QueuePlan | None:
-        book, seen = self._table.open(host), self._table.host(host)
-        if book is None or seen is None:
+        account, seen = self._table.open(host), self._table.host(host)
+        if account is None or seen is None:
             return None
         reclaim = Reclaim(
             attempts=self._evictor.attempts(),
@@ -194,7 +194,9 @@ class Reconciler:
             seen=seen.seen,
             now=self._clock.monotonic(),
         )
-        return plan_queue(book, self._table.leases_on(host), [each.request for each in self._queue.on(host)], reclaim)
+        return plan_queue(
+            account, self._table.leases_on(host), [each.request for each in self._queue.on(host)], reclaim
+        )
 
     async def _grant(self, request: MemoryRequest, shares: Shares) -> None:
         self._last_fencing_number += 1
@@ -240,12 +242,12 @@ class Reconciler:
             self._queue.finish(waiter, error)
 
     def _tell(self, host: str) -> None:
-        book = self._table.open(host)
-        if book is None:
+        account = self._table.open(host)
+        if account is None:
             return
         leases = self._table.leases_on(host)
         for ahead, waiter in enumerate(sorted(self._queue.on(host), key=lambda each: each.request.place)):
-            waiter.tell(wait_status(waiter.request, book, leases, ahead))
+            waiter.tell(wait_status(waiter.request, account, leases, ahead))
 
     def _end_waits(self, failure: WeftError | None = None) -> None:
         """End the waits whose deadline has passed, with `failure` where that is the cause."""

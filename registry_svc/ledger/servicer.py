@@ -68,7 +68,7 @@ def acquire_request_of(request: lease_service_pb2.AcquireLeaseRequest) -> Acquir
         holder=holder,
         session_id=_session_of(request.session_id),
         purpose=_purpose_of(request.purpose, holder),
-        sight=snapshot_from(request.sighting, "sighting"),
+        snapshot=snapshot_from(request.sighting, "sighting"),
         size=_size(request.bytes, "bytes"),
         device_indexes=frozenset(request.device_indexes),
         max_devices=request.max_devices,
@@ -88,7 +88,7 @@ def renewal_of(request: lease_service_pb2.RenewLeasesRequest) -> Renewal:
         holder=holder,
         session_id=_session_of(request.session_id),
         uses=uses,
-        sight=snapshot_from(request.sighting, "sighting"),
+        snapshot=snapshot_from(request.sighting, "sighting"),
     )
 
 
@@ -267,11 +267,11 @@ def _holder_message(holder: Holder) -> lease_pb2.LeaseHolder:
 
 def _device_memory_message(device: DeviceMemory) -> lease_service_pb2.DeviceMemory:
     return lease_service_pb2.DeviceMemory(
-        device=_device_message(device.sight),
-        booked_bytes=device.book.booked,
-        foreign_bytes=device.book.foreign,
-        free_bytes=device.book.free,
-        margin_bytes=device.book.margin,
+        device=_device_message(device.snapshot),
+        booked_bytes=device.account.booked,
+        foreign_bytes=device.account.foreign,
+        free_bytes=device.account.free,
+        margin_bytes=device.account.margin,
     )
 
 
@@ -349,6 +349,6 @@ class LeaseServicer(lease_service_pb2_grpc.LeaseServiceServicer):
 
 
 def _require_right(holder: Holder) -> None:
-    """Runners are services of the mesh: a guest's key does not hold, keep or give up memory in the name of one."""
+    """Runners are services of the mesh: a dial-out runner's key may not hold, renew or release memory in their name."""
     if holder.kind is HolderKind.RUNNER:
         caller().require(MESH_ACCESS)

@@ -94,10 +94,10 @@ MAX_LEASES_PER_HOLDER = 1_024
 _RETRY_AFTER_SECONDS = 5.0
 
 
-def wait_status(request: MemoryRequest, book: HostAccount, leases: Sequence[Lease], ahead: int) -> Waiting:
+def wait_status(request: MemoryRequest, account: HostAccount, leases: Sequence[Lease], ahead: int) -> Waiting:
     """Return the status of `request` with `ahead` requests before it in the queue."""
-    among = request.devices_among(book.devices)
-    devices = [book.devices[index] for index in sorted(among)]
+    among = request.devices_among(account.devices)
+    devices = [account.devices[index] for index in sorted(among)]
     holders = [lease for lease in leases if any(index in among for index, _ in lease.grant.shares)][:MAX_HOLDERS]
     holds = [f"{lease.grant.purpose} ({_activity(lease)})" for lease in holders]
     foreign = sum(device.foreign or 0 for device in devices)
@@ -125,9 +125,9 @@ def wait_timeout(request: MemoryRequest, status: Waiting | None) -> WeftError:
     )
 
 
-def require_possible(request: MemoryRequest, book: HostAccount) -> None:
+def require_possible(request: MemoryRequest, account: HostAccount) -> None:
     """Raise INSUFFICIENT_MEMORY for a request that could not fit even on empty devices."""
-    devices = [book.devices[index] for index in sorted(request.devices_among(book.devices))]
+    devices = [account.devices[index] for index in sorted(request.devices_among(account.devices))]
     most = largest_lease(devices, request.max_devices)
     if request.size > most:
         count = min(len(devices), request.max_devices or len(devices))

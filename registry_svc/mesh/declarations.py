@@ -78,7 +78,7 @@ class Declarations:
         return await self._core.write(lambda: self._apply(batch))
 
     async def delete(self, kind: Kind, name: str, *, force: bool = False, requested_by: str = "") -> None:
-        """Delete a resource, whoever owns it; see DeclarationService.Delete.
+        """Delete a resource, also one of a runner; see DeclarationService.Delete.
 
         `force`: unload its loaded models first. A request that arrives meanwhile may load one again; that engine is
         unowned then, and unloaded as such.

@@ -43,7 +43,7 @@ class SharedKeyVerifier:
             raise invalid_field("shared_key", "must be random bytes, not a key for signatures") from error
 
     def verify(self, action: operation_pb2.OperationAction, authorization: str, audience: str) -> Verified:
-        """See Verifier.verify. These tokens are made out to nobody: the key is what ties them to a registry."""
+        """See Verifier.verify. These tokens name no audience: the key ties them to a registry."""
         del audience
         token = self._read(authorization.strip())
         if not token.allows(action):

@@ -80,5 +80,5 @@ class SqliteDatabase:
             self._lock.release()
 
     def explain(self, error: Exception) -> str:
-        """See Database.explain. SQLite's own words name tables and columns, never values."""
+        """See Database.explain. SQLite's messages name tables and columns, never values."""
         return f"{self.url.database}: {error}"

@@ -47,39 +47,41 @@ class HostAccount:
     """By lease id: memory that its processes were observed to hold, in bytes; None: unknown."""
 
 
-def host_account(sight: HostSnapshot, leases: Sequence[Lease], margin: int) -> HostAccount:
+def host_account(snapshot: HostSnapshot, leases: Sequence[Lease], margin: int) -> HostAccount:
     """Return the account of a host as last observed, with its leases. A lease on a missing device takes nothing."""
-    by_id = {each.process: each for each in sight.processes}
+    by_id = {each.process: each for each in snapshot.processes}
     seen = {lease.grant.id: _seen_by_device(lease, by_id) for lease in leases}
     takes = {lease.grant.id: tuple(_taken(lease.grant.shares, seen[lease.grant.id] or {})) for lease in leases}
-    holdings = _holdings(sight, leases, seen)
+    holdings = _holdings(snapshot, leases, seen)
     books = {
         device.index: DeviceAccount(
             index=device.index, total=device.total_bytes, margin=margin, foreign=_foreign(device, holdings, margin)
         )
-        for device in sight.devices
+        for device in snapshot.devices
     }
     for taken in takes.values():
         books = _changed(books, taken, sign=1)
     known = {lease_id: None if each is None else sum(each.values()) for lease_id, each in seen.items()}
-    if all(device.used_bytes is None for device in sight.devices):
+    if all(device.used_bytes is None for device in snapshot.devices):
         known = dict.fromkeys(known, None)
     return HostAccount(devices=books, takes=takes, seen=known)
 
 
 def without(
-    devices: Mapping[int, DeviceAccount], book: HostAccount, lease_ids: Iterable[str]
+    devices: Mapping[int, DeviceAccount], account: HostAccount, lease_ids: Iterable[str]
 ) -> Mapping[int, DeviceAccount]:
     """Return the devices as they would be without these leases."""
     changed = devices
     for lease_id in lease_ids:
-        changed = _changed(changed, book.takes[lease_id], sign=-1)
+        changed = _changed(changed, account.takes[lease_id], sign=-1)
     return changed
 
 
-def with_again(devices: Mapping[int, DeviceAccount], book: HostAccount, lease_id: str) -> Mapping[int, DeviceAccount]:
+def with_again(
+    devices: Mapping[int, DeviceAccount], account: HostAccount, lease_id: str
+) -> Mapping[int, DeviceAccount]:
     """The devices as they would be if a lease that `without` left out were there after all."""
-    return _changed(devices, book.takes[lease_id], sign=1)
+    return _changed(devices, account.takes[lease_id], sign=1)
 
 
 def with_shares(devices: Mapping[int, DeviceAccount], shares: Shares) -> Mapping[int, DeviceAccount]:
@@ -106,7 +108,7 @@ def _taken(shares: Shares, seen: Mapping[int, int]) -> Iterable[tuple[int, int, 
 
 def _seen_by_device(lease: Lease, by_id: Mapping[ProcessId, ProcessSnapshot]) -> dict[int, int] | None:
     """Return what a lease's processes hold on each device; None: unknown."""
-    sights = [sight for process in lease.grant.processes if (sight := by_id.get(process)) is not None]
+    sights = [snapshot for process in lease.grant.processes if (snapshot := by_id.get(process)) is not None]
     # A process that is not named holds nothing. But where not one of a filled lease's is named, they cannot be seen
     # at all: inside of containers the driver's library lists none.
     if any(each.alive and each.memory_unknown for each in sights) or (lease.filled and not sights):
@@ -130,11 +132,11 @@ class _Holdings:
     are_all_seen: bool
 
 
-def _holdings(sight: HostSnapshot, leases: Sequence[Lease], seen: Mapping[str, dict[int, int] | None]) -> _Holdings:
+def _holdings(snapshot: HostSnapshot, leases: Sequence[Lease], seen: Mapping[str, dict[int, int] | None]) -> _Holdings:
     leased = {process for lease in leases for process in lease.grant.processes}
     explained: dict[int, int] = defaultdict(int)
     foreign: dict[int, int] = defaultdict(int)
-    for process in sight.processes:
+    for process in snapshot.processes:
         for index, size in process.bytes_by_device:
             explained[index] += size
             foreign[index] += 0 if process.process in leased else size
@@ -144,7 +146,7 @@ def _holdings(sight: HostSnapshot, leases: Sequence[Lease], seen: Mapping[str, d
         # it is filled, which books too much for a while rather than too little.
         for index, size in lease.grant.shares if lease.filled else ():
             explained[index] += size
-    are_all_seen = not unseen and not any(process.alive and process.memory_unknown for process in sight.processes)
+    are_all_seen = not unseen and not any(process.alive and process.memory_unknown for process in snapshot.processes)
     return _Holdings(explained=explained, foreign=foreign, are_all_seen=are_all_seen)
 
 

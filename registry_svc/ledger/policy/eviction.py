@@ -88,7 +88,7 @@ def candidates(leases: Sequence[Lease], request: MemoryRequest, devices: frozens
 def next_victim(
     request: MemoryRequest,
     usable: Mapping[int, DeviceAccount],
-    book: HostAccount,
+    account: HostAccount,
     leases: Sequence[Lease],
     reclaim: Reclaim,
 ) -> Lease | None:
@@ -98,7 +98,7 @@ def next_victim(
     even if all candidates were evicted.
     """
     going = [lease for lease in leases if reclaim.is_going(lease)]
-    freed = without(usable, book, [lease.grant.id for lease in going])
+    freed = without(usable, account, [lease.grant.id for lease in going])
     if _fits(freed, request) or any(_was_requested(lease, frozenset(usable), reclaim) for lease in going):
         return None
     chosen: list[Lease] = []
@@ -107,14 +107,14 @@ def next_victim(
         if lease.grant.id in on_their_way or not reclaim.may_be_evicted(lease):
             continue
         chosen.append(lease)
-        left = without(left, book, [lease.grant.id])
+        left = without(left, account, [lease.grant.id])
         if _fits(left, request):
-            return _first_needed(chosen, left, book, request)
+            return _first_needed(chosen, left, account, request)
     return None
 
 
 def _first_needed(
-    chosen: Sequence[Lease], left: Mapping[int, DeviceAccount], book: HostAccount, request: MemoryRequest
+    chosen: Sequence[Lease], left: Mapping[int, DeviceAccount], account: HostAccount, request: MemoryRequest
 ) -> Lease:
     """Return the first of `chosen` that is needed for the request to fit; the most valuable leases are spared first.
 
@@ -122,7 +122,7 @@ def _first_needed(
     """
     needed = chosen[0]
     for lease in reversed(chosen):
-        spared = with_again(left, book, lease.grant.id)
+        spared = with_again(left, account, lease.grant.id)
         if _fits(spared, request):
             left = spared
         else:

@@ -177,7 +177,7 @@ def processes_after(lease: Lease, named: frozenset[ProcessId]) -> tuple[ProcessI
     return tuple(sorted(together)) if together else lease.grant.processes
 
 
-def is_over(lease: Lease, sight: HostSnapshot, seen: float, renew_interval: float) -> bool:
+def is_over(lease: Lease, snapshot: HostSnapshot, seen: float, renew_interval: float) -> bool:
     """Whether a released or orphaned lease has ended, by an observation of its host that arrived at `seen`.
 
     The observation must be newer than the release and report every process as ended or without memory. Where no process
@@ -187,8 +187,8 @@ def is_over(lease: Lease, sight: HostSnapshot, seen: float, renew_interval: floa
         return False
     if not lease.grant.processes:
         return seen >= lease.since + renew_interval
-    by_id = {each.process: each for each in sight.processes}
-    return all(_holds_nothing(lease, by_id.get(process), sight.source) for process in lease.remaining)
+    by_id = {each.process: each for each in snapshot.processes}
+    return all(_holds_nothing(lease, by_id.get(process), snapshot.source) for process in lease.remaining)
 
 
 def is_fresh(lease: Lease, now: float) -> bool:

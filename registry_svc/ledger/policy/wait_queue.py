@@ -18,10 +18,10 @@ class QueuePlan:
 
 
 def plan_queue(
-    book: HostAccount, leases: Sequence[Lease], queue: Sequence[MemoryRequest], reclaim: Reclaim
+    account: HostAccount, leases: Sequence[Lease], queue: Sequence[MemoryRequest], reclaim: Reclaim
 ) -> QueuePlan:
     """Plan by priority, then by arrival. A request that must wait reserves its devices against all later ones."""
-    devices, taken = book.devices, frozenset[int]()
+    devices, taken = account.devices, frozenset[int]()
     grants: list[tuple[MemoryRequest, Shares]] = []
     evictions: list[tuple[MemoryRequest, Lease]] = []
     for request in sorted(queue, key=lambda each: each.place):
@@ -32,7 +32,7 @@ def plan_queue(
             grants.append((request, shares))
             devices = with_shares(devices, shares)
             continue
-        victim = next_victim(request, usable, book, leases, reclaim)
+        victim = next_victim(request, usable, account, leases, reclaim)
         if victim is not None and victim.grant.id not in {lease.grant.id for _, lease in evictions}:
             evictions.append((request, victim))
         taken |= wanted

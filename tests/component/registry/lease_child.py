@@ -39,7 +39,7 @@ async def lease(ledger: Ledger, host: SimulatedHost, size: int, number: int) -> 
         holder=program(),
         session_id="",
         purpose="work",
-        sight=host.look(),
+        snapshot=host.look(),
         size=size,
         max_wait_seconds=0.0,
     )
@@ -65,7 +65,7 @@ async def work(ledger: Ledger, host: SimulatedHost) -> None:
             sys.stdout.flush()
             await ledger.release(given_up.grant.holder, "", given_up.grant.id, given_up.grant.fencing_number)
         sys.stdout.flush()
-        await ledger.renew(Renewal(holder=program(), session_id="", uses=(), sight=host.look()))
+        await ledger.renew(Renewal(holder=program(), session_id="", uses=(), snapshot=host.look()))
         await asyncio.sleep(0.002)
 
 

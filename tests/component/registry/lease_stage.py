@@ -281,7 +281,7 @@ class Stage:
 
     async def renew(self, holder: Holder, *uses: LeaseUse, asked: Iterable[ProcessId] = ()) -> Renewed:
         """What a holder does every few seconds."""
-        renewal = Renewal(holder=holder, session_id=session_id(holder), uses=uses, sight=self.host.look(asked))
+        renewal = Renewal(holder=holder, session_id=session_id(holder), uses=uses, snapshot=self.host.look(asked))
         answer = await self.ledger.renew(renewal)
         await self.settle()
         return answer

@@ -98,7 +98,7 @@ class Actor:
             holder=self.holder,
             session_id=session_id(self.holder),
             uses=tuple(self._use(held) for held in self.held.values() if not held.leaving or held.process),
-            sight=self.storm.host.look(self.asked),
+            snapshot=self.storm.host.look(self.asked),
         )
         try:
             answer = await self.storm.stage.ledger.renew(renewal)
@@ -324,9 +324,9 @@ class Storm:
     def _stranger(self) -> None:
         if self.strangers:
             self.end_later(self.strangers.pop())
-        elif self.host.source is Source.NVML and (book := self.stage.ledger._table.open(self.host.name)) is not None:
+        elif self.host.source is Source.NVML and (account := self.stage.ledger._table.open(self.host.name)) is not None:
             index = self.random.randrange(GPUS)
-            self.strangers.add(self.host.spawn((index, book.devices[index].free // 2)))
+            self.strangers.add(self.host.spawn((index, account.devices[index].free // 2)))
             # Nobody can be told of memory that is taken before anybody could look.
             clock = self.stage.clock
             self.stage.ledger._table.see(program(), self.host.look(), clock.monotonic(), clock.utc_now())

@@ -23,8 +23,8 @@ def _lie(stage: Stage) -> HostSnapshot:
     return replace(seen, devices=(device,), processes=gone)
 
 
-async def _tell(stage: Stage, holder: Holder, sight: HostSnapshot) -> None:
-    await stage.ledger.renew(Renewal(holder=holder, session_id=session_id(holder), uses=(), sight=sight))
+async def _tell(stage: Stage, holder: Holder, snapshot: HostSnapshot) -> None:
+    await stage.ledger.renew(Renewal(holder=holder, session_id=session_id(holder), uses=(), snapshot=snapshot))
     await stage.settle()
 
 
@@ -75,6 +75,6 @@ async def test_a_joined_runner_beside_others_gets_leases_by_what_they_see() -> N
         resident, guest = stage.runner("resident"), _guest(stage)
         await stage.loaded(resident, 10 * GIB)
         assert (await stage.lease(guest, 10 * GIB)).grant.holder == guest
-        refused = stage.acquire(guest, 10 * GIB, sight=_lie(stage))
+        refused = stage.acquire(guest, 10 * GIB, snapshot=_lie(stage))
         await stage.settle()
         assert refused.granted is None

@@ -269,7 +269,9 @@ async def test_the_number_of_hosts_is_bounded(monkeypatch: pytest.MonkeyPatch) -
         await stage.renew(stage.runner())
         with pytest.raises(WeftError) as refusal:
             await stage.ledger.renew(
-                Renewal(holder=program(), session_id="", uses=(), sight=HostSnapshot(host="host-b", source=Source.NVML))
+                Renewal(
+                    holder=program(), session_id="", uses=(), snapshot=HostSnapshot(host="host-b", source=Source.NVML)
+                )
             )
         assert refusal.value.reason is Reason.TOO_MANY_RESOURCES
 
@@ -291,11 +293,13 @@ async def test_a_renewal_beside_an_orphan_that_lives_on_starts_no_step_of_the_wh
         await stage.look()
         assert stage.states() == ["m1 orphaned"]
         observer = stage.runner("observer")
-        renewal = Renewal(holder=observer, session_id=session_id(observer), uses=(), sight=stage.host.look([process]))
+        renewal = Renewal(
+            holder=observer, session_id=session_id(observer), uses=(), snapshot=stage.host.look([process])
+        )
         await stage.ledger.renew(renewal)
         assert not stage.ledger._wake.is_set(), "hosts with an orphan would keep the registry busy"
         stage.host.end(process)
-        await stage.ledger.renew(replace(renewal, sight=stage.host.look([process])))
+        await stage.ledger.renew(replace(renewal, snapshot=stage.host.look([process])))
         assert stage.ledger._wake.is_set()
         await stage.settle()
         assert stage.states() == []

@@ -240,8 +240,13 @@ async def test_hosts_show_books_leases_and_who_waits() -> None:
         await stage.look()
         (host,) = stage.ledger.hosts()
         assert (host.host, host.source, host.waiting_count) == ("host-a", Source.NVML, 1)
-        book = host.devices[0].book
-        assert (book.booked, book.foreign, book.free, book.margin) == (20 * GIB, GIB, 3 * GIB - MARGIN, MARGIN)
+        account = host.devices[0].account
+        assert (account.booked, account.foreign, account.free, account.margin) == (
+            20 * GIB,
+            GIB,
+            3 * GIB - MARGIN,
+            MARGIN,
+        )
         assert [(each.lease.grant.id, each.seen) for each in host.leases] == [(lease.grant.id, 20 * GIB)]
         assert stage.ledger.hosts("elsewhere") == []
 
@@ -259,17 +264,17 @@ async def test_who_sees_no_devices_gets_none_and_hides_none_from_others() -> Non
     async with Stage() as stage:
         lease, process = await stage.loaded(stage.runner(), GIB)
         blind = HostSnapshot(host="host-a", source=Source.NVML)
-        refused = stage.acquire(stage.runner("r2"), GIB, sight=blind)
+        refused = stage.acquire(stage.runner("r2"), GIB, snapshot=blind)
         await stage.settle()
         assert refused.error is not None
         assert refused.error.reason is Reason.NOT_FOUND
-        assert stage.ledger.hosts()[0].devices[0].book.booked == GIB
+        assert stage.ledger.hosts()[0].devices[0].account.booked == GIB
         await stage.pass_time(60.0)
-        stage.acquire(stage.runner("r2"), GIB, sight=blind)
+        stage.acquire(stage.runner("r2"), GIB, snapshot=blind)
         await stage.settle()
         assert stage.ledger.hosts() == []
         await stage.renew(stage.runner(), use(lease, process))
-        assert stage.ledger.hosts()[0].devices[0].book.booked == GIB
+        assert stage.ledger.hosts()[0].devices[0].account.booked == GIB
 
 
 async def test_who_waits_in_an_earlier_life_waits_no_more() -> None:

@@ -72,10 +72,10 @@ def runner(name: str = "r1", life: str = "life-1") -> lease_pb2.LeaseHolder:
     return lease_pb2.LeaseHolder(kind=lease_pb2.LeaseHolder.KIND_RUNNER, name=name, incarnation=life)
 
 
-def sighting(sight: HostSnapshot) -> lease_pb2.HostSighting:
+def sighting(snapshot: HostSnapshot) -> lease_pb2.HostSighting:
     return lease_pb2.HostSighting(
-        host=sight.host,
-        source=lease_pb2.HostSighting.Source.ValueType(sight.source.value),
+        host=snapshot.host,
+        source=lease_pb2.HostSighting.Source.ValueType(snapshot.source.value),
         devices=[
             lease_pb2.Device(
                 index=each.index,
@@ -85,7 +85,7 @@ def sighting(sight: HostSnapshot) -> lease_pb2.HostSighting:
                 used_bytes=each.used_bytes,
                 utilization=0.5,
             )
-            for each in sight.devices
+            for each in snapshot.devices
         ],
         processes=[
             lease_pb2.SeenProcess(
@@ -94,7 +94,7 @@ def sighting(sight: HostSnapshot) -> lease_pb2.HostSighting:
                 memory=[lease_pb2.DeviceBytes(device_index=at, bytes=size) for at, size in each.bytes_by_device],
                 memory_unknown=each.memory_unknown,
             )
-            for each in sight.processes
+            for each in snapshot.processes
         ],
     )
 

@@ -46,7 +46,7 @@ def request(life: str, session_id: str) -> AcquireRequest:
         holder=Holder(kind=HolderKind.RUNNER, name="r1", incarnation=life),
         session_id=session_id,
         purpose="m1",
-        sight=SimulatedHost().look(),
+        snapshot=SimulatedHost().look(),
         size=GIB,
     )
 

@@ -46,8 +46,8 @@ def _never_over(*_: Any) -> bool:
     return False
 
 
-def _without_orphans(sight: Any, leases: Any, margin: int) -> Any:
-    return host_account(sight, [lease for lease in leases if lease.state is LeaseState.HELD], margin)
+def _without_orphans(snapshot: Any, leases: Any, margin: int) -> Any:
+    return host_account(snapshot, [lease for lease in leases if lease.state is LeaseState.HELD], margin)
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ class RunningRegistry:
 
     async def start(self) -> None:
         """Start it, or start it again."""
-        book = LedgerConfig(
+        account = LedgerConfig(
             lease_time_to_live_seconds=3.0,
             renew_interval_seconds=0.5,
             watch_interval_seconds=0.1,
@@ -60,7 +60,7 @@ class RunningRegistry:
             device_margin_mb=MARGIN_BYTES // MIB,
         )
         config = RegistryConfig(
-            database_url=self._database_url, heartbeat_interval_seconds=2.0, report_interval_seconds=0.2, ledger=book
+            database_url=self._database_url, heartbeat_interval_seconds=2.0, report_interval_seconds=0.2, ledger=account
         )
         store = SqlStore(self._database_url)
         self.core = RegistryCore(store, SystemClock(), config)
@@ -160,10 +160,10 @@ class LeasedWorld:
         devices, leases = ((), ()) if host is None else (host.devices, host.leases)
         for device in devices:
             booked = sum(
-                amount for each in leases for index, amount in each.lease.grant.shares if index == device.sight.index
+                amount for each in leases for index, amount in each.lease.grant.shares if index == device.snapshot.index
             )
             if booked > CARD_BYTES - MARGIN_BYTES:
-                self._note(f"card {device.sight.index} is booked with {booked} bytes")
+                self._note(f"card {device.snapshot.index} is booked with {booked} bytes")
         held = self.cards.held_bytes()
         self.most_held = max(self.most_held, *held)
         for card, amount in enumerate(held):

@@ -64,7 +64,7 @@ def device(index: int, free: int, *, booked: int = 0) -> DeviceAccount:
     return DeviceAccount(index=index, total=free + booked + MARGIN, margin=MARGIN, booked=booked, held=booked)
 
 
-def sight(
+def snapshot(
     *totals: int,
     used: Iterable[int | None] | None = None,
     processes: Iterable[ProcessSnapshot] = (),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ledger_values import GIB, MARGIN, lease, program, runner, sight, wish
+from ledger_values import GIB, MARGIN, lease, program, runner, snapshot, wish
 
 from registry_svc.ledger.policy import device_memory
 from registry_svc.ledger.policy.device_memory import choose, host_account, without
@@ -34,9 +34,9 @@ def victim(
     leases: Sequence[Lease], wanted: MemoryRequest, state: Reclaim | None = None, *, gpus: int = 1
 ) -> str | None:
     """On a host of devices with room for 10 GiB each."""
-    book = host_account(sight(*[10 * GIB + MARGIN] * gpus), leases, MARGIN)
-    usable = {index: book.devices[index] for index in sorted(wanted.devices_among(book.devices))}
-    found = next_victim(wanted, usable, book, leases, state or reclaim())
+    account = host_account(snapshot(*[10 * GIB + MARGIN] * gpus), leases, MARGIN)
+    usable = {index: account.devices[index] for index in sorted(wanted.devices_among(account.devices))}
+    found = next_victim(wanted, usable, account, leases, state or reclaim())
     return None if found is None else found.grant.id
 
 
@@ -185,21 +185,21 @@ def test_asking_one_after_the_other_makes_room_exactly_where_all_who_may_be_aske
             known: dict[str, Any] = {"used": used, "priority": of, "pinned": pinned, "active_requests": active}
             leases.append(lease(number, (index, gib * GIB), holder=runner(f"r{number}"), **known))
     wanted = wish(size * GIB, priority=priority, max_devices=max_devices)
-    book = host_account(sight(*[10 * GIB + MARGIN] * 4), leases, MARGIN)
+    account = host_account(snapshot(*[10 * GIB + MARGIN] * 4), leases, MARGIN)
     may = candidates(leases, wanted, frozenset(range(4)))
-    emptied = without(book.devices, book, [each.grant.id for each in may])
+    emptied = without(account.devices, account, [each.grant.id for each in may])
     possible = choose(tuple(emptied.values()), wanted.size, max_devices) is not None
     remaining = list(leases)
     for _ in range(len(leases) + 1):
-        book = host_account(sight(*[10 * GIB + MARGIN] * 4), remaining, MARGIN)
-        if choose(tuple(book.devices.values()), wanted.size, max_devices) is not None:
+        account = host_account(snapshot(*[10 * GIB + MARGIN] * 4), remaining, MARGIN)
+        if choose(tuple(account.devices.values()), wanted.size, max_devices) is not None:
             break
-        found = next_victim(wanted, book.devices, book, remaining, reclaim())
+        found = next_victim(wanted, account.devices, account, remaining, reclaim())
         if found is None:
             break
         assert found in may
         remaining.remove(found)
-    fits = choose(tuple(book.devices.values()), wanted.size, max_devices) is not None
+    fits = choose(tuple(account.devices.values()), wanted.size, max_devices) is not None
     assert fits == possible
     if not possible:
         assert remaining == leases
@@ -217,9 +217,9 @@ def test_a_thousand_idle_models_are_each_taken_off_and_put_back_once_at_most(mon
 
     size = 10 * GIB // 1_000
     leases = [lease(number, (0, size), used=number) for number in range(1, 1_001)]
-    book = host_account(sight(10 * GIB + MARGIN), leases, MARGIN)
+    account = host_account(snapshot(10 * GIB + MARGIN), leases, MARGIN)
     monkeypatch.setattr(device_memory, "_changed", counted)
-    found = next_victim(wish(10 * GIB), book.devices, book, leases, reclaim())
+    found = next_victim(wish(10 * GIB), account.devices, account, leases, reclaim())
     assert found is not None
     assert found.grant.id == "lease-1"
     assert 1_000 <= changes <= 2_000

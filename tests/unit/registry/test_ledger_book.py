@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ledger_values import GIB, MARGIN, ended, ended_but_listed, holding, lease, process, sight, unknown
+from ledger_values import GIB, MARGIN, ended, ended_but_listed, holding, lease, process, snapshot, unknown
 
 from registry_svc.ledger.policy.device_memory import DeviceAccount, host_account
 from registry_svc.ledger.policy.leases import Lease, LeaseState
@@ -19,94 +19,94 @@ def first(seen: HostSnapshot, *leases: Lease, margin: int = MARGIN) -> DeviceAcc
 
 
 def test_an_empty_device_has_all_but_the_margin() -> None:
-    assert first(sight(TOTAL)).free == TOTAL - MARGIN
+    assert first(snapshot(TOTAL)).free == TOTAL - MARGIN
 
 
 @pytest.mark.parametrize("state", list(LeaseState))
 def test_what_a_lease_books_is_not_free_whatever_its_state(state: LeaseState) -> None:
-    book = first(sight(TOTAL), lease(1, (0, 5 * GIB), state=state, since=0.0))
-    assert book.booked == 5 * GIB
-    assert book.free == TOTAL - MARGIN - 5 * GIB
+    account = first(snapshot(TOTAL), lease(1, (0, 5 * GIB), state=state, since=0.0))
+    assert account.booked == 5 * GIB
+    assert account.free == TOTAL - MARGIN - 5 * GIB
 
 
 def test_what_processes_without_a_lease_hold_is_not_free() -> None:
-    book = first(sight(TOTAL, used=[3 * GIB], processes=[holding(7, (0, 3 * GIB))]))
-    assert book.foreign == 3 * GIB
-    assert book.free == TOTAL - MARGIN - 3 * GIB
+    account = first(snapshot(TOTAL, used=[3 * GIB], processes=[holding(7, (0, 3 * GIB))]))
+    assert account.foreign == 3 * GIB
+    assert account.free == TOTAL - MARGIN - 3 * GIB
 
 
 def test_what_a_leases_own_processes_hold_is_not_counted_twice() -> None:
-    seen = sight(TOTAL, used=[5 * GIB], processes=[holding(7, (0, 5 * GIB))])
-    book = first(seen, lease(1, (0, 5 * GIB), processes=(process(7),)))
-    assert book.foreign == 0
-    assert book.free == TOTAL - MARGIN - 5 * GIB
+    seen = snapshot(TOTAL, used=[5 * GIB], processes=[holding(7, (0, 5 * GIB))])
+    account = first(seen, lease(1, (0, 5 * GIB), processes=(process(7),)))
+    assert account.foreign == 0
+    assert account.free == TOTAL - MARGIN - 5 * GIB
 
 
 def test_a_lease_whose_processes_hold_more_than_it_booked_takes_what_they_hold() -> None:
-    seen = sight(TOTAL, used=[9 * GIB], processes=[holding(7, (0, 6 * GIB)), holding(8, (0, 3 * GIB))])
-    book = first(seen, lease(1, (0, 5 * GIB), processes=(process(7), process(8))))
-    assert (book.booked, book.held, book.foreign) == (5 * GIB, 9 * GIB, 0)
-    assert book.free == TOTAL - MARGIN - 9 * GIB
+    seen = snapshot(TOTAL, used=[9 * GIB], processes=[holding(7, (0, 6 * GIB)), holding(8, (0, 3 * GIB))])
+    account = first(seen, lease(1, (0, 5 * GIB), processes=(process(7), process(8))))
+    assert (account.booked, account.held, account.foreign) == (5 * GIB, 9 * GIB, 0)
+    assert account.free == TOTAL - MARGIN - 9 * GIB
 
 
 def test_memory_held_on_a_device_that_the_lease_is_not_on_counts_there() -> None:
-    seen = sight(TOTAL, TOTAL, used=[5 * GIB, GIB], processes=[holding(7, (0, 5 * GIB), (1, GIB))])
-    book = host_account(seen, [lease(1, (0, 5 * GIB), processes=(process(7),))], MARGIN)
-    assert book.devices[1].booked == 0
-    assert book.devices[1].free == TOTAL - MARGIN - GIB
+    seen = snapshot(TOTAL, TOTAL, used=[5 * GIB, GIB], processes=[holding(7, (0, 5 * GIB), (1, GIB))])
+    account = host_account(seen, [lease(1, (0, 5 * GIB), processes=(process(7),))], MARGIN)
+    assert account.devices[1].booked == 0
+    assert account.devices[1].free == TOTAL - MARGIN - GIB
 
 
 def test_what_the_driver_holds_for_itself_comes_out_of_the_margin() -> None:
-    assert first(sight(TOTAL, used=[MARGIN])).free == TOTAL - MARGIN
-    book = first(sight(TOTAL, used=[MARGIN + GIB]))
-    assert book.foreign == GIB
-    assert book.free == TOTAL - MARGIN - GIB
+    assert first(snapshot(TOTAL, used=[MARGIN])).free == TOTAL - MARGIN
+    account = first(snapshot(TOTAL, used=[MARGIN + GIB]))
+    assert account.foreign == GIB
+    assert account.free == TOTAL - MARGIN - GIB
 
 
 def test_where_figures_per_process_are_unknown_all_use_beyond_filled_leases_is_foreign() -> None:
-    seen = sight(TOTAL, used=[8 * GIB], processes=[unknown(7), unknown(8)])
+    seen = snapshot(TOTAL, used=[8 * GIB], processes=[unknown(7), unknown(8)])
     filled = lease(1, (0, 5 * GIB), processes=(process(7),))
     assert first(seen, filled).foreign == 3 * GIB
     loading = lease(1, (0, 5 * GIB), processes=(process(7),), filled=False)
     assert first(seen, loading).foreign == 8 * GIB
-    assert first(sight(TOTAL, used=[GIB], processes=[unknown(7)]), filled).foreign == 0
+    assert first(snapshot(TOTAL, used=[GIB], processes=[unknown(7)]), filled).foreign == 0
 
 
 def test_a_filled_lease_whose_processes_nobody_can_see_explains_its_share() -> None:
     # Inside of containers the library lists no processes, but tells what is in use.
-    seen = sight(TOTAL, used=[6 * GIB])
+    seen = snapshot(TOTAL, used=[6 * GIB])
     assert first(seen, lease(1, (0, 5 * GIB), processes=(process(7),))).foreign == GIB
 
 
 def test_a_device_whose_use_is_unknown_counts_by_booking_alone() -> None:
-    seen = sight(TOTAL, used=[None], processes=[holding(7, (0, 20 * GIB))], source=Source.DECLARED)
-    book = host_account(seen, [lease(1, (0, 5 * GIB), processes=(process(7),))], MARGIN)
-    assert book.devices[0].foreign is None
-    assert book.devices[0].free == TOTAL - MARGIN - 5 * GIB
-    assert book.seen == {"lease-1": None}
+    seen = snapshot(TOTAL, used=[None], processes=[holding(7, (0, 20 * GIB))], source=Source.DECLARED)
+    account = host_account(seen, [lease(1, (0, 5 * GIB), processes=(process(7),))], MARGIN)
+    assert account.devices[0].foreign is None
+    assert account.devices[0].free == TOTAL - MARGIN - 5 * GIB
+    assert account.seen == {"lease-1": None}
 
 
 def test_ended_processes_hold_nothing() -> None:
-    book = host_account(sight(TOTAL, processes=[ended(7)]), [lease(1, processes=(process(7),))], MARGIN)
-    assert book.seen == {"lease-1": 0}
-    assert book.devices[0].held == GIB
+    account = host_account(snapshot(TOTAL, processes=[ended(7)]), [lease(1, processes=(process(7),))], MARGIN)
+    assert account.seen == {"lease-1": 0}
+    assert account.devices[0].held == GIB
 
 
 def test_memory_that_is_listed_under_an_ended_process_is_held_still() -> None:
-    seen = sight(TOTAL, used=[6 * GIB], processes=[ended_but_listed(7, (0, 5 * GIB)), ended_but_listed(8, (0, GIB))])
-    book = host_account(seen, [lease(1, (0, GIB), processes=(process(7),))], MARGIN)
-    assert book.seen == {"lease-1": 5 * GIB}
-    assert book.devices[0].foreign == GIB
-    assert book.devices[0].free == TOTAL - MARGIN - 6 * GIB
+    seen = snapshot(TOTAL, used=[6 * GIB], processes=[ended_but_listed(7, (0, 5 * GIB)), ended_but_listed(8, (0, GIB))])
+    account = host_account(seen, [lease(1, (0, GIB), processes=(process(7),))], MARGIN)
+    assert account.seen == {"lease-1": 5 * GIB}
+    assert account.devices[0].foreign == GIB
+    assert account.devices[0].free == TOTAL - MARGIN - 6 * GIB
 
 
 def test_a_device_smaller_than_its_margin_has_no_room() -> None:
-    book = first(sight(MARGIN // 2))
-    assert (book.capacity, book.free) == (0, 0)
+    account = first(snapshot(MARGIN // 2))
+    assert (account.capacity, account.free) == (0, 0)
 
 
 def test_a_lease_on_a_device_that_is_gone_takes_nothing_from_the_others() -> None:
-    assert first(sight(TOTAL), lease(1, (5, 9 * GIB))).free == TOTAL - MARGIN
+    assert first(snapshot(TOTAL), lease(1, (5, 9 * GIB))).free == TOTAL - MARGIN
 
 
 SIZES = st.integers(0, 30)
@@ -125,18 +125,18 @@ def test_room_is_never_more_than_is_left_by_booking_or_by_sight(
         leases.append(lease(number, (0, booked), processes=(process(number),), filled=filled))
         processes.append(unknown(number) if is_unknown else holding(number, (0, held)))
     processes += [holding(100 + number, (0, held)) for number, held in enumerate(strangers)]
-    seen = sight(40, used=[used], processes=processes)
-    book = first(seen, *leases, margin=2)
-    assert 0 <= book.free <= max(0, 38 - sum(booked for booked, *_ in leased))
+    seen = snapshot(40, used=[used], processes=processes)
+    account = first(seen, *leases, margin=2)
+    assert 0 <= account.free <= max(0, 38 - sum(booked for booked, *_ in leased))
     if used is not None:
-        assert book.foreign is not None
-        assert book.foreign >= sum(strangers)
-        assert book.free <= max(0, 38 - sum(strangers) - sum(booked for booked, *_ in leased))
+        assert account.foreign is not None
+        assert account.foreign >= sum(strangers)
+        assert account.free <= max(0, 38 - sum(strangers) - sum(booked for booked, *_ in leased))
         if not any(is_unknown for *_, is_unknown in leased):
             # Even if each lease fills its share: what is in use already and not theirs stays, less the margin.
             own = sum(held for _, held, _, _ in leased)
             still_to_come = sum(max(0, booked - held) for booked, held, _, _ in leased)
-            assert book.free <= max(0, 40 - max(used, own + sum(strangers)) - still_to_come)
+            assert account.free <= max(0, 40 - max(used, own + sum(strangers)) - still_to_come)
 
 
 @given(st.lists(st.tuples(SIZES, st.booleans()), max_size=6), st.integers(0, 40))
@@ -144,7 +144,7 @@ def test_one_more_lease_of_all_that_is_free_never_books_more_than_there_is(
     leased: list[tuple[int, bool]], used: int
 ) -> None:
     leases: list[Any] = []
-    seen = sight(40, used=[used])
+    seen = snapshot(40, used=[used])
     for number, (size, filled) in enumerate(leased, start=1):
         if first(seen, *leases, margin=2).free >= size:
             leases.append(lease(number, (0, size), filled=filled))

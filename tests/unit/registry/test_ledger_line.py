@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
-from ledger_values import GIB, MARGIN, lease, runner, sight, wish
+from ledger_values import GIB, MARGIN, lease, runner, snapshot, wish
 
 from registry_svc.ledger.policy.device_memory import host_account
 from registry_svc.ledger.policy.eviction import Reclaim
@@ -17,9 +17,9 @@ HIGH, NORMAL, LOW = Priority.HIGH, Priority.NORMAL, Priority.LOW
 
 def plan(line: Sequence[MemoryRequest], *leases: Lease, gpus: int = 1) -> QueuePlan:
     """On devices with room for 10 GiB each."""
-    book = host_account(sight(*[10 * GIB + MARGIN] * gpus), leases, MARGIN)
+    account = host_account(snapshot(*[10 * GIB + MARGIN] * gpus), leases, MARGIN)
     reclaim = Reclaim(attempts={}, wait_seconds=2.0, look_seconds=5.0, seen=100.0, now=100.0)
-    return plan_queue(book, leases, line, reclaim)
+    return plan_queue(account, leases, line, reclaim)
 
 
 def granted(line: Sequence[MemoryRequest], *leases: Lease, gpus: int = 1) -> Mapping[int, tuple[tuple[int, int], ...]]:

@@ -44,16 +44,16 @@ class BookOfOneHost(RuleBasedStateMachine):
     def somebody_wants_memory(self, size: int, priority: Priority, indexes: frozenset[int]) -> None:
         self.numbers += 1
         wanted = wish(size * GIB, self.numbers, priority=priority, device_indexes=indexes)
-        book = host_account(self.look(), list(self.leases.values()), MARGIN)
-        if wanted.size <= largest_lease([book.devices[i] for i in wanted.devices_among(book.devices)], 0):
+        account = host_account(self.look(), list(self.leases.values()), MARGIN)
+        if wanted.size <= largest_lease([account.devices[i] for i in wanted.devices_among(account.devices)], 0):
             self.line.append(wanted)
         self.serve()
 
     def serve(self) -> None:
         there = list(self.leases.values())
-        book = host_account(self.look(), there, MARGIN)
+        account = host_account(self.look(), there, MARGIN)
         reclaim = Reclaim(attempts={}, wait_seconds=2.0, look_seconds=5.0, seen=self.now, now=self.now)
-        for granted, shares in plan_queue(book, there, self.line, reclaim).grants:
+        for granted, shares in plan_queue(account, there, self.line, reclaim).grants:
             self.line.remove(granted)
             self.numbers += 1
             new = lease(self.numbers, *shares, holder=runner(f"r{self.numbers}"), filled=False, renewed=self.now)
@@ -114,8 +114,8 @@ class BookOfOneHost(RuleBasedStateMachine):
 
     @invariant()
     def the_book_counts_as_the_model_does(self) -> None:
-        book = host_account(self.look(), list(self.leases.values()), MARGIN)
-        for index, device in book.devices.items():
+        account = host_account(self.look(), list(self.leases.values()), MARGIN)
+        for index, device in account.devices.items():
             assert device.booked == sum(dict(each.grant.shares).get(index, 0) for each in self.leases.values())
             assert device.free <= ROOM - device.booked
             assert choose([device], device.free + 1, 0) is None

@@ -84,7 +84,7 @@ def test_what_is_asked_arrives_whole() -> None:
     processes = tuple(
         ProcessSnapshot(process=ProcessId(pid, 9), alive=True, bytes_by_device=((0, 7), (1, 5))) for pid in (7, 8)
     )
-    assert wanted.sight == HostSnapshot(host="hôst a", source=Source.NVML, devices=devices, processes=processes)
+    assert wanted.snapshot == HostSnapshot(host="hôst a", source=Source.NVML, devices=devices, processes=processes)
 
 
 def test_what_is_not_set_has_its_default() -> None:

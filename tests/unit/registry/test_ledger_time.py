@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from ledger_values import GIB, ended, ended_but_listed, holding, lease, process, sight, unknown
+from ledger_values import GIB, ended, ended_but_listed, holding, lease, process, snapshot, unknown
 
 from registry_svc.ledger.policy.leases import (
     Lease,
@@ -55,60 +55,60 @@ def test_an_orphan_that_is_renewed_is_held_again() -> None:
 
 
 def test_a_lease_that_is_held_is_never_over() -> None:
-    assert not is_over(lease(1, processes=(process(7),)), sight(TOTAL, processes=[ended(7)]), 1e6, INTERVAL)
+    assert not is_over(lease(1, processes=(process(7),)), snapshot(TOTAL, processes=[ended(7)]), 1e6, INTERVAL)
 
 
 @pytest.mark.parametrize("gone", [given_up, silent])
 def test_it_is_over_when_its_processes_are_seen_to_be_gone(gone: Any) -> None:
-    assert over(gone(7, 8), sight(TOTAL, processes=[ended(7), ended(8)]))
-    assert not over(gone(7, 8), sight(TOTAL, processes=[ended(7), holding(8, (0, 1))]))
-    assert not over(gone(7, 8), sight(TOTAL, processes=[ended(7)]))
+    assert over(gone(7, 8), snapshot(TOTAL, processes=[ended(7), ended(8)]))
+    assert not over(gone(7, 8), snapshot(TOTAL, processes=[ended(7), holding(8, (0, 1))]))
+    assert not over(gone(7, 8), snapshot(TOTAL, processes=[ended(7)]))
 
 
 def test_processes_that_were_seen_to_be_gone_earlier_stay_gone() -> None:
     once = with_gone(given_up(7, 8), [ended(7)])
-    assert is_over(with_gone(once, [ended(8)]), sight(TOTAL, processes=[ended(8)]), 101.0, INTERVAL)
+    assert is_over(with_gone(once, [ended(8)]), snapshot(TOTAL, processes=[ended(8)]), 101.0, INTERVAL)
 
 
 def test_it_is_over_when_its_processes_hold_nothing_any_more() -> None:
-    assert over(given_up(7), sight(TOTAL, processes=[holding(7)]))
-    assert over(given_up(7), sight(TOTAL, processes=[holding(7, (0, 0))]))
-    assert over(silent(7, filled=True), sight(TOTAL, processes=[holding(7)]))
+    assert over(given_up(7), snapshot(TOTAL, processes=[holding(7)]))
+    assert over(given_up(7), snapshot(TOTAL, processes=[holding(7, (0, 0))]))
+    assert over(silent(7, filled=True), snapshot(TOTAL, processes=[holding(7)]))
 
 
 @pytest.mark.parametrize("gone", [given_up, silent])
 def test_memory_that_is_listed_under_a_process_that_has_ended_is_not_back_yet(gone: Any) -> None:
-    still_listed = sight(TOTAL, processes=[ended_but_listed(7, (0, 1))])
+    still_listed = snapshot(TOTAL, processes=[ended_but_listed(7, (0, 1))])
     assert with_gone(gone(7), still_listed.processes).remaining == {process(7)}
     assert not over(gone(7), still_listed)
-    assert over(gone(7), sight(TOTAL, processes=[ended_but_listed(7, (0, 0))]))
+    assert over(gone(7), snapshot(TOTAL, processes=[ended_but_listed(7, (0, 0))]))
 
 
 def test_a_silent_holders_process_that_never_filled_its_share_may_yet() -> None:
-    assert not over(silent(7, filled=False), sight(TOTAL, processes=[holding(7)]))
+    assert not over(silent(7, filled=False), snapshot(TOTAL, processes=[holding(7)]))
 
 
 def test_a_process_of_which_nobody_can_tell_what_it_holds_must_be_gone() -> None:
-    assert not over(given_up(7), sight(TOTAL, processes=[unknown(7)]))
-    assert over(given_up(7), sight(TOTAL, processes=[ended(7)]))
+    assert not over(given_up(7), snapshot(TOTAL, processes=[unknown(7)]))
+    assert over(given_up(7), snapshot(TOTAL, processes=[ended(7)]))
 
 
 @pytest.mark.parametrize("source", [Source.DECLARED, Source.UNKNOWN])
 def test_on_devices_that_cannot_be_looked_into_a_process_must_be_gone(source: Source) -> None:
-    assert not over(given_up(7), sight(TOTAL, processes=[holding(7)], source=source))
-    assert over(given_up(7), sight(TOTAL, processes=[ended(7)], source=source))
+    assert not over(given_up(7), snapshot(TOTAL, processes=[holding(7)], source=source))
+    assert over(given_up(7), snapshot(TOTAL, processes=[ended(7)], source=source))
 
 
 def test_a_sighting_from_before_says_nothing() -> None:
-    seen = sight(TOTAL, processes=[ended(7)])
+    seen = snapshot(TOTAL, processes=[ended(7)])
     assert not over(given_up(7), seen, at=99.0)
     assert not over(given_up(7), seen, at=100.0)
     assert over(given_up(7), seen, at=100.001)
 
 
 def test_a_lease_whose_processes_nobody_named_waits_for_one_renew_interval() -> None:
-    assert not over(given_up(), sight(TOTAL), at=104.9)
-    assert over(given_up(), sight(TOTAL), at=105.0)
+    assert not over(given_up(), snapshot(TOTAL), at=104.9)
+    assert over(given_up(), snapshot(TOTAL), at=105.0)
 
 
 def test_a_lease_is_forgotten_only_when_nobody_looks_at_its_host() -> None:
