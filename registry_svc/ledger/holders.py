@@ -73,6 +73,6 @@ class HolderSessions:
         if not self.is_present(holder, session_id):
             raise WeftError(
                 Reason.PERMISSION_DENIED,
-                f"the runner {holder.name!r} has begun another life since",
+                f"the runner {holder.name!r} has another incarnation since; open its session again",
                 metadata={"runner": holder.name},
             )

@@ -176,7 +176,7 @@ class Ledger:
         if not is_present or lease.grant.holder != holder or lease.grant.fencing_number != fencing_number:
             raise WeftError(
                 Reason.LEASE_LOST,
-                "the lease belongs to another holder, or to another life of this one",
+                "the lease belongs to another holder, or to another incarnation of this one",
                 metadata={"lease": lease_id},
             )
         if lease.state is not LeaseState.RELEASING:
@@ -191,7 +191,7 @@ class Ledger:
         for host in self._queue.hosts():
             for waiter in self._queue.on(host):
                 if _is_earlier_incarnation(waiter.request.holder, holder):
-                    self._queue.finish(waiter, WeftError(Reason.CANCELLED, "its holder has begun another life"))
+                    self._queue.finish(waiter, WeftError(Reason.CANCELLED, "its holder has a new incarnation"))
         earlier = [
             lease
             for lease in self._table
@@ -342,7 +342,7 @@ class Ledger:
         if self._writer.waiting >= MAX_WAITING_WRITES:
             raise WeftError(
                 Reason.QUEUE_FULL,
-                f"the book of memory has {MAX_WAITING_WRITES} changes waiting to be written; try again",
+                f"the VRAM ledger has {MAX_WAITING_WRITES} changes waiting to be written; try again",
                 retry_after_seconds=1.0,
             )
         await self._writer.run(write)

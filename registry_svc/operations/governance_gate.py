@@ -145,7 +145,7 @@ class GovernanceGate(Gatekeeper):
     ) -> Admission:
         del action_bytes  # messages are compared
         if self._marks is None or not self._audience:
-            raise Refused("the gate has not been told of earlier lives")
+            raise Refused("the gate has no marks of earlier runs")
         if not authorization.strip():
             raise Refused(MISSING)
         try:

@@ -174,7 +174,7 @@ class RunnerPresence:
             if sight is None or not sight.active:
                 return WeftError(Reason.WORKER_LOST, f"runner {at_start.name!r} is not heard of any more")
             if sight.incarnation != at_start.incarnation:
-                return WeftError(Reason.WORKER_RESTARTED, f"runner {at_start.name!r} was started anew meanwhile")
+                return WeftError(Reason.WORKER_RESTARTED, f"runner {at_start.name!r} was restarted meanwhile")
 
 
 async def cancelled(*tasks: asyncio.Task[Any]) -> None:

@@ -261,7 +261,7 @@ class Stage:
             "holder": holder,
             "session_id": session_id(holder),
             "purpose": "m1",
-            "sight": self.host.look(),
+            "snapshot": self.host.look(),
         }
         return AcquireRequest(size=size, **{**facts, **asked})
 

@@ -19,7 +19,7 @@ def test_a_gate_that_knows_nothing_of_earlier_lives_admits_nothing() -> None:
     gate = build_gate(config(GovernanceMode.SIGNATURES), FakeClock())
     stage = Stage(GovernanceMode.SIGNATURES)
     stage.gate = gate
-    with pytest.raises(Refused, match="earlier lives"):
+    with pytest.raises(Refused, match="earlier runs"):
         stage.admit(load(), stage.signed(load()))
 
 
