@@ -11,9 +11,13 @@ from weft.kernel.reasons import Reason
 
 def _listen(port: int = 0) -> socket.socket:
     taken = socket.socket()
-    taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    taken.bind(("127.0.0.1", port))
-    taken.listen()
+    try:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(("127.0.0.1", port))
+        taken.listen()
+    except OSError:
+        taken.close()
+        raise
     return taken
 
 
