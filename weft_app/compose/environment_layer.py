@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from weft_app.compose.callers import environment_rates
+from weft_app.compose.rate_limits import environment_rates
 from weft_app.compose.registry import CLOUD_FALLBACK_VARIABLE, KEY_PATH_VARIABLE, allow_cloud_fallback
 from weft_app.compose.runner_environment import RATE_PREFIX, read_environment, with_model_folders
 from weft_app.config.loader import Document, Given, merge

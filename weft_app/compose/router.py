@@ -12,8 +12,8 @@ from router_svc.settings import RelayLimits, RouterSettings
 from weft.kernel.clock import SystemClock
 from weft.kernel.settings import values_of
 from weft_app.compose.auth import followers, key_check
-from weft_app.compose.callers import rate_limits
 from weft_app.compose.home import WeftHome
+from weft_app.compose.rate_limits import rate_limits
 from weft_app.compose.relay import relay_doors
 from weft_app.compose.runner_environment import RunnerEnvironment, read_environment
 from weft_app.compose.serving import Announce, registry_address, serve_until_stopped
@@ -70,8 +70,7 @@ def _wake_environment(environment: Mapping[str, str]) -> dict[str, str]:
 async def serve_router(config: WeftConfig, home: WeftHome, listen: str | None, announce: Announce) -> None:
     """A router until a signal comes."""
     # A runner's own router keeps nothing, and its host has no database: see weft_app.compose.runner_http.
-    from weft_app.compose.responses import response_service, router_database  # noqa: PLC0415
-    from weft_app.compose.tasks import durable_services  # noqa: PLC0415
+    from weft_app.compose.durable_services import durable_services, response_service, router_database  # noqa: PLC0415
 
     keys, registry = key_check(config, SystemClock()), registry_address(config, home)
     host = new_host(config, "router", keys)

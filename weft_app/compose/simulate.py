@@ -15,7 +15,6 @@ from weft.documents.yaml_nodes import YamlRefusedError, yaml_documents
 from weft.kernel.errors import FieldError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
-from weft_app.config.config_section import Name, Section
 from weft_app.config.scenario_sections import (
     MAX_HOSTS,
     ArrivalsSection,
@@ -29,6 +28,7 @@ from weft_app.config.scenario_sections import (
     RouteSection,
     TenantSection,
 )
+from weft_app.config.section import Name, Section
 
 MAX_FILE_BYTES = 1024 * 1024
 MAX_INSTANCES = 200_000

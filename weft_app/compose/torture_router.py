@@ -27,11 +27,10 @@ from router_svc.store.database import RouterDatabase
 from router_svc.store.tables import tasks
 from weft.durable.tasks import Task, TaskFailure
 from weft.kernel.telemetry import BoundedLogFile, configure_logging
+from weft_app.compose.durable_services import router_database, task_limits
 from weft_app.compose.home import WeftHome
-from weft_app.compose.responses import router_database
 from weft_app.compose.router import router_config
 from weft_app.compose.serving import registry_address, serve_until_stopped
-from weft_app.compose.tasks import task_limits
 from weft_app.compose.tls import new_host
 from weft_app.config.config import WeftConfig
 from weft_app.config.loader import load_config

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,8 +15,8 @@ import registry_svc.service
 import router_svc.service
 from router_svc.service import RouterService
 from weft.dispatch import Dispatcher
-from weft.dispatch.expected_fleet import ExpectingFleet
-from weft.dispatch.fleet import FleetView, FleetWatcher, Phase
+from weft.dispatch.expected_fleet import ExpectedMesh, ExpectingFleet, expected_model
+from weft.dispatch.fleet import AgentView, FleetView, FleetWatcher, ModelView, Phase
 from weft.durable.batches import BatchPort
 from weft.durable.files import FilePort
 from weft.durable.responses import ResponseStore
@@ -31,22 +31,22 @@ from weft.kernel.service import Service
 from weft_app.compose.auth import KeyCheck, key_check, keys_required
 from weft_app.compose.children import RunnerChild
 from weft_app.compose.demo import configured_runners
-from weft_app.compose.expected import expected_mesh
+from weft_app.compose.durable_services import durable_services, response_service, router_database
 from weft_app.compose.gateway import MeshClients, build_gateway
 from weft_app.compose.grpc_host import GrpcHost
 from weft_app.compose.home import WeftHome
 from weft_app.compose.own_runners import OwnRunners, retirement_notes
 from weft_app.compose.preflight import require_startable
+from weft_app.compose.published_agents import published_agents
 from weft_app.compose.registry import registry_config
 from weft_app.compose.relay import RelayEndpoint, relay_doors
-from weft_app.compose.responses import response_service, router_database
 from weft_app.compose.router import router_config
 from weft_app.compose.runner_environment import read_environment
 from weft_app.compose.stage import ShowProgress, Stage
-from weft_app.compose.tasks import durable_services
 from weft_app.compose.tls import channel_security
 from weft_app.config.config import WeftConfig
-from weft_app.config.runner_sections import published_models
+from weft_app.config.replicas import with_replicas
+from weft_app.config.runner_sections import RunnerSection, published_models
 
 MODEL_CHECK_SECONDS = 0.05
 
@@ -290,3 +290,29 @@ class UpHost:
             "pids": {"host": os.getpid(), "runners": {child.name: child.pid for child in self._children}},
             "startTime": datetime.now(UTC).isoformat(timespec="seconds"),
         }
+
+
+def expected_mesh(runners: Iterable[RunnerSection]) -> ExpectedMesh:
+    """The models and agents that these runners will publish. Raises INVALID_ARGUMENT naming the field."""
+    runners = tuple(runners)
+    models = [model for runner in runners for model in _models(runner)]
+    return ExpectedMesh(models, (agent for runner in runners for agent in _agents(runner)))
+
+
+def _models(runner: RunnerSection) -> Iterator[ModelView]:
+    for model in with_replicas(runner, tuple(published_models(runner))):
+        yield expected_model(model.name, model.pool or "", runner.name)
+
+
+def _agents(runner: RunnerSection) -> Iterator[AgentView]:
+    for agent in published_agents(runner):
+        yield AgentView(
+            name=agent.name,
+            target=agent.pool or agent.model,
+            system_prompt=agent.system_prompt,
+            default_params=agent.default_params,
+            description=agent.description,
+            created_at_seconds=0,
+            targets_pool=bool(agent.pool),
+            behaviour=agent.behaviour,
+        )

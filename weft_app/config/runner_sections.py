@@ -8,8 +8,8 @@ from runner_svc.runtimes.runtime import Runtime
 from runner_svc.runtimes.settings import ModelSettings, SleepingModelSettings
 from runner_svc.runtimes.table import DEFAULT_RUNTIME, require_runtime
 from weft.kernel.errors import FieldError
-from weft_app.config.config_section import Name, Port, Repetition, Seconds, Section
 from weft_app.config.model_settings import AnyModel, read_models
+from weft_app.config.section import Name, Port, Repetition, Seconds, Section
 
 
 class AgentSection(Section):

@@ -19,7 +19,7 @@ from router_svc.simulation.scenario import (
     Traffic,
 )
 from weft.kernel.request import Skill
-from weft_app.config.config_section import Name, Section
+from weft_app.config.section import Name, Section
 
 MAX_HOSTS = 100_000
 

@@ -7,7 +7,7 @@ from weft.api.common.v1 import error_reason_pb2
 from weft.api.registry.v1 import runner_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.gpu.snapshot import DeviceSnapshot, HostSnapshot, Source
-from weft_app.compose.runner_facts import device_facts, runner_facts
+from weft_app.compose.runner_http import device_facts, runner_facts
 
 Phase = runner_pb2.InstanceState.Phase
 

@@ -17,11 +17,11 @@ from router_svc.durable.tasks.config import TaskLimits, TaskSettings
 from router_svc.policy.limits import QueueLimits, SchedulerLimits, SchedulingLimits
 from router_svc.settings import RelayLimits
 from weft.dispatch.schema_guard import SchemaLimits
+from weft_app.compose.durable_services import task_limits
 from weft_app.compose.gateway import gateway_config
 from weft_app.compose.home import WeftHome
 from weft_app.compose.registry import registry_config
 from weft_app.compose.router import router_config, scheduler_limits
-from weft_app.compose.tasks import task_limits
 from weft_app.config.config import WeftConfig
 from weft_app.config.loader import parse_config
 

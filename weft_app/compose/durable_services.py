@@ -1,10 +1,12 @@
-"""How durable tasks and batches are set up. Needs a database, so only what runs a router for others imports it."""
+"""The durable services beside a router: tasks, batches and kept responses. They need a database."""
 
 from dataclasses import dataclass
 
 import router_svc.durable.batches.service
+import router_svc.durable.responses.service
 import router_svc.durable.tasks.service
 from router_svc.durable.batches.service import BatchService
+from router_svc.durable.responses.service import ResponseService
 from router_svc.durable.tasks.config import TaskLimits, TaskSettings
 from router_svc.durable.tasks.service import TaskService, TaskServiceDeps
 from router_svc.service import RouterService
@@ -12,23 +14,35 @@ from router_svc.store.database import RouterDatabase
 from weft.dispatch.agents import KnownNames
 from weft.kernel.service import Service
 from weft.kernel.settings import values_of
+from weft_app.compose.home import WeftHome
 from weft_app.config.config import WeftConfig
+
+
+def router_database(config: WeftConfig, home: WeftHome) -> RouterDatabase:
+    """Returns the database of a router; not open yet."""
+    url = config.router.database_url or f"sqlite+aiosqlite:///{home.state / 'router.db'}"
+    return RouterDatabase(url, promise_file=home.promises)
+
+
+def response_service(config: WeftConfig, database: RouterDatabase) -> ResponseService:
+    """Returns the store of kept responses, in the router's database."""
+    return router_svc.durable.responses.service.build(database, config.router.responses)
 
 
 @dataclass(frozen=True, slots=True)
 class DurableServices:
-    """What runs beside a router."""
+    """The services that run tasks and batches."""
 
     tasks: TaskService
     batches: BatchService
 
     def in_order(self) -> tuple[Service, ...]:
-        """As they start; they stop the other way round, and before the router does."""
+        """Returns them in the order of their start; they stop in reverse, before the router."""
         return (self.tasks, self.batches)
 
 
 def durable_services(config: WeftConfig, database: RouterDatabase, router: RouterService) -> DurableServices:
-    """Tasks and batches in the router's database, placed by the router itself."""
+    """Returns tasks and batches in the router's database, placed by the router itself."""
     limits = task_limits(config)
     parts = TaskServiceDeps(
         placement=router.placement,
