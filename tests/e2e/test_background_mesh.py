@@ -37,7 +37,7 @@ async def at_its_end(client: AsyncOpenAI, response_id: str) -> Response:
                 pass
         except openai.APIError as error:
             # A router that is back at once shows what it finds, until the lease of the lost attempt is over.
-            assert "begins anew" in error.message, error  # noqa: PT017 - anything else is not expected
+            assert "the answer starts again" in error.message, error  # noqa: PT017 - anything else is not expected
         else:
             return await client.responses.retrieve(response_id)
 
