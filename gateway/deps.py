@@ -1,4 +1,4 @@
-"""What the routes share: the collaborators of one gateway, handed in when the application is made."""
+"""Collaborators of one gateway's handlers, injected when the application is created."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -24,12 +24,12 @@ from weft.kernel.request import Operation
 
 
 def _ignore_limited(model_label: str, tenant: str) -> None:
-    """Nothing to do."""
+    """Does nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceDeps:
-    """What the OpenAI routes need."""
+    """Collaborators of the inference endpoints."""
 
     config: GatewayConfig
     dispatcher: RequestDispatcher
@@ -37,15 +37,15 @@ class InferenceDeps:
     metrics: GatewayMetrics
     clock: Clock
     gate: Gate = field(default_factory=OpenGate)
-    """Lets requests in; the default is for loopback, where nobody asked for keys."""
+    """Admits requests; the default is for loopback without keys."""
     media: MediaSource = field(default_factory=NoMediaSource)
-    """Who fetches the addresses of images."""
+    """Fetches media by address."""
     rate_limits: TenantRateLimits | None = None
-    """None: tenants may ask as often as they like."""
+    """None: no limit."""
     can_be_durable: bool = False
-    """Whether the dispatcher runs requests as durable tasks where they ask for it."""
+    """Whether the dispatcher can run requests as durable tasks."""
     on_limited: Callable[[str, str], None] = _ignore_limited
-    """Told the model's label and the tenant of a request that was one too many."""
+    """Called with the model's label and the tenant of each request that exceeds a rate limit."""
 
     def context(
         self,
@@ -56,9 +56,9 @@ class InferenceDeps:
         model: str,
         operation: Operation,
     ) -> RequestContext:
-        """The request for the dispatcher, noted in its facts and counted for its tenant.
+        """Returns the request's context for the dispatcher; records it in its facts and counts it for its tenant.
 
-        Raises INVALID_ARGUMENT for a wrong header or name, RATE_LIMIT_EXCEEDED for a tenant that asks too often.
+        Raises INVALID_ARGUMENT for a wrong header or name, RATE_LIMIT_EXCEEDED above the tenant's rate limit.
         """
         self.note(scope, surface=surface, model=model)
         context = request_context(scope, self.config, params, model=model, operation=operation)
@@ -68,13 +68,13 @@ class InferenceDeps:
         return context if journal is None else replace(context, journal=journal)
 
     def note(self, scope: Scope, *, surface: str, model: str) -> None:
-        """Note what a request asks for in its facts."""
+        """Record API and model of a request in its facts."""
         facts = facts_of(scope)
         facts.surface = surface
         facts.model = self.metrics.model_label(model, self.fleet.view)
 
     def count(self, scope: Scope, tenant: str) -> None:
-        """Count a request for its tenant. Raises RATE_LIMIT_EXCEEDED for one that asks too often."""
+        """Count a request for its tenant. Raises RATE_LIMIT_EXCEEDED above its rate limit."""
         if self.rate_limits is None:
             return
         try:
@@ -84,19 +84,19 @@ class InferenceDeps:
             raise
 
     def request_media(self, params: HandledRequest) -> RequestMedia:
-        """For the images and recordings of one request."""
+        """Returns a collector for the images and recordings of one request."""
         return RequestMedia(self.config.media, allow_remote=params.allow_remote)
 
     def age_seconds(self, facts: RequestFacts) -> float:
-        """How long a request has been here."""
+        """Returns the seconds since the request arrived."""
         return self.clock.monotonic() - facts.arrived
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayDeps(InferenceDeps):
-    """One gateway's collaborators."""
+    """Collaborators of all endpoints of one gateway."""
 
     registry: RegistryPort
     watches: EventWatches
     router: RouterSource | None = None
-    """Who knows whether there is a router; None: it is in this very process."""
+    """Whether a router is reachable; None: it runs in this process."""

@@ -490,18 +490,18 @@ GATEWAY_GROUPS: tuple[EndpointGroup[Any], ...] = (
     BATCHES,
     DOCUMENT,
 )
-"""Every endpoint of a gateway; one without the collaborators of a group leaves it out."""
+"""Every endpoint of a gateway; a gateway without the collaborators of a group leaves it out."""
 RUNNER_GROUPS: tuple[EndpointGroup[Any], ...] = (OPENAI, RUNNER_OPERATIONS, RUNNER_STATE, RUNNER_METRICS, DOCUMENT)
 """Every endpoint of one runner's API."""
 
 
 def endpoints_of(groups: Iterable[EndpointGroup[Any]]) -> list[Endpoint[Any]]:
-    """The rows of some groups."""
+    """Returns the rows of some groups."""
     return [endpoint for group in groups for endpoint in group.endpoints]
 
 
 def published_schemas(groups: Iterable[EndpointGroup[Any]]) -> tuple[type[BaseModel], ...]:
-    """The schemas of the OpenAPI document: those of every row, served here or not."""
+    """Returns the schemas of the OpenAPI document: those of every row, served or not."""
     return tuple(dict.fromkeys(model for endpoint in endpoints_of(groups) for model in endpoint.doc.models))
 
 
@@ -513,7 +513,7 @@ ACCESS_RULES = AccessRules(
 
 
 def docs_table() -> str:
-    """The table of endpoints in docs/http-api.md."""
+    """Returns the table of endpoints in docs/http-api.md."""
     task_apis = ((GATEWAY_GROUPS, "gateway"), (RUNNER_GROUPS, "runner"))
     servers: dict[tuple[str, str, str], list[str]] = {}
     for groups, server in task_apis:

@@ -6,12 +6,12 @@ Clients of Anthropic's API get theirs; `param` is there only where a field is wr
 
 {"type": "error", "error": {"type": ..., "message": ..., "code": ..., "param": ...}, "request_id": ...}
 
-Refusals for lack of room hold figures besides; see FIGURES.
+Refusals for lack of capacity also contain figures; see FIGURES.
 
 WeftError
 ├── EdgeError          HTTP has a finer status than the reason (408, 431), or asks for a header (405)
 ├── DetailedError      the envelope holds figures besides, or another code
-└── ClientGoneError    the caller hung up; there is nobody to answer
+└── ClientGoneError    the caller disconnected; no answer is sent
 """
 
 import math
@@ -29,14 +29,14 @@ _VERSION = b"anthropic-version"
 
 
 class Dialect(Enum):
-    """A family of clients: how they want errors, and which header holds the id of a request."""
+    """A family of clients: their error format, and their header for the request id."""
 
     OPENAI = "openai"
     ANTHROPIC = "anthropic"
 
 
 def dialect_of(path: str, headers: Mapping[bytes, bytes]) -> Dialect:
-    """The words for a path; of one that both families know, the header `anthropic-version` decides."""
+    """Returns the dialect of a path; for one that both have, the header `anthropic-version` decides."""
     if is_under(path, _MESSAGES) or (is_under(path, _MODELS) and _VERSION in headers):
         return Dialect.ANTHROPIC
     return Dialect.OPENAI
@@ -52,10 +52,10 @@ MIN_RETRY_AFTER_SECONDS = 1
 MAX_RETRY_AFTER_SECONDS = 60
 
 _BUSY_STATUSES = frozenset({429, 503})
-# Statuses that the OpenAI clients repeat on their own account.
+# Statuses that the OpenAI clients retry by default.
 _RETRIED_BY_CLIENTS = frozenset({408, 409, 429})
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
-# Anthropic's words; its own status for "overloaded", 529, is none of ours.
+# Anthropic's error types; its status 529 ("overloaded") is not used here.
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -66,9 +66,9 @@ _ANTHROPIC_TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-# RFC 9110: a 401 says how to show who one is.
+# RFC 9110: a 401 names an authentication scheme.
 _CHALLENGES = {401: ((b"www-authenticate", b"Bearer"),)}
-# What these hold may name files, addresses or code; the gateway's log has it.
+# Their messages may contain files, addresses or code: they go to the log only.
 _NOT_FOR_CALLERS = frozenset({Reason.INTERNAL, Reason.UNSPECIFIED})
 _INTERNAL_MESSAGE = "an internal error; the gateway's log has the details under this request id"
 
@@ -81,13 +81,13 @@ FIGURES: Mapping[str, str] = {
     "resetAt": "resetAt",
     "estimate_seconds": "estimateSeconds",
 }
-"""What may stand beside the words of a refusal, by its name in the error's metadata: whole numbers, but for seconds."""
+"""Figures in the envelope of a refusal, by name in the error's metadata: whole numbers, except for seconds."""
 _WITH_FIGURES = frozenset(
     {Reason.QUEUE_FULL, Reason.QUEUE_TIMEOUT, Reason.RATE_LIMIT_EXCEEDED, Reason.DEADLINE_UNREACHABLE}
 )
 
 _TOO_LONG = "prompt is too long: "
-"""How Anthropic begins to say so: clients look for these words, and shorten the conversation when they find them."""
+"""Anthropic's prefix: clients look for it, and shorten the conversation when they find it."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -104,7 +104,7 @@ class EdgeError(WeftError):
 
 
 class DetailedError(WeftError):
-    """A refusal with figures beside its words, for machines; `code` replaces the reason's name where it is set."""
+    """A refusal with machine-readable details; `code` replaces the reason's name where it is set."""
 
     def __init__(
         self,
@@ -121,29 +121,29 @@ class DetailedError(WeftError):
 
 
 class ClientGoneError(WeftError):
-    """The caller hung up."""
+    """The caller closed the connection."""
 
     def __init__(self, message: str = "the client closed the connection") -> None:
         super().__init__(Reason.CANCELLED, message)
 
 
 def internal_error() -> WeftError:
-    """What a caller hears of a fault in weft itself."""
+    """Returns the public error for a fault in weft itself."""
     return WeftError(Reason.INTERNAL, _INTERNAL_MESSAGE)
 
 
 def shutting_down() -> WeftError:
-    """What a caller hears when the gateway ends before its request does."""
+    """Returns the error of a request that the gateway's shutdown ends."""
     return WeftError(Reason.SHUTTING_DOWN, "the gateway is shutting down", retry_after_seconds=2)
 
 
 def http_status(error: WeftError) -> int:
-    """The status of an error."""
+    """Returns the HTTP status of an error."""
     return error.http_status if isinstance(error, EdgeError) else error.traits.http_status
 
 
 def figures_of(error: WeftError) -> dict[str, float]:
-    """The figures of a refusal for lack of room, whichever service it comes from; what is no number is left out."""
+    """Returns the figures of a refusal for lack of capacity; values that are not numbers are left out."""
     if error.reason not in _WITH_FIGURES:
         return {}
     found: dict[str, float] = {}
@@ -163,7 +163,7 @@ def _number(text: str) -> float | None:
 
 
 def envelope(error: WeftError, request_id: str = "", dialect: Dialect = Dialect.OPENAI) -> bytes:
-    """The body of an error, as JSON; `request_id`: that of the request, where it is known."""
+    """Returns the body of an error as JSON; `request_id` may be empty."""
     known = {"request_id": request_id} if request_id else {}
     if dialect is Dialect.ANTHROPIC:
         return _encode({"type": "error", "error": _anthropic_fields(error)} | known)
@@ -192,12 +192,12 @@ def _anthropic_fields(error: WeftError) -> dict[str, object]:
 
 
 def public_message(error: WeftError) -> str:
-    """What a caller is told."""
+    """Returns the message for the caller; internal errors get a generic one."""
     return _INTERNAL_MESSAGE if error.reason in _NOT_FOR_CALLERS else error.message
 
 
 def _machine_fields(error: WeftError) -> dict[str, object]:
-    """The code, and the figures of a refusal that has some."""
+    """Returns the error's code, figures, usage and details."""
     fields: dict[str, object] = {"code": error.reason.name.lower(), **figures_of(error)}
     used = {name: _number(error.metadata.get(name, "")) for name in (PROMPT_TOKENS, COMPLETION_TOKENS)}
     if all(count is not None for count in used.values()):
@@ -209,7 +209,7 @@ def _machine_fields(error: WeftError) -> dict[str, object]:
 
 
 def retry_headers(error: WeftError) -> list[tuple[bytes, bytes]]:
-    """`retry-after` where waiting helps or is asked for by the status, `x-should-retry` where a client would guess."""
+    """Returns `retry-after` where waiting helps or the status requires it, and `x-should-retry` for clients."""
     status = http_status(error)
     retryable = error.traits.retryable
     headers: list[tuple[bytes, bytes]] = []
@@ -222,13 +222,13 @@ def retry_headers(error: WeftError) -> list[tuple[bytes, bytes]]:
 
 
 def retry_after_seconds(error: WeftError) -> int:
-    """Whole seconds, 1 to 60."""
+    """Returns whole seconds, 1 to 60."""
     wanted = min(MAX_RETRY_AFTER_SECONDS, error.retry_after_seconds or 0.0)
     return max(MIN_RETRY_AFTER_SECONDS, math.ceil(wanted))
 
 
 def error_headers(error: WeftError, body: bytes) -> list[tuple[bytes, bytes]]:
-    """Every header of an error's answer but the request id."""
+    """Returns the headers of an error's answer, except the request id."""
     return [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),

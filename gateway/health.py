@@ -34,7 +34,7 @@ async def get_metrics(deps: GatewayDeps, request: Request) -> Response:
 
 
 def health_status(view: FleetView, *, has_router: bool = True) -> str:
-    """`ok`, `starting` before the fleet is known, `no_router` or `no_active_model`."""
+    """Returns `ok`, `starting` before the fleet is known, `no_router` or `no_active_model`."""
     if view.revision == 0:
         return "starting"
     if not has_router:
@@ -43,7 +43,7 @@ def health_status(view: FleetView, *, has_router: bool = True) -> str:
 
 
 def unhealthy(status: str) -> WeftError:
-    """The error that goes with a status other than `ok`."""
+    """Returns the error of a status other than `ok`."""
     if status == "starting":
         return WeftError(Reason.SERVICE_UNAVAILABLE, "the gateway does not know the fleet yet")
     if status == "no_router":
@@ -52,7 +52,7 @@ def unhealthy(status: str) -> WeftError:
 
 
 def _unhealthy_response(status: str, error: WeftError, request_id: str) -> Response:
-    # The status first, for probes; the envelope beside it, as on every other failure.
+    # The status comes first, for probes; then the error envelope, as on every other failure.
     body = b'{"status":' + encode_json(status) + b"," + envelope(error, request_id)[1:]
     response = Response(body, status_code=error.traits.http_status)
     response.raw_headers = error_headers(error, body)

@@ -1,4 +1,4 @@
-"""What the edge counts. No label comes from a caller: models are names the fleet knows, or `unknown`."""
+"""Prometheus metrics of the gateway. No label comes from a caller: models are names the fleet knows, or `unknown`."""
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -49,7 +49,7 @@ class GatewayMetrics:
         self._streams = Gauge("weft_gateway_active_streams", "Streams being answered.", registry=self.registry)
 
     def model_label(self, name: str, view: FleetView) -> str:
-        """`name` if the fleet knows it, otherwise `unknown`."""
+        """Returns `name` if the fleet knows it, otherwise `unknown`."""
         if view is not self._view:
             self._view, self._known = view, known_names(view)
         return name if name in self._known else UNKNOWN_MODEL
@@ -61,11 +61,11 @@ class GatewayMetrics:
         self._duration.labels(facts.surface, facts.model).observe(seconds)
 
     def refused(self, status: int) -> None:
-        """Count a request that did not get as far as a route: its head was not HTTP, too large or too slow."""
+        """Count a request refused before routing: its head was not HTTP, too large or too slow."""
         self._requests.labels("none", UNKNOWN_MODEL, str(status), "refused").inc()
 
     def first_token(self, facts: RequestFacts, seconds: float) -> None:
-        """Note when a stream's first content went out."""
+        """Record when a stream's first content was sent."""
         self._first_token.labels(facts.surface, facts.model).observe(seconds)
 
     def tokens_used(self, facts: RequestFacts, usage: usage_pb2.Usage) -> None:
@@ -80,13 +80,13 @@ class GatewayMetrics:
                 self._tokens.labels(facts.model, kind).inc(count)
 
     def stream_began(self) -> None:
-        """One more stream is being answered."""
+        """Count a stream that begins."""
         self._streams.inc()
 
     def stream_ended(self) -> None:
-        """One stream less."""
+        """Count a stream that ended."""
         self._streams.dec()
 
     def render(self) -> bytes:
-        """The text format."""
+        """Returns the metrics in the Prometheus text format."""
         return generate_latest(self.registry)

@@ -1,4 +1,4 @@
-"""The outermost layer: a request id on every answer, an envelope around every failure, one count per request."""
+"""The outermost ASGI middleware: request ids, authentication, error envelopes, and request metrics."""
 
 import asyncio
 
@@ -29,7 +29,7 @@ log = structlog.get_logger("weft.gateway")
 
 
 class EdgeMiddleware:
-    """Wraps the application. Answers what the application raises, unless the status is already out."""
+    """Wraps the application. Answers its errors, unless the status is already sent."""
 
     def __init__(
         self, app: ASGIApp, *, config: GatewayConfig, metrics: GatewayMetrics, clock: Clock, gate: Gate
@@ -77,7 +77,7 @@ class EdgeMiddleware:
         if not facts.was_dispatched:
             log.info("refused", request_id=facts.request_id, reason=error.reason.name.lower(), message=error.message)
         if facts.status:
-            # An answer is under way and cannot be replaced. Ending it early aborts the connection: no tidy EOF.
+            # The response has begun and cannot be replaced: raising aborts the connection, instead of a normal end.
             raise error
         body = envelope(error, facts.request_id, facts.dialect)
         await sender(
@@ -87,7 +87,7 @@ class EdgeMiddleware:
 
 
 def _drop_traceback(error: WeftError | None) -> None:
-    """Drop the frames that an error came through: they hold the body, and through the facts they hold the error.
+    """Drop the traceback of an error: its frames hold the body, and the request's facts hold the error.
 
     Measured: the 10 MB of a refused body stay until the next full collection, which may be hours away.
     """
@@ -96,7 +96,7 @@ def _drop_traceback(error: WeftError | None) -> None:
 
 
 class _IdentifyingSender:
-    """Adds the ids of request and task to the head of the answer and notes its status."""
+    """Adds the ids of request and task to the response headers and records the status."""
 
     __slots__ = ("_facts", "_send")
 

@@ -56,7 +56,7 @@ EVENTS: dict[str, Any] = {
     "description": "Server-sent events",
     "content": {"text/event-stream": {}},
 }
-"""The answer of a route that streams."""
+"""The answer of an endpoint that streams."""
 
 
 @dataclass(frozen=True, slots=True)

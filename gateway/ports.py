@@ -1,6 +1,6 @@
-"""What the edge needs from the rest of the mesh.
+"""Ports of the gateway: the request dispatcher and the registry.
 
-`weft.dispatch` and `gateway.resources.registry_client` satisfy it; tests script it.
+`weft.dispatch` and `gateway.resources.registry_client` implement them; tests script them.
 """
 
 from collections.abc import AsyncGenerator, Sequence
@@ -18,28 +18,28 @@ ResultT_co = TypeVar("ResultT_co", covariant=True)
 
 
 class Generation(Protocol):
-    """A generation under way; see `weft.dispatch.GenerationCall`."""
+    """A generation in progress; see `weft.dispatch.GenerationCall`."""
 
     @property
     def receipt(self) -> receipt_pb2.Receipt | None:
-        """What happened, once it is over."""
+        """The receipt, once the request has ended."""
         ...
 
     def frames(self) -> AsyncGenerator[Frame]:
-        """Every frame of events. Raises the WeftError that ended the request; closing it cancels the work."""
+        """Yields every frame of events. Raises the WeftError that ended the request; closing it cancels the request."""
         ...
 
 
 class UnaryCall(Protocol[ResultT_co]):
-    """A request under way that is answered in one piece; see `weft.dispatch.UnaryCall`."""
+    """A unary request in progress; see `weft.dispatch.UnaryCall`."""
 
     @property
     def receipt(self) -> receipt_pb2.Receipt | None:
-        """What happened, once it is over."""
+        """The receipt, once the request has ended."""
         ...
 
     async def result(self) -> ResultT_co:
-        """The answer. Raises the WeftError that ended the request."""
+        """Returns the answer. Raises the WeftError that ended the request."""
         ...
 
 
@@ -47,15 +47,15 @@ Embedding = UnaryCall[list[embedding_pb2.Embedding]]
 
 
 class Speech(Protocol):
-    """A recording under way; see `weft.dispatch.SpeechCall`."""
+    """Generated speech in progress; see `weft.dispatch.SpeechCall`."""
 
     @property
     def receipt(self) -> receipt_pb2.Receipt | None:
-        """What happened, once it is over."""
+        """The receipt, once the request has ended."""
         ...
 
     def pieces(self) -> AsyncGenerator[SpeechPiece]:
-        """Every piece, at least one. Raises the WeftError that ended the request; closing it cancels the work."""
+        """Yields at least one chunk. Raises the WeftError that ended the request; closing it cancels the request."""
         ...
 
 
@@ -73,7 +73,7 @@ class RequestDispatcher(Protocol):
     def rerank(
         self, context: RequestContext, payload: rerank_pb2.RerankPayload
     ) -> UnaryCall[list[rerank_pb2.RerankScore]]:
-        """Scores of documents, the best first. Nothing happens until the result is awaited; so with the next three."""
+        """Scores of documents, the best first. Nothing happens until the result is awaited; also for the next three."""
         ...
 
     def tokenize(
@@ -85,23 +85,23 @@ class RequestDispatcher(Protocol):
     def generate_images(
         self, context: RequestContext, payload: image_pb2.ImagePayload
     ) -> UnaryCall[list[image_pb2.GeneratedImage]]:
-        """Images."""
+        """Generated images."""
         ...
 
     def transcribe(
         self, context: RequestContext, payload: audio_pb2.TranscriptionPayload
     ) -> UnaryCall[audio_pb2.Transcription]:
-        """Words of a recording."""
+        """The transcription of a recording."""
         ...
 
     def speak(self, context: RequestContext, payload: audio_pb2.SpeechPayload) -> Speech:
-        """Spoken words. Nothing happens until its pieces are read."""
+        """Generated speech. Nothing happens until its pieces are read."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourcePage:
-    """Some resources of a kind, by name."""
+    """A page of resources of a kind, sorted by name."""
 
     documents: Sequence[Document]
     next_page_token: str
@@ -110,7 +110,7 @@ class ResourcePage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolMembers:
-    """A pool with everything that is known of its members."""
+    """A pool with its members' documents."""
 
     pool: str
     is_explicit: bool
@@ -122,7 +122,7 @@ class PoolMembers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventFilter:
-    """Which events."""
+    """A filter of events."""
 
     kind: ResourceKind | None = None
     """None: of all kinds."""
@@ -144,37 +144,37 @@ class AppliedResource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshSettings:
-    """What operators set for the whole mesh."""
+    """Settings of the whole mesh."""
 
     allow_cloud_fallback: bool
     """Whether routes may fall back to models off the premises."""
 
 
 class RegistryPort(Protocol):
-    """Who keeps the resources; see `gateway.resources.registry_client.RegistryClient`.
+    """The registry's resources; see `gateway.resources.registry_client.RegistryClient`.
 
     Every method raises the WeftError that the registry answers, SERVICE_UNAVAILABLE when it cannot be reached, and
     DEADLINE_EXCEEDED when it does not answer in time.
     """
 
     async def list_page(self, kind: ResourceKind, page_size: int, page_token: str) -> ResourcePage:
-        """A page of the resources of a kind; `page_size` 0 is the registry's own."""
+        """Returns a page of the resources of a kind; `page_size` 0 is the registry's own."""
         ...
 
     async def get(self, kind: ResourceKind, name: str) -> Document:
-        """One resource."""
+        """Returns one resource."""
         ...
 
     async def members(self, model: str) -> PoolMembers:
-        """The pool that a model is in."""
+        """Returns the pool of a model."""
         ...
 
     async def list_events(self, events: EventFilter, limit: int) -> Sequence[EventDocument]:
-        """The newest events, oldest first; `limit` 0 is the registry's own."""
+        """Returns the newest events, oldest first; `limit` 0 is the registry's own."""
         ...
 
     def watch_events(self, events: EventFilter) -> AsyncGenerator[EventDocument]:
-        """Events from now on, until it is closed."""
+        """Yields events from now on, until it is closed."""
         ...
 
     async def apply(self, documents: Sequence[Document], *, dry_run: bool, adopt: bool) -> Sequence[AppliedResource]:
@@ -186,9 +186,9 @@ class RegistryPort(Protocol):
         ...
 
     async def settings(self) -> MeshSettings:
-        """What is set for the whole mesh."""
+        """Returns the mesh's settings."""
         ...
 
     async def update_settings(self, settings: MeshSettings) -> MeshSettings:
-        """Set it; returns what is set once it is kept."""
+        """Updates the mesh's settings; returns them once they are stored."""
         ...

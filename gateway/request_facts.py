@@ -1,4 +1,4 @@
-"""What the edge learns about one request while it runs, for its metrics and its log line."""
+"""Facts about one HTTP request in progress, for its metrics and log line."""
 
 from dataclasses import dataclass
 from typing import cast
@@ -15,7 +15,7 @@ UNKNOWN_MODEL = "unknown"
 
 @dataclass(slots=True)
 class RequestFacts:
-    """One request. Times are seconds on the gateway's monotonic clock."""
+    """Facts about one request. Times are seconds on the gateway's monotonic clock."""
 
     request_id: str
     arrived: float
@@ -24,19 +24,19 @@ class RequestFacts:
     model: str = UNKNOWN_MODEL
     """A name the fleet knows, or `unknown`: callers do not add names to the metrics."""
     was_dispatched: bool = False
-    """Whether the dispatcher has it, and with it the duty to log."""
+    """Whether the request was dispatched; the dispatcher then logs it."""
     status: int = 0
     """The HTTP status sent; 0 before that."""
     error: WeftError | None = None
-    """Why it did not complete, also when the status was sent before."""
+    """Why the request failed, also after the status was sent."""
     principal: Principal = LOCAL
-    """Who sends it, once it is let in."""
+    """The caller, once authenticated."""
     dialect: Dialect = Dialect.OPENAI
-    """In whose words it is answered."""
+    """The error format and headers of the answer."""
     task_id: str = ""
-    """The durable task that it is, as soon as there is one; its answer says so, whichever it is."""
+    """The request's durable task, once there is one; every answer then has its id."""
 
 
 def facts_of(scope: Scope) -> RequestFacts:
-    """The facts that the edge middleware began for this request."""
+    """Returns the facts that the middleware created for this request."""
     return cast("RequestFacts", scope[FACTS_KEY])

@@ -47,17 +47,17 @@ class OperationsClient:
             requested_by=wanted.requested_by,
             authorization=wanted.authorization,
         )
-        return operation_document((await self._calls.ask(self._operations.CreateOperation, request)).operation)
+        return operation_document((await self._calls.call(self._operations.CreateOperation, request)).operation)
 
     async def get(self, name: str) -> OperationDocument:
         """See OperationsPort.get."""
-        found = await self._calls.ask(self._operations.GetOperation, pb.GetOperationRequest(name=name))
+        found = await self._calls.call(self._operations.GetOperation, pb.GetOperationRequest(name=name))
         return operation_document(found.operation)
 
     async def list_page(self, page_size: int, page_token: str, *, unfinished_only: bool) -> OperationList:
         """See OperationsPort.list_page."""
         request = pb.ListOperationsRequest(page_size=page_size, page_token=page_token, unfinished_only=unfinished_only)
-        page = await self._calls.ask(self._operations.ListOperations, request)
+        page = await self._calls.call(self._operations.ListOperations, request)
         items = tuple(operation_document(one) for one in page.operations)
         return OperationList(kind="OperationList", items=items, next_page_token=page.next_page_token)
 
@@ -75,12 +75,12 @@ class OperationsClient:
     async def cancel(self, name: str, requested_by: str) -> OperationDocument:
         """See OperationsPort.cancel."""
         request = pb.CancelOperationRequest(name=name, requested_by=requested_by)
-        return operation_document((await self._calls.ask(self._operations.CancelOperation, request)).operation)
+        return operation_document((await self._calls.call(self._operations.CancelOperation, request)).operation)
 
     async def audit(self, after_sequence: int, page_size: int) -> AuditList:
         """See OperationsPort.audit."""
         request = pb.ListAuditEntriesRequest(page_size=page_size, after_sequence=after_sequence)
-        page = await self._calls.ask(self._operations.ListAuditEntries, request)
+        page = await self._calls.call(self._operations.ListAuditEntries, request)
         return AuditList(
             kind="AuditList",
             items=tuple(audit_document(entry) for entry in page.entries),
@@ -91,7 +91,7 @@ class OperationsClient:
     async def host_memory(self, host: str) -> Sequence[HostMemoryDocument]:
         """See OperationsPort.host_memory."""
         request = lease_service_pb2.ListHostMemoryRequest(host=host)
-        found = await self._calls.ask(self._leases.ListHostMemory, request)
+        found = await self._calls.call(self._leases.ListHostMemory, request)
         return [host_memory_document(one) for one in found.hosts]
 
 
@@ -109,7 +109,7 @@ class KeysClient:
 
     async def list_all(self) -> KeyList:
         """See KeysPort.list_all."""
-        found = await self._calls.ask(self._keys.ListKeys, key_pb.ListKeysRequest())
+        found = await self._calls.call(self._keys.ListKeys, key_pb.ListKeysRequest())
         return KeyList(kind="ApiKeyList", items=tuple(KeyDocument(**self._fields(key)) for key in found.keys))
 
     async def create(self, wanted: NewKeyBody) -> NewKeyDocument:
@@ -117,19 +117,19 @@ class KeysClient:
         request = key_pb.CreateKeyRequest(description=wanted.description, tenant=wanted.tenant, scopes=wanted.scopes)
         if wanted.lifetime_seconds is not None:
             request.lifetime.FromSeconds(wanted.lifetime_seconds)
-        created = await self._calls.ask(self._keys.CreateKey, request)
+        created = await self._calls.call(self._keys.CreateKey, request)
         return NewKeyDocument(**self._fields(created.key), key=created.text)
 
     async def revoke(self, key_id: str) -> None:
         """See KeysPort.revoke."""
-        await self._calls.ask(self._keys.RevokeKey, key_pb.RevokeKeyRequest(id=key_id))
+        await self._calls.call(self._keys.RevokeKey, key_pb.RevokeKeyRequest(id=key_id))
 
     async def rotate(self, key_id: str, grace_seconds: int | None) -> NewKeyDocument:
         """See KeysPort.rotate."""
         request = key_pb.RotateKeyRequest(id=key_id)
         if grace_seconds is not None:
             request.grace.FromSeconds(grace_seconds)
-        rotated = await self._calls.ask(self._keys.RotateKey, request)
+        rotated = await self._calls.call(self._keys.RotateKey, request)
         until = _moment(rotated.old_expire_time)
         return NewKeyDocument(**self._fields(rotated.key), key=rotated.text, old_expire_time=until)
 

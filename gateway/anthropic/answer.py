@@ -1,4 +1,4 @@
-"""Events to one `message`: what a caller of the Messages API gets who did not ask for a stream."""
+"""Unary answers of the Messages API: events to one `message`."""
 
 from dataclasses import dataclass, field
 
@@ -21,7 +21,7 @@ CUTTING = frozenset({event_pb2.FINISH_REASON_LENGTH, event_pb2.FINISH_REASON_CON
 
 
 def stop_reason(finish: int, *, has_calls: bool, has_refusal: bool) -> str:
-    """Anthropic's word for the end of an answer.
+    """Returns Anthropic's stop reason.
 
     Engines do not say whether a stop string or the model itself ended it: both are `end_turn`.
     """
@@ -34,7 +34,7 @@ def stop_reason(finish: int, *, has_calls: bool, has_refusal: bool) -> str:
 
 
 def message_usage(usage: usage_pb2.Usage) -> dict[str, object]:
-    """Token counts. Anthropic counts the tokens of a prompt that came from a cache apart from the others."""
+    """Returns token counts; Anthropic counts cached prompt tokens separately."""
     cached = usage.cached_prompt_tokens
     counts: dict[str, object] = {
         "input_tokens": max(usage.prompt_tokens - cached, 0),
@@ -53,12 +53,12 @@ def is_whole_object(text: str) -> bool:
 
 
 def is_object_so_far(text: str) -> bool:
-    """Whether `text` can be the beginning of a JSON object: what the clients' own parsers take as such."""
+    """Whether `text` can be the beginning of a JSON object, as the clients' parsers accept it."""
     return not text.strip() or (_is_object_so_far(text) and _parses(text, partial=True))
 
 
 def bad_arguments() -> WeftError:
-    """The error of a call whose arguments cannot be an `input`, which is an object and never text."""
+    """Returns the error of a call whose arguments are not a JSON object."""
     return WeftError(Reason.TOOL_CALL_INVALID, "the model called a tool with arguments that are not a JSON object")
 
 
@@ -75,7 +75,7 @@ def _parses(text: str, *, partial: bool) -> bool:
 
 
 CALL_CUT = "tool_call_cut"
-"""The code of a warning about a call of a tool that its answer's end has cut."""
+"""Code of the warning about a tool call that the end of the answer truncated."""
 
 
 @dataclass(slots=True)
@@ -94,7 +94,7 @@ class _Call:
 
 
 class MessagesAnswer(DocumentAnswer):
-    """One message, growing."""
+    """Builds one message."""
 
     def __init__(self, identity: AnswerIdentity) -> None:
         super().__init__(identity, choice_count=1)
@@ -152,14 +152,14 @@ class MessagesAnswer(DocumentAnswer):
 
     def _told(self, block: _Block | _Call) -> dict[str, object] | None:
         if isinstance(block, _Call):
-            return self._told_call(block)
+            return self._call_block(block)
         text = "".join(block.pieces)
         if block.kind == "text":
             return {"type": "text", "text": text}
         return {"type": "thinking", "thinking": text, "signature": ""}
 
-    def _told_call(self, call: _Call) -> dict[str, object] | None:
-        """The call as a block; None, and a warning, for one that the end of the answer has cut."""
+    def _call_block(self, call: _Call) -> dict[str, object] | None:
+        """Returns the call as a block; None, and a warning, for a truncated one."""
         arguments = "".join(call.arguments)
         if not arguments.strip():
             # The model gave none.

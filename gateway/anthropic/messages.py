@@ -102,14 +102,14 @@ _NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thre
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranslatedMessages:
-    """What the mesh is asked, and what its caller should know about it."""
+    """A chat payload, with warnings for the caller."""
 
     payload: chat_pb2.ChatPayload
     warnings: tuple[warning_pb2.Warning, ...]
 
 
 def to_payload(request: MessagesRequest, limits: RequestLimits, media: RequestMedia) -> TranslatedMessages:
-    """What the mesh is asked. Raises INVALID_ARGUMENT naming the field that is wrong."""
+    """Returns the chat payload. Raises INVALID_ARGUMENT naming the wrong field."""
     translated = to_countable(request, limits, media)
     payload = translated.payload
     for name in _COPIED:
@@ -124,7 +124,7 @@ def to_payload(request: MessagesRequest, limits: RequestLimits, media: RequestMe
 
 
 def to_countable(request: CountTokensRequest, limits: RequestLimits, media: RequestMedia) -> TranslatedMessages:
-    """All of it that becomes tokens. Raises INVALID_ARGUMENT naming the field that is wrong."""
+    """Returns the payload whose tokens are counted. Raises INVALID_ARGUMENT naming the wrong field."""
     if request.thread is not None:
         raise _no_threads()
     if len(request.messages) > limits.max_messages:
@@ -152,7 +152,7 @@ def to_countable(request: CountTokensRequest, limits: RequestLimits, media: Requ
 def _fill_tools(
     payload: chat_pb2.ChatPayload, tools: list[ToolParam], limits: RequestLimits, guard: SchemaGuard
 ) -> list[warning_pb2.Warning]:
-    """Add the tools; a warning for each that the model will not hear of."""
+    """Add the tools; returns a warning for each that is not offered to the model."""
     if len(tools) > limits.max_tools:
         raise invalid_field("tools", f"must have at most {limits.max_tools} entries")
     warnings = []

@@ -21,41 +21,41 @@ from weft.kernel.errors import WeftError
 from weft.kernel.names import new_id
 
 # New text is checked together with all before it. Waiting until it is this share of the whole keeps the work of a long
-# call in proportion to its length; a short one goes out piece by piece.
+# call in proportion to its length; a short one is sent delta by delta.
 _SHARE_TO_CHECK = 64
 
 
 class CallInput:
-    """The arguments of one call, growing."""
+    """The arguments of one call, as they arrive."""
 
     def __init__(self, call_id: str, name: str) -> None:
         self.id = call_id
         self.name = name
-        self.is_told = False
-        """Whether its block has begun."""
+        self.is_sent = False
+        """Whether its block has been sent."""
         self._checked = ""
         self._new: list[str] = []
         self._new_chars = 0
 
     def add(self, text: str) -> None:
-        """Take a piece in."""
+        """Add a delta."""
         self._new.append(text)
         self._new_chars += len(text)
 
     @property
     def may_end(self) -> bool:
-        """Whether nothing is missing: they are a whole object, or the model gave none."""
+        """Whether the arguments are complete: a whole object, or none."""
         text = self._checked + "".join(self._new)
         return not text.strip() or is_whole_object(text)
 
     def sendable(self) -> str:
-        """What is new and fit to go out now. Raises TOOL_CALL_INVALID for what can be no beginning of an object."""
+        """Returns new text that can be sent. Raises TOOL_CALL_INVALID for text that cannot begin an object."""
         if self._new_chars * _SHARE_TO_CHECK < len(self._checked):
             return ""
         return self._take()
 
     def rest(self, *, is_cut: bool) -> str:
-        """What was not sent, at the end. Raises TOOL_CALL_INVALID unless the whole is an object, or `is_cut`."""
+        """Returns the unsent rest at the end. Raises TOOL_CALL_INVALID unless the whole is an object, or `is_cut`."""
         if not (is_cut or self.may_end):
             raise bad_arguments()
         return self._take()
@@ -75,7 +75,7 @@ class CallInput:
 
 
 class OpenCalls:
-    """The calls of one answer by their number, and the one that is being told."""
+    """The calls of one answer by index, and the one being streamed."""
 
     def __init__(self) -> None:
         self._calls: dict[int, CallInput] = {}
@@ -88,23 +88,23 @@ class OpenCalls:
 
     @property
     def is_within(self) -> bool:
-        """Whether the open call is not over: nothing else can be told."""
+        """Whether the open call is incomplete: nothing else can be sent."""
         return self.open is not None and not self.open.may_end
 
     @property
     def waiting(self) -> list[CallInput]:
-        """Those that nobody was told of yet, in their order."""
-        return [call for _, call in sorted(self._calls.items()) if not call.is_told]
+        """The calls that have not been sent yet, in order."""
+        return [call for _, call in sorted(self._calls.items()) if not call.is_sent]
 
     def take(self, piece: event_pb2.ToolCallDelta) -> CallInput | None:
-        """The call that a piece belongs to, with the piece; None for one that is over.
+        """Adds a delta to its call and returns it; None for a call that has ended.
 
-        Raises TOOL_CALL_INVALID for one that is over and goes on all the same.
+        Raises TOOL_CALL_INVALID for an ended call that continues.
         """
         call = self._calls.get(piece.index)
         if call is None:
             call = self._calls[piece.index] = CallInput(piece.id or new_id("toolu"), piece.name)
-        elif call.is_told and call is not self.open:
+        elif call.is_sent and call is not self.open:
             if piece.arguments_text.strip():
                 raise bad_arguments()
             return None
@@ -112,12 +112,12 @@ class OpenCalls:
         return call
 
     def begin(self, call: CallInput) -> None:
-        """Tell of a call from now on."""
-        call.is_told = True
+        """Make a call the open one."""
+        call.is_sent = True
         self.open = call
 
     def end(self, *, is_cut: bool) -> str:
-        """The open call is over: what of it was not sent. Raises TOOL_CALL_INVALID."""
+        """Close the open call; returns its unsent rest. Raises TOOL_CALL_INVALID."""
         call, self.open = self.open, None
         return "" if call is None else call.rest(is_cut=is_cut)
 
@@ -138,20 +138,20 @@ _EMPTY: dict[str, dict[str, object]] = {
 
 
 class MessagesStream(StreamEncoder):
-    """One streamed message."""
+    """Encodes one streamed message."""
 
     keepalive = b'event: ping\ndata: {"type":"ping"}\n\n'
 
     def __init__(self, identity: AnswerIdentity, estimated_prompt_tokens: int = 0) -> None:
-        """`estimated_prompt_tokens`: told by the first event where the engine has not counted the prompt yet."""
+        """`estimated_prompt_tokens`: used in the first event where the engine has not counted the prompt yet."""
         super().__init__(identity, choice_count=1, include_usage=True)
         self._estimated_prompt_tokens = estimated_prompt_tokens
         self._block = -1
         """The index of the newest block; -1 before the first."""
         self._kind = ""
-        """What is open: text, thinking, tool_use, or nothing."""
+        """Kind of the open block: text, thinking, tool_use, or empty."""
         self._head = b""
-        """What every delta of the open block begins with."""
+        """First bytes of every delta of the open block."""
         self._calls = OpenCalls()
         self._late: list[tuple[str, str]] = []
         self._has_refusal = False
@@ -214,7 +214,7 @@ class MessagesStream(StreamEncoder):
         if self._kind == kind:
             out += (self._head, encode_json(text), b"}", _END)
         elif self._calls.is_within:
-            # In the middle of a call's arguments: told after them.
+            # Within a call's arguments: sent after them.
             self._late.append((kind, text))
         else:
             self._close(out)
@@ -235,7 +235,7 @@ class MessagesStream(StreamEncoder):
             return
         if call is not self._calls.open:
             if self._calls.is_within:
-                # Two calls at once: this one is told when that one is over.
+                # Two calls at once: this one is sent after the open one.
                 return
             self._close(out)
             self._open_call(call, out)

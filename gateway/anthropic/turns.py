@@ -1,4 +1,4 @@
-"""The conversation of a Messages request as messages of a chat: turns of tools are turns of their own there."""
+"""Translates the conversation of a Messages request to chat messages; tool results become messages of their own."""
 
 import json
 
@@ -22,7 +22,7 @@ from weft.api.common.v1 import chat_pb2
 from weft.kernel.errors import WeftError, invalid_field
 
 TOOL_FAILED = "The tool failed: "
-"""Before the words of a result with `is_error`: engines know no such mark, and the model should."""
+"""Prefix of a tool result with `is_error`: engines have no such field."""
 
 _ROLES: dict[str, chat_pb2.Role.ValueType] = {
     "user": chat_pb2.ROLE_USER,
@@ -35,24 +35,24 @@ _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 class Turns:
-    """Fills the messages of one payload. Successive turns of one role become one, as Anthropic's API has it."""
+    """Adds messages to one payload. Successive turns of one role are joined, as in Anthropic's API."""
 
     def __init__(self, payload: chat_pb2.ChatPayload, media: RequestMedia) -> None:
         self._payload = payload
         self._media = media
         self._calls: set[str] = set()
         self.unreadable: list[str] = []
-        """The fields of blocks that only another service can read; they are left out."""
+        """Fields of encrypted blocks of other services, which are left out."""
 
     def add_system(self, system: str | list[TextBlock]) -> None:
-        """The system prompt; an empty one is none."""
+        """Add the system prompt; an empty one is ignored."""
         texts = [system] if isinstance(system, str) else [block.text for block in system]
         for text in texts:
             if text:
                 self._turn(chat_pb2.ROLE_SYSTEM).content.add(text=text)
 
     def add(self, message: MessageParam, field: str) -> None:
-        """One message. Raises INVALID_ARGUMENT naming what does not go there."""
+        """Add one message. Raises INVALID_ARGUMENT naming a misplaced block."""
         content = message.content
         if isinstance(content, str):
             self._turn(_ROLES[message.role]).content.add(text=content)

@@ -37,7 +37,7 @@ class FileUpload:
         """Why the content broke off."""
 
     async def name(self) -> str:
-        """What the file is called. Raises INVALID_ARGUMENT naming what is wrong up to where it begins."""
+        """Returns the file's name. Raises INVALID_ARGUMENT naming what is wrong in the form before the file."""
         while (part := await self._form.next_part()) is not None:
             if part.name == "file":
                 return _name_of(part)
@@ -45,7 +45,7 @@ class FileUpload:
         raise invalid_field("file", "must be one file")
 
     async def content(self) -> AsyncGenerator[bytes]:
-        """What is in the file. Ends once the whole form is as it should be, and raises what is wrong with it."""
+        """Yields the file's content. Ends once the whole form is valid; raises what is wrong with it."""
         try:
             async for piece in self._file():
                 yield piece
@@ -70,7 +70,7 @@ class FileUpload:
             raise invalid_field("file", "must not be empty")
 
     async def _take(self, part: Part) -> None:
-        """A field beside the file."""
+        """Reads a field beside the file."""
         value = Part(name=part.name, data=await self._form.value(), filename=part.filename)
         if part.name != "purpose":
             return
@@ -91,7 +91,7 @@ def _name_of(part: Part) -> str:
 
 MAX_LISTED = 10_000
 _PAGE = 1_000
-"""Files that the keeper is asked for at once."""
+"""Page size of requests to the file store."""
 _SURFACE = "files"
 _PATH = "/v1/files/{file_id}"
 LIST_PARAMETERS = ("purpose", "limit", "order", "after")
@@ -157,14 +157,14 @@ async def _received(request: Request, files: FileDeps, tenant: str) -> StoredFil
         try:
             return await files.port.save(new, in_chunks(upload.content()))
         except WeftError:
-            # Whatever its keeper makes of a content that breaks off: this is why it did.
+            # The store's own error follows from the broken upload; this is its cause.
             if upload.failure is not None:
                 raise upload.failure from None
             raise
 
 
 async def _listed(files: FileDeps, tenant: str, query: Query, timeout: float) -> tuple[list[StoredFile], bool]:
-    """Some files, and whether there are more. Raises INVALID_ARGUMENT naming the parameter, NOT_FOUND for `after`."""
+    """Returns a page of files, and whether there are more. Raises INVALID_ARGUMENT, NOT_FOUND for `after`."""
     purpose, order = query.text("purpose"), query.text("order") or "desc"
     if "purpose" in query and purpose not in _PURPOSES:
         raise invalid_field("purpose", f"must be one of {', '.join(_PURPOSES)}")
@@ -174,7 +174,7 @@ async def _listed(files: FileDeps, tenant: str, query: Query, timeout: float) ->
     after = require_token(query.text("after"), "after", MAX_ID_CHARS) if "after" in query else ""
     if order == "desc":
         return await _newest(files, tenant, purpose, after, limit, timeout=timeout)
-    # Keepers have them from the newest on; the other way round, all of them have to be seen.
+    # Stores list the newest first; the other order needs the whole list.
     everything, _ = await _newest(files, tenant, purpose, "", MAX_LISTED, timeout=timeout)
     everything.reverse()
     ids = [file.id for file in everything]
@@ -193,7 +193,7 @@ async def _newest(
         size = min(_PAGE, limit - len(found))
         page = await in_time(files.port.list_page(tenant, purpose=purpose, after=after, limit=size), timeout)
         found += page.files
-        # A page without a file would have no next one.
+        # An empty page is the last one.
         has_more = page.has_more and bool(page.files)
         after = found[-1].id if found else after
     return found, has_more

@@ -1,6 +1,6 @@
-"""Batches whose lines are all at their ends: their files of results are written when somebody asks for them.
+"""Finishing of batches: once all items are terminal, the result files are written when a caller asks for the batch.
 
-The keeper says who was first: a crash, or another gateway at the same work, costs that work and nothing else.
+The store decides which writer was first: a crash, or another gateway doing the same, wastes that work and no more.
 """
 
 import asyncio
@@ -28,16 +28,16 @@ EXPIRED = {
 CANCELLED = {"code": "batch_cancelled", "message": "This request was cancelled with its batch before it was done."}
 
 MAX_HELD_BYTES = 1024 * 1024
-"""Of lines of errors; for more of them, the results are read once more."""
+"""Maximum size of error lines held in memory; beyond it the results are read a second time."""
 
 _encode = msgspec.json.Encoder().encode
 
 
 class BatchResults:
-    """The results of one batch, line by line. Read the outputs first, then the errors."""
+    """The result lines of one batch. Read the outputs first, then the errors."""
 
     def __init__(self, batch: Batch, batches: BatchPort, surface: TaskApi, *, timeout_seconds: float) -> None:
-        """`timeout_seconds`: how long the keeper may take for each line."""
+        """`timeout_seconds`: how long the store may take for each line."""
         self._batch = batch
         self._batches = batches
         self._surface = surface
@@ -47,7 +47,7 @@ class BatchResults:
         self._has_all_errors = False
 
     async def outputs(self) -> AsyncGenerator[bytes]:
-        """A line of JSON for each that is completed. Errors that are found on the way are held, if they are few."""
+        """Yields a JSON line for each completed item. Errors found on the way are held up to MAX_HELD_BYTES."""
         if not self._batch.counts.completed:
             return
         self._has_all_errors = True
@@ -65,7 +65,7 @@ class BatchResults:
                     yield _line(result, _response(result, 200, body), None)
 
     async def errors(self) -> AsyncGenerator[bytes]:
-        """A line of JSON for each other one, and for those whose outputs are no answer. Read it after `outputs`."""
+        """Yields a JSON line for each failed item, and for each with invalid outputs. Call it after `outputs`."""
         if self._has_all_errors:
             if self._held:
                 yield bytes(self._held)
@@ -98,7 +98,7 @@ class BatchResults:
         except WeftError:
             raise
         except Exception:
-            # A fault in weft itself, told in the line's error: one line must not keep all others from their caller.
+            # A fault in weft itself becomes the line's error: one line must not withhold all others.
             log.exception("the answer of a line could not be made", batch=self._batch.id, task=result.task.id)
             raise internal_error() from None
 
@@ -113,7 +113,7 @@ class BatchResults:
         task, failure = result.task, result.task.error
         if task.state is TaskState.CANCELLED:
             return _line(result, None, CANCELLED)
-        # As whoever counts them says it: at the end of the window, and for that reason.
+        # As the store counts them: expired at the end of the window.
         is_late = task.ended_at is not None and task.ended_at >= self._batch.window_ends_at
         if is_late and failure is not None and failure.reason is Reason.DEADLINE_EXCEEDED:
             return _line(result, None, EXPIRED)
@@ -139,20 +139,20 @@ log = structlog.get_logger("weft.gateway")
 _BELONGS_TO_OTHERS = frozenset({Reason.RESOURCE_IN_USE, Reason.NOT_FOUND})
 
 Key = tuple[str, str]
-"""A tenant and a batch."""
+"""Tenant and batch id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """A batch as it is once its results are written, if that was quick."""
+    """A batch, with its results if they were written in time."""
 
     batch: Batch
     problem: WeftError | None = None
-    """Why they could not be written this time."""
+    """Why the results could not be written."""
 
 
 class FinishingJobs:
-    """Work that goes on without whoever asked for it: at most so much at once, and never twice the same."""
+    """Background jobs that outlive the request that started them: a bounded number, one per key."""
 
     def __init__(self, max_jobs: int) -> None:
         self._max_jobs = max_jobs
@@ -160,7 +160,7 @@ class FinishingJobs:
         self._is_closed = False
 
     def begun(self, key: Key, work: Callable[[], Coroutine[None, None, Settled]]) -> asyncio.Task[Settled] | None:
-        """The job of this key, begun now if it is not under way; None: there are as many as may be."""
+        """Returns the job of a key, started if it is not running; None: the maximum number is running."""
         job = self._jobs.get(key)
         if job is None and not self._is_closed and len(self._jobs) < self._max_jobs:
             job = self._jobs[key] = asyncio.create_task(work())
@@ -168,7 +168,7 @@ class FinishingJobs:
         return job
 
     async def close(self) -> None:
-        """End every job, and begin no others."""
+        """Cancel every job, and start no others."""
         self._is_closed = True
         jobs = list(self._jobs.values())
         for job in jobs:
@@ -178,7 +178,7 @@ class FinishingJobs:
 
 
 class BatchFinisher:
-    """Has results written."""
+    """Writes the result files of batches."""
 
     def __init__(
         self, files: FilePort, batches: BatchPort, task_apis: TaskApis, *, jobs: FinishingJobs, config: BatchEdgeConfig
@@ -190,16 +190,16 @@ class BatchFinisher:
         self._config = config
 
     async def settle(self, batch: Batch) -> Settled:
-        """The batch with its results, if it is at that point and they are written within `finish_wait_seconds`."""
+        """Returns the batch, with its results if it is finished and they are written within `finish_wait_seconds`."""
         job = self.begin(batch)
         if job is None:
             return Settled(batch)
-        # Whoever asked may go; the job goes on.
+        # The job outlives the request.
         await asyncio.wait({job}, timeout=self._config.finish_wait_seconds)
         return job.result() if job.done() and not job.cancelled() else Settled(batch)
 
     def begin(self, batch: Batch) -> asyncio.Task[Settled] | None:
-        """Begin to write its results, if it is at that point; None: it is not, or too many are being written."""
+        """Start writing the results of a finished batch; None: it is not finished, or too many are being written."""
         if batch.state is not BatchState.FINALIZING:
             return None
         return self._jobs.begun((batch.tenant, batch.id), lambda: self._finished(batch))
@@ -227,7 +227,7 @@ class BatchFinisher:
         try:
             error_file = await self._save(batch, "error", results.errors())
         except BaseException:
-            # The end of the gateway, and of the time that there is, too: each try would leave a file behind.
+            # Also at shutdown and at the timeout: each try would leave a file behind.
             await self._delete(batch.tenant, output_file)
             raise
         finished = await self._hand_in(batch, output_file, error_file)
@@ -236,7 +236,7 @@ class BatchFinisher:
         return finished
 
     async def _hand_in(self, batch: Batch, output_file: str, error_file: str) -> Batch:
-        """The batch with its files, whosever they are. What fails otherwise may have been done: nothing is deleted."""
+        """The batch with its result files, ours or an earlier writer's. After other failures nothing is deleted."""
         tenant, timeout = batch.tenant, self._config.store_timeout_seconds
         try:
             finish = self._batches.finish(tenant, batch.id, output_file=output_file, error_file=error_file)
@@ -253,7 +253,7 @@ class BatchFinisher:
             raise
 
     async def _save(self, batch: Batch, what: str, lines: AsyncGenerator[bytes]) -> str:
-        """The file of these lines; empty: there are none, and there is no file."""
+        """Stores the lines; returns the file's id, empty where there are no lines."""
         async with aclosing(lines), aclosing(in_chunks(lines)) as pieces:
             first = await anext(pieces, b"")
             if not first:
@@ -262,7 +262,7 @@ class BatchFinisher:
             return (await self._files.save(new, _after(first, pieces))).id
 
     async def _delete(self, tenant: str, file_id: str) -> None:
-        """Forget a file that nobody will ask for; one that stays is forgotten in its own time."""
+        """Delete an unused file; one that remains expires."""
         if file_id:
             with suppress(WeftError):
                 await in_time(self._files.delete(tenant, file_id), self._config.store_timeout_seconds)

@@ -1,4 +1,4 @@
-"""/v1/batches: many requests in a file, and their answers in another."""
+"""/v1/batches: create, list, get and cancel batches of requests."""
 
 from starlette.requests import Request
 from starlette.responses import Response

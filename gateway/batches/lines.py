@@ -1,4 +1,4 @@
-"""The lines of an input file: found, read, and checked until too many of them are wrong."""
+"""Items of a batch: the lines of its input file, split, parsed and validated up to MAX_LINE_ERRORS errors."""
 
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterable, Callable
@@ -17,10 +17,10 @@ from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 
 _MARK = b"\xef\xbb\xbf"
-"""What some editors begin a file with."""
+"""The UTF-8 byte order mark, with which some editors begin a file."""
 _DIGEST_BYTES = 16
 _SLICE_BYTES = 64 * 1024
-"""Of a file that are looked through at once."""
+"""Bytes of a file that are scanned before other coroutines get a turn."""
 _MAX_MESSAGE_CHARS = 500
 _FAULTS_OF_CALLERS = frozenset(
     {
@@ -36,28 +36,28 @@ _FAULTS_OF_CALLERS = frozenset(
 
 Members = dict[str, msgspec.Raw]
 ToSpec = Callable[[bytes], task_pb2.TaskSpec]
-"""A body as a task. Raises the WeftError that the live route would raise."""
+"""Translates a body to a task. Raises the WeftError that the live endpoint would raise."""
 
 
 @dataclass(frozen=True, slots=True)
 class RawLine:
-    """One line, not empty."""
+    """One non-empty line."""
 
     number: int
     """Counted from 1, empty ones too."""
     text: bytes | None
-    """None: it is longer than a line may be."""
+    """None: the line is longer than `max_line_bytes`."""
 
 
 class WrongLinesError(WeftError):
-    """Lines are wrong, and `BatchLines.errors` has them: nothing of the batch is kept."""
+    """Lines are invalid, `BatchLines.errors` has them: nothing of the batch is stored."""
 
     def __init__(self) -> None:
         super().__init__(Reason.INVALID_ARGUMENT, "lines of the input file are wrong")
 
 
 async def raw_lines(content: AsyncIterable[bytes], max_line_bytes: int) -> AsyncGenerator[RawLine]:
-    """The lines of a file that are not empty. What is held is one line and one piece of the file."""
+    """Yields the non-empty lines of a file. Holds one line and one chunk of the file in memory."""
     number, begun, is_too_long = 1, bytearray(), False
     async with aclosing(_slices(content)) as slices:
         async for piece in slices:
@@ -83,12 +83,12 @@ async def raw_lines(content: AsyncIterable[bytes], max_line_bytes: int) -> Async
 class BatchLines:
     """The lines of one batch as tasks.
 
-    Once a line is wrong, the others are only looked at for what is wrong with them.
+    Once a line is invalid, the others are only validated.
     """
 
     def __init__(self, endpoint: str, to_spec: ToSpec, config: BatchEdgeConfig, *, max_depth: int) -> None:
         self.errors: list[LineError] = []
-        """What is wrong, at most MAX_LINE_ERRORS."""
+        """Errors, at most MAX_LINE_ERRORS."""
         self._endpoint = endpoint
         self._to_spec = to_spec
         self._config = config
@@ -99,11 +99,11 @@ class BatchLines:
         self._is_full = False
 
     def number_of(self, place: int) -> int:
-        """The number of the line that was the `place`-th task, counted from 0; 0 where there was none."""
+        """Returns the line number of the `place`-th task, counted from 0; 0 where there was none."""
         return self._numbers[place] if 0 <= place < len(self._numbers) else 0
 
     def take(self, line: RawLine) -> BatchLine | None:
-        """A line as a task; None: something is wrong, here or before. Raises what is not the line's fault."""
+        """Returns a line as a task; None: this or an earlier line is invalid. Raises errors that are not the line's."""
         if len(self._numbers) == self._config.max_lines:
             self._is_full = True
             self.fail("too_many_tasks", f"a batch has at most {self._config.max_lines} requests", line.number)
@@ -117,17 +117,17 @@ class BatchLines:
         return None if members is None else self._task(members, line.number)
 
     def fail(self, code: str, message: str, number: int = 0, field: str = "") -> None:
-        """Note that something is wrong with a line; 0: with the file."""
+        """Record an error of a line; 0: of the file."""
         if len(self.errors) < MAX_LINE_ERRORS:
             self.errors.append(LineError(code=code, message=message[:_MAX_MESSAGE_CHARS], line=number, field=field))
 
     @property
     def has_enough_errors(self) -> bool:
-        """Whether it is of no use to look on."""
+        """Whether MAX_LINE_ERRORS is reached."""
         return self._is_full or len(self.errors) >= MAX_LINE_ERRORS
 
     def require_some(self) -> None:
-        """Note that there are no lines, where there are none."""
+        """Record an error where the file has no lines."""
         if not self._numbers and not self.errors:
             self.fail("empty_file", "the input file has no requests")
 
@@ -187,7 +187,7 @@ class BatchLines:
             self.fail(code, f"{name}: must be {wanted!r}, as the batch says", number, name)
 
     def _text(self, members: Members, name: str, number: int) -> str | None:
-        """The value of a member; None: it is wrong, and noted."""
+        """Returns the value of a member; None: it is invalid, and recorded."""
         if name not in members:
             self.fail("missing_required_parameter", f"{name}: Field required", number, name)
             return None
@@ -198,7 +198,7 @@ class BatchLines:
 
 
 async def _slices(content: AsyncIterable[bytes]) -> AsyncGenerator[bytes]:
-    """The same bytes, so few at a time that others have their turn even where all of them are line ends."""
+    """Yields the same bytes in small slices, so that other coroutines run even in a file of line ends."""
     breather = Breather()
     async for piece in content:
         for start in range(0, len(piece), _SLICE_BYTES):

@@ -1,4 +1,4 @@
-"""From a file of requests to a batch: all its lines are tasks, or it has failed and says what is wrong with them."""
+"""Creation of a batch from its input file: all lines become tasks, or the batch fails with the errors of its lines."""
 
 import re
 from collections.abc import AsyncGenerator
@@ -24,7 +24,7 @@ _PLACE = re.compile(r"lines\[(\d{1,9})\]\.?(.*)")
 
 
 class BatchMaker:
-    """Makes batches of files."""
+    """Creates batches from input files."""
 
     def __init__(
         self, files: FilePort, batches: BatchPort, task_apis: TaskApis, *, config: GatewayConfig, clock: Clock
@@ -36,7 +36,7 @@ class BatchMaker:
         self._clock = clock
 
     async def make(self, scope: Scope, tenant: str, params: BatchRequest) -> Batch:
-        """The batch, durable with all its lines; or one that has failed, where lines are wrong.
+        """Creates the batch, durable with all its items; or a failed one, where lines are invalid.
 
         Raises INVALID_ARGUMENT naming the field, NOT_FOUND, and as `BatchPort.create`.
         """
@@ -58,7 +58,7 @@ class BatchMaker:
             _note(error, lines)
             if not lines.errors:
                 raise
-        # What was wrong was found on the way: nothing of it is kept, and this is.
+        # Errors were found while items were created: none of those is stored, and the failed batch is.
         failed = replace(new, errors=tuple(lines.errors))
         return await in_time(self._batches.create(failed, _nothing()), self._config.batches.store_timeout_seconds)
 
@@ -79,7 +79,7 @@ class BatchMaker:
         return BatchLines(surface.endpoint, to_spec, self._config.batches, max_depth=max_depth)
 
     async def _tasks(self, new: NewBatch, lines: BatchLines) -> AsyncGenerator[BatchLine]:
-        """Every line as a task, up to the first one that is wrong. Raises WrongLinesError once all are looked at."""
+        """Yields every line as a task, up to the first invalid one. Raises WrongLinesError once all are validated."""
         bounds, breather = self._config.batches, Breather()
         content = each_in_time(self._files.read(new.tenant, new.input_file), bounds.store_timeout_seconds)
         async with aclosing(content), aclosing(raw_lines(content, bounds.max_line_bytes)) as found:
@@ -96,7 +96,7 @@ class BatchMaker:
 
 
 def _note(error: WeftError, lines: BatchLines) -> None:
-    """What the keeper says of one line is that line's error, like what is found here."""
+    """Records a store error that concerns one line as that line's error."""
     place = _PLACE.fullmatch(error.field) if isinstance(error, FieldError) else None
     if place is None or lines.errors:
         return
@@ -107,7 +107,7 @@ def _note(error: WeftError, lines: BatchLines) -> None:
 
 
 async def _nothing() -> AsyncGenerator[BatchLine]:
-    """No lines."""
+    """Yields no items."""
     none: tuple[BatchLine, ...] = ()
     for line in none:
         yield line

@@ -1,4 +1,4 @@
-"""How many connections are open, all in all and per address, and how many there may be."""
+"""Connection limits: open connections in total and per address, and their maximums."""
 
 import ipaddress
 import resource
@@ -12,13 +12,13 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 _NETWORK_BITS = 64
-"""Of an IPv6 address: what a household or a host is given, so one of them is no more than one."""
+"""Prefix length that counts as one IPv6 address: networks of this size are assigned to one household or host."""
 
 log = structlog.get_logger("weft.gateway")
 
 
 class ConnectionCounts:
-    """Of one server. Whoever admits an address releases it."""
+    """Open connections of one server. Each `admit` is followed by one `release`."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self._limits = limits
@@ -26,7 +26,7 @@ class ConnectionCounts:
         self._total = 0
 
     def admit(self, address: str) -> WeftError | None:
-        """Count a connection; why it has to end at once, or None. `address`: the peer's, empty for a Unix socket."""
+        """Count a connection; returns why it is refused, or None. `address`: the peer's, empty for a Unix socket."""
         self._total += 1
         origin = _origin(address)
         if origin:
@@ -38,7 +38,7 @@ class ConnectionCounts:
         return None
 
     def release(self, address: str) -> None:
-        """Forget a connection that was counted."""
+        """Count a connection as closed."""
         self._total -= 1
         origin = _origin(address)
         if origin:
@@ -48,7 +48,7 @@ class ConnectionCounts:
 
 
 def _origin(address: str) -> str:
-    """Who an address counts as; empty for those that are not counted one by one."""
+    """Returns the key that an address is counted under; empty for addresses without a limit of their own."""
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -61,9 +61,9 @@ def _origin(address: str) -> str:
 
 
 def within_open_files(limits: ConnectionLimits) -> ConnectionLimits:
-    """The limits, with no more connections than half of the files that this process may have open.
+    """Returns the limits, with at most half of the process's open-file limit as connections.
 
-    The other half is for its own: channels, logs, databases. Without it, accepting fails for everybody.
+    The other half is for channels, logs and databases. Without files, accepting fails for every caller.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or limits.max_connections <= soft // 2:

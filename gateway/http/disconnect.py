@@ -1,4 +1,4 @@
-"""Ending a request from outside: the caller hung up, reads too slowly, or its time is over."""
+"""Interruption of a request: the caller disconnected, reads too slowly, or the deadline passed."""
 
 import asyncio
 from collections.abc import Callable
@@ -16,43 +16,43 @@ ABORT_KEY = "abort_connection"
 """Where a request's state has the function that drops its connection, if its server has one."""
 _ABORT_WAIT_SECONDS = 1.0
 DISCONNECT_KEY = "hang_up"
-"""Where a request's state has its HangUp, if its server has one."""
+"""Where a request's state has its DisconnectNotifier, if its server has one."""
 
 
 class DisconnectNotifier:
-    """Tells one listener that the caller of one request has gone."""
+    """Notifies one listener of the disconnect of one request's caller."""
 
-    __slots__ = ("_has_happened", "_on_listen", "_tell")
+    __slots__ = ("_has_happened", "_notify", "_on_listen")
 
     def __init__(self, on_listen: Callable[[], None]) -> None:
-        """`on_listen` is called with every `listen`: a connection that is not read has no end."""
+        """`on_listen` is called with every `listen`: it resumes reading, without which no disconnect is seen."""
         self._on_listen = on_listen
-        self._tell: Callable[[], None] | None = None
+        self._notify: Callable[[], None] | None = None
         self._has_happened = False
 
-    def listen(self, tell: Callable[[], None]) -> None:
-        """Call `tell` once the caller has gone; at once, if that has happened already."""
-        self._tell = tell
+    def listen(self, notify: Callable[[], None]) -> None:
+        """Call `notify` at the disconnect; at once, if that has happened already."""
+        self._notify = notify
         if self._has_happened:
-            tell()
+            notify()
         else:
             self._on_listen()
 
     def ignore(self) -> None:
-        """Tell nobody any more."""
-        self._tell = None
+        """Remove the listener."""
+        self._notify = None
 
     def happen(self) -> None:
-        """The caller has gone."""
+        """Record the disconnect and notify the listener."""
         self._has_happened = True
-        if self._tell is not None:
-            self._tell()
+        if self._notify is not None:
+            self._notify()
 
 
 def watch_for_disconnect(scope: Scope, receive: Receive, block: Interruptible) -> Callable[[], object]:
-    """End `block` with ClientGoneError when the caller hangs up. Returns what ends the listening.
+    """Interrupt `block` with ClientGoneError at a disconnect. Returns a function that stops watching.
 
-    A task that waits to receive a disconnect costs some 20 us; where the server tells of it, there is none.
+    A task that waits for the disconnect message costs some 20 us; where the server notifies, none is needed.
     """
     hang_up = scope.get("state", {}).get(DISCONNECT_KEY)
     if hang_up is None:
@@ -67,19 +67,19 @@ def _interrupt_gone(block: Interruptible) -> None:
 
 
 async def interrupt_on_disconnect(receive: Receive, block: Interruptible) -> None:
-    """Wait until the caller hangs up, then end `block` with ClientGoneError. Run it as a task beside the block."""
+    """Wait for the disconnect, then interrupt `block` with ClientGoneError. Run it as a task beside the block."""
     while (await receive())["type"] != "http.disconnect":
         pass
     _interrupt_gone(block)
 
 
 def deadline_passed(block: Interruptible) -> None:
-    """End `block` with DEADLINE_EXCEEDED: a last resort, for a request whose own deadline did not end it."""
+    """Interrupt `block` with DEADLINE_EXCEEDED: for a request that outlived its own deadline."""
     block.interrupt(WeftError(Reason.DEADLINE_EXCEEDED, "the request's deadline passed"))
 
 
 async def abort_connection(scope: Scope, receive: Receive) -> None:
-    """Drop the connection with what is still unread in it: closing it would wait for the reader that does not read."""
+    """Drop the connection with its unread data: closing it would wait for a reader that does not read."""
     abort = scope.get("state", {}).get(ABORT_KEY)
     if abort is None:
         return

@@ -1,4 +1,4 @@
-"""How many streams of events there may be, and their end when the gateway stops: nothing else would ever end them."""
+"""The limit of open event streams, and their end when the gateway stops: they have no deadline."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from weft.kernel.reasons import Reason
 
 
 class EventWatches:
-    """The streams of events of one gateway."""
+    """The open event streams of one gateway."""
 
     def __init__(self, max_watches: int) -> None:
         self._max_watches = max_watches
@@ -19,14 +19,14 @@ class EventWatches:
         self._is_closed = False
 
     def beside(self, max_watches: int) -> "EventWatches":
-        """Streams of another kind, with a limit of their own, that end with the gateway too."""
+        """Returns a separate limit for streams of another kind; they end with the gateway, too."""
         made = EventWatches(max_watches)
         self._beside.append(made)
         return made
 
     @contextmanager
     def joined(self, block: Interruptible) -> Generator[None]:
-        """Count `block`, and end it with the gateway. Raises RATE_LIMIT_EXCEEDED for one too many."""
+        """Count `block` as an open stream; interrupt it at shutdown. Raises RATE_LIMIT_EXCEEDED for one too many."""
         if self._is_closed:
             raise shutting_down()
         if len(self._open) >= self._max_watches:
@@ -40,7 +40,7 @@ class EventWatches:
             self._open.discard(block)
 
     def close(self) -> None:
-        """End every stream, and refuse new ones."""
+        """Interrupt every stream, and refuse new ones."""
         self._is_closed = True
         for block in list(self._open):
             block.interrupt(shutting_down())

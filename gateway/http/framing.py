@@ -1,4 +1,4 @@
-"""Whether the framing of a request can be kept: pure functions over its head and the lines of its chunks."""
+"""Validation of HTTP/1.1 message framing: pure functions over headers and chunk lines."""
 
 from collections.abc import Sequence
 
@@ -7,15 +7,15 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 DECLARED_BODY_KEY = "weft.declared_body_bytes"
-"""In a scope's state: how long its body is at least, by the chunk that is under way."""
+"""Key in a scope's state: the minimum length of its body, by the chunk being received."""
 MAX_CHUNK_LINE_BYTES = 256
-"""Of the line before a chunk, as far as it is looked at; what is longer counts as overhead of the body."""
+"""Maximum length of a chunk's size line that is parsed; more counts as overhead of the body."""
 _NAMES = frozenset({b"connection", b"content-length", b"expect", b"transfer-encoding", b"upgrade"})
 _CONTINUE = b"100-continue"
 
 
 def framing_fault(http_version: str, headers: Sequence[tuple[bytes, bytes]]) -> WeftError | None:
-    """Returns what makes a body wait for bytes that never come, or that nothing here can read; None: nothing.
+    """Returns the error of framing that would hang or cannot be decoded; None: valid.
 
     The parser has refused differing, repeated and malformed lengths already, and a length beside chunks.
     """

@@ -1,8 +1,8 @@
-"""What must be refused before there is a request: uvicorn's httptools protocol with the limits it lacks.
+"""The HTTP/1.1 protocol of one connection: uvicorn's httptools protocol with the limits that it lacks.
 
 Measured on uvicorn 0.54: a 60 MB header is parsed for 16 s, half a header is held forever, a parse error is answered
-in plain text, and with pipelined requests a hang-up is told to the newest instead of the running one. Trailers are
-added to the headers of a request that already runs, so that a proxy and this server could see different callers.
+in plain text, and with pipelined requests a disconnect is reported to the newest instead of the running one.
+Trailers are added to the headers of a running request, so that a proxy and this server could see different callers.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from weft.kernel.reasons import Reason
 
 
 class Writes(Protocol):
-    """What of a transport an answer needs."""
+    """The part of a transport that an answer uses."""
 
     def write(self, data: bytes) -> None:
         """Send some bytes."""
@@ -81,16 +81,16 @@ class HeadWriter:
 log = structlog.get_logger("weft.gateway")
 
 _FRAMING_BYTES = 32
-"""What a piece of a chunked body may have around it: its length, and two line ends."""
+"""Allowed overhead of one chunk: its length, and two line ends."""
 
 _ORDINARY_BODY_BYTES = 10 * 1024 * 1024
-"""Of what is larger only files are taken, and a large file comes in many segments of a slow network: ..."""
+"""Larger bodies are file uploads, which may arrive in many segments of a slow network: ..."""
 _LARGE_PIECE_BYTES = 1024
-"""... one more piece for so many bytes beyond that."""
+"""... one more segment is allowed for so many bytes beyond that."""
 
 
 class EdgeServerConfig(uvicorn.Config):
-    """uvicorn's configuration with what `EdgeProtocol` needs besides."""
+    """uvicorn's configuration, with limits and callbacks of `EdgeProtocol`."""
 
     def __init__(
         self, app: ASGIApp, *, limits: ConnectionLimits, on_refused: Callable[[int], None], **options: Any
@@ -155,7 +155,7 @@ class EdgeProtocol(HttpToolsProtocol):
         self._linger_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
-        """Begin a connection, if there may be one more."""
+        """Accept the connection within the connection limits."""
         super().connection_made(transport)
         refusal = self._server_config.counts.admit(self._peer)
         if refusal is not None:
@@ -167,7 +167,7 @@ class EdgeProtocol(HttpToolsProtocol):
             self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell the running request, also when it is not the newest of a pipeline."""
+        """Notify the running request of the disconnect, also when it is not the newest of a pipeline."""
         running = self._running
         if running is not None and not running.response_complete:
             _notify_disconnect(running)
@@ -176,7 +176,7 @@ class EdgeProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse what arrived, counting while it belongs to a head."""
+        """Parse received bytes; counts those of a head."""
         if self._is_refused or self.transport.is_closing():
             return
         if self._is_reading_head:
@@ -194,7 +194,7 @@ class EdgeProtocol(HttpToolsProtocol):
                 self._look_at_chunk(data)
 
     def on_message_begin(self) -> None:
-        """A head begins."""
+        """Start of a request head."""
         super().on_message_begin()
         self._is_reading_head = True
         self._header_count = 0
@@ -203,7 +203,7 @@ class EdgeProtocol(HttpToolsProtocol):
         state[DISCONNECT_KEY] = DisconnectNotifier(self.flow.resume_reading)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header; a trailer says nothing that would not have to be known before."""
+        """Handle a header; trailers are counted and dropped."""
         self._header_count += 1
         if self._header_count > self._limits.max_header_count:
             what = "headers" if self._is_reading_head else "trailers"
@@ -213,7 +213,7 @@ class EdgeProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """A head is complete."""
+        """End of a request head."""
         fault = framing_fault(self.parser.get_http_version(), self.headers)
         if fault is not None:
             self._stop_parsing(fault)
@@ -231,7 +231,7 @@ class EdgeProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """A piece of a body: what matters here is only how many there are, and what came besides."""
+        """Handle a part of a body: only the number of parts and their overhead are limited here."""
         self._body_pieces += 1
         self._body_bytes += len(body)
         self._overhead_bytes -= len(body)
@@ -242,40 +242,40 @@ class EdgeProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_chunk_header(self) -> None:
-        """A chunk of a body begins."""
+        """Start of a chunk of a body."""
         self._is_in_chunk = True
         self._chunk_bytes = 0
 
     def on_chunk_complete(self) -> None:
-        """A chunk of a body has arrived."""
+        """End of a chunk of a body."""
         self._is_in_chunk = False
 
     def on_message_complete(self) -> None:
-        """The request has arrived; the next bytes are another one's head."""
+        """End of a request; the next bytes belong to another head."""
         super().on_message_complete()
         self._is_reading_head = True
         _cancel(self._linger_timer)
         self._linger_timer = None
 
     def on_response_complete(self) -> None:
-        """Answered. What is still coming of the request is dropped, for a while."""
+        """End of a response. The rest of the request is read and dropped for `linger_seconds`."""
         if not self._is_reading_head and not self.transport.is_closing():
             self._linger()
         super().on_response_complete()
 
     def timeout_keep_alive_handler(self) -> None:
-        """The connection was idle for long enough; one whose answer was never read is not waited for."""
+        """Close an idle connection; abort one whose peer has not read its answer."""
         if self.transport.get_write_buffer_size():
             self.transport.abort()
         else:
             super().timeout_keep_alive_handler()
 
-    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - the parser's words are for its log
-        """What uvicorn calls when the parser gives up, in our envelope."""
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - the parser's message is for its log
+        """Answer a parse error with the error envelope; uvicorn calls this."""
         self._refuse(self._refusal or WeftError(Reason.MALFORMED_REQUEST, "this is not a valid HTTP request"))
 
     def _unsupported_upgrade_warning(self) -> None:
-        """What uvicorn says of an Upgrade: advice to install something, on the terminal of whoever runs the mesh."""
+        """Drops uvicorn's warning about an Upgrade header, which advises to install packages."""
 
     def _stop_parsing(self, refusal: WeftError) -> NoReturn:
         """End the parser from one of its callbacks: `send_400_response` answers with the refusal."""
@@ -283,7 +283,7 @@ class EdgeProtocol(HttpToolsProtocol):
         raise refusal
 
     def _look_at_chunk(self, data: bytes) -> None:
-        """Tell the body's reader how long the body is at least: the rest of a chunk too large may never come."""
+        """Publish the body's minimum length to its reader: the rest of a chunk that is too large may never arrive."""
         received = self._tail + data
         self._tail = received[-MAX_CHUNK_LINE_BYTES:]
         if self._is_in_chunk and self._running is self.cycle:
@@ -318,7 +318,7 @@ class EdgeProtocol(HttpToolsProtocol):
         self._refuse(EdgeError(408, Reason.DEADLINE_EXCEEDED, f"no complete head within {limit:g} seconds"))
 
     def _refuse(self, error: WeftError) -> None:
-        """Answer without the application, then drop what still comes. An answer under way is cut instead."""
+        """Answer without the application, then drop further input. A response in progress is aborted instead."""
         running = self._running
         if self._is_refused or self.transport.is_closing():
             return
@@ -346,7 +346,7 @@ class EdgeProtocol(HttpToolsProtocol):
 
 
 def _notify_disconnect(running: RequestResponseCycle) -> None:
-    """A request's caller has gone."""
+    """Notify a request of its caller's disconnect."""
     running.disconnected = True
     running.message_event.set()
     running.scope["state"][DISCONNECT_KEY].happen()

@@ -1,4 +1,4 @@
-"""uvicorn inside somebody else's event loop: no signal handlers, no exit of the process, a stop that keeps its word."""
+"""The HTTP server and its life cycle: uvicorn in the host's event loop, without signal handlers, a bounded stop."""
 
 import asyncio
 import contextlib
@@ -22,13 +22,13 @@ from weft.kernel.reasons import Reason
 from weft.kernel.service import start_critical
 
 _DATE_INTERVAL_SECONDS = 1.0
-# After the cancellation, how long answers and connections may take to end.
-_LAST_WORDS_SECONDS = 2.0
+# How long answers and connections may take to end after their cancellation.
+_FINAL_WRITES_SECONDS = 2.0
 _POLL_SECONDS = 0.005
 
 
 class EdgeServer(uvicorn.Server):
-    """Serves until told to stop."""
+    """Serves until `request_stop`."""
 
     def __init__(self, config: EdgeServerConfig, tls: tuple[ssl.SSLContext, EdgeTls] | None = None) -> None:
         """Without `tls` it speaks plain HTTP."""
@@ -40,7 +40,7 @@ class EdgeServer(uvicorn.Server):
         self._grace_seconds = 0.0
 
     def request_stop(self, grace_seconds: float) -> None:
-        """Stop accepting now; running requests have `grace_seconds`. `serve` returns when all is over."""
+        """Stop accepting now; running requests have `grace_seconds`. `serve` returns when all have ended."""
         self._grace_seconds = grace_seconds
         self.should_exit = True
         self._stopping.set()
@@ -63,7 +63,7 @@ class EdgeServer(uvicorn.Server):
         self._started.set()
 
     async def _startup_with_tls(self, sockets: list[socket.socket], context: ssl.SSLContext, tls: EdgeTls) -> None:
-        """What uvicorn does, with a bound for handshakes: it leaves a client a minute, and has no setting for it."""
+        """Starts as uvicorn does, with a handshake timeout: uvicorn allows a minute, without a setting."""
         await self.lifespan.startup()
         loop = asyncio.get_running_loop()
         self.servers = [
@@ -83,7 +83,7 @@ class EdgeServer(uvicorn.Server):
         return EdgeProtocol(config, self.server_state, self.lifespan.state)
 
     async def main_loop(self) -> None:
-        """Keep the Date header right until stop is requested; uvicorn's own loop polls ten times a second."""
+        """Update the Date header until stop is requested; uvicorn's own loop polls ten times a second."""
         while not self._stopping.is_set():
             await self.on_tick(0)
             with contextlib.suppress(TimeoutError):
@@ -91,7 +91,7 @@ class EdgeServer(uvicorn.Server):
                     await self._stopping.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close the listeners, let requests finish, cancel those that do not, close what is left."""
+        """Close the listeners, let requests finish, cancel those that do not, close all connections."""
         self._edge_config.is_stopping = True
         for server in self.servers:
             server.close()
@@ -102,7 +102,7 @@ class EdgeServer(uvicorn.Server):
         if not await self._requests_end(self._grace_seconds):
             for task in list(self.server_state.tasks):
                 task.cancel()
-            await self._requests_end(_LAST_WORDS_SECONDS)
+            await self._requests_end(_FINAL_WRITES_SECONDS)
         await self._connections_end()
 
     async def _requests_end(self, seconds: float) -> bool:
@@ -114,10 +114,10 @@ class EdgeServer(uvicorn.Server):
         return not self.server_state.tasks
 
     async def _connections_end(self) -> None:
-        """Close every connection; one whose peer does not read its last bytes is cut."""
+        """Close every connection; abort one whose peer does not read its last bytes."""
         for connection in list(self.server_state.connections):
             connection.transport.close()
-        deadline = time.monotonic() + _LAST_WORDS_SECONDS
+        deadline = time.monotonic() + _FINAL_WRITES_SECONDS
         # uvicorn keeps a bare set of its connections, so there is nothing to wait on.
         while self.server_state.connections and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(_POLL_SECONDS)
@@ -131,7 +131,7 @@ log = structlog.get_logger("weft.gateway")
 
 
 class AppServer:
-    """Life cycle: start, stop; both may be repeated."""
+    """Serves an ASGI application on a port. Life cycle: start, stop; both may be repeated."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class AppServer:
     ) -> None:
         """`port_option` is what sets the port, for error messages.
 
-        `on_refused` is told the status of what was refused before the application saw it.
+        `on_refused` is called with the status of each request that is refused before the application.
         """
         self._app = app
         self._exposure = exposure
@@ -183,7 +183,7 @@ class AppServer:
                 ws="none",
                 lifespan="off",
                 log_config=None,
-                # Its warnings are about what callers send, which is answered and logged here.
+                # uvicorn's warnings are about callers' input, which is answered and logged here.
                 log_level="error",
                 access_log=False,
                 proxy_headers=False,
@@ -205,7 +205,7 @@ class AppServer:
             self._server.request_stop(grace_seconds)
 
     async def wait_stopped(self) -> None:
-        """Return when all is over; at once when it does not run."""
+        """Return when the server has stopped; at once when it does not run."""
         if self._serving is not None:
             await self._serving
         self._server = self._serving = None
@@ -214,14 +214,14 @@ class AppServer:
 async def _listen(exposure: Exposure, port_option: str) -> socket.socket:
     host, port = exposure.host, exposure.port
     family, address = await _protected_address(exposure)
-    # With its protocol named: asyncio turns Nagle's algorithm off for sockets that say they are TCP, and with it on an
-    # answer in two writes takes 40 ms.
+    # With an explicit protocol: asyncio disables Nagle's algorithm for sockets that name TCP, and with it an answer in
+    # two writes takes 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.setblocking(False)
     try:
         listener.bind(address)
-        # Now rather than when the server starts: a port that is taken shows here at the latest.
+        # Listen now rather than when the server starts: a port in use shows here at the latest.
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
@@ -230,7 +230,7 @@ async def _listen(exposure: Exposure, port_option: str) -> socket.socket:
 
 
 async def _protected_address(exposure: Exposure) -> tuple[socket.AddressFamily, tuple[str, int]]:
-    """The resolved address: a spelling says nothing, 127.1 and 0x7f000001 are loopback, and a name may be anything."""
+    """The resolved address: spellings differ (127.1 and 0x7f000001 are loopback), and a name may be anything."""
     host, port = exposure.host, exposure.port
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)

@@ -13,21 +13,21 @@ def server_context(exposure: Exposure) -> ssl.SSLContext | None:
 
 
 def following_context(source: TlsSource) -> ssl.SSLContext:
-    """A context of a server whose every new handshake is with the files as they are by then."""
+    """Returns a server context that uses the current certificate files for each new handshake."""
     if source.files.certificate_file is None:
         raise invalid_field(source.files.field("certificate_file"), "is missing")
     version, _ = source.current()
     newest = _context(source)
 
     def choose(connection: ssl.SSLObject, _name: str | None, _context_of: ssl.SSLContext) -> None:
-        """Called at the first word of each client, whether it names a host or not."""
+        """Called at each ClientHello, with or without a server name."""
         nonlocal version, newest
         current, _ = source.current()
         if current != version:
             try:
                 newest = _context(source)
             except (OSError, ValueError):
-                # They changed again since they were checked; the next handshake finds what they have become.
+                # The files changed again after their check; the next handshake tries again.
                 pass
             else:
                 version = current

@@ -19,7 +19,7 @@ _MAX_LENGTH_DIGITS = 20
 
 
 async def read_json_body(scope: Scope, receive: Receive, config: GatewayConfig) -> bytes:
-    """The whole body, which must be declared as JSON.
+    """Returns the complete body, which must be declared as JSON.
 
     Raises MALFORMED_REQUEST for another content type, REQUEST_TOO_LARGE above `max_body_bytes` or `max_json_members`,
     and as `read_body` besides.
@@ -30,7 +30,7 @@ async def read_json_body(scope: Scope, receive: Receive, config: GatewayConfig) 
 
 
 async def read_json_or_yaml_body(scope: Scope, receive: Receive, config: GatewayConfig) -> tuple[bytes, bool]:
-    """The whole body and whether it is YAML; it must be declared as either. Raises as `read_json_body`."""
+    """Returns the complete body and whether it is YAML; it must be declared as either. Raises as `read_json_body`."""
     media_type = _media_type(headers_of(scope))
     if media_type in _YAML_TYPES:
         return await read_body(scope, receive, config, max_bytes=config.max_body_bytes), True
@@ -40,14 +40,14 @@ async def read_json_or_yaml_body(scope: Scope, receive: Receive, config: Gateway
 
 
 async def read_multipart_body(scope: Scope, receive: Receive, config: GatewayConfig, *, max_bytes: int) -> list[Part]:
-    """The parts of a form with files, in order.
+    """Returns the parts of a multipart form, in order.
 
     Raises MALFORMED_REQUEST for another content type or a body that is no such form, REQUEST_TOO_LARGE for too many
     parts or too long headers, and as `read_body` besides.
     """
     boundary = multipart_boundary(scope, config.limits)
     raw = await read_body(scope, receive, config, max_bytes=max_bytes)
-    # Tens of milliseconds for a large file, and others are served meanwhile.
+    # In a thread: a large file takes tens of milliseconds.
     return await asyncio.to_thread(parts_of, raw, boundary, config.limits)
 
 
@@ -62,14 +62,14 @@ def multipart_boundary(scope: Scope, limits: RequestLimits) -> bytes:
 async def body_chunks(
     scope: Scope, receive: Receive, config: GatewayConfig, *, max_bytes: int, timeout_seconds: float
 ) -> AsyncGenerator[bytes]:
-    """The body as it comes in. What its reader takes for each piece is not counted as the caller's time.
+    """Yields the body as it arrives. Time that the reader takes for a chunk is not counted as the caller's.
 
     Raises as `read_body`, with `timeout_seconds` instead of `body_timeout_seconds`.
     """
     _require_plain_and_small(scope, max_bytes)
     loop, pace = asyncio.get_running_loop(), config.connections
-    size, waited, is_over = 0, 0.0, False
-    while not is_over:
+    size, waited, is_complete = 0, 0.0, False
+    while not is_complete:
         allowed = min(timeout_seconds, pace.body_grace_seconds + size / pace.min_body_bytes_per_second)
         began = loop.time()
         try:
@@ -80,19 +80,19 @@ async def body_chunks(
         waited += loop.time() - began
         if message["type"] == "http.disconnect":
             raise ClientGoneError
-        piece = message.get("body", b"")
-        size += len(piece)
+        chunk = message.get("body", b"")
+        size += len(chunk)
         if max(size, _declared_bytes(scope)) > max_bytes:
             raise _too_large(max_bytes)
-        is_over = not message.get("more_body", False)
-        yield piece
+        is_complete = not message.get("more_body", False)
+        yield chunk
 
 
 async def read_body(scope: Scope, receive: Receive, config: GatewayConfig, *, max_bytes: int) -> bytes:
-    """The whole body, whatever it is.
+    """Returns the complete body of any content type.
 
     Raises MALFORMED_REQUEST for one that is compressed, REQUEST_TOO_LARGE above `max_bytes`, an EdgeError 408 if it
-    does not arrive in time or arrives too slowly, ClientGoneError if the caller hangs up first.
+    does not arrive in time or arrives too slowly, ClientGoneError if the caller disconnects first.
     """
     _require_plain_and_small(scope, max_bytes)
     began = asyncio.get_running_loop().time()
@@ -121,7 +121,7 @@ def _require_plain_and_small(scope: Scope, max_bytes: int) -> None:
 
 
 def _media_type(headers: Headers) -> bytes:
-    # Also a guard: a page of another origin can send text/plain without asking, JSON and YAML only after a preflight.
+    # Also a CSRF guard: a foreign page can send text/plain without a preflight, but not JSON or YAML.
     return headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
 
 
@@ -131,7 +131,7 @@ def _is_json(media_type: bytes) -> bool:
 
 
 class _Pace:
-    """Moves the end of a body's time as its bytes come in."""
+    """Extends the deadline of a body as its bytes arrive."""
 
     __slots__ = ("_began", "_config", "_timer")
 
@@ -140,32 +140,32 @@ class _Pace:
         self._began = began
         self._config = config
 
-    def has_come(self, size: int) -> None:
-        """That many bytes have come so far."""
+    def received(self, size: int) -> None:
+        """Extend the deadline for `size` received bytes."""
         pace = self._config.connections
         earned = pace.body_grace_seconds + size / pace.min_body_bytes_per_second
         self._timer.reschedule(self._began + min(self._config.body_timeout_seconds, earned))
 
 
 async def _read(scope: Scope, receive: Receive, max_bytes: int, pace: _Pace) -> bytes:
-    pieces: list[bytes] = []
+    chunks: list[bytes] = []
     size = 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientGoneError
-        piece = message.get("body", b"")
-        size += len(piece)
+        chunk = message.get("body", b"")
+        size += len(chunk)
         if max(size, _declared_bytes(scope)) > max_bytes:
             raise _too_large(max_bytes)
-        pieces.append(piece)
+        chunks.append(chunk)
         if not message.get("more_body", False):
-            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        pace.has_come(size)
+            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        pace.received(size)
 
 
 def _declared_bytes(scope: Scope) -> int:
-    """How long the body is at least, by the chunk that is under way."""
+    """Returns the body's minimum length, by the chunk being received."""
     declared: int = scope.get("state", {}).get(DECLARED_BODY_KEY, 0)
     return declared
 

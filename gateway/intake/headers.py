@@ -1,4 +1,7 @@
-"""What a request's head says: who asks for what. Where nobody needs a key, the caller is believed."""
+"""Request headers: caller, tenant, priority, session, deadline and cache options; Host and Origin checks.
+
+Where callers need no key, the tenant they report is used.
+"""
 
 import math
 import re
@@ -43,24 +46,24 @@ _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _MAX_TIMEOUT_CHARS = 16
 _ONCE = frozenset({b"x-tenant-id", b"origin"})
 _HOST = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[^\s/?#@\\:\[\]]+)(?::[0-9]{0,5})?")
-"""A name or an address, and a port: nothing that a URL would take for a user or a path."""
+"""A name or an address, and a port; no user information or path."""
 
 Headers = Mapping[bytes, bytes]
 
 
 def headers_of(scope: Scope) -> Headers:
-    """The headers by lower-case name; of a repeated one the last."""
+    """Returns the headers by lower-case name; of a repeated one the last."""
     return dict(scope["headers"])
 
 
 def request_id_of(headers: Headers) -> str:
-    """The caller's own request id if it is a safe one, otherwise a new one."""
+    """Returns the caller's request id if it is a valid token, otherwise a new one."""
     given = headers.get(b"x-request-id", b"").decode("latin-1")
     return given if is_token(given, MAX_REQUEST_ID_CHARS) else new_id("req")
 
 
 def validate_head(scope: Scope, config: GatewayConfig) -> None:
-    """Refuse what the HTTP parser lets pass: headers too many, too large or twice, a foreign Host or Origin."""
+    """Raises for heads that the HTTP parser accepts: too many, large or repeated headers, a foreign Host or Origin."""
     raw = scope["headers"]
     limits = config.connections
     if len(raw) > limits.max_header_count:
@@ -79,9 +82,9 @@ def validate_head(scope: Scope, config: GatewayConfig) -> None:
 
 
 def require_local_caller(scope: Scope) -> None:
-    """Where nobody needs a key: refuse a change that a page of another origin could have asked for.
+    """Where callers need no key: refuse a change that a page of another origin could have sent.
 
-    A page has no key to show. On top of `validate_head`: the Host is a loopback name, whatever `allowed_hosts`
+    A page has no key. Beyond `validate_head`: the Host is a loopback name, whatever `allowed_hosts`
     says, and an Origin is this very gateway, port and all. Raises PERMISSION_DENIED.
     """
     if facts_of(scope).principal is not LOCAL:
@@ -124,7 +127,7 @@ def _is_own(name: str | None, config: GatewayConfig) -> bool:
 def request_context(
     scope: Scope, config: GatewayConfig, params: HandledRequest, *, model: str, operation: Operation
 ) -> RequestContext:
-    """The request as the dispatcher wants it. Raises INVALID_ARGUMENT naming the header or field that is wrong."""
+    """Returns the request's context for the dispatcher. Raises INVALID_ARGUMENT naming the wrong header or field."""
     headers = headers_of(scope)
     principal = facts_of(scope).principal
     priority = _priority(headers, params)
@@ -148,7 +151,7 @@ def request_context(
 
 
 def tenant_of(scope: Scope) -> str:
-    """Whose request it is: that of the key, or where callers are believed, what they say.
+    """Returns the request's tenant: that of the key, or the self-reported one where callers need no key.
 
     Raises INVALID_ARGUMENT naming the header, PERMISSION_DENIED where the key is of another tenant.
     """
@@ -158,7 +161,7 @@ def tenant_of(scope: Scope) -> str:
 
 
 def _priority(headers: Headers, params: HandledRequest) -> Priority | None:
-    """The band that header or field name; None: neither does."""
+    """Returns the priority class of the header or the field; None: neither is given."""
     given = headers.get(b"x-priority")
     if given is None:
         return None if params.x_priority is None else _PRIORITIES[params.x_priority.encode()]
@@ -169,7 +172,7 @@ def _priority(headers: Headers, params: HandledRequest) -> Priority | None:
 
 
 def idempotency_key_of(headers: Headers) -> str:
-    """What the same submission has the same of; empty: none. Raises INVALID_ARGUMENT naming the header."""
+    """Returns the Idempotency-Key; empty: none. Raises INVALID_ARGUMENT naming the header."""
     given = headers.get(b"idempotency-key")
     if given is None:
         return ""
@@ -217,7 +220,7 @@ def _cache_mode(headers: Headers) -> CacheMode:
 
 
 def timeout_seconds(headers: Headers, config: GatewayConfig) -> float:
-    """How long the caller waits. Raises INVALID_ARGUMENT naming the header."""
+    """Returns the caller's deadline in seconds. Raises INVALID_ARGUMENT naming the header."""
     given = headers.get(b"x-request-timeout-seconds")
     if given is None:
         return config.request_timeout_seconds
@@ -239,9 +242,9 @@ def _traceparent(headers: Headers) -> str:
 def durable_request_of(
     scope: Scope, params: HandledRequest, operation: Operation, *, is_possible: bool
 ) -> Journal | None:
-    """What a request asks for; None: nothing of the kind.
+    """Returns the options of `durable: "wait"`; None: the request is not durable.
 
-    Raises INVALID_ARGUMENT naming the field where it cannot be had: here (`is_possible`), or for this operation.
+    Raises INVALID_ARGUMENT naming the field where it is not available: here (`is_possible`), or for this operation.
     """
     if params.durable is None:
         if params.on_disconnect is not None:

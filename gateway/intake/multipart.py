@@ -1,4 +1,4 @@
-"""Forms with files (RFC 7578), from a body that is whole and within its limit."""
+"""Multipart forms (RFC 7578): parsed from a complete body or as a stream, and their fields by name."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -24,11 +24,11 @@ class Part:
     name: str
     data: bytes
     filename: str | None = None
-    """The last segment of what the caller's file is called, for messages and its suffix only; None: no file."""
+    """The last segment of the file's name, for messages and its suffix only; None: not a file."""
     media_type: str = "text/plain"
 
     def text(self) -> str:
-        """The value of a field that is no file. Raises INVALID_ARGUMENT naming it."""
+        """Returns the value of a field that is not a file. Raises INVALID_ARGUMENT naming it."""
         if self.filename is not None:
             raise invalid_field(self.name, "must be a value, not a file")
         try:
@@ -38,7 +38,7 @@ class Part:
 
 
 def boundary_of(content_type: bytes, limits: RequestLimits) -> bytes:
-    """The boundary that a Content-Type names. Raises MALFORMED_REQUEST, REQUEST_TOO_LARGE for one too long."""
+    """Returns the boundary of a Content-Type. Raises MALFORMED_REQUEST, REQUEST_TOO_LARGE for one too long."""
     _, options = parse_options_header(content_type)
     boundary = bytes(options.get(b"boundary", b""))
     if len(boundary) > limits.max_boundary_chars:
@@ -50,7 +50,7 @@ def boundary_of(content_type: bytes, limits: RequestLimits) -> bytes:
 
 
 def parts_of(raw: bytes, boundary: bytes, limits: RequestLimits) -> list[Part]:
-    """The parts of `raw`, in order.
+    """Returns the parts of `raw`, in order.
 
     Raises MALFORMED_REQUEST for what is not whole, REQUEST_TOO_LARGE for too many parts or too long headers of one.
     """
@@ -79,7 +79,7 @@ def parts_of(raw: bytes, boundary: bytes, limits: RequestLimits) -> list[Part]:
 
 
 def part_of(head: bytes, data: bytes) -> Part:
-    """A part with these headers. Raises MALFORMED_REQUEST."""
+    """Returns a part with these headers. Raises MALFORMED_REQUEST."""
     headers = dict(_header(line) for line in head.split(b"\r\n"))
     kind, options = parse_options_header(headers.get(b"content-disposition", b""))
     name = _text(options.get(b"name", b""))
@@ -117,7 +117,7 @@ def _last_segment(filename: str) -> str:
 
 
 def too_long_head(limits: RequestLimits) -> WeftError:
-    """What is said of a part with more headers than one may have."""
+    """Returns the error of a part whose headers exceed the limit."""
     limit = limits.max_part_header_bytes
     return WeftError(Reason.REQUEST_TOO_LARGE, f"the headers of a part are longer than {limit} bytes")
 
@@ -129,17 +129,17 @@ def _no_head(raw: bytes, place: int, limits: RequestLimits) -> WeftError:
 
 
 def malformed(message: str) -> WeftError:
-    """What is said of a body that is no such form."""
+    """Returns the error of a body that is not a valid form."""
     return WeftError(Reason.MALFORMED_REQUEST, message)
 
 
 MAX_VALUE_BYTES = 8 * 1024
-"""Of a field that is no file."""
+"""Maximum size of a field that is not a file."""
 _CRLF = b"\r\n"
 
 
 class MultipartStream:
-    """The parts of one body. What is held of it at any time is one piece of it, and a boundary's length."""
+    """The parts of one body, as a stream. Holds one chunk of it and a boundary's length in memory."""
 
     def __init__(self, pieces: AsyncIterator[bytes], boundary: bytes, limits: RequestLimits) -> None:
         self._pieces = pieces
@@ -151,7 +151,7 @@ class MultipartStream:
         self._has_begun = False
 
     async def next_part(self) -> Part | None:
-        """The head of the next part, its data empty; None: there is none. What was not read of the last one is dropped.
+        """The head of the next part, its data empty; None: there is none. Unread data of the last one is dropped.
 
         Raises MALFORMED_REQUEST for what is not whole, REQUEST_TOO_LARGE for too many parts or too long headers of one.
         """
@@ -171,7 +171,7 @@ class MultipartStream:
         return part_of(await self._head(), b"")
 
     async def value(self) -> bytes:
-        """The data of a part that is no file. Raises REQUEST_TOO_LARGE above MAX_VALUE_BYTES."""
+        """Returns the data of a part that is not a file. Raises REQUEST_TOO_LARGE above MAX_VALUE_BYTES."""
         found = bytearray()
         async for piece in self.data():
             found += piece
@@ -180,10 +180,10 @@ class MultipartStream:
         return bytes(found)
 
     async def data(self) -> AsyncGenerator[bytes]:
-        """What is left of the data of this part. Raises MALFORMED_REQUEST for a body that ends within it."""
+        """Yields the remaining data of this part. Raises MALFORMED_REQUEST for a body that ends within it."""
         delimiter, held = self._delimiter, self._held
         while (end := held.find(delimiter)) < 0:
-            # All but what may be the beginning of a boundary.
+            # All but a possible beginning of a boundary.
             ready = len(held) - len(delimiter) + 1
             if ready > 0:
                 yield bytes(memoryview(held)[:ready])
@@ -192,7 +192,7 @@ class MultipartStream:
                 raise malformed("the body ends within a part")
         if end:
             yield bytes(memoryview(held)[:end])
-        # The boundary stays, so that whoever asks again finds the end again.
+        # The boundary stays, so that a second call finds the end again.
         del held[:end]
 
     async def _begin(self) -> None:
@@ -203,14 +203,14 @@ class MultipartStream:
             raise malformed("the body does not begin with its boundary")
 
     async def _starts_with(self, mark: bytes) -> bool:
-        """Whether the boundary, which is held, goes on with `mark`."""
+        """Whether `mark` follows the held boundary."""
         place = len(self._delimiter)
         while len(self._held) < place + len(mark) and await self._read():
             pass
         return self._held.startswith(mark, place)
 
     async def _head(self) -> bytes:
-        """The headers of a part; what is held begins after them."""
+        """Returns the headers of a part and removes them from the buffer."""
         limits, begin = self._limits, len(self._delimiter)
         # From the line's end: a part without headers has nothing before the empty line.
         most = begin + limits.max_part_header_bytes + len(HEADERS_END)
@@ -234,12 +234,12 @@ class MultipartStream:
             self._held[:0] = _CRLF
 
     async def _drain(self) -> None:
-        """What comes after the last boundary says nothing."""
+        """Drop everything after the last boundary."""
         while await self._read():
             self._held.clear()
 
     async def _read(self) -> bool:
-        """Hold one more piece; whether there was one."""
+        """Read one more chunk into the buffer; returns whether there was one."""
         piece = await anext(self._pieces, None)
         self._held += piece or b""
         return piece is not None
@@ -249,24 +249,24 @@ Model = TypeVar("Model", bound=BaseModel)
 
 _MAX_MESSAGE_CHARS = 500
 LIST_MARK = "[]"
-"""At the end of a field's name: it may be given several times."""
+"""Suffix of a field's name that may be given several times."""
 
 
 class Form:
-    """A form with files."""
+    """The fields and files of a form, by name."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self._parts = parts
 
     def files(self, name: str) -> list[Part]:
-        """The files of this name, in order. Raises INVALID_ARGUMENT for a value that should be one."""
+        """Returns the files of this name, in order. Raises INVALID_ARGUMENT for a value that should be one."""
         found = [part for part in self._parts if part.name == name]
         if any(part.filename is None for part in found):
             raise invalid_field(name, "must be a file")
         return found
 
     def file(self, name: str) -> Part:
-        """The one file of this name. Raises INVALID_ARGUMENT for none, for several and for an empty one."""
+        """Returns the one file of this name. Raises INVALID_ARGUMENT for none, for several and for an empty one."""
         found = self.files(name)
         if len(found) != 1:
             raise invalid_field(name, "must be one file")
@@ -275,14 +275,14 @@ class Form:
         return found[0]
 
     def words(self, name: str, known: frozenset[str]) -> list[str]:
-        """The values of a field that may be given several times. Raises INVALID_ARGUMENT for one that is not known."""
+        """Returns the values of a field that may be given several times. Raises INVALID_ARGUMENT for an unknown one."""
         found = [part.text() for part in self._parts if part.name == name + LIST_MARK]
         if not known.issuperset(found):
             raise invalid_field(name, f"must be one of {', '.join(sorted(known))}")
         return found
 
     def read(self, model: type[Model], *, file_fields: frozenset[str]) -> Model:
-        """The fields that are no files, and come once, as a request. Raises INVALID_ARGUMENT naming the field."""
+        """The other fields, which may come once, as a request model. Raises INVALID_ARGUMENT naming the field."""
         values: dict[str, str] = {}
         for part in self._parts:
             name = part.name

@@ -1,4 +1,4 @@
-"""Query parameters, strictly: nothing unknown, nothing twice, every value checked, errors that name the parameter."""
+"""Strict query parameters: unknown, repeated and invalid ones are refused by name."""
 
 from urllib.parse import parse_qsl
 
@@ -15,7 +15,7 @@ _FLAGS = {"1": True, "true": True, "0": False, "false": False}
 
 
 class Query:
-    """The parameters of one request; each is taken at most once, `known` are those that the route has."""
+    """The query parameters of one request; `known` are those of the endpoint."""
 
     def __init__(self, scope: Scope, known: frozenset[str] = frozenset()) -> None:
         """Raises MALFORMED_REQUEST or INVALID_ARGUMENT naming what is wrong."""
@@ -33,11 +33,11 @@ class Query:
         return name in self._values
 
     def text(self, name: str) -> str:
-        """The value; empty where it is not given."""
+        """Returns the value; empty where it is not given."""
         return self._values.get(name, "")
 
     def count(self, name: str, most: int, *, least: int = 1) -> int:
-        """A whole number from `least` to `most`; 0 where it is not given."""
+        """Returns a whole number from `least` to `most`; 0 where it is not given."""
         if name not in self._values:
             return 0
         value = self._values[name]
@@ -47,7 +47,7 @@ class Query:
         return int(value)
 
     def flag(self, name: str) -> bool:
-        """Yes or no; no where it is not given."""
+        """Returns a boolean; False where it is not given."""
         if name not in self._values:
             return False
         flag = _FLAGS.get(self._values[name])

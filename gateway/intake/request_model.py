@@ -1,4 +1,4 @@
-"""What every request model stands on."""
+"""Base classes of request schemas, fields shared by all inference requests, and their configured limits."""
 
 from collections.abc import Sized
 from typing import Annotated, Any, Literal
@@ -13,12 +13,12 @@ from weft.kernel.units import MAX_DURATION_CHARS
 MAX_INT32 = 2**31 - 1
 MAX_INT64 = 2**63 - 1
 
-# Union members carry a tag with this mark; it is no part of the path a caller is told.
+# Tags of union members have this mark; it is not part of field paths in errors.
 TAG_MARK = "~"
 
 
 class StopAtFirstError(FailFast):
-    """FailFast that may stand inside a union; a list of a million wrong entries costs one error."""
+    """FailFast that works inside a union; a list of a million wrong entries costs one error."""
 
     __hash__ = object.__hash__
 
@@ -30,7 +30,7 @@ class StrictModel(BaseModel):
 
 
 def _shape(value: object) -> str | None:
-    """Which member of a union a JSON value is meant for, by its own shape."""
+    """Returns the union member for a JSON value, by its shape."""
     match value:
         case str():
             return "~text"
@@ -107,7 +107,7 @@ class HandledRequest(StrictModel):
 
 
 def require_within(params: HandledRequest, limits: RequestLimits) -> None:
-    """Raises INVALID_ARGUMENT naming the field that asks for too much; fields that a surface lacks say nothing."""
+    """Raises INVALID_ARGUMENT naming the field that asks for too much; fields that its schema lacks are ignored."""
     given = params.model_fields_set
     if "user" in given:
         _require_few(params.user, "user", limits.max_user_chars, "characters")
@@ -117,7 +117,7 @@ def require_within(params: HandledRequest, limits: RequestLimits) -> None:
         _require_few(_value(params, "logit_bias"), "logit_bias", limits.max_logit_bias, "tokens")
     for name in given & {"top_logprobs", "logprobs"}:
         count = _value(params, name)
-        # In a chat, `logprobs` is yes or no.
+        # In a chat, `logprobs` is a boolean.
         if isinstance(count, int) and not isinstance(count, bool) and count > limits.max_top_logprobs:
             raise invalid_field(name, f"must be at most {limits.max_top_logprobs}")
     for name in given & {"stop", "stop_sequences"}:
@@ -143,7 +143,7 @@ def _require_short_stops(stop: object, field: str, most: int) -> None:
 
 
 def _require_few_tokens(params: HandledRequest, limits: RequestLimits) -> None:
-    """Every answer of a prompt may be as long as `max_tokens` says, and all of them are made at once."""
+    """Limits `n` times `max_tokens`: all answers of a prompt are generated at once."""
     count = _value(params, "n") or 1
     newer = _value(params, "max_completion_tokens")
     name = "max_tokens" if newer is None else "max_completion_tokens"

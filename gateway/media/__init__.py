@@ -1,8 +1,8 @@
-"""Media inside requests. The gateway alone fetches addresses; everybody behind it gets bytes.
+"""Media inside requests. Only the gateway fetches addresses; services behind it get bytes.
 
-A route makes one `RequestMedia` for a request (`parts.request_media(asked)`), translates with it (`image(url, field)`,
-`encoded_image(...)`, `encoded_audio(...)`) and hands it to `Work`, which awaits `supply` before the request is
-dispatched. A route that dispatches by itself awaits `supply(payload, media, parts.media)`.
+A handler creates one `RequestMedia` for a request (`deps.request_media(params)`), translates with it
+(`image(url, field)`, `encoded_image(...)`, `encoded_audio(...)`) and hands it to `Work`, which awaits `supply` before
+the request is dispatched. A handler that dispatches by itself awaits `supply(payload, media, deps.media)`.
 """
 
 from gateway.config import MediaConfig

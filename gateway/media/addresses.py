@@ -1,4 +1,4 @@
-"""Which addresses may be fetched. Pure: names and numbers in, a refusal out.
+"""Policy of media addresses: which may be fetched. Pure.
 
 One parser serves the check and the connection: `require_allowed` gives the parts of a URL, and `gateway.media.fetcher`
 connects to those and to nothing else. What two parsers could read differently (a backslash, white space, a user name, a
@@ -89,7 +89,7 @@ class MediaUrl:
 
 
 def require_allowed(url: str, field: str, config: MediaConfig) -> MediaUrl:
-    """The parts of `url`. Raises INVALID_ARGUMENT naming `field` where the operator does not allow it."""
+    """Returns the parts of `url`. Raises INVALID_ARGUMENT naming `field` where the operator does not allow it."""
     if not config.allowed_hosts:
         raise invalid_field(
             field,
@@ -112,7 +112,7 @@ def require_allowed(url: str, field: str, config: MediaConfig) -> MediaUrl:
 
 
 def parse_url(url: str) -> MediaUrl | None:
-    """The parts of an http or https URL; None for anything that is not plainly one."""
+    """Returns the parts of an http or https URL; None for anything ambiguous."""
     if len(url) > MAX_URL_CHARS:
         return None
     match = _URL.fullmatch(url)
@@ -127,9 +127,9 @@ def parse_url(url: str) -> MediaUrl | None:
 
 
 def address_refusal(text: str) -> str | None:
-    """Why no connection is made to a resolved address; None where it is a public one.
+    """Returns why a resolved address is refused; None where it is a public one.
 
-    An IPv6 address that stands for an IPv4 one is judged as that one, too.
+    An IPv6 address that embeds an IPv4 one is checked as that one, too.
     """
     try:
         address = ip_address(text)
@@ -154,7 +154,7 @@ def _is_public_6(address: IPv6Address) -> bool:
 
 
 def _inner_4(address: IPv6Address) -> tuple[IPv4Address, ...] | None:
-    """The IPv4 addresses that an IPv6 address stands for: mapped, NAT64, 6to4, Teredo (server and client)."""
+    """Returns the IPv4 addresses embedded in an IPv6 address: mapped, NAT64, 6to4, Teredo (server and client)."""
     if address.ipv4_mapped is not None:
         return (address.ipv4_mapped,)
     if address in _NAT64:

@@ -1,7 +1,7 @@
-"""What a file must be before an engine sees it: of a known type by its own first bytes, and no larger than it may be.
+"""Validation of media files: known type by their first bytes, size and duration within limits.
 
-Nothing is decoded here: a decoder is what a hostile file is made for. SVG, playlists and whatever else names further
-files begin with none of the known bytes.
+Nothing is decoded here: hostile files target decoders. SVG, playlists and other types that name further files begin
+with none of the known bytes.
 """
 
 import struct
@@ -34,7 +34,7 @@ _LAYER_III = 1
 
 
 def wav_seconds(data: bytes) -> float | None:
-    """How long a WAV plays; None for a file that is none, or that holds no sound."""
+    """Returns the duration of a WAV; None for another file, or one without sound."""
     if data[:4] != b"RIFF" or data[8:12] != b"WAVE":
         return None
     position, bytes_per_second = 12, 0
@@ -63,7 +63,7 @@ def _wav_rate(data: bytes, position: int) -> int:
 
 
 def mp3_seconds(data: bytes) -> float | None:
-    """How long an MP3 plays at the rate of its first frame; None for a file that is none."""
+    """Returns the duration of an MP3 at the rate of its first frame; None for another file."""
     start = _after_tag(data)
     frame = _mp3_frame(data, start)
     if frame is None:
@@ -85,7 +85,7 @@ def _after_tag(data: bytes) -> int:
 
 
 def _mp3_frame(data: bytes, position: int) -> tuple[int, int] | None:
-    """Length in bytes and rate in bit/s of the frame at `position`."""
+    """Returns length in bytes and rate in bit/s of the frame at `position`."""
     if position + 4 > len(data):
         return None
     word = int.from_bytes(data[position : position + 4])
@@ -109,7 +109,7 @@ _UNKNOWN_TYPES = frozenset({"", "application/octet-stream", "binary/octet-stream
 
 
 def checked_image(data: bytes, said: str, field: str, config: MediaConfig) -> MediaFile:
-    """An image that is what it is said to be. Raises INVALID_ARGUMENT naming `field`."""
+    """Returns a validated image. Raises INVALID_ARGUMENT naming `field`."""
     media_type = _SPELLINGS.get(said.lower(), said.lower())
     if media_type not in IMAGE_TYPES:
         raise invalid_field(field, f"must be one of {', '.join(sorted(IMAGE_TYPES))}")
@@ -122,7 +122,7 @@ def checked_image(data: bytes, said: str, field: str, config: MediaConfig) -> Me
 
 
 def fetched_image(data: bytes, content_type: str, field: str, config: MediaConfig) -> MediaFile:
-    """An image with the Content-Type that came with it. Raises INVALID_ARGUMENT naming `field`."""
+    """Returns a validated image that was fetched with a Content-Type. Raises INVALID_ARGUMENT naming `field`."""
     said = content_type.partition(";")[0].strip().lower()
     if said in _UNKNOWN_TYPES:
         said = media_type_of(data) or "of no known type"
@@ -130,7 +130,7 @@ def fetched_image(data: bytes, content_type: str, field: str, config: MediaConfi
 
 
 def checked_audio(data: bytes, audio_format: str, field: str, config: MediaConfig) -> MediaFile:
-    """A recording that is what it is said to be: `wav` or `mp3`. Raises INVALID_ARGUMENT naming `field`."""
+    """Returns a validated recording, `wav` or `mp3`. Raises INVALID_ARGUMENT naming `field`."""
     seconds = wav_seconds(data) if audio_format == "wav" else mp3_seconds(data)
     if seconds is None:
         raise invalid_field(field, f"is not a complete {audio_format} file")

@@ -1,4 +1,4 @@
-"""Fetches the media that requests name, from hosts the operator allows, and from nowhere else.
+"""The media fetcher: downloads addresses in requests, only from hosts that the operator allows.
 
 The name is looked up once, every address it has must be a public one, and the connection is made to those: the socket
 is opened here, after one more look at the very address it will connect to. No redirects, no proxies, no cookies, no
@@ -42,22 +42,22 @@ _HEADERS: "LooseHeaders" = {"Accept": "image/*", "Accept-Encoding": "identity", 
 
 
 class ForbiddenAddressError(Exception):
-    """A name leads to an address that is not public. No OSError: the client would take it for one of the network."""
+    """A name resolves to an address that is not public. No OSError: the client would take it for a network error."""
 
 
 async def look_up(host: str, port: int) -> list[AddressInfo]:
-    """The addresses of a name, from the system's resolver. Raises OSError."""
+    """Returns the addresses of a name, from the system's resolver. Raises OSError."""
     return list(await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM))
 
 
 def open_socket(info: AddressInfo) -> socket.socket:
-    """A socket that can be connected to this address."""
+    """Returns an unconnected socket for this address."""
     return socket.socket(info[0], info[1], info[2])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """The way out; tests put their own in its place. Everything is checked on this side of it."""
+    """Name resolution and sockets; tests replace it. All checks happen before it."""
 
     look_up: Callable[[str, int], Awaitable[list[AddressInfo]]] = look_up
     open_socket: Callable[[AddressInfo], socket.socket] = open_socket
@@ -75,7 +75,7 @@ class MediaFetcher:
 
     async def fetch(self, addresses: Sequence[MediaAddress]) -> Mapping[str, MediaFile]:
         """See MediaSource.fetch."""
-        # One after the other: the sum of their bytes is bounded, and no request takes all the turns.
+        # Sequentially: the sum of their bytes is bounded, and no request takes all slots.
         files: dict[str, MediaFile] = {}
         left = self._config.max_total_bytes
         under_way = addresses[0] if addresses else None
@@ -185,7 +185,7 @@ class MediaFetcher:
 
 
 class _CheckingResolver(AbstractResolver):
-    """Looks a name up once and hands on nothing but public addresses; one that is not spoils the name."""
+    """Resolves a name once; refuses it unless all its addresses are public."""
 
     def __init__(self, network: Network) -> None:
         self._network = network
@@ -193,7 +193,7 @@ class _CheckingResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        """The addresses as text, so that nobody looks them up again."""
+        """Returns the addresses as text, so that they are not resolved again."""
         found: list[ResolveResult] = []
         for kind, _, protocol, _, where in (await self._network.look_up(host, port))[:MAX_RESOLVED]:
             if family not in {socket.AF_UNSPEC, kind}:
@@ -210,7 +210,7 @@ class _CheckingResolver(AbstractResolver):
         return found
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: it holds no resources."""
 
 
 def _require_public(address: str) -> None:
@@ -219,7 +219,7 @@ def _require_public(address: str) -> None:
 
 
 def _built(url: MediaUrl) -> URL:
-    """For the client, which must not read the text again: every part as it was checked."""
+    """Returns the URL for the client from its checked parts, so that it is not parsed again."""
     return URL(f"{url.scheme}://{url.host}:{url.port}{url.target}", encoded=True)
 
 
@@ -233,7 +233,7 @@ def _require_plain(response: aiohttp.ClientResponse, field_name: str) -> None:
 
 
 def _told(error: Exception) -> str:
-    """Why, without what the mesh's own network or resolver says of itself."""
+    """Returns the reason of a failure, without details of the mesh's network or resolver."""
     match error:
         case aiohttp.ConnectionTimeoutError():
             return "its host was not reached in time"

@@ -30,7 +30,7 @@ _JPEG_SCAN = 0xDA
 
 
 def media_type_of(data: bytes) -> str | None:
-    """The type of an image by its first bytes; None for anything else."""
+    """Returns the type of an image by its first bytes; None for anything else."""
     if data.startswith(PNG_MAGIC):
         return "image/png"
     if data.startswith(b"\xff\xd8\xff"):
@@ -119,7 +119,7 @@ def _gif(data: bytes, max_frames: int) -> ImageSize | None:
 
 
 def _colours(flags: int) -> int:
-    """Bytes of the colour table that these flags announce."""
+    """Returns the size in bytes of the colour table that these flags announce."""
     return 3 * 2 ** ((flags & 7) + 1) if flags & 0x80 else 0
 
 

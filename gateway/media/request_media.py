@@ -2,7 +2,7 @@
 
 Translation is synchronous: `RequestMedia.image` gives a part that stands for the address, and `supply` puts the bytes
 in its place. It is awaited where the answer is produced (`gateway.answers.generation.Work`), so that a caller who
-hangs up ends the fetch, and a stream has its status line and its keepalive comments meanwhile.
+disconnects cancels the fetch, and a stream has its status line and its keepalive comments meanwhile.
 """
 
 import base64
@@ -30,19 +30,19 @@ class MediaAddress:
 
 
 class MediaSource(Protocol):
-    """Fetches what requests name; see `gateway.media.fetcher.MediaFetcher`."""
+    """Fetches media by address; see `gateway.media.fetcher.MediaFetcher`."""
 
     async def fetch(self, addresses: Sequence[MediaAddress]) -> Mapping[str, MediaFile]:
-        """The file of every address, by its URL.
+        """Returns the file of each address, by its URL.
 
-        Raises INVALID_ARGUMENT or REQUEST_TOO_LARGE naming the field of one that cannot be had, TOO_MANY_RESOURCES
+        Raises INVALID_ARGUMENT or REQUEST_TOO_LARGE naming the field of one that cannot be fetched, TOO_MANY_RESOURCES
         when too many others are being fetched.
         """
         ...
 
 
 class NoMediaSource:
-    """For an edge that fetches nothing."""
+    """Refuses all addresses: for a gateway that fetches none."""
 
     async def fetch(self, addresses: Sequence[MediaAddress]) -> Mapping[str, MediaFile]:
         """See MediaSource.fetch. Raises INVALID_ARGUMENT for any address."""
@@ -67,11 +67,11 @@ class RequestMedia:
 
     @property
     def addresses(self) -> tuple[MediaAddress, ...]:
-        """What is to be fetched, each address once."""
+        """The addresses to fetch, each once."""
         return tuple(self._addresses.values())
 
     def image(self, url: str, field: str, *, detail: str = "") -> chat_pb2.MediaPart:
-        """The image of a data: URL, or a part that `supply` fills. Raises INVALID_ARGUMENT naming `field`."""
+        """Returns the image of a data: URL, or a part that `supply` fills. Raises INVALID_ARGUMENT naming `field`."""
         prefix = _DATA_URL.match(url)
         if prefix is not None:
             part = self.encoded_image(url[prefix.end() :], prefix.group(1), field)
@@ -83,12 +83,12 @@ class RequestMedia:
         return chat_pb2.MediaPart(data=url.encode(), media_type=_ADDRESS_TYPE, detail=detail)
 
     def encoded_image(self, data: str, media_type: str, field: str) -> chat_pb2.MediaPart:
-        """An image in base64. Raises INVALID_ARGUMENT or REQUEST_TOO_LARGE naming `field`."""
+        """Returns an image given in base64. Raises INVALID_ARGUMENT or REQUEST_TOO_LARGE naming `field`."""
         file = checked_image(self._decoded(data, field), media_type, field, self._config)
         return chat_pb2.MediaPart(data=file.data, media_type=file.media_type)
 
     def encoded_audio(self, data: str, audio_format: str, field: str) -> chat_pb2.MediaPart:
-        """A recording in base64; `audio_format` is `wav` or `mp3`. Raises as `encoded_image`."""
+        """Returns a recording given in base64; `audio_format` is `wav` or `mp3`. Raises as `encoded_image`."""
         file = checked_audio(self._decoded(data, field), audio_format, field, self._config)
         return chat_pb2.MediaPart(data=file.data, media_type=file.media_type)
 

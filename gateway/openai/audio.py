@@ -95,7 +95,7 @@ _BY_SUFFIX = MappingProxyType(
 def to_transcription(
     request: TranscriptionRequest, recording: Part, granularities: Sequence[str] = (), *, translates: bool
 ) -> audio_pb2.TranscriptionPayload:
-    """What the mesh is asked. Raises UNSUPPORTED_OPERATION for what no runner offers."""
+    """Returns the payload of a transcription. Raises UNSUPPORTED_OPERATION for what no runner offers."""
     if request.stream:
         raise FieldError("stream", "is not offered for transcriptions: leave it out", Reason.UNSUPPORTED_OPERATION)
     if "word" in granularities:
@@ -114,12 +114,12 @@ def to_transcription(
 
 
 def media_type_of(request: TranscriptionRequest) -> bytes:
-    """The content type of an answer in the form that was asked for."""
+    """Returns the content type of the requested response format."""
     return _MEDIA_TYPES.get(request.response_format or "json", TEXT)
 
 
 def transcription_body(transcription: audio_pb2.Transcription, request: TranscriptionRequest) -> bytes:
-    """The answer in the form that was asked for. Raises UNSUPPORTED_OPERATION for times that the engine did not say."""
+    """Returns the answer in the requested format. Raises UNSUPPORTED_OPERATION where the engine gave no timestamps."""
     match request.response_format:
         case "text":
             return f"{transcription.text}\n".encode()
@@ -132,7 +132,7 @@ def transcription_body(transcription: audio_pb2.Transcription, request: Transcri
 
 
 def to_speech(request: SpeechRequest) -> audio_pb2.SpeechPayload:
-    """What the mesh is asked. Raises UNSUPPORTED_OPERATION for events instead of bytes."""
+    """Returns the payload of speech. Raises UNSUPPORTED_OPERATION for events instead of bytes."""
     if request.stream_format == "sse":
         message = "'sse' is not offered: bytes come as they are made; use audio"
         raise FieldError("stream_format", message, Reason.UNSUPPORTED_OPERATION)
@@ -182,7 +182,7 @@ def _clock(seconds: float, mark: str) -> str:
 
 
 def _type_of(recording: Part) -> str:
-    """What the form says, else what the file's name says."""
+    """Returns the media type of the form, else that of the file's suffix."""
     if recording.media_type not in _UNTYPED:
         return recording.media_type
     suffix = (recording.filename or "").rpartition(".")[2].lower()

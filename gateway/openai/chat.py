@@ -67,14 +67,14 @@ _EFFORTS: dict[str, chat_pb2.ReasoningEffort.ValueType] = {
     "xhigh": chat_pb2.REASONING_EFFORT_XHIGH,
     "max": chat_pb2.REASONING_EFFORT_MAX,
 }
-_HANDED_ON = ("verbosity", "prediction", "web_search_options")
-"""Fields whose form is known here and whose use is the engine's."""
+_PASSED_THROUGH = ("verbosity", "prediction", "web_search_options")
+"""Fields that are validated here and passed to the engine."""
 
 
 def to_payload(request: ChatRequest, limits: RequestLimits, media: RequestMedia | None = None) -> chat_pb2.ChatPayload:
-    """What the mesh is asked. Raises INVALID_ARGUMENT naming the field that is wrong, UNSUPPORTED_OPERATION for sound.
+    """Returns the chat payload. Raises INVALID_ARGUMENT naming the wrong field, UNSUPPORTED_OPERATION for audio output.
 
-    `media` notes the addresses that are still to be fetched; without it there are none.
+    `media` collects the addresses to fetch; without it addresses are refused.
     """
     require_stream_options_fit(request)
     _require_text_is_enough(request)
@@ -102,7 +102,7 @@ def to_payload(request: ChatRequest, limits: RequestLimits, media: RequestMedia 
 
 
 def warnings_of(request: ChatRequest) -> list[warning_pb2.Warning]:
-    """What of a request is understood and not done, told beside the answer; at most MAX_NOTICES_TOLD."""
+    """Returns warnings for fields that are understood and not supported; at most MAX_NOTICES_TOLD."""
     found = [
         _unused(f"tools[{index}]", "is a tool of a type that models here cannot call; it was left out")
         for index, tool in enumerate(request.tools or ())
@@ -147,8 +147,8 @@ def _fill_extra(payload: chat_pb2.ChatPayload, request: ChatRequest) -> None:
     arguments = request.chat_template_kwargs
     if arguments is not None and arguments.model_extra:
         given["chat_template_kwargs"] = arguments.model_extra
-    if not request.model_fields_set.isdisjoint(_HANDED_ON):
-        given |= request.model_dump(include=set(_HANDED_ON), exclude_none=True)
+    if not request.model_fields_set.isdisjoint(_PASSED_THROUGH):
+        given |= request.model_dump(include=set(_PASSED_THROUGH), exclude_none=True)
     fill_extra(payload.extra_parameters, given)
 
 

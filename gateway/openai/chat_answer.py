@@ -1,4 +1,4 @@
-"""Events to one `chat.completion`: what a caller gets who did not ask for a stream."""
+"""Chat answers: events to one `chat.completion`, or to streamed chunks."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -37,10 +37,10 @@ class _Choice:
 
 
 class ChatAnswer(DocumentAnswer):
-    """One chat answer, growing."""
+    """Builds one chat completion."""
 
     def __init__(self, identity: AnswerIdentity, *, choice_count: int, logprobs: bool, functions: bool = False) -> None:
-        """`functions`: calls are told in the older form, `function_call`."""
+        """`functions`: calls are written in the older form, `function_call`."""
         super().__init__(identity, choice_count=choice_count)
         self._wants_logprobs = logprobs
         self._functions = functions
@@ -135,7 +135,7 @@ _PREAMBLE = b'{"role":"assistant","content":""}' + _GOES_ON
 
 
 class ChatStream(StreamEncoder):
-    """One streamed chat answer."""
+    """Encodes one streamed chat completion."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class ChatStream(StreamEncoder):
         include_events: bool = False,
         functions: bool = False,
     ) -> None:
-        """`functions`: calls are told in the older form, `function_call`."""
+        """`functions`: calls are written in the older form, `function_call`."""
         super().__init__(
             identity, choice_count=choice_count, include_usage=include_usage, include_events=include_events
         )
@@ -178,14 +178,14 @@ class ChatStream(StreamEncoder):
             out += (head, b'{},"logprobs":null,"finish_reason":"', reason.encode(), b'"', _END)
 
     def _introduce(self, index: int, out: list[bytes]) -> bytes:
-        """The preamble of a choice, and of those before it: clients keep choices in a list, in the order they come."""
+        """The first chunk of a choice and of those before it: clients keep choices in a list, in order of arrival."""
         for known in range(len(self._heads), index + 1):
             self._heads[known] = self._head(known)
             out += (self._heads[known], _PREAMBLE)
         return self._heads[index]
 
     def _fields(self, delta: event_pb2.Delta, index: int) -> bytes:
-        """The members of the chunk's delta object, without braces."""
+        """Returns the members of the chunk's delta object, without braces."""
         text, reasoning, refusal = delta.text, delta.reasoning, delta.refusal
         calls = delta.tool_calls
         if text and not (reasoning or refusal or calls):
@@ -202,12 +202,12 @@ class ChatStream(StreamEncoder):
         elif calls:
             fields.append(b'"tool_calls":' + encode_json([self._call(call, index) for call in calls]))
         if not fields and self._wants_logprobs and delta.logprobs:
-            # A token that is only part of a character has a probability and no text yet.
+            # A token that is part of a character has a log probability and no text yet.
             return b'"content":""'
         return b",".join(fields)
 
     def _call(self, call: event_pb2.ToolCallDelta, choice: int) -> dict[str, object]:
-        """A piece of a tool call. Clients concatenate what they get, so id, type and name go out once."""
+        """Returns a delta of a tool call. Clients concatenate deltas, so id, type and name are sent once."""
         function: dict[str, object] = {"arguments": call.arguments_text}
         place, is_new = self._place(call, choice)
         if not is_new:
@@ -216,13 +216,13 @@ class ChatStream(StreamEncoder):
         return {"index": place, "id": call.id or new_id("call"), "type": "function", "function": function}
 
     def _place(self, call: event_pb2.ToolCallDelta, choice: int) -> tuple[int, bool]:
-        """Which call of its choice this is, counted from 0, and whether it begins here."""
+        """Returns the index of a call in its choice, and whether it begins with this delta."""
         places = self._places.setdefault(choice, {})
         is_new = call.index not in places
         return places.setdefault(call.index, len(places)), is_new
 
     def _function_call(self, calls: Iterable[event_pb2.ToolCallDelta], choice: int) -> list[bytes]:
-        """The pieces of the one call that the older form has room for, as one member."""
+        """Returns the deltas of the single call of the older form, as one member."""
         function: dict[str, str] = {}
         for call in calls:
             place, is_new = self._place(call, choice)

@@ -1,4 +1,4 @@
-"""The conversation of a chat completion, turn by turn, with the checks of one turn against those before it."""
+"""Translates the messages of a chat request, validating each turn against those before it."""
 
 from gateway.answers.sse import encode_json
 from gateway.media import RequestMedia
@@ -8,13 +8,13 @@ from weft.kernel.errors import invalid_field
 
 
 def to_image(image: ImageUrl, field: str, media: RequestMedia) -> chat_pb2.MediaPart:
-    """An image; where it is an address, a part that `gateway.media.supply` fills. Errors name `field`.url."""
+    """Returns an image; for an address, a part that `gateway.media.supply` fills. Errors name `field`.url."""
     detail = image.detail or ""
     return media.image(image.url, f"{field}.url", detail="high" if detail == "original" else detail)
 
 
 def to_audio(audio: InputAudio, field: str, media: RequestMedia) -> chat_pb2.MediaPart:
-    """A recording. Errors name `field`.data."""
+    """Returns a recording. Errors name `field`.data."""
     return media.encoded_audio(audio.data, audio.format, f"{field}.data")
 
 
@@ -29,7 +29,7 @@ _ROLES: dict[str, chat_pb2.Role.ValueType] = {
 
 
 class Conversation:
-    """Fills a payload with messages, in their order. Raises INVALID_ARGUMENT naming the field that is wrong."""
+    """Adds messages to a payload, in order. Raises INVALID_ARGUMENT naming the wrong field."""
 
     def __init__(self, payload: chat_pb2.ChatPayload, media: RequestMedia) -> None:
         self._payload = payload
@@ -39,7 +39,7 @@ class Conversation:
         self._last_calls: dict[str, str] = {}
 
     def add(self, message: Message, field: str) -> None:
-        """One more turn; `field` is where the request has it."""
+        """Add a turn; `field` is its path in the request."""
         self._require_fit(message, field)
         target = self._payload.messages.add(role=_ROLES[message.role])
         content = message.content

@@ -1,4 +1,4 @@
-"""Tools of a chat completion and the choice among them, in today's form and in the older one of functions."""
+"""Tools and tool choice of a chat request, in the current form and the older one of functions."""
 
 from gateway.config import RequestLimits
 from gateway.openai.chat_schema import AllowedTools, ChatRequest, FunctionDefinition, NamedFunction, ToolChoiceObject
@@ -15,12 +15,12 @@ _TOOL_MODES: dict[str, chat_pb2.ToolChoice.Mode.ValueType] = {
 
 
 def uses_functions(request: ChatRequest) -> bool:
-    """Whether the answer must call in the older form, with `function_call`."""
+    """Whether the answer must use the older form of calls, `function_call`."""
     return bool(request.functions)
 
 
 def fill_tools(payload: chat_pb2.ChatPayload, request: ChatRequest, limits: RequestLimits) -> None:
-    """Add the tools and the choice. Raises INVALID_ARGUMENT naming the field that is wrong."""
+    """Add tools and tool choice to a payload. Raises INVALID_ARGUMENT naming the wrong field."""
     if request.functions is not None or request.function_call is not None:
         _fill_functions(payload, request, limits)
         return
@@ -29,7 +29,7 @@ def fill_tools(payload: chat_pb2.ChatPayload, request: ChatRequest, limits: Requ
         raise invalid_field("tools", f"must have at most {limits.max_tools} entries")
     guard = SchemaGuard(limits.schemas)
     for index, tool in enumerate(tools):
-        # Clients announce tools of their vendor's platform; a model that never hears of them cannot call them.
+        # Tools of a vendor's platform are left out, so that the model cannot call them.
         if tool.type != "function":
             continue
         field = f"tools[{index}].function"
@@ -57,7 +57,7 @@ def _fill_functions(payload: chat_pb2.ChatPayload, request: ChatRequest, limits:
     elif choice is not None:
         payload.tool_choice.mode = _TOOL_MODES[choice]
     if functions:
-        # The older form has room for one call.
+        # The older form allows one call.
         payload.parallel_tool_calls = False
 
 
@@ -91,7 +91,7 @@ def _fill_choice(payload: chat_pb2.ChatPayload, choice: str | ToolChoiceObject) 
 
 
 def _fill_allowed(payload: chat_pb2.ChatPayload, allowed: AllowedTools) -> None:
-    """Engines know no such choice: a tool that is not allowed is not told to the model."""
+    """Adds only the allowed tools: engines have no such choice."""
     names: set[str] = set()
     for index, tool in enumerate(allowed.tools):
         if tool.type == "function" and tool.function is not None:

@@ -1,4 +1,4 @@
-"""Events to one `text_completion`."""
+"""Text completion answers: events to one `text_completion`, or to streamed chunks."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -11,12 +11,12 @@ from weft.api.common.v1 import event_pb2
 
 @dataclass(slots=True)
 class LogprobsWriter:
-    """Counts where in a choice's text each token begins, in characters."""
+    """Writes log probabilities with the character offset of each token in its choice."""
 
     offset: int = field(default=0)
 
     def take(self, logprobs: Iterable[event_pb2.TokenLogprob]) -> dict[str, list[object]]:
-        """The four lists for the next tokens of the choice."""
+        """Returns the four lists for the next tokens of the choice."""
         lists: dict[str, list[object]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for entry in logprobs:
             lists["tokens"].append(entry.token)
@@ -35,7 +35,7 @@ class _Choice:
 
 
 class CompletionAnswer(DocumentAnswer):
-    """One text completion, growing."""
+    """Builds one text completion."""
 
     def __init__(self, identity: AnswerIdentity, *, choice_count: int, logprobs: bool) -> None:
         super().__init__(identity, choice_count=choice_count)
@@ -83,7 +83,7 @@ _GOES_ON = b',"logprobs":null,"finish_reason":null}]}\n\n'
 
 
 class CompletionStream(StreamEncoder):
-    """One streamed text completion."""
+    """Encodes one streamed text completion."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class CompletionStream(StreamEncoder):
         head = self._heads.get(index)
         if head is None:
             head = self._heads[index] = self._opening() + b'"choices":[{"index":%d,"text":' % index
-        # Reasoning has no place on this surface; dropping it would hide tokens that were paid for.
+        # This API has no field for reasoning; dropping it would hide billed tokens.
         text = delta.reasoning + delta.text
         if text or (self._wants_logprobs and delta.logprobs):
             out += (head, encode_json(text), self._tail(delta, index))

@@ -67,7 +67,7 @@ async def text_completions(deps: InferenceDeps, request: Request) -> Response:
 
 
 def to_payload(request: CompletionRequest, limits: RequestLimits) -> completion_pb2.CompletionPayload:
-    """What the mesh is asked. Raises INVALID_ARGUMENT naming the field that is wrong."""
+    """Returns the completion payload. Raises INVALID_ARGUMENT naming the wrong field."""
     require_stream_options_fit(request)
     payload = completion_pb2.CompletionPayload()
     fill_prompts(payload.prompts, request.prompt, "prompt", max_prompts=limits.max_prompts, allow_empty=True)
@@ -87,5 +87,5 @@ def to_payload(request: CompletionRequest, limits: RequestLimits) -> completion_
 
 
 def choice_count(payload: completion_pb2.CompletionPayload) -> int:
-    """How many choices the answer has, over all prompts."""
+    """Returns the number of choices, over all prompts."""
     return len(payload.prompts) * (payload.choice_count or 1)

@@ -72,7 +72,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def to_payload(request: EmbeddingRequest, limits: RequestLimits) -> embedding_pb2.EmbeddingPayload:
-    """What the mesh is asked. Raises INVALID_ARGUMENT naming the field that is wrong."""
+    """Returns the embedding payload. Raises INVALID_ARGUMENT naming the wrong field."""
     payload = embedding_pb2.EmbeddingPayload()
     fill_prompts(payload.inputs, request.input, "input", max_prompts=limits.max_embedding_inputs, allow_empty=False)
     if request.dimensions is not None:
@@ -89,10 +89,10 @@ def to_body(
     as_base64: bool,
     dimensions: int | None = None,
 ) -> bytes:
-    """The answer as JSON. `dimensions`: as many as the request asks for; None: as many as there are.
+    """Returns the answer as JSON. `dimensions`: the requested number; None: any.
 
     Raises BACKEND_PROTOCOL_ERROR unless there is one finite vector per input, INVALID_ARGUMENT where they are longer or
-    shorter than asked: an engine that does not know the parameter takes no notice of it.
+    shorter than requested: an engine without the parameter ignores it.
     """
     ordered = sorted(embeddings, key=lambda embedding: embedding.index)
     if [embedding.index for embedding in ordered] != list(range(expected)):

@@ -1,4 +1,4 @@
-"""Fields of a request that weft does not know: handed on, so that the engine uses them or the caller is warned."""
+"""Extension fields: fields of a request that weft does not know, passed to the engine or warned about."""
 
 from collections.abc import Mapping
 from itertools import islice
@@ -19,11 +19,11 @@ NOT_USED = frozenset({
 _SPELLINGS = frozenset({"repetition_penalty"})
 _MAX_SHOWN_CHARS = 64
 EXTENSION_PREFIX = "x_"
-"""Before fields that are about the mesh. No engine hears of them, known here or not."""
+"""Prefix of fields that concern the mesh. They are never passed to an engine."""
 
 
 def fill_extra(target: json_value_pb2.JsonObject, given: Mapping[str, object]) -> None:
-    """Add what is to be handed on; null is as good as absent. Raises INVALID_ARGUMENT naming a field too much."""
+    """Add the fields to pass on; null counts as absent. Raises INVALID_ARGUMENT naming a field beyond the limit."""
     left = MAX_EXTRA_BYTES
     for name, value in given.items():
         if value is None or name in NOT_USED or name in _SPELLINGS or name.startswith(EXTENSION_PREFIX):
@@ -38,7 +38,7 @@ def fill_extra(target: json_value_pb2.JsonObject, given: Mapping[str, object]) -
 
 
 def unknown_extensions(given: Mapping[str, object]) -> list[warning_pb2.Warning]:
-    """A warning for each field that is about the mesh and that weft does not know; at most MAX_NOTICES_TOLD."""
+    """Returns a warning for each unknown field with EXTENSION_PREFIX; at most MAX_NOTICES_TOLD."""
     names = (name for name, value in given.items() if name.startswith(EXTENSION_PREFIX) and value is not None)
     return [
         warning_pb2.Warning(

@@ -43,7 +43,7 @@ async def edit_images(deps: InferenceDeps, request: Request) -> Response:
     return _made(request, deps, params, payload)
 
 
-async def vary_images(_parts: InferenceDeps, request: Request) -> Response:
+async def vary_images(_deps: InferenceDeps, request: Request) -> Response:
     """Not offered."""
     facts_of(request.scope).surface = "images"
     message = "variations of images are not offered by any runner; use /v1/images/edits with words"
@@ -65,7 +65,7 @@ _IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/webp"})
 
 
 def to_payload(request: ImageRequest) -> image_pb2.ImagePayload:
-    """What the mesh is asked. Raises UNSUPPORTED_OPERATION for addresses instead of images."""
+    """Returns the image payload. Raises UNSUPPORTED_OPERATION for `response_format` `url`."""
     if request.response_format == "url":
         message = "'url' is not offered: images come in the answer; use b64_json"
         raise FieldError("response_format", message, Reason.UNSUPPORTED_OPERATION)
@@ -86,7 +86,7 @@ def to_payload(request: ImageRequest) -> image_pb2.ImagePayload:
 
 
 def add_sources(payload: image_pb2.ImagePayload, form: Form) -> None:
-    """The images that are worked from. Raises INVALID_ARGUMENT naming the field."""
+    """Add the source images of an edit. Raises INVALID_ARGUMENT naming the field."""
     images = [*form.files("image"), *form.files("image[]")]
     if not images:
         raise invalid_field("image", "must be a file")
@@ -102,7 +102,7 @@ def add_sources(payload: image_pb2.ImagePayload, form: Form) -> None:
 
 
 def image_body(images: Sequence[image_pb2.GeneratedImage], created: int, usage: usage_pb2.Usage) -> bytes:
-    """The answer as JSON. Raises BACKEND_PROTOCOL_ERROR for none."""
+    """Returns the answer as JSON. Raises BACKEND_PROTOCOL_ERROR where there are no images."""
     if not images or not all(image.image.data for image in images):
         raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the model returned no image")
     tokens = usage.prompt_tokens + usage.completion_tokens

@@ -1,6 +1,6 @@
 """GET and HEAD /v1/models, /v1/models/{model}, /v1/models/agent/{agent} and /v1/models/route/{route}.
 
-Clients of Anthropic's API, who name its version in a header, get its shapes.
+Clients of Anthropic's API, recognized by its version header, get its format.
 """
 
 from collections.abc import Iterable
@@ -61,7 +61,7 @@ def _answer(deps: InferenceDeps, request: Request, name: str, noun: str) -> Resp
 
 
 def _page(request: Request, listed: dict[str, object]) -> dict[str, object]:
-    """The page of the list that is asked for. Other parameters than these are accepted and not used."""
+    """Returns the requested page of the list. Other query parameters are accepted and not used."""
     given = request.query_params
     limit, after, before = given.get("limit"), given.get("after_id"), given.get("before_id")
     if after and before:
@@ -82,9 +82,9 @@ OWNER = "weft"
 
 
 def model_list(view: FleetView) -> dict[str, Any]:
-    """The body of GET /v1/models: what a caller is meant to ask for.
+    """Returns the body of GET /v1/models: pools, models without one, agents and routes.
 
-    A member of a pool can be asked by its name too, which reaches the whole pool; it is in the lists of resources.
+    A member of a pool can be requested by its name, too, which reaches the whole pool; the resource lists have it.
     """
     pools = {model.pool for model in view.models.values()}
     models = [_entry(name, members) for name, members in _by_name(view).items() if name in pools]
@@ -94,7 +94,7 @@ def model_list(view: FleetView) -> dict[str, Any]:
 
 
 def model_entry(view: FleetView, name: str) -> dict[str, Any] | None:
-    """The body of GET /v1/models/{name}; None if nothing of this name can be asked."""
+    """Returns the body of GET /v1/models/{name}; None if the name reaches no model."""
     agent_name = agent_name_of(name)
     if agent_name is not None:
         agent = view.agents.get(agent_name)
@@ -107,7 +107,7 @@ def model_entry(view: FleetView, name: str) -> dict[str, Any] | None:
 
 
 def anthropic_list(listed: dict[str, Any], limit: int, *, after_id: str = "", before_id: str = "") -> dict[str, object]:
-    """A page of `model_list` in Anthropic's shape: the first `limit` entries, those after one, or the last before one.
+    """Returns a page of `model_list` in Anthropic's format: the first `limit` entries, or those after or before one.
 
     Raises INVALID_ARGUMENT for a cursor that is not in the list, which changes with the fleet.
     """
@@ -126,7 +126,7 @@ def anthropic_list(listed: dict[str, Any], limit: int, *, after_id: str = "", be
 
 
 def anthropic_entry(entry: dict[str, Any]) -> dict[str, object]:
-    """An entry of `model_list` in Anthropic's shape."""
+    """Returns an entry of `model_list` in Anthropic's format."""
     return {
         "type": "model",
         "id": entry["id"],
@@ -146,7 +146,7 @@ def _place(entries: list[dict[str, Any]], name: str, field: str) -> int:
 
 
 def _by_name(view: FleetView) -> dict[str, list[ModelView]]:
-    """Reachable models by each name that reaches them, sorted.
+    """Returns the reachable models by each name that reaches them, sorted.
 
     A model's name reaches its whole pool, and a pool wins over a model of the same name.
     """
@@ -170,7 +170,7 @@ def _entry(name: str, members: list[ModelView]) -> dict[str, object]:
 
 
 def _agent_entry(view: FleetView, agent: AgentView) -> dict[str, object] | None:
-    """An agent as a model; None while nobody can answer for it."""
+    """Returns an agent as a model; None while no model can serve it."""
     members = [model for model in members_of(view, agent) if model.reachable]
     if agent.runner_gone or not members:
         return None
@@ -185,7 +185,7 @@ def _agent_entry(view: FleetView, agent: AgentView) -> dict[str, object] | None:
 
 
 def _route_entry(view: FleetView, route: RouteView) -> dict[str, object] | None:
-    """A route as a model; None while no candidate of it can answer."""
+    """Returns a route as a model; None while none of its candidates is reachable."""
     members = _rungs(view, route)
     if not members:
         return None
@@ -204,9 +204,9 @@ def _route_entry(view: FleetView, route: RouteView) -> dict[str, object] | None:
 
 
 def _rungs(view: FleetView, route: RouteView) -> list[ModelView]:
-    """The reachable models of a ladder: of each name the members of the pool so called, or else the model alone.
+    """Returns the reachable models of a route: for each candidate the members of the pool, else the model alone.
 
-    A fallback off the premises is none of them unless the mesh's settings allow it.
+    A fallback off the premises is left out unless the mesh's settings allow it.
     """
     found: dict[str, ModelView] = {}
     for position, name in enumerate(route.candidates):
@@ -230,7 +230,7 @@ def _meta(members: list[ModelView]) -> dict[str, object]:
 
 
 def _skills(members: Iterable[ModelView]) -> dict[str, object]:
-    """What some of them can do, where each says it: one that says nothing may be able to do anything."""
+    """Returns capabilities of some members, only those that every member reports."""
     known = [model.skills for model in members]
     if any(skills is None for skills in known):
         return {}

@@ -1,4 +1,4 @@
-"""What completions call a prompt and embeddings call input: text or token ids, one or many."""
+"""Prompts of completions and inputs of embeddings: text or token ids, one or many."""
 
 from typing import TYPE_CHECKING, TypeGuard
 
@@ -39,7 +39,7 @@ def fill_prompts(
 
 
 def prompt_count(prompts: Prompts) -> int:
-    """How many prompts `fill_prompts` makes of it."""
+    """Returns the number of prompts that `fill_prompts` adds."""
     return 1 if isinstance(prompts, str) or _are_tokens(prompts) else len(prompts)
 
 

@@ -40,7 +40,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def to_payload(request: RerankRequest) -> rerank_pb2.RerankPayload:
-    """What the mesh is asked."""
+    """Returns the rerank payload."""
     payload = rerank_pb2.RerankPayload(query=request.query, documents=texts_of(request))
     if request.top_n is not None:
         payload.top_n = request.top_n
@@ -48,14 +48,14 @@ def to_payload(request: RerankRequest) -> rerank_pb2.RerankPayload:
 
 
 def texts_of(request: RerankRequest) -> list[str]:
-    """The documents' texts, in order."""
+    """Returns the documents' texts, in order."""
     return [document if isinstance(document, str) else document.text for document in request.documents]
 
 
 def rerank_body(
     scores: Sequence[rerank_pb2.RerankScore], request: RerankRequest, identity: AnswerIdentity, usage: usage_pb2.Usage
 ) -> bytes:
-    """The answer as JSON. Raises BACKEND_PROTOCOL_ERROR unless each score is a number for a document of its own."""
+    """Returns the answer as JSON. Raises BACKEND_PROTOCOL_ERROR unless each document has one finite score."""
     places = {score.index for score in scores}
     if len(places) != len(scores) or not all(0 <= place < len(request.documents) for place in places):
         raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the model did not return one score per document")

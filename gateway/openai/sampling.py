@@ -1,4 +1,4 @@
-"""Sampling parameters of a request, and the checks that chat and text completions share."""
+"""Sampling parameters and stream options that chat and text completions share: schema, validation, translation."""
 
 from typing import Annotated
 
@@ -83,7 +83,7 @@ _MAX_TOKEN_ID_DIGITS = 10
 def fill_sampling(
     target: sampling_pb2.SamplingParams, request: GenerationRequest, max_tokens: int | None, limits: RequestLimits
 ) -> None:
-    """Copy what the request sets, and only that: an absent field means the backend's own default."""
+    """Copy the parameters that the request sets; an absent one means the backend's default."""
     given = request.model_fields_set
     for name in _COPIED:
         if name in given:
@@ -99,7 +99,7 @@ def fill_sampling(
 
 
 def require_choices(request: GenerationRequest, limits: RequestLimits) -> int:
-    """How many answers are wanted per prompt. Raises INVALID_ARGUMENT above the limit."""
+    """Returns the number of choices per prompt. Raises INVALID_ARGUMENT above the limit."""
     count = request.n or 1
     if count > limits.max_choices:
         raise invalid_field("n", f"must be at most {limits.max_choices}")
@@ -107,18 +107,18 @@ def require_choices(request: GenerationRequest, limits: RequestLimits) -> int:
 
 
 def require_stream_options_fit(request: GenerationRequest) -> None:
-    """Raises INVALID_ARGUMENT for options of a stream that was not asked for."""
+    """Raises INVALID_ARGUMENT for stream options without `stream`."""
     if request.stream_options is not None and not request.stream:
         raise invalid_field("stream_options", "is only allowed when 'stream' is true")
 
 
 def wants_usage(request: GenerationRequest) -> bool:
-    """Whether the stream ends with a chunk of token counts."""
+    """Whether the stream ends with a usage chunk."""
     return request.stream_options is not None and bool(request.stream_options.include_usage)
 
 
 def wants_events(request: GenerationRequest) -> bool:
-    """Whether the stream tells signals, warnings and tools of the mesh in chunks of their own."""
+    """Whether the stream has signals, warnings and mesh tools as separate chunks."""
     return request.stream_options is not None and bool(request.stream_options.include_weft_events)
 
 

@@ -36,7 +36,7 @@ _KINDS = ("content", "prompt", "messages")
 
 
 def to_payload(request: TokenizeRequest, limits: RequestLimits) -> tokenize_pb2.TokenizePayload:
-    """What the mesh is asked. Raises INVALID_ARGUMENT naming the field that is wrong."""
+    """Returns the tokenize payload. Raises INVALID_ARGUMENT naming the wrong field."""
     given = [name for name in _KINDS if getattr(request, name) is not None]
     if len(given) != 1:
         raise invalid_field(given[1] if given else "content", f"exactly one of {', '.join(_KINDS)} must be set")
@@ -60,7 +60,7 @@ def to_payload(request: TokenizeRequest, limits: RequestLimits) -> tokenize_pb2.
 
 
 def token_body(result: tokenize_pb2.TokenizeResult, request: TokenizeRequest, model: str) -> bytes:
-    """The answer as JSON."""
+    """Returns the answer as JSON."""
     ids: list[int] = list(result.ids)
     pieces = [_piece(piece) for piece in result.pieces]
     has_pieces = len(pieces) == len(ids)
@@ -80,7 +80,7 @@ def token_body(result: tokenize_pb2.TokenizeResult, request: TokenizeRequest, mo
 
 
 def _piece(piece: bytes) -> str | list[int]:
-    """A token may hold part of a character: then it is told as its bytes, as llama.cpp's server does."""
+    """Returns a token's text; its bytes where it is part of a character, as llama.cpp's server does."""
     try:
         return piece.decode()
     except UnicodeDecodeError:

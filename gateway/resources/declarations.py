@@ -36,7 +36,7 @@ async def apply_resources(deps: GatewayDeps, request: Request) -> Response:
     if is_yaml:
         query = Query(request.scope, frozenset(APPLY_PARAMETERS))
         dry_run, adopt = query.flag("dryRun"), query.flag("adopt")
-        # Seconds for a large file, and others are served meanwhile.
+        # In a thread: a large file takes seconds.
         documents = await asyncio.to_thread(documents_of_yaml, raw)
     else:
         Query(request.scope)
@@ -99,7 +99,7 @@ def documents_of_json(values: Sequence[Any]) -> list[Document]:
 
 
 def documents_of_yaml(raw: bytes) -> list[Document]:
-    """The documents of a YAML stream. Raises as `read_documents`, and MALFORMED_REQUEST when there is none."""
+    """Returns the documents of a YAML stream. Raises as `read_documents`, and MALFORMED_REQUEST when there is none."""
     try:
         text = raw.decode()
     except UnicodeDecodeError:
@@ -111,7 +111,7 @@ def documents_of_yaml(raw: bytes) -> list[Document]:
 
 
 def the_only_document(documents: Sequence[Document], kind: ResourceKind) -> Document:
-    """The document of a body that must hold one of a kind. Raises MALFORMED_REQUEST or INVALID_ARGUMENT."""
+    """Returns the document of a body that must contain exactly one. Raises MALFORMED_REQUEST or INVALID_ARGUMENT."""
     if len(documents) != 1:
         raise WeftError(Reason.MALFORMED_REQUEST, f"the body has {len(documents)} documents; one is expected")
     if documents[0].kind != kind.value:

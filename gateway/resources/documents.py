@@ -1,4 +1,4 @@
-"""Resources as the JSON of `/api/v1`: documents of `weft.documents`, and what stands around several of them."""
+"""Schemas and JSON of `/api/v1`: pages, events and apply results around the documents of `weft.documents`."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
@@ -138,7 +138,7 @@ JsonObject = dict[str, object]
 
 
 def page_body(kind: ResourceKind, page: ResourcePage) -> JsonObject:
-    """A page of a list."""
+    """Returns a page of a list."""
     items = [plain(document) for document in page.documents]
     return {"kind": kind.list_kind, "items": items, "nextPageToken": page.next_page_token}
 
@@ -157,7 +157,7 @@ def members_body(pool: PoolMembers) -> JsonObject:
 
 
 def events_body(events: Sequence[EventDocument]) -> JsonObject:
-    """A list of events."""
+    """Returns a list of events."""
     return {"kind": "EventList", "items": [plain(event) for event in events]}
 
 

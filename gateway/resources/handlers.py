@@ -1,4 +1,4 @@
-"""GET and DELETE of models, pools, runners, agents and routes under /api/v1."""
+"""/api/v1: list, get and delete resources; events; settings of the mesh."""
 
 from collections.abc import Awaitable, Callable
 
@@ -53,7 +53,7 @@ log = structlog.get_logger("weft.gateway")
 
 
 def name_of(request: Request) -> str:
-    """The name in the path. Raises INVALID_ARGUMENT for one that no resource can have."""
+    """Returns the name in the path. Raises INVALID_ARGUMENT for an invalid one."""
     return require_name(request.path_params["name"], "name")
 
 

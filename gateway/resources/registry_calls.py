@@ -1,4 +1,4 @@
-"""Calls on the registry, and what went wrong with them in the words of whoever asked over HTTP."""
+"""gRPC calls to the registry; translates their errors to fields and messages of the HTTP API."""
 
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
@@ -11,17 +11,17 @@ from weft.kernel.rpc import error_from_call
 
 
 class RegistryCalls:
-    """One caller's calls. Every failure is a WeftError, with fields as that caller has written them."""
+    """Calls of one client. Every failure is a WeftError, with field names of the HTTP request."""
 
     def __init__(self, callers_field: Callable[[str], str], *, timeout_seconds: float) -> None:
-        """`callers_field` translates a field of a message to the registry; a question may take `timeout_seconds`."""
+        """`callers_field` translates a field of a message to the registry; `timeout_seconds` bounds each call."""
         self._callers_field = callers_field
         self._timeout_seconds = timeout_seconds
 
-    async def ask(self, method: Any, request: Any, timeout_seconds: float | None = None) -> Any:
-        """The answer, within `timeout_seconds` where a question may take longer than others.
+    async def call(self, method: Any, request: Any, timeout_seconds: float | None = None) -> Any:
+        """Returns the answer of a unary call; `timeout_seconds` replaces the default.
 
-        Raises SERVICE_UNAVAILABLE when the registry is away, DEADLINE_EXCEEDED when it is slow.
+        Raises SERVICE_UNAVAILABLE when the registry is unreachable, DEADLINE_EXCEEDED at the timeout.
         """
         timeout_seconds = timeout_seconds or self._timeout_seconds
         try:
@@ -30,7 +30,7 @@ class RegistryCalls:
             raise self._error(error, timeout_seconds) from error
 
     async def follow(self, call: Any) -> AsyncGenerator[Any]:
-        """What a stream brings, to its end. The call ends with the iterator. Raises as `ask`."""
+        """Yields the messages of a stream. The call ends with the iterator. Raises as `call`."""
         try:
             async for response in call:
                 yield response

@@ -1,4 +1,4 @@
-"""The registry over gRPC, as `gateway.ports.RegistryPort`: documents on this side, messages on that one."""
+"""The registry over gRPC, as `gateway.ports.RegistryPort`: translates documents to messages and back."""
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -48,7 +48,7 @@ _OUTCOMES: dict[int, Literal["created", "configured", "unchanged"]] = {
 
 
 class RegistryClient:
-    """See `gateway.ports.RegistryPort`. `fleet` adds how a model does on its runner, which the registry tells apart."""
+    """See `gateway.ports.RegistryPort`. `fleet` adds a model's state on its runner, which the registry has not."""
 
     def __init__(self, registry: grpc.aio.Channel, fleet: FleetSource, *, timeout_seconds: float) -> None:
         # Typed as synchronous by the generated code, whatever the channel.
@@ -64,25 +64,25 @@ class RegistryClient:
         documents: list[Document]
         match kind:
             case ResourceKind.MODEL:
-                found = await self._calls.ask(
+                found = await self._calls.call(
                     self._resources.ListModels, registry_service_pb2.ListModelsRequest(**page)
                 )
                 documents = [self._model(model) for model in found.models]
             case ResourceKind.AGENT:
-                found = await self._calls.ask(
+                found = await self._calls.call(
                     self._resources.ListAgents, registry_service_pb2.ListAgentsRequest(**page)
                 )
                 documents = [agent_document(agent) for agent in found.agents]
             case ResourceKind.RUNNER:
-                found = await self._calls.ask(
+                found = await self._calls.call(
                     self._resources.ListRunners, registry_service_pb2.ListRunnersRequest(**page)
                 )
                 documents = [runner_document(runner) for runner in found.runners]
             case ResourceKind.POOL:
-                found = await self._calls.ask(self._resources.ListPools, registry_service_pb2.ListPoolsRequest(**page))
+                found = await self._calls.call(self._resources.ListPools, registry_service_pb2.ListPoolsRequest(**page))
                 documents = [pool_document(pool) for pool in found.pools]
             case ResourceKind.ROUTE:
-                found = await self._calls.ask(
+                found = await self._calls.call(
                     self._resources.ListRoutes, registry_service_pb2.ListRoutesRequest(**page)
                 )
                 documents = [route_document(route) for route in found.routes]
@@ -92,27 +92,33 @@ class RegistryClient:
         """See RegistryPort.get."""
         match kind:
             case ResourceKind.MODEL:
-                found = await self._calls.ask(self._resources.GetModel, registry_service_pb2.GetModelRequest(name=name))
+                found = await self._calls.call(
+                    self._resources.GetModel, registry_service_pb2.GetModelRequest(name=name)
+                )
                 return self._model(found.model)
             case ResourceKind.AGENT:
-                found = await self._calls.ask(self._resources.GetAgent, registry_service_pb2.GetAgentRequest(name=name))
+                found = await self._calls.call(
+                    self._resources.GetAgent, registry_service_pb2.GetAgentRequest(name=name)
+                )
                 return agent_document(found.agent)
             case ResourceKind.RUNNER:
-                found = await self._calls.ask(
+                found = await self._calls.call(
                     self._resources.GetRunner, registry_service_pb2.GetRunnerRequest(name=name)
                 )
                 return runner_document(found.runner)
             case ResourceKind.POOL:
-                found = await self._calls.ask(self._resources.GetPool, registry_service_pb2.GetPoolRequest(name=name))
+                found = await self._calls.call(self._resources.GetPool, registry_service_pb2.GetPoolRequest(name=name))
                 return pool_document(found.pool)
             case ResourceKind.ROUTE:
-                found = await self._calls.ask(self._resources.GetRoute, registry_service_pb2.GetRouteRequest(name=name))
+                found = await self._calls.call(
+                    self._resources.GetRoute, registry_service_pb2.GetRouteRequest(name=name)
+                )
                 return route_document(found.route)
 
     async def members(self, model: str) -> PoolMembers:
         """See RegistryPort.members."""
         request = registry_service_pb2.GetModelMembersRequest(name=model)
-        pool = (await self._calls.ask(self._resources.GetModelMembers, request)).pool
+        pool = (await self._calls.call(self._resources.GetModelMembers, request)).pool
         return PoolMembers(
             pool=pool.name,
             is_explicit=pool.explicit,
@@ -124,7 +130,7 @@ class RegistryClient:
     async def list_events(self, events: EventFilter, limit: int) -> Sequence[EventDocument]:
         """See RegistryPort.list_events."""
         request = registry_service_pb2.ListEventsRequest(**_event_filter(events), limit=limit)
-        found = await self._calls.ask(self._resources.ListEvents, request)
+        found = await self._calls.call(self._resources.ListEvents, request)
         return [event_document(event) for event in found.events]
 
     async def watch_events(self, events: EventFilter) -> AsyncGenerator[EventDocument]:
@@ -140,30 +146,30 @@ class RegistryClient:
         request = declaration_service_pb2.ApplyRequest(
             declarations=[to_declaration(document) for document in documents], dry_run=dry_run, adopt=adopt
         )
-        answer = await self._calls.ask(self._declarations.Apply, request)
+        answer = await self._calls.call(self._declarations.Apply, request)
         return [_applied(result) for result in answer.results]
 
     async def delete(self, kind: ResourceKind, name: str, *, force: bool) -> None:
         """See RegistryPort.delete."""
         request = declaration_service_pb2.DeleteRequest(kind=kind_number(kind), name=name, force=force)
         timeout_seconds = FORCED_DELETE_TIMEOUT_SECONDS if force else None
-        await self._calls.ask(self._declarations.Delete, request, timeout_seconds)
+        await self._calls.call(self._declarations.Delete, request, timeout_seconds)
 
     async def settings(self) -> MeshSettings:
         """See RegistryPort.settings."""
         request = settings_service_pb2.GetSettingsRequest()
-        return _settings((await self._calls.ask(self._settings.GetSettings, request)).settings)
+        return _settings((await self._calls.call(self._settings.GetSettings, request)).settings)
 
     async def update_settings(self, settings: MeshSettings) -> MeshSettings:
         """See RegistryPort.update_settings."""
         request = settings_service_pb2.UpdateSettingsRequest(allow_cloud_fallback=settings.allow_cloud_fallback)
-        return _settings((await self._calls.ask(self._settings.UpdateSettings, request)).settings)
+        return _settings((await self._calls.call(self._settings.UpdateSettings, request)).settings)
 
     def _model(self, model: model_pb2.Model) -> ModelDocument:
         return model_document(model, self._runner_of(model))
 
     def _runner_of(self, model: model_pb2.Model) -> runner_pb2.Runner | None:
-        """The model's runner as far as the document wants it: with this one instance."""
+        """Returns the model's runner with this one instance, as its document needs it."""
         runner = self._fleet.view.runners.get(model.runner)
         instance = None if runner is None else runner.instances.get(model.manifest.name)
         if runner is None or instance is None or not runner.active:
@@ -213,7 +219,7 @@ def _applied(result: declaration_service_pb2.ApplyResult) -> AppliedResource:
 
 
 def _callers_field(field: str) -> str:
-    """A field of a request to the registry, as the caller of this API has written it."""
+    """Returns the HTTP name of a field of a request to the registry."""
     found = declared_field(field)
     if found is None:
         return document_field(field)

@@ -1,1 +1,1 @@
-"""Responses beyond their request: running ones that others look at and end, kept ones, and those they continue."""
+"""OpenAI's Responses API: translation, streams, stored and background responses, and conversations they continue."""

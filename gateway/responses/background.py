@@ -1,8 +1,8 @@
-"""Responses in the background: tasks, in the words of the Responses API.
+"""Background responses: durable tasks as responses of the Responses API.
 
-The response's id leads to its task (see `gateway.responses.output`), and everything else is rendered from what
-is kept of the task, by any gateway. Whoever first sees its end keeps the response as others are kept, so that it
-outlives its task; until then it can be continued all the same.
+The response's id encodes its task (see `gateway.responses.output`), and any gateway renders the rest from the stored
+task. The first gateway that observes its end stores the response like others, so that it outlives its task; it can be
+continued before that, too.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ _items = TypeAdapter(Items)
 
 
 _NONE = msgspec.Raw(b"")
-"""In place of items: those of the body are as they were."""
+"""Stands for items that equal those of the body."""
 
 
 class _Origin(msgspec.Struct, omit_defaults=True):
@@ -56,10 +56,10 @@ class _Origin(msgspec.Struct, omit_defaults=True):
 
 
 class ReadOrigin:
-    """An origin, read."""
+    """A decoded origin."""
 
     def __init__(self, raw: bytes, task_id: str) -> None:
-        """Raises INTERNAL where it cannot be read; `task_id` says whose it is."""
+        """Raises INTERNAL for an invalid origin; `task_id` is for the message."""
         try:
             origin = msgspec.json.decode(raw, type=_Origin)
             params = ResponsesRequest.model_validate_json(bytes(origin.body))
@@ -76,7 +76,7 @@ class ReadOrigin:
 def origin_of(
     raw: bytes, own: Sequence[InputItem], resolved: Sequence[InputItem], warnings: Sequence[warning_pb2.Warning]
 ) -> bytes:
-    """The origin of a request. `own`: its input; `resolved`: the same, references replaced by what they name."""
+    """Returns the origin of a request. `own`: its input; `resolved`: the same with resolved references."""
     items = _NONE
     if any(item.kind == _REFERENCE for item in own):
         told = [item.model_dump(mode="json", exclude_none=True) for item in resolved]
@@ -86,45 +86,45 @@ def origin_of(
 
 
 _KEPT_STATES = frozenset({TaskState.COMPLETED, TaskState.CANCELLED})
-"""As with other responses: those that failed are not kept beyond their task."""
+"""States whose responses are stored; as elsewhere, failed ones are not stored beyond their task."""
 
 log = structlog.get_logger("weft.gateway")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackgroundResponse:
-    """One of them."""
+    """One background response."""
 
     id: str
     task: Task
-    """As it was when it was found."""
+    """The task as it was found."""
     origin: ReadOrigin
 
 
 @dataclass(slots=True)
 class StreamPosition:
-    """How far a stream has come."""
+    """The position in a stream."""
 
     number: int = 0
     """The sequence number of its last event."""
 
     def broken_off(self, error: WeftError, request_id: str) -> bytes:
-        """The last event of a stream whose response goes on: none of the response's, so it has no number of its own."""
+        """The last event of a broken stream whose response continues; it is not one of the response's events."""
         return error_event(error, request_id, self.number)
 
 
 class BackgroundResponses:
-    """Those that whoever runs tasks knows of."""
+    """Background responses over the task port and the response store."""
 
     def __init__(self, tasks: TaskPort, store: ResponseStore, clock: Clock, *, timeout_seconds: float) -> None:
-        """`tasks` answers in time; `timeout_seconds`: how long it may take to read one whole response."""
+        """`tasks` has its own timeouts; `timeout_seconds` bounds reading one complete response."""
         self._tasks = tasks
         self._store = store
         self._clock = clock
         self._timeout_seconds = timeout_seconds
 
     async def submit(self, new: NewTask) -> BackgroundResponse:
-        """Begin one; it is durable. Raises as `TaskPort.submit`."""
+        """Submit one; it is then durable. Raises as `TaskPort.submit`."""
         try:
             submitted = await self._tasks.submit(new)
         except WeftError as error:
@@ -133,7 +133,7 @@ class BackgroundResponses:
         return _response_of(submitted.task, new.spec.origin)
 
     async def find(self, tenant: str, response_id: str) -> BackgroundResponse:
-        """One of the tenant's. Raises NOT_FOUND."""
+        """Returns a response of the tenant. Raises NOT_FOUND."""
         task_id = task_of(response_id)
         if task_id is None:
             raise response_not_found(response_id)
@@ -148,13 +148,13 @@ class BackgroundResponses:
         return _response_of(details.task, details.spec.origin)
 
     async def body(self, found: BackgroundResponse) -> bytes:
-        """It as it is, as JSON; kept, where it is at its end."""
+        """Returns the current response as JSON; stores it where it has ended."""
         task, body = await self._rendered(found)
         await self._keep(found, task, body)
         return body
 
     async def cancel(self, found: BackgroundResponse) -> bytes:
-        """End it; one that was cancelled stays so. Raises INVALID_ARGUMENT for one that came to another end."""
+        """Cancel it, idempotently. Raises INVALID_ARGUMENT for one that ended otherwise."""
         task = found.task
         if not task.state.is_terminal:
             task = await self._tasks.cancel(task.tenant, task.id)
@@ -163,15 +163,15 @@ class BackgroundResponses:
         return await self.body(BackgroundResponse(id=found.id, task=task, origin=found.origin))
 
     async def delete(self, found: BackgroundResponse) -> None:
-        """Forget its task. Raises RESOURCE_IN_USE for one that is not at its end."""
+        """Delete its task. Raises RESOURCE_IN_USE for one that is running."""
         if not found.task.state.is_terminal:
             raise WeftError(Reason.RESOURCE_IN_USE, f"response {found.id} is under way; cancel it first")
         await self._tasks.delete(found.task.tenant, found.task.id)
 
     async def kept(self, tenant: str, response_id: str, field: str) -> StoredResponse:
-        """One at its end, to be continued; it is kept by then.
+        """Returns an ended response to be continued; stores it first.
 
-        Raises NOT_FOUND, INVALID_ARGUMENT naming `field` for one that is under way or failed, and as
+        Raises NOT_FOUND, INVALID_ARGUMENT naming `field` for one that is running or failed, and as
         `ResponseStore.save`.
         """
         found = await self.find(tenant, response_id)
@@ -192,11 +192,11 @@ class BackgroundResponses:
         starting_after: int = FROM_THE_START,
         is_new: bool = False,
     ) -> AsyncGenerator[bytes]:
-        """Its events after a sequence number, to its end; it is kept before its last event is given.
+        """Yields its events after a sequence number; the response is stored before its last event.
 
-        `position` is kept up. `is_new`: whether its caller learns its id from the first event: that comes whatever
-        happens. Raises INVALID_ARGUMENT naming `starting_after`, WORKER_LOST where the answer starts again, and as
-        `TaskPort.watch`; the response goes on then.
+        `position` is updated. `is_new`: whether the caller learns its id from the first event, which is then always
+        sent. Raises INVALID_ARGUMENT naming `starting_after`, WORKER_LOST where the answer starts again, and as
+        `TaskPort.watch`; the response continues then.
         """
         if starting_after != FROM_THE_START:
             require_resumable(found.task, starting_after)
@@ -212,7 +212,7 @@ class BackgroundResponses:
                 if held or told:
                     yield held + told
                     held = b""
-                # Not before it is written: rather an event twice than one never.
+                # Only after it is written: an event may be sent twice, but never lost.
                 position.number = number
 
     async def _events(self, found: BackgroundResponse, replay: Replay) -> AsyncGenerator[bytes]:
@@ -231,7 +231,7 @@ class BackgroundResponses:
         yield last
 
     async def _rendered(self, found: BackgroundResponse) -> tuple[Task, bytes]:
-        """The task as it is, and its response."""
+        """Returns the current task, and its response."""
         if found.task.state is TaskState.PENDING:
             return found.task, self._fresh(found).snapshot()
         try:
@@ -252,7 +252,7 @@ class BackgroundResponses:
                 try:
                     replay.take(news)
                 except WeftError:
-                    # Another attempt began meanwhile.
+                    # Another attempt began in the meantime.
                     replay = self._fresh(found)
                     replay.take(news)
                 if replay.is_current:
@@ -271,15 +271,15 @@ class BackgroundResponses:
         try:
             await self._save(_stored(found, task, body), task)
         except WeftError as error:
-            # Nothing is lost: it is rendered from its task as long as that is kept.
+            # The response can still be rendered from its task.
             log.warning("response not kept yet", response_id=found.id, reason=error.reason.name.lower())
 
     async def _save(self, stored: StoredResponse, task: Task) -> None:
-        """Keep it, unless it is kept already. Raises as `ResponseStore.save`, NOT_FOUND for one that is forgotten."""
+        """Store it, unless it is stored already. Raises as `ResponseStore.save`, NOT_FOUND for a deleted one."""
         if await self._is_kept(stored):
             return
         await self._store.save(stored)
-        # Whoever deletes a response forgets its task first: what was read before that must not come back after it.
+        # Deletion removes the task first: a response read before that must not be stored after it.
         if await self._is_forgotten(task):
             await self._store.delete(stored.tenant, stored.id)
             raise response_not_found(stored.id)
@@ -320,7 +320,7 @@ _FIELD = "previous_response_id"
 
 
 class ContinuedResponses:
-    """A ResponseStore that keeps a response in the background when it is asked for, if it is at its end."""
+    """A ResponseStore that stores an ended background response when it is requested."""
 
     def __init__(self, store: ResponseStore, background: BackgroundResponses) -> None:
         self._store = store
@@ -331,7 +331,7 @@ class ContinuedResponses:
         await self._store.save(response)
 
     async def get(self, tenant: str, response_id: str) -> StoredResponse:
-        """See ResponseStore.get. One that cannot be continued is NOT_FOUND."""
+        """See ResponseStore.get. NOT_FOUND for one that cannot be continued."""
         try:
             return await self._store.get(tenant, response_id)
         except WeftError as missing:
@@ -351,7 +351,7 @@ class ContinuedResponses:
         except WeftError as error:
             if error.reason is not Reason.NOT_FOUND:
                 raise
-        # Those before it were kept when it was asked for: only the last can be missing.
+        # Earlier ones were stored when it was submitted: only the last can be missing.
         await self._background.kept(tenant, response_id, _FIELD)
         return await self._store.chain(tenant, response_id)
 
@@ -362,16 +362,16 @@ class ContinuedResponses:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackgroundDeps:
-    """What responses in the background need."""
+    """Collaborators of background responses."""
 
     responses: BackgroundResponses
     watches: EventWatches
-    """Streams of them."""
+    """The limit of their open streams."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """A translated request that nobody has to wait for."""
+    """A translated request for a background response."""
 
     deps: GatewayDeps
     background: BackgroundDeps
@@ -379,11 +379,11 @@ class Submission:
     context: RequestContext
     payload: chat_pb2.ChatPayload
     media: RequestMedia
-    """What of the payload is still to be fetched."""
+    """Media that are still to be fetched."""
     origin: bytes
 
-    def whole(self) -> Response:
-        """The response as it is once its task is durable."""
+    def unary(self) -> Response:
+        """Returns the response once its task is durable."""
 
         async def produce() -> JsonAnswer:
             found = await self._submitted()
@@ -392,7 +392,7 @@ class Submission:
         return UnaryAnswer(produce, cut_off_seconds=cut_off_seconds(self.deps, self.context))
 
     def streamed(self) -> Response:
-        """Its events from the first on. A caller who leaves does not end it."""
+        """Returns its event stream from the first event. A disconnect does not cancel it."""
         position = StreamPosition()
 
         async def events() -> AsyncGenerator[bytes]:
@@ -419,7 +419,7 @@ class Submission:
 def require_background(
     params: ResponsesRequest, context: RequestContext, background: BackgroundDeps | None
 ) -> BackgroundDeps:
-    """Raises INVALID_ARGUMENT naming the field where a request for the background cannot be had."""
+    """Raises INVALID_ARGUMENT naming the field where a request cannot run in the background."""
     if background is None:
         raise invalid_field("background", "must be false: there are no responses in the background here")
     if params.store is False:

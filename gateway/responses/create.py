@@ -48,20 +48,20 @@ SURFACE = "responses"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponsesDeps:
-    """What the routes of responses need besides."""
+    """Collaborators of the endpoints of responses."""
 
     deps: GatewayDeps
     store: ResponseStore | None
-    """None: no responses are kept."""
+    """None: no responses are stored."""
     kept: KeptResponses
     running: RunningResponses
     keeps: KeepResponses = KeepResponses.BY_DEFAULT
     background: BackgroundDeps | None = None
-    """None: there are no responses in the background."""
+    """None: there are no background responses."""
 
     @property
     def continued(self) -> ResponseStore | None:
-        """Where responses that are continued are found."""
+        """The store for responses that are continued."""
         if self.store is None or self.background is None:
             return self.store
         return ContinuedResponses(self.store, self.background.responses)
@@ -69,7 +69,7 @@ class ResponsesDeps:
 
 @dataclass(frozen=True, slots=True)
 class RecordedWork(Work):
-    """A translated request whose response may be looked at, ended and kept."""
+    """A translated request whose response can be retrieved, cancelled and stored."""
 
     responding: Callable[[Generation], RecordedGeneration] | None = None
 
@@ -80,7 +80,7 @@ class RecordedWork(Work):
 
 
 def responses_deps(deps: GatewayDeps, store: ResponseStore | None, tasks: TaskPort | None) -> ResponsesDeps:
-    """Those of one gateway over whoever keeps responses, and whoever runs tasks."""
+    """Returns the collaborators of one gateway over the response store and the task port."""
     config = deps.config
     timeout, most = config.response_store_timeout_seconds, config.max_running_responses
     bounded = None if store is None else BoundedStore(store, timeout_seconds=timeout)
@@ -125,7 +125,7 @@ async def create_response(responses: ResponsesDeps, request: Request) -> Respons
         media=media,
         origin=origin_of(raw, items, conversation.items, made.warnings),
     )
-    return submission.streamed() if params.stream else submission.whole()
+    return submission.streamed() if params.stream else submission.unary()
 
 
 async def _live(
@@ -135,7 +135,7 @@ async def _live(
     keeps: ResponseStore | None,
     conversation: Conversation,
 ) -> Response:
-    """The answer to a caller who waits for it."""
+    """Returns the response of a request in the foreground."""
     deps, context = work.deps, work.context
     state = ResponseState(model=params.model, is_stored=keeps is not None)
     document = ResponseDocument(params, new_response_id(), clock=deps.clock, arrived=facts_of(work.scope).arrived)
@@ -143,7 +143,7 @@ async def _live(
     logprobs = wants_logprobs(params)
     if not params.stream:
         answer = ResponsesAnswer(document, state, logprobs=logprobs)
-        # Only a streamed response has an id that somebody could know before its end.
+        # Only a streamed response publishes its id before its end.
         responding = _responding(responses, answer, keeping, None)
         return unary(_responding_work(work, responding), answer)
     responses.running.require_room()
@@ -152,7 +152,7 @@ async def _live(
     encoder = ResponsesStream(document, state, logprobs=logprobs, include_events=wants_events(params))
     running = RunningResponse(context.tenant, document.response_id, encoder, keeping)
     responding = _responding(responses, encoder, keeping, running)
-    return streamed(_responding_work(_endable(work, running), responding), encoder)
+    return streamed(_responding_work(_cancellable(work, running), responding), encoder)
 
 
 def _responding_work(work: Work, responding: Callable[[Generation], RecordedGeneration]) -> RecordedWork:
@@ -160,14 +160,14 @@ def _responding_work(work: Work, responding: Callable[[Generation], RecordedGene
 
 
 def _background(params: ResponsesRequest, context: RequestContext, responses: ResponsesDeps) -> BackgroundDeps:
-    """Raises INVALID_ARGUMENT naming the field where the response cannot be in the background."""
+    """Raises INVALID_ARGUMENT naming the field where the response cannot run in the background."""
     if responses.keeps is KeepResponses.NEVER:
         raise invalid_field("background", "must be false: this gateway keeps no responses")
     return require_background(params, context, responses.background)
 
 
 def _keeps(params: ResponsesRequest, responses: ResponsesDeps) -> ResponseStore | None:
-    """Where the response is to be kept; None: nowhere. Raises INVALID_ARGUMENT where it has to be and cannot."""
+    """The store for the response; None: it is not stored. Raises INVALID_ARGUMENT where `store` is impossible."""
     if params.store and (responses.store is None or responses.keeps is KeepResponses.NEVER):
         raise invalid_field("store", "must be false: this gateway keeps no responses")
     is_wanted = responses.keeps is KeepResponses.BY_DEFAULT if params.store is None else params.store
@@ -192,7 +192,7 @@ def _keeping(
 
 
 async def _require_store(keeping: ResponseRecord) -> None:
-    """Raises SERVICE_UNAVAILABLE while it can still be a status: a stream that began cannot be refused."""
+    """Raises SERVICE_UNAVAILABLE where the store is down, before the stream begins: later it could not be a status."""
     try:
         await keeping.store.get(keeping.tenant, keeping.id)
     except WeftError as error:
@@ -200,8 +200,8 @@ async def _require_store(keeping: ResponseRecord) -> None:
             raise
 
 
-def _endable(work: Work, running: RunningResponse) -> Work:
-    """Whoever cancels the response ends its task, where it is one: also one that goes on without its caller."""
+def _cancellable(work: Work, running: RunningResponse) -> Work:
+    """Returns work whose durable task, if any, ends when the response is cancelled."""
     context, journal = work.context, work.context.journal
     if journal is None:
         return work

@@ -1,4 +1,4 @@
-"""The response object. What does not change while it grows is encoded once: tools and their schemas can be large."""
+"""The response object. Constant fields are encoded once: tools and their schemas can be large."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,14 +28,14 @@ _ECHOED = ("instructions", "max_output_tokens", "previous_response_id", "tempera
 
 @dataclass(slots=True, kw_only=True)
 class ResponseState:
-    """What changes while a response grows."""
+    """The fields that change while a response is generated."""
 
     model: str
-    """The one that was asked for, then the one that answers."""
+    """The requested model, then the one that answers."""
     is_stored: bool
-    """Whether it is kept, or is going to be."""
+    """Whether the response is or will be stored."""
     usage: usage_pb2.Usage | None = None
-    """None: not known yet."""
+    """None: unknown."""
     error: WeftError | None = None
     completed_at: int | None = None
     """Unix time, seconds; of a response that completed."""
@@ -46,14 +46,14 @@ class ResponseState:
     """From the request's arrival to the end of its answer."""
 
     def note_not_kept(self, why: WeftError) -> None:
-        """It was to be kept and is not."""
+        """Record that storing the response failed."""
         self.is_stored = False
         message = f"the response could not be kept: {error_json(why)['message']}"
         self.warnings.append({"code": "not_stored", "field": "store", "message": message})
 
 
 class ResponseDocument:
-    """Renders one response."""
+    """Renders one response as JSON."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class ResponseDocument:
         self._echo = encode_json(_echo(request))[1:]
 
     def render(self, status: str, state: ResponseState, items: OutputItems) -> bytes:
-        """The object as JSON, in the `status` of the Responses API."""
+        """Returns the object as JSON with this `status`."""
         changing: dict[str, object] = {
             "status": status,
             "completed_at": state.completed_at,
@@ -97,7 +97,7 @@ class ResponseDocument:
         return self._head + encode_json(changing)[1:-1] + b"," + self._echo
 
     def conclude(self, state: ResponseState, items: OutputItems, receipt: receipt_pb2.Receipt) -> str:
-        """Complete `items` and note the end in `state`; returns the status of the whole response."""
+        """Complete `items` and record the end in `state`; returns the final status."""
         items.close()
         state.receipt = receipt
         ended_at, state.total_seconds = self._end()
@@ -107,11 +107,11 @@ class ResponseDocument:
         return COMPLETED
 
     def _end(self) -> tuple[datetime, float]:
-        """When the answer came to its end, and after how many seconds."""
+        """Returns the end time of the answer, and its duration in seconds."""
         return self._clock.utc_now(), self._clock.monotonic() - self._arrived
 
     def metrics(self, state: ResponseState) -> dict[str, object]:
-        """Times and counts; null: not known here. Times are milliseconds."""
+        """Returns times in milliseconds and counts; null: unknown."""
         receipt, usage = state.receipt, state.usage
         compute = _millis(receipt, "gpu_time")
         speed = 0.0 if receipt is None else receipt.tokens_per_second
@@ -134,7 +134,7 @@ class ResponseDocument:
 
 
 def usage_json(usage: usage_pb2.Usage) -> dict[str, object]:
-    """Token counts in the words of the Responses API."""
+    """Returns token counts in the format of the Responses API."""
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_prompt_tokens, "cache_write_tokens": 0},
@@ -145,7 +145,7 @@ def usage_json(usage: usage_pb2.Usage) -> dict[str, object]:
 
 
 def error_json(error: WeftError) -> dict[str, object]:
-    """The `error` of a response that failed: the same words as in the envelope of a refusal."""
+    """Returns the `error` of a failed response, with the message of the error envelope."""
     fields: dict[str, object] = msgspec.json.decode(envelope(error))["error"]
     return {"code": fields["code"], "message": fields["message"]}
 
@@ -155,7 +155,7 @@ def _incomplete(status: str, items: OutputItems) -> dict[str, object] | None:
 
 
 def _echo(request: ResponsesRequest) -> dict[str, object]:
-    """What the response repeats of its request."""
+    """Returns the fields that the response repeats from its request."""
     reasoning, text = request.reasoning, request.text
     shown: dict[str, object] = {name: getattr(request, name) for name in _ECHOED}
     key = request.prompt_cache_key
@@ -188,7 +188,7 @@ def _tool_choice(choice: str | ResponsesToolChoiceObject | None) -> object:
 
 
 def _tools(request: ResponsesRequest) -> list[dict[str, object]]:
-    """Those that the model hears of."""
+    """Returns the tools that are offered to the model."""
     return [
         {
             "type": FUNCTION,
@@ -203,7 +203,7 @@ def _tools(request: ResponsesRequest) -> list[dict[str, object]]:
 
 
 def _millis(receipt: receipt_pb2.Receipt | None, name: str) -> float | None:
-    """A time of the receipt; None where it has none."""
+    """Returns a time of the receipt; None where it has none."""
     if receipt is None or not receipt.HasField(name):  # type: ignore[arg-type]
         return None
     nanoseconds: int = getattr(receipt, name).ToNanoseconds()

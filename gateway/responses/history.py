@@ -1,4 +1,4 @@
-"""What came before a response: the chain it continues, and items that its input names by their ids."""
+"""Conversation history of a response: the chain it continues, and items referenced by id."""
 
 import asyncio
 from collections.abc import Sequence
@@ -18,9 +18,9 @@ from weft.kernel.names import is_token
 from weft.kernel.reasons import Reason
 
 MAX_REFERENCED_RESPONSES = 256
-"""Responses whose items one input may name."""
+"""Maximum number of responses whose items one input may reference."""
 MAX_REFERENCED_BYTES = 48 * 1024 * 1024
-"""Of those responses, with their input: as much as a conversation has by default (`router.responses`)."""
+"""Maximum size of those responses with their input: as much as a conversation has by default (`router.responses`)."""
 
 MAX_MEMBERS = 200_000
 """As `max_json_members` of a body, by default."""
@@ -38,11 +38,11 @@ async def conversation_of(
     *,
     max_members: int = MAX_MEMBERS,
 ) -> Conversation:
-    """The whole conversation that a request continues.
+    """Returns the complete conversation that a request continues.
 
-    `max_members`: names in the JSON of all that is read for it: a short request must not hold the gateway up for longer
-    than a long one can. Raises NOT_FOUND naming `previous_response_id`, INVALID_ARGUMENT naming a reference to what is
-    not kept, or what has too many names, and SERVICE_UNAVAILABLE.
+    `max_members`: maximum number of names in all JSON that is read for it: a short request must not occupy the gateway
+    longer than a long one. Raises NOT_FOUND naming `previous_response_id`, INVALID_ARGUMENT naming a reference to what
+    is not stored or has too many names, and SERVICE_UNAVAILABLE.
     """
     reader = _Reader(max_members)
     chain = await _chain(store, tenant, previous_id) if previous_id else []
@@ -55,20 +55,20 @@ async def conversation_of(
 
 
 class _Reader:
-    """Reads kept responses for one request, as many as it may."""
+    """Reads stored responses for one request, within limits."""
 
     def __init__(self, max_members: int) -> None:
         self._max_members = max_members
         self._members = 0
 
     async def read(self, response: StoredResponse, field: str) -> list[InputItem]:
-        """Its items. Raises INVALID_ARGUMENT naming `field` where they are too many to read."""
+        """Returns its items. Raises INVALID_ARGUMENT naming `field` above the limits."""
         self._members += sum(map(member_count, _raw_items(response)))
         if self._members > self._max_members:
             raise invalid_field(
                 field, f"names responses with more than {self._max_members} names in their JSON (max_json_members)"
             )
-        # Others have their turn between two of them.
+        # Yield to the event loop between responses.
         await asyncio.sleep(0)
         return exchange_of(response)
 
@@ -100,7 +100,7 @@ async def _resolved(
     known: dict[str, dict[str, InputItem]],
     reader: _Reader,
 ) -> list[InputItem]:
-    """The items, each reference replaced by what it names."""
+    """Returns the items with resolved references."""
     left = MAX_REFERENCED_BYTES
     named_already: set[str] = set()
     resolved = []
@@ -124,7 +124,7 @@ async def _resolved(
         if named is None:
             raise invalid_field(field, "names no item that is kept here")
         if item.id in named_already:
-            # A few bytes each, they would make a conversation of any length of one long item.
+            # Repeated references of a few bytes each could expand one long item without limit.
             raise invalid_field(field, "names an item that the input has named already")
         named_already.add(item.id or "")
         resolved.append(named)
@@ -145,24 +145,24 @@ def _by_id(exchange: Sequence[InputItem]) -> dict[str, InputItem]:
 
 
 def exchange_of(response: StoredResponse) -> list[InputItem]:
-    """Input and output of a kept response, as far as a model can be told of them again."""
+    """Returns input and output of a stored response that can be sent to a model again."""
     said = [item for raw in _raw_items(response) for item in _read(raw, response.id)]
     return [item for item in said if item.kind in _READABLE and not _is_cut_call(item)]
 
 
 class _Body(msgspec.Struct):
-    """What is read of a kept response."""
+    """The fields read from a stored response."""
 
     output: msgspec.Raw = msgspec.Raw(b"[]")
 
 
 def _raw_items(response: StoredResponse) -> tuple[bytes, bytes]:
-    """Its input and its output, JSON lists."""
+    """Returns its input and its output as JSON lists."""
     return response.items, bytes(msgspec.json.decode(response.body, type=_Body).output)
 
 
 def _is_cut_call(item: InputItem) -> bool:
-    """A call that stopped in the middle, or names no function, was never answered and cannot be."""
+    """Whether a call is incomplete or has no function name, so that it cannot be answered."""
     is_named = 0 < len(item.name or "") <= MAX_CALL_NAME_CHARS
     return item.kind == "function_call" and (item.status not in {None, "completed"} or not is_named)
 
@@ -175,10 +175,10 @@ def _read(raw: bytes, response_id: str) -> list[InputItem]:
 
 
 def items_to_keep(items: Sequence[InputItem], response_id: str) -> bytes:
-    """The input of a response as it is kept: each item with its type and an id, content always as a list."""
+    """Returns a response's input for storage: each item with type and id, content always as a list."""
     kept, seen = [], set[str]()
     for index, item in enumerate(items):
-        # Two of one id: a client that asks for the items after the first would never come past the second.
+        # Duplicate ids would break pagination by `after`.
         given = item.id if item.id not in seen else None
         item_id = given or input_item_id(response_id, item.kind, index)
         seen.add(item_id)

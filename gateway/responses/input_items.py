@@ -1,7 +1,7 @@
-"""Input items of a response to the turns of a conversation.
+"""Translates input items of a response to messages of a conversation.
 
-An assistant's turn is several items: its reasoning, what it said, the functions it called. They become one message, as
-templates and engines know it, and each function's output becomes a message of the role `tool`.
+An assistant's turn is several items: reasoning, text, function calls. They become one message, as templates and
+engines expect it, and each function's output becomes a message of the role `tool`.
 """
 
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ _IMAGE_TYPES = frozenset({"input_image", "image_url"})
 # Fidelity that engines here do not know is as much as they have.
 _DETAILS = {"original": "high"}
 MAX_CALL_NAME_CHARS = 256
-"""Of the function that a call names."""
+"""Maximum length of a called function's name."""
 PART_TYPES = frozenset({"text", "image_url"})
 """The types of content parts that may stand where items do."""
 
@@ -40,14 +40,14 @@ class ConversationBuilder:
         self._turn: chat_pb2.ChatMessage | None = None
         self._calls: set[str] = set()
         self.reasoning_unread = 0
-        """Reasoning items that only another service can read."""
+        """Number of encrypted reasoning items, which are left out."""
 
     def add_text(self, role: str, text: str) -> None:
-        """A message of plain text."""
+        """Add a message of plain text."""
         self._message(role).content.add(text=text)
 
     def add(self, item: InputItem, field: str) -> None:
-        """One item. Raises INVALID_ARGUMENT naming `field` or a part of it."""
+        """Add one item. Raises INVALID_ARGUMENT naming `field` or a part of it."""
         match item.kind:
             case "message":
                 self._add_message(item, field)
@@ -61,7 +61,7 @@ class ConversationBuilder:
                 raise invalid_field(f"{field}.type", f"must be {_ITEM_TYPES}")
 
     def add_parts(self, item: InputItem, field: str) -> None:
-        """One message of the user, whose content parts stood where items do."""
+        """Add a user message whose content parts were given in place of items."""
         message = self._message("user")
         for index, part in enumerate(item.content or ()):
             assert isinstance(part, InputPart)
@@ -117,7 +117,7 @@ class ConversationBuilder:
         return self._payload.messages.add(role=_ROLES[role])
 
     def _assistant_message(self) -> chat_pb2.ChatMessage:
-        """Where a message of the assistant goes: its turn so far, unless that has said something and called nothing."""
+        """Returns the assistant message to extend: the current turn, unless it has text and no calls."""
         turn = self._turn
         if turn is None or ((turn.content or turn.refusal) and not turn.tool_calls):
             turn = self._new_turn()
@@ -170,7 +170,7 @@ class ConversationBuilder:
 
 
 def reasoning_text(item: InputItem) -> str:
-    """What a reasoning item says: its content where it is told, otherwise its summary."""
+    """Returns the text of a reasoning item: its content if present, otherwise its summary."""
     content = item.content
     if isinstance(content, str):
         return content

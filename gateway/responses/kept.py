@@ -1,4 +1,4 @@
-"""Responses by their ids, wherever they are: streamed here, kept, or in the background."""
+"""Retrieval of responses by id: running here, stored, or in the background."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Sequence
@@ -18,7 +18,7 @@ Answer = TypeVar("Answer")
 
 
 class BoundedStore:
-    """A ResponseStore whose every method raises SERVICE_UNAVAILABLE where the answer takes too long."""
+    """A ResponseStore with a timeout for each call; raises SERVICE_UNAVAILABLE."""
 
     def __init__(self, store: ResponseStore, *, timeout_seconds: float) -> None:
         self._store = store
@@ -49,25 +49,25 @@ class BoundedStore:
 
 
 class _Body(msgspec.Struct):
-    """What is read of a kept response."""
+    """The fields read from a stored response."""
 
     status: str = ""
     background: bool | None = None
 
 
 class KeptResponses:
-    """Those of one gateway's callers."""
+    """All responses that one gateway can retrieve."""
 
     def __init__(
         self, store: ResponseStore | None, running: RunningResponses, background: BackgroundResponses | None
     ) -> None:
-        """`store`, `background`: None: there are none of the kind."""
+        """`store`, `background`: None where there are no such responses."""
         self._store = store
         self._running = running
         self._background = background
 
     async def body(self, tenant: str, response_id: str) -> bytes:
-        """It as it is, as JSON. Raises NOT_FOUND, so as the others."""
+        """Returns the current response as JSON. Raises NOT_FOUND, as all methods."""
         running = self._running.find(tenant, response_id)
         if running is not None:
             return running.snapshot()
@@ -80,7 +80,7 @@ class KeptResponses:
     async def events(
         self, tenant: str, response_id: str, position: StreamPosition, starting_after: int
     ) -> AsyncGenerator[bytes]:
-        """The stream of one in the background. Raises INVALID_ARGUMENT naming `stream` for another's."""
+        """Returns the event stream of a background response. Raises INVALID_ARGUMENT naming `stream` for others."""
         running = self._running.find(tenant, response_id)
         try:
             background, found = await self._in_background(tenant, response_id)
@@ -93,7 +93,7 @@ class KeptResponses:
         return background.follow(found, position, starting_after=starting_after)
 
     async def delete(self, tenant: str, response_id: str) -> None:
-        """Forget it. Raises RESOURCE_IN_USE for one that is under way."""
+        """Delete it. Raises RESOURCE_IN_USE for one that is running."""
         if self._running.find(tenant, response_id) is not None:
             raise WeftError(Reason.RESOURCE_IN_USE, f"response {response_id} is being streamed; cancel it first")
         had_task = await self._forget_task(tenant, response_id)
@@ -102,12 +102,12 @@ class KeptResponses:
         try:
             await self._store.delete(tenant, response_id)
         except WeftError as error:
-            # One whose end nobody has seen is not kept yet.
+            # An ended background response may not be stored yet.
             if not (had_task and error.reason is Reason.NOT_FOUND):
                 raise
 
     async def cancel(self, tenant: str, response_id: str) -> bytes:
-        """End it; returns it as JSON. Raises INVALID_ARGUMENT for one that has come to its end."""
+        """Cancel it; returns it as JSON. Raises INVALID_ARGUMENT for one that has ended."""
         running = self._running.find(tenant, response_id)
         if running is not None:
             if running.is_concluded or running.is_ended:
@@ -123,7 +123,7 @@ class KeptResponses:
         return kept.body
 
     async def input_items(self, tenant: str, response_id: str) -> Sequence[dict[str, object]]:
-        """Its own input."""
+        """Returns its input items."""
         running = self._running.find(tenant, response_id)
         if running is not None:
             raw = running.items
@@ -166,7 +166,7 @@ class KeptResponses:
 
 
 def not_streamed_again() -> FieldError:
-    """What is said of a stream that only its own caller can have had."""
+    """Returns the error of a stream that cannot be resumed."""
     return invalid_field("stream", "must be false: only a response in the background is streamed again")
 
 

@@ -1,4 +1,4 @@
-"""The output items of a response while they grow: from deltas to items, whoever tells of them."""
+"""Output items of a response, built from deltas; a sink receives each step. Also ids of responses and items."""
 
 import re
 import secrets
@@ -19,38 +19,38 @@ _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "functi
 
 
 def new_response_id() -> str:
-    """An id that nobody can guess: 96 random bits."""
+    """Returns an unguessable id: 96 random bits."""
     return _RESPONSE + secrets.token_hex(_HEX_CHARS // 2)
 
 
 def background_response_id(task_id: str) -> str:
-    """The id of the response that a task makes."""
+    """Returns the response id of a task."""
     return _RESPONSE + task_id.removeprefix(f"{TASK_PREFIX}-")
 
 
 def task_of(response_id: str) -> str | None:
-    """The task that would make a response; None: none of ours has such an id."""
+    """Returns the task of a background response; None: not such an id."""
     found = _BACKGROUND.fullmatch(response_id)
     return None if found is None else f"{TASK_PREFIX}-{found.group(1)}"
 
 
 def call_id(response_id: str, index: int) -> str:
-    """The id of a function call that came without one of its own; `index` is its place among the output items."""
+    """Returns an id for a function call without one; `index` is its position among the output items."""
     return f"call_{response_id.removeprefix(_RESPONSE)}_{index}"
 
 
 def output_item_id(response_id: str, kind: str, index: int) -> str:
-    """The id of an output item; `kind` is its type, `index` its place."""
+    """Returns the id of an output item; `kind` is its type, `index` its position."""
     return f"{_prefix(kind)}_{response_id.removeprefix(_RESPONSE)}_{index}"
 
 
 def input_item_id(response_id: str, kind: str, index: int) -> str:
-    """The id of an input item that came without one."""
+    """Returns an id for an input item without one."""
     return f"{_prefix(kind)}_{response_id.removeprefix(_RESPONSE)}_i{index}"
 
 
 def response_of(item_id: str) -> str | None:
-    """The id of the response an item belongs to; None for an item that is none of ours."""
+    """Returns the response id of an item; None for a foreign item."""
     found = _ITEM.fullmatch(item_id)
     return None if found is None else _RESPONSE + found.group(1)
 
@@ -73,22 +73,22 @@ Logprobs = list[dict[str, object]]
 
 @dataclass(slots=True)
 class Part:
-    """A piece of an item's content: text, a refusal, or reasoning."""
+    """A content part of an item: text, a refusal, or reasoning."""
 
     kind: str
     index: int
     pieces: list[str] = field(default_factory=list)
     logprobs: Logprobs = field(default_factory=list)
     head: bytes = b""
-    """The first bytes of each of its events, for whoever tells of them."""
+    """The first bytes of each of its events, for the sink."""
 
     @property
     def text(self) -> str:
-        """What it says so far."""
+        """The text so far."""
         return "".join(self.pieces)
 
     def json(self, *, empty: bool = False) -> dict[str, object]:
-        """As JSON values; `empty`: as it was when it began."""
+        """Returns JSON values; `empty`: without content, as it began."""
         text = "" if empty else self.text
         if self.kind == OUTPUT_TEXT:
             logprobs = [] if empty else self.logprobs
@@ -113,7 +113,7 @@ class Item:
     """As `Part.head`, for a function call."""
 
     def json(self, *, empty: bool = False, status: str = "") -> dict[str, object]:
-        """As JSON values; `empty`: as it was when it began; `status` in place of its own."""
+        """Returns JSON values; `empty`: without content, as it began; `status` replaces its own."""
         said = status or self.status
         if self.kind == "function_call":
             return {
@@ -138,29 +138,29 @@ class Item:
 
 
 class OutputSink(Protocol):
-    """Told of each step, in order."""
+    """Receives each step of building output items, in order."""
 
     def item_added(self, item: Item) -> None:
         """An item began."""
 
     def part_added(self, item: Item, part: Part) -> None:
-        """A piece of content began."""
+        """A content part began."""
 
     def text_added(self, item: Item, part: Part, text: str, logprobs: Logprobs) -> None:
-        """A piece of content grew."""
+        """A content part grew."""
 
     def arguments_added(self, item: Item, text: str) -> None:
         """A function call's arguments grew."""
 
     def part_done(self, item: Item, part: Part) -> None:
-        """A piece of content is complete."""
+        """A content part is complete."""
 
     def item_done(self, item: Item) -> None:
         """An item is complete."""
 
 
-class NobodyListens:
-    """For an answer in one piece."""
+class NoSink:
+    """A sink that ignores all steps, for unary answers."""
 
     def item_added(self, item: Item) -> None:
         """See OutputSink."""
@@ -184,7 +184,7 @@ class NobodyListens:
 class OutputItems:
     """The items of one response.
 
-    What is said in a row of one kind is one item. Function calls may grow in turns, so they stay open until the end.
+    Consecutive deltas of one kind are one item. Function calls may be interleaved, so they stay open until the end.
     """
 
     def __init__(self, response_id: str, sink: OutputSink, *, logprobs: bool) -> None:
@@ -197,12 +197,12 @@ class OutputItems:
         self._calls: dict[int, Item] = {}
         self._call_ids: set[str] = set()
         self._loose: Logprobs = []
-        """Probabilities of tokens that have no text yet: of half a character."""
+        """Log probabilities of tokens without text yet: parts of a character."""
         self.finish_reason = 0
         """A FinishReason; 0 until there is one."""
 
     def add(self, delta: event_pb2.Delta) -> None:
-        """Take in a piece of the answer."""
+        """Add a delta."""
         logprobs = token_logprobs(delta.logprobs) if self._wants_logprobs and delta.logprobs else None
         if delta.reasoning:
             self._add_text(REASONING_TEXT, delta.reasoning, [])
@@ -221,15 +221,15 @@ class OutputItems:
             self.finish_reason = delta.finish_reason
 
     def incomplete_reason(self) -> str | None:
-        """Why the answer is not whole although it came to an end; None: it is whole."""
+        """Returns why the finished answer is incomplete; None: it is complete."""
         return _INCOMPLETE.get(self.finish_reason)
 
     def close(self) -> None:
-        """The answer came to its end: complete what is open. One that says nothing is an empty message."""
+        """Complete all open items; an answer without any gets an empty message."""
         is_text = self._open is not None and self._open.parts[-1].kind == OUTPUT_TEXT
         if not self.items or (is_text and self._loose):
             self._add_text(OUTPUT_TEXT, "", self._loose)
-        # What was cut off is what grew last.
+        # The item that grew last is the one that was cut off.
         cut = self._latest if self.incomplete_reason() else None
         if self._open is not None:
             self._end_open("incomplete" if self._open is cut else "completed")
@@ -238,11 +238,11 @@ class OutputItems:
         self._calls.clear()
 
     def json(self, open_status: str) -> list[dict[str, object]]:
-        """All items as JSON values, those that are open with `open_status`."""
+        """Returns all items as JSON values, open ones with `open_status`."""
         return [item.json(status=open_status if item.status == "in_progress" else "") for item in self.items]
 
     def text(self) -> str:
-        """What the answer says, without reasoning and refusals."""
+        """Returns the text of the answer, without reasoning and refusals."""
         return "".join(part.text for item in self.items for part in item.parts if part.kind == OUTPUT_TEXT)
 
     def _add_text(self, kind: str, text: str, logprobs: Logprobs) -> None:
@@ -290,9 +290,9 @@ class OutputItems:
             self._sink.arguments_added(item, call.arguments_text)
 
     def _fresh_call_id(self, given: str) -> str:
-        """Clients tell calls apart by it; an engine that numbers them anew must not make two of them one."""
+        """Returns a unique call id: an engine may number calls per answer, and clients identify calls by it."""
         is_usable = 0 < len(given) <= MAX_TOOL_CALL_ID_CHARS and given not in self._call_ids
-        # Not at random: an answer that is read again later must be the same to the letter.
+        # Not random: an answer that is rendered again must be identical.
         fresh = given if is_usable else call_id(self._response_id, len(self.items))
         self._call_ids.add(fresh)
         return fresh
@@ -309,7 +309,7 @@ class OutputItems:
 
 
 def token_logprobs(logprobs: Sequence[event_pb2.TokenLogprob]) -> Logprobs:
-    """Log probabilities as the Responses API has them; unknown bytes are an empty list."""
+    """Returns log probabilities in the format of the Responses API; unknown bytes are an empty list."""
     return [{**_token(entry), "top_logprobs": [_token(top) for top in entry.top]} for entry in logprobs]
 
 

@@ -37,8 +37,8 @@ _NOT_OFFERED = ("max_tool_calls", "context_management", "moderation")
 
 
 @dataclass(frozen=True, slots=True)
-class AskedResponse:
-    """A request as the mesh needs it, and what its caller should know beside the answer."""
+class ResponsePayload:
+    """The payload of a request, with warnings for its caller."""
 
     payload: chat_pb2.ChatPayload
     warnings: list[warning_pb2.Warning] = field(default_factory=list)
@@ -46,24 +46,24 @@ class AskedResponse:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Input items, references replaced by what they name."""
+    """Input items with resolved references."""
 
     items: Sequence[InputItem]
-    """The request's own."""
+    """The request's own items."""
     earlier: Sequence[InputItem] = ()
     """Input and output of the responses that it continues, the oldest first."""
 
 
 def to_response_request(
     request: ResponsesRequest, conversation: Conversation, media: RequestMedia, limits: RequestLimits
-) -> AskedResponse:
-    """What the mesh is asked.
+) -> ResponsePayload:
+    """Returns the payload.
 
-    Raises INVALID_ARGUMENT naming the field that is wrong.
+    Raises INVALID_ARGUMENT naming the wrong field.
     """
     require_stream_options_fit(request)
     _require_offered(request, limits)
-    params = AskedResponse(chat_pb2.ChatPayload())
+    params = ResponsePayload(chat_pb2.ChatPayload())
     payload, warnings = params.payload, params.warnings
     _fill_messages(params, request, conversation, media, limits)
     _fill_sampling(payload, request, limits)
@@ -133,7 +133,7 @@ def _require_offered(request: ResponsesRequest, limits: RequestLimits) -> None:
 
 
 def _fill_messages(
-    params: AskedResponse,
+    params: ResponsePayload,
     request: ResponsesRequest,
     conversation: Conversation,
     media: RequestMedia,
@@ -209,7 +209,7 @@ def _fill_extra(payload: chat_pb2.ChatPayload, request: ResponsesRequest) -> Non
 
 
 def _unused(request: ResponsesRequest) -> list[warning_pb2.Warning]:
-    """What was asked for and is not done, beside tools."""
+    """Returns warnings for unsupported fields, except tools."""
     warnings = unknown_extensions(request.model_extra or {})
     if request.truncation == "auto":
         warnings.append(unsupported("truncation", "input that is too long is refused, not cut"))

@@ -1,4 +1,4 @@
-"""From what is told of a task to the events of its response, and to the response as it is. Pure."""
+"""Replay of a background response: from a task's events to the response's events and current state. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,12 +34,12 @@ def attempt_of_number(number: int) -> int:
 
 
 def has_content_until(number: int) -> bool:
-    """Whether somebody who has the events up to this number may have been told of the answer."""
+    """Whether events up to this number may include content of the answer."""
     return number > first_number(attempt_of_number(number))
 
 
 def require_resumable(task: Task, starting_after: int) -> None:
-    """Raises INVALID_ARGUMENT for events of an attempt that was lost, or that nobody can have been told of."""
+    """Raises INVALID_ARGUMENT for events of a lost attempt, or that were never sent."""
     current = task.attempt + 1 if task.state is TaskState.PENDING else task.attempt
     params = attempt_of_number(starting_after)
     if params > max(1, current):
@@ -48,18 +48,18 @@ def require_resumable(task: Task, starting_after: int) -> None:
         raise invalid_field("starting_after", f"is of an attempt that was lost; the answer began anew: {_ASK_AGAIN}")
 
 
-def begun_anew() -> WeftError:
-    """What a stream ends with whose caller has read content of an attempt that was lost."""
+def restarted_answer() -> WeftError:
+    """Returns the error of a stream whose caller has read content of a lost attempt."""
     return WeftError(Reason.WORKER_LOST, f"an attempt was lost and the answer starts again: {_ASK_AGAIN}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackgroundRequest:
-    """What a response in the background was asked for with."""
+    """The request of a background response."""
 
     params: ResponsesRequest
     warnings: Sequence[warning_pb2.Warning] = ()
-    """What the edge has to say beside the answer."""
+    """The gateway's warnings."""
 
 
 class BackgroundDocument(ResponseDocument):
@@ -78,7 +78,7 @@ class BackgroundDocument(ResponseDocument):
 
 
 class BackgroundStream(ResponsesStream):
-    """One attempt at a response, as a stream. Its task is the one who keeps it, also where it failed."""
+    """One attempt at a response, as a stream. The task stores it, also where it failed."""
 
     _is_kept_where_it_failed = True
 
@@ -95,33 +95,33 @@ class BackgroundStream(ResponsesStream):
 
     @property
     def next_number(self) -> int:
-        """The sequence number of the event that comes next."""
+        """Returns the sequence number of the next event."""
         return self._sequence
 
     @property
     def has_told(self) -> bool:
-        """Whether anything of the answer has been told."""
+        """Whether content of the answer has been sent."""
         return self._sequence > self._first_number + 1
 
     def opening(self) -> bytes:
-        """The events with which every response in the background begins."""
+        """Returns the opening events of every background response."""
         response = self._render(QUEUED)
         return self._event(b"response.created", response) + self._event(b"response.queued", response)
 
     def begin(self) -> bytes:
-        """The attempt has begun."""
+        """Encode the begin of the attempt."""
         self._sequence = self._first_number
         return self._event(b"response.in_progress", self._render(IN_PROGRESS))
 
     def add(self, event: event_pb2.InferenceEvent) -> bytes:
-        """The next event of the answer, which is not its end."""
+        """Encode an event of the answer, except its last."""
         told = self.encode([event])
         if self._warnings and event.HasField("started"):
             told += self.encode(self._warnings)
         return told
 
     def complete(self, last: event_pb2.InferenceEvent | None, ended_at: datetime | None) -> bytes:
-        """The task is completed; `last`: its last event. An answer that was none ends as a failure."""
+        """Encode the end of a completed task; `last`: its last event. An invalid answer ends as a failure."""
         self._own_document.ended_at = ended_at
         try:
             told = b"" if last is None else self.encode([last])
@@ -130,12 +130,12 @@ class BackgroundStream(ResponsesStream):
         return told if self.is_done else self.failure(WeftError(Reason.INTERNAL, "the kept answer has no end"))
 
     def fail(self, error: WeftError, number: int) -> bytes:
-        """The task has failed, or was cancelled. `number`: of the first event that tells so."""
+        """Encode the failure or cancellation of the task. `number`: sequence number of its first event."""
         self._sequence = number
         return self.failure(error)
 
     def snapshot_of(self, state: TaskState) -> bytes:
-        """The response as JSON, as it is while its task is in this state, or has become."""
+        """Returns the response as JSON for a task in this state."""
         return self.snapshot(_STATUSES[state])
 
 
@@ -146,11 +146,11 @@ _STATUSES = {
     TaskState.FAILED: FAILED,
     TaskState.CANCELLED: CANCELLED,
 }
-"""Of a response that is not concluded: a task that is completed with an answer that is none has failed here."""
+"""Statuses of responses that are not concluded: a completed task without a valid answer counts as failed."""
 
 
 def events_after(data: bytes, first: int, starting_after: int) -> bytes:
-    """The part of encoded events that comes after a sequence number. The first of them has the number `first`."""
+    """Returns the encoded events after a sequence number; `first` is the number of the first one."""
     if first > starting_after:
         return data
     number, kept = first, []
@@ -166,7 +166,7 @@ FROM_THE_START = -1
 
 
 class Replay:
-    """Takes in what a watch says from the first event on, and gives the events after a sequence number."""
+    """Consumes a task's watch from its first event; produces the response's events after a sequence number."""
 
     def __init__(
         self, request: BackgroundRequest, task: Task, clock: Clock, *, starting_after: int = FROM_THE_START
@@ -180,24 +180,24 @@ class Replay:
         self._seen = 0
         self._last: event_pb2.InferenceEvent | None = None
         self.task = task
-        """As it was told of last."""
+        """The task as last seen."""
         self.last_number = max(0, starting_after)
-        """Of the events that the caller has, once it has those that were given."""
+        """Sequence number of the last event produced so far."""
         self.is_done = False
-        """Whether the response's last event has been given."""
+        """Whether the response's last event has been produced."""
 
     @property
     def is_current(self) -> bool:
-        """Whether everything is taken in that is kept of the task as it is."""
+        """Whether all stored output of the task has been consumed."""
         waits = self.task.state is TaskState.PENDING
         return self.is_done or waits or (not self.task.state.is_terminal and self._seen >= self.task.last_event)
 
     def opening(self) -> bytes:
-        """The first events of every response."""
+        """Returns the opening events of every response."""
         return self._given(0, self._stream.opening())
 
     def take(self, news: TaskEvent) -> bytes:
-        """What is new. Raises WORKER_LOST where an attempt was lost of which the caller has been told."""
+        """Returns the new events. Raises WORKER_LOST where an attempt was lost whose content was sent."""
         if isinstance(news, TaskChunk):
             return self._reach(news.attempt) + self._take_piece(news)
         self.task = news
@@ -211,9 +211,9 @@ class Replay:
         return told
 
     def end(self) -> bytes:
-        """The task's end, once all of it that is kept has been taken in; nothing where that was told already.
+        """Returns the last events, once all stored output has been consumed; nothing where they were produced already.
 
-        Nothing as well where a part of a whole answer is missing: it was forgotten while it was read.
+        Nothing as well where a part of a complete answer is missing: it was deleted while it was read.
         """
         if self.is_done or not self.task.state.is_terminal:
             return b""
@@ -225,12 +225,12 @@ class Replay:
         if task.state is TaskState.COMPLETED:
             return self._given(first, stream.complete(self._last, task.ended_at))
         if self._after > first + 1:
-            # Less is kept than the caller has: what it must not miss is the end.
+            # Less is stored than the caller has: send the end.
             first = self._after + 1
         return self._given(first, stream.fail(_failure(task), first))
 
     def snapshot(self) -> bytes:
-        """The response as it is, as JSON."""
+        """Returns the current response as JSON."""
         return self._stream.snapshot_of(self.task.state)
 
     def _reach(self, attempt: int) -> bytes:
@@ -242,10 +242,10 @@ class Replay:
         return self._given(first_number(attempt), self._stream.begin())
 
     def _require_not_anew(self, attempt: int) -> None:
-        """Another attempt is next: whoever has been told of the answer cannot be told more of it."""
+        """Raises WORKER_LOST where another attempt begins after content was sent."""
         is_of_another = attempt_of_number(max(0, self._after)) < attempt
         if (self._is_begun and self._stream.has_told) or (is_of_another and has_content_until(self._after)):
-            raise begun_anew()
+            raise restarted_answer()
 
     def _take_piece(self, piece: TaskChunk) -> bytes:
         if piece.last_event <= self._seen:
@@ -253,7 +253,7 @@ class Replay:
         told = []
         for event in piece.output.events:
             if event.HasField("finished"):
-                # Not before the task is at its end: until then the attempt may be lost, and its times are not known.
+                # Only once the task has ended: until then the attempt may be lost, and its times are unknown.
                 self._last = event
             else:
                 first = self._stream.next_number

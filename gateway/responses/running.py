@@ -1,4 +1,4 @@
-"""Responses that are being streamed: what they are so far, and their end on somebody's word."""
+"""Running responses: snapshots of streamed responses, their cancellation, and storing them at their end."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Generator
@@ -22,24 +22,24 @@ log = structlog.get_logger("weft.gateway")
 
 
 class PartialResponse(Protocol):
-    """A response on its way; see `gateway.responses.stream` and `responses_answer`."""
+    """A response that is being generated; see `gateway.responses.stream`."""
 
     def snapshot(self, status: str = ...) -> bytes:
-        """The response as it is now, as JSON; once it is concluded, as it has become."""
+        """Returns the current response as JSON; the final one once it is concluded."""
         ...
 
     def conclude(self, receipt: receipt_pb2.Receipt) -> bytes:
-        """Its end is next: the whole response as JSON. Raises BACKEND_PROTOCOL_ERROR where it cannot be its end."""
+        """Conclude the response; returns it as JSON. Raises BACKEND_PROTOCOL_ERROR for an invalid end."""
         ...
 
     def not_kept(self, why: WeftError) -> None:
-        """It was to be kept and is not."""
+        """Record that storing the response failed."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseRecord:
-    """Where a response is to be kept, and what is known of it before there is an answer."""
+    """Where a response is stored, and its fields that are known before the answer."""
 
     store: ResponseStore
     id: str
@@ -51,7 +51,7 @@ class ResponseRecord:
     """Its own input, a JSON list of items."""
 
     async def keep(self, growing: PartialResponse, body: bytes) -> bool:
-        """Whether it is kept now; where it is not, `growing` says so."""
+        """Store the response; returns whether that succeeded, and records a failure in `growing`."""
         response = StoredResponse(
             id=self.id,
             tenant=self.tenant,
@@ -70,14 +70,14 @@ class ResponseRecord:
 
 
 class RunningResponse:
-    """One response that others may look at and end."""
+    """One running response that other requests may retrieve and cancel."""
 
     def __init__(self, tenant: str, response_id: str, growing: PartialResponse, keeping: ResponseRecord | None) -> None:
-        """`keeping`: None: it is not to be kept."""
+        """`keeping`: None: it is not stored."""
         self.tenant = tenant
         self.response_id = response_id
         self.is_concluded = False
-        """Whether the whole answer is there, so that there is nothing left to end."""
+        """Whether the answer is complete, so that it can no longer be cancelled."""
         self._growing = growing
         self._keeping = keeping
         self._block = Interruptible()
@@ -86,30 +86,30 @@ class RunningResponse:
 
     @property
     def is_ended(self) -> bool:
-        """Whether somebody has ended it."""
+        """Whether it was cancelled."""
         return self._ended_by is not None
 
     def snapshot(self) -> bytes:
-        """The response as it is now, as JSON."""
+        """Returns the current response as JSON."""
         return self._growing.snapshot(CANCELLED if self.is_ended else IN_PROGRESS)
 
     @property
     def items(self) -> bytes | None:
-        """Its own input, a JSON list of items; None where it is not to be kept, so that nobody holds it."""
+        """Its input, a JSON list of items; None where it is not stored."""
         return None if self._keeping is None else self._keeping.items
 
     def waiting(self) -> Interruptible:
-        """A block around a wait that `end` may end. Raises what it was ended with."""
+        """Returns a block that `cancel` interrupts. Raises the cancellation."""
         self._require_going()
         return self._block
 
     def conclude(self) -> None:
-        """The whole answer is there. Raises what it was ended with."""
+        """Mark the answer as complete. Raises the cancellation."""
         self._require_going()
         self.is_concluded = True
 
     async def cancel(self) -> bytes:
-        """End one that is not concluded, at once where its runner is waited for; returns it as JSON, as it is kept."""
+        """Cancel the response, also while its runner is awaited; returns it as JSON, as stored."""
         self._ended_by = WeftError(Reason.CANCELLED, "the response was cancelled")
         self._block.interrupt(self._ended_by)
         try:
@@ -120,7 +120,7 @@ class RunningResponse:
             self._settled.set()
 
     async def settled(self) -> None:
-        """Wait until it is known whether one that was ended is kept."""
+        """Wait until a cancelled response is stored or storing failed."""
         await self._settled.wait()
 
     def _require_going(self) -> None:
@@ -129,26 +129,26 @@ class RunningResponse:
 
 
 class RunningResponses:
-    """Those of one gateway."""
+    """The running responses of one gateway, by id."""
 
     def __init__(self, max_running: int) -> None:
         self._max_running = max_running
         self._running: dict[str, RunningResponse] = {}
 
     def find(self, tenant: str, response_id: str) -> RunningResponse | None:
-        """One of the tenant's; None: it does not run here."""
+        """Returns a running response of the tenant; None: it does not run here."""
         found = self._running.get(response_id)
         return found if found is not None and found.tenant == tenant else None
 
     def require_room(self) -> None:
-        """Raises RATE_LIMIT_EXCEEDED where there is no room for one more."""
+        """Raises RATE_LIMIT_EXCEEDED where the maximum number is running."""
         if len(self._running) >= self._max_running:
             message = f"more than {self._max_running} responses are being streamed (max_running_responses)"
             raise WeftError(Reason.RATE_LIMIT_EXCEEDED, message)
 
     @contextmanager
     def joined(self, running: RunningResponse) -> Generator[None]:
-        """Have `running` found meanwhile. Raises RATE_LIMIT_EXCEEDED for one too many."""
+        """Register `running` while the block runs. Raises RATE_LIMIT_EXCEEDED above the maximum."""
         self.require_room()
         self._running[running.response_id] = running
         try:
@@ -158,7 +158,7 @@ class RunningResponses:
 
 
 class RecordedGeneration:
-    """A generation whose response others may look at, and which is kept before its last event is handed on."""
+    """A generation whose response can be retrieved, and is stored before its last event is passed on."""
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ class RecordedGeneration:
         running: RunningResponse | None,
         everyone: RunningResponses,
     ) -> None:
-        """`keeping`: None: it is not to be kept; `running`: None: nobody could know of it before its end."""
+        """`keeping`: None: it is not stored; `running`: None: it cannot be retrieved before its end."""
         self._generation = generation
         self._growing = growing
         self._keeping = keeping
@@ -182,7 +182,7 @@ class RecordedGeneration:
         return self._generation.receipt
 
     async def frames(self) -> AsyncGenerator[Frame]:
-        """See Generation.frames. Raises CANCELLED where somebody ended it."""
+        """See Generation.frames. Raises CANCELLED where it was cancelled."""
         running = self._running
         with ExitStack() as stack:
             if running is not None:
@@ -196,7 +196,7 @@ class RecordedGeneration:
                         if len(frame) > 1:
                             yield frame[:-1]
                         await self._conclude(frame[-1].finished.receipt)
-                        # Whoever reads the last events slowly must not keep others from deleting what is kept.
+                        # A slow reader of the last events must not block deletion of the stored response.
                         stack.close()
                         yield frame[-1:]
             except WeftError as error:

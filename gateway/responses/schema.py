@@ -1,4 +1,4 @@
-"""POST /v1/responses."""
+"""Schemas of `/v1/responses`: requests, input items, and stored responses."""
 
 from typing import Annotated, Any, Literal
 

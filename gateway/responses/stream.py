@@ -1,4 +1,4 @@
-"""Events to the events of a streamed response. Assembled by hand: this runs once per token of every stream.
+"""Streamed and unary responses. Events are assembled by hand: this runs once per token of every stream.
 
 response.created, response.in_progress, then per item: output_item.added, its parts and deltas, output_item.done; in the
 end response.completed or response.incomplete, or response.failed and an `error` event after it. Every event has its
@@ -20,7 +20,7 @@ from gateway.responses.output import (
     REFUSAL,
     Item,
     Logprobs,
-    NobodyListens,
+    NoSink,
     OutputItems,
     Part,
 )
@@ -37,7 +37,7 @@ _ARGUMENTS = b"response.function_call_arguments"
 
 
 class ResponsesStream(StreamEncoder):
-    """One streamed response. It is the sink of its own output items."""
+    """Encodes one streamed response; the sink of its own output items."""
 
     _is_kept_where_it_failed = False
 
@@ -55,7 +55,7 @@ class ResponsesStream(StreamEncoder):
         self._final_status = ""
 
     def encode(self, frame: list[event_pb2.InferenceEvent]) -> bytes:
-        """See StreamEncoder. The first bytes are the events with which every response begins."""
+        """See StreamEncoder. The first bytes are the opening events of every response."""
         if self._is_opened:
             return super().encode(frame)
         for event in frame:
@@ -64,11 +64,11 @@ class ResponsesStream(StreamEncoder):
         return self._first_events() + super().encode(frame)
 
     def snapshot(self, status: str = IN_PROGRESS) -> bytes:
-        """The response as it is now, as JSON; once it is concluded, as it has become."""
+        """Returns the current response as JSON; the final one once it is concluded."""
         return self._render(self._final_status or status)
 
     def conclude(self, receipt: receipt_pb2.Receipt) -> bytes:
-        """Its end is next: the whole response as JSON. Raises BACKEND_PROTOCOL_ERROR where it cannot be its end."""
+        """Conclude the response; returns it as JSON. Raises BACKEND_PROTOCOL_ERROR for an invalid end."""
         self._out = []
         if not self.has_content:
             self._begin(self._out)
@@ -80,11 +80,11 @@ class ResponsesStream(StreamEncoder):
         return self._render(self._final_status)
 
     def not_kept(self, why: WeftError) -> None:
-        """It was to be kept and is not."""
+        """Record that storing the response failed."""
         self._state.note_not_kept(why)
 
     def failure(self, error: WeftError, request_id: str = "") -> bytes:
-        """See StreamEncoder. Clients that stop at an `error` event have the whole response by then."""
+        """See StreamEncoder. The `error` event comes last: clients that stop at it have the complete response."""
         opening = b"" if self._is_opened else self._first_events()
         is_cancelled = error.reason is Reason.CANCELLED
         if not is_cancelled:
@@ -222,7 +222,7 @@ class ResponsesStream(StreamEncoder):
 
 
 def error_event(error: WeftError, request_id: str, number: int) -> bytes:
-    """The event that clients raise for."""
+    """Returns the `error` event, for which clients raise."""
     fields: dict[str, object] = msgspec.json.decode(envelope(error, request_id))
     told = fields["error"]
     assert isinstance(told, dict)
@@ -233,7 +233,7 @@ def error_event(error: WeftError, request_id: str, number: int) -> bytes:
 
 
 def _delta_head(name: bytes, item: Item, place: bytes) -> bytes:
-    """The first bytes of each delta of a part or of a call's arguments."""
+    """Returns the first bytes of each delta of a part or of a call's arguments."""
     return b'event: %b.delta\ndata: {"type":"%b.delta","item_id":%b,"output_index":%d%b,"delta":' % (
         name,
         name,
@@ -244,7 +244,7 @@ def _delta_head(name: bytes, item: Item, place: bytes) -> bytes:
 
 
 class ResponsesAnswer(AnswerBuilder):
-    """One response, growing."""
+    """Builds one unary response."""
 
     def __init__(self, document: ResponseDocument, state: ResponseState, *, logprobs: bool) -> None:
         identity = AnswerIdentity(answer_id=document.response_id, created=document.created, model=state.model)
@@ -264,14 +264,14 @@ class ResponsesAnswer(AnswerBuilder):
                 self._receipt = event.finished.receipt
 
     def snapshot(self, status: str = IN_PROGRESS) -> bytes:
-        """The response as it is now, as JSON; once it is concluded, as it has become."""
+        """Returns the current response as JSON; the final one once it is concluded."""
         state = self._state
         state.model, state.warnings, state.signals = self._model, self.warnings, self._signals
         state.usage = self.usage if self.usage.prompt_tokens or self.usage.completion_tokens else None
         return self._response.render(self._final_status or status, state, self._items)
 
     def conclude(self, receipt: receipt_pb2.Receipt) -> bytes:
-        """Its end is next: the whole response as JSON. Raises BACKEND_PROTOCOL_ERROR where it cannot be its end."""
+        """Conclude the response; returns it as JSON. Raises BACKEND_PROTOCOL_ERROR for an invalid end."""
         if self._open_choices:
             raise unfinished_answer()
         if not (self.usage.prompt_tokens or self.usage.completion_tokens):
@@ -280,7 +280,7 @@ class ResponsesAnswer(AnswerBuilder):
         return self.snapshot()
 
     def not_kept(self, why: WeftError) -> None:
-        """It was to be kept and is not."""
+        """Record that storing the response failed."""
         self._state.warnings = self.warnings
         self._state.note_not_kept(why)
 
@@ -299,4 +299,4 @@ class ResponsesAnswer(AnswerBuilder):
         self._items = self._no_items()
 
     def _no_items(self) -> OutputItems:
-        return OutputItems(self._response.response_id, NobodyListens(), logprobs=self._wants_logprobs)
+        return OutputItems(self._response.response_id, NoSink(), logprobs=self._wants_logprobs)

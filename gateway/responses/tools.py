@@ -1,4 +1,4 @@
-"""Tools, tool choice and form of the answer, as the Responses API writes them: flat."""
+"""Tools, tool choice, text format and decoding of a Responses request."""
 
 import re
 
@@ -55,7 +55,7 @@ def fill_decoding(target: sampling_pb2.SamplingParams, decoding: Decoding, limit
 
 
 def languages_of(request: ResponsesRequest) -> dict[str, object]:
-    """The template's arguments for a translation; none where none is asked for."""
+    """Returns the template's arguments for a translation; none where none is requested."""
     target = request.target_lang_code
     if target is None:
         if request.source_lang_code is not None:
@@ -143,7 +143,7 @@ def _fill_mode(payload: chat_pb2.ChatPayload, mode: str, field: str) -> None:
 
 
 def _fill_allowed(payload: chat_pb2.ChatPayload, choice: ResponsesToolChoiceObject) -> None:
-    """Only the tools that may be called are told to the model."""
+    """Adds only the allowed tools to the payload."""
     if choice.tools is None or choice.mode is None:
         raise invalid_field("tool_choice.tools" if choice.tools is None else "tool_choice.mode", "is required")
     names = {tool.name for tool in choice.tools if tool.type == FUNCTION}
@@ -189,5 +189,5 @@ def _required_name(name: str | None, field: str) -> str:
 
 
 def unsupported(field: str, message: str) -> warning_pb2.Warning:
-    """What a caller is told of a part of its request that was not used."""
+    """Returns the warning for an unsupported part of a request."""
     return warning_pb2.Warning(code=warning_pb2.WARNING_CODE_UNSUPPORTED_PARAMETER, field=field, message=message)

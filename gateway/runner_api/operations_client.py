@@ -77,7 +77,7 @@ class OperationsClient:
         return last
 
     async def _tenant_and_id(self, method: Any, request: Any) -> operation_pb2.Operation:
-        operation: operation_pb2.Operation = (await self._calls.ask(method, request)).operation
+        operation: operation_pb2.Operation = (await self._calls.call(method, request)).operation
         return operation
 
 

@@ -17,7 +17,7 @@ from gateway.openai.embeddings import EmbeddingRequest
 from gateway.openai.extension_fields import unknown_extensions
 from gateway.openai.prompts import prompt_count
 from gateway.responses.document import ResponseState
-from gateway.responses.payload import AskedResponse, Conversation, own_items, to_response_request, wants_logprobs
+from gateway.responses.payload import Conversation, ResponsePayload, own_items, to_response_request, wants_logprobs
 from gateway.responses.replay import BackgroundDocument
 from gateway.responses.schema import ResponsesRequest
 from gateway.responses.stream import ResponsesAnswer
@@ -87,7 +87,7 @@ class ResponsesTaskApi(JsonTaskApi[ResponsesRequest]):
             raise invalid_field("previous_response_id", "is not offered here; send the whole input")
         return self._translate(params, media).payload
 
-    def _translate(self, params: ResponsesRequest, media: RequestMedia) -> AskedResponse:
+    def _translate(self, params: ResponsesRequest, media: RequestMedia) -> ResponsePayload:
         return to_response_request(params, Conversation(own_items(params)), media, self._deps.config.limits)
 
 
