@@ -13,9 +13,8 @@ import yaml
 from bench import measures
 from bench.book import Book
 from bench.contender import WEFT
-from bench.launch import free_port
+from bench.launch import free_port, own_mesh
 from bench.offered import Offer, Outcome
-from bench.own_mesh import own_mesh
 from bench.scenarios import Options
 from weft_testing.fake_backend.process import FakeControl, fake_backend_command
 

@@ -11,8 +11,7 @@ from bench import measures
 from bench.book import Book
 from bench.contender import WEFT
 from bench.cpu import MB
-from bench.launch import LaunchError
-from bench.own_mesh import carried_out, own_mesh
+from bench.launch import LaunchError, carried_out, own_mesh
 from bench.scenarios import Options
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.client import Mesh, WeftError, connect

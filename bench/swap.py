@@ -10,7 +10,7 @@ import yaml
 from bench import measures
 from bench.book import Book
 from bench.contender import WEFT
-from bench.own_mesh import carried_out, own_mesh
+from bench.launch import carried_out, own_mesh
 from bench.scenarios import Options
 from weft.client import Mesh, connect
 from weft.client.leases import hold_memory

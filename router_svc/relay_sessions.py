@@ -23,9 +23,9 @@ from weft.kernel.errors import WeftError
 from weft.kernel.names import require_name
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call
+from weft.link.codec import status_of
 from weft.link.frames import CallStatus
 from weft.link.link import LinkCall
-from weft.link.statuses import status_of
 
 if TYPE_CHECKING:
     from weft.api.registry.v1.lease_service_pb2_grpc import LeaseServiceAsyncStub

@@ -23,8 +23,7 @@ from weft.api.router.v1 import (
     request_service_pb2_grpc,
 )
 from weft.dispatch.dispatcher import Dispatcher
-from weft.dispatch.expected_fleet import ExpectedMesh
-from weft.dispatch.fleet import FleetListener, FleetView, FleetWatcher
+from weft.dispatch.fleet import ExpectedMesh, FleetListener, FleetView, FleetWatcher
 from weft.dispatch.placement import RouterPort
 from weft.dispatch.request_records import RequestSource
 from weft.kernel.clock import Clock, MeshClock, SystemClock

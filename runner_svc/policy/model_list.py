@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from weft.kernel.detail_words import MODEL_NOT_LISTED
+from weft.kernel.reasons import MODEL_NOT_LISTED
 
 MAX_LISTED = 2_000
 """Models of a list that are looked at."""

@@ -7,10 +7,8 @@ with connect() as mesh:
         print(event.delta.text, end="")
 """
 
-from weft.client._async import AsyncMesh, connect_async
-from weft.client._channel import mesh_address
+from weft.client._channel import AsyncMesh, Mesh, connect, connect_async, mesh_address
 from weft.client._messages import ChatOptions, Message
-from weft.client._sync import Mesh, connect
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 

@@ -2,17 +2,25 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, Self, Unpack, cast
 
 import grpc
 
+from weft.api.common.v1 import event_pb2
+from weft.api.router.v1 import inference_service_pb2_grpc
+from weft.client._messages import ChatOptions, Message, chat_request, embed_request
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import open_blocking_channel
+from weft.kernel.rpc import error_from_call, open_blocking_channel, open_channel
 from weft.kernel.tls import TlsFiles
 from weft.kernel.tls_channel import ChannelSecurity
+
+if TYPE_CHECKING:
+    from weft.api.router.v1.inference_service_pb2_grpc import InferenceServiceAsyncStub
+
 
 HOME_VARIABLE = "WEFT_HOME"
 DEFAULT_HOME = Path("~/.weft")
@@ -111,3 +119,114 @@ def named_by_variable(error: FieldError) -> FieldError:
     if section != _SECTION:
         return error
     return FieldError(_VARIABLES[name], error.message.removeprefix(f"{error.field}: "), error.reason)
+
+
+def connect_async(
+    target: str | None = None, *, home: Path | str | None = None, api_key: str | None = None
+) -> "AsyncMesh":
+    """The mesh at a gRPC target, or the one that runs on `home`. Call it on the event loop that will use it.
+
+    `api_key`: instead of WEFT_API_KEY.
+    """
+    return AsyncMesh(target or mesh_address(home), api_key)
+
+
+class AsyncMesh:
+    """Calls on one mesh. Every failure is a WeftError with a reason."""
+
+    def __init__(self, target: str, api_key: str | None = None) -> None:
+        try:
+            self._channel = open_channel(target, security_with(api_key))
+        except FieldError as error:
+            raise named_by_variable(error) from error
+        self._stub = cast("InferenceServiceAsyncStub", inference_service_pb2_grpc.InferenceServiceStub(self._channel))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the channel; calls still running are cancelled."""
+        await self._channel.close(grace=None)
+
+    async def chat(
+        self,
+        model: str,
+        messages: str | Iterable[Message],
+        *,
+        timeout: float | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> AsyncGenerator[event_pb2.InferenceEvent]:
+        """The events of a chat as they come; closing the generator cancels it. `timeout` is the deadline in seconds."""
+        call = self._stub.Chat(chat_request(model, messages, options), timeout=timeout)
+        try:
+            async for response in call:
+                for event in response.events:
+                    yield event
+        except grpc.aio.AioRpcError as error:
+            raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
+        finally:
+            call.cancel()
+
+    async def embed(self, model: str, texts: Sequence[str], *, timeout: float | None = None) -> list[list[float]]:
+        """One vector per text."""
+        try:
+            response = await self._stub.Embed(embed_request(model, texts), timeout=timeout)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
+        return [list(embedding.values) for embedding in response.embeddings]
+
+
+def connect(target: str | None = None, *, home: Path | str | None = None, api_key: str | None = None) -> "Mesh":
+    """The mesh at a gRPC target, or the one that runs on `home`. `api_key`: instead of WEFT_API_KEY."""
+    return Mesh(target or mesh_address(home), api_key)
+
+
+class Mesh:
+    """Calls on one mesh. Every failure is a WeftError with a reason."""
+
+    def __init__(self, target: str, api_key: str | None = None) -> None:
+        self._channel = open_mesh_channel(target, security_with(api_key))
+        self._stub = inference_service_pb2_grpc.InferenceServiceStub(self._channel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the channel; calls still running are cancelled."""
+        self._channel.close()
+
+    def chat(
+        self,
+        model: str,
+        messages: str | Iterable[Message],
+        *,
+        timeout: float | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> Iterator[event_pb2.InferenceEvent]:
+        """The events of a chat as they come; leaving the iterator cancels it. `timeout` is the deadline in seconds."""
+        call = self._stub.Chat(chat_request(model, messages, options), timeout=timeout)
+        try:
+            for response in call:
+                yield from response.events
+        except grpc.RpcError as error:
+            raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
+        finally:
+            call.cancel()
+
+    def embed(self, model: str, texts: Sequence[str], *, timeout: float | None = None) -> list[list[float]]:
+        """One vector per text."""
+        try:
+            response = self._stub.Embed(embed_request(model, texts), timeout=timeout)
+        except grpc.RpcError as error:
+            raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
+        return [list(embedding.values) for embedding in response.embeddings]

@@ -11,11 +11,44 @@ from google.protobuf import duration_pb2
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2, lease_service_pb2_grpc
 from weft.client._channel import open_mesh_channel
 from weft.gpu.observer import HostObserver
+from weft.gpu.process import is_alive, tree_of
 from weft.gpu.snapshot import HostSnapshot, ProcessId
 from weft.gpu.snapshot_messages import MAX_PROCESSES, process_id_from, process_id_message, snapshot_message
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call
+
+MAX_SEEN_PROCESSES = 4_096
+"""Processes of one tree that are kept in mind; the oldest numbers first."""
+
+
+class ProcessTree:
+    """A process and everything that it has started and that still runs, also what has lost its parents since.
+
+    What was started and lost its parents between two looks is not found. For several threads.
+    """
+
+    def __init__(self, root: ProcessId | None = None) -> None:
+        self._lock = threading.Lock()
+        self._root = root
+        self._seen: set[ProcessId] = set()
+
+    def begin(self, root: ProcessId) -> None:
+        """Look at this process from now on."""
+        with self._lock:
+            self._root = root
+            self._seen.add(root)
+
+    def living(self) -> tuple[ProcessId, ...]:
+        """Those that run now, the root first."""
+        with self._lock:
+            found = set(tree_of(self._root)) if self._root is not None else set()
+            for process in sorted(self._seen - found):
+                if is_alive(process):
+                    found.update(tree_of(process))
+            self._seen = set(sorted(found)[:MAX_SEEN_PROCESSES])
+            return tuple(sorted(self._seen, key=lambda process: (process != self._root, process)))
+
 
 CALL_TIMEOUT_SECONDS = 10.0
 ANSWER_MARGIN_SECONDS = 30.0

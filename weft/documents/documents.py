@@ -6,7 +6,7 @@ from datetime import datetime
 from ipaddress import IPv4Address
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
 from weft.dispatch.parameter_checks import (
     MAX_AGENT_SIGNALS,
@@ -17,12 +17,67 @@ from weft.dispatch.parameter_checks import (
     SIGNAL_NAME_RULE,
     is_signal_name,
 )
-from weft.documents.document_base import Count, DocumentPart, Name, ResourceKind
-from weft.documents.sampling_document import SamplingDocument
+from weft.documents.document_base import MAX_INT32, Count, DocumentPart, Name, ResourceKind
 from weft.documents.statuses import AgentStatus, ModelStatus, PoolStatus, RouteStatus, RunnerStatus
 from weft.kernel.errors import FieldError
 from weft.kernel.units import MAX_DURATION_CHARS, keep_alive_seconds
 from weft.wake.recipes import DEFAULT_BROADCAST_ADDRESS, DEFAULT_MAX_WAIT_SECONDS, DEFAULT_WAKE_PORT, MAX_WAIT_SECONDS
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 1024
+MAX_LOGIT_BIASES = 300
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+
+
+def _token_ids(value: Any) -> Any:
+    """Keys of JSON objects are strings, also where they are numbers."""
+    if not isinstance(value, dict):
+        return value
+    return {int(key) if isinstance(key, str) and key.isascii() and key.isdigit() else key: value[key] for key in value}
+
+
+class SamplingDocument(BaseModel):
+    """Parameters for requests that leave them out. One that is absent is the backend's own default."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        frozen=True,
+        allow_inf_nan=False,
+        hide_input_in_errors=True,
+        use_attribute_docstrings=True,
+    )
+
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
+    """The most tokens to generate per choice."""
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    """Softmax temperature; 0 is greedy."""
+    top_p: Share | None = None
+    """Nucleus sampling mass."""
+    top_k: Count | None = None
+    """Keep only this many most likely tokens; 0 switches it off."""
+    min_p: Share | None = None
+    """Drop tokens less likely than this share of the most likely one."""
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    """Seed of the sampler."""
+    stop: tuple[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)], ...] = Field(
+        default=(), max_length=MAX_STOP_STRINGS, strict=False
+    )
+    """Strings that end a choice."""
+    presence_penalty: Penalty | None = None
+    """Penalty for tokens already present."""
+    frequency_penalty: Penalty | None = None
+    """Penalty by how often a token occurred."""
+    repeat_penalty: Annotated[float, Field(ge=0, le=2)] | None = None
+    """Multiplicative repetition penalty; 1 switches it off."""
+    logit_bias: Annotated[
+        dict[Annotated[int, Field(ge=0, le=MAX_INT32)], Annotated[float, Field(ge=-100, le=100)]],
+        BeforeValidator(_token_ids),
+        Field(max_length=MAX_LOGIT_BIASES),
+    ] = {}
+    """Added to a token's logit, by token id."""
 
 
 def _signal_name(text: str) -> str:

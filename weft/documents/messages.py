@@ -23,13 +23,6 @@ from weft.api.registry.v1 import (
     runner_pb2,
     wake_pb2,
 )
-from weft.documents.conditions import (
-    agent_conditions,
-    model_conditions,
-    pool_conditions,
-    route_conditions,
-    runner_conditions,
-)
 from weft.documents.document_base import ResourceKind
 from weft.documents.documents import (
     MESH,
@@ -43,10 +36,10 @@ from weft.documents.documents import (
     RecipeDocument,
     RouteDocument,
     RunnerDocument,
+    SamplingDocument,
     WakeDocument,
     WakeOnLanRecipeDocument,
 )
-from weft.documents.sampling_document import SamplingDocument
 from weft.documents.statuses import (
     AgentStatus,
     InstanceStatus,
@@ -56,6 +49,11 @@ from weft.documents.statuses import (
     PoolStatus,
     RouteStatus,
     RunnerStatus,
+    agent_conditions,
+    model_conditions,
+    pool_conditions,
+    route_conditions,
+    runner_conditions,
 )
 from weft.wake.messages import plan_message, plan_of
 from weft.wake.recipes import CommandRecipe, HttpRecipe, Recipe, WakeOnLanRecipe, WakePlan

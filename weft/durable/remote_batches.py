@@ -11,8 +11,8 @@ import grpc
 from weft.api.router.v1 import batch_service_pb2 as pb
 from weft.api.router.v1 import batch_service_pb2_grpc, task_pb2
 from weft.durable.batches import Batch, BatchLine, BatchPage, BatchState, LineCounts, LineError, LineResult, NewBatch
-from weft.durable.store_calls import COMMIT_TIMEOUT_SECONDS, TIMEOUT_SECONDS, answered, as_tenant, read_stream, upload
-from weft.durable.task_messages import task_of
+from weft.durable.remote_stores import COMMIT_TIMEOUT_SECONDS, TIMEOUT_SECONDS, answered, as_tenant, read_stream, upload
+from weft.durable.tasks import task_of
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 

@@ -164,3 +164,7 @@ def reason_of(number: int) -> Reason:
 def traits(reason: Reason) -> ReasonTraits:
     """What `reason` means on each surface."""
     return TRAITS[reason]
+
+
+MODEL_NOT_LISTED = "the server has no model "
+"""A server that weft did not start lists other models than the one that it is attached for."""

@@ -3,9 +3,13 @@
 import re
 from collections.abc import Iterable, Sequence
 
+import grpc
 from google.protobuf import duration_pb2
+from grpc_status import rpc_status
 
 from weft.api.router.v1 import relay_service_pb2 as pb
+from weft.kernel.errors import WeftError
+from weft.kernel.rpc import error_to_status
 from weft.link.frames import (
     MAX_CALL_METADATA_BYTES,
     MAX_FRAMES_AT_ONCE,
@@ -159,3 +163,21 @@ def _from_entry(entry: pb.CallMetadata) -> tuple[str, str | bytes]:
     if _TEXT.fullmatch(entry.value) is None:
         raise LinkProtocolError(f"the metadata entry {entry.key} is not printable text")
     return entry.key, entry.value.decode("ascii")
+
+
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
+def status_of(error: WeftError) -> CallStatus:
+    """The status that says what an error says, with its details."""
+    status = rpc_status.to_status(error_to_status(error))
+    return CallStatus(
+        code=status.code.value[0],
+        message=status.details,
+        trailing_metadata=tuple((str(key), value) for key, value in status.trailing_metadata),
+    )
+
+
+def grpc_code(status: CallStatus) -> grpc.StatusCode:
+    """The code as gRPC names it; UNKNOWN for a number that has none."""
+    return _CODES.get(status.code, grpc.StatusCode.UNKNOWN)

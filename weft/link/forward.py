@@ -11,10 +11,9 @@ import grpc
 
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.link.codec import forwardable, is_method
+from weft.link.codec import forwardable, grpc_code, is_method
 from weft.link.frames import CallStatus, Metadata
 from weft.link.link import Link, LinkCall
-from weft.link.statuses import grpc_code
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 

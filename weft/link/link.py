@@ -9,9 +9,9 @@ import structlog
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.service import stop_tasks
+from weft.link.codec import status_of
 from weft.link.frames import CallStatus, Frame, Metadata, Side
 from weft.link.multiplexer import Call, CallBegan, CallOver, CallReadable, Event, LinkLimits, Multiplexer
-from weft.link.statuses import status_of
 
 log = structlog.get_logger("weft.link")
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import MAX_MESSAGE_BYTES
+from weft.link.codec import status_of
 from weft.link.frames import (
     MAX_CALL_ID,
     MAX_FRAMES_AT_ONCE,
@@ -29,7 +30,6 @@ from weft.link.frames import (
     frame_bytes,
     part_cost,
 )
-from weft.link.statuses import status_of
 
 MESSAGE_OVERHEAD_BYTES = 64
 """What a kept message takes besides its bytes, about."""

@@ -16,8 +16,7 @@ import typer
 
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2
 from weft.client._channel import mesh_address
-from weft.client._lease_renewal import LeaseClient
-from weft.client._process_tree import ProcessTree
+from weft.client._lease_renewal import LeaseClient, ProcessTree
 from weft.client.leases import LeaseOptions, MemoryLease, acquired_lease, program_name
 from weft.gpu.process import is_alive
 from weft.gpu.snapshot import ProcessId

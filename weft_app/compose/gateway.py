@@ -27,9 +27,7 @@ from weft.dispatch.router_watch import RouterSource, RouterWatch
 from weft.durable.batches import BatchPort
 from weft.durable.files import FilePort
 from weft.durable.remote_batches import RemoteBatches
-from weft.durable.remote_files import RemoteFiles
-from weft.durable.remote_responses import RemoteResponses
-from weft.durable.remote_tasks import RemoteTasks
+from weft.durable.remote_stores import RemoteFiles, RemoteResponses, RemoteTasks
 from weft.durable.responses import ResponseStore
 from weft.durable.tasks import TaskPort
 from weft.kernel.clock import Clock, SystemClock

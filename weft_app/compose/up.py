@@ -15,17 +15,24 @@ import registry_svc.service
 import router_svc.service
 from router_svc.service import RouterService
 from weft.dispatch import Dispatcher
-from weft.dispatch.expected_fleet import ExpectedMesh, ExpectingFleet, expected_model
-from weft.dispatch.fleet import AgentView, FleetView, FleetWatcher, ModelView, Phase
+from weft.dispatch.fleet import (
+    AgentView,
+    ExpectedMesh,
+    ExpectingFleet,
+    FleetView,
+    FleetWatcher,
+    ModelView,
+    Phase,
+    expected_model,
+)
 from weft.durable.batches import BatchPort
 from weft.durable.files import FilePort
 from weft.durable.responses import ResponseStore
 from weft.durable.tasks import TaskPort
 from weft.kernel.clock import SystemClock
-from weft.kernel.detail_words import MODEL_NOT_LISTED
 from weft.kernel.errors import WeftError
 from weft.kernel.gc_tuning import settle_garbage_collector
-from weft.kernel.reasons import Reason
+from weft.kernel.reasons import MODEL_NOT_LISTED, Reason
 from weft.kernel.rpc import ChannelPool, open_channel
 from weft.kernel.service import Service
 from weft_app.compose.auth import KeyCheck, key_check, keys_required

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from weft_testing.fake_backend.arguments import ServerSettings, parse_command_line
 from weft_testing.fake_backend.behaviour import Behaviour, Control
-from weft_testing.fake_backend.device_memory import take_device_memory
+from weft_testing.fake_backend.process import take_device_memory
 from weft_testing.fake_backend.process_faults import ProcessFaults, crash, die_with_parent, fail_to_fit
 from weft_testing.fake_backend.server import FakeServer
 

@@ -4,6 +4,7 @@ import asyncio
 import math
 import signal
 import time
+from collections.abc import Sequence
 from typing import Never
 
 from aiohttp import web
@@ -16,7 +17,41 @@ from weft_testing.fake_backend.requests import MAX_TOKENS_PER_CHOICE, Generation
 from weft_testing.fake_backend.sinks import Sink
 from weft_testing.fake_backend.slots import Slot
 from weft_testing.fake_backend.state import FakeState, Outcome
-from weft_testing.fake_backend.stops import StopFilter
+
+
+class StopFilter:
+    """Lets text through up to the first stop string; holds back what could become one."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = stops
+        self._held = ""
+        self.has_stopped = False
+
+    def feed(self, text: str) -> str:
+        """The text that may go out now."""
+        pending = self._held + text
+        found = [place for place in (pending.find(stop) for stop in self._stops) if place >= 0]
+        if found:
+            self.has_stopped = True
+            self._held = ""
+            return pending[: min(found)]
+        keep = self._possible_start(pending)
+        self._held = pending[len(pending) - keep :]
+        return pending[: len(pending) - keep]
+
+    def flush(self) -> str:
+        """What was held back and became no stop string."""
+        held, self._held = self._held, ""
+        return held
+
+    def _possible_start(self, text: str) -> int:
+        """Length of the longest end of `text` that a stop string begins with."""
+        longest = min(len(text), max(map(len, self._stops), default=1) - 1)
+        for length in range(longest, 0, -1):
+            if any(stop.startswith(text[-length:]) for stop in self._stops):
+                return length
+        return 0
+
 
 _PREFILL_SLICE_SECONDS = 0.02
 _PREFILL_BURN_SECONDS = 0.003

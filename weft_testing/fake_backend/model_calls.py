@@ -1,14 +1,82 @@
 """What the fake answers beside text and vectors: tokens and scores; images and sound where it is told to offer them."""
 
+import asyncio
 import base64
+import hashlib
+import math
 import re
+import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
+
+import msgspec
+from aiohttp import BodyPartReader, web
 
 from weft_testing.fake_backend import openai_shapes as shapes
 from weft_testing.fake_backend.arguments import ServerSettings
-from weft_testing.fake_backend.requests import RequestError, bad_request, parse_chat, words
+from weft_testing.fake_backend.behaviour import Control
+from weft_testing.fake_backend.requests import RequestError, bad_request, parse_chat, prompt_list, words
+from weft_testing.fake_backend.sinks import json_response
+from weft_testing.fake_backend.slots import Token
+
+EMBEDDING_SIZE = 32
+
+
+def embeddings_body(body: Any, alias: str, slot_context_tokens: int) -> tuple[bytes, int]:
+    """The answer to a /v1/embeddings body, and its prompt tokens. Raises RequestError."""
+    if not isinstance(body, dict):
+        raise bad_request("the body must be a JSON object")
+    encoding = body.get("encoding_format", "float")
+    if encoding not in {"float", "base64"}:
+        raise bad_request("The format to return the embeddings in. Can be either float or base64")
+    inputs = prompt_list(body.get("input"), "input")
+    if not all(inputs):
+        raise bad_request("Input content cannot be empty")
+    tokens = sum(map(len, inputs))
+    if (longest := max(map(len, inputs))) > slot_context_tokens:
+        raise too_long(longest, slot_context_tokens)
+    answer = {
+        "model": str(body.get("model") or alias),
+        "object": "list",
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        "data": [_entry(index, vector(tokens), encoding) for index, tokens in enumerate(inputs)],
+    }
+    return shapes.encode(answer), tokens
+
+
+def too_long(prompt_tokens: int, slot_context_tokens: int) -> RequestError:
+    """The prompt does not fit a slot."""
+    return RequestError(
+        400,
+        "exceed_context_size_error",
+        f"request ({prompt_tokens} tokens) exceeds the available context size ({slot_context_tokens} tokens), "
+        "try increasing it",
+        {"n_prompt_tokens": prompt_tokens, "n_ctx": slot_context_tokens},
+    )
+
+
+def vector(tokens: Sequence[Token]) -> list[float]:
+    """Sum of one pseudo-random vector per token, of length 1, in single precision."""
+    sums = [0.0] * EMBEDDING_SIZE
+    for token in tokens:
+        digest = hashlib.blake2b(str(token).strip().encode(), digest_size=EMBEDDING_SIZE).digest()
+        sums = [total + byte - 127.5 for total, byte in zip(sums, digest, strict=True)]
+    length = math.sqrt(sum(value * value for value in sums)) or 1.0
+    return list(struct.unpack(f"<{EMBEDDING_SIZE}f", _packed([value / length for value in sums])))
+
+
+def _packed(values: list[float]) -> bytes:
+    return struct.pack(f"<{len(values)}f", *values)
+
+
+def _entry(index: int, values: list[float], encoding: str) -> dict[str, Any]:
+    entry: dict[str, Any] = {"object": "embedding", "index": index, "embedding": values}
+    if encoding == "base64":
+        entry["embedding"] = base64.b64encode(_packed(values)).decode()
+        entry["encoding_format"] = "base64"
+    return entry
+
 
 MAX_DOCUMENTS = 1024
 MAX_IMAGES = 10
@@ -128,3 +196,87 @@ def spoken(fields: Mapping[str, Any]) -> Sequence[bytes]:
     if not isinstance(fields.get("input"), str) or not isinstance(fields.get("voice"), str):
         raise bad_request("'input' and 'voice' are required")
     return [WAVE_HEAD, *(zlib.crc32(word.encode()).to_bytes(4, "little") for word in words(fields["input"]))]
+
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class MediaRoutes:
+    """Images, transcriptions and speech, each as deterministic as the rest of the fake."""
+
+    def __init__(self, settings: ServerSettings, control: Control) -> None:
+        self._settings = settings
+        self._control = control
+
+    def add(self, app: web.Application, guarded: Callable[[Handler], Handler]) -> None:
+        """Add the routes; `guarded` turns a RequestError into its answer."""
+        app.router.add_post("/v1/images/generations", guarded(self._images))
+        app.router.add_post("/v1/images/edits", guarded(self._edits))
+        app.router.add_post("/v1/audio/transcriptions", guarded(self._transcription))
+        app.router.add_post("/v1/audio/translations", guarded(self._translation))
+        app.router.add_post("/v1/audio/speech", guarded(self._speech))
+
+    async def _images(self, http: web.Request) -> web.StreamResponse:
+        require_offered(self._settings, "image")
+        return json_response(images_body(await _json(http)))
+
+    async def _edits(self, http: web.Request) -> web.StreamResponse:
+        require_offered(self._settings, "image")
+        fields, files = await _form(http)
+        if not files:
+            raise bad_request("'image' is required")
+        return json_response(images_body(fields))
+
+    async def _transcription(self, http: web.Request) -> web.StreamResponse:
+        return await self._words_of(http, translates=False)
+
+    async def _translation(self, http: web.Request) -> web.StreamResponse:
+        return await self._words_of(http, translates=True)
+
+    async def _words_of(self, http: web.Request, *, translates: bool) -> web.StreamResponse:
+        require_offered(self._settings, "transcription")
+        fields, files = await _form(http)
+        if "file" not in files:
+            raise bad_request("'file' is required")
+        return json_response(transcription_body(fields, files["file"], translates=translates))
+
+    async def _speech(self, http: web.Request) -> web.StreamResponse:
+        require_offered(self._settings, "speech")
+        pieces = spoken(await _json(http))
+        behaviour = self._control.for_next_request()
+        response = web.StreamResponse(headers={"Content-Type": "audio/wav"})
+        await response.prepare(http)
+        for number, piece in enumerate(pieces):
+            if number == behaviour.close_after_tokens:
+                assert http.transport is not None, "the response has begun"
+                http.transport.abort()
+                return response
+            await response.write(piece)
+            await asyncio.sleep(0)
+        await response.write_eof()
+        return response
+
+
+async def _json(http: web.Request) -> dict[str, object]:
+    try:
+        return msgspec.json.decode(await http.read(), type=dict[str, object])
+    except msgspec.DecodeError:
+        raise bad_request("the body must be a JSON object") from None
+
+
+async def _form(http: web.Request) -> tuple[dict[str, str], dict[str, bytes]]:
+    """The fields and the files of a form."""
+    if not http.content_type.startswith("multipart/"):
+        raise bad_request("the body must be a form")
+    fields: dict[str, str] = {}
+    files: dict[str, bytes] = {}
+    reader = await http.multipart()
+    while (part := await reader.next()) is not None:
+        if not isinstance(part, BodyPartReader):
+            raise bad_request("a form in a form")
+        data = bytes(await part.read(decode=True))
+        if part.filename is None:
+            fields[part.name or ""] = data.decode()
+        else:
+            files[part.name or ""] = data
+    return fields, files

@@ -14,11 +14,9 @@ from weft_testing.fake_backend import model_calls, status_pages
 from weft_testing.fake_backend import openai_shapes as shapes
 from weft_testing.fake_backend.arguments import ServerSettings
 from weft_testing.fake_backend.behaviour import Behaviour, Control
-from weft_testing.fake_backend.embeddings import embeddings_body, too_long
 from weft_testing.fake_backend.generation import Generation
-from weft_testing.fake_backend.media_routes import MediaRoutes
+from weft_testing.fake_backend.model_calls import MediaRoutes, embeddings_body, too_long
 from weft_testing.fake_backend.process_faults import ProcessFaults
-from weft_testing.fake_backend.request_log import RequestLog
 from weft_testing.fake_backend.requests import (
     MAX_CHOICES,
     GenerationRequest,
@@ -31,7 +29,7 @@ from weft_testing.fake_backend.requests import (
 )
 from weft_testing.fake_backend.sinks import Sink, StreamSink, UnarySink, json_response
 from weft_testing.fake_backend.slots import SlotPool
-from weft_testing.fake_backend.state import FakeState, Ledger, Outcome
+from weft_testing.fake_backend.state import FakeState, Ledger, Outcome, RequestLog
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
 NOT_JSON = "parse error: the body is not JSON"

@@ -2,13 +2,34 @@
 
 import asyncio
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from weft_testing.fake_backend.request_log import RequestLog
+REQUEST_ID_HEADER = "x-request-id"
+
+
+class RequestLog:
+    """Appends one line of JSON per event, each in one write without a buffer."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError when the file cannot be opened."""
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def write(self, event: str, headers: dict[str, str]) -> None:
+        """`begun`, `finished`, `cancelled` or `failed`, with the id that the runner gave the request."""
+        line = {
+            "event": event,
+            "request_id": headers.get(REQUEST_ID_HEADER, ""),
+            "at": time.time(),
+            "pid": os.getpid(),
+        }
+        os.write(self._descriptor, msgspec.json.encode(line) + b"\n")
+
 
 MAX_RECORDED_BODY_BYTES = 256 * 1024
 

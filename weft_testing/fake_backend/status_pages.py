@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 from weft_testing.fake_backend.arguments import ServerSettings
-from weft_testing.fake_backend.embeddings import EMBEDDING_SIZE
+from weft_testing.fake_backend.model_calls import EMBEDDING_SIZE
 from weft_testing.fake_backend.openai_shapes import BUILD_INFO, VOCABULARY_TOKENS
 from weft_testing.fake_backend.slots import Slot, SlotPool
 from weft_testing.fake_backend.state import FakeState

@@ -192,7 +192,7 @@ def read_router_log(path: Path) -> Iterator[Event]:
 
 
 def read_backend_log(path: Path) -> Iterator[Event]:
-    """Yields the events of the fake backends' request log (see weft_testing.fake_backend.request_log)."""
+    """Yields the events of the fake backends' request log (see weft_testing.fake_backend.state)."""
     for line in map(json.loads, complete_lines(path)):
         yield Event(
             kind=_BACKEND_KINDS[line["event"]],

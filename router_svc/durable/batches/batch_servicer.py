@@ -14,7 +14,7 @@ from weft.api.router.v1 import batch_service_pb2 as pb
 from weft.api.router.v1 import batch_service_pb2_grpc
 from weft.durable.batches import BatchLine, BatchPort, LineResult, NewBatch
 from weft.durable.remote_batches import MAX_LINES_PER_MESSAGE, batch_message, errors_of
-from weft.durable.task_messages import task_message
+from weft.durable.tasks import task_message
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_token
 from weft.kernel.principal import MAY_LEAVE

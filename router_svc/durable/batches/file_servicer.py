@@ -12,7 +12,7 @@ from router_svc.durable.batches.uploads import IDLE_SECONDS, incomplete_stream, 
 from weft.api.router.v1 import file_service_pb2 as pb
 from weft.api.router.v1 import file_service_pb2_grpc
 from weft.durable.files import BATCH_OUTPUT, MAX_PIECE_BYTES, FilePort, NewFile
-from weft.durable.remote_files import file_message
+from weft.durable.remote_stores import file_message
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_token
 from weft.kernel.principal import MESH_ACCESS

@@ -13,7 +13,7 @@ from router_svc.durable.responses.response_store import ResponseManager, Respons
 from router_svc.store.database import RouterDatabase
 from weft.api.router.v1 import stored_response_service_pb2, stored_response_service_pb2_grpc
 from weft.api.router.v1 import stored_response_service_pb2 as pb
-from weft.durable.remote_responses import response_message
+from weft.durable.remote_stores import response_message
 from weft.durable.responses import ResponseStore, StoredResponse
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError, invalid_field

@@ -26,8 +26,16 @@ from weft.api.router.v1 import task_service_pb2 as pb
 from weft.dispatch.agents import KnownNames
 from weft.dispatch.fleet import FleetSource, FleetView
 from weft.dispatch.placement import PlacementPort
-from weft.durable.task_messages import attempt_message, event_message, task_message
-from weft.durable.tasks import DEFAULT_LISTED, NewTask, TaskPort, TaskQuery, TaskState
+from weft.durable.tasks import (
+    DEFAULT_LISTED,
+    NewTask,
+    TaskPort,
+    TaskQuery,
+    TaskState,
+    attempt_message,
+    event_message,
+    task_message,
+)
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, new_id, require_token

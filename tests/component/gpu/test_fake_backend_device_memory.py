@@ -10,8 +10,7 @@ import pytest
 from fake_cards_stage import GIB, Stage, needs_the_fake
 
 from runner_svc.policy.engine_failures import last_words
-from weft_testing.fake_backend.device_memory import split, visible_cards
-from weft_testing.fake_backend.process import FakeBackendProcess, run_fake_backend
+from weft_testing.fake_backend.process import FakeBackendProcess, run_fake_backend, split, visible_cards
 from weft_testing.fake_nvml.folder import FOLDER_VARIABLE
 
 pytestmark = [needs_the_fake]

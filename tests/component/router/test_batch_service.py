@@ -33,7 +33,7 @@ from weft.dispatch.fleet import FleetView
 from weft.durable.batches import BatchLine, BatchPort, BatchState, LineCounts, LineError, NewBatch
 from weft.durable.files import MAX_PIECE_BYTES, FilePort, NewFile
 from weft.durable.remote_batches import MAX_LINES_PER_MESSAGE, RemoteBatches
-from weft.durable.remote_files import RemoteFiles
+from weft.durable.remote_stores import RemoteFiles
 from weft.durable.tasks import TaskState
 from weft.kernel.errors import WeftError
 from weft.kernel.principal import LOCAL, MESH_ACCESS, Access, Principal, Resource, Role
@@ -496,7 +496,7 @@ async def test_a_keeper_behind_a_channel_that_is_silent_or_stops_is_unavailable(
     silent = Silent()
     async with serving(silent, tmp_path) as (host, channel):
         with monkeypatch.context() as patch:
-            patch.setattr("weft.durable.store_calls.COMMIT_TIMEOUT_SECONDS", SILENCE_SECONDS)
+            patch.setattr("weft.durable.remote_stores.COMMIT_TIMEOUT_SECONDS", SILENCE_SECONDS)
             files = RemoteFiles(channel, timeout_seconds=SILENCE_SECONDS)
             batches = RemoteBatches(channel, timeout_seconds=SILENCE_SECONDS)
             for asked in (

@@ -15,7 +15,7 @@ from router_svc.durable.responses.config import ResponseLimits
 from router_svc.durable.responses.service import StoredResponseServicer
 from router_svc.store.database import RouterDatabase
 from weft.api.router.v1 import stored_response_service_pb2_grpc
-from weft.durable.remote_responses import RemoteResponses
+from weft.durable.remote_stores import RemoteResponses
 from weft.durable.responses import MAX_CHAIN, ResponseStore, StoredResponse
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

@@ -16,7 +16,7 @@ from weft.api.common.v1 import priority_pb2
 from weft.api.router.v1 import task_pb2
 from weft.dispatch.agents import KnownNames
 from weft.dispatch.fleet import FleetView
-from weft.durable.remote_tasks import RemoteTasks
+from weft.durable.remote_stores import RemoteTasks
 from weft.durable.tasks import NewTask, Task, TaskChunk, TaskPort, TaskQuery, TaskState
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError

@@ -19,9 +19,9 @@ from weft.api.registry.v1 import model_pb2
 from weft.dispatch.fleet import RunnerView
 from weft.kernel.rpc import open_channel
 from weft_testing.conformance.runner import suite
+from weft_testing.conformance.runner.requests import BrokenPromiseError, Check, Finding, Verdict
 from weft_testing.conformance.runner.subject import RunnerUnderTest
 from weft_testing.conformance.runner.suite import CHECKS, examine
-from weft_testing.conformance.runner.verdict import BrokenPromiseError, Check, Finding, Verdict
 from weft_testing.fake_backend.process import fake_backend_command
 
 BY_NAME = {check.name: check for check in CHECKS}
@@ -80,7 +80,7 @@ async def test_each_check_finds_the_one_promise_that_is_broken_and_says_which(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("weft_testing.conformance.runner.data_checks.NOTICE_SECONDS", 0.3)
-    monkeypatch.setattr("weft_testing.conformance.runner.control_checks.GONE_SECONDS", 0.3)
+    monkeypatch.setattr("weft_testing.conformance.runner.data_checks.GONE_SECONDS", 0.3)
     told: dict[str, str] = {}
     expected: dict[str, str] = {}
     async with running(tmp_path) as (runner, address):

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from weft.client import connect
-from weft.client._async import AsyncMesh
-from weft.client._channel import mesh_address, open_mesh_channel, security_from
+from weft.client._channel import AsyncMesh, mesh_address, open_mesh_channel, security_from
 from weft.kernel.errors import FieldError, WeftError
 
 

@@ -5,8 +5,15 @@ from dataclasses import replace
 from router_svc.fleet_view import candidate_of
 from router_svc.policy.endpoints.candidates import Readiness
 from weft.api.common.v1 import sampling_pb2
-from weft.dispatch.expected_fleet import ExpectedMesh, ExpectingFleet, expected_model
-from weft.dispatch.fleet import AgentView, FleetView, ModelView, RunnerView
+from weft.dispatch.fleet import (
+    AgentView,
+    ExpectedMesh,
+    ExpectingFleet,
+    FleetView,
+    ModelView,
+    RunnerView,
+    expected_model,
+)
 from weft.kernel.request import Operation
 
 EMPTY = FleetView(revision=1)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.client._process_tree import ProcessTree
+from weft.client._lease_renewal import ProcessTree
 from weft.gpu.process import is_alive, process_id_of, tree_of
 from weft.gpu.snapshot import ProcessId
 

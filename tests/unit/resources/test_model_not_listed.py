@@ -2,8 +2,7 @@
 
 from datetime import UTC, datetime
 
-from weft.documents.conditions import model_conditions
-from weft.documents.statuses import InstanceStatus, ModelStatus
+from weft.documents.statuses import InstanceStatus, ModelStatus, model_conditions
 
 WORDS = "the server has no model llama; it has llama3.2:3b (set upstream_model)"
 

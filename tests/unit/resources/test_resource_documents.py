@@ -12,7 +12,14 @@ from resource_samples import some_agent, some_event, some_model, some_pool, some
 
 from weft.api.registry.v1 import agent_pb2, model_pb2, runner_pb2
 from weft.documents.document_base import ResourceKind, parse_kind
-from weft.documents.documents import AgentDocument, Document, ModelDocument, PoolDocument, RunnerDocument
+from weft.documents.documents import (
+    AgentDocument,
+    Document,
+    ModelDocument,
+    PoolDocument,
+    RunnerDocument,
+    SamplingDocument,
+)
 from weft.documents.files import parse_document, read_documents
 from weft.documents.messages import (
     agent_document,
@@ -24,7 +31,6 @@ from weft.documents.messages import (
     runner_document,
     to_declaration,
 )
-from weft.documents.sampling_document import SamplingDocument
 from weft.documents.yaml_nodes import declared, plain, to_yaml
 from weft.kernel.errors import FieldError
 

@@ -8,10 +8,9 @@ from collections.abc import AsyncGenerator
 from weft.api.registry.v1 import model_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft_testing.conformance.runner.control_checks import ASLEEP, CONTROL_CHECKS
-from weft_testing.conformance.runner.data_checks import DATA_CHECKS
+from weft_testing.conformance.runner.data_checks import ASLEEP, CONTROL_CHECKS, DATA_CHECKS
+from weft_testing.conformance.runner.requests import BrokenPromiseError, Check, Finding, NotCheckedError, Verdict
 from weft_testing.conformance.runner.subject import RunnerUnderTest
-from weft_testing.conformance.runner.verdict import BrokenPromiseError, Check, Finding, NotCheckedError, Verdict
 
 CHECKS: tuple[Check, ...] = (CONTROL_CHECKS[0], *DATA_CHECKS, *CONTROL_CHECKS[1:])
 """Those that unload the model come last."""
