@@ -123,6 +123,9 @@ class CacheDirectory:
             owner = slot.owner
             if owner is not partition and owner is not UnownedContent.EMPTY and owner != partition:
                 return False
+            if slot.turn is not None and slot.turn.fresh:
+                # Until that turn reaches the engine, the slot may hold text that it must not use.
+                return False
         return True
 
     @property

@@ -272,6 +272,11 @@ def test_no_turn_is_ever_shown_what_is_not_its_own(steps: list[tuple[object, ...
     _run(steps, slots)
 
 
+def test_a_second_turn_is_not_shown_the_slot_that_the_first_one_has_not_reached_yet() -> None:
+    private: list[tuple[object, ...]] = [("begin", None, True, 0), ("end", 0, False)]
+    _run([*private, ("begin", A, False, 0), ("begin", A, True, 0)], 1)
+
+
 def test_turns_of_one_tenant_do_share() -> None:
     steps: list[tuple[object, ...]] = []
     for partition in (A, B) * 4:
