@@ -9,7 +9,7 @@ import structlog
 from registry_svc.config import RegistryConfig
 from registry_svc.mesh.domain import EventDraft, JoinToken, MeshSettings
 from registry_svc.mesh.mesh_state import Mesh
-from registry_svc.mesh.policy.liveness import resumed
+from registry_svc.mesh.policy.heartbeat import resumed
 from registry_svc.mesh.rows import StoredSession
 from registry_svc.mesh.session_state import SessionState
 from registry_svc.mesh.store import Store

@@ -8,7 +8,7 @@ import structlog
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.domain import EventReason, Kind, Standing
 from registry_svc.mesh.policy.events import events_for
-from registry_svc.mesh.policy.liveness import LivenessLimits, Retirement, Verdict, decide_retirement, judge
+from registry_svc.mesh.policy.heartbeat import LivenessLimits, Retirement, Verdict, decide_retirement, judge
 from registry_svc.mesh.session_state import SessionState
 
 log = structlog.get_logger("weft.registry")

@@ -15,8 +15,8 @@ from registry_svc.mesh.domain import (
     Session,
     Standing,
 )
+from registry_svc.mesh.policy.heartbeat import Pulse, heard, lost, share_of
 from registry_svc.mesh.policy.limits import detail_bytes
-from registry_svc.mesh.policy.liveness import Pulse, heard, lost, share_of
 from registry_svc.mesh.policy.overlay import Publisher
 from registry_svc.mesh.policy.sessions import Holder
 from registry_svc.mesh.policy.unowned import is_loaded

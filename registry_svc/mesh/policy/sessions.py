@@ -1,10 +1,9 @@
-"""Decides which session may open under which names, and which heartbeats are valid."""
+"""Decides which session may open under which names."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
 
-from registry_svc.mesh.domain import Heartbeat, Kind, Opening, Session, Standing
+from registry_svc.mesh.domain import Kind, Opening, Session
 from registry_svc.mesh.policy.namespace import Claim, sessions_to_end
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -60,41 +59,6 @@ def decide_opening(
 def is_repeat(opening: Opening, session: Session) -> bool:
     """Whether `opening` is a call that `session` has answered already."""
     return session.request_id == opening.request_id and session.incarnation == opening.profile.incarnation
-
-
-class HeartbeatKind(Enum):
-    """Kind of a valid heartbeat."""
-
-    FRESH = auto()
-    """Newer than all before: its report counts."""
-    REPEATED = auto()
-    """A repeat of the newest one: proves liveness, its report is known."""
-
-
-def validate_heartbeat(
-    beat: Heartbeat, session: Session, standing: Standing, last_sequence: int | None
-) -> HeartbeatKind:
-    """Return the kind of a heartbeat; raises STALE_HEARTBEAT or SESSION_UNKNOWN when it is not valid.
-
-    `last_sequence` is the newest one of this incarnation; None: none yet, or the registry restarted since.
-    """
-    if beat.incarnation != session.incarnation:
-        raise WeftError(
-            Reason.STALE_HEARTBEAT,
-            "another incarnation of this runner has opened the session since",
-            metadata={"runner": session.runner},
-        )
-    if standing is Standing.CLOSED:
-        raise unknown_session()
-    if last_sequence is None or beat.sequence > last_sequence:
-        return HeartbeatKind.FRESH
-    if beat.sequence == last_sequence:
-        return HeartbeatKind.REPEATED
-    raise WeftError(
-        Reason.STALE_HEARTBEAT,
-        f"heartbeat {beat.sequence} is older than {last_sequence}, which was seen before",
-        metadata={"runner": session.runner},
-    )
 
 
 def unknown_session() -> WeftError:

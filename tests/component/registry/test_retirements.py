@@ -14,7 +14,7 @@ from registry_harness import (
 )
 
 from registry_svc.mesh.expiry import Retirements
-from registry_svc.mesh.policy.liveness import Retirement
+from registry_svc.mesh.policy.heartbeat import Retirement
 from weft.api.registry.v1 import registry_service_pb2
 from weft.api.registry.v1 import runner_session_service_pb2 as pb
 from weft_testing.fake_clock import FakeClock

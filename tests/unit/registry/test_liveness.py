@@ -7,16 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from registry_svc.mesh.domain import Standing
-from registry_svc.mesh.policy.liveness import (
-    LivenessLimits,
-    Pulse,
-    Verdict,
-    heard,
-    judge,
-    lost,
-    resumed,
-    share_of,
-)
+from registry_svc.mesh.policy.heartbeat import LivenessLimits, Pulse, Verdict, heard, judge, lost, resumed, share_of
 
 LIMITS = LivenessLimits(
     inactive_after_seconds=90.0,

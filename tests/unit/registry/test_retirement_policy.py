@@ -3,7 +3,7 @@
 import pytest
 
 from registry_svc.mesh.domain import Standing
-from registry_svc.mesh.policy.liveness import Retirement, decide_retirement
+from registry_svc.mesh.policy.heartbeat import Retirement, decide_retirement
 
 
 @pytest.mark.parametrize(

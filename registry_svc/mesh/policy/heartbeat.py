@@ -1,4 +1,4 @@
-"""When a runner counts as alive, when as inactive, and when it is forgotten.
+"""Heartbeats: which are valid, and when a runner without them counts as inactive and is removed.
 
     OpenSession ──▶ ACTIVE ──silent for inactive_after──▶ SILENT ──inactive for delete_after──▶ (gone)
                      ▲  │                                  │                                      ▲
@@ -12,7 +12,10 @@ import zlib
 from dataclasses import dataclass
 from enum import Enum, IntEnum, auto
 
-from registry_svc.mesh.domain import Standing
+from registry_svc.mesh.domain import Heartbeat, Session, Standing
+from registry_svc.mesh.policy.sessions import unknown_session
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +48,41 @@ class Pulse:
     def active(self) -> bool:
         """Whether it counts as alive."""
         return self.standing is Standing.ACTIVE
+
+
+class HeartbeatKind(Enum):
+    """Kind of a valid heartbeat."""
+
+    FRESH = auto()
+    """Newer than all before: its report counts."""
+    REPEATED = auto()
+    """A repeat of the newest one: proves liveness, its report is known."""
+
+
+def validate_heartbeat(
+    beat: Heartbeat, session: Session, standing: Standing, last_sequence: int | None
+) -> HeartbeatKind:
+    """Return the kind of a heartbeat; raises STALE_HEARTBEAT or SESSION_UNKNOWN when it is not valid.
+
+    `last_sequence` is the newest one of this incarnation; None: none yet, or the registry restarted since.
+    """
+    if beat.incarnation != session.incarnation:
+        raise WeftError(
+            Reason.STALE_HEARTBEAT,
+            "another incarnation of this runner has opened the session since",
+            metadata={"runner": session.runner},
+        )
+    if standing is Standing.CLOSED:
+        raise unknown_session()
+    if last_sequence is None or beat.sequence > last_sequence:
+        return HeartbeatKind.FRESH
+    if beat.sequence == last_sequence:
+        return HeartbeatKind.REPEATED
+    raise WeftError(
+        Reason.STALE_HEARTBEAT,
+        f"heartbeat {beat.sequence} is older than {last_sequence}, which was seen before",
+        metadata={"runner": session.runner},
+    )
 
 
 class Verdict(Enum):
