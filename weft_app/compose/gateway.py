@@ -1,4 +1,4 @@
-"""How a gateway is set up and run. The only module besides `up` that imports it."""
+"""Configuration and run of a gateway. The only module besides `up` that imports it."""
 
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ def gateway_config(config: WeftConfig) -> GatewayConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshClients:
-    """What a gateway is built over."""
+    """The clients that a gateway is built over."""
 
     dispatcher: Dispatcher
     fleet: FleetWatcher
@@ -68,10 +68,10 @@ class MeshClients:
     files: FilePort
     batches: BatchPort
     keys: KeyCheck | None
-    """None: nobody needs one."""
+    """None: no keys are required."""
     clock: Clock
     router: RouterSource | None = None
-    """Whether there is a router; None: it is in this very process."""
+    """Watches whether a router answers; None: the router is in this very process."""
 
 
 def build_gateway(config: WeftConfig, mesh: MeshClients) -> GatewayService:
@@ -101,7 +101,7 @@ def build_gateway(config: WeftConfig, mesh: MeshClients) -> GatewayService:
 
 
 async def serve_gateway(config: WeftConfig, home: WeftHome, announce: Announce) -> None:
-    """A gateway over a registry and a router elsewhere, until a signal comes."""
+    """Serves a gateway over a registry and a router elsewhere, until a signal comes."""
     stop = stop_requested()
     clock = SystemClock()
     security, keys = channel_security(config), key_check(config, clock)

@@ -1,4 +1,4 @@
-"""A gRPC server with services and health on it, and reflection unless strangers reach it."""
+"""A gRPC server with health, its services, and reflection unless unauthenticated callers reach it."""
 
 import socket
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from weft.kernel.tls import ServerTls
 __all__ = ["GrpcHost", "is_local", "is_loopback"]
 
 CLOSE_SECONDS = 1.0
-"""What is left of calls after the services have drained."""
+"""Time for remaining calls after the services have drained."""
 
 
 _ANY_HOSTS = ("0.0.0.0", "[::]", "*")  # noqa: S104 - compared with, not bound to
@@ -35,9 +35,9 @@ class GrpcHost:
         has_keys: bool = False,
         guard: RpcGuard | None = None,
     ) -> None:
-        """`server` has options of its own; None: those of the mesh. A public one tells strangers its health alone.
+        """`server` has options of its own; None: those of the mesh. A public one shows strangers only its health.
 
-        `tls`: for addresses with TLS. `has_keys`: every call is let in by a key, whoever's the certificate is.
+        `tls`: for addresses with TLS. `has_keys`: every call is admitted by a key, whatever its certificate.
         """
         guards = () if guard is None else (guard,)
         self._server = server or new_server((*allowing_clients(() if tls is None else tls.allowed_clients), *guards))
@@ -79,7 +79,7 @@ class GrpcHost:
         return self._tls.credentials()
 
     def _announced(self, address: str) -> str:
-        """The address without its port. Who listens everywhere is reached by a name: the one that is configured."""
+        """The address without its port. A server on all addresses is announced by the configured name."""
         host = without_tls(address).rpartition(":")[0]
         if host in _ANY_HOSTS and self._tls is not None:
             host = self._tls.announced_host or socket.gethostname()

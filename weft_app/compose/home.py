@@ -1,4 +1,4 @@
-"""The folder a mesh lives in: state, sockets and logs are under it and nowhere else."""
+"""The home of a mesh: state, sockets and logs are under it and nowhere else."""
 
 import errno
 import fcntl
@@ -19,7 +19,7 @@ from weft.kernel.telemetry import BoundedLogFile
 MAX_SOCKET_PATH_BYTES = 100
 """The kernel allows 107; a little is left for what gRPC adds."""
 PROBE_BYTES = 4096
-"""What is written to see whether a folder takes files: a block of the usual file systems."""
+"""Bytes written to test whether a folder takes files: a block of the usual file systems."""
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -31,12 +31,12 @@ class WeftHome:
 
     @property
     def run(self) -> Path:
-        """Sockets, locks and what else is gone after a stop."""
+        """Sockets, locks and everything that is gone after a stop."""
         return self.root / "run"
 
     @property
     def state(self) -> Path:
-        """What survives a stop: databases, session ids."""
+        """Data that survives a stop: databases, session ids."""
         return self.root / "state"
 
     @property
@@ -51,7 +51,7 @@ class WeftHome:
 
     @property
     def up_file(self) -> Path:
-        """Says who runs here, while somebody does."""
+        """Describes the running mesh, while one runs."""
         return self.run / "up.json"
 
     def create(self) -> None:
@@ -117,7 +117,7 @@ class WeftHome:
             except OSError as error:
                 lock.seek(0)
                 raise WeftError(Reason.ALREADY_EXISTS, self._owner_text(lock.read().strip())) from error
-            # Only for the words of whoever comes second: a full disk is no reason not to start.
+            # Read only for an error text: a full disk is no reason not to start.
             with suppress(OSError):
                 lock.truncate(0)
                 lock.write(f"{os.getpid()}\n")

@@ -34,11 +34,11 @@ SOCKET_NAME = "runner.sock"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinPlan:
-    """What joins where."""
+    """The runner and the mesh that it joins."""
 
     runner: RunnerSection
     published: tuple[str, ...]
-    """Its models that the mesh hears of."""
+    """Its published models."""
     address: JoinAddress
     trust: Trust
     token: str = field(repr=False)
@@ -54,7 +54,7 @@ class ServerOptions:
     upstream_model: str | None = None
     api_key_env: str | None = None
     remote: bool | None = None
-    """Whether it is off the premises; None: nothing is said."""
+    """Whether it is off the premises; None: not stated."""
 
 
 def config_with_server(
@@ -91,7 +91,7 @@ def pick_published(
 
 
 async def join(plan: JoinPlan, config: WeftConfig, home: WeftHome, tell: Callable[[LinkEvent], None]) -> None:
-    """Join until a signal comes, then drain. Raises what makes dialing on senseless, such as UNAUTHENTICATED."""
+    """Joins until a signal comes, then drains. Raises errors that make retries useless, such as UNAUTHENTICATED."""
     stop = stop_requested()
     with private_folder(home, plan.runner.name) as folder:
         host = GrpcHost()
@@ -105,7 +105,7 @@ async def join(plan: JoinPlan, config: WeftConfig, home: WeftHome, tell: Callabl
             drain_seconds=config.drain_seconds,
             accelerators=config.accelerators,
         )
-        # Its socket is nobody else's business either: the relay puts its own address in this place.
+        # Its socket is private: the relay puts its own address in this place.
         runner = runner_svc.service.build(replace(settings, address="", conceals_local_addresses=True))
         link = DialOutConfig(
             target=plan.address.target,
@@ -125,7 +125,7 @@ async def join(plan: JoinPlan, config: WeftConfig, home: WeftHome, tell: Callabl
 
 @contextmanager
 def private_folder(home: WeftHome, runner: str) -> Iterator[Path]:
-    """A folder for the runner's socket that nobody else can enter. Raises ALREADY_EXISTS when it joins already."""
+    """A private folder for the runner's socket. Raises ALREADY_EXISTS when the runner joins already."""
     folder = home.run / f"join-{runner}"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)

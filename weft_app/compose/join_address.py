@@ -1,4 +1,4 @@
-"""Where a runner joins, and whom it trusts there."""
+"""The address of a relay, and the trust in its certificate."""
 
 import asyncio
 import re
@@ -39,12 +39,12 @@ class JoinAddress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trust:
-    """How a relay proves who it is. Neither: the usual roots vouch for it."""
+    """How a relay is verified. Neither field: by the usual roots."""
 
     ca: bytes | None = None
     """PEM roots."""
     fingerprint: str = ""
-    """Of the relay's own certificate, as `sha256:<hex>`."""
+    """Fingerprint of the relay's own certificate, as `sha256:<hex>`."""
 
 
 def parse_join_address(url: str) -> JoinAddress:
@@ -64,7 +64,7 @@ def parse_join_address(url: str) -> JoinAddress:
 
 
 def parse_trust(address: JoinAddress, ca_file: Path | None, fingerprint: str | None) -> Trust:
-    """Whom to trust. Raises INVALID_ARGUMENT for options that do not fit together or are wrong."""
+    """Parses the trust options. Raises INVALID_ARGUMENT for options that conflict or are wrong."""
     if ca_file is not None and fingerprint is not None:
         raise invalid_field("--fingerprint", "and --ca-file exclude each other")
     if not address.is_tls and (ca_file or fingerprint):
@@ -124,7 +124,7 @@ def _fetch_pinned(address: JoinAddress, fingerprint: str) -> tuple[bytes, str]:
 
 
 def _context(pem: str | None = None) -> ssl.SSLContext:
-    """For a look at a certificate; with `pem` that very one is required. Nothing is sent over it either way."""
+    """A context to fetch a certificate; with `pem`, exactly that one is required. No data is sent over it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.set_alpn_protocols(["h2"])

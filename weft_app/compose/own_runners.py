@@ -28,7 +28,7 @@ log = structlog.get_logger("weft_app.compose")
 
 CALL_TIMEOUT_SECONDS = 5.0
 MAX_NAMES = 10_000
-"""Runners that are remembered; a file of more is not one of ours."""
+"""Maximum number of remembered runners."""
 _Outcome = pb.RetireSessionResponse.Outcome
 _LATER = MappingProxyType(
     {
@@ -42,13 +42,13 @@ _LATER = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetiredRunner:
-    """A runner that is out of the mesh, or will be."""
+    """A runner that was taken out of the mesh, or will be."""
 
     name: str
     models: tuple[str, ...] = ()
-    """The models that are gone with it."""
+    """The models removed with it."""
     pools: tuple[str, ...] = ()
-    """The pools that have no member any more."""
+    """The pools without members after that."""
     later: str = ""
     """Why it is not out of the mesh yet; empty: it is."""
 
@@ -61,12 +61,12 @@ class OwnRunners:
         self._file = home.state / "started-runners.json"
 
     async def retire_others(self, names: Collection[str], registry: grpc.aio.Channel) -> list[RetiredRunner]:
-        """Take those out of the mesh that are not in `names` any more, and remember `names` for the next start.
+        """Retires runners that are not in `names` any more, and stores `names` for the next start.
 
-        One that cannot be taken out yet stays remembered, and is tried again at the next start.
+        One that cannot be taken out yet stays stored, and is tried again at the next start.
         """
         known = self._read()
-        # Before anything is started: what a crash leaves behind is known at the next start.
+        # Written before anything is started: after a crash the next start knows them.
         self._write(known | set(names))
         found = [await self._retire(name, registry) for name in sorted(known - set(names))]
         retired = [each for each in found if each is not None]
@@ -74,7 +74,7 @@ class OwnRunners:
         return retired
 
     async def _retire(self, name: str, registry: grpc.aio.Channel) -> RetiredRunner | None:
-        """What became of one; None: the mesh does not know it, or its session id, which proves whose it is, is lost."""
+        """The result for one runner; None: unknown to the mesh, or its session id is lost."""
         file = SessionFile(self._home.state / "runners" / f"{name}.session")
         session_id = file.read()
         if not session_id:
@@ -94,7 +94,7 @@ class OwnRunners:
         return RetiredRunner(name=name, models=tuple(answer.models), pools=tuple(answer.pools), later=later)
 
     async def _answers(self, name: str) -> bool:
-        """Whether its process may be there: it listens, or where it listens is not known."""
+        """Whether its process may be alive: it listens, or its address is unknown."""
         path = self._home.run / f"runner-{name}.sock"
         if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
             return True
@@ -116,7 +116,7 @@ class OwnRunners:
             return set()
 
     def _write(self, names: Iterable[str]) -> None:
-        """A list that cannot be written is said, and is no reason not to start: a later start retires less."""
+        """A failed write is logged and is no reason not to start: a later start retires less."""
         try:
             replace_file(self._file, f"{json.dumps(sorted(names))}\n".encode())
         except OSError as error:

@@ -71,7 +71,7 @@ class RelayDoor:
             ) from error
 
     async def stop(self, grace_seconds: float) -> None:
-        """See Service.stop. Links end at once: what ran on them has been drained by those who sent it."""
+        """See Service.stop. Links end at once: their calls have been drained by the callers."""
         host, self._host = self._host, None
         if host is not None:
             _endpoint_file(self._home).unlink(missing_ok=True)
@@ -100,7 +100,7 @@ class _Listener:
 
 
 def relay_doors(section: RelaySettings, home: WeftHome, relay: Relay | None) -> tuple[RelayDoor, ...]:
-    """The relay's listener, where the configuration wants one."""
+    """The relay's listener, where one is configured."""
     return () if relay is None else (RelayDoor(section, home, relay),)
 
 

@@ -1,4 +1,4 @@
-"""How a router is set up and run. The only module besides `up` that imports it."""
+"""Configuration and run of a router. The only module besides `up` that imports it."""
 
 import os
 from collections.abc import Mapping
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 def router_config(
     config: WeftConfig, registry_address: str, address: str = "", environment: RunnerEnvironment | None = None
 ) -> RouterConfig:
-    """The router that reads the registry at an address; `address` is its own, for runners behind its relay.
+    """The configuration of a router over a registry; `address` is its own, for runners behind its relay.
 
-    `environment`: what it says of tenants holds where the file says nothing of them; None: only the file counts.
+    `environment`: its tenants hold where the file has none; None: only the file counts.
     """
     section = config.router
     return RouterConfig(
@@ -63,13 +63,13 @@ def _relay_config(config: WeftConfig, address: str) -> RelayConfig | None:
 
 
 def _wake_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """What recipes may see: the search path, and what was set for them. Models bring recipes, so not the rest."""
+    """The environment of wake recipes: the search path, and variables set for them. Models bring recipes."""
     return {name: value for name, value in environment.items() if name == "PATH" or name.startswith("WEFT_WAKE_")}
 
 
 async def serve_router(config: WeftConfig, home: WeftHome, listen: str | None, announce: Announce) -> None:
-    """A router until a signal comes."""
-    # A runner's own router keeps nothing, and its host has no database: see weft_app.compose.runner_http.
+    """Serves a router until a signal comes."""
+    # A runner's own router stores nothing, and its host has no database: see weft_app.compose.runner_http.
     from weft_app.compose.durable_services import durable_services, response_service, router_database  # noqa: PLC0415
 
     keys, registry = key_check(config, SystemClock()), registry_address(config, home)

@@ -1,4 +1,4 @@
-"""How a runner is set up and run. The only module that imports it: a runner host needs no web stack and no database."""
+"""Configuration and run of a runner. A runner host needs no web stack and no database."""
 
 import os
 import socket
@@ -35,16 +35,16 @@ DEFAULT_DRAIN_SECONDS = 10.0
 
 
 class Surface(Service, Protocol):
-    """What is served beside a runner."""
+    """An HTTP API beside a runner."""
 
     @property
     def url(self) -> str:
-        """Where it answers, once it is started."""
+        """Its URL, once started."""
         ...
 
 
 MakeSurface = Callable[[RunnerService, RunnerConfig], Surface]
-"""Makes what is served beside a runner. It is handed in: here nothing of the web stack may be imported."""
+"""Makes the HTTP API of a runner. A parameter, since nothing of the web stack may be imported here."""
 
 
 def runner_config(

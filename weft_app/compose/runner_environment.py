@@ -1,6 +1,6 @@
 """The environment variables of the runner API, for containers: below the command line and weft.yaml, above defaults.
 
-A variable that says what the file leaves open is worked into the configuration; the rest is for the HTTP surface.
+Variables for settings that the file leaves open are merged into the configuration; the rest is for the HTTP API.
 """
 
 import re
@@ -39,29 +39,29 @@ LogFormat = Literal["json", "text"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerEnvironment:
-    """What the environment says. None and empty: nothing."""
+    """The parsed environment. None and empty: not set."""
 
     log_level: str | None = None
     log_format: LogFormat | None = None
     model_folders: tuple[Path, ...] = ()
-    """Where relative paths of models are looked for, first one first."""
+    """Folders in which relative model paths are looked up, in order."""
     context_tokens: int | None = None
     devices: tuple[int, ...] | None = None
     """Accelerators that may be used, by number; empty: none of them."""
     devices_by_id: bool = False
-    """Whether accelerators are named in a way that gives no numbers."""
+    """Whether accelerators are named by ids instead of numbers."""
     max_queue_depth: int | None = None
     queue_timeout_seconds: float | None = None
     multi_tenant: bool = False
     default_rate: Rate | None = None
     tenant_rates: Mapping[str, Rate] = field(default_factory=dict)
     default_token_rate: Rate | None = None
-    """Tokens; the surface of a runner counts requests only, a router both."""
+    """Tokens; a runner's HTTP API counts requests only, a router both."""
     tenant_token_rates: Mapping[str, Rate] = field(default_factory=dict)
     metrics: bool = True
     metrics_port: int | None = None
     ignored: tuple[tuple[str, str], ...] = ()
-    """Variables that are set and change nothing, with why."""
+    """Variables that are set without effect, with the reason."""
 
     def applied_to(self, document: Document) -> Document:
         """Returns the document with what it leaves open. Raises INVALID_ARGUMENT naming the variable."""
@@ -125,7 +125,7 @@ class RunnerEnvironment:
 
 
 def with_model_folders(document: Document, environment: Mapping[str, str]) -> Document:
-    """Returns the configuration of a mesh whose runners get this environment: it only adds where model files are.
+    """The configuration of a mesh whose runners get this environment: it only adds the model folders.
 
     Raises INVALID_ARGUMENT naming a variable that would stop the runners.
     """
@@ -144,7 +144,7 @@ def _starts_engines(runner: Document) -> bool:
 
 
 def read_environment(environment: Mapping[str, str]) -> RunnerEnvironment:
-    """What the variables say. Raises INVALID_ARGUMENT naming the one that is wrong."""
+    """Parses the variables. Raises INVALID_ARGUMENT naming the one that is wrong."""
     given = {name: value.strip() for name, value in environment.items()}
     filled = {name: value for name, value in given.items() if value}
     tenants, token_tenants = _tenant_rates(filled, RateUnit.REQUESTS), _tenant_rates(filled, RateUnit.TOKENS)
@@ -227,7 +227,7 @@ def _tenant_rates(given: Mapping[str, str], unit: RateUnit) -> dict[str, Rate]:
 
 
 def _devices(given: Mapping[str, str]) -> tuple[tuple[int, ...] | None, bool]:
-    """Numbers, and whether there are ids instead. As CUDA reads it: what follows a negative number does not count."""
+    """The numbers, and whether there are ids instead. As in CUDA, entries after a negative number are ignored."""
     text = given.get(DEVICES_VARIABLE)
     if text is None:
         return None, False

@@ -1,7 +1,6 @@
-"""The HTTP surface of a runner: a router for this runner alone, the gateway's routes over it, and the runner's own.
+"""The HTTP API of a runner: a router for this runner alone, the gateway's endpoints over it, and the runner's own.
 
-Nothing but the `weft serve runner` command imports it, and only for a runner that has the surface: others need no web
-stack.
+Only the `weft serve runner` command imports it, and only for a runner with an HTTP API: others need no web stack.
 """
 
 from collections.abc import Collection, Sequence
@@ -40,7 +39,7 @@ from weft_app.config.runner_sections import RunnerSection
 
 _STAGES = {
     runner_pb2.InstanceState.PHASE_READY: ModelStage.LOADED,
-    # It finishes what runs.
+    # The runner finishes running requests.
     runner_pb2.InstanceState.PHASE_DRAINING: ModelStage.LOADED,
     runner_pb2.InstanceState.PHASE_LOADING: ModelStage.LOADING,
     runner_pb2.InstanceState.PHASE_CRASH_LOOP: ModelStage.FAILED,
@@ -70,7 +69,7 @@ def runner_facts(told: pb.DescribeResponse, stage: RunnerStage, chat_models: Col
 
 
 def device_facts(sight: HostSnapshot, allowed: Collection[int]) -> tuple[DeviceFacts, ...] | None:
-    """The devices that a runner may use, all of the host's where `allowed` is empty; None: nobody can tell."""
+    """The devices that a runner may use, all of the host's where `allowed` is empty; None: unknown."""
     if sight.source is Source.UNKNOWN and not sight.devices:
         return None
     return tuple(
@@ -119,7 +118,7 @@ def _memory(memory: runner_pb2.InstanceMemory) -> int | None:
 
 
 def _ran_out_of_memory(told: pb.InstanceDescription) -> bool:
-    """Whether the last fault was a lack of memory, and it has not come up again since."""
+    """Whether the last fault was a lack of memory and the engine has not started again since."""
     last = told.restarts[-1] if told.restarts else None
     return (
         last is not None
@@ -129,12 +128,12 @@ def _ran_out_of_memory(told: pb.InstanceDescription) -> bool:
 
 
 HELD_SECONDS = 0.5
-"""How old what is known of the runner may be: a health check costs a description at most this often."""
+"""Maximum age of the cached description: a health check costs a description at most this often."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerHttpPlan:
-    """What the surface of one runner is made from."""
+    """The parts of one runner's HTTP API."""
 
     config: WeftConfig
     environment: RunnerEnvironment
@@ -156,7 +155,7 @@ class LocalRunner:
         devices: Sequence[int],
         clock: Clock,
     ) -> None:
-        """`devices` are the numbers of those that it may use; empty: all of the host's."""
+        """`devices` are the numbers of the usable devices; empty: all of the host's."""
         self._runner = runner
         self._router = router
         self._observer = observer
@@ -179,7 +178,7 @@ class LocalRunner:
     def _look(self) -> RunnerFacts:
         told, view = self._runner.describe(), self._router.view
         known = view.runners.get(told.runner.name)
-        # Once the registry has told of this very life of it, requests can be placed on it.
+        # Once the registry has reported this very incarnation, requests can be placed on it.
         if known is not None and known.active and known.incarnation == told.runner.incarnation:
             self._stage = RunnerStage.SERVING
         chats = [model.name for model in view.models.values() if Operation.CHAT in model.operations]
@@ -226,11 +225,11 @@ class RunnerHttp:
 
     @property
     def url(self) -> str:
-        """Where it answers, such as `http://127.0.0.1:8081`."""
+        """Its URL, such as `http://127.0.0.1:8081`."""
         return self._api.url
 
     def register(self, server: grpc.aio.Server) -> None:
-        """Nothing: it has no gRPC services."""
+        """Registers no gRPC service."""
 
     async def start(self) -> None:
         """See Service.start."""
@@ -250,7 +249,7 @@ class RunnerHttp:
 
 
 def runner_api_config(plan: RunnerHttpPlan) -> RunnerApiConfig:
-    """The surface as file and environment have it."""
+    """The configuration of the HTTP API, from file and environment."""
     edge = gateway_config(plan.config)
     return RunnerApiConfig(
         edge=replace(edge, port=plan.port, rate_limits=edge.rate_limits or _rate_limits(plan.environment)),

@@ -39,13 +39,13 @@ class SharedParts:
     """What the models of one runner have in common."""
 
     leftovers: Leftovers | None = None
-    """Remembers their processes; None: they are not remembered."""
+    """Records the processes of engines; None: they are not recorded."""
     ports: EnginePorts | None = None
-    """Those that their engines may listen on; None: any free one."""
+    """Ports that engines may listen on; None: any free one."""
     estimator: MemoryEstimator = field(default_factory=MemoryEstimator)
     """Estimates the memory of loads."""
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
-    """Where keys are."""
+    """Environment with the keys."""
 
 
 def served_model(
@@ -121,7 +121,7 @@ def _hibernation(section: RunnerSection, model: ModelSettings, drain_seconds: fl
         raise invalid_field(f"{where}.sleep", "this server could not be woken again; give it a wake recipe as well")
     by_runner = wake is not None and wake.by == "runner"
     keep_alive = model.keep_alive
-    # A load is given up when it stalls and not by a clock, so a wake without a recipe may take as long as that.
+    # A load ends when it stalls and not by a clock, so a wake without a recipe may take as long as that.
     limit = DEFAULT_MAX_WAIT_SECONDS if attached else min(section.load_stall_seconds, MAX_WAIT_SECONDS)
     return HibernationSettings(
         attached=attached,

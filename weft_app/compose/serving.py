@@ -1,4 +1,4 @@
-"""What the `serve` commands share: where services find each other, and the life of one of them."""
+"""Shared by the `serve` commands: addresses of services, and the life of one service."""
 
 from collections.abc import Callable, Sequence
 
@@ -14,12 +14,12 @@ Announce = Callable[[str], None]
 
 
 def registry_address(config: WeftConfig, home: WeftHome) -> str:
-    """Where the registry is: as configured, or its socket under the home."""
+    """The registry's address: as configured, or its socket under the home."""
     return config.addresses.registry or home.address("registry")
 
 
 def router_address(config: WeftConfig, home: WeftHome) -> str:
-    """Where the router is: as configured, or its socket under the home."""
+    """The router's address: as configured, or its socket under the home."""
     return config.addresses.router or home.address("router")
 
 
@@ -31,7 +31,7 @@ async def serve_until_stopped(
     *,
     beside: Sequence[Service] = (),
 ) -> None:
-    """Run one service on a bound server until a signal comes, then drain it; those beside it end before it does.
+    """Runs one service on a bound server until a signal comes, then drains it; services beside it end before it does.
 
     The death of a critical task of theirs ends it as well, and raises INTERNAL after the drain.
     """

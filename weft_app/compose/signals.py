@@ -1,4 +1,4 @@
-"""Signals: recorded by the handler, acted on by whoever waits."""
+"""Signals: recorded by the handler, acted on by the main task."""
 
 import asyncio
 import signal
@@ -8,7 +8,7 @@ from weft.kernel.service import stop_tasks
 
 
 def stop_requested() -> asyncio.Event:
-    """Set by SIGINT, SIGTERM or SIGHUP. The handler only records; whoever waits acts.
+    """An event that SIGINT, SIGTERM or SIGHUP sets. The handler only records the signal.
 
     A SIGHUP that was ignored when the process started stays ignored: that is what `nohup` is for.
     """
@@ -22,13 +22,13 @@ def stop_requested() -> asyncio.Event:
 
 
 def ignore_hangups() -> None:
-    """Let no further SIGHUP count: a terminal that closes sends several, from the kernel and from its shell."""
+    """Ignores further SIGHUPs: a terminal that closes sends several."""
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: None)
 
 
 async def until(stop: asyncio.Event, work: Coroutine[None, None, None]) -> bool:
-    """Do `work` unless `stop` is set first; whether it was done. Unfinished work is cancelled and has cleaned up."""
+    """Runs `work` unless `stop` is set first; returns whether it was done. Unfinished work is cancelled first."""
     working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)

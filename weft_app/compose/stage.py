@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """One step of coming up, for whoever shows progress."""
+    """One step of a start, for progress output."""
 
     name: str
-    """What is being done, such as "services" or "smollm2-135m"."""
+    """The step, such as "services" or "smollm2-135m"."""
     detail: str
     done: bool = False
     is_warning: bool = False
-    """Whether it is done and something is not as it should be, which the detail says."""
+    """Whether it is done with a warning, which the detail gives."""
 
 
 ShowProgress = Callable[[Stage], None]

@@ -1,4 +1,4 @@
-"""TLS as the configuration has it, for those who listen and those who connect."""
+"""TLS from the configuration, for servers and clients."""
 
 import os
 from typing import Literal
@@ -15,7 +15,7 @@ SERVICE_KEY_VARIABLE = "WEFT_SERVICE_KEY"
 
 
 def channel_security(config: WeftConfig) -> ChannelSecurity:
-    """What this process shows and trusts when it calls. Raises INVALID_ARGUMENT naming a file that is wrong."""
+    """The credentials and trust of this process as a client. Raises INVALID_ARGUMENT naming a file that is wrong."""
     section, files = config.tls, config.tls.files
     read_material(files)
     return ChannelSecurity(
@@ -26,7 +26,7 @@ def channel_security(config: WeftConfig) -> ChannelSecurity:
 
 
 def server_tls(config: WeftConfig, service: Literal["registry", "router", "runner"]) -> ServerTls | None:
-    """How a service shows itself and whom it lets in; None without a certificate."""
+    """The certificate of a service and the clients that it admits; None without a certificate."""
     section = config.tls
     if section.certificate_file is None and section.key_file is None:
         return None

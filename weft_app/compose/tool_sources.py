@@ -1,4 +1,4 @@
-"""The tools of a runner's section as the runner takes them, with every mistake named by its field."""
+"""The tool sources of a runner's section, with every mistake named by its field."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,8 +10,8 @@ from weft.kernel.errors import invalid_field
 from weft_app.config.runner_sections import RunnerSection, ToolSection
 
 INHERITED = ("PATH", "HOME", "LANG")
-"""What an MCP server's program gets of the runner's own environment."""
-# Only names that were set for this purpose: a configuration must not read the rest of the environment.
+"""Environment variables that an MCP server's program inherits from the runner."""
+# Only variables set for this purpose: a configuration must not read the rest of the environment.
 _VARIABLE = re.compile(r"\$\{(WEFT_TOOL_[A-Z0-9_]+)\}")
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -60,7 +60,7 @@ def _source(tool: ToolSection, where: str, environment: Mapping[str, str]) -> To
 
 
 def _require_only_its_own(tool: ToolSection, where: str) -> None:
-    """A field of another type would be ignored, which nobody who wrote it expects."""
+    """Refuses fields of another source type, which would be ignored silently."""
     foreign = {
         "python": ("argv", "environment", "url", "headers", "allow"),
         "mcp_command": ("function", "url", "headers"),

@@ -60,11 +60,11 @@ MODEL_CHECK_SECONDS = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterSide:
-    """What a gateway in the same process is built over."""
+    """The router's side of a mesh that a gateway in the same process is built over."""
 
     router: RouterService
     engine: Service
-    """What runs tasks."""
+    """The engine that runs tasks."""
     responses: ResponseStore
     tasks: TaskPort
     files: FilePort
@@ -84,7 +84,7 @@ class UpHost:
         *,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`tell` hears a sentence when a runner's process ended by itself, or was taken out of the configuration."""
+        """`tell` gets a sentence when a runner's process ended by itself, or left the configuration."""
         self._config = config
         self._tell = tell
         self._home = home
@@ -93,17 +93,17 @@ class UpHost:
         self._children: list[RunnerChild] = []
         self._stack = AsyncExitStack()
         self._over: list[Callable[[], None]] = []
-        """What is called once every configured model has come."""
+        """Called once every configured model is there."""
         self._clock = SystemClock()
         self.url = ""
         """Base URL of the HTTP edge, once it is started."""
         self.notice = ""
-        """What whoever looks after the mesh must know of what it keeps, once it is started; empty: nothing."""
+        """A notice for operators about stored data, once started; empty: none."""
         self.grpc_address = ""
         self.grpc_port_address = ""
-        """Where gRPC is offered on a port besides, once it is started; empty: nowhere."""
+        """The TCP address of gRPC, once started; empty: none."""
         self.relay: RelayEndpoint | None = None
-        """Where runners join, once it is started and if they can."""
+        """The relay's address, once started; None: no relay."""
 
     @property
     def asks_for_keys(self) -> bool:
@@ -217,7 +217,7 @@ class UpHost:
         return fleet
 
     async def _retire_runners(self, registry: grpc.aio.Channel, side: RouterSide) -> None:
-        """Take out of the mesh what an earlier start on this home served and the configuration names no longer."""
+        """Takes out of the mesh what an earlier start on this home served and the configuration no longer names."""
         names = [runner.name for runner in self._runners]
         retired = await OwnRunners(self._home).retire_others(names, registry)
         if retired:
@@ -264,13 +264,13 @@ class UpHost:
             await self._clock.sleep(MODEL_CHECK_SECONDS)
 
     def _require_willing_runners(self) -> None:
-        """Raises LOAD_STALLED when a runner says again and again that it cannot start."""
+        """Raises LOAD_STALLED when a runner repeatedly says that it cannot start."""
         for child in self._children:
             if child.refusal:
                 raise WeftError(Reason.LOAD_STALLED, f"runner {child.name} does not start: {child.refusal}")
 
     def _settled(self, view: FleetView, model: str, runner_name: str) -> str | None:
-        """In words where a model is once it takes requests, asleep or not; None before that. Raises LOAD_STALLED."""
+        """The state of a model as text once it takes requests, asleep or not; None before that. Raises LOAD_STALLED."""
         runner = view.runners.get(runner_name)
         instance = runner.instances.get(model) if runner is not None and runner.active else None
         if instance is None:
@@ -284,7 +284,7 @@ class UpHost:
                 f"see {self._home.logs / f'runner-{runner_name}.log'}",
             )
         if instance.phase is Phase.HIBERNATING:
-            # One that was to be loaded and got no memory says so here.
+            # A model that was to be loaded and got no memory says so here.
             return f"asleep on {runner_name}" + (f": {instance.detail}" if instance.detail else "")
         return f"ready on {runner_name}" if instance.phase is Phase.READY else None
 

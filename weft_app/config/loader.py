@@ -26,7 +26,7 @@ COMMAND_LINE = "command line"
 _NAME = "name"
 
 Document = dict[str, Any]
-"""A mapping of the file, as YAML has it; its values may be `Given`."""
+"""A mapping of the file as YAML; its values may be `Given`."""
 PathSteps = tuple[str | int, ...]
 
 
@@ -100,7 +100,7 @@ def config_files(path: Path | None) -> tuple[Path, ...]:
 
 
 def merge(base: Document, over: Document) -> Document:
-    """Lays `over` over `base`: mappings are merged key by key, lists of named things name by name.
+    """Lays `over` over `base`: mappings are merged key by key, lists of named items name by name.
 
     Anything else is replaced.
     """
@@ -127,7 +127,7 @@ def _merged(below: Any, value: Any) -> Any:
 
 
 def _is_named(value: Any) -> bool:
-    """Whether it is a list of things that each have a name of their own, such as runners and models."""
+    """Whether it is a list of items with names of their own, such as runners and models."""
     if not isinstance(value, list) or not value:
         return False
     names = [value_of(item.get(_NAME)) if isinstance(item, dict) else None for item in value]
