@@ -103,7 +103,7 @@ class MemoryWatch:
                 self._note_away(error.code().name)
             except Exception:
                 # A watch that ended would silently leave the router with an ever older view.
-                log.exception("the book of memory cannot be read")
+                log.exception("the VRAM ledger cannot be read")
             await self._pause(began)
 
     async def _look(self) -> None:
@@ -120,7 +120,7 @@ class MemoryWatch:
         self._seen_at = self._clock.monotonic()
         if self._is_away:
             self._is_away = False
-            log.info("the book of memory is read again")
+            log.info("the VRAM ledger can be read again")
         if hosts != self._hosts:
             self._hosts = MappingProxyType(hosts)
             self._on_change(self._hosts)
@@ -128,7 +128,7 @@ class MemoryWatch:
     def _note_away(self, code: str) -> None:
         if not self._is_away:
             self._is_away = True
-            log.warning("the book of memory cannot be read, going on with the last view of it", code=code)
+            log.warning("the VRAM ledger cannot be read, going on with the last view of it", code=code)
 
     async def _pause(self, began: float) -> None:
         """Wait until the next poll is due, which may become earlier meanwhile."""

@@ -1,4 +1,4 @@
-"""The book of memory on every kind of database."""
+"""The VRAM ledger on every kind of database."""
 
 from dataclasses import replace
 from datetime import UTC, datetime

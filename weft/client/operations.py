@@ -1,4 +1,4 @@
-"""A synchronous client of operations, the book of memory and the audit log.
+"""A synchronous client of operations, the VRAM ledger and the audit log.
 
 from weft.client.operations import connect_operations
 
@@ -125,7 +125,7 @@ class Operations:
         return page.head.sequence, page.head.hash
 
     def host_memory(self, host: str = "") -> list[HostMemoryDocument]:
-        """The book of accelerator memory, of one host or all that have any."""
+        """The VRAM ledger, of one host or all that have any."""
         request = lease_service_pb2.ListHostMemoryRequest(host=host)
         return [host_memory_document(one) for one in self._call(self._leases.ListHostMemory, request).hosts]
 

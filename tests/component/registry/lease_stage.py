@@ -141,13 +141,13 @@ class ScriptedCalls:
     asked: list[EvictionRequest] = field(default_factory=list)
 
     def load(self, *_: Any, **__: Any) -> Any:
-        raise AssertionError("the book of memory loads nothing")
+        raise AssertionError("the VRAM ledger loads nothing")
 
     async def unload(self, *_: Any, **__: Any) -> Any:
-        raise AssertionError("the book of memory unloads nothing")
+        raise AssertionError("the VRAM ledger unloads nothing")
 
     async def flush_cache(self, *_: Any, **__: Any) -> Any:
-        raise AssertionError("the book of memory flushes nothing")
+        raise AssertionError("the VRAM ledger flushes nothing")
 
     async def evict(self, request: EvictionRequest) -> EvictionAnswer:
         self.asked.append(request)

@@ -1,4 +1,4 @@
-"""The book of memory beside the registry's own core: one database, and the sessions that runners opened."""
+"""The VRAM ledger beside the registry's own core: one database, and the sessions that runners opened."""
 
 from contextlib import aclosing
 from dataclasses import replace

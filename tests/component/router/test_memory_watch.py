@@ -1,4 +1,4 @@
-"""The router reads the registry's book of memory again and again, over a real gRPC connection."""
+"""The router reads the registry's VRAM ledger again and again, over a real gRPC connection."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping

@@ -1,4 +1,4 @@
-"""A book of memory that says what the test says, over gRPC; and a host that is seen as the test says."""
+"""A VRAM ledger that says what the test says, over gRPC; and a host that is seen as the test says."""
 
 import asyncio
 import time

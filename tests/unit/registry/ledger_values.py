@@ -1,4 +1,4 @@
-"""Values of the book of memory, with what a test does not care about filled in."""
+"""Values of the VRAM ledger, with what a test does not care about filled in."""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta

@@ -1,4 +1,4 @@
-"""Every limit of what a caller may send to the book of memory."""
+"""Every limit of what a caller may send to the VRAM ledger."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime

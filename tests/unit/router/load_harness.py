@@ -72,7 +72,7 @@ def candidate(
 
 
 class LoadWorld:
-    """One line per model. `book_steps`: every how many steps the book of memory is read."""
+    """One line per model. `book_steps`: every how many steps the VRAM ledger is read."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""A book of memory that grants, refuses and takes back as the test says."""
+"""A VRAM ledger that grants, refuses and takes back as the test says."""
 
 import asyncio
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Wakes whose callers leave, and what the book of memory hears of a model that is loaded."""
+"""Wakes whose callers leave, and what the VRAM ledger hears of a model that is loaded."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""What waking a model asks of the book of memory, and what whoever wakes it is told."""
+"""What waking a model asks of the VRAM ledger, and what whoever wakes it is told."""
 
 import asyncio
 

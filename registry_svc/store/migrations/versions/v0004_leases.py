@@ -1,4 +1,4 @@
-"""The book of accelerator memory."""
+"""The VRAM ledger."""
 
 import sqlalchemy as sa
 from alembic import op
