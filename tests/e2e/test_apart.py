@@ -106,6 +106,8 @@ async def test_requests_are_served_while_the_registry_is_away_and_the_runner_is_
 ) -> None:
     async with aiohttp.ClientSession() as http:
         await _ready(http, mesh)
+        # The mesh must know that the model is ready: while the registry is away a runner cannot report it.
+        assert (await _stream(http, mesh, 5, asyncio.Event()))[-1] == "[DONE]"
         mesh.end("registry", signal.SIGKILL)
         assert (await _stream(http, mesh, 5, asyncio.Event()))[-1] == "[DONE]"
         await asyncio.to_thread(mesh.start, "registry")

@@ -15,6 +15,7 @@ from jsonschema import Draft202012Validator
 from mesh_process import (
     WEFT,
     MeshProcess,
+    eventually,
     fake_runner,
     run_weft,
     running_mesh,
@@ -221,8 +222,13 @@ async def test_a_route_is_declared_listed_and_in_the_way_of_what_it_names(mesh: 
     summaries = _get(mesh, "route", "summaries")
     assert (summaries["candidates"], summaries["budgetSeconds"], summaries["keepAlive"]) == (["m-a", "big"], 90.5, 300)
     assert summaries["status"]["state"] == "active"
-    listed = {entry["id"]: entry["meta"] for entry in (await _http(mesh, "GET", "/v1/models"))["data"]}
-    assert listed["route/drafts"]["members"] == ["m-a", "m-b"]
+
+    # The gateway follows the registry's watch, a moment behind what was declared.
+    async def drafts() -> Any:
+        listed = {entry["id"]: entry["meta"] for entry in (await _http(mesh, "GET", "/v1/models"))["data"]}
+        return listed.get("route/drafts")
+
+    assert (await eventually(drafts, 10.0, "the route is not listed"))["members"] == ["m-a", "m-b"]
     meta = (await _http(mesh, "GET", "/v1/models/route/summaries"))["meta"]
     assert (meta["route"], meta["candidates"]) == (True, ["m-a", "big"])
     code, out, error = _weft(mesh, "delete", "model", "cloud")
