@@ -33,6 +33,8 @@ from weft_testing.fake_backend.state import FakeState, Ledger, Outcome, RequestL
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
 NOT_JSON = "parse error: the body is not JSON"
+CLIENT_CLOSED_REQUEST = 499
+"""As nginx counts a request whose client hung up; never sent."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Worker = Callable[[web.Request, Any, Behaviour, Outcome], Awaitable[web.StreamResponse]]
@@ -105,6 +107,9 @@ class FakeServer:
                 return await handler(http)
             except RequestError as error:
                 return _refusal(error)
+            except ConnectionError:
+                # The client is gone. Returned rather than raised: aiohttp would log a traceback, which no real server does.
+                return web.Response(status=CLIENT_CLOSED_REQUEST)
 
         return guarded
 

@@ -38,6 +38,17 @@ async def test_a_client_that_leaves_stops_the_generation_within_a_second() -> No
         assert (await client.backend.state()).tokens_sent == sent + 1
 
 
+async def test_a_client_that_leaves_in_the_middle_of_a_write_is_no_traceback_in_the_log() -> None:
+    """Each was forty lines: after three, the line that says where the fake listens was no longer among the last."""
+    async with fake(answer_tokens=0) as client:
+        for _ in range(20):
+            async with client.open_stream(max_tokens=100_000) as response:
+                await response.content.readany()
+        state = await client.backend.wait_for_state(lambda state: state.active_requests == 0)
+        assert state.requests_cancelled == 20
+        assert not [line for line in client.backend.output if "Traceback" in line]
+
+
 @pytest.mark.parametrize(
     "silence",
     [{"prefill_seconds": 60}, {"slow_headers_seconds": 60}, {"stall_after_tokens": 0}, {"tokens_per_second": 1}],
