@@ -30,7 +30,7 @@ from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
 from weft.kernel.address import metadata_of, relayed_address
 from weft.kernel.rpc import open_channel
 from weft_app.cli.options import EXIT_CONFLICT
-from weft_testing.conformance.runner.subject import attach
+from weft_testing.conformance.runner_under_test import attach
 from weft_testing.fake_backend.process import FakeBackendProcess
 
 ACTIVE = runner_pb2.Runner.STATUS_ACTIVE

@@ -15,8 +15,7 @@ import aiohttp
 import pytest
 from mesh_process import MeshProcess, running_mesh, write_config
 
-from weft_testing.hostile_engine.catalogue import OF_CHATS
-from weft_testing.hostile_engine.row import Row
+from weft_testing.hostile_engine.catalogue import OF_CHATS, Row
 from weft_testing.hostile_engine.server import Connection, Request, hostile_server, tidy
 
 MAX_ANSWER_BYTES = 100_000

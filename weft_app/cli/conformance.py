@@ -14,9 +14,9 @@ from weft.client._channel import mesh_address, security_from
 from weft.kernel.errors import invalid_field
 from weft_app.cli.options import DEFAULT_HOME, EXIT_FAILED, HomeOption, OutputFormat, OutputOption, note, reporting
 from weft_app.cli.output import Column, TextTable, print_resources, say
-from weft_testing.conformance.runner.requests import Check, Finding, Verdict
-from weft_testing.conformance.runner.subject import attach
-from weft_testing.conformance.runner.suite import CHECKS, examine
+from weft_testing.conformance.runner_requests import Check, Finding, Verdict
+from weft_testing.conformance.runner_suite import CHECKS, examine
+from weft_testing.conformance.runner_under_test import attach
 
 _COLUMNS = (
     Column("CHECK", lambda finding: finding.check, min_chars=18),

@@ -24,7 +24,7 @@ import msgspec
 
 from weft_testing.fake_backend.behaviour import Behaviour
 from weft_testing.fake_backend.state import FakeState
-from weft_testing.fake_nvml.folder import FOLDER_VARIABLE, FakeCards, OutOfCardMemoryError
+from weft_testing.fake_nvml import FOLDER_VARIABLE, FakeCards, OutOfCardMemoryError
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 

@@ -1,14 +1,640 @@
-"""Every row of the catalogue, one file per family."""
+"""Catalogue of engine answers, most of them wrong: the bytes of each, and the error that a caller must get.
 
-from weft_testing.hostile_engine import calls, connections, contents, ends, texts
-from weft_testing.hostile_engine.row import Ask, Row
+Five families: ends and contents of chat streams, texts (UTF-8, JSON, server-sent events), connections (HTTP), and calls
+that are not chats.
+"""
+
+import base64
+import gzip
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import msgspec
+
+from weft.kernel.reasons import Reason, traits
+from weft_testing.hostile_engine.server import (
+    DONE,
+    LAST_CHUNK,
+    STREAM_HEAD,
+    USAGE,
+    answer,
+    chunked,
+    end,
+    event,
+    piece,
+)
+
+PROTOCOL = Reason.BACKEND_PROTOCOL_ERROR
+FAILED = Reason.BACKEND_ERROR
+REJECTED = Reason.BACKEND_REJECTED
+
+
+class Ask(Enum):
+    """What the engine is asked for."""
+
+    CHAT = "chat"
+    TWO_CHOICES = "two choices of a chat"
+    COMPLETION = "completion"
+    EMBEDDING = "embedding"
+    RERANK = "rerank"
+    TOKENIZE = "tokenize"
+    IMAGE = "image"
+    TRANSCRIPTION = "transcription"
+    SPEECH = "speech"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """An answer and its verdict. The answer is the same whether the caller reads it as a stream or whole."""
+
+    name: str
+    answer: bytes
+    """Head and body; empty: the connection is reset."""
+    sees: Reason | None
+    """The reason of the error that the caller gets; None: a good answer, whose text is `text`."""
+    text: str = ""
+    ask: Ask = Ask.CHAT
+    ends: bool = True
+    """Whether the connection is closed after the answer."""
+
+    @property
+    def status(self) -> int:
+        """The HTTP status that a caller of the mesh gets where nothing was sent before."""
+        return 200 if self.sees is None else traits(self.sees).http_status
+
+
+def stream(*events: bytes, head: bytes = STREAM_HEAD, last: bytes = LAST_CHUNK) -> bytes:
+    """A stream of these pieces of a body, each a chunk of its own."""
+    return head + b"".join(map(chunked, events)) + last
+
+
+def cut(*events: bytes) -> bytes:
+    """A stream that ends in mid-body."""
+    return stream(*events, last=b"")
+
+
+HI = piece("Hi")
+GOOD = (HI, end(), USAGE, DONE)
+"""The pieces of an answer in order."""
+
+
+def _choice(index: object = 0, finish: object = None, **fields: Any) -> bytes:
+    return event({"choices": [{"index": index, "finish_reason": finish, **fields}]})
+
+
+def _delta(finish: object = None, **delta: Any) -> bytes:
+    return _choice(0, finish, delta=delta)
+
+
+_CALL = _delta(tool_calls=[{"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}])
+_NOTHING = _delta()
+_UNKNOWN_REASONS: tuple[object, ...] = ("done", "STOP", " stop", "null", "\u0000", "x" * 5_000, 5, True, ["stop"], {})
+
+
+def _finish(word: object, sees: Reason) -> Row:
+    return Row(name=f"finish reason {str(word)[:12]!r}", answer=stream(HI, end(word), USAGE, DONE), sees=sees)
+
+
+def _bad(name: str, *events: bytes, sees: Reason = PROTOCOL, ask: Ask = Ask.CHAT) -> Row:
+    return Row(name=name, answer=stream(*events), sees=sees, ask=ask)
+
+
+def _good(name: str, *events: bytes, text: str = "Hi") -> Row:
+    return Row(name=name, answer=stream(*events), sees=None, text=text)
+
+
+ENDS = (
+    *(_finish(word, FAILED) for word in ("error", "abort", "aborted", "cancelled", "failed")),
+    *(_finish(word, PROTOCOL) for word in _UNKNOWN_REASONS),
+    _bad("an empty finish reason on every piece", piece("Hi", finish_reason=""), piece("!", finish_reason=""), DONE),
+    _bad("an empty finish reason and no end", piece("Hi", finish_reason="")),
+    _bad("no finish reason, with [DONE]", HI, USAGE, DONE),
+    _bad("no finish reason, without [DONE]", HI, USAGE),
+    _bad("no field for a finish reason", event({"choices": [{"index": 0, "delta": {"content": "Hi"}}]}), DONE),
+    _bad("[DONE] at once", DONE),
+    _bad("[DONE] before the finish reason", HI, DONE, end()),
+    _bad("an empty body"),
+    _bad("comments alone", b": keep-alive\n\n" * 20),
+    _bad("a preamble alone", _delta(role="assistant", content=""), DONE),
+    _bad("figures alone", USAGE, DONE),
+    _bad("text after the finish reason", HI, end(), piece("more"), DONE),
+    _bad("reasoning after the finish reason", HI, end(), _delta(reasoning_content="hm"), DONE),
+    _bad("a refusal after the finish reason", HI, end(), _delta(refusal="no"), DONE),
+    _bad("a call after the finish reason", HI, end(), _CALL, DONE),
+    _bad("text and a second finish reason", HI, end(), piece("more", finish_reason="stop"), DONE),
+    _bad("another finish reason", HI, end("stop"), end("length"), USAGE, DONE),
+    _bad("a failure after the finish reason", HI, end("stop"), end("error"), USAGE, DONE, sees=FAILED),
+    _bad("tool_calls and no call", HI, end("tool_calls"), USAGE, DONE),
+    _bad("function_call and no call", HI, end("function_call"), USAGE, DONE),
+    _bad("nothing, and no figures", _NOTHING, end(), DONE),
+    _bad("nothing but empty texts", piece(""), piece(""), end(), DONE),
+    _bad(
+        "a message in place of a delta", _choice(0, "stop", message={"role": "assistant", "content": "Hi"}), USAGE, DONE
+    ),
+    _bad("a message after a delta", HI, _choice(0, "stop", message={"content": "Hi"}), USAGE, DONE),
+    _bad("a choice that was not asked for", HI, _choice(1, "stop", delta={"content": "you"}), end(), DONE),
+    _bad("choice -1", _choice(-1, "stop", delta={"content": "Hi"}), DONE),
+    _bad("choice 2^40", _choice(2**40, "stop", delta={"content": "Hi"}), DONE),
+    _bad("choice '0'", _choice("0", "stop", delta={"content": "Hi"}), DONE),
+    _bad("choice null", _choice(None, "stop", delta={"content": "Hi"}), DONE),
+    _bad("the user speaks", HI, _delta(role="user", content="and I"), end(), DONE),
+    _bad("a tool speaks", HI, _delta(role="tool", content="result"), end(), DONE),
+    _bad("a role that is no text", _delta(role=5, content="Hi"), end(), DONE),
+    _bad("one of two choices", *GOOD, ask=Ask.TWO_CHOICES),
+    _bad(
+        "a choice ends twice, another never",
+        HI,
+        end(),
+        end(),
+        _choice(1, None, delta={"content": "a"}),
+        DONE,
+        ask=Ask.TWO_CHOICES,
+    ),
+    _bad(
+        "one of two goes on",
+        HI,
+        end(),
+        piece("!"),
+        _choice(1, "stop", delta={"content": "a"}),
+        DONE,
+        ask=Ask.TWO_CHOICES,
+    ),
+    Row(name="cut off after the finish reason", answer=cut(HI, end()), sees=PROTOCOL),
+    Row(name="cut off after [DONE]", answer=cut(*GOOD), sees=None, text="Hi"),
+    _good("the same finish reason three times", HI, end(), end(), end(), USAGE, DONE),
+    _good("an empty piece after the finish reason", HI, end(), piece(""), _delta(role="assistant"), USAGE, DONE),
+    _good("no [DONE]", HI, end(), USAGE),
+    _good("[DONE] twice", *GOOD, DONE),
+    _good("text after [DONE]", *GOOD, piece("more"), end("length")),
+    _good("an error after [DONE]", *GOOD, event({"error": "no"})),
+    _good("much after [DONE]", *GOOD, b": " + b"x" * 500_000 + b"\n\n"),
+    _good("a null message beside the delta", piece("Hi", message=None), *GOOD[1:]),
+    _good("nothing, with figures", _NOTHING, end(), USAGE, DONE, text=""),
+    _good("nothing, by a filter", _NOTHING, end("content_filter"), DONE, text=""),
+    _good("the finish reason of another maker", HI, end("eos"), USAGE, DONE),
+)
+"""Chat streams that do not end, end twice, or state a wrong finish reason."""
+
+
+_TOOL = {"index": 0, "id": "c", "function": {"name": "f", "arguments": "{}"}}
+_NO_TEXTS: tuple[object, ...] = (7, 1.5, True, ["Hi"], {"text": "Hi"})
+_NO_OBJECTS: tuple[object, ...] = ("Hi", [], 1)
+_NO_CHOICES: tuple[object, ...] = ({}, "none", 5, [5], ["a"], [None])
+
+
+def _bare(**delta: Any) -> bytes:
+    return event({"choices": [{"index": 0, "delta": delta}]})
+
+
+def _wrong(name: str, **chunk: Any) -> Row:
+    """A chunk with these fields in an answer that is in order otherwise."""
+    return _bad(name, HI, event(chunk), *GOOD[1:])
+
+
+def _usage(name: str, usage: object) -> Row:
+    return _wrong(f"usage: {name}", choices=[], usage=usage)
+
+
+def _stated(name: str, *events: bytes) -> tuple[Row, Row]:
+    """An error before the content, and within it."""
+    return (
+        _bad(f"{name}, at once", *events, sees=FAILED),
+        _bad(f"{name}, after content", HI, *events, end(), DONE, sees=FAILED),
+    )
+
+
+CONTENTS = (
+    *(_bad(f"content: {value!r:.20}", _bare(content=value), *GOOD[1:]) for value in _NO_TEXTS),
+    *(_wrong(f"delta: {value!r}", choices=[{"index": 0, "delta": value}]) for value in _NO_OBJECTS),
+    *(_wrong(f"choices: {value!r}", choices=value) for value in _NO_CHOICES),
+    _bad("tool_calls: an object", _bare(tool_calls=_TOOL), end("tool_calls"), DONE),
+    _bad("tool_calls: a text", _bare(tool_calls="f()"), end("tool_calls"), DONE),
+    _bad("a call -1", _bare(tool_calls=[{**_TOOL, "index": -1}]), end("tool_calls"), DONE),
+    _bad("a call of a number", _bare(tool_calls=[{"index": 0, "function": {"name": 5}}]), end("tool_calls"), DONE),
+    _bad(
+        "arguments: an object",
+        _bare(tool_calls=[{"function": {"name": "f", "arguments": {}}}]),
+        end("tool_calls"),
+        DONE,
+    ),
+    _bad("reasoning: a number", _bare(reasoning_content=1), *GOOD),
+    _bad("refusal: a list", _bare(refusal=["no"]), *GOOD),
+    _wrong("logprobs: a number", choices=[{"delta": {"content": "a"}, "logprobs": 1}]),
+    _wrong("logprobs: no token", choices=[{"delta": {"content": "a"}, "logprobs": {"content": [{"logprob": 0}]}}]),
+    _wrong(
+        "logprobs: byte 256",
+        choices=[{"delta": {}, "logprobs": {"content": [{"token": "a", "logprob": 0, "bytes": [256]}]}}],
+    ),
+    _usage("below nothing", {"prompt_tokens": -1}),
+    _usage("beyond all numbers", {"completion_tokens": 10**30}),
+    _usage("beyond exact numbers", {"completion_tokens": 2**60}),
+    _usage("text", {"prompt_tokens": "3"}),
+    _usage("half a token", {"prompt_tokens": 1.5}),
+    _usage("a list", [1, 2]),
+    _usage("a number", 5),
+    _usage("cached below nothing", {"prompt_tokens": 3, "prompt_tokens_details": {"cached_tokens": -1}}),
+    _wrong("timings: below nothing", choices=[], timings={"prompt_ms": -5.0}),
+    _wrong("timings: a text", choices=[], timings={"prompt_ms": "fast"}),
+    _wrong("timings: no end", choices=[], timings={"predicted_ms": 1e308}),
+    _wrong("prompt_progress: below nothing", choices=[], prompt_progress={"total": -1}),
+    _wrong("prompt_progress: a text", choices=[], prompt_progress="half"),
+    *_stated("an error object", event({"error": {"message": "no tea", "type": "server_error", "code": 500}})),
+    *_stated("an error text", event({"error": "no tea"})),
+    *_stated("an empty error", event({"error": {}})),
+    *_stated("an object 'error'", event({"object": "error", "message": "no tea", "code": 500})),
+    *_stated("a detail", event({"detail": "no tea"})),
+    *_stated("an event 'error' of text", b"event: error\ndata: no tea\n\n"),
+    *_stated("an event 'error' of JSON", b'event: error\ndata: {"type":"error","error":{"message":"no tea"}}\n\n'),
+    *_stated("an event 'error' that looks like an answer", b"event: error\n" + HI),
+    _bad("an error: a number", HI, event({"error": 500}), end(), DONE),
+    _bad("an error: a list", HI, event({"error": ["no"]}), end(), DONE),
+    _bad("an error of a wrong form", HI, event({"error": {"message": {"text": "no"}}}), end(), DONE),
+    _bad(
+        "an error about the request",
+        event({"error": {"message": "bad", "type": "invalid_request_error"}}),
+        sees=REJECTED,
+    ),
+    _bad(
+        "an error beside content",
+        event({"error": "no tea", "choices": [{"delta": {"content": "Hi"}}]}),
+        DONE,
+        sees=FAILED,
+    ),
+    Row(name="an error: null", answer=stream(event({"error": None, "choices": []}), *GOOD), sees=None, text="Hi"),
+    Row(name="no figures", answer=stream(HI, end(), DONE), sees=None, text="Hi"),
+    Row(
+        name="figures: null",
+        answer=stream(HI, end(), event({"choices": [], "usage": None}), DONE),
+        sees=None,
+        text="Hi",
+    ),
+    Row(name="fields that nobody knows", answer=stream(event({"x": 1, "choices": []}), *GOOD), sees=None, text="Hi"),
+    Row(
+        name="the name of the model is a number",
+        answer=stream(event({"model": 5, "choices": []}), *GOOD),
+        sees=None,
+        text="Hi",
+    ),
+    Row(
+        name="the name of another model",
+        answer=stream(event({"model": "other", "choices": []}), *GOOD),
+        sees=None,
+        text="Hi",
+    ),
+)
+"""Chunks, usage figures and errors of wrong forms, types and sizes."""
+
+
+BOM = b"\xef\xbb\xbf"
+DEPTH = 100_000
+_BEGIN, _END = b'data: {"choices":[{"index":0,"delta":{"content":"', b'"},"finish_reason":null}]}\n\n'
+_TIDY = b"".join(GOOD)
+
+
+def _with_event(name: str, payload: bytes) -> Row:
+    """This payload in the middle of an answer that is in order otherwise."""
+    return _bad(name, HI, b"data: " + payload + b"\n\n", *GOOD[1:])
+
+
+def _with_text(name: str, text: bytes) -> Row:
+    """This text, escapes included, as a piece of an answer."""
+    return _bad(name, HI, _BEGIN + text + _END, *GOOD[1:])
+
+
+TEXTS = (
+    _with_event("not JSON", b"Hello"),
+    _with_event("half of JSON", b'{"choices":[{"delta":{"con'),
+    _with_event("JSON and more", b'{"choices":[]} {"choices":[]}'),
+    _with_event("Python's JSON", b"{'choices': []}"),
+    _with_event("a list", b"[]"),
+    _with_event("a text", b'"Hi"'),
+    _with_event("a number", b"5"),
+    _with_event("[done] in small letters", b"[done]"),
+    _with_event("a page in an event", b"<html>502 Bad Gateway</html>"),
+    _with_event("lists without end", b"[" * DEPTH),
+    _with_event("lists in a field that nobody knows", b'{"choices":[],"x":' + b"[" * DEPTH + b"]" * DEPTH + b"}"),
+    _with_event(
+        "objects in a field that nobody knows", b'{"choices":[],"x":' + b'{"a":' * DEPTH + b"1" + b"}" * DEPTH + b"}"
+    ),
+    _with_event("a number of 5000 digits", b'{"choices":[],"usage":{"prompt_tokens":' + b"9" * 5_000 + b"}}"),
+    _with_event("NaN", b'{"choices":[],"timings":{"prompt_ms":NaN}}'),
+    _with_event("Infinity", b'{"choices":[],"timings":{"prompt_ms":Infinity}}'),
+    _with_event("1e999", b'{"choices":[],"timings":{"prompt_ms":1e999}}'),
+    _with_event("UTF-16", '{"choices":[]}'.encode("utf-16-le")),
+    _with_text("a byte that is no UTF-8", b"\xff"),
+    _with_text("half a character", b"\xf0\x9f\x98"),
+    _with_text("an overlong character", b"\xc0\xaf"),
+    _with_text("a surrogate in UTF-8", b"\xed\xa0\x80"),
+    _with_text("a high surrogate", b"\\ud83d"),
+    _with_text("a high surrogate before a letter", b"\\ud83dA"),
+    _with_text("a low surrogate", b"\\ude00"),
+    _with_text("surrogates in the wrong order", b"\\ude00\\ud83d"),
+    _with_text("a raw line feed", b"a\nb"),
+    _with_text("a raw NUL", b"a\x00b"),
+    _with_text("an unknown escape", b"\\x41"),
+    _bad(
+        "a surrogate in arguments",
+        b'data: {"choices":[{"delta":{"tool_calls":[{"function":{"name":"f","arguments":"\\ud800"}}]}}]}\n\n',
+        end("tool_calls"),
+        DONE,
+    ),
+    _bad(
+        "a surrogate in a finish reason",
+        HI,
+        b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"\\ud800"}]}\n\n',
+        DONE,
+    ),
+    _bad("a surrogate in an error", b'data: {"error":{"message":"\\ud800"}}\n\n', DONE),
+    _bad("no UTF-8 in an error", b'data: {"error":{"message":"\xff"}}\n\n', DONE),
+    _bad("a second byte order mark", BOM, *GOOD[:1], BOM + end(), DONE),
+    _bad("events without an empty line", *(part.rstrip(b"\n") + b"\n" for part in GOOD)),
+    _bad("the last event without its empty line", HI, end().rstrip(b"\n")),
+    _bad("fields without a colon", b"data\n\n", b"data\n\n"),
+    _bad("an event of 5 MiB", _BEGIN + b"x" * (5 << 20) + _END, *GOOD[1:]),
+    _bad("an event of 5 MiB without an end", b"data: " + b"x" * (5 << 20)),
+    _bad("an event of many lines", b"data: x\n" * 700_000 + b"\n"),
+    _bad("a comment of 5 MiB", b": " + b"x" * (5 << 20) + b"\n\n", *GOOD),
+    Row(name="a stream that goes on with nothing", answer=stream(b"\n" * 100_000), sees=PROTOCOL),
+    _good("a byte order mark", BOM + HI, *GOOD[1:]),
+    Row(
+        name="a byte order mark in three chunks", answer=stream(BOM[:1], BOM[1:2], BOM[2:], *GOOD), sees=None, text="Hi"
+    ),
+    _good("lines that end with CR", _TIDY.replace(b"\n", b"\r")),
+    _good("lines that end with CRLF", _TIDY.replace(b"\n", b"\r\n")),
+    _good("one event over two lines", HI.replace(b',"delta"', b',\ndata: "delta"'), *GOOD[1:]),
+    _good("a name that comes twice", _BEGIN + b'no","content":"Hi' + _END, *GOOD[1:]),
+    _good("an escaped NUL", _BEGIN + b"a\\u0000b" + _END, *GOOD[1:], text="a\0b"),
+    _good("a pair of surrogates", _BEGIN + b"\\ud83d\\ude00" + _END, *GOOD[1:], text="\U0001f600"),
+    _good("no UTF-8 in a field that nobody knows", b'data: {"choices":[],"x":"\xff"}\n\n', *GOOD),
+    _good("an empty data field", b"data:\n\n".replace(b"data:", b": "), *GOOD),
+    _good("null", b"data: null\n\n", *GOOD),
+    _good("ids, names and pauses", b"id: 1\nretry: 5\nevent: chunk\n" + HI, *GOOD[1:]),
+    Row(
+        name="byte by byte",
+        answer=STREAM_HEAD + b"".join(b"1\r\n%c\r\n" % byte for byte in HI + end() + USAGE + DONE) + b"0\r\n\r\n",
+        sees=None,
+        text="Hi",
+    ),
+)
+"""Invalid UTF-8, invalid JSON, JSON beyond the limits, and unusual forms of server-sent events."""
+
+
+_BODY = b"".join(GOOD)
+_EVENTS = "text/event-stream"
+
+
+def _http(name: str, data: bytes, sees: Reason | None = PROTOCOL) -> Row:
+    return Row(name=name, answer=data, sees=sees, text="Hi")
+
+
+def _head(*lines: str, body: bytes = b"", status: str = "HTTP/1.1 200 OK") -> bytes:
+    return "".join(f"{line}\r\n" for line in (status, *lines)).encode("latin-1") + b"\r\n" + body
+
+
+def _status(status: str, body: bytes, sees: Reason, extra: str = "") -> Row:
+    return _http(f"status {status}, {body[:12]!r}", answer(body, status=status, extra=extra), sees)
+
+
+def _packed(encoding: str, body: bytes) -> bytes:
+    return answer(body, _EVENTS, extra=f"Content-Encoding: {encoding}\r\n")
+
+
+CONNECTIONS = (
+    _http("a reset at once", b""),
+    _http("garbage", b"\x16\x03\x01\x02\x00 no HTTP at all\r\n\r\n"),
+    _http("an SSH server", b"SSH-2.0-OpenSSH_9.6\r\n"),
+    _http("HTTP/0.9", b"<html>Hi</html>"),
+    _http("HTTP/2", _head(status="HTTP/2 200")),
+    _http("a status that is no number", _head(status="HTTP/1.1 abc OK")),
+    _http("no head but a body", _BODY),
+    _http("half a head", b"HTTP/1.1 200 OK\r\nContent-Ty"),
+    _http("a long header", _head("X-Long: " + "x" * 20_000, f"Content-Type: {_EVENTS}")),
+    _http("many headers", _head(*("X-A: b" for _ in range(500)))),
+    _http("a header without a colon", _head("Content-Type text/plain", "Content-Length: 0")),
+    _http("NUL in a header", _head("X-A: b\x00c", "Content-Length: 0")),
+    _http("two lengths", _head(f"Content-Type: {_EVENTS}", "Content-Length: 5", "Content-Length: 6", body=_BODY)),
+    _http("a length below nothing", _head(f"Content-Type: {_EVENTS}", "Content-Length: -5", body=_BODY)),
+    _http(
+        "a length and chunks",
+        _head(f"Content-Type: {_EVENTS}", "Content-Length: 9", "Transfer-Encoding: chunked", body=_BODY),
+    ),
+    _http("less than the length", _head(f"Content-Type: {_EVENTS}", "Content-Length: 5000", body=HI)),
+    _http("more than the length", _head(f"Content-Type: {_EVENTS}", f"Content-Length: {len(HI)}", body=_BODY)),
+    _http(
+        "a length that cuts off the end",
+        _head(f"Content-Type: {_EVENTS}", f"Content-Length: {len(_BODY) - len(DONE) - 120}", body=_BODY),
+    ),
+    _http("chunks that just end", cut(HI)),
+    _http("a chunk that ends early", STREAM_HEAD + b"ff\r\n" + HI),
+    _http("a chunk of no size", STREAM_HEAD + chunked(HI) + b"zz\r\n"),
+    _http("a chunk of a size below nothing", STREAM_HEAD + chunked(HI) + b"-5\r\n"),
+    _http("a chunk of a huge size", STREAM_HEAD + chunked(HI) + b"f" * 40 + b"\r\n"),
+    _http("a chunk without its line feed", STREAM_HEAD + b"%x\r\n%s0\r\n\r\n" % (len(HI), HI)),
+    _http("a page", answer(b"<html>Log in</html>", "text/html")),
+    _http("plain text", answer(_BODY, "text/plain")),
+    _http("no media type", _head(f"Content-Length: {len(_BODY)}", body=_BODY)),
+    _http("a media type that is no text", _head("Content-Type: \xff\xfe/\xed\xa0\x80", "Content-Length: 0")),
+    _http("a long media type", _head("Content-Type: " + "x" * 5_000, "Content-Length: 0")),
+    _http("JSON in place of a stream", answer(b'{"choices":[{"message":{"content":"Hi"},"finish_reason":"stop"}]}')),
+    _http("an empty JSON object", answer(b"{}")),
+    _http("JSON of nothing", answer(b"")),
+    _http("a JSON list", answer(b"[]")),
+    _http("JSON that is none", answer(b"<html>")),
+    _http("deep JSON in place of a stream", answer(b'{"x":' + b"[" * 50_000)),
+    _http("an error as JSON", answer(b'{"error":{"message":"no tea"}}'), FAILED),
+    _http("an error text as JSON", answer(b'{"error":"no tea"}'), FAILED),
+    _http(
+        "an error about the request as JSON",
+        answer(b'{"error":{"message":"bad","type":"invalid_request_error"}}'),
+        REJECTED,
+    ),
+    _http("gzip", _packed("gzip", gzip.compress(_BODY))),
+    _http("gzip that is none", _packed("gzip", b"\x1f\x8b no gzip")),
+    _http("a gzip that grows", _packed("gzip", gzip.compress(b"\0" * (1 << 20)))),
+    _http("brotli", _packed("br", b"\x0b\x02\x80")),
+    _http("an unknown encoding", _packed("rot13", _BODY)),
+    _http("two encodings", _packed("gzip, identity", gzip.compress(_BODY))),
+    _status("204 No Content", b"", FAILED),
+    _status("206 Partial Content", _BODY, FAILED),
+    _status("301 Moved", b"", FAILED, extra="Location: http://127.0.0.1:9/\r\n"),
+    _status("418 Teapot", b"\xff\xfe", REJECTED),
+    _status("400 Bad", b'{"error":' + b"[" * 50_000, REJECTED),
+    _status("400 Bad", b'{"error":{"message":"\\ud800"}}', REJECTED),
+    _status("500 Broken", b"<html>Traceback</html>", FAILED),
+    _status("500 Broken", b'{"error":{"message":"\xff\xed\xa0\x80"}}', FAILED),
+    _status("500 Broken", b'{"error":5}', FAILED),
+    _status("500 Broken", b"x" * 1_000_000, FAILED),
+    _status("502 Bad Gateway", b'{"detail":[{"msg":"no"}]}', FAILED),
+    _status("599 What", b"", FAILED),
+    _http("status 999", answer(b"{}", status="999 Strange"), FAILED),
+    _http(
+        "a refusal that is packed",
+        answer(gzip.compress(b"{}"), status="500 Broken", extra="Content-Encoding: gzip\r\n"),
+        FAILED,
+    ),
+    _http("a refusal that just ends", _head("Content-Length: 500", body=b'{"error"', status="HTTP/1.1 500 Broken")),
+    _http(
+        "an upgrade",
+        _head("Connection: upgrade", "Upgrade: websocket", status="HTTP/1.1 101 Switching Protocols"),
+        FAILED,
+    ),
+    _http("a media type with a parameter", answer(_BODY, f"{_EVENTS}; charset=utf-8"), None),
+    _http("the encoding 'identity'", _packed("identity", _BODY), None),
+    _http("an interim answer", _head(status="HTTP/1.1 100 Continue") + stream(*GOOD), None),
+    _http(
+        "cookies that are none", answer(_BODY, _EVENTS, extra="Set-Cookie: \x01=;;;=\r\n".replace("\x01", "a b")), None
+    ),
+    _http("a trailer", stream(*GOOD, last=b"0\r\nX-End: yes\r\n\r\n"), None),
+    _http(
+        "a body until the end of the connection",
+        _head(f"Content-Type: {_EVENTS}", "Connection: close", body=HI + end() + DONE),
+        None,
+    ),
+    Row(
+        name="a second answer behind the first", answer=stream(*GOOD) + stream(*GOOD), sees=None, text="Hi", ends=False
+    ),
+    Row(
+        name="half a second answer behind the first",
+        answer=stream(*GOOD) + b"HTTP/1.1 200 OK\r\nX-",
+        sees=None,
+        text="Hi",
+        ends=False,
+    ),
+    Row(name="chunks after the last one", answer=stream(*GOOD) + LAST_CHUNK, sees=PROTOCOL),
+)
+"""Answers that are wrong as HTTP: heads, lengths, chunks, media types, encodings and statuses."""
+
+
+_DEEP = b'{"data":[],"results":[],"tokens":[],"text":"","x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+_JSON_ASKS = (Ask.EMBEDDING, Ask.RERANK, Ask.TOKENIZE, Ask.IMAGE, Ask.TRANSCRIPTION)
+
+
+def _json(document: object) -> bytes:
+    return answer(msgspec.json.encode(document))
+
+
+def _completion_text(text: object, finish: object = None) -> bytes:
+    return event({"choices": [{"index": 0, "text": text, "finish_reason": finish}]})
+
+
+def _completion(name: str, *events: bytes, sees: Reason | None = PROTOCOL) -> Row:
+    return Row(name=f"completion: {name}", answer=stream(*events), sees=sees, text="Hi", ask=Ask.COMPLETION)
+
+
+def _embedding(name: str, document: object) -> Row:
+    data = document if isinstance(document, bytes) else _json(document)
+    return Row(name=f"embedding: {name}", answer=data, sees=PROTOCOL, ask=Ask.EMBEDDING)
+
+
+def _vectors(*values: object, places: tuple[object, ...] = (0, 1), **usage: object) -> dict[str, object]:
+    data = [{"index": place, "embedding": value} for place, value in zip(places, values, strict=True)]
+    return {"data": data, "usage": {"prompt_tokens": 2, **usage}}
+
+
+def _call(ask: Ask, name: str, document: object) -> Row:
+    return Row(name=f"{ask.value}: {name}", answer=_json(document), sees=PROTOCOL, ask=ask)
+
+
+def _of_every_call(ask: Ask) -> tuple[Row, ...]:
+    """What no call of JSON may be answered with."""
+    kinds: tuple[tuple[str, bytes, Reason], ...] = (
+        ("a page", answer(b"<html></html>", "text/html"), PROTOCOL),
+        ("not JSON", answer(b"Hello"), PROTOCOL),
+        ("no UTF-8", answer(b'{"data":"\xff","results":"\xff","tokens":"\xff","text":"\xff"}'), PROTOCOL),
+        (
+            "a surrogate",
+            answer(b'{"data":"\\ud800","results":"\\ud800","tokens":"\\ud800","text":"\\ud800"}'),
+            PROTOCOL,
+        ),
+        ("deep", answer(_DEEP), PROTOCOL),
+        ("null", answer(b"null"), PROTOCOL),
+        ("cut off", answer(b"{" + b" " * 500)[:-200], PROTOCOL),
+        ("packed", answer(b"\x1f\x8b", extra="Content-Encoding: gzip\r\n"), PROTOCOL),
+        ("no HTTP", b"\x00\x01\x02\r\n\r\n", PROTOCOL),
+        ("a status 500 of garbage", answer(b"\xff\xfe\x00", status="500 Broken"), FAILED),
+        ("a status 400 of garbage", answer(b"[" * 9_000, status="400 Bad"), REJECTED),
+    )
+    return tuple(Row(name=f"{ask.value}: {name}", answer=data, sees=sees, ask=ask) for name, data, sees in kinds)
+
+
+CALLS = (
+    _completion("no finish reason", _completion_text("Hi"), DONE),
+    _completion("an empty finish reason", _completion_text("Hi", ""), _completion_text("!", ""), DONE),
+    _completion("an unknown finish reason", _completion_text("Hi", "done"), DONE),
+    _completion("abort", _completion_text("Hi", "abort"), DONE, sees=FAILED),
+    _completion("text after the finish reason", _completion_text("Hi", "stop"), _completion_text("more"), DONE),
+    _completion("another finish reason", _completion_text("Hi", "stop"), _completion_text("", "length"), DONE),
+    _completion("a text that is none", _completion_text(5, "stop"), DONE),
+    _completion(
+        "a message", event({"choices": [{"message": {"content": "Hi"}, "finish_reason": "stop"}]}), USAGE, DONE
+    ),
+    _completion("another choice", event({"choices": [{"index": 3, "text": "Hi", "finish_reason": "stop"}]}), DONE),
+    _completion("nothing", _completion_text("", "stop"), DONE),
+    _completion("no UTF-8", _completion_text("Hi"), b'data: {"choices":[{"text":"\xff"}]}\n\n', DONE),
+    _completion("an error", _completion_text("Hi"), event({"error": "no tea"}), DONE, sees=FAILED),
+    _completion("in order", _completion_text("Hi", "stop"), USAGE, DONE, sees=None),
+    *(row for ask in _JSON_ASKS for row in _of_every_call(ask)),
+    _embedding("nothing", {}),
+    _embedding("no figures", {"data": [{"index": 0, "embedding": [0.5]}, {"index": 1, "embedding": [0.5]}]}),
+    _embedding("one too few", _vectors([0.5], places=(0,))),
+    _embedding("one too many", _vectors([0.5], [0.5], [0.5], places=(0, 1, 2))),
+    _embedding("one twice", _vectors([0.5], [0.5], places=(0, 0))),
+    _embedding("of another input", _vectors([0.5], [0.5], places=(0, 7))),
+    _embedding("below nothing", _vectors([0.5], [0.5], places=(0, -1))),
+    _embedding("empty vectors", _vectors([], [])),
+    _embedding("a vector of texts", _vectors(["a"], ["b"])),
+    _embedding("a vector that is a text", _vectors("AAAA", "AAAA")),
+    _embedding("a vector of null", _vectors([None], [None])),
+    _embedding("too large for 32 bits", _vectors([1e300], [0.5])),
+    _embedding("too small for 32 bits", _vectors([-1e300], [0.5])),
+    _embedding("1e999", answer(b'{"data":[{"index":0,"embedding":[1e999]},{"index":1,"embedding":[0]}],"usage":{}}')),
+    _embedding("NaN", answer(b'{"data":[{"index":0,"embedding":[NaN]},{"index":1,"embedding":[0]}],"usage":{}}')),
+    _embedding("tokens below nothing", _vectors([0.5], [0.5], prompt_tokens=-1)),
+    _embedding("tokens beyond all numbers", _vectors([0.5], [0.5], prompt_tokens=10**30)),
+    _call(Ask.RERANK, "one document twice", {"results": [{"index": 0, "relevance_score": 0.5}] * 2}),
+    _call(
+        Ask.RERANK,
+        "a document that is not there",
+        {"results": [{"index": place, "relevance_score": 0.5} for place in (0, 9)]},
+    ),
+    _call(Ask.RERANK, "none", {"results": []}),
+    _call(
+        Ask.RERANK, "a score of text", {"results": [{"index": place, "relevance_score": "high"} for place in (0, 1)]}
+    ),
+    _call(Ask.TOKENIZE, "none", {}),
+    _call(Ask.TOKENIZE, "another count", {"tokens": [1, 2], "count": 5}),
+    _call(Ask.TOKENIZE, "beyond all tokens", {"tokens": [2**40]}),
+    _call(Ask.TOKENIZE, "texts", {"tokens": ["a"]}),
+    _call(Ask.IMAGE, "an address", {"data": [{"url": "http://elsewhere/a.png"}]}),
+    _call(Ask.IMAGE, "no base64", {"data": [{"b64_json": "&&&"}]}),
+    _call(Ask.IMAGE, "a number", {"data": [{"b64_json": 5}]}),
+    _call(
+        Ask.IMAGE,
+        "figures below nothing",
+        {"data": [{"b64_json": base64.b64encode(b"x").decode()}], "usage": {"input_tokens": -1}},
+    ),
+    _call(Ask.TRANSCRIPTION, "no text", {"language": "en"}),
+    _call(Ask.TRANSCRIPTION, "a text that is none", {"text": ["a"]}),
+    _call(Ask.TRANSCRIPTION, "parts of numbers", {"text": "a", "segments": [1, 2]}),
+    Row(name="speech: nothing", answer=answer(b"", "audio/mpeg"), sees=PROTOCOL, ask=Ask.SPEECH),
+    Row(name="speech: a page", answer=answer(b"<html>", "text/html"), sees=PROTOCOL, ask=Ask.SPEECH),
+    Row(name="speech: cut off", answer=answer(b"x" * 500, "audio/mpeg")[:-100], sees=PROTOCOL, ask=Ask.SPEECH),
+    Row(
+        name="speech: packed",
+        answer=answer(b"x", "audio/mpeg", extra="Content-Encoding: br\r\n"),
+        sees=PROTOCOL,
+        ask=Ask.SPEECH,
+    ),
+)
+"""Wrong answers to completions, embeddings and the other calls that are not chats."""
 
 FAMILIES = {
-    "ends": ends.ROWS,
-    "contents": contents.ROWS,
-    "texts": texts.ROWS,
-    "connections": connections.ROWS,
-    "calls": calls.ROWS,
+    "ends": ENDS,
+    "contents": CONTENTS,
+    "texts": TEXTS,
+    "connections": CONNECTIONS,
+    "calls": CALLS,
 }
 ROWS: tuple[Row, ...] = tuple(row for rows in FAMILIES.values() for row in rows)
 MALFORMED: tuple[Row, ...] = tuple(row for row in ROWS if row.sees is not None)

@@ -16,7 +16,7 @@ from grpc.aio import AioRpcError
 
 from weft.api.router.v1 import task_pb2, task_service_pb2
 from weft_testing.torture.history import TERMINAL, AttemptRow, KeptTask
-from weft_testing.torture.task_client import CALL_SECONDS, until_known
+from weft_testing.torture.submitter import CALL_SECONDS, until_known
 
 if TYPE_CHECKING:
     from weft.api.router.v1.task_service_pb2_grpc import TaskServiceAsyncStub

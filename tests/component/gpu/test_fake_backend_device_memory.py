@@ -11,7 +11,7 @@ from fake_cards_stage import GIB, Stage, needs_the_fake
 
 from runner_svc.policy.engine_failures import last_words
 from weft_testing.fake_backend.process import FakeBackendProcess, run_fake_backend, split, visible_cards
-from weft_testing.fake_nvml.folder import FOLDER_VARIABLE
+from weft_testing.fake_nvml import FOLDER_VARIABLE
 
 pytestmark = [needs_the_fake]
 

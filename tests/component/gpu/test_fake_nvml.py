@@ -12,8 +12,7 @@ from fake_cards_stage import GIB, Stage, held, needs_the_fake, sleeper
 
 from weft.gpu.process import is_alive
 from weft.gpu.snapshot import Source
-from weft_testing.fake_nvml import OutOfCardMemoryError
-from weft_testing.fake_nvml.folder import SWITCHES
+from weft_testing.fake_nvml import SWITCHES, OutOfCardMemoryError
 
 pytestmark = [needs_the_fake]
 
@@ -191,7 +190,7 @@ def test_the_cards_give_no_byte_to_two(stage: Stage) -> None:
 
 
 def test_every_switch_is_one_that_the_library_knows() -> None:
-    source = Path(sys.modules["weft_testing.fake_nvml.folder"].__file__ or "").with_name("nvml.c").read_text()
+    source = Path(sys.modules["weft_testing.fake_nvml"].__file__ or "").with_name("fake_nvml.c").read_text()
     assert all(f'is_there("{switch}")' in source for switch in SWITCHES)
 
 

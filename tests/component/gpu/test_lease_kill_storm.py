@@ -25,7 +25,7 @@ SEED = 20261120
 _WORK = """
 import os, sys, time
 from pathlib import Path
-from weft_testing.fake_nvml.folder import FakeCards, OutOfCardMemoryError
+from weft_testing.fake_nvml import FakeCards, OutOfCardMemoryError
 cards = FakeCards(Path(os.environ["FAKE_NVML_DIR"]))
 visible = [int(number) for number in os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")]
 print("pid", os.getpid(), flush=True)

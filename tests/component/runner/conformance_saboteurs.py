@@ -13,8 +13,8 @@ from weft.dispatch.frames import has_content
 from weft.dispatch.tickets import Action
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft_testing.conformance.runner.data_checks import FORGED
-from weft_testing.conformance.runner.subject import Events, RunnerUnderTest
+from weft_testing.conformance.runner_suite import FORGED
+from weft_testing.conformance.runner_under_test import Events, RunnerUnderTest
 
 
 class HangingRunner(RunnerUnderTest):

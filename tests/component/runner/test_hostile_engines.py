@@ -26,8 +26,7 @@ from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft.kernel.rpc import error_to_status
 from weft.kernel.telemetry import new_traceparent
-from weft_testing.hostile_engine.catalogue import FAMILIES, MALFORMED, ROWS
-from weft_testing.hostile_engine.row import HI, Ask, Row
+from weft_testing.hostile_engine.catalogue import FAMILIES, HI, MALFORMED, ROWS, Ask, Row
 from weft_testing.hostile_engine.server import (
     DONE,
     LAST_CHUNK,

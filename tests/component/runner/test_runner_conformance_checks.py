@@ -22,9 +22,9 @@ from weft.api.runner.v1 import (
 )
 from weft.dispatch.fleet import RunnerView
 from weft.kernel.rpc import new_server, open_channel
-from weft_testing.conformance.runner.requests import Finding, Verdict
-from weft_testing.conformance.runner.subject import RunnerUnderTest
-from weft_testing.conformance.runner.suite import CHECKS, examine
+from weft_testing.conformance.runner_requests import Finding, Verdict
+from weft_testing.conformance.runner_suite import CHECKS, examine
+from weft_testing.conformance.runner_under_test import RunnerUnderTest
 
 MODEL = "m"
 SHORT = 8
@@ -109,8 +109,8 @@ async def broken_runner(folder: Path) -> AsyncGenerator[RunnerUnderTest]:
 async def test_a_runner_that_keeps_no_promise_is_found_out_by_every_check(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weft_testing.conformance.runner.data_checks.NOTICE_SECONDS", 0.2)
-    monkeypatch.setattr("weft_testing.conformance.runner.data_checks.GONE_SECONDS", 0.2)
+    monkeypatch.setattr("weft_testing.conformance.runner_suite.NOTICE_SECONDS", 0.2)
+    monkeypatch.setattr("weft_testing.conformance.runner_suite.GONE_SECONDS", 0.2)
     async with broken_runner(tmp_path) as runner, asyncio.timeout(30):
         found: dict[str, Finding] = {finding.check: finding async for finding in examine(runner)}
     assert set(found) == {check.name for check in CHECKS}

@@ -18,10 +18,10 @@ from runner_svc.supervise.process import StopGraces
 from weft.api.registry.v1 import model_pb2
 from weft.dispatch.fleet import RunnerView
 from weft.kernel.rpc import open_channel
-from weft_testing.conformance.runner import suite
-from weft_testing.conformance.runner.requests import BrokenPromiseError, Check, Finding, Verdict
-from weft_testing.conformance.runner.subject import RunnerUnderTest
-from weft_testing.conformance.runner.suite import CHECKS, examine
+from weft_testing.conformance import runner_suite
+from weft_testing.conformance.runner_requests import BrokenPromiseError, Check, Finding, Verdict
+from weft_testing.conformance.runner_suite import CHECKS, examine
+from weft_testing.conformance.runner_under_test import RunnerUnderTest
 from weft_testing.fake_backend.process import fake_backend_command
 
 BY_NAME = {check.name: check for check in CHECKS}
@@ -79,8 +79,8 @@ async def findings_of(runner: RunnerUnderTest, checks: tuple[Check, ...] = CHECK
 async def test_each_check_finds_the_one_promise_that_is_broken_and_says_which(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weft_testing.conformance.runner.data_checks.NOTICE_SECONDS", 0.3)
-    monkeypatch.setattr("weft_testing.conformance.runner.data_checks.GONE_SECONDS", 0.3)
+    monkeypatch.setattr("weft_testing.conformance.runner_suite.NOTICE_SECONDS", 0.3)
+    monkeypatch.setattr("weft_testing.conformance.runner_suite.GONE_SECONDS", 0.3)
     told: dict[str, str] = {}
     expected: dict[str, str] = {}
     async with running(tmp_path) as (runner, address):
@@ -95,7 +95,7 @@ async def test_each_check_finds_the_one_promise_that_is_broken_and_says_which(
 
 
 async def test_a_runner_that_never_answers_is_found_out_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suite, "CHECK_SECONDS", 0.2)
+    monkeypatch.setattr(runner_suite, "CHECK_SECONDS", 0.2)
     async with running(tmp_path) as (runner, address), subject(runner, address, HangingRunner) as hanging:
         finding = (await findings_of(hanging, (BY_NAME["event-order"],)))["event-order"]
     assert (finding.verdict, finding.detail) == (Verdict.BROKEN, "it did not come to an end within 0.2 s")

@@ -1,8 +1,10 @@
-"""Checks of the data plane: tickets, events, counts, slots, cancellation."""
+"""The conformance suite of a runner: tickets, events, counts, slots, life cycle; `examine` runs the checks in order."""
 
 import asyncio
+import contextlib
 import socket
 import time
+from collections.abc import AsyncGenerator
 
 import psutil
 
@@ -13,14 +15,16 @@ from weft.dispatch.tickets import Action
 from weft.kernel.errors import WeftError
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
-from weft_testing.conformance.runner.requests import (
+from weft_testing.conformance.runner_requests import (
     ENDED_EARLY,
     NOTICE_SECONDS,
     SHORT_ANSWER_TOKENS,
     BrokenPromiseError,
     Check,
+    Finding,
     Generation,
     NotCheckedError,
+    Verdict,
     chat,
     endless,
     kinds,
@@ -30,7 +34,7 @@ from weft_testing.conformance.runner.requests import (
     text_of,
     until,
 )
-from weft_testing.conformance.runner.subject import RunnerUnderTest, TicketChanges
+from weft_testing.conformance.runner_under_test import RunnerUnderTest, TicketChanges
 
 REFUSAL_SECONDS = 1.0
 """A refusal for want of a slot is an answer at once."""
@@ -378,3 +382,74 @@ CONTROL_CHECKS = (
     ),
     Check(name="teardown", promise="leaves no process of an engine behind", run=group_teardown, unloads=True),
 )
+
+
+CHECKS: tuple[Check, ...] = (CONTROL_CHECKS[0], *DATA_CHECKS, *CONTROL_CHECKS[1:])
+"""Those that unload the model come last."""
+CHECK_SECONDS = 600.0
+"""Longest time of one check: a runner that never answers is found out too."""
+PUT_BACK_SECONDS = 5.0
+"""Longest wait for the model to be as it was found; what was begun goes on without us."""
+
+
+async def examine(runner: RunnerUnderTest, checks: tuple[Check, ...] = CHECKS) -> AsyncGenerator[Finding]:
+    """Make the checks one after the other. What a runner answers wrongly is a finding, never an exception.
+
+    The model is woken first, because a sleeping one would fail every check for that alone, and is put back in the end:
+    asleep where it was found asleep, else awake. Raises WeftError when it cannot be woken.
+    """
+    was_asleep, unloading = await _phase(runner) in ASLEEP, False
+    try:
+        await runner.wake()
+        for check in checks:
+            began, unloading = time.monotonic(), check.unloads
+            verdict, detail = await _verdict(runner, check)
+            unloading = False
+            seconds = round(time.monotonic() - began, 3)
+            yield Finding(check=check.name, promise=check.promise, verdict=verdict, detail=detail, seconds=seconds)
+    finally:
+        await _put_back(runner, asleep=was_asleep, unloading=unloading)
+
+
+async def _put_back(runner: RunnerUnderTest, *, asleep: bool, unloading: bool) -> None:
+    """`unloading`: a check that unloads was broken off, and an unload that was asked for would undo a wake."""
+    with contextlib.suppress(WeftError, TimeoutError):
+        async with asyncio.timeout(PUT_BACK_SECONDS):
+            if asleep or unloading:
+                await runner.unload()
+            if not asleep:
+                await runner.wake()
+
+
+async def _phase(runner: RunnerUnderTest) -> int:
+    try:
+        return (await runner.state()).phase
+    except LookupError:
+        # The first check tells.
+        return 0
+
+
+async def _verdict(runner: RunnerUnderTest, check: Check) -> tuple[Verdict, str]:
+    try:
+        if check.chats and model_pb2.MODEL_OPERATION_CHAT not in runner.operations:
+            raise NotCheckedError("the model does not chat")  # noqa: TRY301 - one place tells verdicts
+        async with asyncio.timeout(CHECK_SECONDS):
+            return Verdict.HONOURED, await check.run(runner)
+    except NotCheckedError as why:
+        return Verdict.NOT_CHECKED, str(why)
+    except (BrokenPromiseError, LookupError) as broken:
+        return Verdict.BROKEN, str(broken)
+    except TimeoutError:
+        return Verdict.BROKEN, f"it did not come to an end within {CHECK_SECONDS:g} s"
+    except WeftError as error:
+        if error.reason is Reason.NO_SLOT_AVAILABLE and (others := await _others(runner)):
+            return Verdict.NOT_CHECKED, f"it is busy with {others} requests of others"
+        return Verdict.BROKEN, f"{error.reason.name}: {error.message}"
+
+
+async def _others(runner: RunnerUnderTest) -> int:
+    """Requests of others that it works on now; 0 when it does not say."""
+    try:
+        return len(await runner.slot_holders() - runner.own_requests)
+    except WeftError:
+        return 0

@@ -1,4 +1,10 @@
-"""The folder that a fake library reads: what cards there are, and who holds their memory.
+"""Fake graphics cards: a library in C (`fake_nvml.c`) that `pynvml` loads in place of NVIDIA's own.
+
+cards = FakeCards(folder)
+cards.add(total_bytes=8 * 1024**3)
+program = subprocess.Popen(..., env={**os.environ, **cards.environment(build_fake_nvml(folder))})
+
+That program, and everything it starts, sees the cards of `cards`. The library reads the folder:
 
     devices           a line for each card: uuid, bytes, name; 0 bytes: a card that tells nothing of its memory
     buses             a line for each card: its place on the PCI bus; default: in the order of `devices`
@@ -13,6 +19,8 @@ and switches, each a file that is there or not: see SWITCHES.
 
 import fcntl
 import os
+import shutil
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +29,9 @@ from types import MappingProxyType
 from weft.gpu.process import is_alive, process_id_of
 from weft.gpu.snapshot import ProcessId
 
+LIBRARY_NAME = "libnvidia-ml.so.1"
+BUILD_SECONDS = 60.0
+_SOURCE = Path(__file__).with_name("fake_nvml.c")
 FOLDER_VARIABLE = "FAKE_NVML_DIR"
 SWITCHES: Mapping[str, str] = MappingProxyType(
     {
@@ -137,3 +148,25 @@ class FakeCards:
         with (self.folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
+
+
+def compiler() -> str | None:
+    """The C compiler of this machine; None where there is none: then there is no fake either."""
+    return shutil.which("cc")
+
+
+def build_fake_nvml(folder: Path) -> Path:
+    """Build the library into `folder`, which then belongs on LD_LIBRARY_PATH; returns the library's path.
+
+    Raises FileNotFoundError where there is no compiler, RuntimeError with its words when it fails.
+    """
+    found = compiler()
+    if found is None:
+        raise FileNotFoundError("there is no C compiler (cc)")
+    folder.mkdir(parents=True, exist_ok=True)
+    library = folder / LIBRARY_NAME
+    command = [found, "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-o", str(library), str(_SOURCE)]
+    built = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_SECONDS, check=False)  # noqa: S603 - fixed arguments
+    if built.returncode:
+        raise RuntimeError(f"the fake library cannot be built:\n{built.stderr}")
+    return library

@@ -10,7 +10,7 @@ from weft.api.common.v1 import chat_pb2
 from weft.dispatch.frames import has_content
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft_testing.conformance.runner.subject import POLL_SECONDS, Events, RunnerUnderTest
+from weft_testing.conformance.runner_under_test import POLL_SECONDS, Events, RunnerUnderTest
 
 
 class Verdict(StrEnum):
