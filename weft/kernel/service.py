@@ -97,7 +97,7 @@ def start_task(work: Coroutine[None, None, None], *, name: str) -> asyncio.Task[
 def start_critical(work: Coroutine[None, None, None], *, name: str) -> asyncio.Task[None]:
     """Starts a loop that the process depends on: its unforeseen end is logged and ends the process.
 
-    The event loop's exception handler gets the task's name under CRITICAL_TASK; `weft_app.compose.critical` is that
+    The event loop's exception handler gets the task's name under CRITICAL_TASK; `weft_app.compose.shutdown` is that
     handler.
     """
     task = start_task(work, name=name)

@@ -1,10 +1,12 @@
 """`weft audit`: the audit log of operations and its verification."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from registry_svc.operations.policy.audit import AuditCheck, AuditDraft, AuditEntry, AuditHead, Damage, Fault
 from weft.client.operations import connect_operations
 from weft.documents.operation_documents import AuditEntryDocument, AuditList
 from weft.kernel.errors import WeftError, invalid_field
@@ -83,8 +85,6 @@ def verify(
     """
     with reporting():
         known = _head(_kept(head, head_file))
-        from weft_app.cli.audit_check import check_log  # noqa: PLC0415 - the policy of the registry, for this command alone
-
         with connect_operations(home=home) as operations:
             count, fault = check_log(operations.audit(), known)
         if fault is not None:
@@ -110,3 +110,38 @@ def _head(text: str | None) -> tuple[int, str] | None:
     if not number.isascii() or not number.isdigit() or len(number) > 18 or len(found) not in (0, _HASH_CHARS):
         raise invalid_field("--head", "must be SEQUENCE:HASH, as `weft audit head` prints it")
     return int(number), found
+
+
+def check_log(entries: Iterable[AuditEntryDocument], kept: tuple[int, str] | None) -> tuple[int, str | None]:
+    """Returns the number of entries and the first fault as text; None: no fault.
+
+    `kept` is the sequence and hash of a head that was stored elsewhere.
+    """
+    head = None if kept is None or kept[0] == 0 else AuditHead(sequence=kept[0], hash=kept[1])
+    check, count = AuditCheck(kept=head), 0
+    for entry in entries:
+        check.read([_entry(entry)])
+        count += 1
+    fault = check.verdict()
+    return count, None if fault is None else _words(fault)
+
+
+def _entry(document: AuditEntryDocument) -> AuditEntry:
+    draft = AuditDraft(
+        at=document.time,
+        event=document.event,
+        actor=document.actor,
+        operation=document.operation or "",
+        detail=document.detail,
+    )
+    return AuditEntry(sequence=document.sequence, draft=draft, previous_hash=document.previous_hash, hash=document.hash)
+
+
+def _words(fault: Fault) -> str:
+    what = {
+        Damage.CHANGED: "was changed after it was written",
+        Damage.MISSING: "is missing, or in another place",
+        Damage.CUT: "and what follows was cut off: the stored head lies behind it",
+        Damage.REWRITTEN: "was rewritten: it does not lead to the stored head",
+    }[fault.damage]
+    return f"entry {fault.sequence} {what}"

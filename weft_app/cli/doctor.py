@@ -5,7 +5,7 @@ import platform
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import partial
@@ -23,6 +23,9 @@ from runner_svc.runtimes.runtime import ModelFault
 from runner_svc.runtimes.settings import ModelSettings, SleepingModelSettings
 from runner_svc.runtimes.table import DEFAULT_RUNTIME, built_in_names, installed, require_runtime
 from weft import __version__
+from weft.api.registry.v1 import lease_pb2, lease_service_pb2
+from weft.client._channel import mesh_address
+from weft.client._lease_renewal import LeaseClient
 from weft.client.resources import connect_registry
 from weft.documents.document_base import ResourceKind
 from weft.documents.documents import ModelDocument, RunnerDocument
@@ -30,7 +33,6 @@ from weft.gpu.nvml import Health, NvmlReader
 from weft.kernel.clock import offset_words
 from weft.kernel.errors import WeftError
 from weft.kernel.units import size_words
-from weft_app.cli.doctor_memory import unowned_leases
 from weft_app.cli.options import (
     DEFAULT_HOME,
     EXIT_FAILED,
@@ -49,6 +51,7 @@ from weft_app.config.loader import config_files, load_config
 MIN_FREE_BYTES = 1024**3
 DRIVER_SECONDS = 5.0
 """How long NVIDIA's library is waited for: it hangs where a card does."""
+MAX_NAMED_LEASES = 4
 
 
 class Verdict(StrEnum):
@@ -207,7 +210,7 @@ def _startable(config: WeftConfig, home: WeftHome, config_path: Path | None) -> 
     # says so.
     if _packages().verdict is Verdict.FAILED:
         return Finding(check="configuration", verdict=Verdict.OK, detail=files)
-    from weft_app.compose.preflight import require_startable  # noqa: PLC0415
+    from weft_app.compose.up import require_startable  # noqa: PLC0415
 
     try:
         require_startable(config, home)
@@ -376,3 +379,27 @@ def _attempt(check: str, look: Callable[[], str], remedy: str) -> Finding:
 
 def _failed(check: str, detail: str, remedy: str) -> Finding:
     return Finding(check=check, verdict=Verdict.FAILED, detail=detail, remedy=remedy)
+
+
+def unowned_leases(home: WeftHome) -> str | None:
+    """The leases without an owner, as text; empty: none. None: no mesh runs here, or it is unreachable."""
+    if home.running() is None:
+        return None
+    calls = LeaseClient(mesh_address(home.root, "registry"), lease_pb2.LeaseHolder())
+    try:
+        return unowned_words(calls.hosts())
+    except WeftError:
+        return None
+    finally:
+        calls.close()
+
+
+def unowned_words(hosts: Iterable[lease_service_pb2.HostMemory]) -> str:
+    """The leases without an owner on these hosts, as text; empty: every lease has one."""
+    found = [(host.host, lease) for host in hosts for lease in host.leases if lease.unowned]
+    words = [
+        f"{size_words(sum(share.bytes for share in lease.shares))} on {host} for {lease.purpose} of {lease.holder.name}"
+        for host, lease in found[:MAX_NAMED_LEASES]
+    ]
+    more = f" and {len(found) - MAX_NAMED_LEASES} more" if len(found) > MAX_NAMED_LEASES else ""
+    return ", ".join(words) + more

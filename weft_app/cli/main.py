@@ -1,11 +1,180 @@
-"""The entry point. The commands are in modules of their own; `lazy` says which, and imports them when they are used."""
+"""The entry point and the table of commands.
 
-from typing import Annotated
+Each command is imported when it runs: `weft get` needs no service, `weft --help` no command.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command, get_group
+from typing_extensions import override
 
 from weft import __version__
-from weft_app.cli.lazy import LazyGroup
+from weft.kernel.gc_tuning import collect_rarely
+
+
+@dataclass(frozen=True, slots=True)
+class CommandPlace:
+    """The module of a command, and its line in `weft --help`."""
+
+    place: str
+    """"module:attribute" of a function, or of an app with commands of its own."""
+    summary: str
+    """The first paragraph of its own help."""
+
+
+COMMANDS: Mapping[str, CommandPlace] = {
+    "up": CommandPlace("weft_app.cli.up:up", "Start a mesh on this machine and serve until Ctrl-C."),
+    "demo": CommandPlace(
+        "weft_app.cli.demo:demo",
+        "Start a mesh in a temporary home, stream one chat through its HTTP surface, stop it.",
+    ),
+    "chat": CommandPlace(
+        "weft_app.cli.chat:chat",
+        "Chat with a model, pool, agent or route. The answer goes to stdout, everything else to stderr.",
+    ),
+    "get": CommandPlace(
+        "weft_app.cli.get:get",
+        "List resources, requests, clients or tasks. Resources printed as YAML can be applied again.",
+    ),
+    "describe": CommandPlace(
+        "weft_app.cli.describe:describe",
+        "Show all about one resource: conditions with reasons, pool, process, recent events.",
+    ),
+    "explain": CommandPlace(
+        "weft_app.cli.explain:explain",
+        "Explain the scheduling of a request: what it waited for, which runners could serve it, which one did.",
+    ),
+    "apply": CommandPlace(
+        "weft_app.cli.declare:apply",
+        "Declare resources. All documents are applied, or none when one is wrong or refused.",
+    ),
+    "diff": CommandPlace(
+        "weft_app.cli.declare:diff",
+        "Show what apply would change. Exit code 0: nothing, 1: differences, higher: the comparison failed.",
+    ),
+    "delete": CommandPlace(
+        "weft_app.cli.declare:delete",
+        "Delete resources, agents and routes first, or finished tasks. A failure of one does not stop the others.",
+    ),
+    "wait": CommandPlace(
+        "weft_app.cli.wait:wait",
+        "Wait for a condition of a resource, or for the end of a task. Exit code 5 on timeout.",
+    ),
+    "cancel": CommandPlace(
+        "weft_app.cli.tasks:cancel",
+        "Cancel tasks: a waiting task never starts, a running one is stopped with its backend.",
+    ),
+    "batch": CommandPlace("weft_app.cli.batch:app", "Submit batches of requests, and fetch their answers."),
+    "events": CommandPlace("weft_app.cli.events:events", "Show recent events, oldest first."),
+    "config": CommandPlace(
+        "weft_app.cli.mesh_config:app", "Show what weft.yaml means; show and change settings of the whole mesh."
+    ),
+    "ps": CommandPlace(
+        "weft_app.cli.ps:ps",
+        "Show each model on each runner: memory, how long it stays loaded, process, slots.",
+    ),
+    "load": CommandPlace(
+        "weft_app.cli.operations:load",
+        "Load a model, and keep it loaded until it is unloaded. Other settings than the current ones reload it.",
+    ),
+    "unload": CommandPlace(
+        "weft_app.cli.operations:unload",
+        "Drain the requests of a model, then unload it; the next request loads it again.",
+    ),
+    "flush": CommandPlace(
+        "weft_app.cli.operations:flush",
+        "Drop cached prefixes. Running requests keep theirs until they end.",
+    ),
+    "operation": CommandPlace(
+        "weft_app.cli.operations:app",
+        "List, follow and cancel loads, unloads and flushes.",
+    ),
+    "audit": CommandPlace(
+        "weft_app.cli.audit:app",
+        "Show the audit log of loads, unloads and flushes, refusals included, and verify that it is complete.",
+    ),
+    "sign": CommandPlace("weft_app.cli.sign:app", "Sign tokens that permit an operation, and create signing keys."),
+    "approve": CommandPlace(
+        "weft_app.cli.sign:approve",
+        "Show what a token permits, from the signed action itself, and add your signature.",
+    ),
+    "keys": CommandPlace("weft_app.cli.keys:app", "Manage API keys: their scopes and tenants."),
+    "logs": CommandPlace(
+        "weft_app.cli.operations:logs",
+        "Show the output of a model's backend, or the answer of a task so far.",
+    ),
+    "estimate": CommandPlace(
+        "weft_app.cli.estimate:estimate",
+        "Show what memory a model will take, and what the estimate comes from.",
+    ),
+    "simulate": CommandPlace(
+        "weft_app.cli.simulate:simulate",
+        "Simulate a mesh: waits, throughput, refusals and the cost of model swaps.",
+    ),
+    "lease": CommandPlace(
+        "weft_app.cli.lease:app", "Lease accelerator memory for a program, and list the leases of all hosts."
+    ),
+    "doctor": CommandPlace(
+        "weft_app.cli.doctor:doctor",
+        "Check what a mesh on this machine needs. Exit code 1 when something is missing.",
+    ),
+    "conformance": CommandPlace(
+        "weft_app.cli.conformance:conformance",
+        "Check a runner of the mesh against the contract. The check uses the model: other requests may have to wait.",
+    ),
+    "serve": CommandPlace(
+        "weft_app.cli.serve:app",
+        "Run one service of a mesh in this process, for meshes that span processes or machines.",
+    ),
+    "runner": CommandPlace(
+        "weft_app.cli.runner:app",
+        "Join a mesh with the models of this machine, and manage join tokens.",
+    ),
+}
+"""All commands in the order of the help."""
+
+
+class LazyGroup(TyperGroup):
+    """The commands of COMMANDS: listed by their summaries, imported when one runs."""
+
+    @override
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*COMMANDS, *super().list_commands(ctx)]
+
+    @override
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command as help and completion list it: its name and summary. `resolve_command` loads it."""
+        command = COMMANDS.get(cmd_name)
+        if command is None:
+            return super().get_command(ctx, cmd_name)
+        return TyperCommand(cmd_name, help=command.summary)
+
+    @override
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, listed, rest = super().resolve_command(ctx, args)
+        if name is not None and name in COMMANDS:
+            return name, load(name), rest
+        return name, listed, rest
+
+
+def load(name: str) -> Any:
+    """Imports a command of COMMANDS and returns it, ready to run."""
+    module, _, attribute = COMMANDS[name].place.partition(":")
+    collect_rarely()
+    found = getattr(import_module(module), attribute)
+    if isinstance(found, typer.Typer):
+        group = get_group(found)
+        group.name = name
+        return group
+    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    alone.command(name)(found)
+    return get_command(alone)
+
 
 app = typer.Typer(
     name="weft",

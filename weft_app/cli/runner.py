@@ -86,9 +86,8 @@ def join(
     Example: weft runner join https://mesh.example:7443 --name laptop --url http://127.0.0.1:11434/v1 --model llama
     """
     with serving():
-        from weft_app.compose.join import JoinPlan, pick_published  # noqa: PLC0415 - see weft_app.cli.serve
-        from weft_app.compose.join_address import parse_join_address, parse_trust  # noqa: PLC0415
-        from weft_app.compose.runner_environment import read_environment  # noqa: PLC0415
+        from weft_app.compose.environment import read_environment  # noqa: PLC0415
+        from weft_app.compose.join import JoinPlan, parse_join_address, parse_trust, pick_published  # noqa: PLC0415 - see weft_app.cli.serve  # noqa: PLC0415
 
         address = parse_join_address(url)
         trust = parse_trust(address, ca_file, fingerprint)

@@ -16,8 +16,8 @@ from weft.kernel.telemetry import configure_logging
 from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption
 from weft_app.cli.output import say
 from weft_app.cli.serving import serving
+from weft_app.compose.environment import RunnerEnvironment, read_environment
 from weft_app.compose.home import WeftHome
-from weft_app.compose.runner_environment import RunnerEnvironment, read_environment
 from weft_app.compose.serving import Announce
 from weft_app.config.config import WeftConfig
 from weft_app.config.loader import load_config

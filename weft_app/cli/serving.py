@@ -13,7 +13,7 @@ import typer
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_app.cli.options import reporting
-from weft_app.compose.critical import error_words
+from weft_app.compose.shutdown import error_words
 
 log = structlog.get_logger("weft_app.compose")
 

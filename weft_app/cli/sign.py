@@ -1,12 +1,16 @@
-"""`weft sign`: signed tokens that permit one operation, once, for a few minutes; and the keys to sign with."""
+"""`weft sign` and `weft approve`: tokens that permit one operation, once, for a few minutes, and the keys to sign with.
+
+`sign` makes a token with one signature; `approve` shows what a token permits and adds another one.
+"""
 
 import json
 import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,8 +21,18 @@ from weft.documents.operation_messages import flush_action, load_action, unload_
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import require_name
 from weft.kernel.reasons import Reason
-from weft.signing.strict_json import MAX_TOKEN_BYTES
-from weft.signing.tokens import MAX_SIGNERS, MAX_TEXT_CHARS, Terms, make_op_token, make_payload, read_shared_key
+from weft.signing.actions import in_words
+from weft.signing.strict_json import MAX_TOKEN_BYTES, MalformedToken
+from weft.signing.tokens import (
+    MAX_SIGNERS,
+    MAX_TEXT_CHARS,
+    Claims,
+    Terms,
+    make_op_token,
+    make_payload,
+    read_payload,
+    read_shared_key,
+)
 from weft_app.cli.completion import complete_model
 from weft_app.cli.load_settings import (
     BudgetOption,
@@ -34,7 +48,14 @@ from weft_app.cli.load_settings import (
     naming_options,
 )
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, note, reporting
-from weft_app.cli.output import say
+from weft_app.cli.output import safe_text, say
+
+if TYPE_CHECKING:
+    from weft.signing.signatures import SignedBytes
+
+
+CALL_TIMEOUT_SECONDS = 5.0
+MAX_LIFETIME_SECONDS = 300
 
 
 def read_token_text(path: Path, field: str) -> str:
@@ -63,9 +84,6 @@ def write_token_text(path: Path, text: str, field: str) -> None:
             fresh.unlink()
         raise invalid_field(field, f"{path} cannot be written: {error.strerror}") from error
 
-
-CALL_TIMEOUT_SECONDS = 5.0
-MAX_LIFETIME_SECONDS = 300
 
 AudienceOption = Annotated[
     str, typer.Option("--audience", metavar="ID", help="Without a mesh: the id of the registry that it is for.")
@@ -384,3 +402,83 @@ def _say_what_is_missing(rules: SigningRules, out: Path | None) -> None:
         note(f"good once, for {seconds} s")
     else:
         note(f"other signers have {seconds} s: weft approve FILE --key KEY --as ID")
+
+
+def approve(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Token from `weft sign`.")],
+    *,
+    key: Annotated[Path, typer.Option("--key", metavar="FILE", help="Your private key.")],
+    key_id: Annotated[str, typer.Option("--as", metavar="ID", help="Your key id in the registry's configuration.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Output file of the token. Default: the same file.")
+    ] = None,
+    audience: AudienceOption = "",
+    policy: PolicyOption = "",
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    """Show what a token permits, from the signed action itself, and add your signature.
+
+    Example: weft approve op.json --key bob.pem --as bob
+    """
+    with reporting():
+        try:
+            from weft.signing.signatures import read_private_key, sign  # noqa: PLC0415 - see `no_library`
+        except ImportError as error:
+            raise no_library() from error
+        signed, claims = _read(file)
+        private = read_private_key(key, "--key")
+        rules = signing_rules(home, audience, policy)
+        rules.require_signer(require_name(key_id, "--as"))
+        signers = [signature.key_id for signature in signed.signatures]
+        if key_id in signers:
+            raise invalid_field("--as", f"{key_id} has signed it already; one signer counts once")
+        now = int(time.time())
+        _require_good(claims, rules, now)
+        _show(claims, signers, rules, now)
+        if not yes:
+            typer.confirm(f"Agree as {key_id}?", abort=True, err=True)
+        agreed = sign(signed.payload_bytes, private, key_id, beside=signed.signatures)
+        write_token_text(out or file, agreed.as_text(), "--out")
+        _say_missing_signatures(len(set(signers)) + 1, rules)
+
+
+def _read(file: Path) -> "tuple[SignedBytes, Claims]":
+    from weft.signing.signatures import read_signed  # noqa: PLC0415 - every command starts fast
+
+    text = read_token_text(file, "FILE")
+    try:
+        signed = read_signed(text)
+        return signed, read_payload(signed.payload_bytes)
+    except MalformedToken as error:
+        raise invalid_field("FILE", f"{file} {error}") from error
+
+
+def _require_good(claims: Claims, rules: SigningRules, now: int) -> None:
+    terms = rules.terms
+    if claims.audience != terms.audience:
+        raise invalid_field("FILE", "is made out to another registry than this one")
+    if claims.policy_version != terms.policy_version:
+        raise invalid_field("FILE", "was made under another version of the policy; ask for a new one")
+    if claims.expires_at - claims.issued_at > terms.lifetime_seconds:
+        raise invalid_field("FILE", f"is good for longer than the registry's {terms.lifetime_seconds} s")
+    if now >= claims.expires_at:
+        raise invalid_field("FILE", f"expired {now - claims.expires_at} s ago; ask for a new one")
+
+
+def _show(claims: Claims, signers: list[str], rules: SigningRules, now: int) -> None:
+    until = datetime.fromtimestamp(claims.expires_at, UTC)
+    needed = f" of {rules.required_signers}" if rules.required_signers else ""
+    lines = [
+        f"allows once, until {until:%H:%M:%S} UTC ({claims.expires_at - now} s from now), on {claims.audience}:",
+        *(f"  {line}" for line in in_words(claims.action)),
+        f"signatures, by the token's own account: {', '.join(signers)} ({len(set(signers))}{needed})",
+    ]
+    say("".join(f"{safe_text(line)}\n" for line in lines))
+
+
+def _say_missing_signatures(agreed: int, rules: SigningRules) -> None:
+    if rules.required_signers > agreed:
+        say(f"agreed; {rules.required_signers - agreed} more must agree\n")
+    else:
+        say("agreed\n")

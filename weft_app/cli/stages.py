@@ -1,7 +1,7 @@
 """Progress of a start or stop, stage by stage."""
 
 import time
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -11,7 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from weft_app.cli.output import say
-from weft_app.compose.stage import Stage
+
+if TYPE_CHECKING:
+    from weft_app.compose.up import Stage
 
 BAR_CHARS = 40
 
@@ -44,7 +46,7 @@ class StageDisplay:
                 if not stage.done:
                     say(f"fail {stage.name}: {stage.detail}\n")
 
-    def show(self, stage: Stage) -> None:
+    def show(self, stage: "Stage") -> None:
         """Shows that a stage began, progressed, or finished."""
         self._stages[stage.name] = stage
         if not self._console.is_terminal:
@@ -60,13 +62,13 @@ class StageDisplay:
         foot.add_row(ProgressBar(total=self._total, completed=done, width=BAR_CHARS), f"{done}/{self._total}", seconds)
         return Group(rows, foot)
 
-    def _mark(self, stage: Stage) -> RenderableType:
+    def _mark(self, stage: "Stage") -> RenderableType:
         if stage.done:
             return Text("!", style="yellow") if stage.is_warning else Text("✓", style="green")
         return Text("✗", style="red") if self._failed else self._spinner
 
 
-def _word(stage: Stage) -> str:
+def _word(stage: "Stage") -> str:
     if stage.is_warning:
         return "warn"
     return "ok  " if stage.done else "... "

@@ -34,12 +34,10 @@ from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.gc_tuning import settle_garbage_collector
 from weft.kernel.rpc import ChannelPool, open_channel
 from weft.kernel.settings import values_of
-from weft_app.compose.auth import KeyCheck, key_check, keys_required
-from weft_app.compose.critical import CriticalTasks
 from weft_app.compose.home import WeftHome
+from weft_app.compose.security import KeyCheck, channel_security, key_check, keys_required
 from weft_app.compose.serving import Announce, registry_address, router_address
-from weft_app.compose.signals import stop_requested
-from weft_app.compose.tls import channel_security
+from weft_app.compose.shutdown import CriticalTasks, stop_requested
 from weft_app.config.config import WeftConfig
 
 

@@ -19,10 +19,10 @@ from weft.kernel.clock import SystemClock
 from weft.kernel.errors import invalid_field
 from weft.kernel.settings import values_of
 from weft.signing.tokens import read_shared_key
-from weft_app.compose.auth import key_check
+from weft_app.compose.environment import KEY_PATH_VARIABLE, allow_cloud_fallback
 from weft_app.compose.home import WeftHome
+from weft_app.compose.security import channel_security, key_check, new_host
 from weft_app.compose.serving import Announce, serve_until_stopped
-from weft_app.compose.tls import channel_security, new_host
 from weft_app.config.config import WeftConfig
 
 
@@ -52,26 +52,6 @@ async def serve_registry(config: WeftConfig, home: WeftHome, listen: str | None,
     await serve_until_stopped(host, service, config, lambda: announce(address))
 
 
-CLOUD_FALLBACK_VARIABLE = "WEFT_ALLOW_CLOUD_FALLBACK"
-_WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-
-
-def allow_cloud_fallback(configured: bool | None, environment: Mapping[str, str]) -> bool:
-    """Whether routes may fall back to models off the premises until an operator changes it.
-
-    `configured` is the value of weft.yaml, None for none. Raises INVALID_ARGUMENT naming the variable.
-    """
-    if configured is not None:
-        return configured
-    word = environment.get(CLOUD_FALLBACK_VARIABLE, "").strip().lower()
-    if not word:
-        return True
-    if word not in _WORDS:
-        raise invalid_field(CLOUD_FALLBACK_VARIABLE, "must be true or false")
-    return _WORDS[word]
-
-
-KEY_PATH_VARIABLE = "VERIFIED_OP_TOKEN_KEY_PATH"
 DEFAULT_KEY_PATH = Path("/etc/safebox/model-api.key")
 WITNESS_NAME = "governance-witness.json"
 

@@ -11,13 +11,11 @@ from router_svc.policy.limits import QueueLimits, SchedulerLimits, SchedulingLim
 from router_svc.settings import RelayLimits, RouterSettings
 from weft.kernel.clock import SystemClock
 from weft.kernel.settings import values_of
-from weft_app.compose.auth import followers, key_check
+from weft_app.compose.environment import RunnerEnvironment, rate_limits, read_environment
 from weft_app.compose.home import WeftHome
-from weft_app.compose.rate_limits import rate_limits
 from weft_app.compose.relay import relay_doors
-from weft_app.compose.runner_environment import RunnerEnvironment, read_environment
+from weft_app.compose.security import channel_security, followers, key_check, new_host
 from weft_app.compose.serving import Announce, registry_address, serve_until_stopped
-from weft_app.compose.tls import channel_security, new_host
 from weft_app.config.config import WeftConfig
 
 if TYPE_CHECKING:

@@ -19,17 +19,15 @@ from weft.kernel.clock import SystemClock
 from weft.kernel.errors import invalid_field
 from weft.kernel.service import Service
 from weft_app.compose.accelerators import host_observer
-from weft_app.compose.auth import followers, key_check
 from weft_app.compose.demo import configured_runners
 from weft_app.compose.home import WeftHome
 from weft_app.compose.published_agents import published_agents
+from weft_app.compose.security import channel_security, followers, key_check, new_host
 from weft_app.compose.served_models import SharedParts, served_model
 from weft_app.compose.serving import Announce, registry_address, serve_until_stopped
-from weft_app.compose.tls import channel_security, new_host
 from weft_app.compose.tool_sources import tool_sources
 from weft_app.config.config import AcceleratorSettings, WeftConfig
-from weft_app.config.replicas import with_replicas
-from weft_app.config.runner_sections import RunnerSection
+from weft_app.config.runner_sections import RunnerSection, with_replicas
 
 DEFAULT_DRAIN_SECONDS = 10.0
 

@@ -29,11 +29,10 @@ from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.request import Operation
 from weft.kernel.rpc import ChannelPool, open_channel
 from weft_app.compose.accelerators import host_observer
-from weft_app.compose.auth import key_check
+from weft_app.compose.environment import RunnerEnvironment
 from weft_app.compose.gateway import gateway_config
 from weft_app.compose.router import router_config
-from weft_app.compose.runner_environment import RunnerEnvironment
-from weft_app.compose.tls import channel_security
+from weft_app.compose.security import channel_security, key_check
 from weft_app.config.config import WeftConfig
 from weft_app.config.runner_sections import RunnerSection
 

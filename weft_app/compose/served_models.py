@@ -1,21 +1,27 @@
-"""The models of a configured runner as it serves them: the engine by its runtime, then sleep, wake and chats."""
+"""The models of a configured runner as it serves them: the engine by its runtime, sleep, wake and chat settings."""
 
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from datetime import tzinfo
 from ipaddress import IPv4Address
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from runner_svc.backend.port_range import EnginePorts
+from runner_svc.chat.settings import ChatSettings, RepetitionPolicy
 from runner_svc.config import ServedModel
 from runner_svc.instance.settings import HibernationSettings, SleepSettings
 from runner_svc.memory.estimate import MemoryEstimator
 from runner_svc.openai_upstream.address import is_http_url
+from runner_svc.policy.repetition import RepetitionLimits
+from runner_svc.policy.signals import SignalDescription, reason_only, signal_catalogue
 from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.runtimes import settings
 from runner_svc.runtimes.model_engine import ModelContext
 from runner_svc.runtimes.settings import ModelSettings, SleepingModelSettings, StartedModelSettings, WakeSettings
 from runner_svc.supervise.leftovers import Leftovers
 from runner_svc.supervise.process import StopGraces
+from runner_svc.tools.schemas import object_schema
 from weft.kernel.errors import invalid_field
 from weft.kernel.request import Skill
 from weft.kernel.units import keep_alive_seconds
@@ -28,8 +34,7 @@ from weft.wake.recipes import (
     WakeOnLanRecipe,
     is_mac_address,
 )
-from weft_app.compose.chat_settings import chat_settings
-from weft_app.config.runner_sections import RunnerSection
+from weft_app.config.runner_sections import RunnerSection, SignalSection
 
 MAX_ARGUMENT_CHARS = 4096
 
@@ -51,7 +56,7 @@ class SharedParts:
 def served_model(
     section: RunnerSection, model: ModelSettings, drain_seconds: float, parts: SharedParts | None = None
 ) -> ServedModel:
-    """Returns one model, which is no more than one engine: see `weft_app.config.replicas`.
+    """Returns one model, which is no more than one engine: see `weft_app.config.runner_sections`.
 
     Raises INVALID_ARGUMENT naming a setting that does not fit its neighbours.
     """
@@ -174,3 +179,59 @@ def _command_recipe(section: WakeSettings | settings.SleepSettings, where: str) 
     if any(len(argument) > MAX_ARGUMENT_CHARS or "\0" in argument for argument in section.argv):
         raise invalid_field(f"{where}.argv", f"each must be at most {MAX_ARGUMENT_CHARS} characters, without NUL")
     return CommandRecipe(argv=section.argv)
+
+
+def chat_settings(section: RunnerSection, model: ModelSettings) -> ChatSettings:
+    """The settings of one model. Raises INVALID_ARGUMENT naming the field."""
+    where = f"runners.{section.name}"
+    for index, name in enumerate(model.tools):
+        if not _is_offered(section, name):
+            raise invalid_field(
+                f"{where}.models.{model.name}.tools[{index}]", f"{name} is not among the tools of runner {section.name}"
+            )
+    return ChatSettings(
+        system_messages=model.system_messages,
+        tools=model.tools,
+        repetition=RepetitionPolicy[model.repetition.upper()],
+        repetition_limits=RepetitionLimits().scaled(model.repetition_lines, model.repetition_characters),
+        default_max_tokens=model.default_max_tokens,
+        signals=signal_catalogue(_signals(section.signals, f"{where}.signals")),
+        max_tool_iterations=section.max_tool_iterations,
+        max_tool_calls_per_turn=section.max_tool_calls_per_turn,
+        zone=_zone(section.time_zone, f"{where}.time_zone"),
+        platform_context=section.platform_context,
+    )
+
+
+def _is_offered(section: RunnerSection, name: str) -> bool:
+    """Whether a source of the runner can have a tool of this name; a server's tools are known once it runs."""
+    return any(
+        name == tool.name if tool.type == "python" else name.startswith(f"{tool.name}.") for tool in section.tools
+    )
+
+
+def _signals(sections: tuple[SignalSection, ...], where: str) -> list[SignalDescription]:
+    signals: dict[str, SignalDescription] = {}
+    for signal in sections:
+        if signal.name in signals:
+            raise invalid_field(f"{where}.{signal.name}", "two signals of one runner cannot share a name")
+        try:
+            parameters = object_schema(signal.parameters) if signal.parameters else reason_only()
+        except ValueError as error:
+            raise invalid_field(f"{where}.{signal.name}.parameters", str(error)) from None
+        signals[signal.name] = SignalDescription(
+            name=signal.name,
+            description=signal.description,
+            parameters=parameters,
+            asks_for_decision=signal.asks_for_decision,
+        )
+    return list(signals.values())
+
+
+def _zone(name: str | None, field: str) -> tzinfo | None:
+    if name is None:
+        return None
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise invalid_field(field, f"{name} is no time zone that is known here; such as Europe/Berlin or UTC") from None

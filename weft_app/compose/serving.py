@@ -4,10 +4,9 @@ from collections.abc import Callable, Sequence
 
 from weft.kernel.gc_tuning import settle_garbage_collector
 from weft.kernel.service import Service
-from weft_app.compose.critical import CriticalTasks
 from weft_app.compose.grpc_host import GrpcHost
 from weft_app.compose.home import WeftHome
-from weft_app.compose.signals import stop_requested, until
+from weft_app.compose.shutdown import CriticalTasks, stop_requested, until
 from weft_app.config.config import WeftConfig
 
 Announce = Callable[[str], None]

@@ -1,7 +1,9 @@
 """`weft up`: registry, router and gateway on one event loop, each runner a child process, one home."""
 
 import asyncio
+import ipaddress
 import os
+import socket
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ import grpc
 
 import registry_svc.service
 import router_svc.service
+from gateway.http.tls import server_context
 from router_svc.service import RouterService
 from weft.dispatch import Dispatcher
 from weft.dispatch.fleet import (
@@ -30,32 +33,42 @@ from weft.durable.files import FilePort
 from weft.durable.responses import ResponseStore
 from weft.durable.tasks import TaskPort
 from weft.kernel.clock import SystemClock
-from weft.kernel.errors import WeftError
+from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.gc_tuning import settle_garbage_collector
 from weft.kernel.reasons import MODEL_NOT_LISTED, Reason
 from weft.kernel.rpc import ChannelPool, open_channel
 from weft.kernel.service import Service
-from weft_app.compose.auth import KeyCheck, key_check, keys_required
-from weft_app.compose.children import RunnerChild
 from weft_app.compose.demo import configured_runners
 from weft_app.compose.durable_services import durable_services, response_service, router_database
-from weft_app.compose.gateway import MeshClients, build_gateway
+from weft_app.compose.environment import read_environment
+from weft_app.compose.gateway import MeshClients, build_gateway, gateway_config
 from weft_app.compose.grpc_host import GrpcHost
 from weft_app.compose.home import WeftHome
-from weft_app.compose.own_runners import OwnRunners, retirement_notes
-from weft_app.compose.preflight import require_startable
 from weft_app.compose.published_agents import published_agents
 from weft_app.compose.registry import registry_config
 from weft_app.compose.relay import RelayEndpoint, relay_doors
 from weft_app.compose.router import router_config
-from weft_app.compose.runner_environment import read_environment
-from weft_app.compose.stage import ShowProgress, Stage
-from weft_app.compose.tls import channel_security
+from weft_app.compose.runner_processes import OwnRunners, RunnerChild, retirement_notes
+from weft_app.compose.security import KeyCheck, channel_security, key_check, keys_required
 from weft_app.config.config import WeftConfig
-from weft_app.config.replicas import with_replicas
-from weft_app.config.runner_sections import RunnerSection, published_models
+from weft_app.config.runner_sections import RunnerSection, published_models, with_replicas
 
 MODEL_CHECK_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One step of a start, for progress output."""
+
+    name: str
+    """The step, such as "services" or "smollm2-135m"."""
+    detail: str
+    done: bool = False
+    is_warning: bool = False
+    """Whether it is done with a warning, which the detail gives."""
+
+
+ShowProgress = Callable[[Stage], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,3 +336,23 @@ def _agents(runner: RunnerSection) -> Iterator[AgentView]:
             targets_pool=bool(agent.pool),
             behaviour=agent.behaviour,
         )
+
+
+def require_startable(config: WeftConfig, home: WeftHome) -> None:
+    """Raises INVALID_ARGUMENT naming the setting for which a start would be refused. Opens nothing, starts nothing."""
+    gateway = gateway_config(config)
+    exposure = gateway.exposure()
+    server_context(exposure)
+    if not _is_loopback(exposure.host):
+        exposure.require_protection()
+    router_config(config, home.address("weft"))
+    registry_config(config, home)
+
+
+def _is_loopback(host: str) -> bool:
+    """By its resolved address, as the listener looks at it: a spelling says nothing."""
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except OSError:
+        raise invalid_field("host", f"'{host}' is not an address of this machine") from None
+    return ipaddress.ip_address(found[0][4][0]).is_loopback

@@ -12,8 +12,7 @@ from registry_svc.config import RegistrySettings
 from router_svc.settings import RelayLimits, RouterSettings
 from weft.kernel.settings import PUBLIC, PathText, Port, Seconds
 from weft.kernel.tls import TlsFiles
-from weft_app.config.replicas import replica_names
-from weft_app.config.runner_sections import RunnerSection
+from weft_app.config.runner_sections import RunnerSection, replica_names
 
 CONFIG_NAME = "weft.yaml"
 DEFAULT_PORT = 8080

@@ -18,11 +18,13 @@ from pydantic import TypeAdapter, ValidationError
 from weft.kernel.errors import FieldError, invalid_field
 from weft.kernel.reasons import Reason
 from weft_app.config.config import CONFIG_NAME, WeftConfig
-from weft_app.config.settings_tree import names_at
+from weft_app.config.settings_tree import is_section, names_at, plain_value, settings_of
 
 LOCAL_SUFFIX = ".local"
 MAX_DEPTH = 64
 COMMAND_LINE = "command line"
+DEFAULT = "default"
+CONCEALED = "***"
 _NAME = "name"
 
 Document = dict[str, Any]
@@ -226,3 +228,51 @@ def _field_error(error: ValidationError, where: str) -> FieldError:
 def _unknown(steps: PathSteps) -> str:
     close = get_close_matches(str(steps[-1]), names_at(WeftConfig, steps[:-1]), n=1)
     return "is not a setting" + (f"; did you mean {close[0]}?" if close else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EffectiveValue:
+    """One value of the configuration."""
+
+    name: str
+    """Its path, such as `router.queue_timeout_seconds`."""
+    value: Any
+    """As weft.yaml would write it; CONCEALED for a secret that is set."""
+    source: str
+    """Such as "weft.yaml line 3", "environment variable LOG_LEVEL" or DEFAULT."""
+
+
+def effective_values(loaded: LoadedConfig) -> Iterator[EffectiveValue]:
+    """Yields every value of the configuration, in the order of the reference."""
+    yield from _section_values(loaded.config, (), loaded.sources)
+
+
+def _section_values(section: Any, steps: PathSteps, sources: Mapping[PathSteps, str]) -> Iterator[EffectiveValue]:
+    for setting in settings_of(section.__class__):
+        value = getattr(section, setting.name)
+        yield from _values(value, (*steps, setting.name), sources, is_secret=setting.is_secret)
+
+
+def _values(
+    value: Any, steps: PathSteps, sources: Mapping[PathSteps, str], *, is_secret: bool
+) -> Iterator[EffectiveValue]:
+    if is_section(type(value)):
+        yield from _section_values(value, steps, sources)
+    elif isinstance(value, Mapping) and value and is_section(type(next(iter(value.values())))):
+        for key, item in value.items():
+            yield from _section_values(item, (*steps, key), sources)
+    elif isinstance(value, tuple) and value and is_section(type(value[0])):
+        for index, item in enumerate(value):
+            yield from _section_values(item, (*steps, index), sources)
+    else:
+        shown = CONCEALED if is_secret and value not in (None, (), {}) else plain_value(value)
+        yield EffectiveValue(name=".".join(map(str, steps)), value=shown, source=_source(steps, sources))
+
+
+def _source(steps: PathSteps, sources: Mapping[PathSteps, str]) -> str:
+    """Returns the source of a value, or of the first item of a list or mapping."""
+    exact = sources.get(steps)
+    if exact is not None:
+        return exact
+    inner = (source for path, source in sources.items() if path[: len(steps)] == steps)
+    return next(inner, DEFAULT)

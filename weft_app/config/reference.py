@@ -5,8 +5,7 @@
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
-from enum import Enum, IntEnum
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,9 @@ from pydantic import ConfigDict, TypeAdapter
 
 from runner_svc.runtimes.settings import ModelSettings, SleepSettings, WakeSettings
 from runner_svc.runtimes.table import built_in
-from weft.kernel.units import Rate
 from weft_app.config.config import CONFIG_NAME, WeftConfig
 from weft_app.config.model_settings import MAX_MODELS, AnyModel
-from weft_app.config.settings_tree import REQUIRED, Setting, descriptions_of, is_section, settings_of
+from weft_app.config.settings_tree import REQUIRED, Setting, descriptions_of, is_section, plain_value, settings_of
 
 SCHEMA_NAME = "config.schema.json"
 _REFERENCE = "#/$defs/{model}"
@@ -121,30 +119,6 @@ def _default(setting: Setting) -> str:
     if isinstance(value, list):
         return f"`{', '.join(map(str, value))}`"
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
-
-
-def plain_value(value: Any) -> Any:
-    """Returns a value of the tree as weft.yaml would write it."""
-    plain = value
-    match value:
-        case Rate():
-            plain = f"{value.amount}{value.unit.value}/{ {1: 'sec', 60: 'min', 3600: 'hour'}[value.window_seconds] }"
-        case IntEnum():
-            plain = value.name.lower()
-        case Enum():
-            plain = value.value
-        case Path():
-            plain = str(value)
-        case frozenset():
-            plain = sorted(plain_value(item) for item in value)
-        case tuple() | list():
-            plain = [plain_value(item) for item in value]
-        case Mapping():
-            plain = {key: plain_value(item) for key, item in value.items()}
-        case _ if is_section(type(value)):
-            names = [setting.name for setting in settings_of(value.__class__)]
-            plain = {name: plain_value(getattr(value, name)) for name in names}
-    return plain
 
 
 def schema() -> dict[str, Any]:

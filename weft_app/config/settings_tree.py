@@ -6,7 +6,9 @@ import textwrap
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from enum import Enum, IntEnum
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel
@@ -129,3 +131,27 @@ def descriptions_of(section: type) -> Mapping[str, str]:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
                     found[name] = " ".join(words.split())
     return found
+
+
+def plain_value(value: Any) -> Any:
+    """Returns a value of the tree as weft.yaml would write it."""
+    plain = value
+    match value:
+        case Rate():
+            plain = f"{value.amount}{value.unit.value}/{ {1: 'sec', 60: 'min', 3600: 'hour'}[value.window_seconds] }"
+        case IntEnum():
+            plain = value.name.lower()
+        case Enum():
+            plain = value.value
+        case Path():
+            plain = str(value)
+        case frozenset():
+            plain = sorted(plain_value(item) for item in value)
+        case tuple() | list():
+            plain = [plain_value(item) for item in value]
+        case Mapping():
+            plain = {key: plain_value(item) for key, item in value.items()}
+        case _ if is_section(type(value)):
+            names = [setting.name for setting in settings_of(value.__class__)]
+            plain = {name: plain_value(getattr(value, name)) for name in names}
+    return plain

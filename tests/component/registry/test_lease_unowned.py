@@ -4,7 +4,7 @@ from lease_stage import GIB, Stage, program, use
 
 from registry_svc.ledger.servicer import host_message
 from registry_svc.mesh.policy.unowned import UnownedModel
-from weft_app.cli.doctor_memory import unowned_words
+from weft_app.cli.doctor import unowned_words
 
 
 def unowned(stage: Stage) -> dict[str, bool]:

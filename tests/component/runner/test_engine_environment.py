@@ -9,7 +9,7 @@ from runner_svc.supervise.process import StopGraces
 from weft.client._channel import KEY_VARIABLE
 from weft.kernel.principal import KEY_VARIABLES
 from weft_app.cli.runner import TOKEN_VARIABLE
-from weft_app.compose.tls import SERVICE_KEY_VARIABLE
+from weft_app.compose.security import SERVICE_KEY_VARIABLE
 
 PROGRAM = "import os, time; print('HEARD', *sorted(os.environ), flush=True); time.sleep(60)"
 

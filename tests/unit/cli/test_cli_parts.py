@@ -13,8 +13,7 @@ from weft.documents.documents import ModelDocument, PoolDocument
 from weft.documents.statuses import ModelStatus
 from weft.kernel.errors import FieldError
 from weft_app.cli.columns import columns_of
-from weft_app.cli.lazy import COMMANDS, load
-from weft_app.cli.main import app
+from weft_app.cli.main import COMMANDS, app, load
 from weft_app.cli.output import Column, TextTable, safe_text
 from weft_app.cli.targets import Target, one_target, parse_targets
 from weft_app.cli.wait import parse_duration, parse_expectation
@@ -127,7 +126,7 @@ def test_the_help_and_the_completion_of_commands_import_no_command() -> None:
         "from weft_app.cli.main import app\n"
         "try:\n    app(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
         "allowed = {'weft', 'weft_app', 'weft.kernel', 'weft.kernel.gc_tuning', 'weft_app.cli', 'weft_app.cli.main', "
-        "'weft_app.cli.lazy'}\n"
+        "'weft_app.cli.main'}\n"
         "own = ('weft', 'weft_app', 'gateway', 'registry_svc', 'router_svc', 'runner_svc')\n"
         "heavy = ('pydantic', 'grpc', 'google', 'yaml', 'structlog', 'asyncio')\n"
         "found = [name for name in sys.modules if name.split('.')[0] in own and name not in allowed or name in heavy]\n"

@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 
 from weft_app.cli.mesh_config import app
 from weft_app.config.config import WeftConfig
-from weft_app.config.effective import effective_values
-from weft_app.config.loader import LoadedConfig, load_with_sources
+from weft_app.config.loader import LoadedConfig, effective_values, load_with_sources
 
 FILE = """
 port: 8081

@@ -12,7 +12,7 @@ import pytest
 from weft.kernel.errors import WeftError
 from weft_app.cli.doctor import Finding, Verdict, examine
 from weft_app.compose.home import WeftHome
-from weft_app.compose.preflight import require_startable
+from weft_app.compose.up import require_startable
 from weft_app.config.loader import load_config
 from weft_testing.free_port import free_port
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from weft_app.cli.mesh import print_ready
+from weft_app.cli.up import print_ready
 from weft_app.compose.home import WeftHome
 from weft_app.compose.up import UpHost
 from weft_app.config.config import WeftConfig

@@ -8,8 +8,8 @@ from router_svc.policy.settings import ClientProfile, RateLimitConfig, RemotePer
 from weft.kernel.errors import FieldError
 from weft.kernel.request import Priority
 from weft.kernel.units import Rate, RateUnit
+from weft_app.compose.environment import read_environment
 from weft_app.compose.router import router_config
-from weft_app.compose.runner_environment import read_environment
 from weft_app.config.config import WeftConfig
 from weft_app.config.loader import parse_config
 

@@ -8,7 +8,7 @@ import pytest
 from runner_svc.chat.settings import ChatSettings, RepetitionPolicy
 from runner_svc.policy.signals import reason_only
 from weft.kernel.errors import FieldError
-from weft_app.compose.chat_settings import chat_settings
+from weft_app.compose.served_models import chat_settings
 from weft_app.config.runner_sections import RunnerSection
 
 TOOLS = [

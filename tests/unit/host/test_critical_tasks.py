@@ -12,8 +12,8 @@ import uvloop
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.service import start_critical, start_task, stop_tasks
-from weft_app.compose.critical import CriticalTasks
 from weft_app.compose.grpc_host import GrpcHost
+from weft_app.compose.shutdown import CriticalTasks
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 

@@ -7,7 +7,7 @@ import pytest
 
 from weft.api.registry.v1 import runner_session_service_pb2 as pb
 from weft_app.compose.home import WeftHome
-from weft_app.compose.own_runners import OwnRunners, RetiredRunner, retirement_notes
+from weft_app.compose.runner_processes import OwnRunners, RetiredRunner, retirement_notes
 
 if TYPE_CHECKING:
     import grpc

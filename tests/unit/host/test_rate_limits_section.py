@@ -9,8 +9,8 @@ import yaml
 from gateway.config import RateLimitConfig
 from weft.kernel.errors import FieldError
 from weft.kernel.units import Rate
+from weft_app.compose.environment import read_environment
 from weft_app.compose.gateway import gateway_config
-from weft_app.compose.runner_environment import read_environment
 from weft_app.compose.runner_http import RunnerHttpPlan, runner_api_config
 from weft_app.config.config import WeftConfig
 from weft_app.config.loader import load_config, parse_config

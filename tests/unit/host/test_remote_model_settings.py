@@ -19,8 +19,7 @@ from weft_app.compose.join import ServerOptions, config_with_server
 from weft_app.compose.runner import runner_config
 from weft_app.compose.served_models import SharedParts, served_model
 from weft_app.config.loader import load_config
-from weft_app.config.replicas import with_replicas
-from weft_app.config.runner_sections import RunnerSection
+from weft_app.config.runner_sections import RunnerSection, with_replicas
 
 URL = "https://api.example.com/v1"
 KEYS = {"EXAMPLE_API_KEY": "sk-secret-words"}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from weft_app.compose.children import RunnerChild
+from weft_app.compose.runner_processes import RunnerChild
 from weft_testing.fake_clock import FakeClock
 
 

@@ -8,7 +8,7 @@ import pytest
 from weft.kernel.errors import FieldError
 from weft.kernel.units import Rate
 from weft_app.compose.demo import with_http_port
-from weft_app.compose.runner_environment import RunnerEnvironment, read_environment, with_model_folders
+from weft_app.compose.environment import RunnerEnvironment, read_environment, with_model_folders
 from weft_app.config.config import WeftConfig
 from weft_app.config.loader import parse_config
 

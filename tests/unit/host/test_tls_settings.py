@@ -7,7 +7,7 @@ import pytest
 
 from weft.kernel.errors import FieldError
 from weft_app.compose.gateway import gateway_config
-from weft_app.compose.tls import channel_security, server_tls
+from weft_app.compose.security import channel_security, server_tls
 from weft_app.config.config import WeftConfig
 from weft_app.config.loader import parse_config
 from weft_testing.certificates import Authority

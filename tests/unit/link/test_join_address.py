@@ -10,7 +10,7 @@ from weft.kernel.reasons import Reason
 from weft_app.compose import relay_certificate
 from weft_app.compose.grpc_host import is_local, is_loopback
 from weft_app.compose.home import WeftHome
-from weft_app.compose.join_address import JoinAddress, Trust, open_join_channel, parse_join_address, parse_trust
+from weft_app.compose.join import JoinAddress, Trust, open_join_channel, parse_join_address, parse_trust
 from weft_app.compose.relay import known_endpoint, split_address
 from weft_app.compose.relay_certificate import certificate_from_files, self_signed_certificate
 from weft_app.config.config import RelaySettings

@@ -1,12 +1,51 @@
-"""The end of a process whose critical background task died: it stops, and says in one sentence why."""
+"""How a process learns that it has to end: a signal, or the death of a critical background task.
+
+Signal handlers only record; the main task drains and stops.
+"""
 
 import asyncio
+import signal
+from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, Self
 
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.service import CRITICAL_TASK
+from weft.kernel.service import CRITICAL_TASK, stop_tasks
+
+
+def stop_requested() -> asyncio.Event:
+    """An event that SIGINT, SIGTERM or SIGHUP sets. The handler only records the signal.
+
+    A SIGHUP that was ignored when the process started stays ignored: that is what `nohup` is for.
+    """
+    event = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, event.set)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        loop.add_signal_handler(signal.SIGHUP, event.set)
+    return event
+
+
+def ignore_hangups() -> None:
+    """Ignores further SIGHUPs: a terminal that closes sends several."""
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: None)
+
+
+async def until(stop: asyncio.Event, work: Coroutine[None, None, None]) -> bool:
+    """Runs `work` unless `stop` is set first; returns whether it was done. Unfinished work is cancelled first."""
+    working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+            return True
+        return False
+    finally:
+        stopping.cancel()
+        await stop_tasks([working] if not working.done() else [])
 
 
 class CriticalTasks:

@@ -1,23 +1,33 @@
-"""The environment variables of the runner API, for containers: below the command line and weft.yaml, above defaults.
+"""The environment variables of every command that reads a configuration.
 
-Variables for settings that the file leaves open are merged into the configuration; the rest is for the HTTP API.
+They are the layer below the command line and weft.yaml and above the defaults: what the file leaves open is merged into
+the document. The names of the runner API, for containers, include settings that only a runner's HTTP API reads.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from router_svc.policy.settings import RateLimitConfig
+from router_svc.settings import RouterSettings
 from runner_svc.runtimes.table import DEFAULT_RUNTIME, find_runtime
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import MAX_TENANT_CHARS, is_token
 from weft.kernel.units import Rate, RateUnit, parse_rates
 from weft_app.compose.demo import demo_runner_document
 from weft_app.config.loader import Document, Given, merge, value_of
+from weft_app.config.settings_tree import plain_value
 
 RATE_PREFIX = "TENANT_RATE_LIMIT_"
+RATE_VARIABLES = f"DEFAULT_RATE_LIMIT and {RATE_PREFIX}*"
 DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
+CLOUD_FALLBACK_VARIABLE = "WEFT_ALLOW_CLOUD_FALLBACK"
+KEY_PATH_VARIABLE = "VERIFIED_OP_TOKEN_KEY_PATH"
+DEFAULT_RATES = (Rate(50, 60),)
+"""50 requests a minute, where tenants are limited at all."""
 MAX_TENANTS_NAMED = 1000
 
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
@@ -255,6 +265,91 @@ def _ignored(given: Mapping[str, str], *, multi_tenant: bool, metrics: bool) -> 
             found.append((name, "tenants are limited only with ENABLE_MULTI_TENANT=true"))
         elif name == "METRICS_PORT" and not metrics:
             found.append((name, "ENABLE_METRICS is false"))
-        elif name == "VERIFIED_OP_TOKEN_KEY_PATH":
+        elif name == KEY_PATH_VARIABLE:
             found.append((name, "tokens are checked by the registry; set it there"))
     return found
+
+
+def rate_limits(section: RouterSettings, environment: RunnerEnvironment | None = None) -> RateLimitConfig:
+    """How much tenants may ask for. What the file says of it wins over the environment, whole."""
+    written = section.rate_limits
+    default = DEFAULT_RATES if section.multi_tenant else ()
+    if written is not None:
+        return RateLimitConfig(
+            default=default if written.default is None else written.default,
+            tenants=written.tenants,
+            max_tenants=written.max_tenants,
+        )
+    if environment is not None and environment.multi_tenant:
+        return environment_rates(environment)
+    return RateLimitConfig(default=default)
+
+
+def environment_rates(environment: RunnerEnvironment) -> RateLimitConfig:
+    """Returns the rates that the environment sets, where it has several tenants."""
+    names = {*environment.tenant_rates, *environment.tenant_token_rates}
+    default_requests = environment.default_rate or (None if environment.default_token_rate else DEFAULT_RATES[0])
+    return RateLimitConfig(
+        default=_both(default_requests, environment.default_token_rate),
+        tenants={
+            name: _both(environment.tenant_rates.get(name), environment.tenant_token_rates.get(name)) for name in names
+        },
+    )
+
+
+def _both(requests: Rate | None, tokens: Rate | None) -> tuple[Rate, ...]:
+    return tuple(rate for rate in (requests, tokens) if rate is not None)
+
+
+def allow_cloud_fallback(configured: bool | None, environment: Mapping[str, str]) -> bool:
+    """Whether routes may fall back to models off the premises until an operator changes it.
+
+    `configured` is the value of weft.yaml, None for none. Raises INVALID_ARGUMENT naming the variable.
+    """
+    if configured is not None:
+        return configured
+    filled = {name: value.strip() for name, value in environment.items() if value.strip()}
+    return _flag(filled, CLOUD_FALLBACK_VARIABLE, default=True)
+
+
+def environment_of(service: str, environment: Mapping[str, str]) -> Callable[[Document], Document]:
+    """Returns what adds the environment to a document as `service` (up, or one of `weft serve`) reads it."""
+    if service == "runner":
+        return read_environment(environment).applied_to
+    layers: list[Callable[[Document], Document]] = []
+    if service in ("up", "registry"):
+        layers.append(partial(_with_registry, environment=environment))
+    if service in ("up", "router"):
+        layers.append(partial(_with_rates, environment=environment))
+    if service == "up":
+        layers.append(partial(with_model_folders, environment=environment))
+
+    def apply(document: Document) -> Document:
+        for layer in layers:
+            document = layer(document)
+        return document
+
+    return apply
+
+
+def _with_registry(document: Document, environment: Mapping[str, str]) -> Document:
+    below: Document = {}
+    if environment.get(CLOUD_FALLBACK_VARIABLE, "").strip():
+        allowed = allow_cloud_fallback(None, environment)
+        below["allow_cloud_fallback"] = _of(CLOUD_FALLBACK_VARIABLE, allowed)
+    if environment.get(KEY_PATH_VARIABLE):
+        below["governance"] = {"key_file": _of(KEY_PATH_VARIABLE, environment[KEY_PATH_VARIABLE])}
+    return merge({"registry": below}, document) if below else document
+
+
+def _with_rates(document: Document, environment: Mapping[str, str]) -> Document:
+    read = read_environment(environment)
+    router = document.get("router")
+    if not read.multi_tenant or (isinstance(router, dict) and "rate_limits" in router):
+        return document
+    rates = environment_rates(read)
+    written = {
+        "default": _of(RATE_VARIABLES, plain_value(rates.default)),
+        "tenants": {name: _of(RATE_PREFIX + name, plain_value(each)) for name, each in rates.tenants.items()},
+    }
+    return merge({"router": {"rate_limits": written}}, document)
