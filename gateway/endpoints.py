@@ -51,7 +51,6 @@ from gateway.openapi import (
     json_body,
     json_or_yaml_body,
 )
-from gateway.resources import declarations
 from gateway.resources import handlers as resources
 from gateway.resources.documents import (
     AgentList,
@@ -65,6 +64,7 @@ from gateway.resources.documents import (
     RouteList,
     RunnerList,
 )
+from gateway.resources.handlers import APPLY_PARAMETERS, apply_resources, put_resource
 from gateway.responses import retrieve
 from gateway.responses.create import ResponsesDeps, create_response
 from gateway.responses.schema import DeletedResponse, ResponseItemList, ResponseObject, ResponsesRequest
@@ -72,12 +72,11 @@ from gateway.routing import DepsT, Endpoint, EndpointApp, EndpointGroup, get_ope
 from gateway.runner_api import operations as runner_operations
 from gateway.runner_api import state as runner_state
 from gateway.runner_api.deps import RunnerApiDeps
-from gateway.runner_api.operation_messages import FlushBody as RunnerFlushBody
-from gateway.runner_api.operation_messages import LoadBody as RunnerLoadBody
-from gateway.runner_api.operation_messages import UnloadBody as RunnerUnloadBody
+from gateway.runner_api.operations import FlushBody as RunnerFlushBody
+from gateway.runner_api.operations import LoadBody as RunnerLoadBody
+from gateway.runner_api.operations import UnloadBody as RunnerUnloadBody
 from gateway.tasks import handlers as tasks
-from gateway.tasks.handlers import TaskDeps
-from gateway.tasks.submission import NewTaskBody, TaskList, TaskObject
+from gateway.tasks.handlers import NewTaskBody, TaskDeps, TaskList, TaskObject
 from weft.dispatch.request_records import RequestSource
 from weft.documents.document_base import ResourceKind
 from weft.documents.documents import DOCUMENT_TYPES
@@ -234,9 +233,8 @@ def _replacement(kind: ResourceKind) -> Endpoint[GatewayDeps]:
     return _put(
         f"{_API}/{kind.plural}/{{name}}",
         _of_kind(kind, Role.EDIT),
-        partial(declarations.put_resource, kind),
-        json_or_yaml_body(DOCUMENT_TYPES[kind])
-        | answers(ApplyAnswer, path="name", query=declarations.APPLY_PARAMETERS, also=201),
+        partial(put_resource, kind),
+        json_or_yaml_body(DOCUMENT_TYPES[kind]) | answers(ApplyAnswer, path="name", query=APPLY_PARAMETERS, also=201),
         summary=f"Put {kind.value}",
         operation_id=f"put_{kind.value}",
     )
@@ -258,8 +256,8 @@ RESOURCES: EndpointGroup[GatewayDeps] = EndpointGroup(
         _post(
             f"{_API}/apply",
             _EDIT_MODELS,
-            declarations.apply_resources,
-            json_or_yaml_body(ApplyRequest) | answers(ApplyAnswer, query=declarations.APPLY_PARAMETERS),
+            apply_resources,
+            json_or_yaml_body(ApplyRequest) | answers(ApplyAnswer, query=APPLY_PARAMETERS),
             name="apply",
         ),
         *map(_replacement, _PUTTABLE),

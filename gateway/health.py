@@ -3,7 +3,7 @@
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.answers.sse import encode_json
+from gateway.answers.answer_builder import encode_json
 from gateway.deps import GatewayDeps
 from gateway.errors import envelope, error_headers
 from gateway.metrics import CONTENT_TYPE

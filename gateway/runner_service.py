@@ -14,8 +14,7 @@ from gateway.metrics import GatewayMetrics
 from gateway.routing import EndpointApp
 from gateway.runner_api.capabilities import CapabilityCache
 from gateway.runner_api.deps import RunnerApiConfig, RunnerApiDeps, queue_facts
-from gateway.runner_api.metrics import RunnerMetrics, StateCollector
-from gateway.runner_api.observed import ObservedDispatcher, RequestObserver
+from gateway.runner_api.observed import ObservedDispatcher, RequestObserver, RunnerMetrics, StateCollector
 from gateway.runner_api.ports import RunnerApiPorts
 from weft.kernel.clock import Clock, SystemClock
 

@@ -8,8 +8,8 @@ from starlette.responses import Response
 
 from gateway.admin.models import ADMIN, SURFACE, plain
 from gateway.admin.request import AdminDeps, requester
-from gateway.answers.event_stream import EventStream
-from gateway.answers.sse import encode_json
+from gateway.answers.answer_builder import encode_json
+from gateway.answers.stream import EventStream
 from gateway.answers.unary import json_response
 from gateway.intake.headers import require_local_caller
 from gateway.intake.query import Query

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import grpc
 
 from gateway.admin.ports import KeyDocument, KeyList, NewKeyBody, NewKeyDocument, NewOperation
-from gateway.resources.registry_calls import RegistryCalls
+from gateway.resources.registry_client import RegistryCalls
 from weft.api.operations.v1 import operation_service_pb2 as pb
 from weft.api.operations.v1 import operation_service_pb2_grpc
 from weft.api.registry.v1 import key_service_pb2 as key_pb

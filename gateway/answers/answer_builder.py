@@ -1,10 +1,144 @@
 """Builders of unary (non-streaming) answers from frames of events."""
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
 
-from gateway.answers.answer_fields import MAX_NOTICES_TOLD, AnswerIdentity, signal_json, unfinished_answer, warning_json
-from gateway.answers.sse import encode_json
-from weft.api.common.v1 import event_pb2, usage_pb2
+import msgspec
+
+from weft.api.common.v1 import event_pb2, signal_pb2, usage_pb2, warning_pb2
+from weft.kernel.clock import Clock
+from weft.kernel.errors import WeftError
+from weft.kernel.json_objects import plain_object
+from weft.kernel.names import new_id
+from weft.kernel.reasons import Reason
+
+encode_json = msgspec.json.Encoder().encode
+
+
+FINISH_REASONS: dict[int, str] = {
+    event_pb2.FINISH_REASON_STOP: "stop",
+    event_pb2.FINISH_REASON_LENGTH: "length",
+    event_pb2.FINISH_REASON_TOOL_CALLS: "tool_calls",
+    event_pb2.FINISH_REASON_CONTENT_FILTER: "content_filter",
+}
+FUNCTION_CALL = "function_call"
+"""The finish reason `tool_calls` in answers of the older form (`functions`)."""
+ONE_CALL_ONLY = "the model made more than one call, and 'functions' has room for one; ask with 'tools'"
+# What OpenAI sends for "next to impossible"; JSON has no minus infinity.
+_LOWEST_LOGPROB = -9999.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerIdentity:
+    """Fields that are the same on an answer and on each of its chunks."""
+
+    answer_id: str
+    created: int
+    """Unix time, seconds."""
+    model: str
+    """The requested name; replaced by the answering model's as soon as that is known."""
+
+
+def new_identity(clock: Clock, prefix: str, model: str) -> AnswerIdentity:
+    """The identity of a new answer, whose id begins with `prefix`."""
+    return AnswerIdentity(answer_id=new_id(prefix), created=int(clock.utc_now().timestamp()), model=model)
+
+
+def finish_reason(value: int) -> str:
+    """Returns OpenAI's finish reason; `stop` for one that is newer than this code."""
+    return FINISH_REASONS.get(value, "stop")
+
+
+def text_finish_reason(value: int) -> str:
+    """Returns the finish reason of a text completion, which has no tools."""
+    return "stop" if value == event_pb2.FINISH_REASON_TOOL_CALLS else finish_reason(value)
+
+
+def usage_json(usage: usage_pb2.Usage) -> dict[str, object]:
+    """Returns token counts as JSON values; the details are always present, also with 0 cached tokens."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_prompt_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+    }
+
+
+def chat_logprobs(logprobs: Iterable[event_pb2.TokenLogprob]) -> list[dict[str, object]]:
+    """`logprobs.content` of a chat choice. `top_logprobs` may be empty, but is always there."""
+    return [{**_token(entry), "top_logprobs": [_token(top) for top in entry.top]} for entry in logprobs]
+
+
+def finite_logprob(logprob: float) -> float:
+    """Returns a log probability that JSON can represent: minus infinity becomes -9999."""
+    return logprob if math.isfinite(logprob) else _LOWEST_LOGPROB
+
+
+def _token(entry: event_pb2.TokenLogprob | event_pb2.TopLogprob) -> dict[str, object]:
+    return {
+        "token": entry.token,
+        "logprob": finite_logprob(entry.logprob),
+        "bytes": list(entry.raw_bytes) if entry.HasField("raw_bytes") else None,
+    }
+
+
+def unfinished_answer() -> WeftError:
+    """The error of an answer that ended while a choice had no finish reason."""
+    return WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the answer ended without a finish reason")
+
+
+NOTICES = frozenset({"signal", "warning", "tool_call", "tool_result"})
+"""Kinds of events that are notices, by their field names in InferenceEvent."""
+MAX_NOTICES_TOLD = 64
+"""Maximum number of signals, and of warnings, in a unary answer; as in a receipt."""
+
+_CODE_PREFIX = "WARNING_CODE_"
+
+
+def notice_json(event: event_pb2.InferenceEvent, kind: str) -> dict[str, object]:
+    """A notice as JSON values."""
+    if kind == "signal":
+        return signal_json(event.signal)
+    if kind == "warning":
+        return warning_json(event.warning)
+    if kind == "tool_call":
+        call = event.tool_call
+        return {"id": call.id, "name": call.name, "arguments": plain_object(call.arguments)}
+    result = event.tool_result
+    return {"id": result.id, "failed": result.failed, "content": result.content}
+
+
+def notice_words(event: event_pb2.InferenceEvent, kind: str) -> str:
+    """Returns a one-line text of a notice: what happened, and its name."""
+    if kind == "signal":
+        return f"signal {event.signal.name}"
+    if kind == "warning":
+        warning = event.warning
+        field = f" field={warning.field}" if warning.field else ""
+        return f"warning {_code(warning)}{field} {warning.message}"
+    if kind == "tool_call":
+        return f"tool {event.tool_call.name}"
+    return "tool failed" if event.tool_result.failed else "tool done"
+
+
+def signal_json(signal: signal_pb2.Signal) -> dict[str, object]:
+    """A signal of the model."""
+    return {"name": signal.name, "arguments": plain_object(signal.arguments)}
+
+
+def warning_json(warning: warning_pb2.Warning) -> dict[str, object]:
+    """Returns a warning as JSON values; `field` is null where it concerns none."""
+    return {"code": _code(warning), "field": warning.field or None, "message": warning.message}
+
+
+def _code(warning: warning_pb2.Warning) -> str:
+    """Returns the warning's published code; "unspecified" for one that is newer than this code."""
+    known = warning.code in warning_pb2.WarningCode.values()
+    name = warning_pb2.WarningCode.Name(warning.code) if known else f"{_CODE_PREFIX}UNSPECIFIED"
+    return name.removeprefix(_CODE_PREFIX).lower()
 
 
 class AnswerBuilder(ABC):

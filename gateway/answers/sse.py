@@ -2,13 +2,13 @@
 
 from abc import ABC, abstractmethod
 
-import msgspec
 from google.protobuf import duration_pb2
 
-from gateway.answers.answer_fields import (
+from gateway.answers.answer_builder import (
     MAX_NOTICES_TOLD,
     NOTICES,
     AnswerIdentity,
+    encode_json,
     notice_json,
     notice_words,
     unfinished_answer,
@@ -23,8 +23,6 @@ KEEPALIVE = b": keepalive\n\n"
 _DONE = b"data: [DONE]\n\n"
 _MAX_COMMENT_CHARS = 200
 _MAX_RAW_COMMENT_CHARS = 2_000
-
-encode_json = msgspec.json.Encoder().encode
 
 
 class StreamEncoder(ABC):

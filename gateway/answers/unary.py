@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gateway.answers.sse import encode_json, receipt_facts
+from gateway.answers.answer_builder import encode_json
+from gateway.answers.sse import receipt_facts
 from gateway.deps import InferenceDeps
 from gateway.errors import ClientGoneError
 from gateway.http.disconnect import deadline_passed, watch_for_disconnect

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gateway.batches.finishing import BatchFinisher, FinishingJobs
 from gateway.batches.making import BatchMaker
 from gateway.deps import InferenceDeps
-from gateway.tasks.task_api import TaskApis
+from gateway.tasks.task_apis import TaskApis
 from weft.durable.batches import BatchPort
 from weft.durable.files import FilePort
 from weft.kernel.errors import WeftError

@@ -14,7 +14,7 @@ import structlog
 from gateway.batches.chunks import Breather, each_in_time, in_chunks, in_time
 from gateway.config import BatchEdgeConfig
 from gateway.errors import envelope, http_status, internal_error
-from gateway.tasks.task_api import TaskApi, TaskApis
+from gateway.tasks.task_apis import TaskApi, TaskApis
 from weft.durable.batches import Batch, BatchPort, BatchState, LineResult
 from weft.durable.files import BATCH_OUTPUT, FilePort, NewFile
 from weft.durable.tasks import TaskState

@@ -3,7 +3,7 @@
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.answers.sse import encode_json
+from gateway.answers.answer_builder import encode_json
 from gateway.answers.unary import JsonAnswer, UnaryAnswer, json_response
 from gateway.batches.chunks import in_time
 from gateway.batches.deps import BatchDeps

@@ -1,24 +1,225 @@
 """Creation of a batch from its input file: all lines become tasks, or the batch fails with the errors of its lines."""
 
 import re
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
-from dataclasses import replace
+from array import array
+from collections.abc import AsyncGenerator, AsyncIterable, Callable
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from hashlib import blake2b
 
+import msgspec
 from starlette.types import Scope
 
 from gateway.batches.chunks import Breather, each_in_time, in_time
 from gateway.batches.documents import WINDOW_SECONDS, BatchRequest
-from gateway.batches.lines import BatchLines, WrongLinesError, raw_lines
-from gateway.config import GatewayConfig
+from gateway.config import BatchEdgeConfig, GatewayConfig
+from gateway.intake.json_guard import require_strict_json
 from gateway.request_facts import facts_of
-from gateway.tasks.task_api import SpecContext, TaskApi, TaskApis
+from gateway.tasks.task_apis import SpecContext, TaskApi, TaskApis
 from weft.api.router.v1 import task_pb2
-from weft.durable.batches import Batch, BatchLine, BatchPort, NewBatch
+from weft.durable.batches import MAX_CUSTOM_ID_CHARS, MAX_LINE_ERRORS, Batch, BatchLine, BatchPort, LineError, NewBatch
 from weft.durable.files import BATCH_INPUT, FilePort
 from weft.kernel.clock import Clock
 from weft.kernel.errors import FieldError, WeftError, invalid_field
+from weft.kernel.reasons import Reason
+
+_MARK = b"\xef\xbb\xbf"
+"""The UTF-8 byte order mark, with which some editors begin a file."""
+_DIGEST_BYTES = 16
+_SLICE_BYTES = 64 * 1024
+"""Bytes of a file that are scanned before other coroutines get a turn."""
+_MAX_MESSAGE_CHARS = 500
+_FAULTS_OF_CALLERS = frozenset(
+    {
+        Reason.INVALID_ARGUMENT,
+        Reason.MALFORMED_REQUEST,
+        Reason.REQUEST_TOO_LARGE,
+        Reason.UNSUPPORTED_OPERATION,
+        Reason.PERMISSION_DENIED,
+        Reason.MODEL_NOT_FOUND,
+        Reason.NOT_FOUND,
+    }
+)
+
+Members = dict[str, msgspec.Raw]
+ToSpec = Callable[[bytes], task_pb2.TaskSpec]
+"""Translates a body to a task. Raises the WeftError that the live endpoint would raise."""
+
+
+@dataclass(frozen=True, slots=True)
+class RawLine:
+    """One non-empty line."""
+
+    number: int
+    """Counted from 1, empty ones too."""
+    text: bytes | None
+    """None: the line is longer than `max_line_bytes`."""
+
+
+class WrongLinesError(WeftError):
+    """Lines are invalid, `BatchLines.errors` has them: nothing of the batch is stored."""
+
+    def __init__(self) -> None:
+        super().__init__(Reason.INVALID_ARGUMENT, "lines of the input file are wrong")
+
+
+async def raw_lines(content: AsyncIterable[bytes], max_line_bytes: int) -> AsyncGenerator[RawLine]:
+    """Yields the non-empty lines of a file. Holds one line and one chunk of the file in memory."""
+    number, begun, is_too_long = 1, bytearray(), False
+    async with aclosing(_slices(content)) as slices:
+        async for piece in slices:
+            *ends, rest = piece.split(b"\n")
+            for end in ends:
+                # Many lines of nothing are no work for those who take the lines, and little here.
+                if end or begun or is_too_long:
+                    line = _line(number, begun + end, max_line_bytes, is_too_long=is_too_long)
+                    if line is not None:
+                        yield line
+                    is_too_long = False
+                    begun.clear()
+                number += 1
+            begun += rest
+            if len(begun) > max_line_bytes:
+                begun.clear()
+                is_too_long = True
+    line = _line(number, begun, max_line_bytes, is_too_long=is_too_long)
+    if line is not None:
+        yield line
+
+
+class BatchLines:
+    """The lines of one batch as tasks.
+
+    Once a line is invalid, the others are only validated.
+    """
+
+    def __init__(self, endpoint: str, to_spec: ToSpec, config: BatchEdgeConfig, *, max_depth: int) -> None:
+        self.errors: list[LineError] = []
+        """Errors, at most MAX_LINE_ERRORS."""
+        self._endpoint = endpoint
+        self._to_spec = to_spec
+        self._config = config
+        # The line is one level around the body.
+        self._max_depth = max_depth + 1
+        self._ids: set[bytes] = set()
+        self._numbers = array("L")
+        self._is_full = False
+
+    def number_of(self, place: int) -> int:
+        """Returns the line number of the `place`-th task, counted from 0; 0 where there was none."""
+        return self._numbers[place] if 0 <= place < len(self._numbers) else 0
+
+    def take(self, line: RawLine) -> BatchLine | None:
+        """Returns a line as a task; None: this or an earlier line is invalid. Raises errors that are not the line's."""
+        if len(self._numbers) == self._config.max_lines:
+            self._is_full = True
+            self.fail("too_many_tasks", f"a batch has at most {self._config.max_lines} requests", line.number)
+            return None
+        self._numbers.append(line.number)
+        if line.text is None:
+            limit = self._config.max_line_bytes
+            self.fail("line_too_long", f"the line is longer than {limit} bytes", line.number)
+            return None
+        members = self._members(line.text, line.number)
+        return None if members is None else self._task(members, line.number)
+
+    def fail(self, code: str, message: str, number: int = 0, field: str = "") -> None:
+        """Record an error of a line; 0: of the file."""
+        if len(self.errors) < MAX_LINE_ERRORS:
+            self.errors.append(LineError(code=code, message=message[:_MAX_MESSAGE_CHARS], line=number, field=field))
+
+    @property
+    def has_enough_errors(self) -> bool:
+        """Whether MAX_LINE_ERRORS is reached."""
+        return self._is_full or len(self.errors) >= MAX_LINE_ERRORS
+
+    def require_some(self) -> None:
+        """Record an error where the file has no lines."""
+        if not self._numbers and not self.errors:
+            self.fail("empty_file", "the input file has no requests")
+
+    def _members(self, text: bytes, number: int) -> Members | None:
+        try:
+            doubt = require_strict_json(text, self._max_depth)
+            if doubt:
+                self.fail("invalid_json_line", f"the line is not valid JSON: {doubt}", number)
+                return None
+            return msgspec.json.decode(text, type=Members)
+        except WeftError as error:
+            self.fail("invalid_json_line", error.message.replace("the body", "the line", 1), number)
+        except msgspec.MsgspecError:
+            self.fail("invalid_json_line", "the line must be a JSON object", number)
+        return None
+
+    def _task(self, members: Members, number: int) -> BatchLine | None:
+        count = len(self.errors)
+        custom_id = self._custom_id(members, number)
+        self._require(members, "method", "POST", "invalid_method", number)
+        self._require(members, "url", self._endpoint, "invalid_url", number)
+        if "body" not in members:
+            self.fail("missing_required_parameter", "body: Field required", number, "body")
+        if len(self.errors) > count or "body" not in members:
+            return None
+        try:
+            spec = self._to_spec(bytes(members["body"]))
+        except WeftError as error:
+            if error.reason not in _FAULTS_OF_CALLERS:
+                raise
+            self._refused(error, number)
+            return None
+        return None if self.errors else BatchLine(custom_id=custom_id, spec=spec)
+
+    def _refused(self, error: WeftError, number: int) -> None:
+        field = error.field if isinstance(error, FieldError) else "body"
+        self.fail(error.reason.name.lower(), error.message, number, field)
+
+    def _custom_id(self, members: Members, number: int) -> str:
+        custom_id = self._text(members, "custom_id", number)
+        if custom_id is None:
+            return ""
+        if not 0 < len(custom_id) <= MAX_CUSTOM_ID_CHARS or not custom_id.isprintable():
+            message = f"custom_id: must be 1 to {MAX_CUSTOM_ID_CHARS} printable characters"
+            self.fail("invalid_custom_id", message, number, "custom_id")
+            return ""
+        digest = blake2b(custom_id.encode(), digest_size=_DIGEST_BYTES).digest()
+        if digest in self._ids:
+            message = "custom_id: another line of this file has the same one"
+            self.fail("duplicate_custom_id", message, number, "custom_id")
+        self._ids.add(digest)
+        return custom_id
+
+    def _require(self, members: Members, name: str, wanted: str, code: str, number: int) -> None:
+        found = self._text(members, name, number)
+        if found is not None and found != wanted:
+            self.fail(code, f"{name}: must be {wanted!r}, as the batch says", number, name)
+
+    def _text(self, members: Members, name: str, number: int) -> str | None:
+        """Returns the value of a member; None: it is invalid, and recorded."""
+        if name not in members:
+            self.fail("missing_required_parameter", f"{name}: Field required", number, name)
+            return None
+        with suppress(msgspec.MsgspecError):
+            return msgspec.json.decode(members[name], type=str)
+        self.fail("invalid_type", f"{name}: Input should be a valid string", number, name)
+        return None
+
+
+async def _slices(content: AsyncIterable[bytes]) -> AsyncGenerator[bytes]:
+    """Yields the same bytes in small slices, so that other coroutines run even in a file of line ends."""
+    breather = Breather()
+    async for piece in content:
+        for start in range(0, len(piece), _SLICE_BYTES):
+            yield piece[start : start + _SLICE_BYTES]
+            await breather.breathe()
+
+
+def _line(number: int, text: bytes | bytearray, most: int, *, is_too_long: bool) -> RawLine | None:
+    if is_too_long or len(text) > most:
+        return RawLine(number, None)
+    stripped = bytes(text.removeprefix(_MARK) if number == 1 else text).strip()
+    return RawLine(number, stripped) if stripped else None
+
 
 _PLACE = re.compile(r"lines\[(\d{1,9})\]\.?(.*)")
 

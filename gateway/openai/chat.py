@@ -6,7 +6,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.answers.answer_fields import MAX_NOTICES_TOLD, new_identity
+from gateway.answers.answer_builder import MAX_NOTICES_TOLD, encode_json, new_identity
 from gateway.answers.generation import Work, streamed, unary
 from gateway.config import MediaConfig, RequestLimits
 from gateway.deps import InferenceDeps
@@ -14,9 +14,20 @@ from gateway.intake.body import read_json_body
 from gateway.intake.json_guard import parse
 from gateway.media import RequestMedia
 from gateway.openai.chat_answer import ChatAnswer, ChatStream
-from gateway.openai.chat_messages import Conversation
-from gateway.openai.chat_schema import MAX_NAME_CHARS, ChatRequest, ResponseFormatChoice
-from gateway.openai.chat_tools import fill_tools, uses_functions
+from gateway.openai.chat_schema import (
+    MAX_NAME_CHARS,
+    AllowedTools,
+    ChatRequest,
+    ContentPart,
+    FunctionDefinition,
+    ImageUrl,
+    InputAudio,
+    Message,
+    NamedFunction,
+    ResponseFormatChoice,
+    ToolCallMade,
+    ToolChoiceObject,
+)
 from gateway.openai.extension_fields import fill_extra, unknown_extensions
 from gateway.openai.sampling import (
     fill_sampling,
@@ -26,7 +37,7 @@ from gateway.openai.sampling import (
     wants_usage,
 )
 from weft.api.common.v1 import chat_pb2, warning_pb2
-from weft.dispatch.schema_guard import require_safe_schema
+from weft.dispatch.schema_guard import SchemaGuard, require_safe_schema
 from weft.kernel.errors import FieldError, invalid_field
 from weft.kernel.json_objects import to_json_object
 from weft.kernel.reasons import Reason
@@ -189,3 +200,234 @@ def _fill_response_format(payload: chat_pb2.ChatPayload, wanted: ResponseFormatC
     field = "response_format.json_schema.schema"
     schema = require_safe_schema(definition.schema_ or {}, field, limits.schemas)
     target.json_schema.schema.CopyFrom(to_json_object(schema, field))
+
+
+_TOOL_MODES: dict[str, chat_pb2.ToolChoice.Mode.ValueType] = {
+    "none": chat_pb2.ToolChoice.MODE_NONE,
+    "auto": chat_pb2.ToolChoice.MODE_AUTO,
+    "required": chat_pb2.ToolChoice.MODE_REQUIRED,
+}
+
+
+def uses_functions(request: ChatRequest) -> bool:
+    """Whether the answer must use the older form of calls, `function_call`."""
+    return bool(request.functions)
+
+
+def fill_tools(payload: chat_pb2.ChatPayload, request: ChatRequest, limits: RequestLimits) -> None:
+    """Add tools and tool choice to a payload. Raises INVALID_ARGUMENT naming the wrong field."""
+    if request.functions is not None or request.function_call is not None:
+        _fill_functions(payload, request, limits)
+        return
+    tools = request.tools or []
+    if len(tools) > limits.max_tools:
+        raise invalid_field("tools", f"must have at most {limits.max_tools} entries")
+    guard = SchemaGuard(limits.schemas)
+    for index, tool in enumerate(tools):
+        # Tools of a vendor's platform are left out, so that the model cannot call them.
+        if tool.type != "function":
+            continue
+        field = f"tools[{index}].function"
+        if tool.function is None:
+            raise invalid_field(field, "is required for a tool of type 'function'")
+        _fill_function(payload.tools.add().function, tool.function, field, guard)
+    if request.tool_choice is not None:
+        _fill_choice(payload, request.tool_choice)
+    if request.parallel_tool_calls is not None:
+        payload.parallel_tool_calls = request.parallel_tool_calls
+
+
+def _fill_functions(payload: chat_pb2.ChatPayload, request: ChatRequest, limits: RequestLimits) -> None:
+    functions, choice = request.functions or [], request.function_call
+    if request.tools or request.tool_choice is not None:
+        raise invalid_field("functions", "is the older form of 'tools': a request has one of the two")
+    if len(functions) > limits.max_tools:
+        raise invalid_field("functions", f"must have at most {limits.max_tools} entries")
+    guard = SchemaGuard(limits.schemas)
+    for index, function in enumerate(functions):
+        _fill_function(payload.tools.add().function, function, f"functions[{index}]", guard)
+    if isinstance(choice, NamedFunction):
+        _require_named(payload, choice.name, "function_call.name")
+        payload.tool_choice.function_name = choice.name
+    elif choice is not None:
+        payload.tool_choice.mode = _TOOL_MODES[choice]
+    if functions:
+        # The older form allows one call.
+        payload.parallel_tool_calls = False
+
+
+def _fill_function(target: chat_pb2.FunctionTool, function: FunctionDefinition, field: str, guard: SchemaGuard) -> None:
+    target.name = function.name
+    if function.description is not None:
+        target.description = function.description
+    if function.parameters is not None:
+        schema = guard.require_safe(function.parameters, f"{field}.parameters")
+        target.parameters.CopyFrom(to_json_object(schema, f"{field}.parameters"))
+    if function.strict is not None:
+        target.strict = function.strict
+
+
+def _fill_choice(payload: chat_pb2.ChatPayload, choice: str | ToolChoiceObject) -> None:
+    if isinstance(choice, str):
+        if choice == "required" and not payload.tools:
+            raise invalid_field("tool_choice", "cannot be 'required' without a tool of type 'function'")
+        payload.tool_choice.mode = _TOOL_MODES[choice]
+    elif choice.type == "custom":
+        raise invalid_field("tool_choice.type", "cannot be 'custom': models here call tools of type 'function' only")
+    elif choice.type == "function":
+        if choice.function is None:
+            raise invalid_field("tool_choice.function", "is required for type 'function'")
+        _require_named(payload, choice.function.name, "tool_choice.function.name")
+        payload.tool_choice.function_name = choice.function.name
+    elif choice.allowed_tools is None:
+        raise invalid_field("tool_choice.allowed_tools", "is required for type 'allowed_tools'")
+    else:
+        _fill_allowed(payload, choice.allowed_tools)
+
+
+def _fill_allowed(payload: chat_pb2.ChatPayload, allowed: AllowedTools) -> None:
+    """Adds only the allowed tools: engines have no such choice."""
+    names: set[str] = set()
+    for index, tool in enumerate(allowed.tools):
+        if tool.type == "function" and tool.function is not None:
+            field = f"tool_choice.allowed_tools.tools[{index}].function.name"
+            _require_named(payload, tool.function.name, field)
+            names.add(tool.function.name)
+    if not names:
+        raise invalid_field("tool_choice.allowed_tools.tools", "must have a tool of type 'function'")
+    kept = [tool for tool in payload.tools if tool.function.name in names]
+    del payload.tools[:]
+    payload.tools.extend(kept)
+    payload.tool_choice.mode = _TOOL_MODES[allowed.mode]
+
+
+def _require_named(payload: chat_pb2.ChatPayload, name: str, field: str) -> None:
+    if all(tool.function.name != name for tool in payload.tools):
+        raise invalid_field(field, "names none of the tools")
+
+
+def to_image(image: ImageUrl, field: str, media: RequestMedia) -> chat_pb2.MediaPart:
+    """Returns an image; for an address, a part that `gateway.media.supply` fills. Errors name `field`.url."""
+    detail = image.detail or ""
+    return media.image(image.url, f"{field}.url", detail="high" if detail == "original" else detail)
+
+
+def to_audio(audio: InputAudio, field: str, media: RequestMedia) -> chat_pb2.MediaPart:
+    """Returns a recording. Errors name `field`.data."""
+    return media.encoded_audio(audio.data, audio.format, f"{field}.data")
+
+
+_ROLES: dict[str, chat_pb2.Role.ValueType] = {
+    "system": chat_pb2.ROLE_SYSTEM,
+    "developer": chat_pb2.ROLE_DEVELOPER,
+    "user": chat_pb2.ROLE_USER,
+    "assistant": chat_pb2.ROLE_ASSISTANT,
+    "tool": chat_pb2.ROLE_TOOL,
+    "function": chat_pb2.ROLE_TOOL,
+}
+
+
+class Conversation:
+    """Adds messages to a payload, in order. Raises INVALID_ARGUMENT naming the wrong field."""
+
+    def __init__(self, payload: chat_pb2.ChatPayload, media: RequestMedia) -> None:
+        self._payload = payload
+        self._media = media
+        self._calls: set[str] = set()
+        # The older form has no ids: a result is that of the last call of its function.
+        self._last_calls: dict[str, str] = {}
+
+    def add(self, message: Message, field: str) -> None:
+        """Add a turn; `field` is its path in the request."""
+        self._require_fit(message, field)
+        target = self._payload.messages.add(role=_ROLES[message.role])
+        content = message.content
+        if isinstance(content, str):
+            target.content.add(text=content)
+        elif content is not None:
+            for index, part in enumerate(content):
+                self._add_part(target, part, f"{field}.content[{index}]")
+        if message.role == "tool" and message.tool_call_id is not None:
+            target.tool_call_id = message.tool_call_id
+        if message.role == "function":
+            target.tool_call_id = self._call_of(message, field)
+        elif message.name is not None:
+            target.name = message.name
+        if message.role == "assistant":
+            self._add_assistant(target, message, field)
+
+    def _require_fit(self, message: Message, field: str) -> None:
+        if message.role == "tool":
+            if message.tool_call_id is None:
+                raise invalid_field(f"{field}.tool_call_id", "is required for role 'tool'")
+            if message.tool_call_id not in self._calls:
+                raise invalid_field(f"{field}.tool_call_id", "answers no tool call of an earlier assistant message")
+        if message.role != "assistant":
+            for name, given in (("tool_calls", message.tool_calls), ("function_call", message.function_call)):
+                if given:
+                    raise invalid_field(f"{field}.{name}", "is only allowed for role 'assistant'")
+        if message.content is None and not _may_lack_content(message):
+            raise invalid_field(f"{field}.content", "is required")
+        if message.content == [] and message.role != "assistant":
+            raise invalid_field(f"{field}.content", "must have at least one part")
+
+    def _call_of(self, message: Message, field: str) -> str:
+        call = self._last_calls.get(message.name or "")
+        if call is None:
+            raise invalid_field(f"{field}.name", "names no function that an earlier assistant message called")
+        return call
+
+    def _add_assistant(self, target: chat_pb2.ChatMessage, message: Message, field: str) -> None:
+        reasoning = message.reasoning_content or message.reasoning
+        if reasoning:
+            target.reasoning = reasoning
+        if message.refusal:
+            target.refusal = message.refusal
+        for index, call in enumerate(message.tool_calls or ()):
+            target.tool_calls.append(_call_record(call, f"{field}.tool_calls[{index}]"))
+            self._calls.add(call.id)
+        if message.function_call is not None:
+            made = message.function_call
+            call_id = f"call_{len(self._payload.messages)}"
+            target.tool_calls.add(id=call_id, name=made.name, arguments_text=made.arguments)
+            self._last_calls[made.name] = call_id
+
+    def _add_part(self, target: chat_pb2.ChatMessage, part: ContentPart, field: str) -> None:
+        if part.type == "text" and part.text is not None:
+            target.content.add(text=part.text)
+        elif part.type == "refusal" and part.refusal is not None:
+            target.refusal += part.refusal
+        elif part.type == "image_url" and part.image_url is not None:
+            target.content.add(image=to_image(part.image_url, f"{field}.image_url", self._media))
+        elif part.type == "input_audio" and part.input_audio is not None:
+            target.content.add(audio=to_audio(part.input_audio, f"{field}.input_audio", self._media))
+        elif part.type in {"text", "refusal", "image_url", "input_audio"}:
+            raise invalid_field(f"{field}.{part.type}", "is required for a part of this type")
+        else:
+            raise invalid_field(f"{field}.type", "must be 'text', 'image_url', 'input_audio' or 'refusal'")
+
+
+def _may_lack_content(message: Message) -> bool:
+    if message.role == "function":
+        # The older form writes null for a function that returns nothing.
+        return True
+    says_otherwise = (
+        message.tool_calls,
+        message.function_call,
+        message.refusal,
+        message.reasoning_content,
+        message.reasoning,
+    )
+    return message.role == "assistant" and any(says_otherwise)
+
+
+def _call_record(call: ToolCallMade, field: str) -> chat_pb2.ToolCallRecord:
+    if call.type == "custom":
+        if call.custom is None:
+            raise invalid_field(f"{field}.custom", "is required for a call of type 'custom'")
+        # Templates of models read arguments as JSON.
+        arguments = encode_json({"input": call.custom.input}).decode()
+        return chat_pb2.ToolCallRecord(id=call.id, name=call.custom.name, arguments_text=arguments)
+    if call.function is None:
+        raise invalid_field(f"{field}.function", "is required for a call of type 'function'")
+    return chat_pb2.ToolCallRecord(id=call.id, name=call.function.name, arguments_text=call.function.arguments)

@@ -4,17 +4,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.answers.answer_builder import DocumentAnswer
-from gateway.answers.answer_fields import (
+from gateway.answers.answer_builder import (
     FUNCTION_CALL,
     ONE_CALL_ONLY,
     AnswerIdentity,
+    DocumentAnswer,
     chat_logprobs,
+    encode_json,
     finish_reason,
     usage_json,
     warning_json,
 )
-from gateway.answers.sse import StreamEncoder, encode_json
+from gateway.answers.sse import StreamEncoder
 from weft.api.common.v1 import event_pb2, warning_pb2
 from weft.kernel.names import new_id
 

@@ -1,21 +1,30 @@
 """POST /v1/completions."""
 
-from typing import Annotated
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, TypeGuard
 
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.answers.answer_fields import new_identity
+from gateway.answers.answer_builder import (
+    AnswerIdentity,
+    DocumentAnswer,
+    encode_json,
+    finite_logprob,
+    new_identity,
+    text_finish_reason,
+    usage_json,
+)
 from gateway.answers.generation import Work, streamed, unary
+from gateway.answers.sse import StreamEncoder
 from gateway.config import RequestLimits
 from gateway.deps import InferenceDeps
 from gateway.intake.body import read_json_body
 from gateway.intake.json_guard import parse
 from gateway.intake.request_model import TextsOrTokens
-from gateway.openai.completion_answer import CompletionAnswer, CompletionStream
 from gateway.openai.extension_fields import fill_extra, unknown_extensions
-from gateway.openai.prompts import fill_prompts
 from gateway.openai.sampling import (
     MAX_TOP_LOGPROBS,
     GenerationRequest,
@@ -25,9 +34,12 @@ from gateway.openai.sampling import (
     wants_events,
     wants_usage,
 )
-from weft.api.common.v1 import completion_pb2
+from weft.api.common.v1 import completion_pb2, event_pb2
 from weft.kernel.errors import invalid_field
 from weft.kernel.request import Operation
+
+if TYPE_CHECKING:
+    from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 
 
 class CompletionRequest(GenerationRequest):
@@ -89,3 +101,168 @@ def to_payload(request: CompletionRequest, limits: RequestLimits) -> completion_
 def choice_count(payload: completion_pb2.CompletionPayload) -> int:
     """Returns the number of choices, over all prompts."""
     return len(payload.prompts) * (payload.choice_count or 1)
+
+
+@dataclass(slots=True)
+class LogprobsWriter:
+    """Writes log probabilities with the character offset of each token in its choice."""
+
+    offset: int = field(default=0)
+
+    def take(self, logprobs: Iterable[event_pb2.TokenLogprob]) -> dict[str, list[object]]:
+        """Returns the four lists for the next tokens of the choice."""
+        lists: dict[str, list[object]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        for entry in logprobs:
+            lists["tokens"].append(entry.token)
+            lists["token_logprobs"].append(finite_logprob(entry.logprob))
+            lists["top_logprobs"].append({top.token: finite_logprob(top.logprob) for top in entry.top})
+            lists["text_offset"].append(self.offset)
+            self.offset += len(entry.token)
+        return lists
+
+
+@dataclass(slots=True)
+class _Choice:
+    text: list[str] = field(default_factory=list)
+    logprobs: list[event_pb2.TokenLogprob] = field(default_factory=list)
+    finish_reason: str = ""
+
+
+class CompletionAnswer(DocumentAnswer):
+    """Builds one text completion."""
+
+    def __init__(self, identity: AnswerIdentity, *, choice_count: int, logprobs: bool) -> None:
+        super().__init__(identity, choice_count=choice_count)
+        self._wants_logprobs = logprobs
+        self._choices: dict[int, _Choice] = {}
+
+    def _add_delta(self, delta: event_pb2.Delta) -> None:
+        choice = self._choices.get(delta.index)
+        if choice is None:
+            choice = self._choices[delta.index] = _Choice()
+        # See CompletionStream: reasoning is text here.
+        choice.text += (delta.reasoning, delta.text)
+        choice.logprobs += delta.logprobs
+        if delta.finish_reason:
+            self._close_choice(delta.index)
+            choice.finish_reason = text_finish_reason(delta.finish_reason)
+
+    def _forget(self) -> None:
+        self._choices.clear()
+
+    def _document(self) -> dict[str, object]:
+        return {
+            "id": self._identity.answer_id,
+            "object": "text_completion",
+            "created": self._identity.created,
+            "model": self._model,
+            "system_fingerprint": None,
+            "choices": [
+                {
+                    "index": index,
+                    "text": "".join(choice.text),
+                    "logprobs": self._logprobs(choice.logprobs),
+                    "finish_reason": choice.finish_reason,
+                }
+                for index, choice in sorted(self._choices.items())
+            ],
+            "usage": usage_json(self.usage),
+        }
+
+    def _logprobs(self, logprobs: Iterable[event_pb2.TokenLogprob]) -> dict[str, list[object]] | None:
+        return LogprobsWriter().take(logprobs) if self._wants_logprobs else None
+
+
+_GOES_ON = b',"logprobs":null,"finish_reason":null}]}\n\n'
+
+
+class CompletionStream(StreamEncoder):
+    """Encodes one streamed text completion."""
+
+    def __init__(
+        self,
+        identity: AnswerIdentity,
+        *,
+        choice_count: int,
+        logprobs: bool,
+        include_usage: bool = False,
+        include_events: bool = False,
+    ) -> None:
+        super().__init__(
+            identity, choice_count=choice_count, include_usage=include_usage, include_events=include_events
+        )
+        self._wants_logprobs = logprobs
+        self._heads: dict[int, bytes] = {}
+        self._logprobs: dict[int, LogprobsWriter] = {}
+
+    def _encode_delta(self, delta: event_pb2.Delta, out: list[bytes]) -> None:
+        index = delta.index
+        head = self._heads.get(index)
+        if head is None:
+            head = self._heads[index] = self._opening() + b'"choices":[{"index":%d,"text":' % index
+        # This API has no field for reasoning; dropping it would hide billed tokens.
+        text = delta.reasoning + delta.text
+        if text or (self._wants_logprobs and delta.logprobs):
+            out += (head, encode_json(text), self._tail(delta, index))
+        if delta.finish_reason:
+            self._close_choice(index)
+            reason = text_finish_reason(delta.finish_reason).encode()
+            out += (head, b'"","logprobs":null,"finish_reason":"', reason, b'"}]}\n\n')
+
+    def _tail(self, delta: event_pb2.Delta, index: int) -> bytes:
+        if not (self._wants_logprobs and delta.logprobs):
+            return _GOES_ON
+        writer = self._logprobs.setdefault(index, LogprobsWriter())
+        return b',"logprobs":' + encode_json(writer.take(delta.logprobs)) + b',"finish_reason":null}]}\n\n'
+
+    def _opening(self) -> bytes:
+        identity = self._identity
+        return b'data: {"id":%b,"object":"text_completion","created":%d,"model":%b,"system_fingerprint":null,' % (
+            encode_json(identity.answer_id),
+            identity.created,
+            encode_json(self._model),
+        )
+
+
+Prompts = str | list[str] | list[int] | list[list[int]]
+
+
+def fill_prompts(
+    target: "RepeatedCompositeFieldContainer[completion_pb2.PromptInput]",
+    prompts: Prompts,
+    field: str,
+    *,
+    max_prompts: int,
+    allow_empty: bool,
+) -> None:
+    """Add each prompt to `target`. Raises INVALID_ARGUMENT naming `field` for too many, or an empty one."""
+    if isinstance(prompts, str):
+        _require_some(prompts, field, allow_empty=allow_empty)
+        target.add(text=prompts)
+        return
+    if _are_tokens(prompts):
+        target.add(tokens=completion_pb2.TokenIds(ids=prompts))
+        return
+    if len(prompts) > max_prompts:
+        raise invalid_field(field, f"must have at most {max_prompts} entries")
+    for index, prompt in enumerate(prompts):
+        if isinstance(prompt, str):
+            _require_some(prompt, f"{field}[{index}]", allow_empty=allow_empty)
+            target.add(text=prompt)
+        elif isinstance(prompt, list):
+            _require_some(prompt, f"{field}[{index}]", allow_empty=False)
+            target.add(tokens=completion_pb2.TokenIds(ids=prompt))
+
+
+def prompt_count(prompts: Prompts) -> int:
+    """Returns the number of prompts that `fill_prompts` adds."""
+    return 1 if isinstance(prompts, str) or _are_tokens(prompts) else len(prompts)
+
+
+def _are_tokens(prompts: list[str] | list[int] | list[list[int]]) -> TypeGuard[list[int]]:
+    return isinstance(prompts[0], int)
+
+
+def _require_some(prompt: str | list[int], field: str, *, allow_empty: bool) -> None:
+    if not prompt and not allow_empty:
+        raise invalid_field(field, "must not be empty")

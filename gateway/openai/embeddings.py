@@ -19,7 +19,7 @@ from gateway.deps import InferenceDeps
 from gateway.intake.body import read_json_body
 from gateway.intake.json_guard import parse
 from gateway.intake.request_model import HandledRequest, TextsOrTokens
-from gateway.openai.prompts import fill_prompts
+from gateway.openai.completions import fill_prompts
 from gateway.request_facts import facts_of
 from weft.api.common.v1 import embedding_pb2, receipt_pb2, usage_pb2
 from weft.kernel.errors import WeftError, invalid_field

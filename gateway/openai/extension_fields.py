@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from itertools import islice
 
-from gateway.answers.answer_fields import MAX_NOTICES_TOLD
+from gateway.answers.answer_builder import MAX_NOTICES_TOLD
 from weft.api.common.v1 import json_value_pb2, warning_pb2
 from weft.dispatch.parameter_checks import MAX_EXTRA_BYTES, MAX_EXTRA_FIELDS, MAX_EXTRA_NAME_CHARS, take_bytes
 from weft.kernel.errors import invalid_field

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.answers.sse import encode_json
+from gateway.answers.answer_builder import encode_json
 from gateway.deps import InferenceDeps
 from gateway.errors import Dialect
 from gateway.request_facts import facts_of

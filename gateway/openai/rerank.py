@@ -8,7 +8,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.answers.answer_fields import AnswerIdentity, new_identity
+from gateway.answers.answer_builder import AnswerIdentity, new_identity
 from gateway.answers.unary import unary_answer
 from gateway.deps import InferenceDeps
 from gateway.intake.body import read_json_body

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from starlette.responses import Response
 from starlette.types import Scope
 
-from gateway.answers.event_stream import EventStream
+from gateway.answers.stream import EventStream
 from gateway.answers.unary import JsonAnswer, UnaryAnswer, cut_off_seconds
 from gateway.deps import GatewayDeps
 from gateway.http.event_watches import EventWatches

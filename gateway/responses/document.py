@@ -6,12 +6,11 @@ from datetime import datetime
 
 import msgspec
 
-from gateway.answers.sse import encode_json
+from gateway.answers.answer_builder import encode_json
 from gateway.errors import envelope
 from gateway.responses.output import OutputItems
-from gateway.responses.payload import uses_pool_envelope
+from gateway.responses.payload import FUNCTION, uses_pool_envelope
 from gateway.responses.schema import ResponsesRequest, ResponsesToolChoiceObject
-from gateway.responses.tools import FUNCTION
 from weft.api.common.v1 import receipt_pb2, usage_pb2
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from gateway.answers.answer_fields import finite_logprob
+from gateway.answers.answer_builder import finite_logprob
 from gateway.openai.chat_schema import MAX_TOOL_CALL_ID_CHARS
 from weft.api.common.v1 import event_pb2
 from weft.durable.tasks import TASK_PREFIX

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
-from gateway.answers.event_stream import EventStream
+from gateway.answers.stream import EventStream
 from gateway.intake.headers import tenant_of
 from gateway.intake.query import MAX_PARAMETERS
 from gateway.request_facts import facts_of

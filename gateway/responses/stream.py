@@ -9,9 +9,16 @@ name twice (as the SSE event and as `type`) and the next sequence number.
 
 import msgspec
 
-from gateway.answers.answer_builder import AnswerBuilder
-from gateway.answers.answer_fields import MAX_NOTICES_TOLD, NOTICES, AnswerIdentity, notice_json, unfinished_answer
-from gateway.answers.sse import StreamEncoder, comment_of, encode_json, receipt_comment
+from gateway.answers.answer_builder import (
+    MAX_NOTICES_TOLD,
+    NOTICES,
+    AnswerBuilder,
+    AnswerIdentity,
+    encode_json,
+    notice_json,
+    unfinished_answer,
+)
+from gateway.answers.sse import StreamEncoder, comment_of, receipt_comment
 from gateway.errors import envelope
 from gateway.responses.document import CANCELLED, FAILED, IN_PROGRESS, ResponseDocument, ResponseState
 from gateway.responses.output import (

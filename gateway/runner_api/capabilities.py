@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import structlog
 
-from gateway.answers.sse import encode_json
-from gateway.runner_api.facts import DeviceFacts, ModelFacts, ModelStage, RunnerFacts
-from gateway.runner_api.ports import RunnerPort
+from gateway.answers.answer_builder import encode_json
+from gateway.runner_api.ports import DeviceFacts, ModelFacts, ModelStage, RunnerFacts, RunnerPort
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

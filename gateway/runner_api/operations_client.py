@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import structlog
 
-from gateway.resources.registry_calls import RegistryCalls
+from gateway.resources.registry_client import RegistryCalls
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2, operation_service_pb2_grpc
 from weft.documents.operation_fields import operation_field
 from weft.kernel.errors import WeftError

@@ -3,13 +3,13 @@
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.answers.sse import encode_json
+from gateway.answers.answer_builder import encode_json
 from gateway.errors import envelope, error_headers
 from gateway.metrics import CONTENT_TYPE, GatewayMetrics
 from gateway.request_facts import facts_of
 from gateway.runner_api.capabilities import Verdict, verdict_of
 from gateway.runner_api.deps import RunnerApiDeps
-from gateway.runner_api.facts import ModelStage, RunnerStage
+from gateway.runner_api.ports import ModelStage, RunnerStage
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 

@@ -13,9 +13,16 @@ import gateway.runner_service
 import router_svc.service
 from gateway.config import RateLimitConfig
 from gateway.runner_api.deps import RunnerApiConfig
-from gateway.runner_api.facts import CacheCounts, DeviceFacts, ModelFacts, ModelStage, RunnerFacts, RunnerStage
 from gateway.runner_api.operations_client import OperationsClient
-from gateway.runner_api.ports import RunnerApiPorts
+from gateway.runner_api.ports import (
+    CacheCounts,
+    DeviceFacts,
+    ModelFacts,
+    ModelStage,
+    RunnerApiPorts,
+    RunnerFacts,
+    RunnerStage,
+)
 from router_svc.service import RouterService
 from runner_svc.config import RunnerConfig
 from runner_svc.memory.lease_manager import Observer

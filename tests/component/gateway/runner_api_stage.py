@@ -14,9 +14,16 @@ from gateway.auth.authentication import KeyRingSource
 from gateway.config import GatewayConfig
 from gateway.ports import RequestDispatcher
 from gateway.runner_api.deps import RunnerApiConfig
-from gateway.runner_api.facts import CacheCounts, DeviceFacts, ModelFacts, ModelStage, RunnerFacts, RunnerStage
 from gateway.runner_api.operations_client import ENDED
-from gateway.runner_api.ports import RunnerApiPorts
+from gateway.runner_api.ports import (
+    CacheCounts,
+    DeviceFacts,
+    ModelFacts,
+    ModelStage,
+    RunnerApiPorts,
+    RunnerFacts,
+    RunnerStage,
+)
 from gateway.runner_service import RunnerApiService, build
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2
 from weft.kernel.clock import Clock

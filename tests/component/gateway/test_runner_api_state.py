@@ -10,8 +10,8 @@ from runner_api_stage import GIB, ScriptedRunner, facts, runner_api
 from gateway.endpoints import ACCESS_RULES
 from gateway.runner_api.capabilities import STALE_SECONDS, TTL_SECONDS
 from gateway.runner_api.deps import RunnerApiConfig
-from gateway.runner_api.facts import DeviceFacts, ModelFacts, ModelStage, RunnerStage
-from gateway.runner_api.metrics import MAX_TENANT_LABELS
+from gateway.runner_api.observed import MAX_TENANT_LABELS
+from gateway.runner_api.ports import DeviceFacts, ModelFacts, ModelStage, RunnerStage
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock

@@ -12,8 +12,7 @@ from test_gateway_media import CONFIG, PICTURE, URL, ScriptedMedia
 from gateway.deps import InferenceDeps
 from gateway.metrics import GatewayMetrics
 from gateway.request_facts import FACTS_KEY, RequestFacts
-from gateway.tasks.task_api import SpecContext, TaskApis
-from gateway.tasks.task_apis import task_apis_of
+from gateway.tasks.task_apis import SpecContext, TaskApis, task_apis_of
 from weft.api.common.v1 import event_pb2
 from weft.durable.tasks import Task, TaskState
 from weft.kernel.clock import SystemClock

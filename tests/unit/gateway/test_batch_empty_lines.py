@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from time import thread_time
 
-from gateway.batches.lines import raw_lines
+from gateway.batches.making import raw_lines
 
 
 async def test_others_have_their_turn_while_a_piece_of_nothing_but_line_ends_is_read() -> None:

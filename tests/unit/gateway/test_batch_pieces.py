@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kit.examples import examples
 
 from gateway.batches.chunks import HOLD_SECONDS, in_chunks
-from gateway.batches.lines import RawLine, raw_lines
+from gateway.batches.making import RawLine, raw_lines
 
 
 async def each(pieces: Iterable[bytes]) -> AsyncGenerator[bytes]:

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from gateway.answers.answer_fields import AnswerIdentity
+from gateway.answers.answer_builder import AnswerIdentity
 from gateway.openai import embeddings as embedding_payload
 from gateway.openai.chat_answer import ChatAnswer, ChatStream
-from gateway.openai.completion_answer import CompletionAnswer, CompletionStream
+from gateway.openai.completions import CompletionAnswer, CompletionStream
 from weft.api.common.v1 import embedding_pb2, event_pb2, receipt_pb2, usage_pb2
 from weft.kernel.errors import FieldError
 

@@ -6,10 +6,10 @@ import pytest
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from gateway.answers.answer_fields import AnswerIdentity
+from gateway.answers.answer_builder import AnswerIdentity
 from gateway.answers.sse import comment_of
 from gateway.openai.chat_answer import ChatAnswer, ChatStream
-from gateway.openai.completion_answer import CompletionAnswer, CompletionStream
+from gateway.openai.completions import CompletionAnswer, CompletionStream
 from weft.api.common.v1 import event_pb2, receipt_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

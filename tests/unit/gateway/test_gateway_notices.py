@@ -7,9 +7,9 @@ import pytest
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from gateway.answers.answer_fields import MAX_NOTICES_TOLD, AnswerIdentity
+from gateway.answers.answer_builder import MAX_NOTICES_TOLD, AnswerIdentity
 from gateway.openai.chat_answer import ChatAnswer, ChatStream
-from gateway.openai.completion_answer import CompletionAnswer, CompletionStream
+from gateway.openai.completions import CompletionAnswer, CompletionStream
 from weft.api.common.v1 import event_pb2, receipt_pb2, signal_pb2, warning_pb2
 from weft.kernel.json_objects import to_json_object
 

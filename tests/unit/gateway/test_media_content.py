@@ -8,8 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config import MediaConfig
-from gateway.media.content import IMAGE_TYPES, checked_audio, checked_image, fetched_image, mp3_seconds, wav_seconds
-from gateway.media.image_headers import MAX_STEPS, media_type_of, size_of
+from gateway.media.content import (
+    IMAGE_TYPES,
+    MAX_IMAGE_STEPS,
+    checked_audio,
+    checked_image,
+    fetched_image,
+    media_type_of,
+    mp3_seconds,
+    size_of,
+    wav_seconds,
+)
 from weft.kernel.errors import FieldError
 from weft_testing.media_files import bmp, gif, jpeg, mp3, png, wav, webp, webp_lossless
 
@@ -131,7 +140,7 @@ def test_a_frame_beyond_the_canvas_counts_with_its_own_size() -> None:
 
 
 def test_a_file_of_endless_tiny_steps_is_given_up() -> None:
-    blocks = gif(1, 1)[:-2] + b"\x01\x00" * (MAX_STEPS + 1)
+    blocks = gif(1, 1)[:-2] + b"\x01\x00" * (MAX_IMAGE_STEPS + 1)
     assert size_of(blocks, "image/gif", 300) is None
 
 

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from gateway.anthropic.messages import TranslatedMessages, to_payload
+from gateway.anthropic.messages import TOOL_FAILED, TranslatedMessages, to_payload
 from gateway.anthropic.schema import MessagesRequest
-from gateway.anthropic.turns import TOOL_FAILED
 from gateway.config import MediaConfig, RequestLimits
 from gateway.intake.json_guard import parse
 from gateway.media import RequestMedia

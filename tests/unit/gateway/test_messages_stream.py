@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.examples import examples
 
-from gateway.answers.answer_fields import AnswerIdentity
-from gateway.anthropic.answer import MessagesAnswer
-from gateway.anthropic.stream import MessagesStream
+from gateway.answers.answer_builder import AnswerIdentity
+from gateway.anthropic.stream import MessagesAnswer, MessagesStream
 from weft.api.common.v1 import event_pb2, receipt_pb2, signal_pb2, usage_pb2, warning_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

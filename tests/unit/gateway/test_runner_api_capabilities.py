@@ -3,8 +3,8 @@
 import pytest
 
 from gateway.runner_api.capabilities import MEBIBYTE, QueueFacts, capabilities_body, verdict_of
-from gateway.runner_api.facts import CacheCounts, DeviceFacts, ModelFacts, ModelStage, RunnerFacts, RunnerStage
 from gateway.runner_api.observed import MAX_WAITS, WINDOW_SECONDS, WaitWindow
+from gateway.runner_api.ports import CacheCounts, DeviceFacts, ModelFacts, ModelStage, RunnerFacts, RunnerStage
 from weft_testing.fake_clock import FakeClock
 
 GIB = 1024 * MEBIBYTE

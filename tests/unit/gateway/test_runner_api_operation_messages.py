@@ -3,8 +3,16 @@
 import pytest
 
 from gateway.intake.json_guard import parse
-from gateway.runner_api import operation_messages as messages
-from gateway.runner_api.operation_messages import FlushBody, LoadBody
+from gateway.runner_api.operations import (
+    FlushBody,
+    LoadBody,
+    begun_body,
+    concerns,
+    flush_action,
+    flushed_body,
+    load_action,
+    task_body,
+)
 from weft.api.operations.v1 import operation_pb2
 from weft.api.runner.v1 import runner_service_pb2
 from weft.kernel.errors import FieldError
@@ -28,7 +36,7 @@ def operation(state: Operation.State.ValueType, **fields: object) -> Operation:
 
 
 def test_a_load_becomes_an_operation_with_its_options() -> None:
-    action = messages.load_action(
+    action = load_action(
         load_body(
             b'{"modelId": "qwen", "quantization": "q8_0", "maxContextLength": 8192, "gpuMemoryBudgetMB": 2,'
             b' "evictModel": "old"}'
@@ -42,7 +50,7 @@ def test_a_load_becomes_an_operation_with_its_options() -> None:
 
 
 def test_a_plain_load_says_nothing_of_options() -> None:
-    load = messages.load_action(load_body(b'{"modelId": "qwen", "quantization": null}')).load_model
+    load = load_action(load_body(b'{"modelId": "qwen", "quantization": null}')).load_model
     assert load.options.SerializeToString() == b""
 
 
@@ -83,7 +91,7 @@ def test_a_token_that_is_too_long_is_refused() -> None:
     ],
 )
 def test_every_scope_of_a_flush_is_for_this_runner_alone(raw: bytes, scope: str) -> None:
-    flush = messages.flush_action(flush_body(raw), "gpu-0").flush_cache
+    flush = flush_action(flush_body(raw), "gpu-0").flush_cache
     assert flush.scope == runner_service_pb2.FlushCacheRequest.Scope.Value(scope)
     assert flush.runner == "gpu-0"
 
@@ -100,7 +108,7 @@ def test_every_scope_of_a_flush_is_for_this_runner_alone(raw: bytes, scope: str)
 )
 def test_a_flush_whose_scope_and_fields_disagree_is_refused(raw: bytes, field: str) -> None:
     with pytest.raises(FieldError) as refused:
-        messages.flush_action(flush_body(raw), "gpu-0")
+        flush_action(flush_body(raw), "gpu-0")
     assert refused.value.field == field
 
 
@@ -111,12 +119,12 @@ def test_an_unknown_scope_is_refused() -> None:
 
 
 def test_an_operation_that_waits_has_got_nowhere_and_one_that_runs_may_be_anywhere() -> None:
-    waits = messages.begun_body(operation(Operation.STATE_PENDING))
+    waits = begun_body(operation(Operation.STATE_PENDING))
     assert waits == {"taskId": "op-1", "status": "loading", "progress": 0.0, "eta": None}
-    assert messages.begun_body(operation(Operation.STATE_RUNNING))["progress"] is None
+    assert begun_body(operation(Operation.STATE_RUNNING))["progress"] is None
     half = operation(Operation.STATE_RUNNING, progress=0.5)
     half.eta.FromMilliseconds(12_400)
-    assert messages.task_body(half) == {
+    assert task_body(half) == {
         "taskId": "op-1",
         "status": "loading",
         "progress": 0.5,
@@ -130,7 +138,7 @@ def test_a_load_that_is_done_says_what_it_took() -> None:
     done.result.memory_bytes = 38_500 * MIB
     done.result.memory_measured = True
     done.result.load_time.FromMilliseconds(287_000)
-    assert messages.task_body(done) == {
+    assert task_body(done) == {
         "taskId": "op-1",
         "status": "completed",
         "modelId": "qwen",
@@ -140,7 +148,7 @@ def test_a_load_that_is_done_says_what_it_took() -> None:
 
 
 def test_memory_that_nobody_measured_or_booked_is_null() -> None:
-    assert messages.task_body(operation(Operation.STATE_SUCCEEDED))["gpuMemoryUsedMB"] is None
+    assert task_body(operation(Operation.STATE_SUCCEEDED))["gpuMemoryUsedMB"] is None
 
 
 def test_a_load_that_failed_says_why() -> None:
@@ -149,7 +157,7 @@ def test_a_load_that_failed_says_why() -> None:
         reason=Reason.INSUFFICIENT_MEMORY.value,
         detail="needs 40 GiB, host-a has 24 GiB",
     )
-    assert messages.task_body(failed) == {
+    assert task_body(failed) == {
         "taskId": "op-1",
         "status": "failed",
         "modelId": "qwen",
@@ -159,24 +167,24 @@ def test_a_load_that_failed_says_why() -> None:
 
 
 def test_a_cancelled_load_has_failed_with_its_own_code() -> None:
-    body = messages.task_body(operation(Operation.STATE_CANCELLED))
+    body = task_body(operation(Operation.STATE_CANCELLED))
     assert (body["status"], body["code"], body["error"]) == ("failed", "cancelled", "it was cancelled")
 
 
 def test_a_flush_whose_memory_is_unknown_has_null() -> None:
     done = Operation(state=Operation.STATE_SUCCEEDED)
     done.result.entry_count = 12
-    assert messages.flushed_body(done) == {"flushed": True, "entriesRemoved": 12, "memoryFreedMB": None}
+    assert flushed_body(done) == {"flushed": True, "entriesRemoved": 12, "memoryFreedMB": None}
     done.result.reusable_bytes = 3500 * MIB
-    assert messages.flushed_body(done)["memoryFreedMB"] == 3500
+    assert flushed_body(done)["memoryFreedMB"] == 3500
 
 
 def test_an_operation_of_another_runner_is_none_of_ours() -> None:
     ours = frozenset({"qwen"})
     flush = Operation(action=operation_pb2.OperationAction(flush_cache=operation_pb2.FlushCache(runner="gpu-1")))
     other = Operation(action=operation_pb2.OperationAction(unload_model=operation_pb2.UnloadModel(model="x")))
-    assert messages.concerns(operation(Operation.STATE_PENDING), "gpu-0", ours)
-    assert not messages.concerns(flush, "gpu-0", ours)
-    assert messages.concerns(flush, "gpu-1", ours)
-    assert not messages.concerns(other, "gpu-0", ours)
-    assert not messages.concerns(Operation(), "gpu-0", ours)
+    assert concerns(operation(Operation.STATE_PENDING), "gpu-0", ours)
+    assert not concerns(flush, "gpu-0", ours)
+    assert concerns(flush, "gpu-1", ours)
+    assert not concerns(other, "gpu-0", ours)
+    assert not concerns(Operation(), "gpu-0", ours)

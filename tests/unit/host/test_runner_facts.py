@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.runner_api.facts import DeviceFacts, ModelStage, RunnerStage
+from gateway.runner_api.ports import DeviceFacts, ModelStage, RunnerStage
 from weft.api.common.v1 import error_reason_pb2
 from weft.api.registry.v1 import runner_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
