@@ -4,13 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
-
-from fastapi.exceptions import RequestValidationError
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Match, Route
+from typing import Any
 
 from gateway.admin.keys import KeysDeps
 from gateway.admin.ports import AdminPorts, KeysPort
@@ -39,7 +33,6 @@ from gateway.endpoints import (
     TASKS,
     published_schemas,
 )
-from gateway.errors import EdgeError
 from gateway.http.event_watches import EventWatches
 from gateway.media import MediaSource, NoMediaSource
 from gateway.metrics import GatewayMetrics
@@ -58,14 +51,6 @@ from weft.durable.files import FilePort
 from weft.durable.responses import ResponseStore
 from weft.durable.tasks import TaskPort
 from weft.kernel.clock import Clock, SystemClock
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-
-if TYPE_CHECKING:
-    from fastapi.telemetry import TelemetryConfig
-
-NO_TELEMETRY: "TelemetryConfig" = {"auto_configure": False, "tracing": False, "metrics": False, "logs": False}
-"""Turns FastAPI's telemetry off: it would send callers' URLs to wherever an environment variable points."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,21 +125,7 @@ def create_app(
 def bare_app(title: str, deps: InferenceDeps, groups: Sequence[EndpointGroup[Any]] = ()) -> EndpointApp:
     """Returns an application without endpoints, inside the middleware; `groups` are those of its OpenAPI document."""
     layer = partial(EdgeMiddleware, config=deps.config, metrics=deps.metrics, clock=deps.clock, gate=deps.gate)
-    # Interactive documentation would load its code from elsewhere; a redirect would be an answer without an envelope.
-    app = EndpointApp(
-        layer,
-        schemas=published_schemas(groups),
-        title=title,
-        version=version("weft"),
-        docs_url=None,
-        redoc_url=None,
-        redirect_slashes=False,
-        telemetry=NO_TELEMETRY,
-    )
-    app.add_middleware(layer)
-    app.add_exception_handler(HTTPException, _raise_as_weft_error)
-    app.add_exception_handler(RequestValidationError, _raise_as_weft_error)
-    return app
+    return EndpointApp(layer, title=title, version=version("weft"), schemas=published_schemas(groups))
 
 
 def gate_of(keys: KeyRingSource | None, clock: Clock) -> Gate:
@@ -177,26 +148,6 @@ def _add_files_and_batches(app: EndpointApp, deps: GatewayDeps, ports: GatewayPo
     app.add_group(FILES, file_deps(deps, ports.files))
     if ports.batches is not None:
         app.add_group(BATCHES, batch_deps(deps, ports.files, ports.batches, task_apis_of(deps), finishing))
-
-
-async def _raise_as_weft_error(request: Request, error: Exception) -> Response:
-    """Raises a refusal of FastAPI's as a WeftError, which `EdgeMiddleware` answers."""
-    if isinstance(error, HTTPException):
-        if error.status_code == 404:
-            raise WeftError(Reason.NOT_FOUND, "there is nothing at this path")
-        if error.status_code == 405:
-            allow = (b"allow", _allowed_methods(request).encode())
-            message = f"{request.method} is not allowed at this path"
-            raise EdgeError(405, Reason.METHOD_NOT_ALLOWED, message, headers=(allow,))
-        raise EdgeError(error.status_code, Reason.MALFORMED_REQUEST, "the request was refused")
-    raise WeftError(Reason.INVALID_ARGUMENT, "the request has a wrong parameter")
-
-
-def _allowed_methods(request: Request) -> str:
-    """Returns the methods of a path. Starlette names those of one route, and a path has one route per method."""
-    routes = [route for route in request.app.routes if isinstance(route, Route)]
-    fitting = [route for route in routes if route.matches(request.scope)[0] is Match.PARTIAL]
-    return ", ".join(sorted({method for route in fitting for method in route.methods or ()}))
 
 
 def media_source(config: MediaConfig, clock: Clock) -> MediaSource:

@@ -1,7 +1,6 @@
-"""The ASGI application of a table of endpoints: FastAPI as the router, with a shortcut past it for fixed paths.
+"""The ASGI application of a table of endpoints.
 
-Bodies are read and parsed by `gateway.intake`, and the OpenAPI document is fed from the table; why FastAPI does neither
-is in `docs/decisions/0026-endpoint-table.md`.
+Bodies are read and parsed by `gateway.intake`; `docs/decisions/0026-endpoint-table.md` says why there is no framework.
 """
 
 import asyncio
@@ -11,15 +10,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from fastapi import FastAPI
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
-from typing_extensions import override
 
-from gateway.openapi import OperationDoc, add_schemas
+from gateway.errors import EdgeError
+from gateway.openapi import DocumentRow, OperationDoc, openapi_document
+from weft.kernel.errors import WeftError
 from weft.kernel.principal import Access
+from weft.kernel.reasons import Reason
 
 DepsT = TypeVar("DepsT")
 BoundHandler = Callable[[Request], Awaitable[Response]]
@@ -67,87 +68,73 @@ class EndpointGroup(Generic[DepsT]):
     endpoints: tuple[Endpoint[DepsT], ...]
 
 
-class StaticRoutes:
-    """Calls the handler of a fixed path itself; every request that comes here has one."""
+class EndpointApp:
+    """The ASGI application of endpoints of the table: its routes inside one layer, which answers what they raise.
 
-    def __init__(self, table: RouteTable) -> None:
-        """`table` may be filled later."""
-        self._table = table
-
-    def has(self, scope: Scope) -> bool:
-        """Whether this is a request for one of the paths."""
-        return scope["type"] == "http" and (scope["method"], scope["path"]) in self._table
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        handler = self._table[scope["method"], scope["path"]]
-        response = await handler(Request(scope, receive))
-        await response(scope, receive, send)
-
-
-class EndpointApp(FastAPI):
-    """FastAPI over endpoints of the table. Requests for fixed paths go past its router and its middleware stack.
-
-    Measured: the router walks over all routes for each request, which was a tenth of the CPU time of a chat request in
-    the gateway; FastAPI's own layers, which only pass on what ours lets through, cost each stream 1 KB.
+    Fixed paths are looked up in a dictionary. Measured: a walk over all routes for each request was a tenth of the CPU
+    time of a chat request in the gateway.
     """
 
     def __init__(
-        self, layer: Callable[[ASGIApp], ASGIApp], *, schemas: Sequence[type[BaseModel]] = (), **options: Any
+        self, layer: Callable[[ASGIApp], ASGIApp], *, title: str, version: str, schemas: Sequence[type[BaseModel]] = ()
     ) -> None:
-        """`layer` is put around the static routes; the builder of the application adds it as a middleware, too.
-
-        `schemas` are published in the OpenAPI document.
-        """
-        # The document is an endpoint of the table.
-        super().__init__(**options, openapi_url=None)
+        """`title`, `version` and `schemas` are published in the OpenAPI document."""
+        self._serve = layer(self._route)
+        self._info = {"title": title, "version": version}
         self._schemas = schemas
+        self._rows: list[DocumentRow] = []
+        self._document: dict[str, Any] | None = None
         self._document_lock = asyncio.Lock()
         self.static_routes: RouteTable = {}
         """Handlers of the fixed paths."""
-        self._static = StaticRoutes(self.static_routes)
-        self._shortcut = layer(self._static)
+        self.routes: list[Route] = []
+        """One route per path and method, those of the fixed paths included."""
 
     def add_group(self, group: EndpointGroup[DepsT], deps: DepsT) -> None:
         """Serve the endpoints of a group with these collaborators."""
         for endpoint in group.endpoints:
             handler: BoundHandler = partial(endpoint.handler, deps)
             for method in endpoint.methods:
-                self._add_route(endpoint, method, handler, group.tag)
-            if "{" not in endpoint.path:
-                self.static_routes.update({(method, endpoint.path): handler for method in endpoint.methods})
-
-    def _add_route(self, endpoint: Endpoint[Any], method: str, handler: BoundHandler, tag: str) -> None:
-        name = endpoint.name or _name_of(endpoint.handler)
-        self.add_api_route(
-            endpoint.path,
-            handler,
-            methods=[method],
-            tags=[tag],
-            name=name,
-            summary=endpoint.summary,
-            description=_description_of(endpoint.handler),
-            operation_id=endpoint.operation_id,
-            status_code=endpoint.status,
-            response_class=endpoint.response_class,
-            include_in_schema=endpoint.in_schema and method == endpoint.method,
-            openapi_extra=endpoint.doc.extra or None,
-        )
+                route = Route(endpoint.path, handler, methods=[method])
+                # Starlette adds HEAD to each GET.
+                route.methods = {method}
+                self.routes.append(route)
+                if "{" not in endpoint.path:
+                    self.static_routes[method, endpoint.path] = handler
+            if endpoint.in_schema:
+                self._rows.append(_document_row(endpoint, group.tag))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        if self._static.has(scope):
-            scope["app"] = self
-            await self._shortcut(scope, receive, send)
-        else:
-            await super().__call__(scope, receive, send)
+        await self._serve(scope, receive, send)
 
-    @override
+    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Calls the handler of a request. Raises NOT_FOUND for an unknown path, METHOD_NOT_ALLOWED for its method."""
+        handler = self.static_routes.get((scope["method"], scope["path"]))
+        if handler is not None:
+            response = await handler(Request(scope, receive))
+            await response(scope, receive, send)
+            return
+        allowed: set[str] = set()
+        for route in self.routes:
+            match, found = route.matches(scope)
+            if match is Match.FULL:
+                scope.update(found)
+                await route.handle(scope, receive, send)
+                return
+            if match is Match.PARTIAL:
+                allowed |= route.methods or set()
+        if not allowed:
+            raise WeftError(Reason.NOT_FOUND, "there is nothing at this path")
+        allow = (b"allow", ", ".join(sorted(allowed)).encode())
+        message = f"{scope['method']} is not allowed at this path"
+        raise EdgeError(405, Reason.METHOD_NOT_ALLOWED, message, headers=(allow,))
+
     def openapi(self) -> dict[str, Any]:
-        if self.openapi_schema is None:
-            document = super().openapi()
-            add_schemas(document, self._schemas)
-        return super().openapi()
+        """The OpenAPI document; made by the first call."""
+        if self._document is None:
+            self._document = openapi_document(self._info, self._rows, self._schemas)
+        return self._document
 
     async def document(self) -> dict[str, Any]:
         """The OpenAPI document. It is made for the first caller, in a thread: that takes about 85 ms."""
@@ -160,14 +147,17 @@ async def get_openapi(app: EndpointApp, _request: Request) -> Response:
     return JSONResponse(await app.document())
 
 
-def _inner(handler: Callable[..., object]) -> Any:
-    return handler.func if isinstance(handler, partial) else handler
-
-
-def _name_of(handler: Callable[..., object]) -> str:
-    name: str = _inner(handler).__name__
-    return name
-
-
-def _description_of(handler: Callable[..., object]) -> str:
-    return inspect.cleandoc(_inner(handler).__doc__ or "")
+def _document_row(endpoint: Endpoint[Any], tag: str) -> DocumentRow:
+    handler: Any = endpoint.handler.func if isinstance(endpoint.handler, partial) else endpoint.handler
+    return DocumentRow(
+        method=endpoint.method,
+        path=endpoint.path,
+        tag=tag,
+        name=endpoint.name or handler.__name__,
+        summary=endpoint.summary,
+        operation_id=endpoint.operation_id,
+        description=inspect.cleandoc(handler.__doc__ or ""),
+        status=endpoint.status,
+        media_type=endpoint.response_class.media_type,
+        extra=endpoint.doc.extra,
+    )

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import structlog
-from fastapi import Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from gateway.admin.ports import AdminPorts, NewOperation
 from gateway.answers.unary import json_response

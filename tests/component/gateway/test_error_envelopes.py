@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 from admin_script import admin_ports
-from fastapi import FastAPI, Request, Response
 from file_script import MemoryBatches, MemoryFiles
 from gateway_script import FixedFleet, ScriptedDispatcher, model
 from registry_script import ScriptedRegistry
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 from structlog.testing import capture_logs
@@ -86,11 +87,11 @@ def make_app(config: GatewayConfig, *, keys: NoKeys | None = None, fleet: FixedF
 
 
 @cache
-def small_app() -> FastAPI:
+def small_app() -> EndpointApp:
     return make_app(GatewayConfig(max_body_bytes=10))
 
 
-def routes(app: FastAPI) -> Iterator[tuple[str, str]]:
+def routes(app: EndpointApp) -> Iterator[tuple[str, str]]:
     """Every method and path, with something in the place of its parameters."""
     for route in app.routes:
         assert isinstance(route, Route)
@@ -102,7 +103,7 @@ def routes(app: FastAPI) -> Iterator[tuple[str, str]]:
             yield method, path
 
 
-async def ask(app: FastAPI, method: str, path: str, *headers: tuple[bytes, bytes], body: bytes = b"") -> Answer:
+async def ask(app: EndpointApp, method: str, path: str, *headers: tuple[bytes, bytes], body: bytes = b"") -> Answer:
     """One request, without a network."""
     answer = Answer()
     scope: Scope = {
