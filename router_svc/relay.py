@@ -22,12 +22,10 @@ from weft.kernel.reasons import Reason
 from weft.kernel.rpc import answering, error_from_call
 from weft.kernel.rpc_auth import API_KEY, AUTHORIZATION
 from weft.kernel.service import stop_tasks
-from weft.link.codec import forwardable
 from weft.link.forward import Context, RawServices, finish, forward_to_link
-from weft.link.frames import Side
-from weft.link.link import Link
+from weft.link.frames import Side, forwardable
+from weft.link.link import ACCEPTED_KEY, CLOCK_KEY, AttachTransport, Link
 from weft.link.multiplexer import LinkLimits
-from weft.link.transport import ACCEPTED_KEY, CLOCK_KEY, AttachTransport
 
 if TYPE_CHECKING:
     from weft.api.registry.v1.join_token_service_pb2_grpc import JoinTokenServiceAsyncStub

@@ -23,8 +23,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.names import require_name
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call
-from weft.link.codec import status_of
-from weft.link.frames import CallStatus
+from weft.link.frames import CallStatus, status_of
 from weft.link.link import LinkCall
 
 if TYPE_CHECKING:

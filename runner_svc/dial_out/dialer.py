@@ -20,12 +20,10 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import CHANNEL_OPTIONS, answering, error_from_call
 from weft.kernel.service import Service, start_critical, stop_tasks
-from weft.link.codec import forwardable
 from weft.link.forward import Context, RawServices, finish, forward_to_channel, forward_to_link
-from weft.link.frames import CallStatus, Side
-from weft.link.link import Link, LinkCall
+from weft.link.frames import CallStatus, Side, forwardable
+from weft.link.link import ACCEPTED_KEY, CLOCK_KEY, AttachTransport, Link, LinkCall
 from weft.link.multiplexer import LinkLimits
-from weft.link.transport import ACCEPTED_KEY, CLOCK_KEY, AttachTransport
 
 if TYPE_CHECKING:
     from weft.api.router.v1.relay_service_pb2_grpc import RelayServiceAsyncStub

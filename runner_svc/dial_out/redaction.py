@@ -6,8 +6,7 @@ from dataclasses import replace
 from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 
-from weft.link.codec import STATUS_DETAILS
-from weft.link.frames import CallStatus
+from weft.link.frames import STATUS_DETAILS, CallStatus
 
 LOCAL = "<local>"
 """Replacement of a redacted address."""

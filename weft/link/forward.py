@@ -1,6 +1,6 @@
-"""Calls handed on between gRPC and a link, as raw bytes: nothing is parsed, nothing is changed.
+"""Calls forwarded between gRPC and a link as raw bytes, unparsed and unchanged.
 
-Every method is treated as streaming both ways. On the wire that is what it is, whatever its kind.
+Every method is treated as bidirectional streaming: on the wire all kinds are the same.
 """
 
 import asyncio
@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
+from typing_extensions import override
 
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.link.codec import forwardable, grpc_code, is_method
-from weft.link.frames import CallStatus, Metadata
+from weft.link.frames import CallStatus, Metadata, forwardable, grpc_code, is_method
 from weft.link.link import Link, LinkCall
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
@@ -21,7 +21,7 @@ Context = grpc.aio.ServicerContext[bytes, bytes]
 async def forward_to_link(
     link: Link, method: str, metadata: Metadata, requests: AsyncIterator[bytes], context: Context
 ) -> CallStatus:
-    """Hand a gRPC call on to a link: its messages both ways. Returns how it ended; see `finish`."""
+    """Forward a gRPC call to a link, messages both ways. Returns its status, for `finish`."""
     call = link.call(method, metadata, context.time_remaining())
     sending = asyncio.create_task(_send_requests(call, requests))
     try:
@@ -47,7 +47,7 @@ async def finish(context: Context, status: CallStatus) -> None:
 
 
 async def forward_to_channel(call: LinkCall, channel: grpc.aio.Channel) -> CallStatus:
-    """Hand a call that came over a link on to a gRPC channel, reading from it only while the link takes more."""
+    """Forward a call from a link to a gRPC channel, reading the channel only while the link accepts more."""
     method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(call.method, None, None)
     outward = method(timeout=call.timeout_seconds, metadata=forwardable(call.metadata))
     sending = asyncio.create_task(_write_requests(call, outward))
@@ -68,7 +68,7 @@ async def forward_to_channel(call: LinkCall, channel: grpc.aio.Channel) -> CallS
 
 
 class RawServices(grpc.GenericRpcHandler):
-    """Serves every method of some services with one function of raw messages."""
+    """Serves every method of some services with one function on raw messages."""
 
     def __init__(
         self,
@@ -79,8 +79,8 @@ class RawServices(grpc.GenericRpcHandler):
         self._prefixes = tuple(f"/{name}/" for name in service_names)
         self._serve = serve
 
+    @override
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[bytes, bytes] | None":
-        """See grpc.GenericRpcHandler."""
         method = str(handler_call_details.method)
         if not (method.startswith(self._prefixes) and is_method(method)):
             return None

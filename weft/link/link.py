@@ -1,28 +1,32 @@
-"""The link on asyncio: calls to await, over any transport that carries frames in order."""
+"""A link on asyncio: calls multiplexed over any transport that carries frames in order, such as an Attach stream."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
+import grpc
 import structlog
+from typing_extensions import override
 
+from weft.api.router.v1 import relay_service_pb2 as pb
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft.kernel.rpc import MAX_METADATA_BYTES, PING_TIMEOUT_MS, error_from_call
 from weft.kernel.service import stop_tasks
-from weft.link.codec import status_of
-from weft.link.frames import CallStatus, Frame, Metadata, Side
-from weft.link.multiplexer import Call, CallBegan, CallOver, CallReadable, Event, LinkLimits, Multiplexer
+from weft.link.flow_control import Call
+from weft.link.frames import CallStatus, Frame, Metadata, Side, from_messages, status_of, to_messages
+from weft.link.multiplexer import CallBegan, CallEnded, CallReadable, Event, LinkLimits, Multiplexer
 
 log = structlog.get_logger("weft.link")
 
 MAX_BATCH_BYTES = 128 * 1024
-"""How much is handed to the transport at once. Small, so that a call that has just become ready waits little."""
+"""Bytes given to the transport at once. Small, so that a call that has just become ready waits little."""
 MAX_UNSENT_BYTES_PER_CALL = 64 * 1024
-"""A sender with more than this waiting is made to wait."""
+"""A call with more unsent bytes than this makes its sender wait."""
 
 
 def link_lost() -> WeftError:
-    """What ends the calls of a link that is gone."""
+    """Returns the error of calls whose link was lost."""
     return WeftError(Reason.WORKER_LOST, "the link to the runner was lost")
 
 
@@ -30,20 +34,25 @@ class Transport(Protocol):
     """Carries frames both ways, in order."""
 
     async def read(self) -> Sequence[Frame] | None:
-        """The next frames; None at the end. Raises WeftError when the stream broke."""
+        """Returns the next frames; None at the end. Raises WeftError when the stream broke."""
         ...
 
     async def write(self, frames: Sequence[Frame]) -> None:
-        """Send frames, waiting while the peer takes none. Raises WeftError when the stream broke."""
+        """Send frames, waiting while the peer accepts none. Raises WeftError when the stream broke."""
         ...
 
 
 class LinkCall:
-    """One call on a link. Its reader and its writer may be two tasks, and not more."""
+    """One call on a link. At most one task may read it and one write it."""
 
-    def __init__(self, link: "Link", call: Call) -> None:
-        self._link = link
+    def __init__(
+        self, mux: Multiplexer, call: Call, on_change: Callable[[], None], on_close: Callable[[], None]
+    ) -> None:
+        """`on_change` is called after each change of the call, `on_close` before the last."""
+        self._mux = mux
         self._call = call
+        self._on_change = on_change
+        self._on_close = on_close
         self._readable = asyncio.Event()
         self._writable = asyncio.Event()
 
@@ -54,7 +63,7 @@ class LinkCall:
 
     @property
     def metadata(self) -> Metadata:
-        """What the caller sent along."""
+        """Metadata from the caller."""
         return self._call.metadata
 
     @property
@@ -64,56 +73,65 @@ class LinkCall:
 
     @property
     def status(self) -> CallStatus | None:
-        """How it ended, once `read` has returned None on an own call."""
+        """Its final status, once `read` has returned None on an own call."""
         return self._call.status
 
     async def read(self) -> bytes | None:
-        """The next message; None when no more will come."""
+        """Returns the next message; None when no more will arrive."""
         while True:
-            message = self._link.read(self._call)
+            message = self._mux.read(self._call)
+            self._on_change()
             if message is not None or self._call.peer_is_done:
                 return message
             self._readable.clear()
             await self._readable.wait()
 
     async def send(self, message: bytes) -> None:
-        """Send a message, waiting while the peer has no room. A call that is over takes it and drops it.
+        """Send a message, waiting while the peer has no room. A call that has ended drops it.
 
         Raises REQUEST_TOO_LARGE or NO_SLOT_AVAILABLE, see Multiplexer.send.
         """
-        self._link.send(self._call, message)
+        self._mux.send(self._call, message)
+        self._on_change()
         while self._call.status is None and self._call.send.unsent_bytes > MAX_UNSENT_BYTES_PER_CALL:
             self._writable.clear()
             await self._writable.wait()
 
     def half_close(self) -> None:
         """Send no more messages on an own call."""
-        self._link.half_close(self._call)
+        self._mux.half_close(self._call)
+        self._on_change()
 
     def end(self, status: CallStatus) -> None:
         """End a call of the peer."""
-        self._link.end(self._call, status)
+        self._mux.end(self._call, status)
+        self._on_change()
 
     def fail(self, error: WeftError) -> None:
-        """Give an own call up because of an error of ours; whoever reads it finds that as its status."""
-        self._link.fail(self._call, error)
+        """Cancel an own call because of a local error, which becomes its status."""
+        self._mux.cancel(self._call, status_of(error))
+        self._mux.release(self._call)
+        self._on_change()
         self.note_readable()
 
     def close(self) -> None:
-        """Leave an own call: it is cancelled unless it is over. Idempotent."""
-        self._link.leave(self._call)
+        """Cancel an own call unless it has ended, and drop its unread messages. Idempotent."""
+        self._mux.cancel(self._call, status_of(WeftError(Reason.CANCELLED, "the caller gave up")))
+        self._mux.release(self._call)
+        self._on_close()
+        self._on_change()
 
     def note_readable(self) -> None:
-        """For the link: `read` has something."""
+        """Wakes `read`."""
         self._readable.set()
 
     def note_writable(self) -> None:
-        """For the link: `send` may look again."""
+        """Wakes `send`."""
         self._writable.set()
 
 
 Answer = Callable[[LinkCall], Awaitable[CallStatus]]
-"""Answers a call of the peer and says how it ended. Cancelled when the caller gives up."""
+"""Answers a call of the peer and returns its status. Cancelled when the caller cancels the call."""
 
 
 class Link:
@@ -132,7 +150,7 @@ class Link:
     async def run(self, transport: Transport) -> None:
         """Carry calls until the stream ends or `stop` is called; then every call ends.
 
-        Raises what broke the stream, LinkProtocolError among it, or the error given to `stop`.
+        Raises the error that broke the stream, LinkProtocolError among them, or the error given to `stop`.
         """
         reading = asyncio.create_task(self._read_all(transport))
         writing = asyncio.create_task(self._write_all(transport))
@@ -159,41 +177,6 @@ class Link:
         if self._is_lost:
             raise link_lost()
         return self._added(self._mux.begin(method, metadata, timeout_seconds))
-
-    def read(self, call: Call) -> bytes | None:
-        """For LinkCall."""
-        message = self._mux.read(call)
-        self._kick()
-        return message
-
-    def send(self, call: Call, message: bytes) -> None:
-        """For LinkCall."""
-        self._mux.send(call, message)
-        self._kick()
-
-    def half_close(self, call: Call) -> None:
-        """For LinkCall."""
-        self._mux.half_close(call)
-        self._kick()
-
-    def end(self, call: Call, status: CallStatus) -> None:
-        """For LinkCall."""
-        self._mux.end(call, status)
-        self._kick()
-
-    def fail(self, call: Call, error: WeftError) -> None:
-        """For LinkCall."""
-        self._mux.cancel(call, status_of(error))
-        self._mux.release(call)
-        self._kick()
-
-    def leave(self, call: Call) -> None:
-        """For LinkCall."""
-        if not self._is_lost:
-            self._mux.cancel(call, status_of(WeftError(Reason.CANCELLED, "the caller gave up")))
-        self._mux.release(call)
-        self._calls.pop(call, None)
-        self._kick()
 
     async def _read_all(self, transport: Transport) -> None:
         while (frames := await transport.read()) is not None:
@@ -227,9 +210,9 @@ class Link:
                     known.note_writable()
             case CallBegan(call):
                 task = self._answers[call] = asyncio.create_task(self._answer_call(call), name="link-answer")
-                # Not at its own end: a task that is cancelled before its first step never comes there.
+                # Not in `_answer_call`: a task that is cancelled before its first step never runs it.
                 task.add_done_callback(lambda _: self._answers.pop(call, None))
-            case CallOver(call):
+            case CallEnded(call):
                 self._mux.release(call)
                 if (answer := self._answers.get(call)) is not None:
                     answer.cancel()
@@ -248,8 +231,13 @@ class Link:
             self._calls.pop(call, None)
 
     def _added(self, call: Call) -> LinkCall:
-        link_call = self._calls[call] = LinkCall(self, call)
+        link_call = self._calls[call] = LinkCall(
+            self._mux, call, on_change=self._kick, on_close=lambda: self._forget(call)
+        )
         return link_call
+
+    def _forget(self, call: Call) -> None:
+        self._calls.pop(call, None)
 
     def _kick(self) -> None:
         if self._mux.has_frames:
@@ -263,3 +251,70 @@ class Link:
                 known.note_writable()
             if (task := self._answers.get(call)) is not None:
                 task.cancel()
+
+
+LINK_KEEPALIVE_MS = 10_000
+"""A lost connection is noticed within this and the ping timeout."""
+ACCEPTED_KEY = "weft-relay"
+"""Initial metadata that tells a runner that the relay has accepted its link."""
+CLOCK_KEY = "weft-time"
+"""Initial metadata beside it: the relay's clock in milliseconds since the epoch, for runners whose own is off."""
+MAX_LINK_MESSAGE_BYTES = 1024 * 1024
+"""Many times MAX_BATCH_BYTES: a larger message violates the protocol."""
+
+_LINK_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_send_message_length", MAX_LINK_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_LINK_MESSAGE_BYTES),
+    ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+    ("grpc.keepalive_time_ms", LINK_KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MS),
+    ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+LINK_CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    *_LINK_OPTIONS,
+    # Each attempt uses a channel of its own with our back-off: one inside gRPC would add to it.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.enable_retries", 0),
+)
+LINK_SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
+    *_LINK_OPTIONS,
+    # Both ends must agree, or the server ends the connection with too_many_pings.
+    ("grpc.http2.min_ping_interval_without_data_ms", LINK_KEEPALIVE_MS // 3),
+    ("grpc.http2.max_ping_strikes", 4),
+    ("grpc.so_reuseport", 0),
+)
+
+
+class _Stream(Protocol):
+    async def read(self) -> Any: ...
+
+    async def write(self, message: Any) -> None: ...
+
+
+class AttachTransport(Transport):
+    """Frames over an Attach stream: `stream` is the call of a runner or the context of a router."""
+
+    def __init__(self, stream: _Stream, kind: type[pb.AttachRequest] | type[pb.AttachResponse]) -> None:
+        """`kind` is the message type that this end sends."""
+        self._stream = stream
+        self._kind = kind
+
+    @override
+    async def read(self) -> Sequence[Frame] | None:
+        try:
+            message = await self._stream.read()
+        except grpc.aio.AioRpcError as error:
+            raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
+        return None if message is grpc.aio.EOF else from_messages(message.frames)
+
+    @override
+    async def write(self, frames: Sequence[Frame]) -> None:
+        try:
+            await self._stream.write(self._kind(frames=to_messages(frames)))
+        except grpc.aio.AioRpcError as error:
+            raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
+        except asyncio.InvalidStateError as error:
+            raise WeftError(Reason.SERVICE_UNAVAILABLE, "the stream of the link has ended") from error

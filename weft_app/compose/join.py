@@ -27,7 +27,7 @@ from runner_svc.runtimes.table import ATTACHED_RUNTIME
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.gc_tuning import settle_garbage_collector
 from weft.kernel.reasons import Reason
-from weft.link.transport import LINK_CHANNEL_OPTIONS
+from weft.link.link import LINK_CHANNEL_OPTIONS
 from weft_app.compose.demo import configured_runners
 from weft_app.compose.grpc_host import GrpcHost, is_loopback
 from weft_app.compose.home import MAX_SOCKET_PATH_BYTES, WeftHome

@@ -12,7 +12,7 @@ from router_svc.relay import RELAY_SERVICE, Relay, add_relay_to_server
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.file_replacement import replace_file
 from weft.kernel.reasons import Reason
-from weft.link.transport import LINK_SERVER_OPTIONS
+from weft.link.link import LINK_SERVER_OPTIONS
 from weft_app.compose.grpc_host import GrpcHost, is_loopback
 from weft_app.compose.home import WeftHome
 from weft_app.compose.relay_certificate import RelayCertificate, certificate_from_files, self_signed_certificate

@@ -37,7 +37,7 @@ from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import CHANNEL_OPTIONS, answering, new_server, open_channel
-from weft.link.transport import LINK_CHANNEL_OPTIONS, LINK_SERVER_OPTIONS
+from weft.link.link import LINK_CHANNEL_OPTIONS, LINK_SERVER_OPTIONS
 
 if TYPE_CHECKING:
     from weft.api.registry.v1.runner_session_service_pb2_grpc import RunnerSessionServiceAsyncStub

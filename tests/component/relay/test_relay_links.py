@@ -28,7 +28,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call, open_channel
 from weft.link.frames import MAX_PART_BYTES
-from weft.link.transport import MAX_LINK_MESSAGE_BYTES
+from weft.link.link import MAX_LINK_MESSAGE_BYTES
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 import pytest
 
 from weft.api.router.v1 import relay_service_pb2 as pb
-from weft.link.codec import forwardable, from_messages, to_messages
 from weft.link.frames import (
     MAX_FRAMES_AT_ONCE,
     MAX_PART_BYTES,
@@ -14,6 +13,9 @@ from weft.link.frames import (
     LinkProtocolError,
     Part,
     Start,
+    forwardable,
+    from_messages,
+    to_messages,
 )
 
 STATUS = CallStatus(code=14, message="gone", trailing_metadata=(("grpc-status-details-bin", b"\x00\xff"),))

@@ -6,7 +6,7 @@ import pytest
 from weft.api.router.v1 import relay_service_pb2 as pb
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.link.codec import to_messages
+from weft.link.flow_control import Call
 from weft.link.frames import (
     MAX_FRAMES_AT_ONCE,
     MAX_PART_BYTES,
@@ -21,10 +21,10 @@ from weft.link.frames import (
     Part,
     Side,
     Start,
+    to_messages,
 )
-from weft.link.link import MAX_BATCH_BYTES
-from weft.link.multiplexer import Call, CallBegan, CallOver, CallReadable, Event, LinkLimits, Multiplexer
-from weft.link.transport import MAX_LINK_MESSAGE_BYTES
+from weft.link.link import MAX_BATCH_BYTES, MAX_LINK_MESSAGE_BYTES
+from weft.link.multiplexer import CallBegan, CallEnded, CallReadable, Event, LinkLimits, Multiplexer
 
 METHOD = "/pkg.Service/Method"
 EVERYTHING = 1 << 40
@@ -193,7 +193,7 @@ def test_a_cancelled_call_is_over_on_both_ends() -> None:
     pair.router.send(call, b"x" * (10 * WINDOW_BYTES))
     pair.router.cancel(call, CallStatus(code=1))
     (event,) = pair.to_runner()
-    assert event == CallOver(peer)
+    assert event == CallEnded(peer)
     assert peer.status is not None
     assert call.status == CallStatus(code=1)
     pair.runner.send(peer, b"too late")
@@ -244,7 +244,7 @@ def test_a_message_that_is_too_large_ends_its_call_and_not_the_link() -> None:
     call, peer = pair.begun()
     pair.router.send(call, b"x" * 1001)
     (event,) = pair.to_runner()
-    assert event == CallOver(peer)
+    assert event == CallEnded(peer)
     assert pair.to_router() == [CallReadable(call)]
     assert call.status is not None
     assert "1000 bytes" in call.status.message

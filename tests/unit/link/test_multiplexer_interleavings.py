@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from kit.examples import examples
 
+from weft.link.flow_control import Call
 from weft.link.frames import WINDOW_BYTES, CallStatus, Credit, Frame, Part, Side, part_cost
-from weft.link.multiplexer import Call, CallBegan, CallOver, LinkLimits, Multiplexer
+from weft.link.multiplexer import CallBegan, CallEnded, LinkLimits, Multiplexer
 
 MAX_MESSAGE_BYTES = 3 * WINDOW_BYTES
 SIZES = st.sampled_from([0, 1, 50, 1000, 70_000, WINDOW_BYTES, MAX_MESSAGE_BYTES])
@@ -154,7 +155,7 @@ class LinkHistory(RuleBasedStateMachine):
         for event in self.ends[Side(1 - side)].receive(frame):
             if isinstance(event, CallBegan) and event.call.call_id in self.there:
                 self._note_begun(event.call)
-            if isinstance(event, CallOver):
+            if isinstance(event, CallEnded):
                 self.ends[Side(1 - side)].release(event.call)
 
     def _note_begun(self, call: Call) -> None:

@@ -4,8 +4,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from runner_svc.dial_out.redaction import redact_local_addresses, redact_status
 from weft.kernel.errors import invalid_field
-from weft.link.codec import STATUS_DETAILS, status_of
-from weft.link.frames import CallStatus
+from weft.link.frames import STATUS_DETAILS, CallStatus, status_of
 
 
 @pytest.mark.parametrize(

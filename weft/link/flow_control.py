@@ -1,0 +1,268 @@
+"""The two halves of a call on a link with their flow control, and the schedule by which calls take turns to send."""
+
+from collections import deque
+
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.link.frames import (
+    MAX_PART_BYTES,
+    WINDOW_BYTES,
+    CallStatus,
+    Credit,
+    End,
+    Frame,
+    HalfClose,
+    LinkProtocolError,
+    Part,
+    Start,
+    part_cost,
+)
+
+MESSAGE_OVERHEAD_BYTES = 64
+"""What a kept message takes besides its bytes, about."""
+CREDIT_STEP_BYTES = WINDOW_BYTES // 4
+"""Credit is given back in steps of at least this, so that it does not cost a frame per message."""
+MAX_CREDIT_BYTES = 2**31 - 1
+
+
+class ReceiveHalf:
+    """Received parts, joined into messages, and the credit that the peer has left.
+
+    Unread messages hold at most one window. A message larger than that is credited while it arrives, but only once all
+    before it has been read: a reader that has stopped gets one such message and no more.
+    """
+
+    def __init__(self, max_message_bytes: int) -> None:
+        self._max_message_bytes = max_message_bytes
+        self._inbox: deque[tuple[bytes, int]] = deque()
+        self._partial = bytearray()
+        self._partial_cost = 0
+        self._allowed = WINDOW_BYTES
+        self._owed = 0
+        self._is_unwanted = False
+        self.buffered_bytes = 0
+
+    def take(self, part: Part) -> None:
+        """Adds a part. Raises LinkProtocolError beyond the credit, REQUEST_TOO_LARGE for too large a message."""
+        cost = part_cost(part.data)
+        if cost > self._allowed:
+            raise LinkProtocolError(f"call {part.call_id} sent more than its credit")
+        self._allowed -= cost
+        if self._is_unwanted:
+            return
+        self._partial_cost += cost
+        if len(self._partial) + len(part.data) > self._max_message_bytes:
+            raise WeftError(
+                Reason.REQUEST_TOO_LARGE, f"a message on a link may have at most {self._max_message_bytes} bytes"
+            )
+        self.buffered_bytes += len(part.data)
+        if part.more:
+            self._partial += part.data
+            self._credit_partial()
+            return
+        self._inbox.append((self._with_partial(part.data), self._partial_cost))
+        self.buffered_bytes += MESSAGE_OVERHEAD_BYTES
+        self._partial, self._partial_cost = bytearray(), 0
+
+    def read(self) -> bytes | None:
+        """Returns the next complete message; None: there is none yet."""
+        if not self._inbox:
+            return None
+        message, cost = self._inbox.popleft()
+        self.buffered_bytes -= len(message) + MESSAGE_OVERHEAD_BYTES
+        self._owed += cost
+        self._credit_partial()
+        return message
+
+    def take_credit(self) -> int:
+        """Returns the bytes to credit the peer with now; 0: not worth a frame yet."""
+        if self._owed < CREDIT_STEP_BYTES:
+            return 0
+        owed, self._owed = self._owed, 0
+        self._allowed += owed
+        return owed
+
+    @property
+    def credit_is_due(self) -> bool:
+        """Whether `take_credit` would return more than 0."""
+        return self._owed >= CREDIT_STEP_BYTES
+
+    def clear(self) -> None:
+        """Drops what was not read, and what still arrives."""
+        self._is_unwanted = True
+        self._inbox.clear()
+        self._partial = bytearray()
+        self.buffered_bytes = 0
+
+    def _with_partial(self, data: bytes) -> bytes:
+        if not self._partial:
+            return data
+        self._partial += data
+        return bytes(self._partial)
+
+    def _credit_partial(self) -> None:
+        if not self._inbox:
+            self._owed += self._partial_cost
+            self._partial_cost = 0
+
+
+class SendHalf:
+    """Unsent frames of a call, in order: the start, messages cut into parts, and the closing frame."""
+
+    def __init__(self, call_id: int, credit: int, start: Start | None = None) -> None:
+        self._call_id = call_id
+        self._credit = credit
+        self._start = start
+        self._messages: deque[bytes] = deque()
+        self._offset = 0
+        self._last: HalfClose | End | None = None
+        self.is_closed = False
+        """Whether there is a closing frame, sent or not."""
+        self.unsent_bytes = 0
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether the start was sent, so that the peer may know of the call."""
+        return self._start is None
+
+    @property
+    def is_sendable(self) -> bool:
+        """Whether a frame can be sent now."""
+        return self._start is not None or (self._credit > 0 if self._messages else self._last is not None)
+
+    def put(self, message: bytes) -> None:
+        """Adds a message."""
+        assert not self.is_closed, "a message after the closing frame"
+        self._messages.append(message)
+        self.unsent_bytes += len(message) + MESSAGE_OVERHEAD_BYTES
+
+    def close(self, last: HalfClose | End) -> None:
+        """Adds the closing frame."""
+        self._last, self.is_closed = last, True
+
+    def add_credit(self, byte_count: int) -> None:
+        """Adds credit from the peer. Raises LinkProtocolError for an impossible amount."""
+        if byte_count <= 0 or self._credit + byte_count > MAX_CREDIT_BYTES:
+            raise LinkProtocolError(f"call {self._call_id} got {byte_count} bytes of credit")
+        self._credit += byte_count
+
+    def next_frame(self) -> Frame:
+        """Returns the next frame; only while `is_sendable`."""
+        if self._start is not None:
+            start, self._start = self._start, None
+            return start
+        if self._messages:
+            return self._next_part()
+        last, self._last = self._last, None
+        assert last is not None, "next_frame with nothing to send"
+        return last
+
+    def clear(self) -> None:
+        """Drops what was not sent."""
+        self._start = self._last = None
+        self._messages.clear()
+        self.is_closed = True
+        self.unsent_bytes = 0
+
+    def _next_part(self) -> Part:
+        message = self._messages[0]
+        end = min(len(message), self._offset + min(MAX_PART_BYTES, self._credit))
+        data = message if self._offset == 0 and end == len(message) else message[self._offset : end]
+        self._credit -= part_cost(data)
+        self.unsent_bytes -= len(data)
+        more = end < len(message)
+        self._offset = end if more else 0
+        if not more:
+            self._messages.popleft()
+            self.unsent_bytes -= MESSAGE_OVERHEAD_BYTES
+        return Part(self._call_id, data, more)
+
+
+class Call:
+    """One call as one side sees it. Created and changed by the multiplexer only."""
+
+    def __init__(self, start: Start, send: SendHalf, receive: ReceiveHalf, *, is_own: bool) -> None:
+        self.call_id = start.call_id
+        self.method = start.method
+        self.metadata = start.metadata
+        self.timeout_seconds = start.timeout_seconds
+        self.is_own = is_own
+        self.send = send
+        self.receive = receive
+        self.is_scheduled = False
+        """Whether it is in the send schedule."""
+        self.peer_is_done = False
+        """Whether no more messages will arrive."""
+        self.status: CallStatus | None = None
+        """How it ended, once it has; for a call of the peer also that it was cancelled."""
+
+
+class SendSchedule:
+    """The order of frames: urgent ones, then credit, then one frame of each sendable call in turn."""
+
+    def __init__(self) -> None:
+        self._urgent: deque[Frame] = deque()
+        self._credit_due: dict[int, Call] = {}
+        self._turns: deque[Call] = deque()
+        self.unsent_bytes = 0
+        """Messages waiting to be sent, over all calls."""
+
+    def __bool__(self) -> bool:
+        """Whether there is a frame to send."""
+        return bool(self._urgent or self._credit_due or self._turns)
+
+    def put(self, call: Call, message: bytes) -> None:
+        """Adds a message of a call."""
+        before = call.send.unsent_bytes
+        call.send.put(message)
+        self.unsent_bytes += call.send.unsent_bytes - before
+        self.add(call)
+
+    def put_urgent(self, frame: Frame) -> None:
+        """Adds a frame that overtakes all messages."""
+        self._urgent.append(frame)
+
+    def add(self, call: Call) -> None:
+        """Gives a call its turn if it has something to send."""
+        if not call.is_scheduled and call.send.is_sendable:
+            call.is_scheduled = True
+            self._turns.append(call)
+
+    def add_credit(self, call: Call) -> None:
+        """Has the peer credited with what was read of a call."""
+        self._credit_due[call.call_id] = call
+
+    def drop_credit(self, call: Call) -> None:
+        """Sends no credit for a call that has ended."""
+        self._credit_due.pop(call.call_id, None)
+
+    def drop_unsent(self, call: Call) -> None:
+        """Drops what a call has not sent."""
+        self.unsent_bytes -= call.send.unsent_bytes
+        call.send.clear()
+        if call.is_scheduled:
+            call.is_scheduled = False
+            self._turns.remove(call)
+
+    def clear(self) -> None:
+        """Drops every frame."""
+        self._urgent.clear()
+        self._credit_due.clear()
+        self._turns.clear()
+
+    def next(self) -> tuple[Frame, Call | None]:
+        """Returns the next frame, and the call whose turn it was; None for an urgent frame and for credit."""
+        if self._urgent:
+            return self._urgent.popleft(), None
+        if self._credit_due:
+            call_id, call = next(iter(self._credit_due.items()))
+            del self._credit_due[call_id]
+            return Credit(call_id, call.receive.take_credit()), None
+        call = self._turns.popleft()
+        before = call.send.unsent_bytes
+        frame = call.send.next_frame()
+        self.unsent_bytes += call.send.unsent_bytes - before
+        call.is_scheduled = call.send.is_sendable
+        if call.is_scheduled:
+            self._turns.append(call)
+        return frame, call
