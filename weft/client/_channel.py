@@ -1,11 +1,11 @@
-"""How programs without an event loop reach a mesh, and how they show who they are."""
+"""Addresses, credentials and channels of clients, and the clients of inference: `Mesh` and `AsyncMesh`."""
 
 import json
 import os
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, cast
 
 import grpc
 
@@ -119,6 +119,53 @@ def named_by_variable(error: FieldError) -> FieldError:
     if section != _SECTION:
         return error
     return FieldError(_VARIABLES[name], error.message.removeprefix(f"{error.field}: "), error.reason)
+
+
+class ServiceClient:
+    """Base of the synchronous clients: a channel to one service. Every failure is a WeftError with a reason."""
+
+    def __init__(self, target: str, timeout_seconds: float) -> None:
+        self._target = target
+        self._timeout_seconds = timeout_seconds
+        self._channel = open_mesh_channel(target)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the channel; calls still running are cancelled."""
+        self._channel.close()
+
+    def _call(self, method: Callable[..., Any], request: Any, timeout_seconds: float | None = None) -> Any:
+        try:
+            return method(request, timeout=timeout_seconds or self._timeout_seconds)
+        except grpc.RpcError as error:
+            raise self._failure(error) from error
+
+    def _stream(self, call: Any) -> Iterator[Any]:
+        """Yields the responses of a started call, which is cancelled when the reader leaves."""
+        try:
+            yield from call
+        except grpc.RpcError as error:
+            raise self._failure(error) from error
+        finally:
+            call.cancel()
+
+    def _failure(self, error: grpc.RpcError) -> WeftError:
+        return error_from_call(error, Reason.SERVICE_UNAVAILABLE)
+
+
+def registry_failure(error: grpc.RpcError, target: str) -> WeftError:
+    """The failure of a call to the registry; one without an answer names the target."""
+    found = error_from_call(error, Reason.SERVICE_UNAVAILABLE)
+    if found.reason is not Reason.SERVICE_UNAVAILABLE:
+        return found
+    return WeftError(found.reason, f"the mesh at {target} does not answer: {found.message}")
 
 
 def connect_async(

@@ -3,20 +3,19 @@
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 import grpc
 from google.protobuf import duration_pb2
+from typing_extensions import override
 
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2, lease_service_pb2_grpc
-from weft.client._channel import open_mesh_channel
+from weft.client._channel import ServiceClient, registry_failure
 from weft.gpu.observer import HostObserver
 from weft.gpu.process import is_alive, tree_of
 from weft.gpu.snapshot import HostSnapshot, ProcessId
 from weft.gpu.snapshot_messages import MAX_PROCESSES, process_id_from, process_id_message, snapshot_message
 from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import error_from_call
 
 MAX_SEEN_PROCESSES = 4_096
 """Processes of one tree that are kept in mind; the oldest numbers first."""
@@ -59,61 +58,42 @@ MAX_USE_PROCESSES = 256
 pb = lease_service_pb2
 
 
-class LeaseClient:
+class LeaseClient(ServiceClient):
     """Calls on the ledger on behalf of one holder. Every failure is a WeftError with a reason."""
 
     def __init__(self, target: str, holder: lease_pb2.LeaseHolder) -> None:
-        self._target = target
+        super().__init__(target, CALL_TIMEOUT_SECONDS)
         self._holder = holder
-        self._channel = open_mesh_channel(target)
         self._stub = lease_service_pb2_grpc.LeaseServiceStub(self._channel)
-
-    def close(self) -> None:
-        """Close the channel; calls still running are cancelled."""
-        self._channel.close()
 
     def acquire(self, request: pb.AcquireLeaseRequest, wait_seconds: float) -> Iterator[pb.AcquireLeaseResponse]:
         """What the ledger says until the memory is there, at most for so long. Leaving the iterator gives up."""
         request.holder.CopyFrom(self._holder)
         request.max_wait.CopyFrom(_duration(wait_seconds))
-        call = self._stub.AcquireLease(request, timeout=wait_seconds + ANSWER_MARGIN_SECONDS)
-        try:
-            with self._translated():
-                yield from call
-        finally:
-            call.cancel()
+        return self._stream(self._stub.AcquireLease(request, timeout=wait_seconds + ANSWER_MARGIN_SECONDS))
 
     def renew(
         self, leases: Iterable[pb.LeaseUse], sight: HostSnapshot, timeout_seconds: float = CALL_TIMEOUT_SECONDS
     ) -> pb.RenewLeasesResponse:
         """Keep leases, and say what is seen; without leases only the latter."""
         request = pb.RenewLeasesRequest(holder=self._holder, leases=leases, sighting=snapshot_message(sight))
-        with self._translated():
-            return self._stub.RenewLeases(request, timeout=timeout_seconds)
+        response: pb.RenewLeasesResponse = self._call(self._stub.RenewLeases, request, timeout_seconds)
+        return response
 
     def release(self, lease: lease_pb2.Lease) -> None:
         """Give a lease up. Raises LEASE_LOST when it is somebody else's by now."""
         request = pb.ReleaseLeaseRequest(
             holder=self._holder, lease_id=lease.lease_id, fencing_number=lease.fencing_number
         )
-        with self._translated():
-            self._stub.ReleaseLease(request, timeout=CALL_TIMEOUT_SECONDS)
+        self._call(self._stub.ReleaseLease, request)
 
     def hosts(self, host: str = "") -> list[pb.HostMemory]:
         """Hosts with their devices and leases; with `host` only that one, or none when the ledger has not seen it."""
-        with self._translated():
-            response = self._stub.ListHostMemory(pb.ListHostMemoryRequest(host=host), timeout=CALL_TIMEOUT_SECONDS)
-        return list(response.hosts)
+        return list(self._call(self._stub.ListHostMemory, pb.ListHostMemoryRequest(host=host)).hosts)
 
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
-        try:
-            yield
-        except grpc.RpcError as error:
-            found = error_from_call(error, Reason.SERVICE_UNAVAILABLE)
-            if found.reason is Reason.SERVICE_UNAVAILABLE:
-                raise WeftError(found.reason, f"the mesh at {self._target} does not answer: {found.message}") from error
-            raise found from error
+    @override
+    def _failure(self, error: grpc.RpcError) -> WeftError:
+        return registry_failure(error, self._target)
 
 
 def lease_use(lease: lease_pb2.Lease, processes: Iterable[ProcessId]) -> pb.LeaseUse:

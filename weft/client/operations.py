@@ -11,22 +11,16 @@ with connect_operations() as operations:
 import getpass
 import os
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
-
-import grpc
 
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2, operation_service_pb2_grpc
 from weft.api.registry.v1 import lease_service_pb2, lease_service_pb2_grpc
-from weft.client._channel import mesh_address, open_mesh_channel
+from weft.client._channel import ServiceClient, mesh_address
 from weft.documents.operation_documents import AuditEntryDocument, HostMemoryDocument, OperationDocument
 from weft.documents.operation_messages import audit_document, host_memory_document, operation_document
 from weft.kernel.names import new_id
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import error_from_call
 
 CALL_TIMEOUT_SECONDS = 10.0
 PAGE_SIZE = 1000
@@ -45,22 +39,13 @@ def connect_operations(
     return Operations(target or mesh_address(home, "registry"), timeout_seconds)
 
 
-class Operations:
+class Operations(ServiceClient):
     """Calls on one registry. Every failure is a WeftError with a reason."""
 
     def __init__(self, target: str, timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> None:
-        self._timeout_seconds = timeout_seconds
-        self._channel = open_mesh_channel(target)
+        super().__init__(target, timeout_seconds)
         self._stub = operation_service_pb2_grpc.OperationServiceStub(self._channel)
         self._leases = lease_service_pb2_grpc.LeaseServiceStub(self._channel)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._channel.close()
 
     def create(
         self, action: operation_pb2.OperationAction, *, request_id: str = "", authorization: str = ""
@@ -87,13 +72,8 @@ class Operations:
     def watch(self, name: str, timeout_seconds: float | None = None) -> Iterator[OperationDocument]:
         """The operation as it is now, then with every change, until it has ended."""
         request = pb.WatchOperationRequest(name=operation_name(name))
-        call: Any = self._stub.WatchOperation(request, timeout=timeout_seconds)
-        try:
-            with _translated():
-                for response in call:
-                    yield operation_document(response.operation)
-        finally:
-            call.cancel()
+        for response in self._stream(self._stub.WatchOperation(request, timeout=timeout_seconds)):
+            yield operation_document(response.operation)
 
     def newest(self, limit: int, *, unfinished_only: bool = False) -> Iterator[OperationDocument]:
         """At most `limit` operations, newest first."""
@@ -129,10 +109,6 @@ class Operations:
         request = lease_service_pb2.ListHostMemoryRequest(host=host)
         return [host_memory_document(one) for one in self._call(self._leases.ListHostMemory, request).hosts]
 
-    def _call(self, method: Callable[..., Any], request: Any) -> Any:
-        with _translated():
-            return method(request, timeout=self._timeout_seconds)
-
 
 def operation_name(name: str) -> str:
     """The name of an operation, of which people may give the id alone."""
@@ -145,11 +121,3 @@ def requester(surface: str) -> str:
     with suppress(KeyError, OSError):
         user = getpass.getuser()
     return f"{surface}:{user}@{socket.gethostname()}"[:256]
-
-
-@contextmanager
-def _translated() -> Iterator[None]:
-    try:
-        yield
-    except grpc.RpcError as error:
-        raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error

@@ -6,16 +6,10 @@ with connect_requests() as requests:
     print(requests.get("req_1f3a").state)
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
-
-import grpc
 
 from weft.api.router.v1 import request_service_pb2, request_service_pb2_grpc
-from weft.client._channel import mesh_address, open_mesh_channel
+from weft.client._channel import ServiceClient, mesh_address
 from weft.documents.request_documents import (
     ClientDocument,
     ClientList,
@@ -24,8 +18,6 @@ from weft.documents.request_documents import (
     client_document,
     request_document,
 )
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import error_from_call
 
 CALL_TIMEOUT_SECONDS = 10.0
 
@@ -42,21 +34,12 @@ def connect_requests(
     return Requests(target or mesh_address(home), timeout_seconds)
 
 
-class Requests:
+class Requests(ServiceClient):
     """Calls on one router. Every failure is a WeftError with a reason."""
 
     def __init__(self, target: str, timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> None:
-        self._timeout_seconds = timeout_seconds
-        self._channel = open_mesh_channel(target)
+        super().__init__(target, timeout_seconds)
         self._stub = request_service_pb2_grpc.RequestServiceStub(self._channel)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._channel.close()
 
     def get(self, request_id: str, tenant: str = "") -> RequestDocument:
         """One request, if it is the tenant's; empty: whoever's it is. Raises NOT_FOUND."""
@@ -74,15 +57,3 @@ class Requests:
         found = self._call(self._stub.ListClients, pb.ListClientsRequest())
         clients: list[ClientDocument] = [client_document(record) for record in found.clients]
         return ClientList(kind="ClientList", items=tuple(clients))
-
-    def _call(self, method: Callable[..., Any], request: Any) -> Any:
-        with _translated():
-            return method(request, timeout=self._timeout_seconds)
-
-
-@contextmanager
-def _translated() -> Iterator[None]:
-    try:
-        yield
-    except grpc.RpcError as error:
-        raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error

@@ -8,14 +8,13 @@ with connect_registry() as registry:
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import grpc
+from typing_extensions import override
 
 from weft.api.registry.v1 import (
     declaration_service_pb2,
@@ -29,9 +28,9 @@ from weft.api.registry.v1 import (
     settings_service_pb2_grpc,
 )
 from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
-from weft.client._channel import mesh_address, open_mesh_channel
+from weft.client._channel import ServiceClient, mesh_address, open_mesh_channel, registry_failure
 from weft.documents.document_base import ResourceKind
-from weft.documents.documents import Document, EventDocument, PoolDocument
+from weft.documents.documents import Document, EventDocument, ModelDocument, PoolDocument, RunnerDocument
 from weft.documents.messages import (
     agent_document,
     declared_document,
@@ -97,28 +96,14 @@ def connect_registry(
     return Registry(target or mesh_address(home, "registry"), timeout_seconds)
 
 
-class Registry:
+class Registry(ServiceClient):
     """Calls on one registry. Every failure is a WeftError with a reason."""
 
     def __init__(self, target: str, timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> None:
-        self._timeout_seconds = timeout_seconds
-        self._target = target
-        self._channel = open_mesh_channel(target)
+        super().__init__(target, timeout_seconds)
         self._stub = registry_service_pb2_grpc.RegistryServiceStub(self._channel)
         self._declarations = declaration_service_pb2_grpc.DeclarationServiceStub(self._channel)
         self._settings = settings_service_pb2_grpc.SettingsServiceStub(self._channel)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the channel; calls still running are cancelled."""
-        self._channel.close()
 
     def documents(self, kind: ResourceKind) -> list[Document]:
         """The resources of one kind, by name."""
@@ -199,14 +184,10 @@ class Registry:
         call = self._stub.WatchEvents(pb.WatchEventsRequest(kind=_scope(kind), name=name))
         return (event_document(response.event) for response in self._stream(call))
 
+    @override
     def _stream(self, call: Any) -> Iterator[Any]:
-        """The responses of a call that has begun; it is cancelled when the reader leaves."""
-        try:
-            with self._translated():
-                yield from call
-            raise WeftError(Reason.SERVICE_UNAVAILABLE, f"the mesh at {self._target} ended the watch")
-        finally:
-            call.cancel()
+        yield from super()._stream(call)
+        raise WeftError(Reason.SERVICE_UNAVAILABLE, f"the mesh at {self._target} ended the watch")
 
     def _runner_of(self, name: str) -> runner_pb2.Runner | None:
         if not name:
@@ -241,19 +222,9 @@ class Registry:
             case ResourceKind.ROUTE:
                 return self._stub.ListRoutes, pb.ListRoutesRequest(page_size=PAGE_SIZE)
 
-    def _call(self, call: Callable[..., Any], request: Any, timeout_seconds: float | None = None) -> Any:
-        with self._translated():
-            return call(request, timeout=timeout_seconds or self._timeout_seconds)
-
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
-        try:
-            yield
-        except grpc.RpcError as error:
-            found = error_from_call(error, Reason.SERVICE_UNAVAILABLE)
-            if found.reason is Reason.SERVICE_UNAVAILABLE:
-                raise WeftError(found.reason, f"the mesh at {self._target} does not answer: {found.message}") from error
-            raise found from error
+    @override
+    def _failure(self, error: grpc.RpcError) -> WeftError:
+        return registry_failure(error, self._target)
 
 
 def describe_runner(address: str, log_line_count: int = 0) -> runner_service_pb2.DescribeResponse | None:
@@ -265,6 +236,41 @@ def describe_runner(address: str, log_line_count: int = 0) -> runner_service_pb2
             return stub.Describe(request, timeout=CALL_TIMEOUT_SECONDS, metadata=metadata_of(address))
         except grpc.RpcError:
             return None
+
+
+def connect_runner_of(registry: Registry, model: str) -> "RunnerOfModel":
+    """The runner that serves a model. Raises MODEL_NOT_FOUND, or NO_RUNNER_AVAILABLE when none does now."""
+    document = registry.document(ResourceKind.MODEL, model)
+    assert isinstance(document, ModelDocument)
+    name = document.status.runner if document.status is not None else None
+    if not name:
+        raise WeftError(Reason.NO_RUNNER_AVAILABLE, f"no runner serves {model} now")
+    runner = registry.document(ResourceKind.RUNNER, name)
+    assert isinstance(runner, RunnerDocument)
+    if runner.status is None or runner.status.state != "active":
+        raise WeftError(Reason.NO_RUNNER_AVAILABLE, f"the runner {name}, which serves {model}, is not there")
+    return RunnerOfModel(runner.status.address, model, runner.status.runtime)
+
+
+class RunnerOfModel(ServiceClient):
+    """Calls about one model to its runner, behind a relay or not. Every failure is a WeftError with a reason."""
+
+    def __init__(self, address: str, model: str, runtime: str = "") -> None:
+        super().__init__(address, CALL_TIMEOUT_SECONDS)
+        self.runtime = runtime
+        """The runtime of the model, such as "llama_server"."""
+        self._model = model
+        self._metadata = metadata_of(address)
+        self._stub = runner_service_pb2_grpc.RunnerServiceStub(self._channel)
+
+    def log_lines(self, line_count: int, *, follow: bool) -> Iterator[runner_service_pb2.TailLogsResponse]:
+        """The last lines of its backend's output, and with `follow` every new one for as long as they are read."""
+        request = runner_service_pb2.TailLogsRequest(model=self._model, line_count=line_count, follow=follow)
+        return self._stream(self._stub.TailLogs(request, metadata=self._metadata))
+
+    @override
+    def _failure(self, error: grpc.RpcError) -> WeftError:
+        return error_from_call(error, Reason.WORKER_LOST)
 
 
 def _scope(kind: ResourceKind | None) -> "resource_kind_pb2.ResourceKind.ValueType":

@@ -8,23 +8,17 @@ with connect_tasks() as tasks:
         print(piece)
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, Unpack
-
-import grpc
+from typing import Unpack
 
 from weft.api.common.v1 import event_pb2
 from weft.api.router.v1 import task_pb2, task_service_pb2_grpc
 from weft.api.router.v1 import task_service_pb2 as pb
-from weft.client._channel import mesh_address, open_mesh_channel
+from weft.client._channel import ServiceClient, mesh_address
 from weft.client._messages import ChatOptions, Message, chat_request
 from weft.documents.task_documents import TaskDocument, TaskList, task_details, task_document
 from weft.kernel.errors import invalid_field
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import error_from_call
 
 CALL_TIMEOUT_SECONDS = 10.0
 MAX_PAGE = 1_000
@@ -41,21 +35,12 @@ def connect_tasks(
     return Tasks(target or mesh_address(home), timeout_seconds)
 
 
-class Tasks:
+class Tasks(ServiceClient):
     """Calls on one router. Every failure is a WeftError with a reason."""
 
     def __init__(self, target: str, timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> None:
-        self._timeout_seconds = timeout_seconds
-        self._channel = open_mesh_channel(target)
+        super().__init__(target, timeout_seconds)
         self._stub = task_service_pb2_grpc.TaskServiceStub(self._channel)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._channel.close()
 
     def submit_chat(
         self,
@@ -117,13 +102,8 @@ class Tasks:
     ) -> Iterator[TaskDocument | task_pb2.TaskPiece]:
         """The task as it is, then every piece of its answer and the task at each change; its end comes last."""
         request = pb.WatchTaskRequest(id=task_id, after_event=after_event)
-        with _translated():
-            for response in self._stub.WatchTask(request, timeout=timeout_seconds):
-                yield task_document(response.task) if response.HasField("task") else response.piece
-
-    def _call(self, method: Callable[..., Any], request: Any) -> Any:
-        with _translated():
-            return method(request, timeout=self._timeout_seconds)
+        for response in self._stream(self._stub.WatchTask(request, timeout=timeout_seconds)):
+            yield task_document(response.task) if response.HasField("task") else response.piece
 
 
 def text_of(piece: task_pb2.TaskPiece) -> str:
@@ -140,11 +120,3 @@ def _state(word: str) -> "task_pb2.TaskState.ValueType":
     if number is None:
         raise invalid_field("state", f"must be one of {', '.join(_STATES)}")
     return number
-
-
-@contextmanager
-def _translated() -> Iterator[None]:
-    try:
-        yield
-    except grpc.RpcError as error:
-        raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error

@@ -13,8 +13,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from runner_svc.runtimes.table import find_runtime
 from weft.api.operations.v1 import operation_pb2
 from weft.client.operations import Operations, connect_operations
-from weft.client.resources import connect_registry
-from weft.client.runners import connect_runner_of
+from weft.client.resources import connect_registry, connect_runner_of
 from weft.documents.operation_documents import OperationDocument, OperationList
 from weft.documents.operation_messages import flush_action, load_action, unload_action
 from weft.kernel.errors import WeftError, invalid_field
