@@ -10,10 +10,8 @@ from types import FrameType
 from typing import Never
 
 from bench import measures
-from bench.book import Book
-from bench.contender import PEERS, WEFT, Contender, load_contender
+from bench.contender import PEERS, WEFT, Contender, InstallError, ensure_installed, load_contender
 from bench.edge import measure_edge
-from bench.install import InstallError, ensure_installed
 from bench.launch import LaunchError, Target, running, running_stub
 from bench.machine import describe_machine
 from bench.measures import Measure
@@ -21,7 +19,7 @@ from bench.overload import measure_overload
 from bench.placements import measure_placements
 from bench.real import measure_cold_start, measure_real
 from bench.registry import measure_outage, measure_registry
-from bench.report import Report, markdown, write
+from bench.report import Book, Report, markdown, write
 from bench.scenarios import SCENARIO_NAMES, Options, measure_all
 from bench.start import measure_start
 from bench.supervision import measure_supervision

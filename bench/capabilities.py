@@ -21,8 +21,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from bench.apart import Apart
-from bench.install import package_version
+from bench.contender import package_version
+from bench.launch import Apart
 from bench.machine import Machine, describe_machine
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -16,12 +16,12 @@ import psutil
 import yaml
 
 from bench import measures
-from bench.book import Book
 from bench.contender import WEFT
 from bench.cpu import MB
 from bench.launch import LaunchError, free_port, own_mesh, with_key
 from bench.load import percentile
 from bench.offered import Offer, Outcome
+from bench.report import Book
 from bench.scenarios import PROMPT, UNARY_TOKENS, Options
 from weft_testing.fake_backend.process import FakeControl, fake_backend_command, run_fake_backend
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from bench.install import package_version
+from bench.contender import package_version
 
 PACKAGES = ("weft", "grpcio", "protobuf", "aiohttp", "uvicorn", "uvloop", "msgspec", "xllamacpp")
 

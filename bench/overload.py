@@ -11,10 +11,10 @@ import psutil
 import yaml
 
 from bench import measures
-from bench.book import Book
 from bench.contender import WEFT
 from bench.launch import free_port, own_mesh
 from bench.offered import Offer, Outcome
+from bench.report import Book
 from bench.scenarios import Options
 from weft_testing.fake_backend.process import FakeControl, fake_backend_command
 

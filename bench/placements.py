@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from bench import measures
-from bench.book import Book
 from bench.contender import WEFT
+from bench.report import Book
 from bench.scenarios import Options
 from router_svc.policy.arrival import Arrival, Needs
 from router_svc.policy.decisions import Decision, Placed, Served

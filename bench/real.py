@@ -11,11 +11,11 @@ import msgspec
 import psutil
 
 from bench import measures
-from bench.book import Book
 from bench.contender import WEFT, WEFT_REAL
 from bench.launch import LaunchError, Target, free_port, run_load, running, started
 from bench.load import CONTENT, Job, Result
 from bench.measures import Measure
+from bench.report import Book
 from bench.scenarios import Options
 
 MODEL_SLOTS = 4

@@ -14,12 +14,11 @@ import msgspec
 import psutil
 
 from bench import measures
-from bench.apart import POLL_SECONDS, Apart, whole_mesh
-from bench.book import Book
 from bench.contender import MODEL, WEFT
 from bench.cpu import MB
-from bench.launch import LaunchError, post
+from bench.launch import SERVE_POLL_SECONDS, Apart, LaunchError, post, whole_mesh
 from bench.load import DRAIN_SECONDS, Job, Result
+from bench.report import Book
 from bench.scenarios import Options, chat
 from bench.sessions import SessionJob, SessionResult
 from weft.api.registry.v1 import model_pb2, registry_service_pb2, registry_service_pb2_grpc
@@ -182,7 +181,7 @@ def _until_it_answers(port: int) -> None:
         except (OSError, LaunchError):
             if time.monotonic() > deadline:
                 raise
-            time.sleep(POLL_SECONDS)
+            time.sleep(SERVE_POLL_SECONDS)
         else:
             return
 
@@ -200,4 +199,4 @@ def _until_active(address: str) -> None:
     while any(model.status != model_pb2.Model.STATUS_ACTIVE for model in _models(address)):
         if time.monotonic() > deadline:
             raise LaunchError("the runner did not come back to its registry")
-        time.sleep(POLL_SECONDS)
+        time.sleep(SERVE_POLL_SECONDS)

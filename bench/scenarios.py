@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench import measures
-from bench.book import Book
 from bench.contender import BACKEND_ROLE, WEFT
 from bench.cpu import memory_of, snapshot
 from bench.launch import STUB, Target, post, run_load
 from bench.load import Job, Result
 from bench.measures import Measure
+from bench.report import Book
 
 PACED_TOKENS_PER_SECOND = 50
 PACED_TOKENS = 100

@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 
 from bench import measures
-from bench.book import Book
 from bench.contender import WEFT
 from bench.launch import LaunchError
+from bench.report import Book
 from bench.scenarios import Options
 
 PROGRAM = (sys.executable, "-m", "weft_app.cli.main")

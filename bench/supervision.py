@@ -8,10 +8,10 @@ from pathlib import Path
 import psutil
 
 from bench import measures
-from bench.book import Book
 from bench.contender import WEFT
 from bench.cpu import MB
 from bench.launch import LaunchError, carried_out, own_mesh
+from bench.report import Book
 from bench.scenarios import Options
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.client import Mesh, WeftError, connect

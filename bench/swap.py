@@ -8,9 +8,9 @@ from pathlib import Path
 import yaml
 
 from bench import measures
-from bench.book import Book
 from bench.contender import WEFT
 from bench.launch import carried_out, own_mesh
+from bench.report import Book
 from bench.scenarios import Options
 from weft.client import Mesh, connect
 from weft.client.leases import hold_memory

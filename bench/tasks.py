@@ -16,11 +16,11 @@ import psutil
 import yaml
 
 from bench import measures
-from bench.book import Book
 from bench.contender import WEFT
 from bench.cpu import MB
 from bench.launch import LaunchError, own_mesh
 from bench.load import percentile
+from bench.report import Book
 from bench.scenarios import SETTLE_SECONDS, Options
 from bench.submissions import SubmitJob, SubmitResult
 from router_svc.durable.tasks.config import TaskLimits

@@ -11,12 +11,12 @@ from registry_svc.keys.api_keys import ApiKeys
 from registry_svc.keys.join_tokens import JoinTokens
 from registry_svc.keys.key_store import SqlKeyStore
 from registry_svc.keys.servicer import JoinTokenServicer, KeyServicer
-from registry_svc.ledger.holders import dial_out_lookup, owner_lookup, session_lookup
 from registry_svc.ledger.lease_store import SqlLeaseStore
+from registry_svc.ledger.lease_table import dial_out_lookup, owner_lookup, session_lookup
 from registry_svc.ledger.ledger import Ledger
 from registry_svc.ledger.servicer import LeaseServicer
 from registry_svc.mesh.core import RegistryCore
-from registry_svc.mesh.declarations import Declarations
+from registry_svc.mesh.declarations import Declarations, SettingsManager
 from registry_svc.mesh.expiry import Expiry, Retirements
 from registry_svc.mesh.runner_calls import GrpcRunnerCalls
 from registry_svc.mesh.servicers import (
@@ -27,13 +27,13 @@ from registry_svc.mesh.servicers import (
     SettingsServicer,
 )
 from registry_svc.mesh.sessions import SessionManager
-from registry_svc.mesh.settings import SettingsManager
 from registry_svc.mesh.store import SqlStore
 from registry_svc.mesh.unowned import UnownedModels
 from registry_svc.operations.governance_gate import build_gate
-from registry_svc.operations.service import OperationService
+from registry_svc.operations.operations import OperationService
+from registry_svc.operations.servicer import OperationServicer
 from registry_svc.store.database import Transactions
-from weft.api.operations.v1 import operation_service_pb2
+from weft.api.operations.v1 import operation_service_pb2, operation_service_pb2_grpc
 from weft.api.registry.v1 import (
     declaration_service_pb2,
     declaration_service_pb2_grpc,
@@ -166,7 +166,9 @@ class RegistryService:
         key_service_pb2_grpc.add_KeyServiceServicer_to_server(KeyServicer(self._keys, core.config.keys), server)
         settings_service_pb2_grpc.add_SettingsServiceServicer_to_server(SettingsServicer(SettingsManager(core)), server)
         lease_service_pb2_grpc.add_LeaseServiceServicer_to_server(LeaseServicer(self.ledger, core.mesh_clock), server)
-        self._operations.register(server)
+        operation_service_pb2_grpc.add_OperationServiceServicer_to_server(
+            OperationServicer(self._operations.operations, core.clock), server
+        )
 
     async def start(self) -> None:
         """See Service.start; raises ALREADY_EXISTS when another registry runs on the same database."""

@@ -10,8 +10,8 @@ from typing_extensions import override
 
 from registry_svc.config import KeysConfig
 from registry_svc.keys.api_keys import ApiKeys
-from registry_svc.keys.domain import ApiKey, KeyChange, KeyChanged, KeyRemoved, KeyRequest
 from registry_svc.keys.join_tokens import JoinTokens
+from registry_svc.keys.key_store import ApiKey, KeyChange, KeyChanged, KeyRemoved, KeyRequest
 from registry_svc.mesh.domain import (
     JoinToken,
 )

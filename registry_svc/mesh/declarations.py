@@ -1,6 +1,6 @@
 """Declarations of operators: applied all or none, and deleted by name."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Protocol
 
@@ -17,6 +17,7 @@ from registry_svc.mesh.domain import (
     EventDraft,
     EventReason,
     Kind,
+    MeshSettings,
     ModelDeclaration,
     Outcome,
     PoolDeclaration,
@@ -36,6 +37,7 @@ from registry_svc.mesh.policy.events import events_for
 from registry_svc.mesh.policy.limits import require_room
 from registry_svc.mesh.policy.namespace import require_free
 from registry_svc.mesh.policy.unowned import is_loaded
+from registry_svc.mesh.watch import SettingsChanged
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 
@@ -316,3 +318,40 @@ def _deleted(rows: list[tuple[Kind, str]]) -> list[EventDraft]:
 
 def _not_found(kind: Kind, name: str) -> WeftError:
     return WeftError(Reason.NOT_FOUND, f"there is no {kind.value} {name!r}", metadata={kind.value: name})
+
+
+class SettingsManager:
+    """Reads and changes the settings; writes pass one by one with those of declarations and sessions."""
+
+    def __init__(self, core: RegistryCore) -> None:
+        self._core = core
+
+    def current(self) -> MeshSettings:
+        """Return the present settings; raises SHUTTING_DOWN while the registry does not run."""
+        self._core.require_open()
+        return self._core.settings
+
+    async def update(self, allow_cloud_fallback: bool | None) -> MeshSettings:
+        """Set what is not None; it is on disk and published when this returns. Equal values change nothing."""
+        return await self._core.write(lambda: self._update(allow_cloud_fallback))
+
+    async def _update(self, allow_cloud_fallback: bool | None) -> MeshSettings:
+        core = self._core
+        if allow_cloud_fallback is None or allow_cloud_fallback == core.settings.allow_cloud_fallback:
+            return core.settings
+        changed = replace(core.settings, allow_cloud_fallback=allow_cloud_fallback, revision=core.settings.revision + 1)
+        await core.store.save_settings(changed)
+        core.settings = changed
+        core.publish([SettingsChanged(changed)], [_happening(changed)])
+        log.info("settings changed", allow_cloud_fallback=changed.allow_cloud_fallback, revision=changed.revision)
+        return changed
+
+
+def _happening(settings: MeshSettings) -> EventDraft:
+    may = "may" if settings.allow_cloud_fallback else "may not"
+    return EventDraft(
+        kind=None,
+        name="settings",
+        reason=EventReason.CONFIGURED,
+        message=f"set by an operator: routes {may} fall back to models off the premises",
+    )

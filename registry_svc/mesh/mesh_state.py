@@ -20,15 +20,15 @@ from registry_svc.mesh.domain import (
     Route,
 )
 from registry_svc.mesh.indexes import ManifestSizes, PoolIndex, RouteIndex, TargetIndex
-from registry_svc.mesh.policy.declarations import Target
-from registry_svc.mesh.policy.namespace import Claim, Owner
-from registry_svc.mesh.policy.overlay import (
+from registry_svc.mesh.policy.declarations import (
+    Target,
     may_serve,
     public_agent,
     public_model,
     virtual_agent,
     virtual_model,
 )
+from registry_svc.mesh.policy.namespace import Claim, Owner
 from registry_svc.mesh.session_state import SessionState
 from registry_svc.mesh.watch import (
     AgentChanged,

@@ -10,7 +10,6 @@ from registry_svc.mesh.domain import (
     Agent,
     Event,
     Instance,
-    Kind,
     MeshSettings,
     Model,
     Pool,
@@ -19,7 +18,7 @@ from registry_svc.mesh.domain import (
     Session,
     Status,
 )
-from registry_svc.mesh.manifests import agent_manifest_message, manifest_message, route_manifest_message
+from registry_svc.mesh.manifests import agent_manifest_message, kind_message, manifest_message, route_manifest_message
 from registry_svc.mesh.watch import (
     AgentChanged,
     AgentDeleted,
@@ -53,13 +52,6 @@ M = TypeVar("M")
 # After so many messages the event loop gets a turn: a snapshot of a large mesh takes long to make.
 CONVERTED_PER_TURN = 200
 
-_KINDS = {
-    Kind.MODEL: resource_kind_pb2.RESOURCE_KIND_MODEL,
-    Kind.AGENT: resource_kind_pb2.RESOURCE_KIND_AGENT,
-    Kind.RUNNER: resource_kind_pb2.RESOURCE_KIND_RUNNER,
-    Kind.POOL: resource_kind_pb2.RESOURCE_KIND_POOL,
-    Kind.ROUTE: resource_kind_pb2.RESOURCE_KIND_ROUTE,
-}
 _MODEL_STATUSES = {
     Status.ACTIVE: model_pb2.Model.STATUS_ACTIVE,
     Status.INACTIVE: model_pb2.Model.STATUS_INACTIVE,
@@ -175,7 +167,7 @@ def event_message(event: Event) -> event_pb2.Event:
     return event_pb2.Event(
         sequence=event.sequence,
         time=timestamp(event.at),
-        kind=resource_kind_pb2.RESOURCE_KIND_UNSPECIFIED if draft.kind is None else _KINDS[draft.kind],
+        kind=resource_kind_pb2.RESOURCE_KIND_UNSPECIFIED if draft.kind is None else kind_message(draft.kind),
         name=draft.name,
         reason=event_pb2.EventReason.ValueType(draft.reason.value),
         message=draft.message,
@@ -222,11 +214,6 @@ def change_message(revised: Revised, *, with_keys: bool) -> registry_service_pb2
         case RouteDeleted(name):
             change = registry_service_pb2.Change(deleted_route=name)
     return registry_service_pb2.WatchResponse(revision=revised.revision, change=change)
-
-
-def kind_message(kind: Kind) -> resource_kind_pb2.ResourceKind.ValueType:
-    """A kind of resource."""
-    return _KINDS[kind]
 
 
 async def converted(items: Iterable[T], convert: Callable[[T], M]) -> Sequence[M]:

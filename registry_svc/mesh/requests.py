@@ -23,9 +23,9 @@ from registry_svc.mesh.domain import (
     Phase,
     RunnerProfile,
 )
-from registry_svc.mesh.manifests import to_agent, to_manifest
+from registry_svc.mesh.manifests import to_agent, to_kind, to_manifest
 from registry_svc.wire_values import cleaned_multiline, require_at_most, require_count, require_text, require_unique
-from weft.api.registry.v1 import registry_service_pb2, resource_kind_pb2, runner_pb2, runner_session_service_pb2
+from weft.api.registry.v1 import registry_service_pb2, runner_pb2, runner_session_service_pb2
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import MAX_NAME_CHARS, MAX_REQUEST_ID_CHARS, is_name, require_name, require_token
 from weft.kernel.reasons import Reason
@@ -106,14 +106,6 @@ MAX_TOOL_NAMES = 1_024
 DEFAULT_PAGE_SIZE = 100
 MAX_PAGE_SIZE = 1000
 
-_KINDS = {
-    resource_kind_pb2.RESOURCE_KIND_MODEL: Kind.MODEL,
-    resource_kind_pb2.RESOURCE_KIND_AGENT: Kind.AGENT,
-    resource_kind_pb2.RESOURCE_KIND_RUNNER: Kind.RUNNER,
-    resource_kind_pb2.RESOURCE_KIND_POOL: Kind.POOL,
-    resource_kind_pb2.RESOURCE_KIND_ROUTE: Kind.ROUTE,
-}
-
 
 def to_opening(request: runner_session_service_pb2.OpenSessionRequest, config: RegistryConfig) -> Opening:
     """A valid OpenSession; raises INVALID_ARGUMENT naming the field."""
@@ -182,14 +174,6 @@ def page_of(request: PageRequest) -> tuple[str, int]:
 def page_token(last_name: str) -> str:
     """The token of the page that begins after `last_name`."""
     return base64.urlsafe_b64encode(last_name.encode("ascii")).decode("ascii")
-
-
-def to_kind(kind: resource_kind_pb2.ResourceKind.ValueType, field: str) -> Kind:
-    """A kind of resource; raises INVALID_ARGUMENT naming the field when it is none."""
-    found = _KINDS.get(kind)
-    if found is None:
-        raise invalid_field(field, "must be model, agent, runner, pool or route")
-    return found
 
 
 def events_of(

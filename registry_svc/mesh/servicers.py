@@ -10,10 +10,10 @@ from typing_extensions import override
 
 from registry_svc.config import RegistryConfig
 from registry_svc.mesh.core import RegistryCore
-from registry_svc.mesh.declaration_messages import applied_message, to_batch
-from registry_svc.mesh.declarations import Declarations
+from registry_svc.mesh.declarations import Declarations, SettingsManager
 from registry_svc.mesh.domain import Agent, Event, Kind, Model, Pool, Route, Runner
 from registry_svc.mesh.expiry import Retirements
+from registry_svc.mesh.manifests import applied_message, to_batch, to_kind
 from registry_svc.mesh.messages import (
     agent_message,
     change_message,
@@ -26,9 +26,8 @@ from registry_svc.mesh.messages import (
     settings_message,
     snapshot_message,
 )
-from registry_svc.mesh.requests import event_limit, events_of, page_of, page_token, to_heartbeat, to_kind, to_opening
+from registry_svc.mesh.requests import event_limit, events_of, page_of, page_token, to_heartbeat, to_opening
 from registry_svc.mesh.sessions import SessionManager
-from registry_svc.mesh.settings import SettingsManager
 from registry_svc.mesh.watch import Revised, Snapshot, Watcher, concerns
 from registry_svc.wire_values import timestamp, to_actor
 from weft.api.registry.v1 import (

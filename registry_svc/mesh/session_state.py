@@ -15,10 +15,9 @@ from registry_svc.mesh.domain import (
     Session,
     Standing,
 )
-from registry_svc.mesh.policy.heartbeat import Pulse, heard, lost, share_of
+from registry_svc.mesh.policy.declarations import Publisher
+from registry_svc.mesh.policy.heartbeat import Holder, Pulse, heard, lost, share_of
 from registry_svc.mesh.policy.limits import detail_bytes
-from registry_svc.mesh.policy.overlay import Publisher
-from registry_svc.mesh.policy.sessions import Holder
 from registry_svc.mesh.policy.unowned import is_loaded
 from registry_svc.mesh.rows import StoredPulse, StoredSession
 

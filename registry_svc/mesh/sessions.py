@@ -23,10 +23,18 @@ from registry_svc.mesh.domain import (
 )
 from registry_svc.mesh.policy.declarations import require_target
 from registry_svc.mesh.policy.events import events_for, opening_events, report_events
-from registry_svc.mesh.policy.heartbeat import HeartbeatKind, heard, validate_heartbeat
+from registry_svc.mesh.policy.heartbeat import (
+    Admitted,
+    HeartbeatKind,
+    Repeated,
+    decide_opening,
+    heard,
+    is_repeat,
+    unknown_session,
+    validate_heartbeat,
+)
 from registry_svc.mesh.policy.limits import kept, require_room
 from registry_svc.mesh.policy.namespace import Claim
-from registry_svc.mesh.policy.sessions import Admitted, Repeated, decide_opening, is_repeat, unknown_session
 from registry_svc.mesh.policy.unowned import unowned_in
 from registry_svc.mesh.session_state import SessionState
 from registry_svc.mesh.watch import RunnerChanged

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from registry_svc.keys.domain import ApiKey
-from registry_svc.keys.key_store import MAX_IDS_PER_STATEMENT, KeyStore, SqlKeyStore, StoredKeys
+from registry_svc.keys.key_store import MAX_IDS_PER_STATEMENT, ApiKey, KeyStore, SqlKeyStore, StoredKeys
 from registry_svc.mesh.store import SqlStore
 from weft.kernel.errors import WeftError
 from weft.kernel.names import MAX_TENANT_CHARS

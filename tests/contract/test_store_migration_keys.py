@@ -9,8 +9,7 @@ from sqlalchemy import Connection, inspect
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from stored_values import mesh_settings
 
-from registry_svc.keys.domain import ApiKey
-from registry_svc.keys.key_store import SqlKeyStore, StoredKeys
+from registry_svc.keys.key_store import ApiKey, SqlKeyStore, StoredKeys
 from registry_svc.mesh.store import SqlStore
 from registry_svc.store.schema import SCHEMA
 from weft.kernel.errors import WeftError

@@ -12,7 +12,7 @@ from stored_values import agent, declared_model, stored
 
 from registry_svc.mesh.rows import StoredMesh
 from registry_svc.mesh.store import SqlStore
-from registry_svc.store import postgres as postgres_store
+from registry_svc.store import database as postgres_store
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.postgres_server import PostgresServer

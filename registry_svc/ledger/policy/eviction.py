@@ -1,12 +1,19 @@
-"""Eviction: which idle model is unloaded when a request needs its memory."""
+"""Eviction: which idle model is unloaded when a request needs its memory, and which waiting requests are granted."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum, auto
 
-from registry_svc.ledger.policy.device_memory import DeviceAccount, HostAccount, choose, with_again, without
-from registry_svc.ledger.policy.leases import HolderKind, Lease, LeaseState, MemoryRequest
+from registry_svc.ledger.policy.device_memory import (
+    DeviceAccount,
+    HostAccount,
+    choose,
+    with_again,
+    with_shares,
+    without,
+)
+from registry_svc.ledger.policy.leases import HolderKind, Lease, LeaseState, MemoryRequest, Shares
 from weft.kernel.request import Priority
 
 REFUSAL_KEPT_SECONDS = 5.0
@@ -151,3 +158,34 @@ def _may_be_evicted(lease: Lease, request: MemoryRequest) -> bool:
 
 def _touches(lease: Lease, devices: frozenset[int]) -> bool:
     return any(index in devices for index, _ in lease.grant.shares)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueuePlan:
+    """Grants and evictions to do now."""
+
+    grants: tuple[tuple[MemoryRequest, Shares], ...]
+    evictions: tuple[tuple[MemoryRequest, Lease], ...]
+    """The request, and the lease whose model is to be evicted for it."""
+
+
+def plan_queue(
+    account: HostAccount, leases: Sequence[Lease], queue: Sequence[MemoryRequest], reclaim: Reclaim
+) -> QueuePlan:
+    """Plan by priority, then by arrival. A request that must wait reserves its devices against all later ones."""
+    devices, taken = account.devices, frozenset[int]()
+    grants: list[tuple[MemoryRequest, Shares]] = []
+    evictions: list[tuple[MemoryRequest, Lease]] = []
+    for request in sorted(queue, key=lambda each: each.place):
+        wanted = request.devices_among(devices)
+        usable = {index: devices[index] for index in sorted(wanted - taken)}
+        shares = choose(tuple(usable.values()), request.size, request.max_devices)
+        if shares is not None:
+            grants.append((request, shares))
+            devices = with_shares(devices, shares)
+            continue
+        victim = next_victim(request, usable, account, leases, reclaim)
+        if victim is not None and victim.grant.id not in {lease.grant.id for _, lease in evictions}:
+            evictions.append((request, victim))
+        taken |= wanted
+    return QueuePlan(grants=tuple(grants), evictions=tuple(evictions))

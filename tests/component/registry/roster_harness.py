@@ -3,11 +3,10 @@
 from registry_svc.config import RegistryConfig
 from registry_svc.keys.join_tokens import JoinTokens
 from registry_svc.mesh.core import RegistryCore
-from registry_svc.mesh.declarations import Declarations
+from registry_svc.mesh.declarations import Declarations, SettingsManager
 from registry_svc.mesh.expiry import Expiry
 from registry_svc.mesh.servicers import Catalogue
 from registry_svc.mesh.sessions import SessionManager
-from registry_svc.mesh.settings import SettingsManager
 from registry_svc.mesh.store import Store
 from weft_testing.fake_clock import FakeClock
 

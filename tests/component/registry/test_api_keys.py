@@ -13,7 +13,7 @@ from key_stage import KeyStage, bare_keys, registry_with_keys
 from registry_harness import refused, running_registry
 
 from registry_svc.config import KeysConfig
-from registry_svc.keys.domain import KeyRequest
+from registry_svc.keys.key_store import KeyRequest
 from weft.api.registry.v1 import key_service_pb2 as pb
 from weft.api.registry.v1 import key_service_pb2_grpc
 from weft.kernel.errors import FieldError, WeftError

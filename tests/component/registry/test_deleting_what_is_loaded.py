@@ -27,7 +27,7 @@ from registry_svc.mesh.policy.unowned import UNLOAD_GRACE_SECONDS, UNLOAD_RETRY_
 from registry_svc.mesh.store import SqlStore
 from registry_svc.mesh.unowned import UnownedModels
 from registry_svc.operations.governance import GovernanceRules, OpenGate
-from registry_svc.operations.service import OperationService
+from registry_svc.operations.operations import OperationService
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation

@@ -7,7 +7,7 @@ import pytest
 from key_stage import PEPPER_NAME, registry_with_keys
 
 from registry_svc.config import KeysConfig
-from registry_svc.keys.pepper import PEPPER_BYTES, make_pepper, pepper_mark, read_pepper
+from registry_svc.keys.api_keys import PEPPER_BYTES, make_pepper, pepper_mark, read_pepper
 from weft.kernel.errors import FieldError
 from weft_testing.fake_clock import FakeClock
 

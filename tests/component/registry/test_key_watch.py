@@ -13,7 +13,7 @@ from registry_harness import READ_LIMIT_SECONDS
 from sqlalchemy import text
 
 from registry_svc.config import KeysConfig
-from registry_svc.keys.domain import ApiKey, KeyRemoved, KeyRequest
+from registry_svc.keys.key_store import ApiKey, KeyRemoved, KeyRequest
 from registry_svc.keys.servicer import verifier_message
 from weft.api.registry.v1 import key_service_pb2 as pb
 from weft.dispatch.key_ring import KeyRingWatcher

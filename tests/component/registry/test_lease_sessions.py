@@ -8,8 +8,8 @@ from lease_stage import GIB, ScriptedCalls, SimulatedHost
 
 from registry_svc.config import LedgerConfig, RegistryConfig
 from registry_svc.ledger.domain import AcquireRequest, Granted
-from registry_svc.ledger.holders import dial_out_lookup, session_lookup
 from registry_svc.ledger.lease_store import SqlLeaseStore
+from registry_svc.ledger.lease_table import dial_out_lookup, session_lookup
 from registry_svc.ledger.ledger import Ledger
 from registry_svc.ledger.policy.leases import Holder, HolderKind
 from registry_svc.mesh.core import RegistryCore

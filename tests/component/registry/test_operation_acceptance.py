@@ -19,6 +19,7 @@ from registry_svc.operations.executor import RESUME_PATIENCE_SECONDS
 from registry_svc.operations.governance import Admission, GovernanceMarks, GovernanceRules, Refused
 from registry_svc.operations.live_operations import MAX_WATCHERS, OperationView
 from registry_svc.operations.operation_store import SqlOperationStore
+from registry_svc.operations.operations import HOUSEKEEPING_INTERVAL_SECONDS, Housekeeper
 from registry_svc.operations.policy.audit import (
     MAX_ENTRIES_PER_WINDOW,
     SHARE_FOR_REFUSALS,
@@ -28,7 +29,6 @@ from registry_svc.operations.policy.audit import (
     AuditHead,
 )
 from registry_svc.operations.policy.lifecycle import GovernedOperation, OperationState
-from registry_svc.operations.service import HOUSEKEEPING_INTERVAL_SECONDS, Housekeeper
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock

@@ -27,10 +27,10 @@ from registry_svc.mesh.domain import (
 from registry_svc.mesh.runner_calls import EvictionAnswer, EvictionRequest, GrpcRunnerCalls
 from registry_svc.operations.governance import OpenGate
 from registry_svc.operations.operation_store import SqlOperationStore
+from registry_svc.operations.operations import OperationService
 from registry_svc.operations.policy.lifecycle import OperationState
 from registry_svc.operations.policy.loads import PoolMember
 from registry_svc.operations.runner_presence import LOOK_INTERVAL_SECONDS, MeshRunnerDirectory, RunnerSnapshot
-from registry_svc.operations.service import OperationService
 from weft.api.common.v1 import priority_pb2
 from weft.api.operations.v1 import operation_pb2
 from weft.api.runner.v1 import load_pb2, permit_pb2, runner_service_pb2, runner_service_pb2_grpc

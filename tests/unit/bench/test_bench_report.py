@@ -3,12 +3,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bench.book import Book
 from bench.contender import LITELLM, WEFT, fill
 from bench.load import Job, percentile, request_bytes
 from bench.machine import Machine
 from bench.measures import CHUNK_CPU, REAL_RATIO_ONE, UNARY_CPU, UNARY_RATE, Goal, Verdict
-from bench.report import Report, Row, markdown, write
+from bench.report import Book, Report, Row, markdown, write
 
 MACHINE = Machine(
     date="2026-11-20T05:00:00+00:00",

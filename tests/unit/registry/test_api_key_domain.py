@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from registry_svc.config import KeysConfig
-from registry_svc.keys.domain import ApiKey
+from registry_svc.keys.key_store import ApiKey
 from weft.kernel.clock import CLOCK_MARGIN_SECONDS
 from weft.kernel.errors import FieldError
 

@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 from ledger_values import GIB, MARGIN, lease, runner, snapshot, wish
 
 from registry_svc.ledger.policy.device_memory import host_account
-from registry_svc.ledger.policy.eviction import Reclaim
+from registry_svc.ledger.policy.eviction import QueuePlan, Reclaim, plan_queue
 from registry_svc.ledger.policy.leases import Lease, MemoryRequest
-from registry_svc.ledger.policy.wait_queue import QueuePlan, plan_queue
 from weft.kernel.request import Priority
 
 HIGH, NORMAL, LOW = Priority.HIGH, Priority.NORMAL, Priority.LOW

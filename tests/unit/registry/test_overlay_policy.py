@@ -18,10 +18,13 @@ from registry_svc.mesh.domain import (
     RouteManifest,
     Status,
 )
-from registry_svc.mesh.policy.declarations import MAX_LISTED_NAMES, decide_model, decide_route, in_use
-from registry_svc.mesh.policy.overlay import (
+from registry_svc.mesh.policy.declarations import (
+    MAX_LISTED_NAMES,
     Publisher,
     combined,
+    decide_model,
+    decide_route,
+    in_use,
     may_serve,
     model_status,
     public_agent,

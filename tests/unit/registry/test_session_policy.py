@@ -12,9 +12,15 @@ from registry_svc.mesh.domain import (
     Session,
     Standing,
 )
-from registry_svc.mesh.policy.heartbeat import HeartbeatKind, validate_heartbeat
+from registry_svc.mesh.policy.heartbeat import (
+    Admitted,
+    HeartbeatKind,
+    Holder,
+    Repeated,
+    decide_opening,
+    validate_heartbeat,
+)
 from registry_svc.mesh.policy.namespace import Claim, Owner
-from registry_svc.mesh.policy.sessions import Admitted, Holder, Repeated, decide_opening
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
