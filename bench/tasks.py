@@ -23,7 +23,7 @@ from bench.load import percentile
 from bench.report import Book
 from bench.scenarios import SETTLE_SECONDS, Options
 from bench.submissions import SubmitJob, SubmitResult
-from router_svc.durable.tasks.config import TaskLimits
+from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.sql_store import SqlTaskStore
 from router_svc.durable.tasks.store_port import Lane, TaskOutcome, TaskRow
 from router_svc.store.database import RouterDatabase

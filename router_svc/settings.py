@@ -6,9 +6,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le, MaxLen
 
-from router_svc.durable.batches.config import BatchLimits
-from router_svc.durable.responses.config import ResponseLimits
-from router_svc.durable.tasks.config import TaskSettings
+from router_svc.durable.limits import BatchLimits, ResponseLimits, TaskSettings
 from router_svc.policy.limits import QueueLimits, SchedulingLimits
 from router_svc.policy.settings import ClientName, ClientProfile, Settings, TenantRates
 from weft.kernel.settings import PUBLIC, SECRET, Seconds

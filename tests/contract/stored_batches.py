@@ -9,8 +9,7 @@ import pytest
 from sqlalchemy import func, insert, select, update
 
 import router_svc.durable.batches.service
-from router_svc.durable.batches.config import BatchLimits
-from router_svc.durable.tasks.config import TaskLimits
+from router_svc.durable.limits import BatchLimits, TaskLimits
 from router_svc.durable.tasks.task_events import TaskEventBus
 from router_svc.store.database import RouterDatabase
 from router_svc.store.tables import task_attempts, task_pieces, tasks

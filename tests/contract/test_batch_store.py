@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import text, update
 from stored_batches import DAY_SECONDS, NEW_FILE, World, content, line, lines, many, output, refused, running
 
-from router_svc.durable.batches.item_intake import CHUNK_LINES, MAX_LANES_PUBLISHED
+from router_svc.durable.batches.batch_manager import CHUNK_LINES, MAX_LANES_PUBLISHED
 from router_svc.durable.batches.uploads import UPLOAD_LIMIT_SECONDS
 from router_svc.durable.tasks.sql_rows import STAGED
 from router_svc.durable.tasks.store_port import Lane, LaneFilled, ManyChanged, StoreEvent

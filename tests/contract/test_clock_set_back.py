@@ -5,8 +5,8 @@ from sqlalchemy import select
 from stored_batches import DAY_SECONDS, NEW_FILE, content, line, lines, running
 from stored_tasks import DONE, LEASE, NOW, a_row, begun, claimed, reverted, seen, store_on, waiting
 
-import router_svc.durable.responses.service
-from router_svc.durable.responses.config import ResponseLimits
+import router_svc.durable.stored_responses
+from router_svc.durable.limits import ResponseLimits
 from router_svc.durable.tasks.sql_store import SqlTaskStore
 from router_svc.store.database import RouterDatabase
 from router_svc.store.tables import batches, files, tasks
@@ -124,7 +124,7 @@ async def test_lines_of_a_batch_end_with_its_window(database_url: str, clock: Fa
 async def test_an_answer_that_was_kept_in_the_future_is_kept_as_long_as_any(
     database_url: str, clock: FakeClock
 ) -> None:
-    service = router_svc.durable.responses.service.build(
+    service = router_svc.durable.stored_responses.build(
         RouterDatabase(database_url), ResponseLimits(keep_seconds=60.0, sweep_interval_seconds=10.0), clock=clock
     )
     await service.start()

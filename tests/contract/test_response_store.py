@@ -8,9 +8,9 @@ from typing import Any
 import asyncpg
 import pytest
 
-import router_svc.durable.responses.service
-from router_svc.durable.responses.config import ResponseLimits
-from router_svc.durable.responses.service import ResponseService
+import router_svc.durable.stored_responses
+from router_svc.durable.limits import ResponseLimits
+from router_svc.durable.stored_responses import ResponseService
 from router_svc.store.database import RouterDatabase
 from weft.durable.responses import ResponseStore, StoredResponse
 from weft.kernel.errors import WeftError
@@ -28,7 +28,7 @@ def response(name: str, *, tenant: str = "ann", previous: str = "", size: int = 
 
 
 def built(database_url: str, clock: FakeClock | None = None, **limits: Any) -> ResponseService:
-    return router_svc.durable.responses.service.build(
+    return router_svc.durable.stored_responses.build(
         RouterDatabase(database_url), ResponseLimits(**limits), clock=clock
     )
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-import router_svc.durable.responses.service
-from router_svc.durable.responses.config import ResponseLimits
-from router_svc.durable.responses.service import ResponseService
+import router_svc.durable.stored_responses
+from router_svc.durable.limits import ResponseLimits
+from router_svc.durable.stored_responses import ResponseService
 from router_svc.store.database import RouterDatabase
 from weft.durable.responses import StoredResponse
 from weft.kernel.errors import WeftError
@@ -35,7 +35,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def built(file: Path) -> ResponseService:
-    return router_svc.durable.responses.service.build(RouterDatabase(f"sqlite+aiosqlite:///{file}"), ResponseLimits())
+    return router_svc.durable.stored_responses.build(RouterDatabase(f"sqlite+aiosqlite:///{file}"), ResponseLimits())
 
 
 @pytest.fixture

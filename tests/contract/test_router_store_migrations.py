@@ -11,8 +11,8 @@ from sqlalchemy import Connection, func, inspect, select
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from stored_tasks import a_row, seen, store_on
 
-import router_svc.durable.responses.service
-from router_svc.durable.responses.config import ResponseLimits
+import router_svc.durable.stored_responses
+from router_svc.durable.limits import ResponseLimits
 from router_svc.store.database import RouterDatabase
 from router_svc.store.tables import SCHEMA, metadata, responses
 from weft.durable.responses import StoredResponse
@@ -62,7 +62,7 @@ async def test_a_database_of_the_previous_release_keeps_its_answers_and_takes_ta
 ) -> None:
     await _make_previous(engine)
     database = RouterDatabase(database_url)
-    service = router_svc.durable.responses.service.build(database, ResponseLimits(keep_seconds=1e9))
+    service = router_svc.durable.stored_responses.build(database, ResponseLimits(keep_seconds=1e9))
     await service.start()
     assert await service.store.get("ann", "resp_1") == KEPT
     await service.stop(0)

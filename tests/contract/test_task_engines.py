@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from router_svc.durable.tasks.config import TaskLimits
+from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.failpoints import NoFailpoints
 from router_svc.durable.tasks.service import TaskService
 from router_svc.durable.tasks.sql_store import SqlTaskStore

@@ -5,17 +5,21 @@ SQLite plans without statistics, PostgreSQL with those of a table in which most 
 
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from sqlalchemy import bindparam, event, insert, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from stored_tasks import CRASH, DONE, LANE, LEASE, MUCH, NOW, a_chunk, a_row, store_on
+from typing_extensions import override
 
-from router_svc.durable.tasks import sql_reads, sql_rows, sql_transitions
+from router_svc.durable.tasks import sql_rows, sql_transitions
+from router_svc.durable.tasks.sql_reads import SqlTaskReads
 from router_svc.durable.tasks.sql_rows import values_of
 from router_svc.durable.tasks.sql_transitions import FencedWrites
 from router_svc.durable.tasks.store_port import Claim, Lane
+from router_svc.store.database import RouterDatabase
 from router_svc.store.tables import task_attempts, task_pieces, task_specs, tasks
 from weft.durable.tasks import TaskQuery, TaskState
 from weft.kernel.reasons import Reason
@@ -29,10 +33,27 @@ FENCED = FencedWrites(sql_transitions.fence)
 Use = Callable[[AsyncConnection], Awaitable[Any]]
 
 
+class OneConnection(RouterDatabase):
+    """A database whose reads all use the connection that the test explains."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        super().__init__("sqlite+aiosqlite://")
+        self._connection = connection
+
+    @override
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[AsyncConnection]:
+        yield self._connection
+
+
+def _reads(connection: AsyncConnection) -> SqlTaskReads:
+    return SqlTaskReads(OneConnection(connection))
+
+
 async def further_page(connection: AsyncConnection) -> None:
     """The second."""
-    token = (await sql_reads.list_page(connection, "t1", TaskQuery(page_size=2))).next_page_token
-    assert (await sql_reads.list_page(connection, "t1", TaskQuery(page_size=2, page_token=token))).tasks
+    token = (await _reads(connection).list_page("t1", TaskQuery(page_size=2))).next_page_token
+    assert (await _reads(connection).list_page("t1", TaskQuery(page_size=2, page_token=token))).tasks
 
 
 USES: dict[str, tuple[Use, str]] = {
@@ -40,15 +61,15 @@ USES: dict[str, tuple[Use, str]] = {
         lambda c: sql_rows.submit_rows(c, [a_row(f"new-{n}", idempotency_key=f"new-{n}") for n in range(3)]),
         "ix_tasks_key",
     ),
-    "get": (lambda c: sql_reads.get(c, "t3", "task-9"), "uq_tasks_id"),
-    "details": (lambda c: sql_reads.details(c, "t3", "task-9"), "uq_tasks_id"),
-    "list_page": (lambda c: sql_reads.list_page(c, "t1", TaskQuery(page_size=2)), "ix_tasks_tenant_seq"),
+    "get": (lambda c: _reads(c).get("t3", "task-9"), "uq_tasks_id"),
+    "details": (lambda c: _reads(c).details("t3", "task-9"), "uq_tasks_id"),
+    "list_page": (lambda c: _reads(c).list_page("t1", TaskQuery(page_size=2)), "ix_tasks_tenant_seq"),
     "list_page, a further one": (further_page, "ix_tasks_tenant_seq"),
-    "pieces": (lambda c: sql_reads.chunks(c, "task-10", 1, 1, MUCH), "pk_task_pieces"),
-    "lanes": (lambda c: sql_reads.lanes(c, NOW, None, 20), "ix_tasks_lane"),
-    "lanes after one": (lambda c: sql_reads.lanes(c, NOW, Lane("m1", "t1", LANE.band), 20), "ix_tasks_lane"),
-    "pending": (lambda c: sql_reads.pending(c, Lane("m1", "t1", LANE.band), NOW, 5, MUCH), "ix_tasks_lane"),
-    "next_ready_at": (lambda c: sql_reads.next_ready_at(c, NOW - 10), "ix_tasks_ready"),
+    "pieces": (lambda c: _reads(c).chunks("task-10", 1, 1, MUCH), "pk_task_pieces"),
+    "lanes": (lambda c: _reads(c).lanes(NOW, None, 20), "ix_tasks_lane"),
+    "lanes after one": (lambda c: _reads(c).lanes(NOW, Lane("m1", "t1", LANE.band), 20), "ix_tasks_lane"),
+    "pending": (lambda c: _reads(c).pending(Lane("m1", "t1", LANE.band), NOW, 5, MUCH), "ix_tasks_lane"),
+    "next_ready_at": (lambda c: _reads(c).next_ready_at(NOW - 10), "ix_tasks_ready"),
     "claim": (lambda c: sql_transitions.claim(c, "task-100", "r1", NOW, NOW + LEASE), "uq_tasks_id"),
     "renew": (lambda c: sql_transitions.renew(c, "r1", NOW + LEASE), "ix_tasks_lease"),
     "append": (lambda c: FENCED.append(c, CLAIM, [a_chunk(2, "b")]), "uq_tasks_id"),
@@ -189,9 +210,9 @@ async def test_finding_and_claiming_costs_the_same_with_many_waiting(sqlite_url:
             await connection.execute(insert(task_specs), [{"task_id": row["id"], "spec": b"s"} for row in rows])
             await connection.commit()
             uses: list[Use] = [
-                lambda c: sql_reads.lanes(c, NOW, None, 10),
-                lambda c: sql_reads.lanes(c, NOW, Lane("m2", "ann", LANE.band), 10),
-                lambda c: sql_reads.pending(c, Lane("m2", "ann", LANE.band), NOW, 8, MUCH),
+                lambda c: _reads(c).lanes(NOW, None, 10),
+                lambda c: _reads(c).lanes(NOW, Lane("m2", "ann", LANE.band), 10),
+                lambda c: _reads(c).pending(Lane("m2", "ann", LANE.band), NOW, 8, MUCH),
                 lambda c: sql_transitions.claim(c, "task-50", "r1", NOW, NOW + LEASE),
             ]
             costs.append([await steps_of(connection, use) for use in uses])

@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from router_svc.store.promise_file import PromiseFile
+from router_svc.store.promises import PromiseFile
 from runner_svc.openai_upstream.settings import UpstreamSettings
 from runner_svc.openai_upstream.unmanaged_server import read_key
 from runner_svc.runtimes.runtime import ModelFault

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 import router_svc.durable.batches.service
-import router_svc.durable.responses.service
+import router_svc.durable.stored_responses
 import router_svc.durable.tasks.service
 from router_svc.durable.batches.service import BatchService
-from router_svc.durable.responses.service import ResponseService
-from router_svc.durable.tasks.config import TaskLimits, TaskSettings
+from router_svc.durable.limits import TaskLimits, TaskSettings
+from router_svc.durable.stored_responses import ResponseService
 from router_svc.durable.tasks.service import TaskService, TaskServiceDeps
 from router_svc.service import RouterService
 from router_svc.store.database import RouterDatabase
@@ -26,7 +26,7 @@ def router_database(config: WeftConfig, home: WeftHome) -> RouterDatabase:
 
 def response_service(config: WeftConfig, database: RouterDatabase) -> ResponseService:
     """Returns the store of kept responses, in the router's database."""
-    return router_svc.durable.responses.service.build(database, config.router.responses)
+    return router_svc.durable.stored_responses.build(database, config.router.responses)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from sqlalchemy import Row, Select, delete, false, func, insert, or_, select, tr
 from sqlalchemy.ext.asyncio import AsyncConnection
 from typing_extensions import override
 
-from router_svc.durable.batches.config import BatchLimits
 from router_svc.durable.batches.uploads import UPLOAD_LIMIT_SECONDS, Uploads, upload_timed_out
+from router_svc.durable.limits import BatchLimits
 from router_svc.durable.tasks.sql_rows import utc
 from router_svc.store.database import RouterDatabase
 from router_svc.store.tables import file_pieces, files

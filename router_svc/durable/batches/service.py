@@ -1,33 +1,37 @@
-"""The batch service: batches and files, their gRPC servicers, and the sweeper that purges them."""
+"""The batch service: batches and files over gRPC, the sweeper that purges them, and their composition."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from datetime import UTC
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import structlog
 from typing_extensions import override
 
+from router_svc.call_metadata import metadata_of, tenant_of
 from router_svc.durable.batches.batch_manager import BatchManager, BatchTables
-from router_svc.durable.batches.batch_servicer import BatchServicer
-from router_svc.durable.batches.batch_sql import BatchTable
-from router_svc.durable.batches.config import BatchLimits
-from router_svc.durable.batches.file_servicer import FileServicer
+from router_svc.durable.batches.batch_sql import BatchTable, ItemTable
 from router_svc.durable.batches.files import FileManager, FileTable
-from router_svc.durable.batches.item_sql import ItemTable
-from router_svc.durable.tasks.config import TaskLimits
+from router_svc.durable.batches.uploads import IDLE_SECONDS, incomplete_stream, with_idle_timeout
+from router_svc.durable.limits import BatchLimits, TaskLimits
 from router_svc.durable.tasks.task_events import TaskEventBus
 from router_svc.store.database import RouterDatabase
-from weft.api.router.v1 import (
-    batch_service_pb2,
-    batch_service_pb2_grpc,
-    file_service_pb2,
-    file_service_pb2_grpc,
-)
+from weft.api.router.v1 import batch_service_pb2 as batch_pb
+from weft.api.router.v1 import batch_service_pb2_grpc, file_service_pb2_grpc
+from weft.api.router.v1 import file_service_pb2 as file_pb
 from weft.dispatch.agents import KnownNames
-from weft.durable.batches import BatchPort
-from weft.durable.files import FilePort
+from weft.durable.batches import BatchLine, BatchPort, LineResult, NewBatch
+from weft.durable.files import BATCH_OUTPUT, MAX_PIECE_BYTES, FilePort, NewFile
+from weft.durable.remote_batches import MAX_LINES_PER_MESSAGE, batch_message, errors_of
+from weft.durable.remote_stores import file_message
+from weft.durable.tasks import task_message
 from weft.kernel.clock import Clock, SystemClock
-from weft.kernel.errors import WeftError
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_token
+from weft.kernel.principal import MAY_LEAVE, MESH_ACCESS
+from weft.kernel.rpc import answering
+from weft.kernel.rpc_auth import caller
 from weft.kernel.service import Service, start_restarting, stop_tasks
 
 if TYPE_CHECKING:
@@ -35,6 +39,221 @@ if TYPE_CHECKING:
 
 
 log = structlog.get_logger("weft.router")
+
+DEFAULT_LISTED_BATCHES = 20
+DEFAULT_LISTED_FILES = 100
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class BatchServicer(batch_service_pb2_grpc.BatchServiceServicer):
+    """BatchService over the batch port."""
+
+    def __init__(self, batches: BatchPort, *, idle_seconds: float = IDLE_SECONDS) -> None:
+        self._batches = batches
+        self._idle_seconds = idle_seconds
+
+    @override
+    async def CreateBatch(
+        self, request_iterator: AsyncIterator[batch_pb.CreateBatchRequest], context: Context
+    ) -> batch_pb.CreateBatchResponse:
+        async with answering(context):
+            tenant = _tenant(context)
+            async with aclosing(
+                with_idle_timeout(aiter(request_iterator), idle_seconds=self._idle_seconds)
+            ) as messages:
+                first = await anext(messages, None)
+                if first is None:
+                    raise incomplete_stream()
+                async with aclosing(_lines(first, messages)) as lines:
+                    batch = await self._batches.create(_new(tenant, first.batch), lines)
+            return batch_pb.CreateBatchResponse(batch=batch_message(batch))
+        raise AssertionError("abort has raised")
+
+    @override
+    async def GetBatch(self, request: batch_pb.GetBatchRequest, context: Context) -> batch_pb.GetBatchResponse:
+        async with answering(context):
+            batch = await self._batches.get(_tenant(context), _id(request.id))
+            return batch_pb.GetBatchResponse(batch=batch_message(batch))
+        raise AssertionError("abort has raised")
+
+    @override
+    async def ListBatches(self, request: batch_pb.ListBatchesRequest, context: Context) -> batch_pb.ListBatchesResponse:
+        async with answering(context):
+            page = await self._batches.list_page(
+                _tenant(context),
+                after=_id(request.after, "after") if request.after else "",
+                limit=request.limit or DEFAULT_LISTED_BATCHES,
+            )
+            return batch_pb.ListBatchesResponse(batches=map(batch_message, page.batches), has_more=page.has_more)
+        raise AssertionError("abort has raised")
+
+    @override
+    async def CancelBatch(self, request: batch_pb.CancelBatchRequest, context: Context) -> batch_pb.CancelBatchResponse:
+        async with answering(context):
+            batch = await self._batches.cancel(_tenant(context), _id(request.id))
+            return batch_pb.CancelBatchResponse(batch=batch_message(batch))
+        raise AssertionError("abort has raised")
+
+    @override
+    async def ReadBatchResults(
+        self, request: batch_pb.ReadBatchResultsRequest, context: Context
+    ) -> AsyncGenerator[batch_pb.ReadBatchResultsResponse]:
+        async with (
+            answering(context),
+            aclosing(self._batches.results(_tenant(context), _id(request.id))) as results,
+        ):
+            async for result in results:
+                for message in _result_messages(result):
+                    yield message
+
+    @override
+    async def FinishBatch(self, request: batch_pb.FinishBatchRequest, context: Context) -> batch_pb.FinishBatchResponse:
+        async with answering(context):
+            batch = await self._batches.finish(
+                _tenant(context),
+                _id(request.id),
+                output_file=_id(request.output_file, "output_file") if request.output_file else "",
+                error_file=_id(request.error_file, "error_file") if request.error_file else "",
+            )
+            return batch_pb.FinishBatchResponse(batch=batch_message(batch))
+        raise AssertionError("abort has raised")
+
+
+def _new(tenant: str, batch: batch_pb.Batch) -> NewBatch:
+    if not batch.HasField("window_end_time"):
+        raise invalid_field("batch.window_end_time", "is required")
+    return NewBatch(
+        tenant=tenant,
+        endpoint=batch.endpoint,
+        input_file=batch.input_file,
+        window_ends_at=batch.window_end_time.ToDatetime(UTC),
+        metadata=dict(batch.metadata),
+        errors=errors_of(batch),
+        caller=caller().name,
+    )
+
+
+async def _lines(
+    first: batch_pb.CreateBatchRequest, messages: AsyncIterator[batch_pb.CreateBatchRequest]
+) -> AsyncGenerator[BatchLine]:
+    """Yields the items; the last message states their count, because a broken connection may look like an end."""
+    count = 0
+    message: batch_pb.CreateBatchRequest | None = first
+    last = first
+    while message is not None:
+        if len(message.lines) > MAX_LINES_PER_MESSAGE:
+            raise invalid_field("lines", f"must be at most {MAX_LINES_PER_MESSAGE} in one message")
+        for line in message.lines:
+            if line.spec.options.allow_remote:
+                caller().require(MAY_LEAVE)
+            yield BatchLine(custom_id=line.custom_id, spec=line.spec)
+        count += len(message.lines)
+        last, message = message, await anext(messages, None)
+    if not last.HasField("batch"):
+        raise incomplete_stream()
+    if last.batch.total_count != count:
+        raise invalid_field("batch.total_count", f"must be how many lines were sent, which is {count}")
+
+
+def _result_messages(result: LineResult) -> list[batch_pb.ReadBatchResultsResponse]:
+    first = batch_pb.ReadBatchResultsResponse(
+        task=task_message(result.task), custom_id=result.custom_id, origin=result.origin
+    )
+    return [first, *(batch_pb.ReadBatchResultsResponse(output=output) for output in result.outputs)]
+
+
+class FileServicer(file_service_pb2_grpc.FileServiceServicer):
+    """FileService over the file port."""
+
+    def __init__(self, files: FilePort, *, idle_seconds: float = IDLE_SECONDS) -> None:
+        self._files = files
+        self._idle_seconds = idle_seconds
+
+    @override
+    async def UploadFile(
+        self, request_iterator: AsyncIterator[file_pb.UploadFileRequest], context: Context
+    ) -> file_pb.UploadFileResponse:
+        async with answering(context):
+            tenant = _tenant(context)
+            async with aclosing(
+                with_idle_timeout(aiter(request_iterator), idle_seconds=self._idle_seconds)
+            ) as messages:
+                first = await anext(messages, None)
+                if first is None:
+                    raise incomplete_stream()
+                if first.file.purpose == BATCH_OUTPUT:
+                    caller().require(MESH_ACCESS)
+                new = NewFile(tenant=tenant, name=first.file.name, purpose=first.file.purpose)
+                async with aclosing(_content(first, messages)) as content:
+                    file = await self._files.save(new, content)
+            return file_pb.UploadFileResponse(file=file_message(file))
+        raise AssertionError("abort has raised")
+
+    @override
+    async def GetFile(self, request: file_pb.GetFileRequest, context: Context) -> file_pb.GetFileResponse:
+        async with answering(context):
+            file = await self._files.get(_tenant(context), _id(request.id))
+            return file_pb.GetFileResponse(file=file_message(file))
+        raise AssertionError("abort has raised")
+
+    @override
+    async def ListFiles(self, request: file_pb.ListFilesRequest, context: Context) -> file_pb.ListFilesResponse:
+        async with answering(context):
+            page = await self._files.list_page(
+                _tenant(context),
+                purpose=request.purpose,
+                after=_id(request.after, "after") if request.after else "",
+                limit=request.limit or DEFAULT_LISTED_FILES,
+            )
+            return file_pb.ListFilesResponse(files=map(file_message, page.files), has_more=page.has_more)
+        raise AssertionError("abort has raised")
+
+    @override
+    async def ReadFile(
+        self, request: file_pb.ReadFileRequest, context: Context
+    ) -> AsyncGenerator[file_pb.ReadFileResponse]:
+        async with answering(context), aclosing(self._files.read(_tenant(context), _id(request.id))) as content:
+            async for data in content:
+                yield file_pb.ReadFileResponse(data=data)
+
+    @override
+    async def DeleteFile(self, request: file_pb.DeleteFileRequest, context: Context) -> file_pb.DeleteFileResponse:
+        async with answering(context):
+            await self._files.delete(_tenant(context), _id(request.id))
+            return file_pb.DeleteFileResponse()
+        raise AssertionError("abort has raised")
+
+
+async def _content(
+    first: file_pb.UploadFileRequest, messages: AsyncIterator[file_pb.UploadFileRequest]
+) -> AsyncGenerator[bytes]:
+    """Yields the content; the last message states its length, because a broken connection may look like an end."""
+    yield _data(first)
+    size = len(first.data)
+    is_whole = 0 < size == first.file.byte_count
+    async for message in messages:
+        size += len(_data(message))
+        is_whole = message.HasField("file")
+        if is_whole and message.file.byte_count != size:
+            raise invalid_field("file.byte_count", f"must be what was sent, which is {size}")
+        yield message.data
+    if not is_whole:
+        raise incomplete_stream()
+
+
+def _data(message: file_pb.UploadFileRequest) -> bytes:
+    if len(message.data) > MAX_PIECE_BYTES:
+        raise invalid_field("data", f"must have at most {MAX_PIECE_BYTES} bytes")
+    return message.data
+
+
+def _tenant(context: Context) -> str:
+    return tenant_of(metadata_of(context))
+
+
+def _id(text: str, field: str = "id") -> str:
+    return require_token(text, field, MAX_REQUEST_ID_CHARS)
 
 
 class Sweeper:
@@ -116,8 +335,8 @@ class BatchService(Service):
     @property
     def service_names(self) -> Sequence[str]:
         return (
-            file_service_pb2.DESCRIPTOR.services_by_name["FileService"].full_name,
-            batch_service_pb2.DESCRIPTOR.services_by_name["BatchService"].full_name,
+            file_pb.DESCRIPTOR.services_by_name["FileService"].full_name,
+            batch_pb.DESCRIPTOR.services_by_name["BatchService"].full_name,
         )
 
     @override

@@ -3,19 +3,17 @@
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from typing_extensions import override
 
 from router_svc.call_metadata import metadata_of, tenant_of
-from router_svc.durable.tasks.config import TaskLimits
-from router_svc.durable.tasks.database_clock import DatabaseClock
+from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.failpoints import Failpoints, NoFailpoints
-from router_svc.durable.tasks.local_tasks import LocalTasks, LocalTasksDeps, TaskWatcher
-from router_svc.durable.tasks.monotonic_reads import MonotonicTasks
+from router_svc.durable.tasks.local_tasks import LocalTasks, LocalTasksDeps, MonotonicTasks, TaskWatcher
 from router_svc.durable.tasks.sql_store import SqlTaskStore
-from router_svc.durable.tasks.store_port import TaskStore
+from router_svc.durable.tasks.store_port import DatabaseClock, OpenableTaskStore
 from router_svc.durable.tasks.sweeper import OpenTaskCounts, TaskSweeper
 from router_svc.durable.tasks.task_call import CallMaker, DispatchedCalls
 from router_svc.durable.tasks.task_engine import EngineDeps, TaskEngine
@@ -145,22 +143,6 @@ def _state(number: int) -> TaskState:
 
 
 OWNER_PREFIX = "router"
-
-
-class OpenableTaskStore(TaskStore, Protocol):
-    """A TaskStore with a life cycle."""
-
-    async def start(self) -> None:
-        """Opens the store. Raises SERVICE_UNAVAILABLE."""
-        ...
-
-    async def stop(self) -> None:
-        """Closes the store; safe to call twice."""
-        ...
-
-    async def database_now(self) -> float | None:
-        """Returns the database's UTC seconds since the epoch; None if no other router shares the database."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 
-from router_svc.durable.tasks.config import TaskLimits
+from router_svc.durable.limits import TaskLimits
 from router_svc.request_validation import check_chat, check_completion, check_embedding
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2
 from weft.api.router.v1 import task_pb2

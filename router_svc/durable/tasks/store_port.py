@@ -3,13 +3,16 @@
 Times are UTC seconds since the epoch, passed in as `now`. Every write is durable when it returns; every method raises
 SERVICE_UNAVAILABLE when the database fails, and then nothing was acknowledged. A claim is a fencing token: a write
 under a claim that the task no longer has is discarded, and returns False.
+
+`DatabaseClock` is the time by which all routers on one database compare leases.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from weft.durable.tasks import Submitted, Task, TaskChunk, TaskDetails, TaskFailure, TaskPage, TaskQuery, TaskState
+from weft.kernel.clock import Clock
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
 
@@ -133,14 +136,8 @@ class ExpiredLease:
     """PENDING again, or FAILED if it was the last attempt."""
 
 
-class TaskStore(Protocol):
-    """Stores tasks, their claims and their answers."""
-
-    # -- for submitters
-
-    async def submit(self, row: TaskRow) -> Submitted:
-        """Stores a task. Raises IDEMPOTENCY_CONFLICT. Concurrent submissions share one commit."""
-        ...
+class TaskReads(Protocol):
+    """Reads of tasks, their claims and their answers."""
 
     async def submitted(self, row: TaskRow) -> Submitted | None:
         """Returns the stored task with the row's idempotency key; None: there is none. Raises IDEMPOTENCY_CONFLICT."""
@@ -162,16 +159,6 @@ class TaskStore(Protocol):
         """Returns the stored chunks of an attempt after an event, in order; as many as fit, but at least one."""
         ...
 
-    async def cancel(self, tenant: str, task_id: str, now: float) -> Task | None:
-        """Cancels a task unless it is terminal; returns it, with `owner` still naming the router that ran it."""
-        ...
-
-    async def delete(self, tenant: str, task_id: str) -> Task | None:
-        """Deletes a terminal task and returns it as it was. Raises RESOURCE_IN_USE if it is not terminal."""
-        ...
-
-    # -- for routers that run them
-
     async def lanes(self, now: float, after: Lane | None, limit: int) -> Sequence[Lane]:
         """Returns lanes with a task that may start now, in order, after a given one (None: from the first on).
 
@@ -185,6 +172,26 @@ class TaskStore(Protocol):
 
     async def next_ready_at(self, now: float) -> float | None:
         """Returns when the next retry pause ends; None: no task pauses."""
+        ...
+
+    async def open_counts(self) -> Mapping[str, int]:
+        """Returns the number of tasks that are not terminal, by tenant."""
+        ...
+
+
+class TaskStore(TaskReads, Protocol):
+    """Stores tasks, their claims and their answers."""
+
+    async def submit(self, row: TaskRow) -> Submitted:
+        """Stores a task. Raises IDEMPOTENCY_CONFLICT. Concurrent submissions share one commit."""
+        ...
+
+    async def cancel(self, tenant: str, task_id: str, now: float) -> Task | None:
+        """Cancels a task unless it is terminal; returns it, with `owner` still naming the router that ran it."""
+        ...
+
+    async def delete(self, tenant: str, task_id: str) -> Task | None:
+        """Deletes a terminal task and returns it as it was. Raises RESOURCE_IN_USE if it is not terminal."""
         ...
 
     async def claim(self, task_id: str, owner: str, now: float, lease_until: float) -> Claim | None:
@@ -232,12 +239,6 @@ class TaskStore(Protocol):
         """Deletes tasks that ended before a time, except items of batches without written results; returns how many."""
         ...
 
-    async def open_counts(self) -> Mapping[str, int]:
-        """Returns the number of tasks that are not terminal, by tenant."""
-        ...
-
-    # -- events of other routers
-
     async def listen(self, on_event: Callable[[StoreEvent], None]) -> None:
         """Passes on the events of other routers on this database until cancelled. On SQLite it only waits.
 
@@ -246,5 +247,45 @@ class TaskStore(Protocol):
         ...
 
 
+class OpenableTaskStore(TaskStore, Protocol):
+    """A TaskStore with a life cycle."""
+
+    async def start(self) -> None:
+        """Opens the store. Raises SERVICE_UNAVAILABLE."""
+        ...
+
+    async def stop(self) -> None:
+        """Closes the store; safe to call twice."""
+        ...
+
+    async def database_now(self) -> float | None:
+        """Returns the database's UTC seconds since the epoch; None if no other router shares the database."""
+        ...
+
+
 LOST_LEASE = Reason.WORKER_LOST
 """Reason of an attempt whose lease expired."""
+
+
+class DatabaseClock:
+    """UTC of the database: this machine's clock plus an offset that `synchronize` measures."""
+
+    def __init__(self, clock: Clock, database_time: Callable[[], Awaitable[float | None]]) -> None:
+        self._clock = clock
+        self._database_time = database_time
+        self._offset_seconds = 0.0
+
+    @property
+    def clock(self) -> Clock:
+        """The process clock, for durations inside this process."""
+        return self._clock
+
+    def now(self) -> float:
+        """Returns UTC seconds since the epoch."""
+        return self._clock.utc_now().timestamp() + self._offset_seconds
+
+    async def synchronize(self) -> None:
+        """Measures the offset to the database's clock. Raises SERVICE_UNAVAILABLE."""
+        database_seconds = await self._database_time()
+        if database_seconds is not None:
+            self._offset_seconds = database_seconds - self._clock.utc_now().timestamp()

@@ -7,9 +7,8 @@ import asyncio
 
 import structlog
 
-from router_svc.durable.tasks.config import TaskLimits
-from router_svc.durable.tasks.database_clock import DatabaseClock
-from router_svc.durable.tasks.store_port import ManyChanged, TaskChanged, TaskStore
+from router_svc.durable.limits import TaskLimits
+from router_svc.durable.tasks.store_port import DatabaseClock, ManyChanged, TaskChanged, TaskReads, TaskStore
 from router_svc.durable.tasks.task_events import TaskEventBus
 from weft.durable.tasks import TaskState
 from weft.kernel.clock import Clock
@@ -26,7 +25,7 @@ class OpenTaskCounts:
     Counted with every sweep; in between only additions are known, so that the count is rather too high than too low.
     """
 
-    def __init__(self, store: TaskStore, limits: TaskLimits, clock: Clock) -> None:
+    def __init__(self, store: TaskReads, limits: TaskLimits, clock: Clock) -> None:
         self._store = store
         self._limits = limits
         self._clock = clock

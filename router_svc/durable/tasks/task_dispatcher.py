@@ -1,20 +1,58 @@
 """Decides which pending tasks one router offers to the scheduler, lane by lane. No I/O, no clock.
 
-A lane is read ahead, a few of its tasks are offered, and a refused offer pauses the task or the whole lane.
+A lane is read ahead, a few of its tasks are offered, and a refused offer pauses the task or the whole lane. Lanes take
+turns, so that no lane keeps the others from being offered.
 """
 
 from collections import deque
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
-from router_svc.durable.tasks.config import TaskLimits
+from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.store_port import Lane, PendingTask
 from router_svc.policy.task_retry import OfferAgain, after_refused_offer
-from router_svc.policy.task_turns import LaneTurn, next_turns
 from weft.kernel.errors import WeftError
 
 GIVE_WAY_SHARE = 4
 """When every lane waits for slots, one lane in this many is evicted at each look to make room for others."""
+
+LaneT = TypeVar("LaneT", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class LaneTurn(Generic[LaneT]):
+    """A lane that may offer tasks."""
+
+    lane: LaneT
+    ready: int
+    """Tasks that may be offered now."""
+    offered: int
+    """Tasks that are offered already."""
+
+
+def next_turns(lanes: Sequence[LaneTurn[LaneT]], *, after: LaneT | None, per_lane: int, free: int) -> Sequence[LaneT]:
+    """Return the lanes to offer a task of, in order, each as often as it may offer one more.
+
+    Rounds start with the lane behind `after`, which was last served: with `free` places for all of them, the lane with
+    most waiting tasks gets no more than the rest.
+    """
+    order = _beginning_behind(lanes, after)
+    left = [min(turn.ready, per_lane - turn.offered) for turn in order]
+    turns: list[LaneT] = []
+    while len(turns) < free and any(count > 0 for count in left):
+        for place, turn in enumerate(order):
+            if left[place] > 0 and len(turns) < free:
+                left[place] -= 1
+                turns.append(turn.lane)
+    return turns
+
+
+def _beginning_behind(lanes: Sequence[LaneTurn[LaneT]], after: LaneT | None) -> list[LaneTurn[LaneT]]:
+    for place, turn in enumerate(lanes):
+        if turn.lane == after:
+            return [*lanes[place + 1 :], *lanes[: place + 1]]
+    return list(lanes)
 
 
 @dataclass(slots=True)

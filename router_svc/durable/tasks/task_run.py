@@ -8,11 +8,11 @@ from enum import Enum
 
 import structlog
 
-from router_svc.durable.tasks.config import TaskLimits
-from router_svc.durable.tasks.database_clock import DatabaseClock
+from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.failpoints import Failpoint, Failpoints
 from router_svc.durable.tasks.store_port import (
     Claim,
+    DatabaseClock,
     LaneFilled,
     NewChunk,
     PendingTask,

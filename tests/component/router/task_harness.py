@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from memory_task_store import MemoryTaskStore
 
-from router_svc.durable.tasks.config import TaskLimits
+from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.failpoints import Failpoint
-from router_svc.durable.tasks.service import OpenableTaskStore, TaskService
-from router_svc.durable.tasks.store_port import Lane, LaneFilled, PendingTask, TaskRow
+from router_svc.durable.tasks.service import TaskService
+from router_svc.durable.tasks.store_port import Lane, LaneFilled, OpenableTaskStore, PendingTask, TaskRow
 from router_svc.durable.tasks.task_call import Gate
 from weft.api.common.v1 import chat_pb2, embedding_pb2, event_pb2, receipt_pb2
 from weft.api.router.v1 import task_pb2

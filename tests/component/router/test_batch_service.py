@@ -14,10 +14,8 @@ import pytest
 from structlog.testing import capture_logs
 
 import router_svc.durable.batches.service
-from router_svc.durable.batches.batch_servicer import BatchServicer
-from router_svc.durable.batches.config import BatchLimits
-from router_svc.durable.batches.file_servicer import FileServicer
-from router_svc.durable.tasks.config import TaskLimits
+from router_svc.durable.batches.service import BatchServicer, FileServicer
+from router_svc.durable.limits import BatchLimits, TaskLimits
 from router_svc.durable.tasks.task_events import TaskEventBus
 from router_svc.store.database import RouterDatabase
 from weft.api.common.v1 import chat_pb2, event_pb2

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from task_harness import Failpoints, ScriptedCalls, chat_spec
 
-from router_svc.durable.tasks.config import TaskLimits
+from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.service import TaskService
 from router_svc.durable.tasks.sql_store import SqlTaskStore
 from router_svc.policy.promises import LossKind
 from router_svc.store.database import RouterDatabase
-from router_svc.store.promise_file import FLUSH_SECONDS, PromiseFile
+from router_svc.store.promises import FLUSH_SECONDS, PromiseFile
 from weft.durable.tasks import NewTask, TaskQuery
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError

@@ -10,9 +10,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-import router_svc.durable.responses.service
-from router_svc.durable.responses.config import ResponseLimits
-from router_svc.durable.responses.service import StoredResponseServicer
+import router_svc.durable.stored_responses
+from router_svc.durable.limits import ResponseLimits
+from router_svc.durable.stored_responses import StoredResponseServicer
 from router_svc.store.database import RouterDatabase
 from weft.api.router.v1 import stored_response_service_pb2_grpc
 from weft.durable.remote_stores import RemoteResponses
@@ -38,7 +38,7 @@ def url_of(tmp_path: Path) -> str:
 async def keeping(
     tmp_path: Path, *, limits: ResponseLimits | None = None, clock: FakeClock | None = None
 ) -> AsyncIterator[ResponseStore]:
-    service = router_svc.durable.responses.service.build(
+    service = router_svc.durable.stored_responses.build(
         RouterDatabase(url_of(tmp_path)), limits or ResponseLimits(), clock=clock
     )
     await service.start()
@@ -50,7 +50,7 @@ async def keeping(
 
 @asynccontextmanager
 async def keeping_behind_a_channel(tmp_path: Path) -> AsyncIterator[ResponseStore]:
-    service = router_svc.durable.responses.service.build(RouterDatabase(url_of(tmp_path)), ResponseLimits())
+    service = router_svc.durable.stored_responses.build(RouterDatabase(url_of(tmp_path)), ResponseLimits())
     host = GrpcHost()
     address = host.bind(f"unix:{tmp_path}/s")
     await host.start([service])
@@ -217,7 +217,7 @@ async def test_a_conversation_that_never_ends_is_refused_before_it_is_read(tmp_p
 
 async def test_a_postgres_without_its_driver_is_a_word_about_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("router_svc.store.database.find_spec", lambda _name: None)
-    service = router_svc.durable.responses.service.build(
+    service = router_svc.durable.stored_responses.build(
         RouterDatabase("postgresql+asyncpg://ann:hunter2@host/weft"), ResponseLimits()
     )
     words = await refused(Reason.INVALID_ARGUMENT, service.start())

@@ -9,7 +9,7 @@ import pytest
 from memory_task_store import MemoryTaskStore
 from task_harness import NOTICE_SECONDS, TENANT, TaskBench, chat_spec, task_bench
 
-from router_svc.durable.tasks.monotonic_reads import MAX_REMEMBERED, MonotonicReads
+from router_svc.durable.tasks.local_tasks import MAX_REMEMBERED, MonotonicReads
 from router_svc.durable.tasks.store_port import TaskRow
 from weft.durable.tasks import NewTask, Submitted, Task, TaskDetails, TaskPage, TaskQuery, TaskState
 from weft.kernel.errors import WeftError

@@ -11,7 +11,7 @@ import pytest
 from task_harness import FINISHED, NOTICE_SECONDS, chat_spec, embedding_spec, text
 
 import router_svc.durable.tasks.service
-from router_svc.durable.tasks.config import TaskLimits
+from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.service import TaskServiceDeps
 from router_svc.loop import LoopDeps, RouterRecords, SchedulingLoop
 from router_svc.placement import LocalPlacement

@@ -5,7 +5,7 @@ import asyncio
 from memory_task_store import Kept, MemoryTaskStore
 from task_harness import TENANT, ScriptedCall, TaskBench, task_bench, text
 
-from router_svc.durable.tasks.config import TaskLimits
+from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.store_port import Claim, ManyChanged, TaskChanged
 from router_svc.durable.tasks.task_run import WRITE_PATIENCE_SECONDS
 from weft.durable.tasks import TaskState

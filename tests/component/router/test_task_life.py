@@ -6,7 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 from task_harness import TENANT, chat_spec, embedding_spec, task_bench, text
 
-from router_svc.durable.tasks.config import TaskLimits
+from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.failpoints import Failpoint
 from router_svc.durable.tasks.store_port import LaneFilled
 from weft.api.common.v1 import embedding_pb2, event_pb2

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from task_harness import TENANT, TaskBench, chat_spec, task_bench
 
-from router_svc.durable.tasks.config import TaskLimits
+from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.store_port import Claim
 from weft.dispatch.fleet import FleetView, ModelView, RunnerView
 from weft.durable.tasks import NewTask, TaskState

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from task_harness import Failpoints, ScriptedCalls, chat_spec, task_bench, text
 
-from router_svc.durable.tasks.config import TaskLimits
+from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.service import TaskService
 from router_svc.durable.tasks.sql_store import SqlTaskStore
 from router_svc.store.database import RouterDatabase

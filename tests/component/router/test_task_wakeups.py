@@ -8,7 +8,7 @@ import pytest
 from memory_task_store import MemoryTaskStore
 from task_harness import FINISHED, TENANT, ScriptedCalls, chat_spec, task_bench, text
 
-from router_svc.durable.tasks.config import TaskLimits
+from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.failpoints import NoFailpoints
 from router_svc.durable.tasks.service import TaskService
 from router_svc.durable.tasks.store_port import Claim, Lane, PendingTask

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from task_harness import TENANT, Watch, task_bench, text
 
-from router_svc.durable.tasks.config import TaskLimits
+from router_svc.durable.limits import TaskLimits
 from weft.durable.tasks import Task, TaskChunk, TaskState, event_number
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

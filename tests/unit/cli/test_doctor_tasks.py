@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from router_svc.policy.promises import Loss, LossKind, Promise
-from router_svc.store.promise_file import PromiseFile
+from router_svc.store.promises import PromiseFile
 from weft_app.cli.doctor import Finding, Verdict, examine
 from weft_app.compose.home import WeftHome
 

@@ -11,9 +11,7 @@ import pytest
 from gateway.config import BatchEdgeConfig, ConnectionLimits, GatewayConfig, MediaConfig, RequestLimits
 from registry_svc.config import LedgerConfig, LedgerSettings, RegistryConfig, RegistrySettings
 from router_svc.config import RelayConfig
-from router_svc.durable.batches.config import BatchLimits
-from router_svc.durable.responses.config import ResponseLimits
-from router_svc.durable.tasks.config import TaskLimits, TaskSettings
+from router_svc.durable.limits import BatchLimits, ResponseLimits, TaskLimits, TaskSettings
 from router_svc.policy.limits import QueueLimits, SchedulerLimits, SchedulingLimits
 from router_svc.settings import RelayLimits
 from weft.dispatch.schema_guard import SchemaLimits

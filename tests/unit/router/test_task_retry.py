@@ -2,6 +2,7 @@
 
 import pytest
 
+from router_svc.durable.tasks.task_dispatcher import LaneTurn, next_turns
 from router_svc.policy.task_retry import (
     MAX_FRUITLESS_ATTEMPTS,
     MAX_OFFER_PAUSE_SECONDS,
@@ -13,7 +14,6 @@ from router_svc.policy.task_retry import (
     after_refused_offer,
     doubled,
 )
-from router_svc.policy.task_turns import LaneTurn, next_turns
 from weft.kernel.reasons import Reason, traits
 
 FINAL = {

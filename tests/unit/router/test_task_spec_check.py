@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from router_svc.durable.tasks.config import TaskLimits
+from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.spec_validation import CheckedSpec, check_spec
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, priority_pb2
 from weft.api.router.v1 import task_pb2

@@ -1,4 +1,4 @@
-"""Every bound of durable tasks."""
+"""Every bound of durable work: tasks, batches with their files, and stored responses."""
 
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -75,3 +75,48 @@ class TaskLimits(TaskSettings):
 
     schemas: SchemaLimits = field(default_factory=SchemaLimits)
     """What the JSON schemas of one task may hold, as those of a live request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchLimits:
+    """Files and batches: `/v1/files` and `/v1/batches`."""
+
+    max_file_bytes: Bytes = 200 * MEBIBYTE
+    """Size of an uploaded file; a file of results is as long as the answers are."""
+    max_tenant_file_bytes: Bytes = 4 * 1024 * MEBIBYTE
+    """Size of all files of one tenant."""
+    max_files_per_tenant: Count = 10_000
+    """Files of one tenant."""
+    keep_file_seconds: Annotated[Seconds, PUBLIC] = 30 * 86_400.0
+    """How long a file is kept."""
+    max_lines: Count = 50_000
+    """Requests of one batch."""
+    max_batches_per_tenant: Count = 10_000
+    """Batches of one tenant."""
+    keep_batch_seconds: Annotated[Seconds, PUBLIC] = 30 * 86_400.0
+    """How long a finished batch is kept; its tasks for `router.tasks.keep_seconds`, and until all results are
+    written."""
+    max_window_seconds: Seconds = 7 * 86_400.0
+    """Longest completion window of a batch."""
+    sweep_interval_seconds: Seconds = 300.0
+    """How often expired files and batches are deleted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseLimits:
+    """Kept responses: `/v1/responses` with `store`."""
+
+    keep_seconds: Annotated[Seconds, PUBLIC] = 30 * 86_400.0
+    """How long a response is kept."""
+    max_bytes: Annotated[int, Ge(1024), Le(32 * MEBIBYTE)] = 16 * MEBIBYTE
+    """Size of one response with its input."""
+    max_chain_bytes: Annotated[int, Ge(1024), Le(56 * MEBIBYTE)] = 48 * MEBIBYTE
+    """Size of one conversation; it travels in one message between services."""
+    max_per_tenant: Annotated[int, Ge(1), Le(100_000_000)] = 100_000
+    """Responses of one tenant."""
+    max_tenant_bytes: Annotated[int, Ge(1024), Le(1024**5)] = 4 * 1024 * MEBIBYTE
+    """Size of all responses of one tenant."""
+    max_total_bytes: Annotated[int, Ge(1024), Le(1024**5), PUBLIC] = 16 * 1024 * MEBIBYTE
+    """Size of all responses of all tenants."""
+    sweep_interval_seconds: Seconds = 300.0
+    """How often expired responses are deleted, and the sizes per tenant are counted again."""

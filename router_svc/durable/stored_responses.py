@@ -1,20 +1,40 @@
-"""Stored responses: the table on SQL, and the manager with the quotas and the purge of expired responses."""
+"""Stored responses, which a later request may continue: their table, the quotas of tenants, and the service."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
 
+import grpc
+import structlog
 from sqlalchemy import Row, delete, func, insert, select, true, update
 from typing_extensions import override
 
-from router_svc.durable.responses.config import ResponseLimits
+from router_svc.durable.limits import ResponseLimits
 from router_svc.store.database import RouterDatabase
 from router_svc.store.tables import responses
+from weft.api.router.v1 import stored_response_service_pb2, stored_response_service_pb2_grpc
+from weft.api.router.v1 import stored_response_service_pb2 as pb
+from weft.durable.remote_stores import response_message
 from weft.durable.responses import MAX_CHAIN, ResponseStore, StoredResponse, response_not_found
-from weft.kernel.clock import Clock
+from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.names import MAX_REQUEST_ID_CHARS, MAX_TENANT_CHARS, require_token
 from weft.kernel.reasons import Reason
+from weft.kernel.rpc import answering
+from weft.kernel.service import Service, start_restarting, stop_tasks
 from weft.sql.moments import BoundedMoment, bring_back
+
+if TYPE_CHECKING:
+    import asyncio
+
+
+log = structlog.get_logger("weft.router")
+
+SWEPT_AT_ONCE = 100
+"""Responses that one statement of a sweep changes; other writes run in between."""
+
+Context = grpc.aio.ServicerContext[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +81,7 @@ class ResponseTable:
         query = select(responses).where(responses.c.id == response_id, responses.c.tenant == tenant)
         async with self._database.reading() as connection:
             found = (await connection.execute(query)).first()
-        return None if found is None else _response_of(found)
+        return None if found is None else _response_of_row(found)
 
     async def chain(self, tenant: str, response_id: str) -> Sequence[tuple[str, int]] | None:
         """Returns ids and bytes of a response and its predecessors, newest first, at most MAX_CHAIN + 1.
@@ -126,7 +146,7 @@ def _size_of(response: StoredResponse) -> int:
     return len(response.body) + len(response.items)
 
 
-def _response_of(row: Row[tuple[object, ...]]) -> StoredResponse:
+def _response_of_row(row: Row[tuple[object, ...]]) -> StoredResponse:
     created = row.created_at
     return StoredResponse(
         id=row.id,
@@ -137,10 +157,6 @@ def _response_of(row: Row[tuple[object, ...]]) -> StoredResponse:
         body=row.body,
         items=row.items,
     )
-
-
-SWEPT_AT_ONCE = 100
-"""Responses that one statement of a sweep changes; other writes run in between."""
 
 
 class ResponseManager(ResponseStore):
@@ -223,3 +239,114 @@ class ResponseManager(ResponseStore):
         usage = self._usage.get(tenant, Usage())
         self._usage[tenant] = Usage(usage.count + more.count, usage.size + more.size)
         self._total_bytes += more.size
+
+
+class StoredResponseServicer(stored_response_service_pb2_grpc.StoredResponseServiceServicer):
+    """StoredResponseService over the response store; translation only."""
+
+    def __init__(self, store: ResponseStore) -> None:
+        self._store = store
+
+    @override
+    async def SaveResponse(self, request: pb.SaveResponseRequest, context: Context) -> pb.SaveResponseResponse:
+        async with answering(context):
+            await self._store.save(_response_of(request.response))
+            return pb.SaveResponseResponse()
+        raise AssertionError("abort has raised")
+
+    @override
+    async def GetResponse(self, request: pb.GetResponseRequest, context: Context) -> pb.GetResponseResponse:
+        async with answering(context):
+            found = await self._store.get(*_named(request))
+            return pb.GetResponseResponse(response=response_message(found))
+        raise AssertionError("abort has raised")
+
+    @override
+    async def ListChain(self, request: pb.ListChainRequest, context: Context) -> pb.ListChainResponse:
+        async with answering(context):
+            found = await self._store.chain(*_named(request))
+            return pb.ListChainResponse(responses=map(response_message, found))
+        raise AssertionError("abort has raised")
+
+    @override
+    async def DeleteResponse(self, request: pb.DeleteResponseRequest, context: Context) -> pb.DeleteResponseResponse:
+        async with answering(context):
+            await self._store.delete(*_named(request))
+            return pb.DeleteResponseResponse()
+        raise AssertionError("abort has raised")
+
+
+def _named(request: pb.GetResponseRequest | pb.ListChainRequest | pb.DeleteResponseRequest) -> tuple[str, str]:
+    tenant = require_token(request.tenant, "tenant", MAX_TENANT_CHARS)
+    return tenant, require_token(request.id, "id", MAX_REQUEST_ID_CHARS)
+
+
+def _response_of(message: pb.StoredResponse) -> StoredResponse:
+    if not message.HasField("create_time"):
+        raise invalid_field("response.create_time", "is required")
+    previous = message.previous_id
+    return StoredResponse(
+        id=require_token(message.id, "response.id", MAX_REQUEST_ID_CHARS),
+        tenant=require_token(message.tenant, "response.tenant", MAX_TENANT_CHARS),
+        previous_id=require_token(previous, "response.previous_id", MAX_REQUEST_ID_CHARS) if previous else "",
+        created_at=message.create_time.ToDatetime(UTC),
+        body=message.body,
+        items=message.items,
+    )
+
+
+def build(database: RouterDatabase, limits: ResponseLimits, *, clock: Clock | None = None) -> "ResponseService":
+    """Returns the service on a database, not started."""
+    return ResponseService(database, limits, clock or SystemClock())
+
+
+class ResponseService(Service):
+    """Serves stored responses beside a router."""
+
+    def __init__(self, database: RouterDatabase, limits: ResponseLimits, clock: Clock) -> None:
+        self._database = database
+        self._limits = limits
+        self._clock = clock
+        self._manager = ResponseManager(ResponseTable(database), limits, clock)
+        self._sweeping: asyncio.Task[None] | None = None
+
+    @property
+    def store(self) -> ResponseStore:
+        """The response store for gateways in this process."""
+        return self._manager
+
+    @override
+    @property
+    def service_names(self) -> Sequence[str]:
+        return (stored_response_service_pb2.DESCRIPTOR.services_by_name["StoredResponseService"].full_name,)
+
+    @override
+    def register(self, server: grpc.aio.Server) -> None:
+        stored_response_service_pb2_grpc.add_StoredResponseServiceServicer_to_server(
+            StoredResponseServicer(self._manager), server
+        )
+
+    @override
+    async def start(self) -> None:
+        await self._database.open()
+        await self._sweep_once()
+        self._sweeping = start_restarting(self._sweep, name="response-sweeper", clock=self._clock)
+
+    @override
+    async def stop(self, grace_seconds: float) -> None:
+        if self._sweeping is not None:
+            task, self._sweeping = self._sweeping, None
+            await stop_tasks([task])
+            await self._database.close()
+
+    async def _sweep(self) -> None:
+        while True:
+            await self._clock.sleep(self._limits.sweep_interval_seconds)
+            await self._sweep_once()
+
+    async def _sweep_once(self) -> None:
+        """Sweeps once. A failure, such as a full disk, is logged and ends no service; the next round repeats it."""
+        try:
+            await self._manager.sweep()
+        except WeftError as error:
+            log.error("responses were not swept", reason=error.reason.name)  # noqa: TRY400 - the cause is logged
