@@ -1,18 +1,11 @@
 """Sliding windows: how much each key used in the last second, minute or hour. One implementation for every API.
 
-The algorithm is that of the library `limits`. Its memory storage reads the machine's clock by itself, keeps an entry
-for every single token and a thread that clears up; this one counts on a `Clock`, in at most BUCKETS_PER_WINDOW steps
-per window, and amounts can be corrected afterwards.
+A moving window, counted on a `Clock` in at most BUCKETS_PER_WINDOW steps; amounts can be corrected afterwards.
 """
 
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-
-from limits import RateLimitItem, RateLimitItemPerSecond
-from limits.storage import MovingWindowSupport, Storage
-from limits.strategies import MovingWindowRateLimiter
 
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
@@ -25,9 +18,6 @@ EVERYBODY_ELSE = "+everybody-else"
 """The key shared by all keys beyond a bound. It cannot collide: names of tenants and clients begin with a letter or a
 digit.
 """
-
-MAX_RATES_KEPT = 1024
-"""Rates whose form for the library is kept; configurations have fewer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +37,7 @@ class RateWindows:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._storage = _WindowStorage(clock)
-        self._limiter = MovingWindowRateLimiter(self._storage)
+        self._windows: dict[tuple[str, Rate], _Window] = {}
 
     def take(self, claims: Sequence[Claim]) -> float:
         """Count all of them, or none; returns when, on the monotonic clock, for a correction.
@@ -57,7 +46,7 @@ class RateWindows:
         remaining and resetAt (unix time in seconds), naming the first that is too much.
         """
         for place, claim in enumerate(claims):
-            if not self._limiter.hit(_item(claim.rate), claim.key, cost=_within(claim)):
+            if not self._take(claim):
                 now = self._clock.monotonic()
                 for counted in claims[:place]:
                     self.correct(counted.key, counted.rate, -_within(counted), counted_at=now)
@@ -74,28 +63,51 @@ class RateWindows:
 
         What is taken back is that of `counted_at`: where it has left the window already, there is nothing to take.
         """
-        self._storage.correct(_item(rate).key_for(key), rate.window_seconds, amount, counted_at)
+        now, window = self._clock.monotonic(), self._windows.get((key, rate))
+        if window is None:
+            return
+        window.settle(now, rate.window_seconds)
+        if amount > 0:
+            window.add(now, rate.window_seconds, amount)
+        else:
+            window.take_back(-amount, counted_at)
 
     def counted(self, key: str, rate: Rate) -> int:
         """How much its window holds now."""
-        return self._storage.get_moving_window(_item(rate).key_for(key), rate.amount, rate.window_seconds)[1]
+        window = self._windows.get((key, rate))
+        if window is None:
+            return 0
+        window.settle(self._clock.monotonic(), rate.window_seconds)
+        return window.total
 
     def forget(self, key: str, rate: Rate) -> None:
         """Drop what is counted."""
-        self._limiter.clear(_item(rate), key)
+        self._windows.pop((key, rate), None)
+
+    def _take(self, claim: Claim) -> bool:
+        """Counts a claim if it fits; returns whether it did."""
+        now, length = self._clock.monotonic(), claim.rate.window_seconds
+        window = self._windows.setdefault((claim.key, claim.rate), _Window())
+        window.settle(now, length)
+        if window.total + _within(claim) > claim.rate.amount:
+            return False
+        window.add(now, length, _within(claim))
+        return True
 
     def _refusal(self, claim: Claim) -> WeftError:
-        rate, item = claim.rate, _item(claim.rate)
-        reset_at, remaining = self._limiter.get_window_stats(item, claim.key)
+        """The refusal of a claim that did not fit into its window."""
+        rate, window = claim.rate, self._windows[claim.key, claim.rate]
         now = self._clock.monotonic()
-        wait = self._storage.seconds_until_free(item.key_for(claim.key), rate, _within(claim))
-        reset_unix = self._clock.utc_now().timestamp() + max(0.0, reset_at - now)
+        window.settle(now, rate.window_seconds)
+        oldest = window.buckets[0].newest if window.buckets else now
+        wait = window.seconds_until_free(now, rate, _within(claim))
+        reset_unix = self._clock.utc_now().timestamp() + max(0.0, oldest + rate.window_seconds - now)
         return WeftError(
             Reason.RATE_LIMIT_EXCEEDED,
             f"{claim.who} exceeded {rate}",
             metadata={
                 "limit": str(rate.amount),
-                "remaining": str(max(0, remaining)),
+                "remaining": str(max(0, rate.amount - window.total)),
                 "resetAt": str(int(reset_unix) + 1),
             },
             retry_after_seconds=wait,
@@ -188,109 +200,16 @@ class _Window:
                     del self.buckets[place]
                 return
 
-
-class _WindowStorage(Storage, MovingWindowSupport):
-    """Moving windows for `limits`, on a clock of ours. Times are seconds on its monotonic scale."""
-
-    STORAGE_SCHEME = None
-
-    def __init__(self, clock: Clock) -> None:
-        super().__init__()
-        self._clock = clock
-        self._windows: dict[str, _Window] = {}
-
-    def acquire_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
-        """See MovingWindowSupport.acquire_entry."""
-        now = self._clock.monotonic()
-        window = self._windows.setdefault(key, _Window())
-        window.settle(now, expiry)
-        if window.total + amount > limit:
-            return False
-        window.add(now, expiry, amount)
-        return True
-
-    def get_moving_window(self, key: str, limit: int, expiry: int) -> tuple[float, int]:  # noqa: ARG002 - the port's
-        """See MovingWindowSupport.get_moving_window."""
-        now, window = self._clock.monotonic(), self._windows.get(key)
-        if window is None:
-            return now, 0
-        window.settle(now, expiry)
-        return (window.buckets[0].newest if window.buckets else now), window.total
-
-    def correct(self, key: str, length: int, amount: int, counted_at: float) -> None:
-        """Corrects a count afterwards; a forgotten key stays forgotten."""
-        now, window = self._clock.monotonic(), self._windows.get(key)
-        if window is None:
-            return
-        window.settle(now, length)
-        if amount > 0:
-            window.add(now, length, amount)
-        else:
-            window.take_back(-amount, counted_at)
-
-    def seconds_until_free(self, key: str, rate: Rate, amount: int) -> float:
+    def seconds_until_free(self, now: float, rate: Rate, amount: int) -> float:
         """Seconds until the amount fits, without further use."""
-        now, window = self._clock.monotonic(), self._windows.get(key)
-        if window is None:
-            return 0.0
-        over = window.total + amount - rate.amount
+        over = self.total + amount - rate.amount
         freed_at = now - rate.window_seconds
-        for bucket in window.buckets:
+        for bucket in self.buckets:
             if over <= 0:
                 break
             over -= bucket.amount
             freed_at = bucket.newest
         return max(0.0, freed_at + rate.window_seconds - now)
-
-    def clear(self, key: str) -> None:
-        """See Storage.clear."""
-        self._windows.pop(key, None)
-
-    def reset(self) -> int | None:
-        """See Storage.reset."""
-        count = len(self._windows)
-        self._windows.clear()
-        return count
-
-    def check(self) -> bool:
-        """See Storage.check."""
-        return True
-
-    @property
-    def base_exceptions(self) -> type[Exception]:
-        """See Storage.base_exceptions."""
-        return ValueError
-
-    def incr(self, key: str, expiry: int, amount: int = 1) -> int:
-        """Fixed windows are not kept here."""
-        raise NotImplementedError
-
-    def get(self, key: str) -> int:
-        """Fixed windows are not kept here."""
-        raise NotImplementedError
-
-    def get_expiry(self, key: str) -> float:
-        """Fixed windows are not kept here."""
-        raise NotImplementedError
-
-
-class _Item(RateLimitItemPerSecond):
-    """A rate as `limits` sees it, with keys that are quickly made."""
-
-    __slots__ = ("_suffix",)
-
-    def __init__(self, rate: Rate) -> None:
-        super().__init__(rate.amount, rate.window_seconds)
-        self._suffix = f"/{rate}"
-
-    def key_for(self, *identifiers: bytes | str | float) -> str:
-        """See RateLimitItem.key_for; there is one identifier, a text."""
-        return f"{identifiers[0]}{self._suffix}"  # type: ignore[str-bytes-safe]  # it is a text
-
-
-@lru_cache(maxsize=MAX_RATES_KEPT)
-def _item(rate: Rate) -> RateLimitItem:
-    return _Item(rate)
 
 
 def _within(claim: Claim) -> int:
