@@ -10,11 +10,11 @@ from runner_svc.chat.settings import ChatSettings
 from runner_svc.instance.settings import HibernationSettings
 from runner_svc.memory.lease_manager import Observer
 from runner_svc.memory.port import MemoryForecast, NoForecast
-from runner_svc.policy.restart import RestartLimits
+from runner_svc.policy.backoff import RestartLimits
 from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.runtimes.table import DEFAULT_RUNTIME
 from runner_svc.supervise.leftovers import Leftovers
-from runner_svc.tools.config import ToolSourceConfig
+from runner_svc.tools.port import ToolSourceConfig
 from weft.api.common.v1 import agent_behaviour_pb2, sampling_pb2
 from weft.kernel.request import TEXT_OPERATIONS, Operation, Skill
 from weft.kernel.tls_channel import ChannelSecurity

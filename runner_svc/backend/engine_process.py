@@ -1,9 +1,10 @@
-"""The process of an engine that weft starts: how it loads, what it does, and why it ended."""
+"""The process of an engine that weft starts: its load, its signs of life, why it ended, and the ports for engines."""
 
 import asyncio
+import socket
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from runner_svc.backend.port import CallInfo, ExitReport, ProcessSigns
@@ -15,7 +16,7 @@ from runner_svc.supervise.process import StopGraces, SupervisedProcess
 from runner_svc.supervise.process_time import GpuTime, TreeTime
 from weft.gpu.process import process_id_of
 from weft.gpu.snapshot import ProcessId
-from weft.kernel.errors import WeftError
+from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.principal import KEY_VARIABLES
 from weft.kernel.reasons import Reason
 
@@ -160,3 +161,71 @@ class EngineProcess:
         report = self._report(how)
         lines = " | ".join([*self._words][-CRASH_LOG_LINES:]) if when == LOADING else ""
         return WeftError(report.reason, f"the backend died {when} ({report.how}){': ' + lines if lines else ''}")
+
+
+FIRST_PORT, LAST_PORT = 1024, 65_535
+MAX_PORTS = 4096
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PortRange:
+    """The ports from `first` to `last`, both included."""
+
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        return f"{self.first}-{self.last}"
+
+
+class EnginePorts:
+    """Assigns the ports of a range to the engines of one runner, one port per engine."""
+
+    def __init__(self, ports: PortRange) -> None:
+        self._range = ports
+        self._taken: set[int] = set()
+
+    def take(self, avoid: Container[int] = ()) -> int:
+        """Returns a free port, to be given back. Blocks for microseconds per port that is not free.
+
+        Another program may still bind it first; then the engine fails to bind it. Raises CONNECT_FAILED when no port
+        is left.
+        """
+        for port in range(self._range.first, self._range.last + 1):
+            if port not in self._taken and port not in avoid and _is_free(port):
+                self._taken.add(port)
+                return port
+        raise WeftError(
+            Reason.CONNECT_FAILED,
+            f"no port of port_range {self._range} is free for another engine; unload a model or widen the range",
+        )
+
+    def give_back(self, port: int) -> None:
+        """Free the port of an engine that has ended. Idempotent."""
+        self._taken.discard(port)
+
+
+def parse_port_range(text: str, field: str = "port_range") -> PortRange:
+    """Reads a range such as "41000-41099". Raises INVALID_ARGUMENT naming `field`."""
+    first, dash, last = text.partition("-")
+    if not (dash and first.isascii() and last.isascii() and first.isdigit() and last.isdigit()):
+        raise invalid_field(field, "must be two ports joined by '-', such as 41000-41099")
+    # Longer ones are no ports, and text of any length must not become a number.
+    low, high = (int(number) if len(number) <= 5 else LAST_PORT + 1 for number in (first, last))
+    if not FIRST_PORT <= low <= high <= LAST_PORT:
+        raise invalid_field(field, f"must be from {FIRST_PORT} to {LAST_PORT}, the lower port first")
+    if high - low >= MAX_PORTS:
+        raise invalid_field(field, f"must be at most {MAX_PORTS} ports")
+    return PortRange(first=low, last=high)
+
+
+def _is_free(port: int) -> bool:
+    """Whether it can be bound now, as the engine will: with SO_REUSEADDR, so that a port just left counts as free."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError:
+            return False
+    return True

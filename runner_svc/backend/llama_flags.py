@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from runner_svc.backend.port import LoadOrder
-from runner_svc.policy.load_parameters import LoadParameter, LoadValue, check_parameters
+from runner_svc.policy.load_plan import LoadParameter, LoadValue, check_parameters
 from weft.kernel.errors import WeftError, invalid_field
 
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"

@@ -10,7 +10,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from runner_svc.policy.load_parameters import LoadParameter, LoadValue
+from runner_svc.policy.load_plan import LoadParameter, LoadValue
 from runner_svc.supervise.logs import LogRing
 from weft.api.common.v1 import audio_pb2, embedding_pb2, image_pb2, rerank_pb2, tokenize_pb2, usage_pb2
 from weft.dispatch.frames import Frame, GenerationPayload

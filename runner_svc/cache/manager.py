@@ -8,11 +8,9 @@ from typing import Protocol, Self
 import structlog
 
 from runner_svc.backend.port import Backend, CacheIsolation, ErasedCache
-from runner_svc.cache.model_cache import ModelCache, RequestCache
-from runner_svc.cache.salts import SaltStore
+from runner_svc.cache.model_cache import ModelCache, RequestCache, SaltStore
 from runner_svc.memory.estimate import read_model_facts
-from runner_svc.policy.load_parameters import LoadValue
-from runner_svc.policy.load_plan import LoadPlan
+from runner_svc.policy.load_plan import LoadPlan, LoadValue
 from runner_svc.policy.memory_estimate import CACHE_TYPE_BYTES, MemorySettings
 from weft.api.common.v1 import usage_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb

@@ -14,7 +14,7 @@ from runner_svc.instance.lifecycle_loop import LifecycleLoop
 from runner_svc.instance.settings import InstanceConfig, RunRecipe, no_recipes
 from runner_svc.memory.model_memory import ModelMemory
 from runner_svc.memory.port import MemoryAccount
-from runner_svc.policy.life_events import Command, Phase
+from runner_svc.policy.lifecycle import Command, Phase
 from runner_svc.policy.load_plan import AS_CONFIGURED, STAY_LOADED, LoadPlan, LoadSpec
 from runner_svc.request_records import RequestRecords
 from runner_svc.waiting import within

@@ -7,8 +7,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from runner_svc.backend.port import Backend, ChecksLoads
 from runner_svc.model_files.gguf import read_gguf_header
-from runner_svc.policy.load_parameters import LoadParameter, LoadValue, check_parameters
-from runner_svc.policy.load_plan import LoadPlan, LoadSpec
+from runner_svc.policy.load_plan import LoadParameter, LoadPlan, LoadSpec, LoadValue, check_parameters
 from weft.api.runner.v1 import load_pb2 as pb
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import MAX_NAME_CHARS

@@ -4,8 +4,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from runner_svc.policy.backoff import RestartLimits
 from runner_svc.policy.keep_alive import DEFAULT_CATEGORY, KeepAliveSettings
-from runner_svc.policy.restart import RestartLimits
 from runner_svc.policy.timeouts import TimeoutProfile
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

@@ -14,8 +14,7 @@ from runner_svc.memory.learned_memory import FileIdentity, LearnedMemory
 from runner_svc.memory.port import ExpectedMemory, MemoryForecast
 from runner_svc.model_files.gguf import GgufHeader, is_gguf, model_parts, read_gguf_model
 from runner_svc.model_files.safetensors import SafetensorsModel, is_safetensors, read_safetensors_model
-from runner_svc.policy.load_parameters import LoadValue
-from runner_svc.policy.load_plan import AS_CONFIGURED, LoadPlan
+from runner_svc.policy.load_plan import AS_CONFIGURED, LoadPlan, LoadValue
 from runner_svc.policy.memory_estimate import (
     MEBIBYTE,
     EngineHabits,

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from typing_extensions import override
 
-from runner_svc.backend.engine_process import EngineProcess
+from runner_svc.backend.engine_process import LOOPBACK, EnginePorts, EngineProcess
 from runner_svc.backend.port import (
     Backend,
     CacheIsolation,
@@ -21,9 +21,8 @@ from runner_svc.backend.port import (
     ExitReport,
     ProcessSigns,
 )
-from runner_svc.backend.port_range import LOOPBACK, EnginePorts
 from runner_svc.openai_upstream.client import HEALTH, Endpoint, OpenAiHttp
-from runner_svc.policy.load_parameters import LoadParameter
+from runner_svc.policy.load_plan import LoadParameter
 from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.supervise.leftovers import Leftovers
 from runner_svc.supervise.logs import LogRing

@@ -26,8 +26,8 @@ from runner_svc.openai_upstream import media
 from runner_svc.openai_upstream.client import OpenAiHttp
 from runner_svc.openai_upstream.rerank import rerank
 from runner_svc.openai_upstream.tokens import tokenize
-from runner_svc.policy.load_parameters import LoadParameter, check_parameters
-from runner_svc.policy.server_pace import ServerPace
+from runner_svc.policy.backoff import ServerBackoff
+from runner_svc.policy.load_plan import LoadParameter, check_parameters
 from runner_svc.supervise.logs import LogRing
 from weft.api.common.v1 import audio_pb2, completion_pb2, embedding_pb2, image_pb2, rerank_pb2, tokenize_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
@@ -59,7 +59,7 @@ class UnmanagedServer(Backend):
     def __init__(self, operations: frozenset[Operation]) -> None:
         self._operations = operations
         self._http: OpenAiHttp | None = None
-        self._pace = ServerPace()
+        self._pace = ServerBackoff()
         """When the next request may be sent to it."""
         self._secrets: tuple[str, ...] = ()
         """Texts that no error may contain."""

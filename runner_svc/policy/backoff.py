@@ -1,10 +1,22 @@
-"""Back-off: pauses before retries and before dialing again."""
+"""Back-off: pauses before calls are retried, links redialed, engines restarted, and busy servers called again. Pure."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from weft.kernel.reasons import Reason
 
 FIRST_PAUSE_SECONDS = 0.1
 MAX_PAUSE_SECONDS = 5.0
 MAX_DOUBLINGS = 16
+MAX_RESTART_DOUBLINGS = 64
+"""A float does not overflow before the longest pause is reached."""
+DEFAULT_BUSY_SECONDS = 1.0
+"""Pause for a busy server that names no Retry-After."""
+FIRST_SERVER_PAUSE_SECONDS = 0.5
+"""Pause before the first retry at a server that names no Retry-After; doubles with each retry."""
+MAX_SERVER_PAUSE_SECONDS = 8.0
+"""Maximum of that pause."""
+_NOT_STARTED = frozenset({Reason.BACKEND_NOT_READY, Reason.CONNECT_FAILED})
+"""Reasons of requests that the server did not work on: it was busy, or there was no connection."""
 
 
 def retry_pause_seconds(failures: int, jitter: float) -> float:
@@ -63,3 +75,75 @@ class RedialPolicy:
         needed = self._limits.steady_seconds if replaced else self._limits.success_seconds
         if stood_seconds >= needed:
             self._success_at = now
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartLimits:
+    """The limits of a crash loop: `max_deaths` within `window_seconds` (5 in 30 s, as is usual for supervisors)."""
+
+    max_deaths: int = 5
+    window_seconds: float = 30.0
+    first_pause_seconds: float = 10.0
+    """Pause after the first crash loop; doubles with every further one."""
+    max_pause_seconds: float = 300.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartHistory:
+    """The history of deaths. Times are seconds on any monotonic clock."""
+
+    total: int = 0
+    """Total number of deaths."""
+    deaths: tuple[float, ...] = ()
+    """Times of the last deaths in a row, at most `max_deaths` of them."""
+    pauses: int = 0
+    """Number of pauses in a row."""
+
+    def after_death(
+        self, now: float, limits: RestartLimits, *, must_pause: bool = False
+    ) -> "tuple[RestartHistory, float]":
+        """Returns the history with a death at `now`, and the pause before the next start in seconds; 0: none.
+
+        `must_pause`: pause in any case, for deaths that an immediate start would repeat.
+        """
+        deaths = tuple(at for at in self.deaths if now - at < limits.window_seconds)
+        pauses = self.pauses if deaths else 0
+        deaths = (*deaths, now)[-limits.max_deaths :]
+        history = replace(self, total=self.total + 1, deaths=deaths, pauses=pauses)
+        if len(deaths) < limits.max_deaths and not must_pause:
+            return history, 0.0
+        pause = min(limits.first_pause_seconds * 2.0 ** min(pauses, MAX_RESTART_DOUBLINGS), limits.max_pause_seconds)
+        # The pause itself does not count as health: the window continues with the next start.
+        resumed = (now + pause,) * len(deaths)
+        return replace(history, deaths=resumed, pauses=pauses + 1), pause
+
+
+@dataclass(slots=True)
+class ServerBackoff:
+    """Back-off of requests for one model of a server that weft does not start. Times are monotonic seconds.
+
+    A Retry-After of the server pauses all requests, from any caller. A request is retried at most as often as the
+    operator allows, and only where the server has not worked on it.
+    """
+
+    max_retries: int = 0
+    _busy_until: float | None = None
+
+    def seconds_to_wait(self, now: float) -> float:
+        """Returns the remaining pause; 0: requests may be sent."""
+        return 0.0 if self._busy_until is None else max(0.0, self._busy_until - now)
+
+    def note_busy(self, retry_after_seconds: float | None, now: float) -> None:
+        """Record that the server is busy; None: without a Retry-After. A longer pause that is under way stays."""
+        until = now + (DEFAULT_BUSY_SECONDS if retry_after_seconds is None else retry_after_seconds)
+        self._busy_until = until if self._busy_until is None else max(until, self._busy_until)
+
+    def pause_before_retry(self, reason: Reason, retries: int, now: float, give_up_at: float) -> float | None:
+        """Returns the pause before a request that failed for `reason`, after `retries` retries, is sent again.
+
+        None: it is not sent again, for example because the pause would last until `give_up_at`.
+        """
+        if reason not in _NOT_STARTED or retries >= self.max_retries:
+            return None
+        pause = max(self.seconds_to_wait(now), min(FIRST_SERVER_PAUSE_SECONDS * 2.0**retries, MAX_SERVER_PAUSE_SECONDS))
+        return pause if now + pause < give_up_at else None

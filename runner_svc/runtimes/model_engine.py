@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from runner_svc.backend.engine_process import EnginePorts
 from runner_svc.backend.port import Backend
-from runner_svc.backend.port_range import EnginePorts
 from runner_svc.memory.estimate import MemoryEstimator
 from runner_svc.memory.port import MemoryForecast, NoForecast
 from runner_svc.policy.timeouts import TimeoutProfile

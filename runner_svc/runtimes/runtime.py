@@ -13,7 +13,7 @@ from runner_svc.policy.parameters import EngineParameters
 from runner_svc.runtimes.settings import ModelSettings
 
 if TYPE_CHECKING:
-    from runner_svc.policy.load_parameters import LoadValue
+    from runner_svc.policy.load_plan import LoadValue
     from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
 
 Settings = TypeVar("Settings", bound=ModelSettings)

@@ -1,6 +1,6 @@
 """The settings of one model in `weft.yaml`: those of every runtime, and those of all runtimes of one sort.
 
-Each runtime declares a frozen dataclass of its own in `runtimes/<name>/settings.py`, which extends one of these. It is
+Each runtime declares a frozen dataclass of its own in `runtimes/<name>/runtime.py`, which extends one of these. It is
 one member of the union that the `runtime` of a runner selects: a setting of another runtime is refused by its name.
 """
 
@@ -20,6 +20,7 @@ Repetition = Annotated[Literal["off", "warn", "kill"], Before(off_for_false)]
 """What happens to an answer that repeats itself over and over."""
 Url = Annotated[str, MaxLen(2048), SECRET]
 Arguments = tuple[str, ...]
+ServedOperation = Literal["chat", "completion", "embedding", "rerank", "tokenize", "image", "transcription", "speech"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +180,23 @@ class FileModelSettings(StartedModelSettings):
     def location(self) -> str:
         """The file."""
         return str(self.path)
+
+
+# Without slots: it is mixed into settings that have them.
+@dataclass(frozen=True, kw_only=True)
+class UpstreamSettings:
+    """Adds how a server that weft does not start is reached. The mesh learns neither its address nor its key."""
+
+    url: Annotated[str, MaxLen(2048), PUBLIC, SECRET] = field(repr=False)
+    """Base URL of the server."""
+    api_key_env: Annotated[str, MaxLen(128), PUBLIC] | None = None
+    """Environment variable that holds the key."""
+    upstream_model: Annotated[str, MaxLen(512), PUBLIC] | None = None
+    """The server's own name of the model. Default: `name`."""
+    embeddings: bool | None = None
+    """Whether it also gives embeddings."""
+    operations: Annotated[tuple[ServedOperation, ...], MaxLen(8), PUBLIC] = ()
+    """What the server offers, such as `[chat, tokenize]`."""
 
 
 def settings_fields(settings: type[ModelSettings]) -> frozenset[str]:

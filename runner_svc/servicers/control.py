@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from runner_svc.instance.instance import Instance
 from runner_svc.instance.load_messages import duration_message, own_quantization, wish_from
-from runner_svc.policy.life_events import Phase
+from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.load_plan import LoadSpec
 from runner_svc.session.report import RunnerReport, request_record_message
 from runner_svc.supervise.logs import LogBatch

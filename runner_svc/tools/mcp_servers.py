@@ -13,8 +13,7 @@ import structlog
 from typing_extensions import override
 
 from runner_svc.policy.backoff import RedialLimits, RedialPolicy
-from runner_svc.tools.config import McpCommand, McpHttp
-from runner_svc.tools.port import MAX_TOOLS_PER_SOURCE, ToolDescription, ToolOutcome, ToolRunner
+from runner_svc.tools.port import MAX_TOOLS_PER_SOURCE, McpCommand, McpHttp, ToolDescription, ToolOutcome, ToolRunner
 from runner_svc.tools.schemas import object_schema
 from runner_svc.waiting import end_tasks
 from weft.kernel.errors import WeftError

@@ -16,8 +16,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import to_json
 from typing_extensions import override
 
-from runner_svc.tools.config import PythonTool
-from runner_svc.tools.port import ToolDescription, ToolOutcome, ToolRunner, described
+from runner_svc.tools.port import PythonTool, ToolDescription, ToolOutcome, ToolRunner, described
 from runner_svc.tools.schemas import object_schema
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason

@@ -8,9 +8,18 @@ from typing import Any
 
 import structlog
 
-from runner_svc.tools.config import PythonTool, ToolSourceConfig
 from runner_svc.tools.mcp_servers import McpServer, untracked_tag
-from runner_svc.tools.port import ToolDescription, ToolOutcome, ToolRunner, ToolSource, bounded, described, failure
+from runner_svc.tools.port import (
+    PythonTool,
+    ToolDescription,
+    ToolOutcome,
+    ToolRunner,
+    ToolSource,
+    ToolSourceConfig,
+    bounded,
+    described,
+    failure,
+)
 from runner_svc.tools.python_functions import PythonFunction
 from runner_svc.tools.schemas import ArgumentCheck
 from weft.kernel.errors import WeftError

@@ -31,7 +31,7 @@ from weft_app.compose.home import WeftHome
 from weft_app.config.loader import load_config
 
 if TYPE_CHECKING:
-    from runner_svc.policy.load_parameters import LoadValue
+    from runner_svc.policy.load_plan import LoadValue
 
 DEFAULT_SLOTS = 4
 """The default of a model in a configuration file."""

@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Protocol
 
 import runner_svc.service
-from runner_svc.backend.port_range import EnginePorts, parse_port_range
+from runner_svc.backend.engine_process import EnginePorts, parse_port_range
 from runner_svc.config import RunnerConfig
 from runner_svc.memory.estimate import MemoryEstimator
 from runner_svc.memory.learned_memory import LearnedMemory, learned_file
-from runner_svc.policy.restart import RestartLimits
+from runner_svc.policy.backoff import RestartLimits
 from runner_svc.runtimes.settings import ModelSettings
 from runner_svc.service import RunnerService
 from runner_svc.supervise.leftovers import Leftovers

@@ -7,7 +7,7 @@ from datetime import tzinfo
 from ipaddress import IPv4Address
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from runner_svc.backend.port_range import EnginePorts
+from runner_svc.backend.engine_process import EnginePorts
 from runner_svc.chat.settings import ChatSettings, RepetitionPolicy
 from runner_svc.config import ServedModel
 from runner_svc.instance.settings import HibernationSettings, SleepSettings

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from yarl import URL
 
-from runner_svc.tools.config import McpCommand, McpHttp, PythonTool, ToolLimits, ToolSourceConfig
+from runner_svc.tools.port import McpCommand, McpHttp, PythonTool, ToolLimits, ToolSourceConfig
 from weft.kernel.errors import invalid_field
 from weft_app.config.runner_sections import RunnerSection, ToolSection
 

@@ -16,7 +16,7 @@ from runner_svc.backend.llama_flags import (
     word_parameter,
 )
 from runner_svc.backend.port import LoadOrder
-from runner_svc.policy.load_parameters import LoadParameter, LoadValue
+from runner_svc.policy.load_plan import LoadParameter, LoadValue
 from runner_svc.policy.parameters import ParameterProfile
 from runner_svc.runtimes.llama_cpp_python.parameters import PARAMETERS
 from runner_svc.supervise.leftovers import Leftovers

@@ -24,7 +24,7 @@ from runner_svc.backend.port import (
     LoadOrder,
     ProcessSigns,
 )
-from runner_svc.policy.load_parameters import LoadParameter, LoadValue, check_parameters
+from runner_svc.policy.load_plan import LoadParameter, LoadValue, check_parameters
 from runner_svc.runtimes.llama_cpp_python.arguments import (
     HOST_COMMAND,
     HOST_PROGRAM,
@@ -48,8 +48,7 @@ from runner_svc.runtimes.llama_cpp_python.messages import (
 from runner_svc.runtimes.llama_cpp_python.request import AnswerReader, prepare
 from runner_svc.supervise.logs import LogRing
 from runner_svc.supervise.process_time import GpuTime
-from runner_svc.templates.model_templates import ModelTemplates, check_templates, read_templates
-from runner_svc.templates.sandbox import TemplateSandbox
+from runner_svc.templates.sandbox import ModelTemplates, TemplateSandbox, check_templates, read_templates
 from weft.api.common.v1 import chat_pb2, embedding_pb2, tokenize_pb2, usage_pb2
 from weft.dispatch.frames import Frame, GenerationPayload, has_content
 from weft.gpu.snapshot import ProcessId

@@ -19,7 +19,7 @@ from runner_svc.backend.llama_flags import (
 )
 from runner_svc.backend.port import LoadOrder
 from runner_svc.openai_upstream.started_server import StartedServerConfig
-from runner_svc.policy.load_parameters import LoadParameter, LoadValue
+from runner_svc.policy.load_plan import LoadParameter, LoadValue
 from runner_svc.policy.parameters import ParameterProfile
 from runner_svc.runtimes.llama_server.parameters import PARAMETERS
 from runner_svc.runtimes.llama_server.slots import slot_arguments

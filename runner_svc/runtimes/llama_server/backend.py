@@ -29,7 +29,7 @@ from runner_svc.openai_upstream.errors import JSON_FAULTS
 from runner_svc.openai_upstream.rerank import rerank
 from runner_svc.openai_upstream.started_server import StartedServer, StartLog
 from runner_svc.openai_upstream.tokens import tokenize
-from runner_svc.policy.load_parameters import LoadParameter, LoadValue, check_parameters
+from runner_svc.policy.load_plan import LoadParameter, LoadValue, check_parameters
 from runner_svc.runtimes.llama_server.arguments import (
     LlamaServerConfig,
     check_together,
@@ -40,7 +40,7 @@ from runner_svc.runtimes.llama_server.arguments import (
 )
 from runner_svc.runtimes.llama_server.slots import NO_HOST_CACHE, LlamaSlots, shares_between_slots
 from runner_svc.supervise.process_time import GpuTime
-from runner_svc.templates.model_templates import check_before_load
+from runner_svc.templates.sandbox import check_before_load
 from weft.api.common.v1 import rerank_pb2, tokenize_pb2
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason

@@ -2,9 +2,13 @@
 
 import asyncio
 import os
+import urllib.error
+import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 import aiohttp
 from typing_extensions import override
@@ -12,11 +16,13 @@ from typing_extensions import override
 from runner_svc.backend.port import BackendFacts, CacheIsolation, CallInfo, ExitReport, LoadOrder
 from runner_svc.openai_upstream.client import HEALTH, MODELS, Endpoint, Open, OpenAiHttp
 from runner_svc.openai_upstream.unmanaged_server import UnmanagedServer, read_key, secret_words
-from runner_svc.policy.model_list import listed_models, not_listed_message
+from runner_svc.policy.backoff import ServerBackoff
+from runner_svc.policy.model_names import listed_models, not_listed_message
 from runner_svc.policy.parameters import ParameterProfile
-from runner_svc.policy.server_pace import ServerPace
 from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.runtimes.openai_http.parameters import PARAMETERS
+from runner_svc.runtimes.runtime import ModelFault
+from runner_svc.runtimes.settings import UpstreamSettings
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import TEXT_OPERATIONS, Operation
@@ -24,9 +30,12 @@ from weft.wake.redaction import redacted
 
 PROBE_TIMEOUT_SECONDS = 5.0
 LOADING_PAUSE_SECONDS = 0.25
+DOCTOR_TIMEOUT_SECONDS = 3.0
+MAX_LIST_BYTES = 8 * 1024 * 1024
 _VERSION_PATH = "/v1"
 _LISTED = 200
 _UNKNOWN_PATH = frozenset({404, 405, 501})
+_START_IT = "start the server, or correct `url`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +112,7 @@ class AttachedServer(UnmanagedServer):
             model=self._config.upstream_model,
             parameters=self._config.parameters,
         )
-        self._pace = ServerPace()
+        self._pace = ServerBackoff()
         http = OpenAiHttp(endpoint, self._config.timeouts, self._explain_break, self._open_when_wanted)
         try:
             await self._until_ready(http)
@@ -195,3 +204,49 @@ class AttachedServer(UnmanagedServer):
         if reason is not Reason.BACKEND_PROTOCOL_ERROR or http is None or await self._is_there(http):
             return None
         return WeftError(Reason.SERVER_DIED, "the server went away while it worked on the request")
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: Any) -> None:
+        """Refuse redirects: an API key is sent to the configured server only."""
+
+
+def find_fault(name: str, server: UpstreamSettings, environment: Mapping[str, str]) -> ModelFault | None:
+    """Requests the server's model list, for `weft doctor` and `weft runner join`.
+
+    Returns None where the model `name` is listed, or where the server has no list.
+    """
+    base = server.url.rstrip("/").removesuffix("/v1").rstrip("/")
+    try:
+        key = read_key(server.api_key_env, environment)
+    except WeftError as error:
+        return ModelFault(message=error.message, remedy=f"export {server.api_key_env}=...")
+    shown = _without_user(base)
+    headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+    request = urllib.request.Request(f"{base}/v1/models", headers=headers)  # noqa: S310 - http or https, by the section
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects)
+    try:
+        with opener.open(request, timeout=DOCTOR_TIMEOUT_SECONDS) as answer:
+            body = answer.read(MAX_LIST_BYTES)
+    except urllib.error.HTTPError as error:
+        return _fault_of_status(error.code, shown)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "reason", error)
+        return ModelFault(message=f"{shown} does not answer: {why}", remedy=_START_IT)
+    listed = listed_models(body)
+    if listed.has(name):
+        return None
+    return ModelFault(message=not_listed_message(name, listed), remedy="set upstream_model", is_there=True)
+
+
+def _without_user(url: str) -> str:
+    parts = urlsplit(url)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+def _fault_of_status(status: int, base: str) -> ModelFault | None:
+    if status in _UNKNOWN_PATH or status == 429:
+        return None
+    if status in {401, 403}:
+        return ModelFault(message=f"{base} refuses the key (status {status})", remedy="set api_key_env")
+    return ModelFault(message=f"{base} answers the request for its models with status {status}", remedy=_START_IT)

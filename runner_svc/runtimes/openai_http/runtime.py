@@ -1,15 +1,42 @@
 """The runtime openai_http: an OpenAI-compatible server that runs already, used and never started or ended."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated
+
+from annotated_types import MaxLen
 
 from runner_svc.runtimes.openai_http.parameters import PARAMETERS
-from runner_svc.runtimes.openai_http.settings import OpenAiHttpModel
 from runner_svc.runtimes.runtime import ModelFault, Runtime
+from runner_svc.runtimes.settings import ServedOperation, SleepingModelSettings, UpstreamSettings
 from weft.kernel.request import TEXT_OPERATIONS, Operation
+from weft.kernel.settings import PUBLIC, SECRET
 
 if TYPE_CHECKING:
     from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenAiHttpModel(UpstreamSettings, SleepingModelSettings):
+    """A model of an OpenAI-compatible server that runs already."""
+
+    url: Annotated[str, MaxLen(2048), PUBLIC, SECRET] = field(repr=False)
+    """Base URL of the server, such as `http://127.0.0.1:11434/v1`."""
+    remote: bool | None = None
+    """Whether serving it sends bytes off the premises. It must be set where the address of the server is not one of a
+    network of your own."""
+    embeddings: bool | None = None
+    """Whether it also gives embeddings. Default: yes."""
+    operations: Annotated[tuple[ServedOperation, ...], MaxLen(8), PUBLIC] = ()
+    """What the server offers, such as `[chat, tokenize]`. Default: `[chat, completion, embedding]`."""
+    cache_salt: bool = False
+    """Whether the server knows `cache_salt`, as vLLM does. It is then sent with every request, so that tenants share no
+    cached prefixes; without it weft cannot keep them apart there."""
+
+    @property
+    def location(self) -> str:
+        """Whose server it is: its address is not shown."""
+        return "a server that runs already"
 
 
 def _operations(model: OpenAiHttpModel, context: "ModelContext") -> frozenset[Operation]:
@@ -21,9 +48,9 @@ def _operations(model: OpenAiHttpModel, context: "ModelContext") -> frozenset[Op
 
 
 def _find_fault(model: OpenAiHttpModel, environment: Mapping[str, str]) -> ModelFault | None:
-    from runner_svc.runtimes.openai_http.probe import fault_of_server  # noqa: PLC0415 - for doctor and join alone
+    from runner_svc.runtimes.openai_http.backend import find_fault  # noqa: PLC0415 - for doctor and join alone
 
-    return fault_of_server(model, environment)
+    return find_fault(model.upstream_model or model.name, model, environment)
 
 
 def _build(model: OpenAiHttpModel, context: "ModelContext") -> "ModelEngine":

@@ -16,8 +16,8 @@ from runner_svc.backend.port import BackendFacts, CacheIsolation, CallInfo, Exit
 from runner_svc.openai_upstream.client import MODELS, Endpoint, Open, OpenAiHttp
 from runner_svc.openai_upstream.errors import BUSY
 from runner_svc.openai_upstream.unmanaged_server import UnmanagedServer, read_key, secret_words
+from runner_svc.policy.backoff import ServerBackoff
 from runner_svc.policy.parameters import ParameterProfile
-from runner_svc.policy.server_pace import ServerPace
 from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.runtimes.openai_remote.parameters import PARAMETERS
 from weft.kernel.errors import WeftError
@@ -71,7 +71,7 @@ class OpenAiRemote(UnmanagedServer):
     def __init__(self, config: OpenAiRemoteConfig) -> None:
         super().__init__(config.operations)
         self._config = config
-        self._pace = ServerPace(max_retries=config.max_retries)
+        self._pace = ServerBackoff(max_retries=config.max_retries)
 
     @property
     def cache_isolation(self) -> CacheIsolation:

@@ -21,7 +21,7 @@ from registry_svc.ledger.domain import HostMemory
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.store import SqlStore
 from registry_svc.service import RegistryService
-from runner_svc.policy.life_events import Phase
+from runner_svc.policy.lifecycle import Phase
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.api.runner.v1 import runner_service_pb2_grpc
 from weft.kernel.clock import SystemClock

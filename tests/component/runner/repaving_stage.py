@@ -17,8 +17,8 @@ from own_children import own_children
 from runner_svc.backend.port import Backend, CallInfo
 from runner_svc.instance.instance import Instance
 from runner_svc.instance.settings import InstanceConfig
-from runner_svc.policy.life_events import Phase
-from runner_svc.policy.restart import RestartLimits
+from runner_svc.policy.backoff import RestartLimits
+from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from runner_svc.supervise.process import StopGraces

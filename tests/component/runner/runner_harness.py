@@ -14,7 +14,7 @@ from grpc_status import rpc_status
 from kit.fake_backend import run_fake_backend
 
 from runner_svc.config import RunnerConfig, ServedModel
-from runner_svc.policy.life_events import Phase
+from runner_svc.policy.lifecycle import Phase
 from runner_svc.service import RunnerService, build
 from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, sampling_pb2
 from weft.api.registry.v1 import runner_pb2, runner_session_service_pb2_grpc

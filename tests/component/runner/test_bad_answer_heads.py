@@ -5,7 +5,7 @@ import asyncio
 from repaving_stage import Repaving, living, repaving
 
 from runner_svc.instance.settings import HibernationSettings, InstanceConfig
-from runner_svc.policy.life_events import Phase
+from runner_svc.policy.lifecycle import Phase
 from runner_svc.runtimes.openai_http.backend import AttachedServer, AttachedServerConfig
 from weft.kernel.reasons import Reason
 from weft_testing.hostile_engine.server import Connection, Request, hostile_server, tidy

@@ -9,7 +9,7 @@ from repaving_stage import LONG
 from runner_harness import TICKET_KEY, RunningRunner, events_of, refusal, running_runner
 
 from runner_svc.config import ServedModel
-from runner_svc.policy.life_events import Phase
+from runner_svc.policy.lifecycle import Phase
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from runner_svc.supervise.process import StopGraces
 from weft.api.common.v1 import chat_pb2, sampling_pb2

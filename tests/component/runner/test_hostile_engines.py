@@ -18,7 +18,7 @@ from repaving_stage import Repaving, living
 from runner_svc.backend.port import CallInfo
 from runner_svc.instance.admission import AdmittedRequest
 from runner_svc.instance.settings import HibernationSettings, InstanceConfig
-from runner_svc.policy.life_events import Phase
+from runner_svc.policy.lifecycle import Phase
 from runner_svc.runtimes.openai_http.backend import AttachedServer, AttachedServerConfig
 from weft.api.common.v1 import audio_pb2, chat_pb2, completion_pb2, embedding_pb2, image_pb2, rerank_pb2, tokenize_pb2
 from weft.kernel.errors import WeftError

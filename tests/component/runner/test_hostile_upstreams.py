@@ -17,8 +17,8 @@ from repaving_stage import living
 
 from runner_svc.backend.port import CallInfo
 from runner_svc.instance.settings import InstanceConfig
-from runner_svc.policy.life_events import Phase
-from runner_svc.policy.restart import RestartLimits
+from runner_svc.policy.backoff import RestartLimits
+from runner_svc.policy.lifecycle import Phase
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from runner_svc.runtimes.openai_http import backend
 from runner_svc.runtimes.openai_http.backend import AttachedServer, AttachedServerConfig

@@ -9,8 +9,8 @@ import pytest
 from grpc.aio import UnaryStreamCall
 from scripted_leases import GIB, Holder, SeenHost, keeping, until, wish
 
-from runner_svc.memory.lease_client import AWAY
 from runner_svc.memory.lease_manager import (
+    AWAY,
     LOOK_FOR_DEVICES_SECONDS,
     MAX_CONCURRENT_REQUESTS,
     NO_REGISTRY,

@@ -13,8 +13,8 @@ import pytest
 from own_children import own_children
 from tiny_gguf import write_gguf
 
+from runner_svc.backend.engine_process import EnginePorts, PortRange
 from runner_svc.backend.port import BackendFacts, DeviceShare, LoadOrder
-from runner_svc.backend.port_range import EnginePorts, PortRange
 from runner_svc.runtimes.llama_cpp_python.backend import LlamaCppPythonBackend, LlamaCppPythonConfig
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from runner_svc.supervise.process import StopGraces

@@ -10,9 +10,9 @@ from typing import Any
 import psutil
 import pytest
 
-from runner_svc.backend import port_range
+from runner_svc.backend import engine_process
+from runner_svc.backend.engine_process import EnginePorts, PortRange
 from runner_svc.backend.port import CallInfo, LoadOrder
-from runner_svc.backend.port_range import EnginePorts, PortRange
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from runner_svc.runtimes.llama_server.runtime import LAUNCHER
 from weft.api.common.v1 import chat_pb2, sampling_pb2
@@ -91,7 +91,7 @@ async def test_every_declared_parameter_is_taken_by_the_real_server() -> None:
 async def test_a_port_that_somebody_took_first_costs_the_real_server_another_try(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(port_range, "_is_free", lambda _: True)
+    monkeypatch.setattr(engine_process, "_is_free", lambda _: True)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -9,7 +9,7 @@ from runner_harness import RunningRunner, events_of, refusal, running_runner
 
 from runner_svc.config import ServedModel
 from runner_svc.instance.settings import HibernationSettings
-from runner_svc.policy.life_events import Phase
+from runner_svc.policy.lifecycle import Phase
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from runner_svc.supervise.process import StopGraces
 from weft.api.common.v1.priority_pb2 import PRIORITY_NORMAL, PRIORITY_UNSPECIFIED

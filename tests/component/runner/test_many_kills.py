@@ -15,8 +15,8 @@ import pytest
 from repaving_stage import LONG, Leftovers, Repaving, count_leftovers, repaving
 
 from runner_svc.openai_upstream.client import IDLE_CONNECTION_SECONDS
-from runner_svc.policy.life_events import Phase
-from runner_svc.policy.restart import RestartLimits
+from runner_svc.policy.backoff import RestartLimits
+from runner_svc.policy.lifecycle import Phase
 from weft.kernel.reasons import Reason
 
 KILLS = int(os.environ.get("WEFT_TEST_KILLS", "20"))

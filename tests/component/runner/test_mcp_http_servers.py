@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from runner_svc.tools.config import McpHttp, ToolLimits
+from runner_svc.tools.port import McpHttp, ToolLimits
 from runner_svc.tools.tool_box import ToolBox, build_tool_box
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

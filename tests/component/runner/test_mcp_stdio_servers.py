@@ -13,8 +13,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from runner_svc.supervise.leftovers import Leftovers
-from runner_svc.tools import mcp_servers, mcp_stdio
-from runner_svc.tools.config import McpCommand, ToolLimits
+from runner_svc.tools import mcp_connection, mcp_servers
+from runner_svc.tools.port import McpCommand, ToolLimits
 from runner_svc.tools.tool_box import ToolBox, build_tool_box
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -163,7 +163,7 @@ async def test_nonsense_between_messages_is_passed_over() -> None:
 
 async def test_a_server_that_stops_reading_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mcp_servers, "CHECK_SECONDS", 0.2)
-    monkeypatch.setattr(mcp_stdio, "CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(mcp_connection, "CLOSE_SECONDS", 0.1)
     async with running("--bare") as box:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(box.run("fake.deaf", {}), 0.1)
@@ -179,7 +179,7 @@ async def test_a_stop_does_not_wait_for_a_server_that_is_asked_whether_it_is_ali
 ) -> None:
     monkeypatch.setattr(mcp_servers, "CHECK_SECONDS", 600.0)
     monkeypatch.setattr(mcp_servers, "STOP_SECONDS", MAX_WAIT_SECONDS)
-    monkeypatch.setattr(mcp_stdio, "CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(mcp_connection, "CLOSE_SECONDS", 0.1)
     async with running("--bare") as box:
         deaf = asyncio.create_task(box.run("fake.deaf", {}))
         await asyncio.sleep(0.05)
@@ -211,7 +211,7 @@ async def test_a_program_that_is_no_server_does_not_keep_the_runner_from_startin
 
 async def test_a_silent_server_delays_the_start_only_so_long_and_stops_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mcp_servers, "START_SECONDS", 0.1)
-    monkeypatch.setattr(mcp_stdio, "CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(mcp_connection, "CLOSE_SECONDS", 0.1)
     async with running(argv=("sleep", "600")) as box:
         with pytest.raises(WeftError, match="is being started"):
             box.pick(["fake.echo"])
@@ -222,7 +222,7 @@ async def test_a_silent_server_delays_the_start_only_so_long_and_stops_at_once(m
 async def test_an_attempt_that_takes_too_long_is_ended_with_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mcp_servers, "CONNECT_SECONDS", 0.2)
     monkeypatch.setattr(mcp_servers, "EAGER_FAILURES", 1)
-    monkeypatch.setattr(mcp_stdio, "CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(mcp_connection, "CLOSE_SECONDS", 0.1)
     async with running(argv=("sleep", "601")) as box:
         with pytest.raises(WeftError, match="did not answer in time"):
             box.pick(["fake.echo"])
@@ -246,7 +246,7 @@ async def test_the_server_dies_with_a_runner_that_is_killed_and_the_next_life_sw
         "import asyncio, pathlib\n"
         "from runner_svc.supervise.leftovers import Leftovers\n"
         "from runner_svc.tools.tool_box import build_tool_box\n"
-        "from runner_svc.tools.config import McpCommand\n"
+        "from runner_svc.tools.port import McpCommand\n"
         "async def main():\n"
         f"    leftovers = Leftovers(pathlib.Path({str(state)!r}))\n"
         f"    argv = {(*PROGRAM, '--bare', '--child')!r}\n"
@@ -290,7 +290,7 @@ async def test_what_a_server_prints_is_read_but_only_shown_for_debugging() -> No
         async with running("--bare", "--chatter") as box:
             assert (await box.run("fake.echo", {"text": "user content"})).content == "user content"
     printed = [entry for entry in logs if entry["event"] == "a tool server printed"]
-    assert 0 < len(printed) <= mcp_stdio.MAX_DEBUG_LINES
+    assert 0 < len(printed) <= mcp_connection.MAX_DEBUG_LINES
     assert {entry["log_level"] for entry in printed} == {"debug"}
     assert "user content" not in str(logs)
 

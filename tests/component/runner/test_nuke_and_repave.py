@@ -13,9 +13,9 @@ from repaving_stage import LONG, living, repaving
 from runner_harness import OtherServer
 
 from runner_svc.instance.settings import HibernationSettings, InstanceConfig
+from runner_svc.policy.backoff import RestartLimits
 from runner_svc.policy.engine_failures import ADVICE
-from runner_svc.policy.life_events import Phase
-from runner_svc.policy.restart import RestartLimits
+from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.request_records import RequestState
 from runner_svc.runtimes.openai_http.backend import AttachedServer, AttachedServerConfig

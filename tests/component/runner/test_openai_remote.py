@@ -11,7 +11,7 @@ import pytest
 import trustme
 
 from runner_svc.backend.port import CallInfo
-from runner_svc.policy import server_pace
+from runner_svc.policy import backoff
 from runner_svc.policy.parameters import ParameterProfile
 from runner_svc.runtimes.openai_remote.backend import HealthCheck, OpenAiRemote, OpenAiRemoteConfig
 from runner_svc.runtimes.openai_remote.parameters import PARAMETERS as OPENAI_REMOTE_PARAMETERS
@@ -74,8 +74,8 @@ def _text(events: list[Any]) -> str:
 
 @pytest.fixture
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_pace, "FIRST_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(server_pace, "UNSAID_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(backoff, "FIRST_SERVER_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(backoff, "DEFAULT_BUSY_SECONDS", 0.01)
 
 
 async def test_the_usage_on_the_receipt_is_what_the_provider_counted() -> None:

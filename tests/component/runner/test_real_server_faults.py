@@ -13,7 +13,7 @@ import pytest
 from runner_harness import POLL_SECONDS, WAIT_SECONDS, RunningRunner, events_of, refusal, running_runner
 
 from runner_svc.config import ServedModel
-from runner_svc.policy.life_events import Phase
+from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.runtimes.llama_server import xllamacpp_launcher
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig

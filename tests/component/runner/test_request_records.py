@@ -14,7 +14,7 @@ from runner_harness import RunningRunner, events_of, refusal, running_runner
 
 from runner_svc.chat.conversation import converse
 from runner_svc.config import ServedModel
-from runner_svc.policy.life_events import Phase
+from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from runner_svc.servicers import inference

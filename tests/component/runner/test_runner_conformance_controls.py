@@ -12,7 +12,7 @@ from conformance_saboteurs import SABOTEURS, BusyRunner, HangingRunner, HangsWhe
 from runner_harness import TICKET_KEY, RunningRunner, running_runner
 
 from runner_svc.config import ServedModel
-from runner_svc.policy.life_events import Phase
+from runner_svc.policy.lifecycle import Phase
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from runner_svc.supervise.process import StopGraces
 from weft.api.registry.v1 import model_pb2

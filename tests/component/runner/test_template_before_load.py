@@ -8,7 +8,7 @@ from tiny_gguf import write_gguf
 
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from runner_svc.supervise.process import StopGraces
-from runner_svc.templates.model_templates import check_before_load, read_templates
+from runner_svc.templates.sandbox import check_before_load, read_templates
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.fake_backend.process import fake_backend_command

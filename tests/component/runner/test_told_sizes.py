@@ -11,7 +11,7 @@ from runner_svc import service
 from runner_svc.config import ServedModel
 from runner_svc.instance.settings import HibernationSettings
 from runner_svc.memory.port import ExpectedMemory, MemoryForecast
-from runner_svc.policy.life_events import Phase
+from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.load_plan import LoadPlan
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from weft_testing.fake_backend.process import fake_backend_command

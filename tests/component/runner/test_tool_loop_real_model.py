@@ -7,10 +7,10 @@ from runner_harness import events_of, running_runner
 
 from runner_svc.chat.offer import json_object
 from runner_svc.config import ServedModel
-from runner_svc.policy.life_events import Phase
+from runner_svc.policy.lifecycle import Phase
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from runner_svc.runtimes.llama_server.runtime import llama_command
-from runner_svc.tools.config import PythonTool
+from runner_svc.tools.port import PythonTool
 from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2
 from weft_app.compose.demo import demo_model_path
 

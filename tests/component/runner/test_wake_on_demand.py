@@ -18,7 +18,7 @@ from test_run_recipe import controller
 from runner_svc.backend.port import CallInfo
 from runner_svc.config import ServedModel
 from runner_svc.instance.settings import HibernationSettings, SleepSettings
-from runner_svc.policy.life_events import Phase
+from runner_svc.policy.lifecycle import Phase
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from runner_svc.runtimes.openai_http.backend import AttachedServer, AttachedServerConfig
 from runner_svc.supervise.process import StopGraces

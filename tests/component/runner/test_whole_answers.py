@@ -10,7 +10,7 @@ from repaving_stage import LONG
 from runner_harness import RunningRunner, events_of, refusal, running_runner
 
 from runner_svc.config import ServedModel
-from runner_svc.policy.life_events import Phase
+from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from weft.api.runner.v1 import runner_service_pb2

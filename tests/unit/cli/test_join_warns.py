@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from runner_svc.runtimes.openai_http import probe
+from runner_svc.runtimes.openai_http import backend
 from runner_svc.runtimes.runtime import ModelFault
 from runner_svc.runtimes.table import require_runtime
 from weft_app.cli.runner import _warn_of_other_models
@@ -19,8 +19,8 @@ def test_a_server_that_lists_other_models_is_named_at_the_terminal_before_it_joi
 ) -> None:
     words = "the server has no model llama; it has llama3.2:3b (set upstream_model)"
     fault = ModelFault(message=words, remedy="", is_there=is_there)
-    monkeypatch.setattr(probe, "fault_of_server", lambda *_: fault)
-    models = [SimpleNamespace(name="llama"), SimpleNamespace(name="not published")]
+    monkeypatch.setattr(backend, "find_fault", lambda *_: fault)
+    models = [SimpleNamespace(name=name, upstream_model=None) for name in ("llama", "not published")]
     plan: Any = SimpleNamespace(
         runner=SimpleNamespace(models=models, engine=require_runtime(runtime)), published=("llama",)
     )

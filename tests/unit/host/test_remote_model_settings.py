@@ -11,7 +11,7 @@ from runner_svc.config import ServedModel
 from runner_svc.policy.parameters import ParameterProfile
 from runner_svc.runtimes.openai_remote.backend import HealthCheck, OpenAiRemote, OpenAiRemoteConfig
 from runner_svc.runtimes.openai_remote.parameters import PARAMETERS as OPENAI_REMOTE_PARAMETERS
-from runner_svc.runtimes.openai_remote.settings import OpenAiRemoteModel
+from runner_svc.runtimes.openai_remote.runtime import OpenAiRemoteModel
 from weft.kernel.errors import FieldError
 from weft.kernel.request import Operation
 from weft_app.compose.home import WeftHome

@@ -20,9 +20,8 @@ from runner_svc.backend.port import (
 from runner_svc.instance.instance import Instance
 from runner_svc.instance.settings import HibernationSettings, InstanceConfig, SleepSettings
 from runner_svc.memory.port import ExpectedMemory, LeaseGrant, MemoryAccount, MemoryRequest, MemoryUser, OnWaiting
-from runner_svc.policy.life_events import Phase
-from runner_svc.policy.load_parameters import LoadParameter
-from runner_svc.policy.load_plan import LoadPlan, LoadSpec
+from runner_svc.policy.lifecycle import Phase
+from runner_svc.policy.load_plan import LoadParameter, LoadPlan, LoadSpec
 from runner_svc.supervise.logs import LogRing
 from weft.api.common.v1 import chat_pb2, embedding_pb2
 from weft.dispatch.frames import Frame, GenerationPayload

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from runner_svc.cache import salts
-from runner_svc.cache.salts import SaltStore
+from runner_svc.cache import model_cache
+from runner_svc.cache.model_cache import SaltStore
 from runner_svc.policy.cache_directory import Partition
 
 A, B, A_TAGGED, AMBIGUOUS = Partition("a"), Partition("b"), Partition("a", "tag"), Partition("atag")
@@ -65,7 +65,7 @@ def test_a_broken_file_makes_new_salts_and_no_error(tmp_path: Path, content: byt
 
 
 def test_beyond_its_bound_a_flush_changes_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(salts, "MAX_FORGOTTEN", 2)
+    monkeypatch.setattr(model_cache, "MAX_FORGOTTEN", 2)
     book = SaltStore(None)
     before = book.salt_of(B)
     for tenant in ("x", "y"):

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from runner_svc.backend.port_range import EnginePorts, PortRange, parse_port_range
+from runner_svc.backend.engine_process import EnginePorts, PortRange, parse_port_range
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 

@@ -5,8 +5,7 @@ from contextlib import ExitStack
 import pytest
 from instance_stage import Stage
 
-from runner_svc.policy.life_events import Phase
-from runner_svc.policy.lifecycle import MAX_DETAIL_CHARS
+from runner_svc.policy.lifecycle import MAX_DETAIL_CHARS, Phase
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 

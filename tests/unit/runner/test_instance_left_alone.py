@@ -6,7 +6,7 @@ import pytest
 from instance_stage import living, outcome
 from step_book import StepBook, step_account
 
-from runner_svc.policy.life_events import Phase
+from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.load_plan import LoadSpec
 
 

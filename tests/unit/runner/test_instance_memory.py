@@ -8,7 +8,7 @@ from step_book import GIB, WORDS, StepBook, step_account
 
 from runner_svc.backend.port import DeviceShare, LoadOrder
 from runner_svc.instance.settings import SleepSettings
-from runner_svc.policy.life_events import Command, Phase
+from runner_svc.policy.lifecycle import Command, Phase
 from runner_svc.policy.load_plan import LoadPlan, LoadSpec
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

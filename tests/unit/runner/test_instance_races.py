@@ -6,7 +6,7 @@ import pytest
 from instance_stage import Stage, living, outcome
 
 from runner_svc.instance.settings import SleepSettings
-from runner_svc.policy.life_events import Phase
+from runner_svc.policy.lifecycle import Phase
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.wake.recipes import HttpRecipe

@@ -12,7 +12,7 @@ from runner_svc.instance.loader import MAX_CRASH_BYTES
 from runner_svc.instance.restart_log import MAX_RESTARTS, RestartLog
 from runner_svc.instance.settings import HibernationSettings
 from runner_svc.policy.engine_failures import ADVICE
-from runner_svc.policy.life_events import Phase
+from runner_svc.policy.lifecycle import Phase
 from runner_svc.request_records import RequestRecords, RequestState
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

@@ -9,19 +9,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.examples import examples
 
-from runner_svc.policy import life_events as on
+from runner_svc.policy import lifecycle as on
+from runner_svc.policy.backoff import RestartLimits
 from runner_svc.policy.engine_failures import ADVICE
-from runner_svc.policy.life_events import POSSIBLE, Command, Event, Phase
 from runner_svc.policy.lifecycle import (
     MAX_DETAIL_CHARS,
+    POSSIBLE,
+    Command,
+    Event,
     ImpossibleEvent,
     LifeRules,
     LifeState,
+    Phase,
     needs_restart,
     step,
     with_last_lines,
 )
-from runner_svc.policy.restart import RestartLimits
 from weft.kernel.reasons import Reason
 
 OURS = LifeRules(limits=RestartLimits(max_deaths=3, window_seconds=30.0, first_pause_seconds=10.0))

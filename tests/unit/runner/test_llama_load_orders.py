@@ -8,7 +8,7 @@ import pytest
 
 from runner_svc.backend.llama_flags import hidden_devices, tensor_split
 from runner_svc.backend.port import DeviceShare, LoadOrder
-from runner_svc.policy.load_parameters import check_parameters
+from runner_svc.policy.load_plan import check_parameters
 from runner_svc.runtimes.llama_cpp_python.arguments import LlamaCppPythonConfig
 from runner_svc.runtimes.llama_cpp_python.arguments import check_together as check_together_in_process
 from runner_svc.runtimes.llama_cpp_python.arguments import configured_parameters as configured_in_process

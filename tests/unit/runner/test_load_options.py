@@ -8,8 +8,7 @@ from google.protobuf.duration_pb2 import Duration
 from instance_stage import StepBackend
 
 from runner_svc.instance.load_messages import options_message, wish_from
-from runner_svc.policy.load_parameters import LoadParameter
-from runner_svc.policy.load_plan import STAY_LOADED, LoadPlan, LoadSpec
+from runner_svc.policy.load_plan import STAY_LOADED, LoadParameter, LoadPlan, LoadSpec
 from runner_svc.runtimes.llama_cpp_python.backend import LlamaCppPythonBackend, LlamaCppPythonConfig
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from weft.api.runner.v1.load_pb2 import LoadOptions, LoadValue

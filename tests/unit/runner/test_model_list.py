@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from runner_svc.policy.model_list import ListedModels, listed_models, not_listed_message
+from runner_svc.policy.model_names import ListedModels, listed_models, not_listed_message
 
 
 def listed(*entries: Any) -> ListedModels:

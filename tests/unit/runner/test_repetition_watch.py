@@ -2,7 +2,7 @@
 
 import pytest
 
-from runner_svc.chat.repetition_watch import RepetitionWatch
+from runner_svc.chat.turn import RepetitionWatch
 from weft.api.common.v1 import event_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

@@ -1,6 +1,6 @@
 """When a backend that died is started again."""
 
-from runner_svc.policy.restart import RestartHistory, RestartLimits
+from runner_svc.policy.backoff import RestartHistory, RestartLimits
 
 
 def _pauses(times: list[float], limits: RestartLimits) -> list[float]:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from runner_svc.session import session_file
-from runner_svc.session.session_file import SessionFile
+from runner_svc.session import session as session_module
+from runner_svc.session.session import SessionFile
 
 
 def _garbage(path: Path) -> None:
@@ -60,7 +60,7 @@ def test_a_session_id_that_cannot_be_written_is_logged_and_costs_nothing_else(
         del content
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
-    monkeypatch.setattr(session_file, "replace_file", full)
+    monkeypatch.setattr(session_module, "replace_file", full)
     file = SessionFile(tmp_path / "a.session")
     with capture_logs() as logs:
         file.keep("ses-1")
@@ -75,5 +75,5 @@ def test_an_id_that_the_file_holds_is_not_written_again(tmp_path: Path, monkeypa
     path.write_text("ses-1\n")
     file = SessionFile(path)
     assert file.read() == "ses-1"
-    monkeypatch.delattr(session_file, "replace_file")
+    monkeypatch.delattr(session_module, "replace_file")
     file.keep("ses-1")

@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from runner_svc.tools import mcp_servers
-from runner_svc.tools.config import McpCommand
+from runner_svc.tools.port import McpCommand
 from runner_svc.tools.schemas import ArgumentCheck
 from runner_svc.tools.tool_box import build_tool_box
 from weft.kernel.errors import WeftError

@@ -13,8 +13,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from runner_svc.tools import python_functions
-from runner_svc.tools.config import PythonTool, ToolLimits
-from runner_svc.tools.port import ToolOutcome
+from runner_svc.tools.port import PythonTool, ToolLimits, ToolOutcome
 from runner_svc.tools.tool_box import build_tool_box
 from weft.kernel.errors import FieldError, WeftError
 

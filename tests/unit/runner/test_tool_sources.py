@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from runner_svc.tools.config import McpCommand, McpHttp, PythonTool, ToolLimits
+from runner_svc.tools.port import McpCommand, McpHttp, PythonTool, ToolLimits
 from weft.kernel.errors import FieldError
 from weft_app.compose.tool_sources import tool_sources
 from weft_app.config.runner_sections import RunnerSection

@@ -17,7 +17,7 @@ from runner_svc.backend.port import (
     ProcessSigns,
 )
 from runner_svc.instance.watchdog import Watchdog
-from runner_svc.policy.load_parameters import LoadParameter
+from runner_svc.policy.load_plan import LoadParameter
 from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.request_records import RequestRecord, RequestRecords, RequestState
 from runner_svc.supervise.logs import LogRing
