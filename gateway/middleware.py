@@ -2,7 +2,6 @@
 
 import asyncio
 
-import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.auth.authentication import Gate
@@ -22,10 +21,11 @@ from gateway.metrics import GatewayMetrics
 from gateway.request_facts import FACTS_KEY, RequestFacts
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
 
 TASK_HEADER = b"x-weft-task-id"
 
-log = structlog.get_logger("weft.gateway")
+log = get_logger("weft.gateway")
 
 
 class EdgeMiddleware:

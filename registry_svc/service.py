@@ -4,7 +4,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 import grpc
-import structlog
 
 from registry_svc.config import RegistryConfig
 from registry_svc.keys.api_keys import ApiKeys
@@ -52,6 +51,7 @@ from weft.api.registry.v1 import (
 )
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
 from weft.kernel.principal import KeyRing
 from weft.kernel.rpc import ChannelPool
 from weft.kernel.service import start_critical, stop_tasks
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     import asyncio
 
 
-log = structlog.get_logger("weft.registry")
+log = get_logger("weft.registry")
 
 Sweep = Callable[[], Awaitable[None]]
 

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-import structlog
-
 from router_svc.client_registry import ClientRegistry, ClientsConfig
 from router_svc.fleet_view import MeshDiff
 from router_svc.mailbox import Mailbox
@@ -40,10 +38,11 @@ from weft.dispatch import placement
 from weft.dispatch.fleet import FleetView
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.telemetry import trace_id_of
 
-log = structlog.get_logger("weft.router")
+log = get_logger("weft.router")
 
 TICK_SECONDS = 0.25
 """Interval at which waiting requests and wakes under way are checked. There is no timer while there are none."""

@@ -11,17 +11,17 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
 import grpc
-import structlog
 
 from router_svc.policy.endpoints.host_memory import HostMemory, MemoryHolder
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2, lease_service_pb2_grpc
 from weft.kernel.clock import Clock
+from weft.kernel.log import get_logger
 from weft.kernel.service import start_critical, stop_tasks
 
 if TYPE_CHECKING:
     from weft.api.registry.v1.lease_service_pb2_grpc import LeaseServiceAsyncStub
 
-log = structlog.get_logger("weft.memory_watch")
+log = get_logger("weft.memory_watch")
 
 POLL_SECONDS = 5.0
 HURRIED_POLL_SECONDS = 0.5

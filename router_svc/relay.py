@@ -8,7 +8,6 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, cast
 
 import grpc
-import structlog
 
 from router_svc.config import RelayConfig
 from router_svc.policy.token_refusals import TokenRefusals
@@ -18,6 +17,7 @@ from weft.api.router.v1 import relay_service_pb2
 from weft.kernel.address import RUNNER_KEY
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import answering, error_from_call
 from weft.kernel.rpc_auth import API_KEY, AUTHORIZATION
@@ -102,7 +102,7 @@ def _check_error(error: WeftError) -> WeftError:
     return WeftError(Reason.SERVICE_UNAVAILABLE, "the token cannot be checked now, because the registry is away")
 
 
-log = structlog.get_logger("weft.relay")
+log = get_logger("weft.relay")
 
 MAX_RUNNER_CALLS = 16
 """Concurrent calls of one runner to the registry."""

@@ -7,7 +7,6 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import grpc
-import structlog
 
 from router_svc.fleet_view import candidate_of, wake_plan
 from router_svc.loop import WakeEnd, WakeFinished
@@ -18,6 +17,7 @@ from weft.dispatch.fleet import FleetView
 from weft.kernel.address import metadata_of
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
 from weft.kernel.rpc import ChannelPool, error_from_call
@@ -27,7 +27,7 @@ from weft.wake.recipes import CommandRecipe, HttpRecipe, Recipe, WakeOnLanRecipe
 if TYPE_CHECKING:
     from weft.api.runner.v1.runner_service_pb2_grpc import RunnerServiceAsyncStub
 
-log = structlog.get_logger("weft.waker")
+log = get_logger("weft.waker")
 
 CALL_MARGIN_SECONDS = 5.0
 """How much later than the wake itself a call to a runner times out, so that the wake's own bound takes effect first."""

@@ -6,7 +6,6 @@ from datetime import datetime
 from random import SystemRandom
 
 import grpc
-import structlog
 from typing_extensions import override
 
 from runner_svc.cache.manager import CacheManager
@@ -39,13 +38,14 @@ from weft.api.runner.v1 import (
 )
 from weft.dispatch.tickets import PermitGate, TicketGate
 from weft.kernel.clock import Clock, MeshClock, SystemClock
+from weft.kernel.log import get_logger
 from weft.kernel.names import new_id
 from weft.kernel.rpc import open_channel
 from weft.kernel.service import Service, start_task, stop_tasks
 from weft.wake.recipes import Recipe
 from weft.wake.run import run_recipe
 
-log = structlog.get_logger("weft.runner")
+log = get_logger("weft.runner")
 
 DRAIN_CHECK_SECONDS = 0.05
 

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import structlog
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,6 +15,7 @@ from gateway.intake.query import Query
 from gateway.request_facts import facts_of
 from gateway.resources.handlers import API, SURFACE
 from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
 from weft.kernel.names import require_name
 from weft.kernel.principal import DEFAULT_SCOPES, Access, Resource, Role, parse_scopes
 from weft.kernel.reasons import Reason
@@ -23,7 +23,7 @@ from weft.kernel.reasons import Reason
 PATH = f"{API}/keys"
 _MAKE = Access(Resource.KEYS, Role.CREATE)
 
-log = structlog.get_logger("weft.gateway")
+log = get_logger("weft.gateway")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import TypeVar
 
-import structlog
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -17,6 +16,7 @@ from gateway.intake.query import Query
 from gateway.request_facts import facts_of
 from weft.api.operations.v1 import operation_pb2
 from weft.documents.document_base import DocumentPart
+from weft.kernel.log import get_logger
 from weft.kernel.names import DEFAULT_TENANT, MAX_TENANT_CHARS, is_token, new_id, require_request_id
 from weft.kernel.principal import LOCAL
 
@@ -33,7 +33,7 @@ IDEMPOTENCY_KEY = b"idempotency-key"
 
 Body = TypeVar("Body", bound=DocumentPart)
 
-log = structlog.get_logger("weft.gateway")
+log = get_logger("weft.gateway")
 
 
 async def empty_body_or(request: Request, deps: GatewayDeps, model: type[Body], surface: str) -> Body:

@@ -6,7 +6,6 @@ from contextlib import aclosing
 from typing import Any
 from urllib.parse import quote
 
-import structlog
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -16,9 +15,10 @@ from gateway.request_facts import facts_of
 from weft.durable.files import StoredFile
 from weft.kernel.errors import WeftError
 from weft.kernel.interrupt import Interruptible
+from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 
-log = structlog.get_logger("weft.gateway")
+log = get_logger("weft.gateway")
 
 
 class SlowFileReaderError(ClientGoneError):

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any
 
-import structlog
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -17,9 +16,10 @@ from gateway.request_facts import facts_of
 from weft.dispatch.streamed_call import SpeechPiece
 from weft.kernel.errors import WeftError
 from weft.kernel.interrupt import Interruptible
+from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 
-log = structlog.get_logger("weft.gateway")
+log = get_logger("weft.gateway")
 
 DEFAULT_MEDIA_TYPE = "application/octet-stream"
 

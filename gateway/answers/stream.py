@@ -5,7 +5,6 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any
 
-import structlog
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -23,6 +22,7 @@ from weft.documents.yaml_nodes import plain
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.interrupt import Interruptible
+from weft.kernel.log import get_logger
 
 _HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -114,7 +114,7 @@ class SseWriter:
         return held
 
 
-log = structlog.get_logger("weft.gateway")
+log = get_logger("weft.gateway")
 
 
 class StreamedAnswer(Response):

@@ -9,7 +9,6 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 
 import msgspec
-import structlog
 
 from gateway.batches.chunks import Breather, each_in_time, in_chunks, in_time
 from gateway.config import BatchEdgeConfig
@@ -19,6 +18,7 @@ from weft.durable.batches import Batch, BatchPort, BatchState, LineResult
 from weft.durable.files import BATCH_OUTPUT, FilePort, NewFile
 from weft.durable.tasks import TaskState
 from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 
 EXPIRED = {
@@ -134,7 +134,7 @@ def _line(result: LineResult, response: dict[str, object] | None, error: dict[st
     return _encode(told) + b"\n"
 
 
-log = structlog.get_logger("weft.gateway")
+log = get_logger("weft.gateway")
 
 _BELONGS_TO_OTHERS = frozenset({Reason.RESOURCE_IN_USE, Reason.NOT_FOUND})
 

@@ -5,16 +5,15 @@ import resource
 from collections import Counter
 from dataclasses import replace
 
-import structlog
-
 from gateway.config import ConnectionLimits
 from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 
 _NETWORK_BITS = 64
 """Prefix length that counts as one IPv6 address: networks of this size are assigned to one household or host."""
 
-log = structlog.get_logger("weft.gateway")
+log = get_logger("weft.gateway")
 
 
 class ConnectionCounts:

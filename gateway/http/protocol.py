@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, NoReturn, Protocol
 
-import structlog
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -21,6 +20,7 @@ from gateway.http.connection_counts import ConnectionCounts
 from gateway.http.disconnect import ABORT_KEY, DISCONNECT_KEY, DisconnectNotifier
 from gateway.http.framing import DECLARED_BODY_KEY, MAX_CHUNK_LINE_BYTES, framing_fault, open_chunk_bytes
 from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 
@@ -78,7 +78,7 @@ class HeadWriter:
             self._transport.write(head)
 
 
-log = structlog.get_logger("weft.gateway")
+log = get_logger("weft.gateway")
 
 _FRAMING_BYTES = 32
 """Allowed overhead of one chunk: its length, and two line ends."""

@@ -9,7 +9,6 @@ import ssl
 import time
 from collections.abc import Callable, Generator
 
-import structlog
 import uvicorn
 from starlette.types import ASGIApp
 
@@ -18,6 +17,7 @@ from gateway.http.connection_counts import within_open_files
 from gateway.http.protocol import EdgeProtocol, EdgeServerConfig
 from gateway.http.tls import server_context
 from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.service import start_critical
 
@@ -127,7 +127,7 @@ class EdgeServer(uvicorn.Server):
 
 _BACKLOG = 2048
 
-log = structlog.get_logger("weft.gateway")
+log = get_logger("weft.gateway")
 
 
 class AppServer:

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-import structlog
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
@@ -36,6 +35,7 @@ from weft.documents.documents import Document
 from weft.documents.files import SourcedDocument, parse_document, read_documents, refuse_repeats
 from weft.documents.yaml_nodes import plain
 from weft.kernel.errors import FieldError, WeftError, invalid_field
+from weft.kernel.log import get_logger
 from weft.kernel.names import require_name
 from weft.kernel.reasons import Reason
 
@@ -56,7 +56,7 @@ _DELETABLE = (ResourceKind.MODEL, ResourceKind.AGENT, ResourceKind.RUNNER, Resou
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
-log = structlog.get_logger("weft.gateway")
+log = get_logger("weft.gateway")
 
 
 def name_of(request: Request) -> str:

@@ -11,7 +11,6 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 import msgspec
-import structlog
 from pydantic import TypeAdapter, ValidationError
 from starlette.responses import Response
 from starlette.types import Scope
@@ -36,6 +35,7 @@ from weft.durable.responses import ResponseStore, StoredResponse, response_not_f
 from weft.durable.tasks import NewTask, Task, TaskPort, TaskState
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 
 ORIGIN_KIND = "responses.background"
@@ -88,7 +88,7 @@ def origin_of(
 _KEPT_STATES = frozenset({TaskState.COMPLETED, TaskState.CANCELLED})
 """States whose responses are stored; as elsewhere, failed ones are not stored beyond their task."""
 
-log = structlog.get_logger("weft.gateway")
+log = get_logger("weft.gateway")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
-import structlog
-
 from gateway.ports import Generation
 from gateway.responses.document import CANCELLED, IN_PROGRESS
 from weft.api.common.v1 import receipt_pb2
@@ -16,9 +14,10 @@ from weft.dispatch.frames import Frame
 from weft.durable.responses import ResponseStore, StoredResponse
 from weft.kernel.errors import WeftError
 from weft.kernel.interrupt import Interruptible
+from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 
-log = structlog.get_logger("weft.gateway")
+log = get_logger("weft.gateway")
 
 
 class PartialResponse(Protocol):

@@ -4,12 +4,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import structlog
-
 from gateway.answers.answer_builder import encode_json
 from gateway.runner_api.ports import DeviceFacts, ModelFacts, ModelStage, RunnerFacts, RunnerPort
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.service import start_critical, stop_tasks
 
@@ -166,7 +165,7 @@ DEVICES_TIMEOUT_SECONDS = 2.0
 
 Stages = tuple[tuple[str, ModelStage], ...]
 
-log = structlog.get_logger("weft.gateway")
+log = get_logger("weft.gateway")
 
 
 class CapabilityCache:

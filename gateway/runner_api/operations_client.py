@@ -7,12 +7,12 @@ from types import MappingProxyType
 from typing import Any
 
 import grpc
-import structlog
 
 from gateway.resources.registry_client import RegistryCalls
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2, operation_service_pb2_grpc
 from weft.documents.operation_fields import operation_field
 from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
 
 ENDED = frozenset(
     {
@@ -32,7 +32,7 @@ _FIELDS: Mapping[str, str] = MappingProxyType(
     }
 )
 
-log = structlog.get_logger("weft.gateway")
+log = get_logger("weft.gateway")
 
 
 class OperationsClient:

@@ -14,8 +14,6 @@ from datetime import datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
 
-import structlog
-
 from registry_svc.keys.key_store import (
     ApiKey,
     KeyChange,
@@ -30,6 +28,7 @@ from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.policy.limits import require_room
 from registry_svc.mesh.watch import Broadcaster, Watcher
 from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.log import get_logger
 from weft.kernel.principal import (
     KEY_ID_CHARS,
     SECRET_BYTES,
@@ -44,7 +43,7 @@ from weft.kernel.principal import (
 )
 from weft.kernel.reasons import Reason
 
-log = structlog.get_logger("weft.registry.keys")
+log = get_logger("weft.registry.keys")
 
 _MAKE = Access(Resource.KEYS, Role.CREATE)
 _ID_ALPHABET = string.ascii_lowercase + string.digits

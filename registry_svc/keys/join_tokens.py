@@ -7,16 +7,15 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from hashlib import sha256
 
-import structlog
-
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.domain import JoinToken
 from registry_svc.mesh.policy.limits import require_room
 from weft.kernel.clock import seconds_ahead
 from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 
-log = structlog.get_logger("weft.registry")
+log = get_logger("weft.registry")
 
 ID_CHARS = 12
 SECRET_BYTES = 32

@@ -4,8 +4,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
 
-import structlog
-
 from registry_svc.config import LedgerConfig
 from registry_svc.ledger.domain import (
     AcquireRequest,
@@ -47,10 +45,11 @@ from registry_svc.writer import SingleWriter
 from weft.gpu.snapshot import ProcessId
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.service import start_critical, stop_tasks
 
-log = structlog.get_logger("weft.registry.ledger")
+log = get_logger("weft.registry.ledger")
 
 IDLE_STEP_SECONDS = 1.0
 """How often expiry is checked while there are leases and no request waits."""

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import structlog
-
 from registry_svc.config import LedgerConfig
 from registry_svc.ledger.lease_store import LeaseStore
 from registry_svc.ledger.lease_table import LeaseTable
@@ -37,13 +35,14 @@ from registry_svc.ledger.wait_queue import WaitQueue, wait_status, wait_timeout
 from registry_svc.mesh.runner_calls import EvictionAnswer, EvictionRequest, RunnerCalls
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
 from weft.kernel.service import start_task, stop_tasks
 
 if TYPE_CHECKING:
     import asyncio
 
 
-log = structlog.get_logger("weft.registry.ledger")
+log = get_logger("weft.registry.ledger")
 
 LEASE_ID_BYTES = 16
 HEARD_WITHIN_SECONDS = 1.0

@@ -4,8 +4,6 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import TypeVar
 
-import structlog
-
 from registry_svc.config import RegistryConfig
 from registry_svc.mesh.domain import EventDraft, JoinToken, MeshSettings
 from registry_svc.mesh.mesh_state import Mesh
@@ -17,9 +15,10 @@ from registry_svc.mesh.watch import Broadcaster, Change, EventLog, Revised, Snap
 from registry_svc.writer import SingleWriter
 from weft.kernel.clock import Clock, MeshClock
 from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 
-log = structlog.get_logger("weft.registry")
+log = get_logger("weft.registry")
 
 RETRY_AFTER_SECONDS = 1.0
 

@@ -4,8 +4,6 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Protocol
 
-import structlog
-
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.domain import (
     AgentManifest,
@@ -39,9 +37,10 @@ from registry_svc.mesh.policy.namespace import require_free
 from registry_svc.mesh.policy.unowned import is_loaded
 from registry_svc.mesh.watch import SettingsChanged
 from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 
-log = structlog.get_logger("weft.registry")
+log = get_logger("weft.registry")
 
 _EVENT_REASONS = {Outcome.CREATED: EventReason.CREATED, Outcome.CONFIGURED: EventReason.CONFIGURED}
 

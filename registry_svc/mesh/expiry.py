@@ -3,15 +3,14 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import structlog
-
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.domain import EventReason, Kind, Standing
 from registry_svc.mesh.policy.events import events_for
 from registry_svc.mesh.policy.heartbeat import LivenessLimits, Retirement, Verdict, decide_retirement, judge
 from registry_svc.mesh.session_state import SessionState
+from weft.kernel.log import get_logger
 
-log = structlog.get_logger("weft.registry")
+log = get_logger("weft.registry")
 
 # A sweep that comes more than this many intervals late, and late enough for healthy runners to look silent, means
 # that the registry itself was frozen.

@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
-import structlog
 from sqlalchemy import Row
 
 from registry_svc.mesh.domain import (
@@ -27,6 +26,7 @@ from registry_svc.mesh.domain import (
     Session,
     Standing,
 )
+from weft.kernel.log import get_logger
 from weft.kernel.request import Operation, Skill
 from weft.wake.recipes import (
     DEFAULT_BROADCAST_ADDRESS,
@@ -182,7 +182,7 @@ def _repetition(word: Any) -> Repetition | None:
     return Repetition(word) if word in {each.value for each in Repetition} else None
 
 
-log = structlog.get_logger("weft.registry.store")
+log = get_logger("weft.registry.store")
 
 SETTINGS_ID = 1
 """Of the only row of `mesh_settings`."""

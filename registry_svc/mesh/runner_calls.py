@@ -6,7 +6,6 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 import grpc
-import structlog
 from typing_extensions import override
 
 from registry_svc.mesh.core import RegistryCore
@@ -15,6 +14,7 @@ from weft.api.runner.v1 import load_pb2, permit_pb2, runner_service_pb2, runner_
 from weft.dispatch.tickets import Action, PermitTarget, make_permit
 from weft.kernel.address import metadata_of
 from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
 from weft.kernel.rpc import ChannelPool, error_from_call
@@ -75,7 +75,7 @@ class RunnerCalls(Protocol):
         ...
 
 
-log = structlog.get_logger("weft.registry.operations")
+log = get_logger("weft.registry.operations")
 
 # An idle model ends within its backend's graces, which add up to less than this.
 YIELD_TIMEOUT_SECONDS = 60.0

@@ -4,8 +4,6 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 from datetime import datetime
 
-import structlog
-
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.domain import (
     AgentManifest,
@@ -38,9 +36,10 @@ from registry_svc.mesh.policy.namespace import Claim
 from registry_svc.mesh.policy.unowned import unowned_in
 from registry_svc.mesh.session_state import SessionState
 from registry_svc.mesh.watch import RunnerChanged
+from weft.kernel.log import get_logger
 from weft.kernel.names import new_id, new_key
 
-log = structlog.get_logger("weft.registry")
+log = get_logger("weft.registry")
 
 IncarnationAt = Callable[[str], Awaitable[str]]
 """The incarnation of the runner that answers at an address; empty when none does."""

@@ -4,7 +4,6 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
-import structlog
 from sqlalchemy import Column, Row, Select, Table, bindparam, delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 from typing_extensions import override
@@ -52,6 +51,7 @@ from registry_svc.store.schema import (
     runners,
     sessions,
 )
+from weft.kernel.log import get_logger
 
 
 class Store(Protocol):
@@ -115,7 +115,7 @@ class Store(Protocol):
         ...
 
 
-log = structlog.get_logger("weft.registry.store")
+log = get_logger("weft.registry.store")
 
 # Databases limit the parameters of one statement; PostgreSQL's and SQLite's limits are above 32,000.
 MAX_IDS_PER_STATEMENT = 1_000

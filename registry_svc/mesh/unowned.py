@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import structlog
-
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.domain import EventDraft, EventReason, Kind
 from registry_svc.mesh.policy.unowned import (
@@ -19,13 +17,14 @@ from registry_svc.mesh.policy.unowned import (
 )
 from registry_svc.mesh.runner_calls import RunnerCalls
 from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.service import start_task, stop_tasks
 
 if TYPE_CHECKING:
     import asyncio
 
-log = structlog.get_logger("weft.registry")
+log = get_logger("weft.registry")
 
 MAX_UNLOADS = 16
 """Unload requests in progress at once; other models wait for a later sweep."""

@@ -2,7 +2,6 @@
 
 import hashlib
 
-import structlog
 from google.protobuf import json_format
 
 from registry_svc.operations.governance import Refused
@@ -19,9 +18,10 @@ from registry_svc.operations.policy.lifecycle import GovernedOperation
 from weft.api.operations.v1 import operation_pb2
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 
-log = structlog.get_logger("weft.registry.audit")
+log = get_logger("weft.registry.audit")
 
 ENTRIES_PER_OPERATION = 4
 """At most: accepted, started, cancellation requested, ended."""

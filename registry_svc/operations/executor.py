@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import structlog
 from typing_extensions import override
 
 from registry_svc.config import OperationSettings
@@ -31,10 +30,11 @@ from registry_svc.wire_values import cleaned_multiline
 from registry_svc.writer import SingleWriter
 from weft.api.operations.v1 import operation_pb2
 from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.service import start_task, stop_tasks
 
-log = structlog.get_logger("weft.registry.operations")
+log = get_logger("weft.registry.operations")
 
 MAX_STAGE_CHARS = 64
 MAX_DETAIL_CHARS = 4_096

@@ -8,7 +8,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
-import structlog
 from typing_extensions import override
 
 from registry_svc.config import GovernanceConfig, GovernanceMode
@@ -36,9 +35,10 @@ from registry_svc.operations.policy.governance import (
 from weft.api.operations.v1 import operation_pb2
 from weft.kernel.clock import Clock
 from weft.kernel.errors import invalid_field
+from weft.kernel.log import get_logger
 from weft.signing.strict_json import MalformedToken
 
-log = structlog.get_logger("weft.registry")
+log = get_logger("weft.registry")
 
 MAX_FILE_BYTES = 4096
 MISSING = "there is no authorization"

@@ -4,8 +4,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-import structlog
-
 from registry_svc.config import GovernanceMode, OperationSettings
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.runner_calls import RunnerCalls
@@ -42,11 +40,12 @@ from registry_svc.writer import SingleWriter
 from weft.api.operations.v1 import operation_pb2
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 from weft.kernel.service import start_critical, stop_tasks
 
-log = structlog.get_logger("weft.registry.operations")
+log = get_logger("weft.registry.operations")
 
 MAX_WAITING_WRITES = 256
 LEARNED_FROM = 1_000

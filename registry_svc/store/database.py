@@ -10,7 +10,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
-import structlog
 from sqlalchemy import URL, Connection, delete, event, insert, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
@@ -18,13 +17,14 @@ from typing_extensions import override
 
 from registry_svc.store.schema import SCHEMA, ownership
 from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.log import get_logger
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 from weft.sql.opening import opening, require_whole
 from weft.sql.schema import bring_up_to_date
 from weft.sql.sqlite import file_of, make_private, tame
 
-log = structlog.get_logger("weft.registry.store")
+log = get_logger("weft.registry.store")
 
 
 class Transactions(Protocol):

@@ -6,7 +6,6 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import grpc
-import structlog
 from sqlalchemy import Row, delete, func, insert, select, true, update
 from typing_extensions import override
 
@@ -19,6 +18,7 @@ from weft.durable.remote_stores import response_message
 from weft.durable.responses import MAX_CHAIN, ResponseStore, StoredResponse, response_not_found
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.log import get_logger
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, MAX_TENANT_CHARS, require_token
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import answering
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import asyncio
 
 
-log = structlog.get_logger("weft.router")
+log = get_logger("weft.router")
 
 SWEPT_AT_ONCE = 100
 """Responses that one statement of a sweep changes; other writes run in between."""

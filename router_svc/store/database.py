@@ -7,7 +7,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import structlog
 from sqlalchemy import URL, make_url, text
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
@@ -17,12 +16,13 @@ from router_svc.policy.promises import Loss
 from router_svc.store.promises import Promises, changes, count, write_found
 from router_svc.store.tables import SCHEMA
 from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.sql.opening import code_of, opening, require_whole
 from weft.sql.schema import bring_up_to_date
 from weft.sql.sqlite import WRITES, file_of, make_private, tame
 
-log = structlog.get_logger("weft.router.store")
+log = get_logger("weft.router.store")
 
 MAX_POSTGRES_CONNECTIONS = 8
 CONNECTION_WAIT_SECONDS = 10.0

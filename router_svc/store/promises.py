@@ -18,7 +18,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import structlog
 from sqlalchemy import Row, insert, select, update
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -26,10 +25,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from router_svc.policy.promises import Loss, Promise, loss_in
 from router_svc.store.tables import promises
 from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 
-log = structlog.get_logger("weft.router.store")
+log = get_logger("weft.router.store")
 
 FLUSH_SECONDS = 1.0
 RECORD_BYTES = 256

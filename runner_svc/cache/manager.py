@@ -5,8 +5,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, Self
 
-import structlog
-
 from runner_svc.backend.port import Backend, CacheIsolation, ErasedCache
 from runner_svc.cache.model_cache import ModelCache, RequestCache, SaltStore
 from runner_svc.memory.estimate import read_model_facts
@@ -16,11 +14,12 @@ from weft.api.common.v1 import usage_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.dispatch.handling import cache_tag
 from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.log import get_logger
 from weft.kernel.names import MAX_TENANT_CHARS, require_token
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Handling
 
-log = structlog.get_logger("weft.runner")
+log = get_logger("weft.runner")
 
 _Scope = pb.FlushCacheRequest.Scope
 _FIELDS: Mapping["_Scope.ValueType", tuple[frozenset[str], frozenset[str]]] = {

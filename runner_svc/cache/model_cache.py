@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
-import structlog
 
 from runner_svc.backend.port import Backend, CacheIsolation, CacheUse, ErasedCache, SlotSnapshot, SlottedEngine
 from runner_svc.openai_upstream.request import choices_per_prompt
@@ -19,6 +18,7 @@ from runner_svc.policy.cache_directory import CacheDirectory, CacheTurn, Partiti
 from weft.api.common.v1 import chat_pb2, event_pb2, usage_pb2, warning_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.request import CacheMode, Handling
 from weft.kernel.service import start_task, stop_tasks
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 MAX_ERASING_TASKS = 64
 """Concurrent background erasures of slots; further slots are erased when they are used again."""
 
-log = structlog.get_logger("weft.runner")
+log = get_logger("weft.runner")
 
 
 @dataclass(slots=True)

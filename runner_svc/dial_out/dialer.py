@@ -9,7 +9,6 @@ from random import Random, SystemRandom
 from typing import TYPE_CHECKING, Any, cast
 
 import grpc
-import structlog
 from typing_extensions import override
 
 from runner_svc.dial_out.redaction import redact_status
@@ -17,6 +16,7 @@ from runner_svc.policy.backoff import RedialLimits, RedialPolicy
 from weft.api.router.v1 import relay_service_pb2, relay_service_pb2_grpc
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import CHANNEL_OPTIONS, answering, error_from_call
 from weft.kernel.service import Service, start_critical, stop_tasks
@@ -28,7 +28,7 @@ from weft.link.multiplexer import LinkLimits
 if TYPE_CHECKING:
     from weft.api.router.v1.relay_service_pb2_grpc import RelayServiceAsyncStub
 
-log = structlog.get_logger("weft.dial_out")
+log = get_logger("weft.dial_out")
 
 REGISTRY_SERVICES = ("weft.api.registry.v1.RunnerSessionService", "weft.api.registry.v1.LeaseService")
 """Services of the registry that the runner in this process calls."""

@@ -6,8 +6,6 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import structlog
-
 from runner_svc.backend.port import Backend
 from runner_svc.instance.admission import AdmittedRequest, RequestLimit, SlotTable
 from runner_svc.instance.lifecycle_loop import LifecycleLoop
@@ -20,6 +18,7 @@ from runner_svc.request_records import RequestRecords
 from runner_svc.waiting import within
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
 from weft.kernel.service import start_critical, stop_tasks
@@ -27,7 +26,7 @@ from weft.kernel.service import start_critical, stop_tasks
 if TYPE_CHECKING:
     from datetime import datetime
 
-log = structlog.get_logger("weft.instance")
+log = get_logger("weft.instance")
 
 LOADING_RETRY_SECONDS = 1.0
 YIELDING_MEMORY = "giving way to another model"

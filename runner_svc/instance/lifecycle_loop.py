@@ -5,8 +5,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-import structlog
-
 from runner_svc.backend.port import Backend
 from runner_svc.instance.loader import Loader
 from runner_svc.instance.restart_log import RestartLog
@@ -49,9 +47,10 @@ from runner_svc.request_records import RequestRecords
 from runner_svc.waiting import SharedOutcome, end_tasks, event_within, first_within, within
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 
-log = structlog.get_logger("weft.instance")
+log = get_logger("weft.instance")
 
 ATTACH_POLL_SECONDS = 0.5
 """Interval of the probes for a server that is being woken."""

@@ -5,8 +5,6 @@ from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING
 
-import structlog
-
 from runner_svc.backend.port import Backend, BackendFacts, LoadOrder
 from runner_svc.instance.settings import InstanceConfig
 from runner_svc.memory.model_memory import ModelMemory
@@ -14,12 +12,13 @@ from runner_svc.memory.port import OnWaiting
 from runner_svc.policy.load_plan import AS_CONFIGURED
 from weft.kernel.clock import Clock
 from weft.kernel.interrupt import Interruptible
+from weft.kernel.log import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-log = structlog.get_logger("weft.instance")
+log = get_logger("weft.instance")
 
 MAX_LOAD_TIMES = 5
 """Earlier loads from which the remaining time is estimated."""

@@ -2,8 +2,6 @@
 
 import asyncio
 
-import structlog
-
 from runner_svc.backend.port import Backend, ProcessSigns
 from runner_svc.policy.progress import EngineUsage, Observation, ProgressPolicy, RequestSample, Verdict
 from runner_svc.policy.timeouts import TimeoutProfile
@@ -11,9 +9,10 @@ from runner_svc.request_records import RequestRecord, RequestRecords, RequestSta
 from runner_svc.waiting import end_tasks
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 
-log = structlog.get_logger("weft.watchdog")
+log = get_logger("weft.watchdog")
 
 PROBE_TIMEOUT_INTERVALS = 2.0
 """Timeout of a probe of an idle engine, in probe intervals."""

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import structlog
 from typing_extensions import override
 
 from runner_svc.memory.learned_memory import FileIdentity, LearnedMemory
@@ -29,8 +28,9 @@ from runner_svc.policy.memory_estimate import (
     settings_for,
 )
 from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
 
-log = structlog.get_logger("weft.memory")
+log = get_logger("weft.memory")
 
 MAX_LOOKED_AT = 128
 """Files whose heads are remembered as they were."""

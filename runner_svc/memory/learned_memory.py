@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-import structlog
 
 from runner_svc.policy.memory_estimate import MemorySettings
 from weft.kernel.file_replacement import replace_file
+from weft.kernel.log import get_logger
 
-log = structlog.get_logger("weft.memory")
+log = get_logger("weft.memory")
 
 MAX_ENTRIES = 256
 """Entries, by file and settings; the least recently loaded one is evicted."""

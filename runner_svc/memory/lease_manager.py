@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol, cast
 
 import grpc
-import structlog
 from google.protobuf.duration_pb2 import Duration
 from typing_extensions import override
 
@@ -24,6 +23,7 @@ from weft.gpu.snapshot import HostSnapshot, ProcessId, Source
 from weft.gpu.snapshot_messages import process_id_message, snapshot_message
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from weft.api.registry.v1.lease_service_pb2_grpc import LeaseServiceAsyncStub
 
 
-log = structlog.get_logger("weft.leases")
+log = get_logger("weft.leases")
 
 STOP_SECONDS = 2.0
 """Time that a stop spends on releasing leases at the registry; they expire otherwise."""

@@ -3,7 +3,6 @@
 import asyncio
 from typing import TYPE_CHECKING
 
-import structlog
 from typing_extensions import override
 
 from runner_svc.backend.port import Backend, LoadOrder
@@ -19,6 +18,7 @@ from runner_svc.memory.port import (
 from runner_svc.policy.load_plan import LoadPlan
 from runner_svc.request_records import RequestRecords
 from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
 from weft.kernel.units import size_words
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
 
-log = structlog.get_logger("weft.memory")
+log = get_logger("weft.memory")
 
 
 class ModelMemory(MemoryUser):

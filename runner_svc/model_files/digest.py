@@ -5,11 +5,11 @@ import hashlib
 from pathlib import Path
 
 import msgspec
-import structlog
 
 from weft.kernel.file_replacement import replace_file
+from weft.kernel.log import get_logger
 
-log = structlog.get_logger("weft.runner")
+log = get_logger("weft.runner")
 
 MAX_MEMORY_BYTES = 1024 * 1024
 CHUNK_BYTES = 4 * 1024 * 1024

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
-import structlog
 
 from runner_svc.backend.port import CallInfo
 from runner_svc.cache.manager import CacheManager
@@ -21,10 +20,11 @@ from weft.dispatch.handling import granted_priority_of, handling_of
 from weft.dispatch.tickets import Permit, TicketGate
 from weft.kernel.clock import Clock, clock_off
 from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.telemetry import TRACEPARENT, trace_id_of, traceparent_of
 
-log = structlog.get_logger("weft.runner")
+log = get_logger("weft.runner")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

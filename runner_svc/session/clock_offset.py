@@ -3,14 +3,13 @@
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-import structlog
-
 from weft.kernel.clock import NOTABLE_OFFSET_SECONDS, Clock, MeshClock, offset_words, refused_words
+from weft.kernel.log import get_logger
 
 if TYPE_CHECKING:
     from google.protobuf.timestamp_pb2 import Timestamp
 
-log = structlog.get_logger("weft.session")
+log = get_logger("weft.session")
 
 MIN_CHANGE_SECONDS = 1.0
 """Smallest change of the offset that counts: answers have latency."""

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 import grpc
-import structlog
 from google.protobuf.duration_pb2 import Duration
 
 from runner_svc.policy.backoff import retry_pause_seconds
@@ -24,6 +23,7 @@ from weft.api.registry.v1 import runner_session_service_pb2 as pb
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.file_replacement import replace_file, set_aside
+from weft.kernel.log import get_logger
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call
@@ -52,7 +52,7 @@ class ReportTimes:
         return max(0.0, due - now)
 
 
-log = structlog.get_logger("weft.session")
+log = get_logger("weft.session")
 
 CALL_TIMEOUT_SECONDS = 5.0
 CLOSE_TIMEOUT_SECONDS = 1.0

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-import structlog
 from typing_extensions import override
 
 from runner_svc.supervise.cgroup import CgroupLeaf, OutOfMemoryCount
@@ -21,10 +20,11 @@ from runner_svc.supervise.guardian import KILL_ALL
 from runner_svc.supervise.leftovers import TAG_VARIABLE, kill_tagged
 from runner_svc.supervise.system import System
 from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.service import start_task
 
-log = structlog.get_logger("weft.process")
+log = get_logger("weft.process")
 
 GUARDIAN_SECONDS = 10.0
 """Timeout of a guardian for starting the engine: 20 ms on an idle machine (measured), seconds on a thrashing one."""

@@ -13,12 +13,12 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
-import structlog
 
 from runner_svc.supervise.cgroup import PREFIX, CgroupLeaf
 from runner_svc.supervise.system import System, this_system
+from weft.kernel.log import get_logger
 
-log = structlog.get_logger("weft.leftovers")
+log = get_logger("weft.leftovers")
 
 TAG_VARIABLE = "WEFT_SUPERVISOR_TAG"
 SWEEP_SECONDS = 5.0

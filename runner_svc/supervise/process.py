@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 
-import structlog
 from typing_extensions import override
 
 from runner_svc.supervise.cgroup import CgroupLeaf
@@ -18,9 +17,10 @@ from runner_svc.supervise.leftovers import Leftovers
 from runner_svc.supervise.logs import LogRing
 from runner_svc.supervise.system import System, this_system
 from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 
-log = structlog.get_logger("weft.process")
+log = get_logger("weft.process")
 
 SWEEP_SECONDS = 1.0
 """Time after the engine's end in which its guardian ends the descendants before the runner does."""

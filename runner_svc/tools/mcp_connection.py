@@ -21,7 +21,6 @@ from typing import Any
 import anyio
 import httpx2
 import mcp_types as types
-import structlog
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.client import Client
 from mcp.client.session import IncomingMessage
@@ -39,9 +38,10 @@ from runner_svc.supervise.process import describe_exit
 from runner_svc.supervise.system import this_system
 from runner_svc.tools.port import McpCommand, McpHttp, ToolOutcome
 from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 
-log = structlog.get_logger("weft.tools")
+log = get_logger("weft.tools")
 
 MAX_PAGES = 64
 """Maximum number of pages of a tool list."""

@@ -9,7 +9,6 @@ from contextlib import suppress
 from random import Random, SystemRandom
 from typing import TYPE_CHECKING, Any
 
-import structlog
 from typing_extensions import override
 
 from runner_svc.policy.backoff import RedialLimits, RedialPolicy
@@ -17,13 +16,14 @@ from runner_svc.tools.port import MAX_TOOLS_PER_SOURCE, McpCommand, McpHttp, Too
 from runner_svc.tools.schemas import object_schema
 from runner_svc.waiting import end_tasks
 from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
 from weft.kernel.names import MAX_NAME_CHARS, is_name
 from weft.kernel.reasons import Reason
 
 if TYPE_CHECKING:
     from runner_svc.tools.mcp_connection import McpConnection
 
-log = structlog.get_logger("weft.tools")
+log = get_logger("weft.tools")
 
 START_SECONDS = 10.0
 """Maximum wait for one server at the start of the runner."""

@@ -6,8 +6,6 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-import structlog
-
 from runner_svc.tools.mcp_servers import McpServer, untracked_tag
 from runner_svc.tools.port import (
     PythonTool,
@@ -23,9 +21,10 @@ from runner_svc.tools.port import (
 from runner_svc.tools.python_functions import PythonFunction
 from runner_svc.tools.schemas import ArgumentCheck
 from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 
-log = structlog.get_logger("weft.tools")
+log = get_logger("weft.tools")
 
 CANCEL_GRACE_SECONDS = 1.0
 """Time that a cancelled call has to end; after that it is abandoned."""

@@ -8,7 +8,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import grpc
-import structlog
 
 from weft.api.common.v1 import agent_behaviour_pb2, sampling_pb2
 from weft.api.registry.v1 import (
@@ -21,6 +20,7 @@ from weft.api.registry.v1 import (
     settings_pb2,
 )
 from weft.kernel.clock import Clock
+from weft.kernel.log import get_logger
 from weft.kernel.request import Operation, Skill
 from weft.kernel.service import start_critical, stop_tasks
 from weft.wake.messages import plan_of
@@ -349,7 +349,7 @@ def _agent(agent: agent_pb2.Agent) -> AgentView:
     )
 
 
-log = structlog.get_logger("weft.fleet")
+log = get_logger("weft.fleet")
 
 FIRST_RETRY_SECONDS = 0.1
 MAX_RETRY_SECONDS = 5.0

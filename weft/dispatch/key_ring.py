@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, cast
 
 import grpc
-import structlog
 
 from weft.api.registry.v1 import key_service_pb2, key_service_pb2_grpc
 from weft.kernel.clock import Clock
+from weft.kernel.log import get_logger
 from weft.kernel.principal import KeyRing, KeyVerifier, kept_access
 from weft.kernel.service import start_critical, stop_tasks
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from weft.api.registry.v1.key_service_pb2_grpc import KeyServiceAsyncStub
 
-log = structlog.get_logger("weft.keys")
+log = get_logger("weft.keys")
 
 FIRST_RETRY_SECONDS = 0.1
 MAX_RETRY_SECONDS = 5.0

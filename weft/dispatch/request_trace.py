@@ -4,17 +4,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
-import structlog
 from google.protobuf.duration_pb2 import Duration
 
 from weft.api.common.v1 import receipt_pb2, usage_pb2
 from weft.dispatch.frames import Frame
 from weft.dispatch.placement import Grant, LoadingModel
+from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Handling, Operation, Priority
 from weft.kernel.telemetry import trace_id_of
 
-log = structlog.get_logger("weft.request")
+log = get_logger("weft.request")
 
 
 class WhenLeft(Enum):

@@ -3,17 +3,17 @@
 from typing import TYPE_CHECKING, Protocol, cast
 
 import grpc
-import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from weft.api.router.v1 import placement_service_pb2
 from weft.kernel.clock import Clock
+from weft.kernel.log import get_logger
 from weft.kernel.service import start_task, stop_tasks
 
 if TYPE_CHECKING:
     import asyncio
 
-log = structlog.get_logger("weft.router_watch")
+log = get_logger("weft.router_watch")
 
 CHECK_INTERVAL_SECONDS = 1.0
 CHECK_TIMEOUT_SECONDS = 2.0

@@ -10,8 +10,6 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 
-import structlog
-
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2, receipt_pb2
 from weft.api.router.v1 import inference_service_pb2, task_pb2
 from weft.dispatch.frames import Frame, GenerationPayload, has_content
@@ -19,6 +17,7 @@ from weft.dispatch.request_trace import Journal, RequestContext, WhenLeft
 from weft.durable.tasks import NewTask, Submitted, Task, TaskChunk, TaskEvent, TaskPayload, TaskPort, TaskState
 from weft.kernel.clock import Clock
 from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 
 TASK_ID = "task_id"
@@ -30,7 +29,7 @@ _SPEC = "spec"
 _WATCH_AGAIN = frozenset({Reason.SERVICE_UNAVAILABLE, Reason.SHUTTING_DOWN, Reason.WATCH_LAGGED})
 """With these a watch has ended, and the task has not."""
 
-log = structlog.get_logger("weft.request")
+log = get_logger("weft.request")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

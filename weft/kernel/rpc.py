@@ -7,13 +7,13 @@ from types import TracebackType
 from typing import Any, cast
 
 import grpc
-import structlog
 from google.protobuf import any_pb2, duration_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from weft.kernel.address import needs_tls, target_of
 from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.tls import TlsFiles
 from weft.kernel.tls_channel import ChannelOpener, ChannelSecurity, open_sync_channel
@@ -31,7 +31,7 @@ CONNECT_ATTEMPT_MS = 10_000
 Packets of an attempt that began while the link was down are sent again ever later; a new attempt begins at once."""
 MAX_CHANNELS = 1024
 
-log = structlog.get_logger("weft.rpc")
+log = get_logger("weft.rpc")
 
 _COMMON_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),

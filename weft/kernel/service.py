@@ -6,14 +6,14 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 import grpc
-import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
 from weft.kernel.clock import Clock
+from weft.kernel.log import get_logger
 
-log = structlog.get_logger("weft.service")
+log = get_logger("weft.service")
 
 CRITICAL_TASK = "weft_critical_task"
 """Key of an event loop's exception context: the name of a critical task that died."""

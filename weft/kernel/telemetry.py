@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Literal, TextIO, cast
 
 import msgspec
-import structlog
-from structlog.tracebacks import ExceptionDictTransformer
+
+from weft.kernel.log import structlog
 
 TRACEPARENT = "traceparent"
 
@@ -108,7 +108,9 @@ def configure_logging(
         if pretty
         else structlog.processors.JSONRenderer(serializer=_json_line)
     )
-    tracebacks = structlog.processors.ExceptionRenderer(ExceptionDictTransformer(show_locals=False))
+    tracebacks = structlog.processors.ExceptionRenderer(
+        structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+    )
     exceptions = [] if pretty else [tracebacks]
     structlog.configure(
         processors=[

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import structlog
 
 from weft.kernel.errors import FieldError, WeftError, invalid_field
+from weft.kernel.log import get_logger
 
 _NOT_YET_VALID = 9
 _EXPIRED = 10
@@ -146,7 +146,7 @@ def _unreadable(files: TlsFiles, name: str, error: OSError) -> FieldError:
     return invalid_field(files.field(name), f"cannot be read: {error.strerror}")
 
 
-log = structlog.get_logger("weft.tls")
+log = get_logger("weft.tls")
 
 _Stamp = tuple[tuple[int, int, int], ...]
 """Inode, size and modification time of each file."""

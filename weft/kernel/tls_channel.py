@@ -8,9 +8,9 @@ from types import TracebackType
 from typing import Any, Self
 
 import grpc
-import structlog
 
 from weft.kernel.address import needs_tls, without_tls
+from weft.kernel.log import get_logger
 from weft.kernel.tls import TlsFiles, TlsMaterial, TlsSource
 
 ChannelOptions = Sequence[tuple[str, int | str]]
@@ -18,7 +18,7 @@ KEY_HEADER = "authorization"
 MAX_RETIRED = 8
 """Connections of earlier certificates that still carry calls; the oldest beyond that is cut."""
 
-log = structlog.get_logger("weft.tls")
+log = get_logger("weft.tls")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

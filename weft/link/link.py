@@ -5,11 +5,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 import grpc
-import structlog
 from typing_extensions import override
 
 from weft.api.router.v1 import relay_service_pb2 as pb
 from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import MAX_METADATA_BYTES, PING_TIMEOUT_MS, error_from_call
 from weft.kernel.service import stop_tasks
@@ -17,7 +17,7 @@ from weft.link.flow_control import Call
 from weft.link.frames import CallStatus, Frame, Metadata, Side, from_messages, status_of, to_messages
 from weft.link.multiplexer import CallBegan, CallEnded, CallReadable, Event, LinkLimits, Multiplexer
 
-log = structlog.get_logger("weft.link")
+log = get_logger("weft.link")
 
 MAX_BATCH_BYTES = 128 * 1024
 """Bytes given to the transport at once. Small, so that a call that has just become ready waits little."""

@@ -4,15 +4,15 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import structlog
 from sqlalchemy import URL, Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.sql.sqlite import file_of
 
-log = structlog.get_logger("weft.sql")
+log = get_logger("weft.sql")
 
 MAX_CHECKED_BYTES = 256 * 1024 * 1024
 """A larger file is opened without the check of its structure, which reads all of it."""

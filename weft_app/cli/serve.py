@@ -8,10 +8,10 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
-import structlog
 import typer
 import uvloop
 
+from weft.kernel.log import get_logger
 from weft.kernel.telemetry import configure_logging
 from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption
 from weft_app.cli.output import say
@@ -25,7 +25,7 @@ from weft_app.config.loader import load_config
 if TYPE_CHECKING:
     from weft_app.compose.runner import MakeSurface
 
-log = structlog.get_logger("weft_app.compose")
+log = get_logger("weft_app.compose")
 
 app = typer.Typer(
     help="Run one service of a mesh in this process, for meshes that span processes or machines.",

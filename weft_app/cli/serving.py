@@ -7,15 +7,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO, cast
 
-import structlog
 import typer
 
 from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft_app.cli.options import reporting
 from weft_app.compose.shutdown import error_words
 
-log = structlog.get_logger("weft_app.compose")
+log = get_logger("weft_app.compose")
 
 
 class LastingStream:

@@ -16,7 +16,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
 import grpc
-import structlog
 
 from runner_svc.policy.backoff import RestartHistory, RestartLimits
 from runner_svc.session.session import SessionFile
@@ -26,6 +25,7 @@ from weft.api.registry.v1 import runner_session_service_pb2_grpc
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.file_replacement import replace_file
+from weft.kernel.log import get_logger
 from weft.kernel.names import require_name
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from weft.api.registry.v1.runner_session_service_pb2_grpc import RunnerSessionServiceAsyncStub
 
 
-log = structlog.get_logger("weft_app.compose")
+log = get_logger("weft_app.compose")
 
 RESTART_PAUSE_SECONDS = 1.0
 REFUSAL_CODES = frozenset({2, 4})

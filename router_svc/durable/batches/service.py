@@ -6,7 +6,6 @@ from datetime import UTC
 from typing import TYPE_CHECKING, Any
 
 import grpc
-import structlog
 from typing_extensions import override
 
 from router_svc.call_metadata import metadata_of, tenant_of
@@ -28,6 +27,7 @@ from weft.durable.remote_stores import file_message
 from weft.durable.tasks import task_message
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.log import get_logger
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_token
 from weft.kernel.principal import MAY_LEAVE, MESH_ACCESS
 from weft.kernel.rpc import answering
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import asyncio
 
 
-log = structlog.get_logger("weft.router")
+log = get_logger("weft.router")
 
 DEFAULT_LISTED_BATCHES = 20
 DEFAULT_LISTED_FILES = 100

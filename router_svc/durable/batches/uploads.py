@@ -5,9 +5,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-import structlog
-
 from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.service import start_task, stop_tasks
 
@@ -15,7 +14,7 @@ UPLOAD_LIMIT_SECONDS = 3_600.0
 """Longest upload. What is incomplete this long after its begin is abandoned, and a sweep removes it."""
 RETRY_SECONDS = 5.0
 
-log = structlog.get_logger("weft.router")
+log = get_logger("weft.router")
 
 
 class Uploads:

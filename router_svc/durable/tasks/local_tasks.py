@@ -11,7 +11,6 @@ from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 
-import structlog
 from typing_extensions import override
 
 from router_svc.durable.limits import MEBIBYTE, TaskLimits
@@ -51,10 +50,11 @@ from weft.durable.tasks import (
 )
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.log import get_logger
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 
-log = structlog.get_logger("weft.tasks")
+log = get_logger("weft.tasks")
 
 MAX_READ_BYTES = MEBIBYTE
 """Bytes of chunks that one read returns."""

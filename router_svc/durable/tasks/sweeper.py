@@ -5,14 +5,13 @@ Times that lie too far in the future, because a clock was set back, are correcte
 
 import asyncio
 
-import structlog
-
 from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.store_port import DatabaseClock, ManyChanged, TaskChanged, TaskReads, TaskStore
 from router_svc.durable.tasks.task_events import TaskEventBus
 from weft.durable.tasks import TaskState
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 
 RECOUNT_SECONDS = 5.0
@@ -67,7 +66,7 @@ class OpenTaskCounts:
         return self._open.get(tenant, 0) + self._new.get(tenant, 0) < self._limits.max_open_per_tenant
 
 
-log = structlog.get_logger("weft.tasks")
+log = get_logger("weft.tasks")
 
 
 class TaskSweeper:

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-import structlog
-
 from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.failpoints import Failpoints
 from router_svc.durable.tasks.store_port import (
@@ -33,6 +31,7 @@ from router_svc.durable.tasks.task_run import RunDeps, StopReason, TaskRun
 from weft.dispatch.fleet import FleetView
 from weft.durable.tasks import Task, TaskFailure, TaskState
 from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.service import start_critical, start_restarting, start_task, stop_tasks
 
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from router_svc.durable.tasks.store_port import Lane
 
 
-log = structlog.get_logger("weft.tasks")
+log = get_logger("weft.tasks")
 
 MESH_CHANGE_SECONDS = 1.0
 """Refused tasks are offered again when the mesh changes, but not more often than this."""

@@ -9,7 +9,6 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-import structlog
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -17,6 +16,7 @@ from router_svc.durable.tasks.store_port import Lane, LaneFilled, ManyChanged, S
 from router_svc.store.database import RouterDatabase
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
 from weft.kernel.request import Priority
 
 Listener = Callable[[StoreEvent], None]
@@ -81,7 +81,7 @@ async def wait_for_event(event: asyncio.Event, clock: Clock, seconds: float) -> 
     return event.is_set()
 
 
-log = structlog.get_logger("weft.tasks")
+log = get_logger("weft.tasks")
 
 CHANNEL = "weft_tasks"
 MAX_PAYLOAD_BYTES = 7_900

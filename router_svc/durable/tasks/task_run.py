@@ -6,8 +6,6 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from enum import Enum
 
-import structlog
-
 from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.failpoints import Failpoint, Failpoints
 from router_svc.durable.tasks.store_port import (
@@ -36,6 +34,7 @@ from weft.dispatch.frames import has_content
 from weft.durable.tasks import TaskFailure, TaskState
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.service import start_task
 
@@ -158,7 +157,7 @@ class OutputRecorder:
         )
 
 
-log = structlog.get_logger("weft.tasks")
+log = get_logger("weft.tasks")
 
 FIRST_WRITE_PAUSE_SECONDS = 0.1
 """Pause before a failed write is repeated; doubles ..."""

@@ -14,7 +14,6 @@ from pathlib import Path
 from types import MappingProxyType
 
 import msgspec
-import structlog
 
 from runner_svc.runtimes.llama_cpp_python.messages import (
     LENGTH_BYTES,
@@ -36,9 +35,10 @@ from runner_svc.runtimes.llama_cpp_python.messages import (
     encode,
 )
 from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 
-log = structlog.get_logger("weft.runner")
+log = get_logger("weft.runner")
 
 MAX_UNREAD_ANSWERS = 4096
 """Answers kept for a request whose reader is slow; then the engine waits."""
