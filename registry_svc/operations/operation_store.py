@@ -4,9 +4,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from sqlalchemy import Row, delete, func, insert, select, update
+from sqlalchemy import Row, delete, exists, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 from typing_extensions import override
 
@@ -61,6 +61,15 @@ class NonceUsed:
     """Nothing was written: the nonce was used before."""
 
 
+class Expired(NamedTuple):
+    """The rows that were deleted because they had expired."""
+
+    operations: int
+    nonces: int
+    is_any_left: bool
+    """Whether there are operations or nonces that may expire later."""
+
+
 class OperationStore(Protocol):
     """Store of operations and their audit log, beside the tables of `Store`.
 
@@ -113,12 +122,11 @@ class OperationStore(Protocol):
         """The end of the log."""
         ...
 
-    async def delete_ended_before(self, moment: datetime) -> int:
-        """Delete operations that ended before `moment`; returns how many. Unfinished operations are never deleted."""
-        ...
+    async def delete_expired(self, *, ended_before: datetime, now: datetime) -> Expired:
+        """Delete operations that ended before `ended_before`, and nonces that need not be kept at `now`.
 
-    async def purge_nonces(self, moment: datetime) -> int:
-        """Forget nonces that need not be remembered at `moment` any more, nor at the time of the mark; how many."""
+        Unfinished operations are never deleted, and nonces are kept until the time of the mark at least.
+        """
         ...
 
 
@@ -230,19 +238,18 @@ class SqlOperationStore(OperationStore):
             return await _head(connection)
 
     @override
-    async def delete_ended_before(self, moment: datetime) -> int:
+    async def delete_expired(self, *, ended_before: datetime, now: datetime) -> Expired:
         async with self._transactions.transaction() as connection:
             # A comparison with NULL is not true, so unfinished operations stay.
-            return (await connection.execute(delete(operations).where(operations.c.ended_at < moment))).rowcount
-
-    @override
-    async def purge_nonces(self, moment: datetime) -> int:
-        async with self._transactions.transaction() as connection:
+            ended = await connection.execute(delete(operations).where(operations.c.ended_at < ended_before))
             newest = (await connection.execute(select(governance_marks.c.newest_issued_at))).scalar_one_or_none()
             # A clock that is ahead for a moment would expire all nonces; only a token that was issued after that
             # time, and admitted, proves the time.
-            before = moment if newest is None else min(moment, newest)
-            return (await connection.execute(delete(used_nonces).where(used_nonces.c.kept_until < before))).rowcount
+            before = now if newest is None else min(now, newest)
+            nonces = await connection.execute(delete(used_nonces).where(used_nonces.c.kept_until < before))
+            left = select(exists(select(operations.c.id)) | exists(select(used_nonces.c.nonce)))
+            is_any_left = bool((await connection.execute(left)).scalar_one())
+            return Expired(operations=ended.rowcount, nonces=nonces.rowcount, is_any_left=is_any_left)
 
 
 async def _found(connection: AsyncConnection, condition: Any) -> GovernedOperation | None:

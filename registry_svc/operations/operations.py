@@ -84,6 +84,8 @@ class Operations:
         self.audit = AuditLog(store, deps.clock, settings.max_audit_entries)
         self._executor = Executor(deps, store, self.audit, self._table, self._writer, settings)
         self._open = False
+        self._may_expire = True
+        """Whether the store may hold operations or nonces that expire; housekeeping leaves an empty store alone."""
 
     async def start(self) -> None:
         """Resume the operations of the previous process. Call it once the database is open and the mesh was loaded."""
@@ -176,10 +178,16 @@ class Operations:
     async def housekeep(self) -> None:
         """Delete expired operations and nonces, and write counted refusals. Raises SERVICE_UNAVAILABLE."""
         self._require_open()
-        now = self._clock.utc_now()
-        await self._store.delete_ended_before(forgotten_before(now, self._settings.keep_seconds))
-        await self._store.purge_nonces(now)
+        await self._writer.run(self._delete_expired)
         await self._writer.run(self.audit.close_window)
+
+    async def _delete_expired(self) -> None:
+        if not self._may_expire:
+            return
+        now = self._clock.utc_now()
+        ended_before = forgotten_before(now, self._settings.keep_seconds)
+        expired = await self._store.delete_expired(ended_before=ended_before, now=now)
+        self._may_expire = expired.is_any_left
 
     async def _accept(self, request: OperationRequest) -> tuple[OperationView, bool]:
         self._require_open()
@@ -193,6 +201,7 @@ class Operations:
         admission = await self._admitted(request)
         require_place(len(self._table), self._settings.max_unfinished)
         self.audit.require_room(len(self._table))
+        self._may_expire = True
         match await self._store.save_new(self._new(request, admission)):
             case Saved(operation, head):
                 self.audit.moved(head)

@@ -2,7 +2,7 @@
 
 import asyncio
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 from sqlalchemy import update
@@ -119,10 +119,14 @@ async def test_a_nonce_is_used_for_the_next_owner_of_the_database_too(
     await again.close()
 
 
+async def purged_nonces(operations: SqlOperationStore, now: datetime) -> int:
+    return (await operations.delete_expired(ended_before=NOW, now=now)).nonces
+
+
 async def test_a_nonce_is_remembered_until_it_need_not_be(operations: SqlOperationStore) -> None:
     await saved(operations, 1, nonce="n1")
-    assert await operations.purge_nonces(NOW + timedelta(minutes=6)) == 0
-    assert await operations.purge_nonces(NOW + timedelta(minutes=6, seconds=1)) == 1
+    assert await purged_nonces(operations, NOW + timedelta(minutes=6)) == 0
+    assert await purged_nonces(operations, NOW + timedelta(minutes=6, seconds=1)) == 1
     assert isinstance(await operations.save_new(new(2, nonce="n1")), Saved)
 
 
@@ -132,9 +136,9 @@ async def test_a_nonce_is_remembered_until_a_later_token_proves_that_its_time_is
     await operations.load_marks()
     await operations.save_new(replace(new(1, nonce="n1"), mark=NOW))
     long_after = NOW + timedelta(days=300)
-    assert await operations.purge_nonces(long_after) == 0
+    assert await purged_nonces(operations, long_after) == 0
     await operations.save_new(replace(new(2, nonce="n2"), mark=NOW + timedelta(minutes=7)))
-    assert await operations.purge_nonces(long_after) == 2
+    assert await purged_nonces(operations, long_after) == 2
     assert isinstance(await operations.save_new(new(3, nonce="n1")), Saved)
 
 
@@ -172,7 +176,8 @@ async def test_only_what_has_ended_is_forgotten(operations: SqlOperationStore) -
         await saved(operations, number)
     await operations.update(replace(operation(1, ended_at=NOW), number=1), [])
     await operations.update(replace(operation(2, ended_at=NOW + timedelta(seconds=1)), number=2), [])
-    assert await operations.delete_ended_before(NOW + timedelta(seconds=1)) == 1
+    expired = await operations.delete_expired(ended_before=NOW + timedelta(seconds=1), now=NOW)
+    assert expired.operations == 1
     assert [each.id for each in await operations.page(before_number=None, size=10)] == ["op-3", "op-2"]
     assert isinstance(await operations.save_new(new(9, request_id="request-1")), Saved)
 

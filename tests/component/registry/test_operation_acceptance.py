@@ -18,7 +18,7 @@ from registry_svc.operations.audit_log import ENTRIES_PER_OPERATION
 from registry_svc.operations.executor import RESUME_PATIENCE_SECONDS
 from registry_svc.operations.governance import Admission, GovernanceMarks, GovernanceRules, Refused
 from registry_svc.operations.live_operations import MAX_WATCHERS, OperationView
-from registry_svc.operations.operation_store import SqlOperationStore
+from registry_svc.operations.operation_store import Expired, SqlOperationStore
 from registry_svc.operations.operations import HOUSEKEEPING_INTERVAL_SECONDS, Housekeeper
 from registry_svc.operations.policy.audit import (
     MAX_ENTRIES_PER_WINDOW,
@@ -442,6 +442,26 @@ async def test_one_follower_too_many_is_refused_and_one_that_left_makes_room(sta
     with followed[0]:
         pass
     await stage.operations.watch(operation)
+
+
+async def test_housekeeping_leaves_a_store_without_operations_and_nonces_alone(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[Expired] = []
+    delete_expired = stage.store.delete_expired
+
+    async def counted(*, ended_before: datetime, now: datetime) -> Expired:
+        looked.append(await delete_expired(ended_before=ended_before, now=now))
+        return looked[-1]
+
+    monkeypatch.setattr(stage.store, "delete_expired", counted)
+    for _ in range(3):
+        await stage.operations.housekeep()
+    assert looked == [Expired(operations=0, nonces=0, is_any_left=False)]
+    await stage.create(load())
+    for _ in range(3):
+        await stage.operations.housekeep()
+    assert looked[1:] == [Expired(operations=0, nonces=0, is_any_left=True)] * 3
 
 
 async def test_what_ended_long_ago_is_forgotten_and_its_entries_stay() -> None:
