@@ -1,4 +1,4 @@
-"""What a runtime is given to build the engine of one model, and what it returns."""
+"""The context in which a runtime builds the engine of one model, the result, and the common part of models in files."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -7,9 +7,12 @@ from pathlib import Path
 
 from runner_svc.backend.engine_process import EnginePorts
 from runner_svc.backend.port import Backend
-from runner_svc.memory.estimate import MemoryEstimator
+from runner_svc.memory.estimate import FileForecast, ForecastModel, MemoryEstimator, manifest_bytes_of
 from runner_svc.memory.port import MemoryForecast, NoForecast
+from runner_svc.policy.load_plan import LoadValue
+from runner_svc.policy.memory_estimate import EngineHabits
 from runner_svc.policy.timeouts import TimeoutProfile
+from runner_svc.runtimes.settings import DEFAULT_CONTEXT_TOKENS, FileModelSettings
 from runner_svc.supervise.leftovers import Leftovers
 from runner_svc.supervise.process import StopGraces
 from weft.kernel.errors import FieldError, invalid_field
@@ -18,7 +21,7 @@ from weft.kernel.request import TEXT_OPERATIONS, Operation, Skill
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelContext:
-    """What the models of one runner have in common, and the place of one of them in the configuration."""
+    """The context of one model: what all models of the runner share, and the model's place in the configuration."""
 
     where: str
     """Path of the model in the configuration, such as "runners.box.models.qwen"; errors begin with it."""
@@ -30,12 +33,12 @@ class ModelContext:
     probe_interval_seconds: float = 5.0
     probe_failures: int = 3
     leftovers: Leftovers | None = None
-    """Remembers the processes of engines for the runner's next start; None: they are not remembered."""
+    """Record of the engines' processes for the runner's next start; None: not recorded."""
     ports: EnginePorts | None = None
-    """Those that engines may listen on; None: any free one."""
+    """Ports that engines may listen on; None: any free port."""
     estimator: MemoryEstimator = field(default_factory=MemoryEstimator)
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
-    """Where keys are."""
+    """Environment variables, which hold API keys."""
 
     def refuse(self, setting: str, message: str) -> FieldError:
         """Returns the INVALID_ARGUMENT for a setting of this model."""
@@ -44,24 +47,68 @@ class ModelContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelEngine:
-    """How one configured model is served, and what is known of it before it loads."""
+    """The engine of one configured model, and the facts about it that are known before it loads."""
 
     make_backend: Callable[[], Backend]
     operations: frozenset[Operation] = TEXT_OPERATIONS
     slots: int
-    """Requests that it works on at once."""
+    """Number of concurrent requests."""
     context_tokens: int = 0
-    """0: unknown."""
+    """Context of one slot; 0: unknown."""
     model_path: Path | None = None
     """The file whose digest goes on receipts."""
     quantizations: Mapping[str, Path] = field(default_factory=dict)
     """Further files of the same model that may be loaded, by quantization."""
     forecast: MemoryForecast = field(default_factory=NoForecast)
-    """What loads of it take."""
+    """Forecast of the memory that its loads take."""
     remote: bool = False
-    """Serving it sends bytes off the premises."""
+    """Whether serving it sends data off the premises."""
     timeouts: TimeoutProfile = field(default_factory=TimeoutProfile)
     skills: frozenset[Skill] = frozenset()
-    """What it can do beyond text, where the runtime can tell; empty: unknown."""
+    """Capabilities beyond text, where the runtime can detect them; empty: unknown."""
     requests_fail_alone: bool = False
-    """A request that cannot reach the server says nothing about the others, nor whether the server is there."""
+    """Whether a request that cannot reach the server is no sign that the server is gone."""
+
+
+def quantization_files(model: FileModelSettings, context: ModelContext) -> dict[str, Path]:
+    """Returns the further files of a model, by quantization. Raises INVALID_ARGUMENT naming one that does not exist."""
+    paths = {name: path.expanduser() for name, path in model.quantizations.items()}
+    for name, path in paths.items():
+        if not path.is_file():
+            raise context.refuse(f"quantizations.{name}", f"there is no file {path}")
+    return paths
+
+
+def template_file(model: FileModelSettings, context: ModelContext) -> Path | None:
+    """Returns the chat template that replaces the model file's own. Raises INVALID_ARGUMENT when it does not exist."""
+    path = None if model.chat_template_path is None else model.chat_template_path.expanduser()
+    if path is not None and not path.is_file():
+        raise context.refuse("chat_template_path", f"there is no file {path}")
+    return path
+
+
+def file_forecast(
+    model: FileModelSettings,
+    slots: int,
+    habits: EngineHabits,
+    parameters: Mapping[str, LoadValue],
+    context: ModelContext,
+) -> FileForecast:
+    """Returns the forecast of the memory that loads of a model take; `parameters` are its configured load values."""
+    about = ForecastModel(
+        name=model.name,
+        path=model.path.expanduser(),
+        quantizations={name: variant.expanduser() for name, variant in model.quantizations.items()},
+        context_tokens=model.context_tokens or DEFAULT_CONTEXT_TOKENS,
+        slots=slots,
+        parameters=parameters,
+        habits=habits,
+        manifest_bytes=manifest_bytes_of(model.memory_mb),
+    )
+    return FileForecast(about, context.estimator)
+
+
+def default_threads() -> int:
+    """Cores minus one: llama.cpp on every core of a shared machine is many times slower (measured)."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 2
+    return max(1, cores - 1)

@@ -7,7 +7,6 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from runner_svc.config import PublishedAgent, RunnerConfig, ServedModel
-from runner_svc.dial_out.redaction import redact_local_addresses
 from runner_svc.instance.instance import Instance
 from runner_svc.instance.load_messages import duration_message, options_message, parameter_message
 from runner_svc.instance.restart_log import Restart
@@ -15,6 +14,7 @@ from runner_svc.instance.settings import HibernationSettings
 from runner_svc.memory.model_memory import ModelMemory
 from runner_svc.policy.lifecycle import MAX_HOW_CHARS
 from runner_svc.policy.timeouts import TimeoutProfile
+from runner_svc.redaction import redact_local_addresses
 from runner_svc.request_records import RequestRecord
 from runner_svc.session.clock_offset import ClockOffset
 from weft import __version__

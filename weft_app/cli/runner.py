@@ -15,7 +15,7 @@ from weft_app.cli.serving import serving
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from runner_svc.dial_out.dialer import LinkEvent
+    from runner_svc.dial_out import LinkEvent
     from weft_app.compose.join import JoinPlan
     from weft_app.config.config import WeftConfig
     from weft_app.config.loader import Document

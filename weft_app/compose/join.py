@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import grpc
 
 import runner_svc.service
-from runner_svc.dial_out.dialer import DialOut, DialOutConfig, LinkEvent
+from runner_svc.dial_out import DialOut, DialOutConfig, LinkEvent
 from runner_svc.runtimes.settings import ModelSettings
 from runner_svc.runtimes.table import ATTACHED_RUNTIME
 from weft.kernel.errors import WeftError, invalid_field

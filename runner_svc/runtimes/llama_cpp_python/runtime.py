@@ -52,19 +52,19 @@ def _build(model: LlamaCppPythonModel, context: "ModelContext") -> "ModelEngine"
     # Only a process that serves models needs these.
     from runner_svc.memory.estimate import read_model_facts  # noqa: PLC0415
     from runner_svc.policy.parameters import ParameterProfile  # noqa: PLC0415
-    from runner_svc.runtimes.file_models import (  # noqa: PLC0415
-        default_threads,
-        file_forecast,
-        quantization_files,
-        template_file,
-    )
     from runner_svc.runtimes.llama_cpp_python.backend import (  # noqa: PLC0415
         HOST_COMMAND,
         HOST_PROGRAM,
         LlamaCppPythonBackend,
         LlamaCppPythonConfig,
     )
-    from runner_svc.runtimes.model_engine import ModelEngine  # noqa: PLC0415
+    from runner_svc.runtimes.model_engine import (  # noqa: PLC0415
+        ModelEngine,
+        default_threads,
+        file_forecast,
+        quantization_files,
+        template_file,
+    )
 
     if model.slots != 1:
         raise context.refuse("slots", "must be 1: llama-cpp-python works on one request at a time")
@@ -89,7 +89,7 @@ def _build(model: LlamaCppPythonModel, context: "ModelContext") -> "ModelEngine"
         operations=engine.operations,
         slots=1,
         quantizations=quantization_files(model, context),
-        forecast=file_forecast(model, 1, RUNTIME, context),
+        forecast=file_forecast(model, 1, RUNTIME.habits, _load_values(model), context),
         context_tokens=engine.context_tokens,
         model_path=path,
         remote=bool(model.remote),

@@ -3,6 +3,7 @@
 Flags as llama-server of November 2026 has them (0.5.0, `--help`); the launcher around the wheel takes the same.
 """
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,7 +23,6 @@ from runner_svc.openai_upstream.started_server import StartedServerConfig
 from runner_svc.policy.load_plan import LoadParameter, LoadValue
 from runner_svc.policy.parameters import ParameterProfile
 from runner_svc.runtimes.llama_server.parameters import PARAMETERS
-from runner_svc.runtimes.llama_server.slots import slot_arguments
 from weft.kernel.errors import invalid_field
 from weft.kernel.request import Operation
 
@@ -51,6 +51,11 @@ _FLAGS: Mapping[str, str] = MappingProxyType(
     }
 )
 """Of the parameters that are one flag and no more."""
+NO_HOST_CACHE: Mapping[str, str] = MappingProxyType({"LLAMA_ARG_CACHE_RAM": "0", "LLAMA_ARG_CACHE_IDLE_SLOTS": "0"})
+"""Environment that switches off the prompt cache in the host's memory (8 GiB by default): through it the server moves
+prompts between slots, so a tenant would find the prompts of another one there (measured with 0.5.0, November 2026).
+Servers from before that cache refuse its flag, and share nothing between slots."""
+_HOST_CACHE_FLAGS = ("--cache-ram", "-cram")
 TEMPLATE_FLAGS = frozenset({"--chat-template", "--chat-template-file"})
 _OTHER_FLAGS: Mapping[str, str] = MappingProxyType(
     {
@@ -114,7 +119,8 @@ class LlamaServerConfig(StartedServerConfig):
             *("--host", "127.0.0.1", "--port", str(port)),
             *("--parallel", str(slots), "--ctx-size", str(slots * context)),
             *("--threads", str(self.threads), "--metrics", "--slots", "--jinja"),
-            *slot_arguments(),
+            # The server erases slots only where it may save them; nothing is ever saved in the folder.
+            *("--slot-save-path", tempfile.gettempdir()),
         ]
         if self.embeddings and not self.reranks:
             arguments += ["--embeddings", "--pooling", "mean"]
@@ -214,3 +220,8 @@ def _device_arguments(order: LoadOrder) -> list[str]:
 
 def _word_of(value: LoadValue) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def shares_between_slots(extra_arguments: Sequence[str]) -> bool:
+    """Whether the configuration switches the prompt cache in the host's memory on."""
+    return any(argument.split("=", 1)[0] in _HOST_CACHE_FLAGS for argument in extra_arguments)

@@ -5,6 +5,7 @@ launcher around the `xllamacpp` wheel, or `weft_testing.fake_backend`. A random 
 its port.
 """
 
+import asyncio
 import os
 import re
 import secrets
@@ -31,14 +32,15 @@ from runner_svc.openai_upstream.started_server import StartedServer, StartLog
 from runner_svc.openai_upstream.tokens import tokenize
 from runner_svc.policy.load_plan import LoadParameter, LoadValue, check_parameters
 from runner_svc.runtimes.llama_server.arguments import (
+    NO_HOST_CACHE,
     LlamaServerConfig,
     check_together,
     context_of,
     load_parameters,
     refused_parameter,
+    shares_between_slots,
     slots_of,
 )
-from runner_svc.runtimes.llama_server.slots import NO_HOST_CACHE, LlamaSlots, shares_between_slots
 from runner_svc.supervise.process_time import GpuTime
 from runner_svc.templates.sandbox import check_before_load
 from weft.api.common.v1 import rerank_pb2, tokenize_pb2
@@ -47,10 +49,74 @@ from weft.kernel.reasons import Reason
 
 __all__ = ["LlamaServerBackend", "LlamaServerConfig", "ServerProps", "parse_props"]
 
+SLOTS = "/slots"
+LOOK_SECONDS = 1.0
+"""Timeout of GET /slots; the server answers in milliseconds, also while it processes a prompt."""
+ERASE_SECONDS = 30.0
+"""Maximum time that a busy slot is waited for before it is erased."""
+NO_TASK = -1
+"""Task number of a slot that has never worked, or of a server that reports none."""
 PROPS = "/props"
 PROPS_TIMEOUT_SECONDS = 5.0
 _MAX_NUMBER = 2**31 - 1
 _UNKNOWN_FLAGS = re.compile(r"error: (?:invalid argument|unrecognized arguments): (--[^\n]{1,1000})")
+
+
+class _Slot(msgspec.Struct):
+    id: int
+    is_processing: bool = False
+    id_task: int = NO_TASK
+    n_prompt_tokens: int | None = None
+    """What it holds; older servers do not say."""
+
+    @property
+    def sight(self) -> SlotSnapshot:
+        is_unused = self.id_task == NO_TASK and self.n_prompt_tokens is None
+        return SlotSnapshot(
+            number=self.id,
+            is_busy=self.is_processing,
+            is_empty=not self.is_processing and (is_unused or self.n_prompt_tokens == 0),
+            task=None if self.id_task == NO_TASK else self.id_task,
+        )
+
+
+class _Erased(msgspec.Struct):
+    n_erased: int = 0
+
+
+class LlamaSlots:
+    """The slots of one life of a server."""
+
+    def __init__(self, http: OpenAiHttp, count: int) -> None:
+        """`count`: how many it has by its own word; 0: unknown."""
+        self._http = http
+        self.count = count
+
+    async def look(self) -> tuple[SlotSnapshot, ...]:
+        """See SlottedEngine.slot_snapshots."""
+        try:
+            status, body = await self._http.ask("GET", SLOTS, LOOK_SECONDS)
+            slots = msgspec.json.decode(body, type=list[_Slot]) if status == 200 else []
+        except (WeftError, *JSON_FAULTS):
+            return ()
+        return tuple(slot.sight for slot in slots)
+
+    async def erase(self, numbers: Sequence[int] | None) -> ErasedCache:
+        """See Backend.erase_cache; busy slots are waited for, ERASE_SECONDS at most."""
+        chosen = range(self.count) if numbers is None else numbers
+        counts = await asyncio.gather(*(self._erase(number) for number in chosen))
+        return ErasedCache(entry_count=sum(count > 0 for count in counts), token_count=sum(counts))
+
+    async def _erase(self, number: int) -> int:
+        status, body = await self._http.ask("POST", f"{SLOTS}/{number}?action=erase", ERASE_SECONDS)
+        if status in (404, 501):
+            raise WeftError(Reason.UNSUPPORTED_OPERATION, "this server cannot erase what its slots have cached")
+        try:
+            if status == 200:
+                return max(0, msgspec.json.decode(body, type=_Erased).n_erased)
+        except JSON_FAULTS:
+            pass
+        raise WeftError(Reason.BACKEND_ERROR, f"the server did not erase slot {number} (status {status})")
 
 
 class _LlamaStartLog(StartLog):

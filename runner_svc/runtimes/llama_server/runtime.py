@@ -70,14 +70,14 @@ def _build(model: LlamaServerModel, context: "ModelContext") -> "ModelEngine":
     # Only a process that serves models needs these.
     from runner_svc.memory.estimate import read_model_facts  # noqa: PLC0415
     from runner_svc.policy.parameters import ParameterProfile  # noqa: PLC0415
-    from runner_svc.runtimes.file_models import (  # noqa: PLC0415
+    from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig  # noqa: PLC0415
+    from runner_svc.runtimes.model_engine import (  # noqa: PLC0415
+        ModelEngine,
         default_threads,
         file_forecast,
         quantization_files,
         template_file,
     )
-    from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig  # noqa: PLC0415
-    from runner_svc.runtimes.model_engine import ModelEngine  # noqa: PLC0415
 
     path = model.path.expanduser()
     server = LlamaServerConfig(
@@ -104,7 +104,7 @@ def _build(model: LlamaServerModel, context: "ModelContext") -> "ModelEngine":
         operations=server.operations,
         slots=model.slots,
         quantizations=quantization_files(model, context),
-        forecast=file_forecast(model, model.slots, RUNTIME, context),
+        forecast=file_forecast(model, model.slots, RUNTIME.habits, _load_values(model), context),
         context_tokens=server.context_tokens,
         model_path=path,
         remote=bool(model.remote),

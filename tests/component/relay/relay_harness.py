@@ -13,7 +13,7 @@ import grpc
 
 from router_svc.config import RelayConfig
 from router_svc.relay import Relay, add_relay_to_server
-from runner_svc.dial_out.dialer import DialOut, DialOutConfig, LinkEvent, LinkState
+from runner_svc.dial_out import DialOut, DialOutConfig, LinkEvent, LinkState
 from runner_svc.policy.backoff import RedialLimits
 from weft.api.common.v1 import embedding_pb2, event_pb2
 from weft.api.registry.v1 import (

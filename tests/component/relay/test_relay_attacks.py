@@ -11,7 +11,7 @@ import pytest
 from raw_link import HEARTBEAT, OPEN, RawLink, end_of
 from relay_harness import RUNNER, TOKEN, Mesh, eventually, prompt, running_laptop, running_mesh_side, soon
 
-from runner_svc.dial_out.dialer import LinkState
+from runner_svc.dial_out import LinkState
 from weft.api.registry.v1 import runner_session_service_pb2
 from weft.api.router.v1 import relay_service_pb2 as pb
 from weft.kernel.reasons import Reason

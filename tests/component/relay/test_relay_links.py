@@ -20,7 +20,7 @@ from relay_harness import (
     soon,
 )
 
-from runner_svc.dial_out.dialer import DialOut, DialOutConfig, LinkState
+from runner_svc.dial_out import DialOut, DialOutConfig, LinkState
 from weft.api.registry.v1 import runner_session_service_pb2
 from weft.api.router.v1 import relay_service_pb2 as pb
 from weft.api.router.v1 import relay_service_pb2_grpc

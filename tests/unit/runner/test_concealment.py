@@ -2,7 +2,7 @@ import pytest
 from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 
-from runner_svc.dial_out.redaction import redact_local_addresses, redact_status
+from runner_svc.redaction import redact_local_addresses, redact_status
 from weft.kernel.errors import invalid_field
 from weft.link.frames import STATUS_DETAILS, CallStatus, status_of
 

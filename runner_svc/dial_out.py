@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 import grpc
 from typing_extensions import override
 
-from runner_svc.dial_out.redaction import redact_status
 from runner_svc.policy.backoff import RedialLimits, RedialPolicy
+from runner_svc.redaction import redact_status
 from weft.api.router.v1 import relay_service_pb2, relay_service_pb2_grpc
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError

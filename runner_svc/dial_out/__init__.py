@@ -1,1 +1,0 @@
-"""The outbound link of a dial-out runner."""
