@@ -1,6 +1,8 @@
-"""The OpenAPI document, made from the rows of the endpoint table."""
+"""What the OpenAPI document says of endpoints and of errors.
 
-import re
+`gateway.intake` parses the bodies, so that FastAPI, which builds the document, does not know their schemas.
+"""
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -172,53 +174,13 @@ def _json(schema: str) -> dict[str, Any]:
     return {"application/json": {"schema": {"$ref": _REF_TEMPLATE.format(model=schema)}}}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DocumentRow:
-    """One operation of the document."""
-
-    method: str
-    path: str
-    """With the types of its parameters, such as `{name:path}`; the document leaves the types out."""
-    tag: str
-    name: str
-    summary: str | None
-    """None: made from the name."""
-    operation_id: str | None
-    """None: made from name and path."""
-    description: str
-    status: int | None
-    """The status of success; None: 200."""
-    media_type: str | None
-    """Of the answer, where `extra` says nothing of its body; None: it has none."""
-    extra: Mapping[str, Any]
-    """What is put over the rest."""
-
-
-def openapi_document(
-    info: Mapping[str, str], rows: Sequence[DocumentRow], models: Sequence[type[BaseModel]]
-) -> dict[str, Any]:
-    """Returns the document of `rows`, with the schemas of `models` and of errors."""
-    paths: dict[str, Any] = {}
-    for row in rows:
-        path = re.sub(r"{(\w+):\w+}", r"{\1}", row.path)
-        paths.setdefault(path, {})[row.method.lower()] = _operation(row, path)
+def add_schemas(document: dict[str, Any], models: Sequence[type[BaseModel]]) -> None:
+    """Add to a document the schemas of `models` and of errors, and to each operation the answer of any failure."""
     _, definitions = models_json_schema([(model, "validation") for model in models], ref_template=_REF_TEMPLATE)
-    schemas = {**definitions.get("$defs", {}), "Error": _ERROR_SCHEMA, "AnthropicError": _ANTHROPIC_ERROR_SCHEMA}
-    return {"openapi": "3.1.0", "info": dict(info), "paths": paths, "components": {"schemas": schemas}}
-
-
-def _operation(row: DocumentRow, path: str) -> dict[str, Any]:
-    success: dict[str, Any] = {"description": "Successful Response"}
-    if row.media_type is not None:
-        schema = {} if row.media_type == "application/json" else {"type": "string"}
-        success["content"] = {row.media_type: {"schema": schema}}
-    operation: dict[str, Any] = {
-        "tags": [row.tag],
-        "summary": row.summary or row.name.replace("_", " ").title(),
-        "description": row.description,
-        "operationId": row.operation_id or re.sub(r"\W", "_", f"{row.name}{path}") + f"_{row.method.lower()}",
-        **row.extra,
-    }
-    operation["responses"] = {str(row.status or 200): success} | row.extra.get("responses", {})
-    operation["responses"].setdefault("default", _failure())
-    return operation
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    schemas.update(definitions.get("$defs", {}))
+    schemas["Error"] = _ERROR_SCHEMA
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            operation["responses"].setdefault("default", _failure())
+    schemas["AnthropicError"] = _ANTHROPIC_ERROR_SCHEMA

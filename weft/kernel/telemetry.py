@@ -7,7 +7,6 @@ a request has the same trace id on every hop.
 
 import json
 import logging
-import random
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -16,17 +15,17 @@ from pathlib import Path
 from typing import Any, Literal, TextIO, cast
 
 import msgspec
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.trace import SpanContext, TraceFlags, format_span_id, format_trace_id, get_current_span
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from weft.kernel.log import structlog
 
 TRACEPARENT = "traceparent"
 
-MAX_TRACEPARENT_CHARS = 512
-_TRACEPARENT = re.compile(
-    r"[ \t]*(?!ff)(?P<version>[0-9a-f]{2})-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
-    r"(?:(?P<more>-.*)|[ \t]*)"
-)
-"""W3C trace context: versions above 00 may have more fields, and ff is none."""
+_USUAL_TRACEPARENT = re.compile("00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-0[01]")
+_propagator = TraceContextTextMapPropagator()
+_new_ids = RandomIdGenerator()
 
 
 class BoundedLogFile:
@@ -147,16 +146,23 @@ def valid_traceparent(header: str | None) -> str | None:
     """`header` if it is a well-formed traceparent, otherwise None: a broken one from outside is not passed on."""
     if header is None:
         return None
-    found = _TRACEPARENT.fullmatch(header[: MAX_TRACEPARENT_CHARS + 1])
-    if found is None or len(header) > MAX_TRACEPARENT_CHARS or (found["version"] == "00" and found["more"]):
-        return None
-    return header
+    # What services of the mesh send each other; the propagator knows the rest, and takes some 5 us.
+    if _USUAL_TRACEPARENT.fullmatch(header):
+        return header
+    context = _propagator.extract({TRACEPARENT: header})
+    span = get_current_span(context).get_span_context()
+    return header if span.is_valid else None
 
 
 def new_traceparent() -> str:
     """A traceparent for a request that came without one; sampled."""
-    trace_id, span_id = random.randrange(1, 1 << 128), random.randrange(1, 1 << 64)  # noqa: S311 - ids, no secrets
-    return f"00-{trace_id:032x}-{span_id:016x}-01"
+    span = SpanContext(
+        trace_id=_new_ids.generate_trace_id(),
+        span_id=_new_ids.generate_span_id(),
+        is_remote=False,
+        trace_flags=TraceFlags(TraceFlags.SAMPLED),
+    )
+    return f"00-{format_trace_id(span.trace_id)}-{format_span_id(span.span_id)}-{int(span.trace_flags):02x}"
 
 
 def trace_id_of(traceparent: str) -> str:

@@ -129,7 +129,7 @@ def _platform() -> Finding:
 
 
 def _packages() -> Finding:
-    wanted = {"starlette": "gateway", "uvicorn": "gateway", "sqlalchemy": "registry", "alembic": "registry"}
+    wanted = {"fastapi": "gateway", "uvicorn": "gateway", "sqlalchemy": "registry", "alembic": "registry"}
     missing = sorted(package for package in wanted if find_spec(package) is None)
     if missing:
         extras = ",".join(sorted({wanted[package] for package in missing}))

@@ -146,7 +146,7 @@ def test_the_help_and_the_completion_of_commands_import_no_command() -> None:
 
 
 def test_reading_commands_need_no_service_library() -> None:
-    heavy = ("starlette", "uvicorn", "sqlalchemy", "alembic", "aiohttp", "uvloop", "weft_app.compose")
+    heavy = ("fastapi", "starlette", "uvicorn", "sqlalchemy", "alembic", "aiohttp", "uvloop", "weft_app.compose")
     program = (
         "import sys, weft_app.cli.main, weft_app.cli.get, weft_app.cli.describe, weft_app.cli.declare, "
         "weft_app.cli.declare, weft_app.cli.wait, "
