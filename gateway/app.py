@@ -44,10 +44,8 @@ from gateway.tasks.dispatcher import BoundedTasks, DurableDispatcher
 from gateway.tasks.handlers import TaskDeps
 from gateway.tasks.task_apis import task_apis_of
 from weft.dispatch.fleet import FleetSource
-from weft.dispatch.request_records import RequestSource
-from weft.dispatch.router_watch import RouterSource
-from weft.durable.batches import BatchPort
-from weft.durable.files import FilePort
+from weft.dispatch.remote_router import RequestSource, RouterSource
+from weft.durable.batches import BatchPort, FilePort
 from weft.durable.responses import ResponseStore
 from weft.durable.tasks import TaskPort
 from weft.kernel.clock import Clock, SystemClock

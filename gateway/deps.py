@@ -16,8 +16,8 @@ from gateway.metrics import GatewayMetrics
 from gateway.ports import RegistryPort, RequestDispatcher
 from gateway.request_facts import RequestFacts, facts_of
 from weft.dispatch.fleet import FleetSource
+from weft.dispatch.remote_router import RouterSource
 from weft.dispatch.request_trace import RequestContext
-from weft.dispatch.router_watch import RouterSource
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.request import Operation

@@ -77,12 +77,12 @@ from gateway.runner_api.operations import LoadBody as RunnerLoadBody
 from gateway.runner_api.operations import UnloadBody as RunnerUnloadBody
 from gateway.tasks import handlers as tasks
 from gateway.tasks.handlers import NewTaskBody, TaskDeps, TaskList, TaskObject
-from weft.dispatch.request_records import RequestSource
+from weft.dispatch.remote_router import RequestSource
 from weft.documents.document_base import ResourceKind
 from weft.documents.documents import DOCUMENT_TYPES
 from weft.documents.operation_documents import AuditList, OperationDocument, OperationList
 from weft.documents.request_documents import ClientList, RequestDocument, RequestList
-from weft.durable.files import BATCH_INPUT
+from weft.durable.batches import BATCH_INPUT
 from weft.kernel.principal import Access, Resource, Role
 
 _USE = Access(Resource.INFERENCE, Role.CREATE)

@@ -9,8 +9,8 @@ from typing import Literal, Protocol, TypeVar
 
 from weft.api.common.v1 import audio_pb2, embedding_pb2, image_pb2, receipt_pb2, rerank_pb2, tokenize_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
+from weft.dispatch.request_call import SpeechPiece
 from weft.dispatch.request_trace import RequestContext
-from weft.dispatch.streamed_call import SpeechPiece
 from weft.documents.document_base import ResourceKind
 from weft.documents.documents import Document, EventDocument, ModelDocument
 

@@ -24,7 +24,7 @@ from weft.api.router.v1 import inference_service_pb2_grpc
 from weft.dispatch.agents import require_model_name
 from weft.dispatch.dispatcher import Dispatcher, UnaryCall
 from weft.dispatch.frames import Frame, GenerationPayload
-from weft.dispatch.handling import client_of, handling_of, priority_of, session_of
+from weft.dispatch.parameter_checks import client_of, handling_of, priority_of, session_of
 from weft.dispatch.request_trace import RequestContext
 from weft.dispatch.schema_guard import SchemaLimits
 from weft.kernel.names import (

@@ -12,7 +12,7 @@ from router_svc.policy.decisions import Loads, Placed, Waits
 from router_svc.request_log import EndedRequest, RequestEntry, RequestLog, add_decisions, set_seconds
 from weft.api.router.v1 import request_pb2, request_service_pb2_grpc
 from weft.api.router.v1 import request_service_pb2 as pb
-from weft.dispatch.request_records import DEFAULT_LISTED, MAX_LISTED, RequestSource, RequestsUnderWay, not_remembered
+from weft.dispatch.remote_router import DEFAULT_LISTED, MAX_LISTED, RequestSource, RequestsUnderWay, not_remembered
 from weft.kernel.clock import Clock
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, MAX_TENANT_CHARS, require_token

@@ -25,7 +25,7 @@ from weft.api.router.v1 import (
 from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.fleet import ExpectedMesh, FleetListener, FleetView, FleetWatcher
 from weft.dispatch.placement import RouterPort
-from weft.dispatch.request_records import RequestSource
+from weft.dispatch.remote_router import RequestSource
 from weft.kernel.clock import Clock, MeshClock, SystemClock
 from weft.kernel.rpc import ChannelPool, open_channel
 from weft.wake.run import run_recipe

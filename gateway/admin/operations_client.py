@@ -17,8 +17,8 @@ from weft.api.registry.v1 import key_service_pb2 as key_pb
 from weft.api.registry.v1 import key_service_pb2_grpc, lease_service_pb2, lease_service_pb2_grpc
 from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
 from weft.dispatch.fleet import FleetSource
+from weft.documents.field_names import operation_field
 from weft.documents.operation_documents import AuditList, HostMemoryDocument, OperationDocument, OperationList
-from weft.documents.operation_fields import operation_field
 from weft.documents.operation_messages import audit_document, host_memory_document, operation_document
 from weft.kernel.address import metadata_of
 from weft.kernel.clock import Clock

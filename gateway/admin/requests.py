@@ -8,7 +8,7 @@ from gateway.answers.unary import json_response
 from gateway.intake.headers import require_local_caller, tenant_of
 from gateway.intake.query import Query
 from gateway.request_facts import facts_of
-from weft.dispatch.request_records import DEFAULT_LISTED, MAX_LISTED, RequestSource
+from weft.dispatch.remote_router import DEFAULT_LISTED, MAX_LISTED, RequestSource
 from weft.documents.request_documents import ClientList, RequestList, client_document, request_document
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_token
 

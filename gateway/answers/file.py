@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.errors import ClientGoneError
 from gateway.http.disconnect import abort_connection, interrupt_on_disconnect
 from gateway.request_facts import facts_of
-from weft.durable.files import StoredFile
+from weft.durable.batches import StoredFile
 from weft.kernel.errors import WeftError
 from weft.kernel.interrupt import Interruptible
 from weft.kernel.log import get_logger

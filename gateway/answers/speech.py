@@ -13,7 +13,7 @@ from gateway.errors import ClientGoneError
 from gateway.http.disconnect import abort_connection, deadline_passed, interrupt_on_disconnect
 from gateway.ports import Speech
 from gateway.request_facts import facts_of
-from weft.dispatch.streamed_call import SpeechPiece
+from weft.dispatch.request_call import SpeechPiece
 from weft.kernel.errors import WeftError
 from weft.kernel.interrupt import Interruptible
 from weft.kernel.log import get_logger

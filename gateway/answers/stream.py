@@ -18,7 +18,7 @@ from gateway.http.event_watches import EventWatches
 from gateway.ports import Generation
 from gateway.request_facts import RequestFacts, facts_of
 from weft.documents.documents import EventDocument
-from weft.documents.yaml_nodes import plain
+from weft.documents.yaml_documents import plain
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.interrupt import Interruptible

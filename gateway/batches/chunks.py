@@ -6,7 +6,7 @@ from contextlib import aclosing
 from time import monotonic
 from typing import TypeVar
 
-from weft.durable.files import MAX_PIECE_BYTES
+from weft.durable.batches import MAX_PIECE_BYTES
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 

@@ -8,8 +8,7 @@ from gateway.batches.finishing import BatchFinisher, FinishingJobs
 from gateway.batches.making import BatchMaker
 from gateway.deps import InferenceDeps
 from gateway.tasks.task_apis import TaskApis
-from weft.durable.batches import BatchPort
-from weft.durable.files import FilePort
+from weft.durable.batches import BatchPort, FilePort
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 

@@ -14,8 +14,8 @@ from weft.durable.batches import (
     Batch,
     BatchState,
     LineError,
+    StoredFile,
 )
-from weft.durable.files import StoredFile
 from weft.kernel.errors import WeftError
 
 WINDOW_SECONDS = 24 * 3600

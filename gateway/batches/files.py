@@ -17,7 +17,7 @@ from gateway.intake.multipart import MultipartStream, Part
 from gateway.intake.query import Query
 from gateway.request_facts import facts_of
 from gateway.responses.schema import MAX_ID_CHARS
-from weft.durable.files import BATCH_INPUT, BATCH_OUTPUT, MAX_FILE_NAME_CHARS, NewFile, StoredFile
+from weft.durable.batches import BATCH_INPUT, BATCH_OUTPUT, MAX_FILE_NAME_CHARS, NewFile, StoredFile
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import require_token
 from weft.kernel.reasons import Reason

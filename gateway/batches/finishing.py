@@ -14,8 +14,7 @@ from gateway.batches.chunks import Breather, each_in_time, in_chunks, in_time
 from gateway.config import BatchEdgeConfig
 from gateway.errors import envelope, http_status, internal_error
 from gateway.tasks.task_apis import TaskApi, TaskApis
-from weft.durable.batches import Batch, BatchPort, BatchState, LineResult
-from weft.durable.files import BATCH_OUTPUT, FilePort, NewFile
+from weft.durable.batches import BATCH_OUTPUT, Batch, BatchPort, BatchState, FilePort, LineResult, NewFile
 from weft.durable.tasks import TaskState
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger

@@ -18,8 +18,17 @@ from gateway.intake.json_guard import require_strict_json
 from gateway.request_facts import facts_of
 from gateway.tasks.task_apis import SpecContext, TaskApi, TaskApis
 from weft.api.router.v1 import task_pb2
-from weft.durable.batches import MAX_CUSTOM_ID_CHARS, MAX_LINE_ERRORS, Batch, BatchLine, BatchPort, LineError, NewBatch
-from weft.durable.files import BATCH_INPUT, FilePort
+from weft.durable.batches import (
+    BATCH_INPUT,
+    MAX_CUSTOM_ID_CHARS,
+    MAX_LINE_ERRORS,
+    Batch,
+    BatchLine,
+    BatchPort,
+    FilePort,
+    LineError,
+    NewBatch,
+)
 from weft.kernel.clock import Clock
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.reasons import Reason

@@ -17,7 +17,7 @@ from gateway.errors import EdgeError
 from gateway.intake.request_model import HandledRequest
 from gateway.request_facts import RequestFacts, facts_of
 from weft.dispatch.agents import require_model_name
-from weft.dispatch.handling import cache_tag, require_session
+from weft.dispatch.parameter_checks import cache_tag, require_session
 from weft.dispatch.request_trace import Journal, RequestContext, WhenLeft
 from weft.durable.tasks import MAX_IDEMPOTENCY_KEY_CHARS
 from weft.kernel.errors import FieldError, WeftError, invalid_field

@@ -18,8 +18,7 @@ from weft.documents.documents import (
     RouteDocument,
     RunnerDocument,
 )
-from weft.documents.files import MAX_DOCUMENTS
-from weft.documents.yaml_nodes import plain
+from weft.documents.yaml_documents import MAX_DOCUMENTS, plain
 
 
 class _Part(BaseModel):

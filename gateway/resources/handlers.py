@@ -32,8 +32,7 @@ from gateway.resources.documents import (
 )
 from weft.documents.document_base import ResourceKind, parse_kind
 from weft.documents.documents import Document
-from weft.documents.files import SourcedDocument, parse_document, read_documents, refuse_repeats
-from weft.documents.yaml_nodes import plain
+from weft.documents.yaml_documents import SourcedDocument, parse_document, plain, read_documents, refuse_repeats
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.log import get_logger
 from weft.kernel.names import require_name

@@ -19,9 +19,9 @@ from weft.api.registry.v1 import (
     settings_service_pb2_grpc,
 )
 from weft.dispatch.fleet import FleetSource
-from weft.documents.declared_fields import declared_field, document_field
 from weft.documents.document_base import ResourceKind
 from weft.documents.documents import Document, EventDocument, ModelDocument
+from weft.documents.field_names import declared_field, document_field
 from weft.documents.messages import (
     agent_document,
     declared_document,

@@ -16,8 +16,8 @@ from gateway.ports import Embedding, Generation, RequestDispatcher, Speech, Unar
 from gateway.runner_api.ports import DeviceFacts, QueueView, RunnerFacts
 from weft.api.common.v1 import audio_pb2, embedding_pb2, image_pb2, receipt_pb2, rerank_pb2, tokenize_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
+from weft.dispatch.request_call import SpeechPiece
 from weft.dispatch.request_trace import RequestContext
-from weft.dispatch.streamed_call import SpeechPiece
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

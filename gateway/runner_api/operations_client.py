@@ -10,7 +10,7 @@ import grpc
 
 from gateway.resources.registry_client import RegistryCalls
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2, operation_service_pb2_grpc
-from weft.documents.operation_fields import operation_field
+from weft.documents.field_names import operation_field
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 

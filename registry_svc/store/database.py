@@ -20,9 +20,8 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
-from weft.sql.opening import opening, require_whole
+from weft.sql.database import file_of, make_private, opening, require_whole, tame
 from weft.sql.schema import bring_up_to_date
-from weft.sql.sqlite import file_of, make_private, tame
 
 log = get_logger("weft.registry.store")
 
@@ -47,7 +46,7 @@ class Database(Protocol):
         ...
 
     def require_whole(self, connection: Connection) -> None:
-        """Raise the error that `weft.sql.opening` explains when the database is damaged, as far as that is checked."""
+        """Raise the error that `weft.sql.database` explains when the database is damaged, as far as that is checked."""
         ...
 
     async def mark(self, connection: AsyncConnection) -> None:

@@ -18,9 +18,8 @@ from router_svc.store.tables import SCHEMA
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
-from weft.sql.opening import code_of, opening, require_whole
+from weft.sql.database import WRITES, code_of, file_of, make_private, opening, require_whole, tame
 from weft.sql.schema import bring_up_to_date
-from weft.sql.sqlite import WRITES, file_of, make_private, tame
 
 log = get_logger("weft.router.store")
 

@@ -16,7 +16,7 @@ from runner_svc.instance.instance import Instance
 from runner_svc.session.clock_offset import ClockOffset
 from weft.api.common.v1 import event_pb2, receipt_pb2
 from weft.api.runner.v1 import serve_options_pb2
-from weft.dispatch.handling import granted_priority_of, handling_of
+from weft.dispatch.parameter_checks import granted_priority_of, handling_of
 from weft.dispatch.tickets import Permit, TicketGate
 from weft.kernel.clock import Clock, clock_off
 from weft.kernel.errors import WeftError

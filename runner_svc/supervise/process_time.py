@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from weft.gpu.nvml import load_pynvml
-from weft.gpu.single_flight_thread import HANG_SECONDS, SingleFlightThread
+from weft.gpu.observer import HANG_SECONDS, SingleFlightThread
 
 
 class TreeTime:

@@ -15,8 +15,7 @@ from router_svc.store.database import RouterDatabase
 from router_svc.store.tables import task_attempts, task_pieces, tasks
 from weft.api.common.v1 import chat_pb2, event_pb2
 from weft.api.router.v1 import task_pb2
-from weft.durable.batches import BatchLine, LineResult, NewBatch
-from weft.durable.files import BATCH_INPUT, NewFile
+from weft.durable.batches import BATCH_INPUT, BatchLine, LineResult, NewBatch, NewFile
 from weft.durable.tasks import TaskState
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

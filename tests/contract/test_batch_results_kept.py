@@ -3,8 +3,7 @@
 from stored_batches import content, many, refused, running
 
 from router_svc.durable.tasks import sql_transitions
-from weft.durable.batches import BatchState
-from weft.durable.files import BATCH_OUTPUT, NewFile
+from weft.durable.batches import BATCH_OUTPUT, BatchState, NewFile
 from weft.durable.tasks import TaskState
 from weft.kernel.reasons import Reason
 

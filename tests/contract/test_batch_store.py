@@ -15,8 +15,7 @@ from router_svc.durable.tasks.store_port import Lane, LaneFilled, ManyChanged, S
 from router_svc.durable.tasks.task_events import PostgresEvents
 from router_svc.store.tables import batches, task_attempts, task_specs, tasks
 from weft.api.common.v1 import priority_pb2
-from weft.durable.batches import BatchLine, BatchState, LineCounts, LineError
-from weft.durable.files import NewFile
+from weft.durable.batches import BatchLine, BatchState, LineCounts, LineError, NewFile
 from weft.durable.tasks import TaskState
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority

@@ -10,7 +10,7 @@ from stored_batches import NEW_FILE, World, content, refused, running
 
 from router_svc.durable.batches.uploads import UPLOAD_LIMIT_SECONDS
 from router_svc.store.tables import file_pieces, files
-from weft.durable.files import BATCH_OUTPUT, MAX_PIECE_BYTES, NewFile
+from weft.durable.batches import BATCH_OUTPUT, MAX_PIECE_BYTES, NewFile
 from weft.kernel.reasons import Reason
 
 pytest_plugins = ("database_fixtures",)

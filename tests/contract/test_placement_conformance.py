@@ -16,7 +16,7 @@ from router_svc.ticket_issuer import TicketIssuer
 from weft.api.router.v1 import placement_service_pb2_grpc
 from weft.dispatch.fleet import FleetView, InstanceView, ModelView, Phase, RunnerView
 from weft.dispatch.placement import RouterPort
-from weft.dispatch.remote_placement import RemotePlacement
+from weft.dispatch.remote_router import RemotePlacement
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.request import Operation

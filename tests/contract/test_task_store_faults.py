@@ -45,7 +45,7 @@ def file(tmp_path: Path) -> Path:
 @pytest.fixture
 async def kept(monkeypatch: pytest.MonkeyPatch, file: Path) -> AsyncIterator[SqlTaskStore]:
     """On SQLite that waits for others for a short while only, with what it acknowledges counted apart; started."""
-    monkeypatch.setattr("weft.sql.sqlite.BUSY_TIMEOUT_MS", PATIENCE_MS)
+    monkeypatch.setattr("weft.sql.database.BUSY_TIMEOUT_MS", PATIENCE_MS)
     database = RouterDatabase(f"sqlite+aiosqlite:///{file}", promise_file=file.with_name("router.promised"))
     store = SqlTaskStore(database, max_commit_batch=MAX_COMMIT_BATCH)
     await store.start()

@@ -1,9 +1,8 @@
-"""Placing a request and running it: the one place where router, runner and edge meet.
+"""Dispatch of requests: their placement by the router and their execution on a runner.
 
-`port` holds the placement port and its values, `remote` the port over gRPC, `dispatcher` the code that gets a grant,
-calls the runner itself, fails over before the first content, and writes the receipt. `fleet` is what is known of the
-mesh, `agents` what a request for `agent/<name>` becomes. `tickets` is the permit that a
-router signs and a runner checks.
+`placement` has the port to the router and its values, `remote_router` the router over gRPC, `dispatcher` the code that
+gets a grant, calls the runner, fails over before the first content, and writes the receipt. `fleet` is the view of the
+mesh, `agents` resolves `agent/<name>`, `tickets` has the tickets that a router signs and a runner checks.
 """
 
 from weft.dispatch.dispatcher import Dispatcher, EmbeddingCall, GenerationCall, SpeechCall, UnaryCall

@@ -1,7 +1,7 @@
 """Runs a request: gets a grant, calls the runner itself, fails over before the first content, writes the receipt.
 
-The router decides and never sees a token; the frames of a runner pass through here untouched. `request_call` has what
-all kinds of requests share, `streamed_call` the kinds that are answered in a stream; the unary kinds stand here.
+The router decides and never sees a token; the frames of a runner pass through here unchanged. `request_call` has what
+all kinds of requests share, and the streamed kinds; the unary kinds are here.
 """
 
 import asyncio
@@ -26,7 +26,9 @@ from weft.dispatch.placement import Grant, PlacementPort
 from weft.dispatch.reconnecting_placement import ReconnectConfig, ReconnectingPlacement
 from weft.dispatch.request_call import (
     CallDeps,
+    GenerationCall,
     RequestCall,
+    SpeechCall,
     reported_error,
     require_cancelled,
     runner_error,
@@ -34,7 +36,6 @@ from weft.dispatch.request_call import (
     waiting_event,
 )
 from weft.dispatch.request_trace import RequestContext
-from weft.dispatch.streamed_call import GenerationCall, SpeechCall
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

@@ -1,7 +1,7 @@
 """The placement port: how a dispatcher and a scheduler talk, free of transport.
 
 Two implementations exist, the router's own (`router_svc.placement.LocalPlacement`) and the one over gRPC
-(`weft.dispatch.remote_placement.RemotePlacement`); `weft_testing.conformance.placement` is the suite both pass.
+(`weft.dispatch.remote_router.RemotePlacement`); `weft_testing.conformance.placement` is the suite both pass.
 """
 
 from collections.abc import Sequence

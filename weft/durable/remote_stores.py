@@ -19,7 +19,7 @@ from weft.api.router.v1 import (
     task_service_pb2,
     task_service_pb2_grpc,
 )
-from weft.durable.files import MAX_PIECE_BYTES, FilePage, NewFile, StoredFile
+from weft.durable.batches import MAX_PIECE_BYTES, FilePage, NewFile, StoredFile
 from weft.durable.responses import StoredResponse
 from weft.durable.tasks import (
     NewTask,

@@ -9,11 +9,19 @@ from typing import Annotated, Any
 import typer
 
 from weft.client.resources import Applied, Outcome, Registry, connect_registry
-from weft.documents.declared_fields import declared_field
 from weft.documents.document_base import ResourceKind
 from weft.documents.documents import Document, kind_of
-from weft.documents.files import MAX_DOCUMENTS, MAX_FILE_BYTES, SourcedDocument, read_documents, refuse_repeats
-from weft.documents.yaml_nodes import declared, plain, yaml_text
+from weft.documents.field_names import declared_field
+from weft.documents.yaml_documents import (
+    MAX_DOCUMENTS,
+    MAX_FILE_BYTES,
+    SourcedDocument,
+    declared,
+    plain,
+    read_documents,
+    refuse_repeats,
+    yaml_text,
+)
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft_app.cli.completion import complete_with_tasks

@@ -24,7 +24,7 @@ from weft.documents.documents import (
 )
 from weft.documents.operation_messages import load_value, parameter_document
 from weft.documents.statuses import Condition, InstanceStatus, MemoryStatus
-from weft.documents.yaml_nodes import plain
+from weft.documents.yaml_documents import plain
 from weft.kernel.units import size_words
 from weft_app.cli.columns import ago, context_tokens, keep_alive_words, who_wakes
 from weft_app.cli.output import Column, TextTable, safe_text, seconds_ago

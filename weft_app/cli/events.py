@@ -7,7 +7,7 @@ import typer
 from weft.client.resources import connect_registry
 from weft.documents.document_base import ResourceKind
 from weft.documents.documents import EventDocument
-from weft.documents.yaml_nodes import plain, yaml_text
+from weft.documents.yaml_documents import plain, yaml_text
 from weft.kernel.errors import invalid_field
 from weft_app.cli.columns import EVENT_COLUMNS, resource
 from weft_app.cli.completion import complete_resource

@@ -12,7 +12,7 @@ from weft.documents.document_base import DocumentPart, ResourceKind
 from weft.documents.documents import Document
 from weft.documents.mesh_state import Key, MeshState
 from weft.documents.request_documents import ClientDocument, ClientList, RequestDocument, RequestList
-from weft.documents.yaml_nodes import declared, plain, to_yaml, yaml_text
+from weft.documents.yaml_documents import declared, plain, to_yaml, yaml_text
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft_app.cli.columns import age, ago, columns_of, label, shortened

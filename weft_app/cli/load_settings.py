@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
+from weft.documents.field_names import operation_field
 from weft.documents.operation_documents import MAX_LOAD_PARAMETERS, FlushScope, LoadSettings, LoadValue
-from weft.documents.operation_fields import operation_field
 from weft.documents.operation_messages import MEBIBYTE
 from weft.kernel.errors import invalid_field
 from weft.kernel.units import keep_alive_seconds, parse_size

@@ -21,11 +21,8 @@ from weft.dispatch import Dispatcher
 from weft.dispatch.fleet import FleetWatcher
 from weft.dispatch.placement import QueueSource
 from weft.dispatch.reconnecting_placement import ReconnectConfig
-from weft.dispatch.remote_placement import RemotePlacement
-from weft.dispatch.request_records import RemoteRequests, RequestSource
-from weft.dispatch.router_watch import RouterSource, RouterWatch
-from weft.durable.batches import BatchPort
-from weft.durable.files import FilePort
+from weft.dispatch.remote_router import RemotePlacement, RemoteRequests, RequestSource, RouterSource, RouterWatch
+from weft.durable.batches import BatchPort, FilePort
 from weft.durable.remote_batches import RemoteBatches
 from weft.durable.remote_stores import RemoteFiles, RemoteResponses, RemoteTasks
 from weft.durable.responses import ResponseStore

@@ -10,7 +10,7 @@ from weft.kernel.address import TLS_PREFIX, is_local, is_loopback, needs_tls, wi
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import new_server
-from weft.kernel.rpc_guard import RpcGuard, allowing_clients
+from weft.kernel.rpc_auth import RpcGuard, allowing_clients
 from weft.kernel.service import Health, Service
 from weft.kernel.tls import ServerTls
 

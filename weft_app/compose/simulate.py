@@ -11,7 +11,7 @@ from router_svc.policy.arrival import ROUTE_PREFIX
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.settings import ChoicePolicy, PoolSettings, RemotePermission, Settings, TenantSettings
 from router_svc.simulation.scenario import Delays, Scenario, Tenant
-from weft.documents.yaml_nodes import YamlRefusedError, yaml_documents
+from weft.documents.yaml_documents import YamlRefusedError, yaml_documents
 from weft.kernel.errors import FieldError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority

@@ -28,8 +28,7 @@ from weft.dispatch.fleet import (
     Phase,
     expected_model,
 )
-from weft.durable.batches import BatchPort
-from weft.durable.files import FilePort
+from weft.durable.batches import BatchPort, FilePort
 from weft.durable.responses import ResponseStore
 from weft.durable.tasks import TaskPort
 from weft.kernel.clock import SystemClock

@@ -16,8 +16,7 @@ from router_svc.durable.tasks.store_port import ManyChanged, StoreEvent, TaskRow
 from router_svc.durable.tasks.task_events import notify_routers
 from router_svc.store.database import RouterDatabase
 from router_svc.store.tables import batches, task_attempts, task_pieces, task_specs, tasks
-from weft.durable.batches import Batch, BatchState, LineCounts, LineError, NewBatch
-from weft.durable.files import BATCH_OUTPUT
+from weft.durable.batches import BATCH_OUTPUT, Batch, BatchState, LineCounts, LineError, NewBatch
 from weft.durable.tasks import Task, TaskState
 from weft.kernel.reasons import Reason
 from weft.sql.moments import BoundedMoment, bring_back

@@ -18,7 +18,7 @@ from router_svc.durable.limits import BatchLimits
 from router_svc.durable.tasks.sql_rows import utc
 from router_svc.store.database import RouterDatabase
 from router_svc.store.tables import file_pieces, files
-from weft.durable.files import (
+from weft.durable.batches import (
     BATCH_INPUT,
     BATCH_OUTPUT,
     FILE_PREFIX,

@@ -20,8 +20,16 @@ from weft.api.router.v1 import batch_service_pb2 as batch_pb
 from weft.api.router.v1 import batch_service_pb2_grpc, file_service_pb2_grpc
 from weft.api.router.v1 import file_service_pb2 as file_pb
 from weft.dispatch.agents import KnownNames
-from weft.durable.batches import BatchLine, BatchPort, LineResult, NewBatch
-from weft.durable.files import BATCH_OUTPUT, MAX_PIECE_BYTES, FilePort, NewFile
+from weft.durable.batches import (
+    BATCH_OUTPUT,
+    MAX_PIECE_BYTES,
+    BatchLine,
+    BatchPort,
+    FilePort,
+    LineResult,
+    NewBatch,
+    NewFile,
+)
 from weft.durable.remote_batches import MAX_LINES_PER_MESSAGE, batch_message, errors_of
 from weft.durable.remote_stores import file_message
 from weft.durable.tasks import task_message

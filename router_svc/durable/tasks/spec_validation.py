@@ -10,7 +10,7 @@ from router_svc.request_validation import check_chat, check_completion, check_em
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2
 from weft.api.router.v1 import task_pb2
 from weft.dispatch.agents import AGENT_PREFIX, require_model_name
-from weft.dispatch.handling import client_of, handling_of, priority_of, session_of
+from weft.dispatch.parameter_checks import client_of, handling_of, priority_of, session_of
 from weft.durable.tasks import MAX_ORIGIN_KIND_CHARS, payload_of
 from weft.kernel.errors import FieldError, invalid_field
 from weft.kernel.reasons import Reason

@@ -18,7 +18,7 @@ from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb
 from weft.api.router.v1 import task_pb2
 from weft.dispatch.dispatcher import Dispatcher, EmbeddingCall, GenerationCall
 from weft.dispatch.fleet import FleetSource
-from weft.dispatch.handling import client_of, handling_of, session_of
+from weft.dispatch.parameter_checks import client_of, handling_of, session_of
 from weft.dispatch.placement import Decision, Grant, Placement, PlacementPort, PlacementRequest
 from weft.dispatch.request_trace import RequestContext
 from weft.durable.tasks import TaskPayload, payload_of

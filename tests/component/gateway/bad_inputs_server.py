@@ -48,9 +48,9 @@ from weft.api.common.v1 import (
     tokenize_pb2,
 )
 from weft.dispatch.frames import GenerationPayload
+from weft.dispatch.request_call import SpeechPiece
 from weft.dispatch.request_trace import RequestContext
-from weft.dispatch.streamed_call import SpeechPiece
-from weft.durable.files import BATCH_INPUT, StoredFile
+from weft.durable.batches import BATCH_INPUT, StoredFile
 from weft.durable.tasks import NewTask, Submitted, payload_of
 from weft.kernel.telemetry import configure_logging
 

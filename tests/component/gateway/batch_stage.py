@@ -11,7 +11,7 @@ from file_script import MemoryBatches, MemoryFiles
 from gateway_script import RunningGateway, serving
 
 from gateway.config import BatchEdgeConfig, GatewayConfig
-from weft.durable.files import BATCH_INPUT, NewFile
+from weft.durable.batches import BATCH_INPUT, NewFile
 
 PATH = "/v1/batches"
 CHAT: Final = "/v1/chat/completions"

@@ -8,16 +8,20 @@ from gateway_script import delta, finished, started, usage
 
 from weft.api.router.v1 import task_pb2
 from weft.durable.batches import (
+    MAX_PIECE_BYTES,
     Batch,
     BatchLine,
     BatchPage,
     BatchState,
+    FilePage,
     LineCounts,
     LineResult,
     NewBatch,
+    NewFile,
+    StoredFile,
     batch_not_found,
+    file_not_found,
 )
-from weft.durable.files import MAX_PIECE_BYTES, FilePage, NewFile, StoredFile, file_not_found
 from weft.durable.tasks import Task, TaskFailure, TaskState
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

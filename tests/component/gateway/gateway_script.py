@@ -31,12 +31,10 @@ from weft.api.common.v1 import (
 from weft.dispatch.fleet import AgentView, FleetSource, FleetView, ModelView
 from weft.dispatch.frames import GenerationPayload
 from weft.dispatch.payload_description import Payload
-from weft.dispatch.request_records import RequestSource
+from weft.dispatch.remote_router import RequestSource, RouterSource
+from weft.dispatch.request_call import SpeechPiece
 from weft.dispatch.request_trace import RequestContext
-from weft.dispatch.router_watch import RouterSource
-from weft.dispatch.streamed_call import SpeechPiece
-from weft.durable.batches import BatchPort
-from weft.durable.files import FilePort
+from weft.durable.batches import BatchPort, FilePort
 from weft.durable.responses import ResponseStore
 from weft.durable.tasks import TaskPort
 from weft.kernel.request import Operation

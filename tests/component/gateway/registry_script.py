@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from gateway.ports import AppliedResource, EventFilter, MeshSettings, PoolMembers, ResourcePage
 from weft.documents.document_base import ResourceKind
 from weft.documents.documents import Document, EventDocument, ModelDocument
-from weft.documents.files import parse_document
+from weft.documents.yaml_documents import parse_document
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 

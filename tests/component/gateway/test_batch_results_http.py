@@ -12,8 +12,7 @@ from batch_stage import LATE, PATH, Stage, line, stage
 from file_script import EXPIRED, HELLO, NOW, MemoryBatches, MemoryFiles
 
 from weft.api.router.v1 import task_pb2
-from weft.durable.batches import Batch, BatchState, LineResult
-from weft.durable.files import BATCH_INPUT, NewFile, StoredFile
+from weft.durable.batches import BATCH_INPUT, Batch, BatchState, LineResult, NewFile, StoredFile
 from weft.durable.tasks import TaskFailure, TaskState
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

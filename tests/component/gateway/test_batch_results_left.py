@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from batch_stage import line, stage
 from file_script import HELLO, MemoryFiles
 
-from weft.durable.files import BATCH_INPUT, NewFile, StoredFile
+from weft.durable.batches import BATCH_INPUT, NewFile, StoredFile
 
 
 class SlowErrors(MemoryFiles):

@@ -11,7 +11,7 @@ from file_script import MemoryFiles
 from gateway_script import RawResponse, RunningGateway, head, serving
 
 from gateway.config import BatchEdgeConfig, ConnectionLimits, GatewayConfig
-from weft.durable.files import MAX_PIECE_BYTES, NewFile, StoredFile
+from weft.durable.batches import MAX_PIECE_BYTES, NewFile, StoredFile
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 

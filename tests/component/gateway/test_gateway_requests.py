@@ -10,7 +10,7 @@ from gateway_script import RawResponse, serving
 
 from weft.api.common.v1 import priority_pb2, receipt_pb2
 from weft.api.router.v1 import request_pb2 as pb
-from weft.dispatch.request_records import RequestsUnderWay, not_remembered
+from weft.dispatch.remote_router import RequestsUnderWay, not_remembered
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 

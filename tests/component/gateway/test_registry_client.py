@@ -31,7 +31,7 @@ from weft.api.registry.v1 import (
 from weft.dispatch.fleet import FleetView, InstanceView, Phase, RunnerView
 from weft.documents.document_base import ResourceKind
 from weft.documents.documents import AgentDocument, ModelDocument, PoolDocument, RouteDocument, RunnerDocument
-from weft.documents.files import parse_document
+from weft.documents.yaml_documents import parse_document
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import answering, new_server, open_channel

@@ -31,8 +31,8 @@ print(json.dumps({
 """
 _HANG = """
 import json, sys, time
-import weft.gpu.single_flight_thread, weft.gpu.observer
-weft.gpu.single_flight_thread.HANG_SECONDS = weft.gpu.observer.HANG_SECONDS = 0.3
+import weft.gpu.observer, weft.gpu.observer
+weft.gpu.observer.HANG_SECONDS = weft.gpu.observer.HANG_SECONDS = 0.3
 from pathlib import Path
 from weft.gpu.observer import HostObserver
 observer = HostObserver(poll_interval_seconds=0.0)

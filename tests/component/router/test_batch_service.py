@@ -28,8 +28,17 @@ from weft.api.router.v1 import (
 )
 from weft.dispatch.agents import KnownNames
 from weft.dispatch.fleet import FleetView
-from weft.durable.batches import BatchLine, BatchPort, BatchState, LineCounts, LineError, NewBatch
-from weft.durable.files import MAX_PIECE_BYTES, FilePort, NewFile
+from weft.durable.batches import (
+    MAX_PIECE_BYTES,
+    BatchLine,
+    BatchPort,
+    BatchState,
+    FilePort,
+    LineCounts,
+    LineError,
+    NewBatch,
+    NewFile,
+)
 from weft.durable.remote_batches import MAX_LINES_PER_MESSAGE, RemoteBatches
 from weft.durable.remote_stores import RemoteFiles
 from weft.durable.tasks import TaskState
@@ -37,8 +46,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.principal import LOCAL, MESH_ACCESS, Access, Principal, Resource, Role
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call, open_channel
-from weft.kernel.rpc_auth import set_caller
-from weft.kernel.rpc_guard import RpcGuard
+from weft.kernel.rpc_auth import RpcGuard, set_caller
 from weft_app.compose.grpc_host import GrpcHost
 from weft_testing.fake_clock import FakeClock
 

@@ -214,7 +214,7 @@ async def test_an_end_that_breaks_is_nobodys_success_and_is_not_tried_again(
 async def test_where_nothing_can_be_begun_all_who_wait_are_told_after_one_wait(
     monkeypatch: pytest.MonkeyPatch, file: Path
 ) -> None:
-    monkeypatch.setattr("weft.sql.sqlite.BUSY_TIMEOUT_MS", PATIENCE_MS)
+    monkeypatch.setattr("weft.sql.database.BUSY_TIMEOUT_MS", PATIENCE_MS)
     database = CountingDatabase(f"sqlite+aiosqlite:///{file}")
     await database.open()
     commits = GroupCommit(database, max_batch=MAX_BATCH, max_waiting=MAX_WAITING)

@@ -18,8 +18,7 @@ from router_svc.request_servicer import LocalRequests, RequestServicer
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import placement_service_pb2_grpc, request_service_pb2_grpc
 from weft.dispatch.placement import Decision, PlacementRequest
-from weft.dispatch.remote_placement import RemotePlacement
-from weft.dispatch.request_records import RemoteRequests
+from weft.dispatch.remote_router import RemotePlacement, RemoteRequests
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from test_batch_service import NEW_FILE, SILENCE_SECONDS, Silent, serving
 
-from weft.durable.files import MAX_PIECE_BYTES, NewFile, StoredFile
+from weft.durable.batches import MAX_PIECE_BYTES, NewFile, StoredFile
 from weft.durable.remote_stores import RemoteFiles
 
 PIECES = 16

@@ -3,7 +3,7 @@
 import pytest
 
 from weft.client._messages import ChatOptions, chat_request
-from weft.dispatch.handling import handling_of
+from weft.dispatch.parameter_checks import handling_of
 from weft.kernel.errors import FieldError
 from weft.kernel.request import CacheMode, Handling
 

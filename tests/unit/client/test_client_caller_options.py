@@ -3,7 +3,7 @@
 import pytest
 
 from weft.client._messages import ChatOptions, chat_request
-from weft.dispatch.handling import client_of, priority_of, session_of
+from weft.dispatch.parameter_checks import client_of, priority_of, session_of
 from weft.kernel.errors import FieldError
 from weft.kernel.request import Priority
 

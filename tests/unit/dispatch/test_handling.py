@@ -7,7 +7,7 @@ import pytest
 from weft.api.common.v1 import priority_pb2
 from weft.api.router.v1 import inference_service_pb2
 from weft.api.runner.v1 import serve_options_pb2
-from weft.dispatch.handling import granted_priority_of, handling_of, priority_of, serve_options
+from weft.dispatch.parameter_checks import granted_priority_of, handling_of, priority_of, serve_options
 from weft.kernel.errors import FieldError
 from weft.kernel.request import CacheMode, Handling, Priority
 from weft.kernel.units import FOR_EVER

@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from weft.gpu.nvml import Health, Holder, NvmlReading
-from weft.gpu.observer import DeclaredDevice, HostObserver, declared_snapshots
+from weft.gpu.observer import HANG_SECONDS, DeclaredDevice, HostObserver, SingleFlightThread, declared_snapshots
 from weft.gpu.process import process_id_of
-from weft.gpu.single_flight_thread import HANG_SECONDS, SingleFlightThread
 from weft.gpu.snapshot import DeviceSnapshot, ProcessId, ProcessSnapshot, Source
 from weft.gpu.snapshot_messages import MAX_PROCESSES
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from weft.documents.declared_fields import declared_field, document_field
+from weft.documents.field_names import declared_field, document_field
 
 
 @pytest.mark.parametrize(

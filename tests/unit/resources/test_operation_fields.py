@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.runner_api.operations_client import callers_field
-from weft.documents.operation_fields import operation_field
+from weft.documents.field_names import operation_field
 from weft_app.cli.load_settings import option_of
 
 

@@ -20,7 +20,6 @@ from weft.documents.documents import (
     RunnerDocument,
     SamplingDocument,
 )
-from weft.documents.files import parse_document, read_documents
 from weft.documents.messages import (
     agent_document,
     declared_document,
@@ -31,7 +30,7 @@ from weft.documents.messages import (
     runner_document,
     to_declaration,
 )
-from weft.documents.yaml_nodes import declared, plain, to_yaml
+from weft.documents.yaml_documents import declared, parse_document, plain, read_documents, to_yaml
 from weft.kernel.errors import FieldError
 
 EVERY_KIND: list[Callable[[], Document]] = [

@@ -6,7 +6,7 @@ import pytest
 
 from weft.documents.document_base import ResourceKind
 from weft.documents.documents import AgentDocument
-from weft.documents.files import MAX_DOCUMENTS, MAX_FILE_BYTES, parse_document, read_documents, refuse_repeats
+from weft.documents.yaml_documents import MAX_DOCUMENTS, MAX_FILE_BYTES, parse_document, read_documents, refuse_repeats
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 

@@ -8,7 +8,6 @@ import pytest
 from jsonschema import Draft202012Validator, ValidationError
 from resource_samples import some_agent, some_event, some_model, some_pool, some_route, some_runner
 
-from weft.documents.files import read_documents
 from weft.documents.messages import (
     agent_document,
     event_document,
@@ -18,7 +17,7 @@ from weft.documents.messages import (
     runner_document,
 )
 from weft.documents.schemas import schemas, text_of, write
-from weft.documents.yaml_nodes import declared, plain
+from weft.documents.yaml_documents import declared, plain, read_documents
 
 FOLDER = Path(__file__).parents[3] / "docs" / "schemas"
 

@@ -7,9 +7,8 @@ from registry_svc.mesh.manifests import route_manifest_message, to_route
 from weft.api.registry.v1 import model_pb2, resource_kind_pb2, route_pb2
 from weft.documents.document_base import parse_kind
 from weft.documents.documents import ModelDocument, RouteDocument
-from weft.documents.files import parse_document, read_documents
 from weft.documents.messages import event_document, model_document, route_document, to_declaration
-from weft.documents.yaml_nodes import declared, plain, to_yaml
+from weft.documents.yaml_documents import declared, parse_document, plain, read_documents, to_yaml
 
 
 def read(**fields: object) -> RouteDocument:

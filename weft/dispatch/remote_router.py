@@ -1,23 +1,38 @@
-"""The placement port over gRPC: one bidirectional Place stream per request."""
+"""The router over gRPC: placements, one bidirectional Place stream per request; health checks; request records."""
 
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, cast
+from typing import TYPE_CHECKING, Protocol, Self, cast
 
 import grpc
 from google.protobuf import duration_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from weft.api.common.v1 import receipt_pb2
+from weft.api.router.v1 import (
+    placement_service_pb2,
+    placement_service_pb2_grpc,
+    request_pb2,
+    request_service_pb2,
+    request_service_pb2_grpc,
+)
 from weft.api.router.v1 import placement_service_pb2 as pb
-from weft.api.router.v1 import placement_service_pb2_grpc
 from weft.dispatch.placement import Decision, Grant, LoadingModel, PlacementRequest, PoolQueue, WaitingInQueue
+from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
 from weft.kernel.rpc import error_from_call
+from weft.kernel.service import start_task, stop_tasks
 from weft.kernel.telemetry import TRACEPARENT
+
+if TYPE_CHECKING:
+    from weft.api.router.v1.request_service_pb2_grpc import RequestServiceAsyncStub
+
 
 if TYPE_CHECKING:
     from weft.api.router.v1.placement_service_pb2_grpc import PlacementServiceAsyncStub
@@ -174,3 +189,140 @@ def _decision_from_proto(response: pb.PlaceResponse) -> Decision:
 
 def _seconds(duration: duration_pb2.Duration) -> float:
     return duration.ToNanoseconds() / 1e9
+
+
+log = get_logger("weft.router_watch")
+
+CHECK_INTERVAL_SECONDS = 1.0
+CHECK_TIMEOUT_SECONDS = 2.0
+"""A router that does not answer a health check for this long counts as away."""
+_PLACEMENT = placement_service_pb2.DESCRIPTOR.services_by_name["PlacementService"].full_name
+
+
+class RouterSource(Protocol):
+    """Source of the router's availability."""
+
+    @property
+    def is_there(self) -> bool:
+        """Whether a router answered the last health check."""
+        ...
+
+
+class RouterWatch:
+    """A RouterSource that checks the router's health in an interval: a frozen process keeps its connections open."""
+
+    def __init__(self, router: grpc.aio.Channel, clock: Clock) -> None:
+        self._stub = health_pb2_grpc.HealthStub(router)
+        self._clock = clock
+        self._is_there = False
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_there(self) -> bool:
+        """See RouterSource.is_there; False before the first answer."""
+        return self._is_there
+
+    async def start(self) -> None:
+        """Begin to ask. Returns at once."""
+        self._task = start_task(self._follow(), name="router-watch")
+
+    async def stop(self) -> None:
+        """Stop asking. Safe to call twice, or when never started."""
+        if self._task is not None:
+            await stop_tasks([self._task])
+            self._task = None
+
+    async def _follow(self) -> None:
+        while True:
+            was_there, self._is_there = self._is_there, await self._answers()
+            if was_there and not self._is_there:
+                log.warning("no router answers")
+            elif self._is_there and not was_there:
+                log.info("a router answers")
+            await self._clock.sleep(CHECK_INTERVAL_SECONDS)
+
+    async def _answers(self) -> bool:
+        request = health_pb2.HealthCheckRequest(service=_PLACEMENT)
+        try:
+            answer = await self._stub.Check(request, timeout=CHECK_TIMEOUT_SECONDS)
+        except grpc.aio.AioRpcError:
+            return False
+        except Exception:
+            # A watch that ended would say for good what it said last.
+            log.exception("the router cannot be asked for its health")
+            return False
+        status = cast("health_pb2.HealthCheckResponse", answer).status
+        return bool(status == health_pb2.HealthCheckResponse.SERVING)
+
+
+REQUESTS_TIMEOUT_SECONDS = 5.0
+DEFAULT_LISTED = 100
+MAX_LISTED = 1_000
+"""Requests in one list."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestsUnderWay:
+    """Requests that go on."""
+
+    requests: Sequence[request_pb2.RequestRecord]
+    """The oldest first, without their decisions."""
+    total: int
+    """How many go on, listed or not."""
+
+
+class RequestSource(Protocol):
+    """Source of request records. Raises SERVICE_UNAVAILABLE for a lost router."""
+
+    async def request(self, request_id: str, tenant: str = "") -> request_pb2.RequestRecord:
+        """One request of the tenant; an empty tenant: any. Raises NOT_FOUND."""
+        ...
+
+    async def requests(self, limit: int = DEFAULT_LISTED, tenant: str = "") -> RequestsUnderWay:
+        """Those that go on, of one tenant or, for an empty one, of all; at most MAX_LISTED."""
+        ...
+
+    async def clients(self) -> Sequence[request_pb2.ClientRecord]:
+        """The clients that were seen lately, by id."""
+        ...
+
+
+class RemoteRequests:
+    """A RequestSource whose router is behind a channel."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._stub = cast("RequestServiceAsyncStub", request_service_pb2_grpc.RequestServiceStub(channel))
+
+    async def request(self, request_id: str, tenant: str = "") -> request_pb2.RequestRecord:
+        """See RequestSource.request."""
+        wanted = request_service_pb2.GetRequestRequest(request_id=request_id, tenant=tenant)
+        try:
+            return (await self._stub.GetRequest(wanted, timeout=REQUESTS_TIMEOUT_SECONDS)).request
+        except grpc.aio.AioRpcError as error:
+            raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
+
+    async def requests(self, limit: int = DEFAULT_LISTED, tenant: str = "") -> RequestsUnderWay:
+        """See RequestSource.requests."""
+        wanted = request_service_pb2.ListRequestsRequest(limit=limit, tenant=tenant)
+        try:
+            response = await self._stub.ListRequests(wanted, timeout=REQUESTS_TIMEOUT_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
+        return RequestsUnderWay(requests=response.requests, total=response.total_count)
+
+    async def clients(self) -> Sequence[request_pb2.ClientRecord]:
+        """See RequestSource.clients."""
+        try:
+            return (
+                await self._stub.ListClients(request_service_pb2.ListClientsRequest(), timeout=REQUESTS_TIMEOUT_SECONDS)
+            ).clients
+        except grpc.aio.AioRpcError as error:
+            raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
+
+
+def not_remembered(request_id: str) -> WeftError:
+    """NOT_FOUND for a request that is unknown or another tenant's."""
+    return WeftError(
+        Reason.NOT_FOUND,
+        f"no request {request_id} is known; routers keep them for an hour after their end, and not across a restart",
+    )
