@@ -10,9 +10,9 @@ import openai
 import pytest
 from background_script import PATH, asking, events_in, followed, found, stage
 from gateway_script import RunningGateway
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from kit.examples import examples
+from kit.examples import examples, given
 from response_script import MemoryResponses
 from sdk_cases import Case, cases
 from task_script import ScriptedTasks, output

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from gateway_script import Frame, RunningGateway, ScriptedDispatcher, delta, finished, serving, started, usage
-from hypothesis import HealthCheck, given, settings
-from kit.examples import examples
+from hypothesis import HealthCheck, settings
+from kit.examples import examples, given
 from openai import APIError
 from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
 from sdk_cases import Case, cases

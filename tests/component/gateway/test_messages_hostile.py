@@ -5,9 +5,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
-from kit.examples import examples
+from kit.examples import examples, given
 from messages_script import claude_code_request
 
 from gateway.anthropic.messages import TranslatedMessages, to_payload

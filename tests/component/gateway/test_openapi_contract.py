@@ -9,8 +9,8 @@ from bad_inputs_server import ForgetfulDispatcher, ForgetfulTasks, forgetful_fil
 from bad_inputs_stage import ENDPOINTS, Endpoint, nameless
 from file_script import MemoryBatches
 from gateway_script import FixedFleet, model
-from hypothesis import HealthCheck, given, settings
-from kit.examples import examples
+from hypothesis import HealthCheck, settings
+from kit.examples import examples, given
 from registry_script import ScriptedRegistry
 from response_script import MemoryResponses
 from schemathesis.core.failures import FailureGroup

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from governance_stage import Stage, b64, canonical, compact, load, with_code
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from kit.examples import examples
+from kit.examples import examples, given
 
 from registry_svc.config import GovernanceMode
 from registry_svc.operations.governance import Refused

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from math import ceil
 
 from gated_store import GatedStore
-from hypothesis import given, settings
-from kit.examples import examples
+from hypothesis import settings
+from kit.examples import examples, given
 from roster_harness import BareRegistry
 from told_state import Told
 from watch_steps import (

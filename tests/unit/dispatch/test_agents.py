@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
+from kit.examples import given
 
 from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, sampling_pb2
 from weft.dispatch.agents import agent_name_of, fill_defaults, members_of, require_model_name, resolve, with_agent

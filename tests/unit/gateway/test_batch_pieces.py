@@ -3,9 +3,9 @@
 from collections.abc import AsyncGenerator, Iterable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
-from kit.examples import examples
+from kit.examples import examples, given
 
 from gateway.batches.chunks import HOLD_SECONDS, in_chunks
 from gateway.batches.making import RawLine, raw_lines

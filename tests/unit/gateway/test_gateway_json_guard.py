@@ -2,8 +2,9 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, settings
 from hypothesis import strategies as st
+from kit.examples import given
 from pydantic import BaseModel
 
 from gateway.intake.json_guard import field_path, parse, parse_json, require_few_members, require_strict_json

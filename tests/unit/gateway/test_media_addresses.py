@@ -3,8 +3,9 @@
 from urllib.parse import urlsplit
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example
 from hypothesis import strategies as st
+from kit.examples import given
 from yarl import URL
 
 from gateway.config import MediaConfig

@@ -9,9 +9,9 @@ from typing import Any
 import anthropic
 import httpx2
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
-from kit.examples import examples
+from kit.examples import examples, given
 
 from gateway.answers.answer_builder import AnswerIdentity
 from gateway.anthropic.stream import MessagesAnswer, MessagesStream

@@ -1,6 +1,7 @@
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, settings
 from hypothesis import strategies as st
+from kit.examples import given
 
 from gateway.config import RequestLimits
 from gateway.intake.multipart import Part, boundary_of, parts_of

@@ -3,9 +3,9 @@
 from collections.abc import AsyncGenerator, Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
-from kit.examples import examples
+from kit.examples import examples, given
 
 from gateway.config import RequestLimits
 from gateway.intake.multipart import MAX_VALUE_BYTES, MultipartStream, Part, parts_of

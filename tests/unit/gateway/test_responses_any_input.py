@@ -3,9 +3,9 @@
 import json
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
-from kit.examples import examples
+from kit.examples import examples, given
 
 from gateway.config import MediaConfig, RequestLimits
 from gateway.intake.json_guard import parse

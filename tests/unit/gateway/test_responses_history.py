@@ -5,8 +5,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
+from kit.examples import given
 
 from gateway.config import MediaConfig, RequestLimits
 from gateway.intake.json_guard import parse

@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
-from kit.examples import examples
+from kit.examples import examples, given
 from test_responses_sdk_stream import BEFORE, DELTA, FINISH, NOTICE, Answering, Event, end, events_in, read
 
 from gateway.responses.output import background_response_id, task_of

@@ -8,9 +8,9 @@ from typing import Any
 import httpx2
 import openai
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
-from kit.examples import examples
+from kit.examples import examples, given
 
 from gateway.responses.document import ResponseDocument, ResponseState
 from gateway.responses.schema import ResponsesRequest

@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
+from kit.examples import given
 
 from registry_svc.operations.policy.audit import (
     NO_HASH,

@@ -4,8 +4,9 @@ import math
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
+from kit.examples import given
 
 from registry_svc.config import RegistryConfig
 from registry_svc.mesh.domain import Phase

@@ -5,9 +5,9 @@ import re
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
-from kit.examples import examples
+from kit.examples import examples, given
 from resource_samples import some_agent, some_event, some_model, some_pool, some_route, some_runner
 
 from weft.api.registry.v1 import agent_pb2, model_pb2, runner_pb2

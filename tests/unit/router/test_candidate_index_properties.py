@@ -3,10 +3,10 @@
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from index_harness import CHAT, index, member, pick
-from kit.examples import examples
+from kit.examples import examples, given
 
 from router_svc.policy.arrival import Needs
 from router_svc.policy.endpoints.candidates import Candidate, Readiness

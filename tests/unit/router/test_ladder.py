@@ -1,10 +1,10 @@
 """Routes: whose turn it is on a ladder, and that nothing leaves the premises without leave."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from index_harness import ANYWHERE, CHAT, index, member, pick, place, placed
-from kit.examples import examples
+from kit.examples import examples, given
 
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.failover import FailureKind

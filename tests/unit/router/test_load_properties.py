@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
-from kit.examples import examples
+from kit.examples import examples, given
 from load_harness import STEP_SECONDS, LoadWorld, ModelSpec
 
 from router_svc.policy.limits import SchedulerLimits

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from kit.examples import examples
+from kit.examples import examples, given
 from permit_world import (
     FAILURES,
     Ask,

@@ -4,9 +4,9 @@ twice at once.
 
 from collections import Counter
 
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
-from kit.examples import examples
+from kit.examples import examples, given
 from scheduler_harness import arrival, candidate, failed, scheduler
 
 from router_svc.policy.decisions import Decision, Placed, Rejects, StopsWaking, Wakes

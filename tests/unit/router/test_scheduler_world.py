@@ -2,9 +2,9 @@
 not, and once the mesh works nobody is forgotten.
 """
 
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
-from kit.examples import examples
+from kit.examples import examples, given
 from scheduler_world import POOL, REMOTE, RUNNERS, SWAPPED, TARGETS, TENANTS, World
 
 from router_svc.policy.endpoints.candidates import Readiness

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
-from kit.examples import examples
+from kit.examples import examples, given
 
 from runner_svc.policy import cache_directory
 from runner_svc.policy.cache_directory import CacheDirectory, CacheTurn, Partition, SlotState, UnownedContent

@@ -18,8 +18,9 @@ from chat_stage import (
     thought,
     user,
 )
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
+from kit.examples import given
 
 from weft.api.common.v1 import chat_pb2
 from weft.dispatch.frames import Frame

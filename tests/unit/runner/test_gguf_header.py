@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, settings
 from hypothesis import strategies as st
-from kit.examples import examples
+from kit.examples import examples, given
 
 from runner_svc.model_files import gguf
 from runner_svc.model_files.gguf import MAX_TENSORS, GgufHeader, is_gguf, model_parts, read_gguf_header, read_gguf_model

@@ -5,9 +5,9 @@ from itertools import product
 from typing import Any, get_args
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
-from kit.examples import examples
+from kit.examples import examples, given
 
 from runner_svc.policy import lifecycle as on
 from runner_svc.policy.backoff import RestartLimits

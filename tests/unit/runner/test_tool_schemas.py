@@ -3,9 +3,9 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
-from kit.examples import examples
+from kit.examples import examples, given
 
 from runner_svc.chat.offer import MAX_SENT_DEPTH
 from runner_svc.tools import schemas
