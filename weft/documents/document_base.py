@@ -3,10 +3,13 @@
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetJsonSchemaHandler
 from pydantic.alias_generators import to_camel
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from weft.kernel.errors import invalid_field
+from weft.kernel.field_docstrings import field_docstrings
 from weft.kernel.names import MAX_NAME_CHARS, is_name
 
 
@@ -68,7 +71,22 @@ Name = Annotated[
 Count = Annotated[int, Field(ge=0, le=MAX_INT32)]
 
 
-class DocumentPart(BaseModel):
+class DescribedModel(BaseModel):
+    """A model whose JSON schema has the docstrings of its fields as descriptions."""
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        made = handler(core_schema)
+        properties = handler.resolve_ref_schema(made).get("properties", {})
+        for name, text in field_docstrings(cls).items():
+            field = cls.model_fields.get(name)
+            shown = properties.get(name) or properties.get("" if field is None else field.alias)
+            if shown is not None:
+                shown["description"] = text
+        return made
+
+
+class DocumentPart(DescribedModel):
     """A mapping inside a document. Code uses the Python names, documents the camelCase ones."""
 
     model_config = ConfigDict(
@@ -81,5 +99,4 @@ class DocumentPart(BaseModel):
         validate_by_name=True,
         validate_by_alias=True,
         hide_input_in_errors=True,
-        use_attribute_docstrings=True,
     )

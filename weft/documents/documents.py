@@ -6,7 +6,7 @@ from datetime import datetime
 from ipaddress import IPv4Address
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
 from weft.dispatch.parameter_checks import (
     MAX_AGENT_SIGNALS,
@@ -17,7 +17,7 @@ from weft.dispatch.parameter_checks import (
     SIGNAL_NAME_RULE,
     is_signal_name,
 )
-from weft.documents.document_base import MAX_INT32, Count, DocumentPart, Name, ResourceKind
+from weft.documents.document_base import MAX_INT32, Count, DescribedModel, DocumentPart, Name, ResourceKind
 from weft.documents.statuses import AgentStatus, ModelStatus, PoolStatus, RouteStatus, RunnerStatus
 from weft.kernel.errors import FieldError
 from weft.kernel.units import MAX_DURATION_CHARS, keep_alive_seconds
@@ -38,16 +38,11 @@ def _token_ids(value: Any) -> Any:
     return {int(key) if isinstance(key, str) and key.isascii() and key.isdigit() else key: value[key] for key in value}
 
 
-class SamplingDocument(BaseModel):
+class SamplingDocument(DescribedModel):
     """Parameters for requests that leave them out. One that is absent is the backend's own default."""
 
     model_config = ConfigDict(
-        extra="forbid",
-        strict=True,
-        frozen=True,
-        allow_inf_nan=False,
-        hide_input_in_errors=True,
-        use_attribute_docstrings=True,
+        defer_build=True, extra="forbid", strict=True, frozen=True, allow_inf_nan=False, hide_input_in_errors=True
     )
 
     max_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
@@ -76,7 +71,7 @@ class SamplingDocument(BaseModel):
         dict[Annotated[int, Field(ge=0, le=MAX_INT32)], Annotated[float, Field(ge=-100, le=100)]],
         BeforeValidator(_token_ids),
         Field(max_length=MAX_LOGIT_BIASES),
-    ] = {}
+    ] = {}  # noqa: RUF012 - pydantic copies it
     """Added to a token's logit, by token id."""
 
 

@@ -1,8 +1,5 @@
 """The tree of settings as data: what each section holds, for the reference, the schema, and `weft config show`."""
 
-import ast
-import inspect
-import textwrap
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
@@ -14,6 +11,7 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from weft.kernel.field_docstrings import field_docstrings
 from weft.kernel.settings import Public, Secret
 from weft.kernel.units import Rate
 
@@ -117,20 +115,9 @@ def names_at(root: type, steps: Sequence[str | int]) -> list[str]:
     return [setting.name for section in sections_at(root, steps) for setting in settings_of(section)]
 
 
-@cache
 def descriptions_of(section: type) -> Mapping[str, str]:
-    """Returns what the docstrings below the fields of a section say, by field; those of its bases included."""
-    found: dict[str, str] = {}
-    for kind in reversed(section.__mro__):
-        if kind is BaseModel or not (is_dataclass(kind) or issubclass(kind, BaseModel)):
-            continue
-        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-        assert isinstance(tree, ast.ClassDef)
-        for field, text in zip(tree.body, tree.body[1:], strict=False):
-            match field, text:
-                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
-                    found[name] = " ".join(words.split())
-    return found
+    """Returns what the docstrings below the fields of a section say, each as one line, by field."""
+    return {field: " ".join(text.split()) for field, text in field_docstrings(section).items()}
 
 
 def plain_value(value: Any) -> Any:
