@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 import grpc
 from typing_extensions import override
 
-from router_svc.call_metadata import metadata_of, tenant_of
 from router_svc.request_validation import (
     check_chat,
     check_completion,
@@ -17,6 +16,8 @@ from router_svc.request_validation import (
     check_speech,
     check_tokenize,
     check_transcription,
+    metadata_of,
+    tenant_of,
 )
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import inference_service_pb2 as pb

@@ -1,18 +1,17 @@
 """The scheduling loop: the single writer of the scheduler.
 
-It owns the clock, the timer and the mailboxes, and decides nothing.
+It owns the clock, the timer and the mailboxes, signs the tickets of grants, and decides nothing.
 """
 
 import asyncio
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
 from router_svc.client_registry import ClientRegistry, ClientsConfig
 from router_svc.fleet_view import MeshDiff
-from router_svc.mailbox import Mailbox
 from router_svc.policy.arrival import Arrival, Needs, context_class
 from router_svc.policy.decisions import (
     Decision,
@@ -26,19 +25,21 @@ from router_svc.policy.decisions import (
     WakeFailure,
     Wakes,
 )
+from router_svc.policy.endpoints.candidates import HostMemory
 from router_svc.policy.endpoints.cluster_view import MeshChange
-from router_svc.policy.endpoints.host_memory import HostMemory
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.scheduler import Scheduler
 from router_svc.policy.settings import RateLimitConfig, Settings
 from router_svc.request_log import RequestLog, RequestLogLimits
-from router_svc.ticket_issuer import TicketIssuer
 from weft.api.common.v1 import receipt_pb2
+from weft.api.runner.v1 import ticket_pb2
 from weft.dispatch import placement
 from weft.dispatch.fleet import FleetView
+from weft.dispatch.tickets import sign
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
+from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 from weft.kernel.telemetry import trace_id_of
 
@@ -53,6 +54,78 @@ LARGE_MESH_MODELS = 256
 
 _ABOUT_MODEL = frozenset({Reason.MODEL_NOT_FOUND, Reason.UNSUPPORTED_OPERATION})
 """Refusals that another value of the request's `model` field would avoid."""
+
+
+@dataclass(slots=True)
+class Mailbox:
+    """Decisions for one request, in order. At most one caller reads it."""
+
+    request: placement.PlacementRequest
+    allow_remote: bool
+    """The permit to leave the premises, of both request and tenant."""
+    _decisions: list[placement.Decision | WeftError] = field(default_factory=list)
+    """Short. A deque takes 0.7 KB for as long as the request runs."""
+    _arrived: asyncio.Future[None] | None = None
+
+    def put(self, decision: placement.Decision | WeftError) -> None:
+        """Deliver a decision. A status message replaces an unread earlier one."""
+        if self._decisions and isinstance(self._decisions[-1], (placement.WaitingInQueue, placement.LoadingModel)):
+            self._decisions.pop()
+        self._decisions.append(decision)
+        if self._arrived is not None and not self._arrived.done():
+            self._arrived.set_result(None)
+
+    async def get(self) -> placement.Decision:
+        """Return the next decision; raises the WeftError of a rejection."""
+        while not self._decisions:
+            self._arrived = asyncio.get_running_loop().create_future()
+            await self._arrived
+        decision = self._decisions.pop(0)
+        if isinstance(decision, WeftError):
+            raise decision
+        return decision
+
+
+class TicketIssuer:
+    """Turns placed requests into grants, with tickets that are signed with the key of the runner's session."""
+
+    def __init__(self, clock: Clock, *, lifetime_seconds: float) -> None:
+        self._clock = clock
+        self._lifetime_seconds = lifetime_seconds
+
+    def grant(self, placed: Placed, mailbox: Mailbox, view: FleetView) -> placement.Grant:
+        """Return the grant of one attempt.
+
+        `view`: the one that the scheduler decided by, which contains the candidate's runner.
+        """
+        candidate, request = placed.candidate, mailbox.request
+        runner = view.runners[candidate.runner]
+        claims = ticket_pb2.TicketClaims(
+            ticket_id=new_id("tkt"),
+            request_id=request.request_id,
+            tenant=request.tenant,
+            model=candidate.model,
+            runner=candidate.runner,
+            runner_incarnation=candidate.incarnation,
+            attempt=placed.attempt,
+            allow_remote=mailbox.allow_remote,
+        )
+        expires = self._clock.utc_now().timestamp() + self._lifetime_seconds
+        claims.expire_time.FromNanoseconds(int(expires * 1e9))
+        signed = claims.SerializeToString()
+        return placement.Grant(
+            claims=signed,
+            mac=sign(signed, runner.ticket_key),
+            runner=candidate.runner,
+            runner_incarnation=candidate.incarnation,
+            address=runner.address,
+            host=runner.host,
+            model=candidate.model,
+            attempt=placed.attempt,
+            keep_alive_seconds=placed.keep_alive_seconds,
+            priority=request.priority,
+            seconds_left=None if placed.deadline_at is None else placed.deadline_at - self._clock.monotonic(),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

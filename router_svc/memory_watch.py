@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 import grpc
 
-from router_svc.policy.endpoints.host_memory import HostMemory, MemoryHolder
+from router_svc.policy.endpoints.candidates import HostMemory, MemoryHolder
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2, lease_service_pb2_grpc
 from weft.kernel.clock import Clock
 from weft.kernel.log import get_logger

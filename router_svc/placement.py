@@ -34,7 +34,7 @@ from weft.kernel.service import stop_tasks
 from weft.kernel.telemetry import TRACEPARENT, valid_traceparent
 
 if TYPE_CHECKING:
-    from router_svc.mailbox import Mailbox
+    from router_svc.loop import Mailbox
 
 
 class LocalPlacement:

@@ -7,12 +7,11 @@ import grpc
 from router_svc.config import RouterConfig
 from router_svc.fleet_view import view_of_runner
 from router_svc.inference_servicer import InferenceServicer
-from router_svc.loop import LoopDeps, RouterRecords, SchedulingLoop
+from router_svc.loop import LoopDeps, RouterRecords, SchedulingLoop, TicketIssuer
 from router_svc.memory_watch import MemoryWatch
 from router_svc.placement import LocalPlacement, PlacementServicer
 from router_svc.relay import Relay
 from router_svc.request_servicer import LocalRequests, RequestServicer
-from router_svc.ticket_issuer import TicketIssuer
 from router_svc.waker import Waker
 from weft.api.router.v1 import (
     inference_service_pb2,

@@ -5,9 +5,8 @@ from dataclasses import replace
 
 from router_svc.policy.arrival import Arrival
 from router_svc.policy.decisions import Rejects
-from router_svc.policy.endpoints.candidates import Candidate
+from router_svc.policy.endpoints.candidates import Candidate, HostMemory
 from router_svc.policy.endpoints.capability import GateSummary
-from router_svc.policy.endpoints.host_memory import HostMemory
 from router_svc.policy.limits import SchedulerLimits
 from weft.kernel.reasons import Reason
 from weft.kernel.units import size_words

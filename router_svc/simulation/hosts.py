@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from router_svc.policy.arrival import ROUTE_PREFIX, Needs
-from router_svc.policy.endpoints.candidates import Candidate, Readiness
-from router_svc.policy.endpoints.host_memory import HostMemory, MemoryHolder
+from router_svc.policy.endpoints.candidates import Candidate, HostMemory, MemoryHolder, Readiness
 from router_svc.policy.endpoints.routes import Route
 from router_svc.simulation.scenario import HostGroup, ModelKind, Scenario, seeded_random
 from weft.kernel.request import Operation, Priority

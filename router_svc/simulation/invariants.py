@@ -20,7 +20,7 @@ from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
 
 if TYPE_CHECKING:
-    from router_svc.policy.endpoints.host_memory import HostMemory
+    from router_svc.policy.endpoints.candidates import HostMemory
 
 CandidateKey = tuple[str, str, str]
 LATE_SECONDS = 0.5

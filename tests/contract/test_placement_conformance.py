@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from router_svc.loop import LoopDeps, RouterRecords, SchedulingLoop, WakeEnd, WakeFinished
+from router_svc.loop import LoopDeps, RouterRecords, SchedulingLoop, TicketIssuer, WakeEnd, WakeFinished
 from router_svc.placement import LocalPlacement, PlacementServicer
 from router_svc.policy.decisions import Wakes
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.settings import Settings
-from router_svc.ticket_issuer import TicketIssuer
 from weft.api.router.v1 import placement_service_pb2_grpc
 from weft.dispatch.fleet import FleetView, InstanceView, ModelView, Phase, RunnerView
 from weft.dispatch.placement import RouterPort

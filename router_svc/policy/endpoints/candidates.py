@@ -1,4 +1,4 @@
-"""The mesh as the scheduler sees it: models on runners, grouped into pools."""
+"""The mesh as the scheduler sees it: models on runners, grouped into pools, and the memory of hosts."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
@@ -115,3 +115,39 @@ class Fleet:
         names = sorted({*self.pools, *self.pool_of_model})
         more = ", ..." if len(names) > MAX_NAMES_IN_MESSAGE else ""
         return ", ".join(names[:MAX_NAMES_IN_MESSAGE]) + more if names else "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryHolder:
+    """One holder of memory on a host."""
+
+    name: str
+    """Name of a model, or the name that a program gave itself."""
+    is_model: bool
+    """Whether `name` is a model of the mesh, which can be evicted when it is idle and not pinned; a program never
+    is."""
+    held_bytes: int
+    pinned: bool = False
+    is_leaving: bool = False
+    """Whether its memory is being released."""
+    is_lost: bool = False
+    """Whether its runner is silent and its memory has not been observed as free."""
+    active_requests: int = 0
+    """Requests that it works on, as its runner last reported."""
+    unowned: bool = False
+    """Whether no runner of the mesh owns it any more: then no load can count on its eviction."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostMemory:
+    """Accelerator memory of one host as the registry's VRAM ledger has it.
+
+    Memory that is neither free nor in `holders` is used by processes without a lease.
+    """
+
+    host: str
+    total_bytes: int
+    """Total of all devices, without the margins that are never leased."""
+    free_bytes: int
+    """Memory available to a new lease now."""
+    holders: tuple[MemoryHolder, ...] = ()

@@ -9,8 +9,7 @@ from operator import attrgetter
 
 from router_svc.policy.arrival import ROUTE_PREFIX
 from router_svc.policy.endpoints.candidate_index import CandidateIndex
-from router_svc.policy.endpoints.candidates import MAX_NAMES_IN_MESSAGE, Candidate, Readiness
-from router_svc.policy.endpoints.host_memory import HostMemory
+from router_svc.policy.endpoints.candidates import MAX_NAMES_IN_MESSAGE, Candidate, HostMemory, Readiness
 from router_svc.policy.endpoints.routes import Route
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.settings import Settings

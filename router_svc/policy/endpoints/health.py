@@ -7,7 +7,8 @@ A pause is short and follows one failure. An ejection follows many failures, and
           └────────────── a success ────────────── on trial ◀───────────┘
                                                       └── it breaks: ejected for longer
 
-Whether an endpoint is really ejected (the last usable one of a queue never is) is decided in `health_monitor`.
+Whether an endpoint is really ejected (the last usable one of a queue never is) is decided by `HealthMonitor`
+(`candidate_index`).
 """
 
 from enum import Enum

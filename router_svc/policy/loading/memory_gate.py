@@ -5,8 +5,7 @@ It counts bytes; the ledger has the last word.
 
 from collections.abc import Callable, Container, Iterable, Sequence
 
-from router_svc.policy.endpoints.candidates import Candidate, CandidateKey
-from router_svc.policy.endpoints.host_memory import HostMemory, MemoryHolder
+from router_svc.policy.endpoints.candidates import Candidate, CandidateKey, HostMemory, MemoryHolder
 from router_svc.policy.loading.load_plan import Resident
 from weft.kernel.units import size_words
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from waker_harness import MODEL, WakingMesh, grant_of, next_word, refusal_of, waking_mesh
 
-from router_svc.loop import TICK_SECONDS
-from router_svc.mailbox import Mailbox
+from router_svc.loop import TICK_SECONDS, Mailbox
 from router_svc.policy.decisions import Decision, Placed
 from weft.dispatch.fleet import FleetView, Phase
 from weft.dispatch.placement import Grant

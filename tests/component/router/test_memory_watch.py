@@ -19,7 +19,7 @@ from router_svc.memory_watch import (
     MemoryWatch,
     host_memory_of,
 )
-from router_svc.policy.endpoints.host_memory import HostMemory, MemoryHolder
+from router_svc.policy.endpoints.candidates import HostMemory, MemoryHolder
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2, lease_service_pb2_grpc
 from weft.kernel.rpc import new_server, open_channel
 from weft_testing.fake_clock import FakeClock

@@ -7,13 +7,12 @@ from contextlib import asynccontextmanager
 import pytest
 
 from router_svc.client_registry import ClientsConfig
-from router_svc.loop import LoopDeps, RouterRecords, SchedulingLoop, WakeFinished
+from router_svc.loop import LoopDeps, RouterRecords, SchedulingLoop, TicketIssuer, WakeFinished
 from router_svc.placement import LocalPlacement
 from router_svc.policy.decisions import Wakes
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.settings import ClientProfile, RateLimitConfig, Settings
 from router_svc.request_servicer import LocalRequests
-from router_svc.ticket_issuer import TicketIssuer
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import request_pb2 as pb
 from weft.dispatch.fleet import FleetView, InstanceView, ModelView, Phase, RunnerView

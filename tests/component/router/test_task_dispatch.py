@@ -13,12 +13,11 @@ from task_harness import FINISHED, NOTICE_SECONDS, chat_spec, embedding_spec, te
 import router_svc.durable.tasks.service
 from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.service import TaskServiceDeps
-from router_svc.loop import LoopDeps, RouterRecords, SchedulingLoop
+from router_svc.loop import LoopDeps, RouterRecords, SchedulingLoop, TicketIssuer
 from router_svc.placement import LocalPlacement
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.settings import Settings
 from router_svc.store.database import RouterDatabase
-from router_svc.ticket_issuer import TicketIssuer
 from weft.api.common.v1 import embedding_pb2, event_pb2, priority_pb2, receipt_pb2
 from weft.api.router.v1 import task_pb2
 from weft.api.runner.v1 import (

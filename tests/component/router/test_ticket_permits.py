@@ -4,12 +4,10 @@ import asyncio
 
 import pytest
 
-from router_svc.loop import LoopDeps, RouterRecords, SchedulingLoop, WakeFinished
-from router_svc.mailbox import Mailbox
+from router_svc.loop import LoopDeps, Mailbox, RouterRecords, SchedulingLoop, TicketIssuer, WakeFinished
 from router_svc.policy.decisions import Wakes
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.settings import RemotePermission, Settings, TenantSettings
-from router_svc.ticket_issuer import TicketIssuer
 from weft.api.runner.v1 import ticket_pb2
 from weft.dispatch.fleet import FleetView, InstanceView, ModelView, Phase, RunnerView
 from weft.dispatch.placement import Grant, PlacementRequest

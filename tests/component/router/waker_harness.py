@@ -9,11 +9,10 @@ from typing import Any
 
 import grpc
 
-from router_svc.loop import LoopDeps, RouterRecords, SchedulingLoop
+from router_svc.loop import LoopDeps, RouterRecords, SchedulingLoop, TicketIssuer
 from router_svc.placement import LocalPlacement
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.settings import Settings
-from router_svc.ticket_issuer import TicketIssuer
 from router_svc.waker import Waker
 from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
 from weft.dispatch.fleet import FleetView, InstanceView, ModelView, Phase, RunnerView

@@ -4,8 +4,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from router_svc.policy.decisions import Served
-from router_svc.policy.endpoints.candidates import Candidate, Readiness
-from router_svc.policy.endpoints.host_memory import HostMemory, MemoryHolder
+from router_svc.policy.endpoints.candidates import Candidate, HostMemory, MemoryHolder, Readiness
 from router_svc.policy.estimates import Estimates
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.loading.load_plan import Demand, LoadPlan, Resident

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 from scheduler_harness import Mesh, arrival, asleep, candidate
 
 from router_svc.policy.decisions import Decision, Placed, Rejects, Served, StopsWaking, WakeFailure, Wakes
-from router_svc.policy.endpoints.candidates import Candidate, Readiness
+from router_svc.policy.endpoints.candidates import Candidate, HostMemory, MemoryHolder, Readiness
 from router_svc.policy.endpoints.cluster_view import MeshChange
-from router_svc.policy.endpoints.host_memory import HostMemory, MemoryHolder
 from router_svc.policy.endpoints.routes import Route
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.settings import PoolSettings, Settings, TenantSettings

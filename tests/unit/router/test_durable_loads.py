@@ -5,8 +5,7 @@ from typing import Any
 from scheduler_harness import Mesh, arrival, asleep, candidate, placed, rejected, scheduler, woken
 
 from router_svc.policy.decisions import Decision, Served, Waits, Wakes
-from router_svc.policy.endpoints.candidates import Candidate
-from router_svc.policy.endpoints.host_memory import HostMemory, MemoryHolder
+from router_svc.policy.endpoints.candidates import Candidate, HostMemory, MemoryHolder
 from weft.kernel.request import Priority
 
 DURABLE = Priority.DURABLE

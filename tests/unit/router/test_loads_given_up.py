@@ -5,9 +5,8 @@ from typing import Any
 from scheduler_harness import Mesh, arrival, asleep, candidate, failed, placed, refusals, rejected, scheduler, woken
 
 from router_svc.policy.decisions import Decision, StopsWaking, Waits, Wakes
-from router_svc.policy.endpoints.candidates import Candidate, Readiness
+from router_svc.policy.endpoints.candidates import Candidate, HostMemory, MemoryHolder, Readiness
 from router_svc.policy.endpoints.cluster_view import MeshChange
-from router_svc.policy.endpoints.host_memory import HostMemory, MemoryHolder
 from router_svc.policy.limits import SchedulerLimits
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority

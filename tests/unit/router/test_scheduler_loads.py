@@ -6,8 +6,7 @@ from typing import Any
 from scheduler_harness import Mesh, arrival, asleep, candidate, failed, placed, refusals, rejected, scheduler, woken
 
 from router_svc.policy.decisions import Decision, Loads, Placed, Rejects, Waits, Wakes
-from router_svc.policy.endpoints.candidates import Candidate
-from router_svc.policy.endpoints.host_memory import HostMemory, MemoryHolder
+from router_svc.policy.endpoints.candidates import Candidate, HostMemory, MemoryHolder
 from router_svc.policy.estimates import MAX_EVICTION_SECONDS
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority

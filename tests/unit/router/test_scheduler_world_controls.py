@@ -13,7 +13,7 @@ from router_svc.policy.endpoints.candidate_index import CandidateIndex
 from router_svc.policy.endpoints.candidates import Readiness
 from router_svc.policy.endpoints.cluster_view import MeshChange
 from router_svc.policy.endpoints.pool import Endpoint, Pool
-from router_svc.policy.queue.tenant_caps import TenantCaps
+from router_svc.policy.queue.queues import TenantCaps
 from router_svc.policy.request_table import RequestTable
 from router_svc.policy.scheduler import Scheduler
 from weft.kernel.request import Priority
