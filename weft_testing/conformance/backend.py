@@ -1,4 +1,4 @@
-"""What every Backend must do, as tests to inherit.
+"""The conformance suite of backends, as tests to inherit.
 
     class TestMyBackend(BackendConformance):
         def make_backend(self, engine: Engine) -> Backend:
@@ -6,7 +6,7 @@
                 raise SkipTest("cannot be made to hang while it loads")
             return MyBackend(...)
 
-Every test starts engines of its own, ends them, and looks for processes that were left behind. Time limits are class
+Every test starts and stops its own engines and checks that no process is left. Time limits are class
 attributes; an implementation with slower grace periods raises them.
 """
 
@@ -54,9 +54,11 @@ from weft_testing.conformance.backend_steps import (
     until,
 )
 
+__all__ = ["Backend", "BackendConformance", "Engine"]
+
 
 class BackendRuns:
-    """What an implementation gives the suite, and its time limits."""
+    """The base of all checks: what an implementation provides, and its time limits."""
 
     start_seconds = 30.0
     """Time for an engine to become ready, or for the backend to give up on it."""
@@ -99,15 +101,12 @@ class BackendRuns:
         raise AssertionError("start was expected to fail")
 
 
-# ruff: noqa: D102 (test names are sentences)
-
-
 ORDERED_CONTEXT_TOKENS = 512
-"""Of one slot; what llama.cpp can give without rounding, and no engine of the suite is configured with."""
+"""Context of one slot that llama.cpp does not round, and that differs from the configuration of every engine here."""
 
 
 class LoadOrderChecks(BackendRuns):
-    """Parameters, variants and processes."""
+    """Checks of load parameters, variants and processes."""
 
     async def test_a_load_parameter_holds_for_one_load(self) -> None:
         backend = self.make_backend(Engine.NORMAL)
@@ -169,14 +168,8 @@ def _command_line(backend: Backend) -> str:
     return " ".join(psutil.Process(backend.process_id).cmdline())
 
 
-# ruff: noqa: D102 (test names are sentences)
-
-
-__all__ = ["Backend", "BackendConformance", "Engine"]
-
-
-class BackendConformance(LoadOrderChecks):
-    """Inherit, override `make_backend`, and let pytest collect the subclass."""
+class ProcessChecks(BackendRuns):
+    """Checks of an engine's start, death, signs of life, stop and output."""
 
     async def test_start_returns_what_the_model_can_do(self) -> None:
         async with self._running(Engine.NORMAL) as (backend, facts):
@@ -208,6 +201,141 @@ class BackendConformance(LoadOrderChecks):
             starting.cancel()
             await asyncio.wait({starting}, timeout=self.stop_seconds)
             assert starting.cancelled(), "start did not end when it was cancelled"
+
+    async def test_a_killed_engine_is_reported_by_wait_exit_and_to_the_running_stream(self) -> None:
+        async with self._running(Engine.SLOW) as (backend, _), beside(backend.wait_exit()) as watch:
+            stream = backend.generate(chat(max_tokens=2000), Call())
+            await read_first_content(stream)
+            assert not watch.done()
+            assert backend.process_id is not None
+            os.kill(backend.process_id, signal.SIGKILL)
+            async with asyncio.timeout(self.notice_seconds):
+                assert await failure(collect(stream)) is Reason.SERVER_DIED
+                report = await watch
+                assert report.reason is Reason.SERVER_DIED
+                assert "SIGKILL" in report.how
+
+    async def test_a_backend_starts_again_after_its_engine_died(self) -> None:
+        async with self._running(Engine.NORMAL) as (backend, _):
+            assert backend.process_id is not None
+            os.kill(backend.process_id, signal.SIGKILL)
+            async with asyncio.timeout(self.notice_seconds):
+                await backend.wait_exit()
+            await backend.stop()
+            await self._start(backend)
+            assert await run(backend, chat())
+
+    async def test_the_signs_of_an_engine_that_works_move(self) -> None:
+        async with self._running(Engine.NORMAL) as (backend, _):
+            before = backend.signs()
+            if backend.process_id is None:
+                assert before is None, "what is not ours cannot be looked at"
+                return
+            assert before is not None
+            assert before.cpu_seconds > 0.0, "it has loaded"
+            async with asyncio.timeout(self.notice_seconds):
+                while (after := backend.signs()) is not None and after.cpu_seconds <= before.cpu_seconds:
+                    await run(backend, chat())
+            assert after is not None
+            assert after.gpu_seconds is None or after.gpu_seconds >= 0.0
+            await self._stop(backend)
+            assert backend.signs() is None
+
+    async def test_an_engine_that_is_ready_responds_and_one_that_stopped_does_not(self) -> None:
+        async with self._running(Engine.NORMAL) as (backend, _):
+            assert await backend.responds(self.notice_seconds)
+            assert (backend.process_id is None) == (backend.containment == "")
+            await self._stop(backend)
+            assert not await backend.responds(self.notice_seconds)
+
+    async def test_the_progress_of_a_load_is_a_share_or_unknown(self) -> None:
+        backend = self.make_backend(Engine.NORMAL)
+        assert backend.load_progress() is None
+        seen: list[float | None] = []
+        async with beside(self._start(backend)) as starting:
+            while not starting.done():
+                seen.append(backend.load_progress())
+                await asyncio.sleep(POLL_SECONDS)
+            await starting
+        assert backend.load_progress() is None, "it has loaded"
+        await self._stop(backend)
+        shares = [share for share in seen if share is not None]
+        assert all(0.0 <= share <= 1.0 for share in shares)
+        assert shares == sorted(shares)
+
+    async def test_stop_leaves_no_process_and_may_be_repeated(self) -> None:
+        backend = self.make_backend(Engine.NORMAL)
+        await backend.stop()
+        async with no_process_left(self.notice_seconds):
+            await self._start(backend)
+            await self._stop(backend)
+            assert backend.process_id is None
+            await self._stop(backend)
+
+    async def test_wait_exit_is_silent_about_a_stop(self) -> None:
+        async with self._running(Engine.NORMAL) as (backend, _), beside(backend.wait_exit()) as watch:
+            await asyncio.sleep(0)
+            await self._stop(backend)
+            done, _ = await asyncio.wait({watch}, timeout=10 * POLL_SECONDS)
+            assert not done, "wait_exit returned for a stop"
+
+    async def test_a_stopped_backend_starts_again(self) -> None:
+        async with self._running(Engine.NORMAL) as (backend, _):
+            first = backend.process_id
+            await self._stop(backend)
+            await self._start(backend)
+            assert backend.process_id not in {None, first}
+            assert await run(backend, chat())
+
+    async def test_a_stopped_backend_refuses_work_with_a_reason(self) -> None:
+        async with self._running(Engine.NORMAL) as (backend, _):
+            await self._stop(backend)
+            reason = await failure(run(backend, chat()))
+        assert reason in {Reason.CONNECT_FAILED, Reason.SERVER_DIED, Reason.BACKEND_NOT_READY}
+
+    async def test_stop_ends_a_running_stream(self) -> None:
+        async with self._running(Engine.SLOW) as (backend, _):
+            stream = backend.generate(chat(max_tokens=2000), Call())
+            await read_first_content(stream)
+            await self._stop(backend)
+            async with asyncio.timeout(self.notice_seconds):
+                assert await failure(collect(stream)) in {
+                    Reason.SERVER_DIED,
+                    Reason.CONNECT_FAILED,
+                    Reason.WORKER_RESTARTED,
+                }
+
+    async def test_stop_ends_an_engine_that_ignores_sigterm(self) -> None:
+        async with no_process_left(self.notice_seconds), self._running(Engine.IGNORES_SIGTERM):
+            pass
+
+    async def test_stop_ends_what_the_engine_has_started(self) -> None:
+        async with self._running(Engine.WITH_DESCENDANT) as (backend, _):
+            engine = psutil.Process(backend.process_id)
+            descendants = engine.children(recursive=True)
+            assert descendants, "this engine was to have a child process"
+            await self._stop(backend)
+            await until(lambda: not any(map(is_alive, descendants)), self.notice_seconds, "a descendant survived")
+
+    async def test_log_lines_are_the_last_ones_and_survive_a_stop(self) -> None:
+        async with self._running(Engine.NORMAL) as (backend, _):
+            await self._stop(backend)
+            lines = backend.log_lines(1000)
+            assert lines, "the engine's output is lost"
+            assert backend.log_lines(1) == lines[-1:]
+            assert backend.log_lines(0) == []
+            await self._start(backend)
+            assert lines[-1] in backend.log_lines(1000), "a restart loses the lines before it"
+
+    async def test_a_noisy_engine_neither_blocks_nor_fills_the_memory(self) -> None:
+        async with self._running(Engine.NOISY) as (backend, _):
+            assert await run(backend, chat())
+            kept = backend.log_lines(10**9)
+        assert sum(map(len, kept)) < MAX_LOG_BYTES
+
+
+class RequestChecks(BackendRuns):
+    """Checks of generations, embeddings and token counts: their events, cancellation and errors."""
 
     async def test_the_first_content_comes_alone_in_its_frame(self) -> None:
         async with self._running(Engine.NORMAL) as (backend, _):
@@ -320,52 +448,6 @@ class BackendConformance(LoadOrderChecks):
         assert text.count == len(text.ids) > 0
         assert b"".join(text.pieces) == b"One two."
 
-    async def test_a_killed_engine_is_reported_by_wait_exit_and_to_the_running_stream(self) -> None:
-        async with self._running(Engine.SLOW) as (backend, _), beside(backend.wait_exit()) as watch:
-            stream = backend.generate(chat(max_tokens=2000), Call())
-            await read_first_content(stream)
-            assert not watch.done()
-            assert backend.process_id is not None
-            os.kill(backend.process_id, signal.SIGKILL)
-            async with asyncio.timeout(self.notice_seconds):
-                assert await failure(collect(stream)) is Reason.SERVER_DIED
-                report = await watch
-                assert report.reason is Reason.SERVER_DIED
-                assert "SIGKILL" in report.how
-
-    async def test_a_backend_starts_again_after_its_engine_died(self) -> None:
-        async with self._running(Engine.NORMAL) as (backend, _):
-            assert backend.process_id is not None
-            os.kill(backend.process_id, signal.SIGKILL)
-            async with asyncio.timeout(self.notice_seconds):
-                await backend.wait_exit()
-            await backend.stop()
-            await self._start(backend)
-            assert await run(backend, chat())
-
-    async def test_the_signs_of_an_engine_that_works_move(self) -> None:
-        async with self._running(Engine.NORMAL) as (backend, _):
-            before = backend.signs()
-            if backend.process_id is None:
-                assert before is None, "what is not ours cannot be looked at"
-                return
-            assert before is not None
-            assert before.cpu_seconds > 0.0, "it has loaded"
-            async with asyncio.timeout(self.notice_seconds):
-                while (after := backend.signs()) is not None and after.cpu_seconds <= before.cpu_seconds:
-                    await run(backend, chat())
-            assert after is not None
-            assert after.gpu_seconds is None or after.gpu_seconds >= 0.0
-            await self._stop(backend)
-            assert backend.signs() is None
-
-    async def test_an_engine_that_is_ready_responds_and_one_that_stopped_does_not(self) -> None:
-        async with self._running(Engine.NORMAL) as (backend, _):
-            assert await backend.responds(self.notice_seconds)
-            assert (backend.process_id is None) == (backend.containment == "")
-            await self._stop(backend)
-            assert not await backend.responds(self.notice_seconds)
-
     async def test_tokens_are_told_before_their_frame_and_comments_are_not(self) -> None:
         async with self._running(Engine.SLOW) as (backend, _):
             told: list[int] = []
@@ -390,87 +472,6 @@ class BackendConformance(LoadOrderChecks):
                     assert len(told) >= frames, "a token came that nobody was told of"
             assert frames, "it answers"
 
-    async def test_the_progress_of_a_load_is_a_share_or_unknown(self) -> None:
-        backend = self.make_backend(Engine.NORMAL)
-        assert backend.load_progress() is None
-        seen: list[float | None] = []
-        async with beside(self._start(backend)) as starting:
-            while not starting.done():
-                seen.append(backend.load_progress())
-                await asyncio.sleep(POLL_SECONDS)
-            await starting
-        assert backend.load_progress() is None, "it has loaded"
-        await self._stop(backend)
-        shares = [share for share in seen if share is not None]
-        assert all(0.0 <= share <= 1.0 for share in shares)
-        assert shares == sorted(shares)
 
-    async def test_stop_leaves_no_process_and_may_be_repeated(self) -> None:
-        backend = self.make_backend(Engine.NORMAL)
-        await backend.stop()
-        async with no_process_left(self.notice_seconds):
-            await self._start(backend)
-            await self._stop(backend)
-            assert backend.process_id is None
-            await self._stop(backend)
-
-    async def test_wait_exit_is_silent_about_a_stop(self) -> None:
-        async with self._running(Engine.NORMAL) as (backend, _), beside(backend.wait_exit()) as watch:
-            await asyncio.sleep(0)
-            await self._stop(backend)
-            done, _ = await asyncio.wait({watch}, timeout=10 * POLL_SECONDS)
-            assert not done, "wait_exit returned for a stop"
-
-    async def test_a_stopped_backend_starts_again(self) -> None:
-        async with self._running(Engine.NORMAL) as (backend, _):
-            first = backend.process_id
-            await self._stop(backend)
-            await self._start(backend)
-            assert backend.process_id not in {None, first}
-            assert await run(backend, chat())
-
-    async def test_a_stopped_backend_refuses_work_with_a_reason(self) -> None:
-        async with self._running(Engine.NORMAL) as (backend, _):
-            await self._stop(backend)
-            reason = await failure(run(backend, chat()))
-        assert reason in {Reason.CONNECT_FAILED, Reason.SERVER_DIED, Reason.BACKEND_NOT_READY}
-
-    async def test_stop_ends_a_running_stream(self) -> None:
-        async with self._running(Engine.SLOW) as (backend, _):
-            stream = backend.generate(chat(max_tokens=2000), Call())
-            await read_first_content(stream)
-            await self._stop(backend)
-            async with asyncio.timeout(self.notice_seconds):
-                assert await failure(collect(stream)) in {
-                    Reason.SERVER_DIED,
-                    Reason.CONNECT_FAILED,
-                    Reason.WORKER_RESTARTED,
-                }
-
-    async def test_stop_ends_an_engine_that_ignores_sigterm(self) -> None:
-        async with no_process_left(self.notice_seconds), self._running(Engine.IGNORES_SIGTERM):
-            pass
-
-    async def test_stop_ends_what_the_engine_has_started(self) -> None:
-        async with self._running(Engine.WITH_DESCENDANT) as (backend, _):
-            engine = psutil.Process(backend.process_id)
-            descendants = engine.children(recursive=True)
-            assert descendants, "this engine was to have a child process"
-            await self._stop(backend)
-            await until(lambda: not any(map(is_alive, descendants)), self.notice_seconds, "a descendant survived")
-
-    async def test_log_lines_are_the_last_ones_and_survive_a_stop(self) -> None:
-        async with self._running(Engine.NORMAL) as (backend, _):
-            await self._stop(backend)
-            lines = backend.log_lines(1000)
-            assert lines, "the engine's output is lost"
-            assert backend.log_lines(1) == lines[-1:]
-            assert backend.log_lines(0) == []
-            await self._start(backend)
-            assert lines[-1] in backend.log_lines(1000), "a restart loses the lines before it"
-
-    async def test_a_noisy_engine_neither_blocks_nor_fills_the_memory(self) -> None:
-        async with self._running(Engine.NOISY) as (backend, _):
-            assert await run(backend, chat())
-            kept = backend.log_lines(10**9)
-        assert sum(map(len, kept)) < MAX_LOG_BYTES
+class BackendConformance(LoadOrderChecks, ProcessChecks, RequestChecks):
+    """Inherit, override `make_backend`, and let pytest collect the subclass."""
