@@ -10,17 +10,17 @@ from weft.kernel.errors import WeftError, invalid_field
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 DEVICE_ORDER = "CUDA_DEVICE_ORDER"
 BY_BUS = "PCI_BUS_ID"
-"""The order in which the book numbers devices; CUDA's own puts the fastest first."""
+"""Order of the device numbers in the memory ledger; CUDA's default puts the fastest device first."""
 MEBIBYTE = 1024 * 1024
 
 
 def uses_no_device(order: LoadOrder) -> bool:
-    """Whether the load may use none at all."""
+    """Whether the load may not use any device."""
     return order.shares == ()
 
 
 def hidden_devices(order: LoadOrder) -> dict[str, str]:
-    """Environment variables by which the engine sees its devices and no other; empty: what the runner sees itself."""
+    """Returns environment variables that hide other devices from the engine; empty: it sees the runner's devices."""
     if uses_no_device(order):
         return {VISIBLE_DEVICES: ""}
     if order.shares is None or not order.hides_devices:
@@ -29,9 +29,9 @@ def hidden_devices(order: LoadOrder) -> dict[str, str]:
 
 
 def tensor_split(order: LoadOrder) -> list[int]:
-    """Parts of the model for each device that the engine sees, in MiB; empty where there is nothing to split.
+    """Returns the parts of the model for each device that the engine sees, in MiB; empty: no split.
 
-    Where devices are not hidden the engine counts all of them, so those between the shares get nothing.
+    Where devices are not hidden the engine counts all of them, so devices between the shares get 0.
     """
     shares = order.shares or ()
     if len(shares) < 2:
@@ -48,7 +48,7 @@ PLAIN_CACHE_TYPES = frozenset({"f16", "bf16", "f32"})
 
 
 def context_parameter(configured: int, trained: int) -> LoadParameter:
-    """The context of one slot: at most what the model was made for, or what was configured where that is more."""
+    """Returns the parameter for the context of one slot; its maximum: the larger of trained and configured."""
     return LoadParameter(
         name="context_tokens",
         description="Context of one slot, prompt and answer together.",
@@ -62,19 +62,19 @@ def context_parameter(configured: int, trained: int) -> LoadParameter:
 def whole_parameter(
     name: str, description: str, minimum: int, maximum: int, default: LoadValue | None = None
 ) -> LoadParameter:
-    """A whole number."""
+    """Returns a load parameter that is a whole number."""
     return LoadParameter(
         name=name, description=description, integer=True, minimum=minimum, maximum=maximum, default=default
     )
 
 
 def word_parameter(name: str, description: str, words: Sequence[str]) -> LoadParameter:
-    """A load parameter with one of a list of values."""
+    """Returns a load parameter with one of a list of values."""
     return LoadParameter(name=name, description=description, words=tuple(words))
 
 
 def check_cache_and_attention(parameters: Mapping[str, LoadValue], usual_attention: str, field: str) -> None:
-    """Raise INVALID_ARGUMENT for quantized values without flash attention: llama.cpp gives up a load with both."""
+    """Raise INVALID_ARGUMENT for quantized values without flash attention: llama.cpp aborts such a load."""
     quantized = parameters.get("cache_type_v", "f16") not in PLAIN_CACHE_TYPES
     if quantized and parameters.get("flash_attention", usual_attention) == "off":
         raise invalid_field(f"{field}.cache_type_v", "must be f16, bf16 or f32 unless flash_attention is on")
@@ -83,7 +83,7 @@ def check_cache_and_attention(parameters: Mapping[str, LoadValue], usual_attenti
 def values_of_flags(
     arguments: Sequence[str], names_by_flag: Mapping[str, str], parameters: Sequence[LoadParameter]
 ) -> dict[str, LoadValue]:
-    """What flags of a command line set, by the names of load parameters; values that cannot be are left out."""
+    """Reads load parameters from the flags of a command line, by name; invalid values are left out."""
     known = {parameter.name: parameter for parameter in parameters}
     found: dict[str, LoadValue] = {}
     for flag, text in pairwise(arguments):
@@ -95,7 +95,7 @@ def values_of_flags(
 
 
 def _value_of(text: str, parameter: LoadParameter) -> LoadValue | None:
-    """A value as it is written on a command line; None where it cannot be one of the parameter."""
+    """Reads a value from a command line; None: it is invalid for the parameter."""
     value: LoadValue = text
     if not parameter.words:
         try:

@@ -1,4 +1,4 @@
-"""Addresses of servers that weft does not start: which are valid, and which are on a network of one's own."""
+"""Addresses of servers that weft does not start: validation, and whether they are on a private network."""
 
 import ipaddress
 import re
@@ -18,14 +18,14 @@ _PRIVATE_NAMES = (
     ".intranet",
     ".corp",
 )
-"""Endings of names that no public name has, by custom or by RFC 6762, 8375 and ICANN's word on .internal."""
+"""Suffixes of private names, by custom or by RFC 6762, RFC 8375 and ICANN's reservation of .internal."""
 
 _NUMBER = re.compile(r"0x[0-9a-f]+|[0-9]+")
-"""A name that resolvers take for an IPv4 address: 134744072 is 8.8.8.8."""
+"""Names that resolvers read as an IPv4 address: 134744072 is 8.8.8.8."""
 
 
 def is_private_host(host: str) -> bool:
-    """Whether an address is visibly one of a private network."""
+    """Whether a host is recognizably on a private network."""
     try:
         return not ipaddress.ip_address(host).is_global
     except ValueError:
@@ -35,7 +35,7 @@ def is_private_host(host: str) -> bool:
 
 
 def base_url(text: str, field: str) -> str:
-    """Returns a base URL. Raises INVALID_ARGUMENT without repeating it: it may hold secrets."""
+    """Returns a valid base URL. Raises INVALID_ARGUMENT without the URL, which may hold secrets."""
     if not is_http_url(text):
         raise invalid_field(field, "must be an http or https URL with a host")
     url = URL(text)
@@ -47,7 +47,7 @@ def base_url(text: str, field: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is this machine's own."""
+    """Whether a host is this machine itself."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -55,7 +55,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_http_url(text: str) -> bool:
-    """Whether it is an http or https URL with a host."""
+    """Whether the text is an http or https URL with a host."""
     try:
         url = URL(text)
     except ValueError:

@@ -1,10 +1,9 @@
-"""Generation and embeddings over an OpenAI-compatible HTTP server, with every way it can fail named."""
+"""The HTTP client of an OpenAI-compatible server: generation, embeddings and scores, every failure with a reason."""
 
 import asyncio
-import errno
-import os
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -12,10 +11,24 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from runner_svc.backend.port import CallInfo, EmbeddingResult
-from runner_svc.openai_upstream.connector import QuietConnector
+from runner_svc.backend.port import CallInfo, EmbeddingResult, RerankResult
+from runner_svc.openai_upstream.connection import (
+    QuietConnector,
+    content_encoding,
+    drain,
+    head_fault,
+    is_closed_unanswered,
+    local_shortage,
+    read_beginning,
+    read_bounded,
+    release,
+    require_content_type,
+    require_plain,
+    unreached,
+)
 from runner_svc.openai_upstream.errors import provider_refusal, read_json, refusal, stated_answer
 from runner_svc.openai_upstream.request import (
+    Json,
     PreparedBody,
     add_cache_use,
     chat_body,
@@ -28,116 +41,11 @@ from runner_svc.openai_upstream.sse import SseDecoder
 from runner_svc.openai_upstream.stream import Count, Place, StreamReader
 from runner_svc.policy.parameters import ParameterProfile
 from runner_svc.policy.timeouts import TimeoutProfile
-from weft.api.common.v1 import chat_pb2, embedding_pb2, usage_pb2
+from weft.api.common.v1 import chat_pb2, embedding_pb2, rerank_pb2, usage_pb2
 from weft.dispatch.frames import Frame, GenerationPayload, has_content
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.telemetry import TRACEPARENT
-
-DRAIN_SECONDS = 1.0
-MAX_DRAIN_BYTES = 64 * 1024
-"""Of a body after its end by its own word; one that goes on longer costs its connection."""
-MAX_SHOWN_CHARS = 80
-"""Of a header's value in an error."""
-_TOO_LONG = "Got more than"
-"""How aiohttp begins what it says about a line, or a number of headers, beyond its limits (8190 bytes, 128)."""
-_LOCAL_SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
-"""Errors of connect(2) and socket(2) that say nothing about the server."""
-
-
-def is_closed_unanswered(error: aiohttp.ClientError) -> bool:
-    """Whether a connection that was made ended before an answer: closed or reset, and not with bytes that are none."""
-    is_connection = isinstance(error, aiohttp.ClientConnectionError)
-    if isinstance(error, aiohttp.ServerDisconnectedError) and not isinstance(error.message, str):
-        return False  # the message is what has arrived of a head
-    return is_connection and not isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError))
-
-
-def local_shortage(error: aiohttp.ClientConnectorError) -> WeftError | None:
-    """The error where this process could open no connection whatever the server does; None: another cause."""
-    number = error.os_error.errno
-    if number not in _LOCAL_SHORTAGES:
-        return None
-    message = f"this runner can open no connection to its backend now: {os.strerror(number)}"
-    return WeftError(Reason.BACKEND_NOT_READY, message)
-
-
-def unreached(error: aiohttp.ClientConnectorError) -> str:
-    """Why no connection was made."""
-    match error:
-        case aiohttp.ClientConnectorDNSError():
-            return "its name is not known"
-        case aiohttp.ClientSSLError():
-            return "no secure connection, its certificate is not trusted or it does not speak TLS"
-        case _:
-            return "it takes no connection, or no secure one"
-
-
-def head_fault(error: aiohttp.ClientError) -> str:
-    """What is wrong with an answer's head, without a byte of it."""
-    is_long = isinstance(error, aiohttp.ClientResponseError) and error.message.startswith(_TOO_LONG)
-    return "its head is too long" if is_long else "its head cannot be read"
-
-
-def require_content_type(response: aiohttp.ClientResponse, expected: str) -> None:
-    """Raises BACKEND_PROTOCOL_ERROR for an answer of another media type."""
-    if response.content_type != expected:
-        raise WeftError(
-            Reason.BACKEND_PROTOCOL_ERROR, f"the backend answered with {shown(response.content_type)}, not {expected}"
-        )
-
-
-def content_encoding(response: aiohttp.ClientResponse) -> str | None:
-    """How an answer's body is packed, which it was not asked to be; None: not at all."""
-    encoding = response.headers.get("Content-Encoding", "").strip().lower()
-    return None if encoding in ("", "identity") else encoding
-
-
-def require_plain(response: aiohttp.ClientResponse) -> None:
-    """Raises BACKEND_PROTOCOL_ERROR for a body that is packed."""
-    if (encoding := content_encoding(response)) is not None:
-        message = f"the backend answered with Content-Encoding {shown(encoding)}, which it was not asked for"
-        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, message)
-
-
-def shown(header: str) -> str:
-    """The value of a header as it may stand in an error: ASCII, since aiohttp lets through bytes that are no text."""
-    return ascii(header[:MAX_SHOWN_CHARS])
-
-
-async def drain(response: aiohttp.ClientResponse) -> None:
-    """Read the end of a body that has said all it has to say, so that its connection can be used again."""
-    left_bytes = MAX_DRAIN_BYTES
-    with suppress(TimeoutError, aiohttp.ClientError):
-        async with asyncio.timeout(DRAIN_SECONDS):
-            while left_bytes > 0 and (chunk := await response.content.readany()):
-                left_bytes -= len(chunk)
-
-
-async def read_bounded(response: aiohttp.ClientResponse, limit_bytes: int) -> bytes:
-    """The whole body. Raises BACKEND_PROTOCOL_ERROR beyond the limit."""
-    body = bytearray()
-    async for chunk in response.content.iter_any():
-        body += chunk
-        if len(body) > limit_bytes:
-            raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"the backend's answer is over {limit_bytes} bytes")
-    return bytes(body)
-
-
-async def read_beginning(response: aiohttp.ClientResponse, limit_bytes: int) -> bytes:
-    """The first bytes of a body."""
-    body = bytearray()
-    async for chunk in response.content.iter_any():
-        body += chunk
-        if len(body) >= limit_bytes:
-            break
-    return bytes(body[:limit_bytes])
-
-
-def let_go(response: aiohttp.ClientResponse) -> None:
-    """A connection that was read to its end goes back to the pool; any other is closed, which cancels the work."""
-    response.release() if response.content.at_eof() else response.close()
-
 
 HEALTH = "/health"
 MODELS = "/v1/models"
@@ -157,24 +65,27 @@ _PATHS = (
     *(IMAGES, IMAGE_EDITS, TRANSCRIPTIONS, TRANSLATIONS, SPEECH),
 )
 MAX_ERROR_BODY_BYTES = 64 * 1024
-"""Of a refusal; the rest is not read, for its status has said the most."""
+"""Maximum of a refusal's body that is read; the status says the most."""
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
 MAX_EMBEDDING_BODY_BYTES = 256 * 1024 * 1024
+MAX_RERANK_BODY_BYTES = 64 * 1024 * 1024
+"""Maximum size of scores: some servers repeat the documents."""
 MIN_REPORTED_BYTES = 2048
-"""Shorter prompts are one batch: reports would say that it began and ended, for 4 % more CPU per request (measured)."""
+"""Minimum size of a prompt whose progress is reported. Shorter ones are one batch: two reports without information, for
+4 % more CPU per request (measured)."""
 IDLE_CONNECTION_SECONDS = 3.0
-"""llama-server closes an idle connection after 5 s; ours must be given up first."""
+"""Idle time after which a connection is closed: llama-server closes it after 5 s, and the client must be first."""
 PROVIDER_IDLE_CONNECTION_SECONDS = 15.0
-"""A connection to a provider costs a handshake; those we know keep idle ones for a minute and longer."""
+"""The same for providers, where a connection costs a handshake; known ones keep idle connections for over a minute."""
 MAX_FLOAT32 = 3.4028234663852886e38
-"""The messages of the mesh carry vectors as 32-bit floats; what is larger would arrive as infinite."""
+"""Largest 32-bit float, in which messages carry vectors; a larger number would arrive as infinite."""
 JSON_TYPE = "application/json"
 _VERSION_PATH = "/v1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """The address of a server, and what it must be sent."""
+    """The address of a server, and the form of its requests."""
 
     base_url: str = field(repr=False)
     """Without a slash at its end, and without /v1."""
@@ -183,29 +94,29 @@ class Endpoint:
     model: str = ""
     """The server's own name of the model; empty: requests name none."""
     parameters: ParameterProfile
-    """Which parameters beyond weft's own it is sent, and whether its model thinks by default."""
+    """Parameters beyond weft's own that it is sent, and whether its model thinks by default."""
     is_llama_server: bool = False
-    """Whether it knows llama.cpp's own fields: `return_progress`, a chunk for every batch of a prompt that it has
-    processed; `id_slot` and `cache_prompt`, by which prefixes are kept apart."""
+    """Whether it knows llama.cpp's own fields: `return_progress`, a chunk per processed batch of the prompt; `id_slot`
+    and `cache_prompt`, which isolate prefixes."""
     is_provider: bool = False
-    """Whether it is off the premises. Then its base URL has the version of its interface in it, it is sent nothing but
-    the request itself (no request ids, no traces), and nothing twice: it may have been done, and it costs."""
+    """Whether it is off the premises. Then its base URL includes the version of its interface, it is sent only the
+    request itself (no request ids, no traces), and no request twice: the first may have been served, and it costs."""
 
 
 @dataclass(frozen=True, slots=True)
 class FormBody:
-    """A body that is a form, encoded already."""
+    """An encoded form as a body."""
 
     data: bytes
     content_type: str
 
 
 ExplainBreak = Callable[[Reason], Awaitable[WeftError | None]]
-"""Asked why a connection broke, with what it looked like: the supervisor may know more ("the process was killed")."""
+"""Called when a connection broke, with the reason so far; the supervisor may know more ("the process was killed")."""
 Open = Callable[[], Awaitable[aiohttp.ClientResponse]]
-"""Sends a request and returns its response of status 200; every other end is a WeftError."""
+"""Sends a request and returns its response of status 200; any other outcome is a WeftError."""
 Opening = Callable[[Open, CallInfo], Awaitable[aiohttp.ClientResponse]]
-"""Carries out an Open, again perhaps."""
+"""Calls an Open, perhaps several times."""
 
 
 async def _at_once(open_response: Open, call: CallInfo) -> aiohttp.ClientResponse:
@@ -235,7 +146,7 @@ class OpenAiHttp:
         version = _VERSION_PATH if endpoint.is_provider else ""
         self._urls = {path: URL(endpoint.base_url + path.removeprefix(version)) for path in _PATHS}
         self.chunks_received = 0
-        """Parts of answers so far: while they come the server is alive, whatever a probe says."""
+        """Number of received parts of answers: while it grows the server is alive, also where probes fail."""
         idle_seconds = PROVIDER_IDLE_CONNECTION_SECONDS if endpoint.is_provider else IDLE_CONNECTION_SECONDS
         # Proxies of the environment are not used.
         self._session = aiohttp.ClientSession(
@@ -243,26 +154,26 @@ class OpenAiHttp:
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect_seconds),
             headers=_HEADERS | _authorization(endpoint.api_key),
             auto_decompress=False,
-            # A cookie would tell requests of one tenant from those of another to whoever set it.
+            # A cookie would let the server distinguish requests of one tenant from those of another.
             cookie_jar=aiohttp.DummyCookieJar(),
         )
         self._encoder = msgspec.json.Encoder()
 
     async def close(self) -> None:
-        """Close every connection; whatever the server does for them, it is told to stop."""
+        """Close every connection, which cancels the server's work for it."""
         await self._session.close()
 
     async def healthy(self, timeout_seconds: float) -> bool:
-        """Whether GET /health says 200."""
+        """Whether GET /health is answered with 200."""
         return await self.status_of(HEALTH, timeout_seconds) == 200
 
     async def status_of(self, path: str, timeout_seconds: float) -> int | None:
-        """The status that GET `path` (HEALTH or MODELS) is answered with; None: no answer."""
+        """Returns the status of the answer to GET `path` (HEALTH or MODELS); None: no answer."""
         answer = await self._get(path, timeout_seconds, max_bytes=0)
         return None if answer is None else answer[0]
 
     async def answer_of(self, path: str, timeout_seconds: float) -> tuple[int, bytes] | None:
-        """Status and body that GET `path` (HEALTH or MODELS) is answered with; None: no answer.
+        """Returns status and body of the answer to GET `path` (HEALTH or MODELS); None: no answer.
 
         The body is empty where it is too long or breaks off.
         """
@@ -279,13 +190,13 @@ class OpenAiHttp:
         except (aiohttp.ClientError, TimeoutError):
             return None
         except RuntimeError:
-            # aiohttp's word for a session that `close` has closed.
+            # aiohttp raises it for a session that `close` has closed.
             if not self._session.closed:
                 raise
             return None
 
-    async def ask(self, method: str, path: str, timeout_seconds: float) -> tuple[int, bytes]:
-        """Status and body of a question beside OpenAI's routes, to which twice the same is once.
+    async def call_route(self, method: str, path: str, timeout_seconds: float) -> tuple[int, bytes]:
+        """Returns status and body of the answer to a request beside OpenAI's routes. It may be sent twice.
 
         Raises CONNECT_FAILED, BACKEND_PROTOCOL_ERROR, or BACKEND_ERROR when the answer is late.
         """
@@ -295,8 +206,8 @@ class OpenAiHttp:
             try:
                 async with asyncio.timeout(timeout_seconds):
                     url = URL(self._base_url + path)
-                    asking = self._session.request(method, url, data=body, allow_redirects=False)
-                    async with asking as response:
+                    request = self._session.request(method, url, data=body, allow_redirects=False)
+                    async with request as response:
                         return response.status, await read_bounded(response, MAX_ANSWER_BYTES)
             except TimeoutError as error:
                 message = f"the backend did not answer within {timeout_seconds:g} s"
@@ -305,7 +216,7 @@ class OpenAiHttp:
                 if last_try:
                     raise await self._unanswered(error) from error
             except RuntimeError as error:
-                # aiohttp's word for a session that `close` has closed.
+                # aiohttp raises it for a session that `close` has closed.
                 if not self._session.closed:
                     raise
                 raise await self._stopped() from error
@@ -330,7 +241,7 @@ class OpenAiHttp:
                     call.on_prefill()
                 for number, frame in enumerate(frames):
                     if number and has_content(frame):
-                        # The first content goes alone, also where more came with it.
+                        # The first content stays alone in its frame, also where more arrived with it.
                         call.on_token()
                     yield frame
                 if reader.done:
@@ -340,7 +251,7 @@ class OpenAiHttp:
             await drain(response)
 
     async def _require_stream(self, response: aiohttp.ClientResponse) -> None:
-        """Raise BACKEND_PROTOCOL_ERROR for an answer that is no stream; BACKEND_ERROR where it is a stated error."""
+        """Raise BACKEND_PROTOCOL_ERROR for an answer that is no stream, or the error that a JSON answer states."""
         if response.content_type == JSON_TYPE:
             stated = stated_answer(await read_beginning(response, MAX_ERROR_BODY_BYTES))
             if stated is not None:
@@ -348,7 +259,7 @@ class OpenAiHttp:
         require_content_type(response, "text/event-stream")
 
     def _prepared(self, payload: GenerationPayload, call: CallInfo) -> tuple[str, PreparedBody]:
-        """Where to ask, and what."""
+        """Returns the route of a generation, and its body."""
         if isinstance(payload, chat_pb2.ChatPayload):
             path, prepared = CHAT, chat_body(payload, self._model, self._parameters)
         else:
@@ -369,18 +280,34 @@ class OpenAiHttp:
         reply = read_json(raw, _EmbeddingReply, "the backend's embeddings are")
         vectors = _vectors(reply.data, len(payload.inputs))
         if payload.HasField("dimensions") and any(len(vector.values) != payload.dimensions for vector in vectors):
-            # llama-server ignores the wish without a word.
+            # llama-server ignores the parameter silently.
             raise invalid_field("dimensions", "this runtime gives vectors of another length; leave it out")
         return EmbeddingResult(embeddings=vectors, usage=usage_pb2.Usage(prompt_tokens=reply.usage.prompt_tokens))
 
+    async def rerank(self, payload: rerank_pb2.RerankPayload, call: CallInfo) -> RerankResult:
+        """Scores documents; see Reranks.rerank. llama.cpp and vLLM have the route after Jina's and Cohere's."""
+        body: Json = {"query": payload.query, "documents": list(payload.documents)}
+        if self._model:
+            body["model"] = self._model
+        if payload.HasField("top_n"):
+            body["top_n"] = payload.top_n
+        add_cache_use(body, call.cache, has_slots=False)
+        raw = await self.post(RERANK, body, call, MAX_RERANK_BODY_BYTES)
+        reply = read_json(raw, _RerankReply, "the backend's scores are")
+        return RerankResult(
+            scores=_best_first(reply.results, payload),
+            # vLLM reports only the total, which is the prompt's.
+            usage=usage_pb2.Usage(prompt_tokens=reply.usage.prompt_tokens or reply.usage.total_tokens),
+        )
+
     async def post(self, path: str, body: object, call: CallInfo, limit_bytes: int) -> bytes:
-        """The JSON that POST `path` (one of the constants here) is answered with. Raises as `generate`."""
+        """Returns the JSON answer to POST `path` (one of the constants here). Raises as `generate`."""
         async with self._post(path, body, call) as response:
             require_content_type(response, JSON_TYPE)
             return await read_bounded(response, limit_bytes)
 
     async def post_for_bytes(self, path: str, body: object, call: CallInfo) -> AsyncGenerator[tuple[str, bytes]]:
-        """The media type and the pieces that POST `path` is answered with. Raises as `generate`."""
+        """Yields the media type and each chunk of the answer to POST `path`. Raises as `generate`."""
         async with self._post(path, body, call) as response:
             async for chunk in self._chunks(response):
                 call.on_token()
@@ -388,7 +315,7 @@ class OpenAiHttp:
 
     @asynccontextmanager
     async def _post(self, path: str, body: object, call: CallInfo) -> AsyncIterator[aiohttp.ClientResponse]:
-        """A 200 response to a POST; every other end is a WeftError. Leaving early closes the connection."""
+        """Yields the 200 response to a POST; any other outcome is a WeftError. Leaving early closes the connection."""
         response = await self._opening(partial(self._opened, path, body, call), call)
         try:
             require_plain(response)
@@ -398,7 +325,7 @@ class OpenAiHttp:
                 Reason.BACKEND_PROTOCOL_ERROR, "the backend broke the connection in mid-answer"
             ) from error
         finally:
-            let_go(response)
+            release(response)
 
     async def _opened(self, path: str, body: object, call: CallInfo) -> aiohttp.ClientResponse:
         response = await self._send(path, body, call)
@@ -413,7 +340,7 @@ class OpenAiHttp:
             message = f"the backend answered {response.status} and broke the connection"
             raise await self._broken(Reason.BACKEND_PROTOCOL_ERROR, message) from error
         finally:
-            let_go(response)
+            release(response)
 
     async def _send(self, path: str, body: object, call: CallInfo) -> aiohttp.ClientResponse:
         headers = {} if self._is_provider else {"X-Request-Id": call.request_id, TRACEPARENT: call.traceparent}
@@ -431,7 +358,7 @@ class OpenAiHttp:
                 async with asyncio.timeout(self._timeouts.headers_seconds):
                     return await posting
             except RuntimeError as error:
-                # aiohttp's word for a session that `close` has closed, here or before the second try.
+                # aiohttp raises it for a session that `close` has closed, here or before the second try.
                 if not self._session.closed:
                     raise
                 raise await self._stopped() from error
@@ -444,13 +371,13 @@ class OpenAiHttp:
         raise AssertionError("the second try returns or raises")
 
     async def _chunks(self, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-        """Whatever has arrived, each time. Silence has no limit here: the watchdog knows what else is going on."""
+        """Yields what has arrived, chunk by chunk. Silence has no limit here: the watchdog limits it."""
         content = response.content
         while True:
             try:
                 chunk = await content.readany()
             except RuntimeError as error:
-                # aiohttp's word for a read on a connection that `close` has closed.
+                # aiohttp raises it for a read on a connection that `close` has closed.
                 if not self._session.closed:
                     raise
                 raise await self._stopped() from error
@@ -460,7 +387,7 @@ class OpenAiHttp:
             yield chunk
 
     async def _unanswered(self, error: aiohttp.ClientError) -> WeftError:
-        """The error of a request without an answer. Only CONNECT_FAILED says something about others' requests."""
+        """Returns the error of a request without an answer. Only CONNECT_FAILED concerns other requests too."""
         who = "provider" if self._is_provider else "backend"
         match error:
             case aiohttp.ConnectionTimeoutError():
@@ -473,7 +400,7 @@ class OpenAiHttp:
             case aiohttp.ClientConnectorError():
                 return await self._broken(Reason.CONNECT_FAILED, "the backend took no connection")
             case _ if is_closed_unanswered(error):
-                # It may have begun to work on it.
+                # The server may have begun to work on the request.
                 message = f"the {who} closed the connection without an answer"
                 return await self._broken(Reason.BACKEND_PROTOCOL_ERROR, message)
             case _:
@@ -501,9 +428,9 @@ class _EmbeddingReply(msgspec.Struct):
 
 
 def _vectors(items: list[_EmbeddingItem], expected: int) -> list[embedding_pb2.Embedding]:
-    """One vector per input, in their order. Raises BACKEND_PROTOCOL_ERROR for anything else.
+    """Returns one vector per input, in their order. Raises BACKEND_PROTOCOL_ERROR for anything else.
 
-    Servers that number none mean the order in which they send them.
+    Vectors without numbers are in the order of the inputs.
     """
     is_numbered = any(item.index is not None for item in items)
     places = [item.index or 0 for item in items] if is_numbered else list(range(len(items)))
@@ -527,9 +454,37 @@ def _is_vector(item: _EmbeddingItem) -> bool:
     return bool(values) and max(values) <= MAX_FLOAT32 and min(values) >= -MAX_FLOAT32
 
 
+class _Score(msgspec.Struct):
+    index: Place
+    relevance_score: float
+
+
+class _RerankUsage(msgspec.Struct):
+    prompt_tokens: Count = 0
+    total_tokens: Count = 0
+
+
+class _RerankReply(msgspec.Struct):
+    results: list[_Score]
+    usage: _RerankUsage = msgspec.field(default_factory=_RerankUsage)
+
+
+def _best_first(found: list[_Score], payload: rerank_pb2.RerankPayload) -> list[rerank_pb2.RerankScore]:
+    count = len(payload.documents)
+    wanted = min(payload.top_n, count) if payload.HasField("top_n") else count
+    places = {score.index for score in found}
+    if len(places) != len(found) or not all(place < count for place in places) or len(found) < wanted:
+        message = f"the backend sent scores of {len(places)} documents for {wanted} of {count}"
+        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, message)
+    if not all(math.isfinite(score.relevance_score) for score in found):
+        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the backend sent a score that is no number")
+    found.sort(key=lambda score: (-score.relevance_score, score.index))
+    return [rerank_pb2.RerankScore(index=score.index, score=score.relevance_score) for score in found[:wanted]]
+
+
 _HEADERS = {
     "Content-Type": "application/json",
-    # Answers are read as they come: compressed ones would come late, and are not unpacked.
+    # Answers are read as they arrive: compressed ones would arrive late, and are not decompressed.
     "Accept-Encoding": "identity",
     "User-Agent": "weft",
 }

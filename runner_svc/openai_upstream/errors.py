@@ -1,7 +1,7 @@
-"""What the errors and malformed answers of OpenAI-compatible servers mean. Pure.
+"""Errors and malformed answers of OpenAI-compatible servers, as weft's errors. Pure.
 
-msgspec refuses numbers that no float holds, NaN, halves of surrogate pairs and control characters by itself. Of a name
-that comes twice the last value counts, as with every reader that clients use.
+msgspec itself refuses numbers that no float holds, NaN, halves of surrogate pairs and control characters. Of a
+duplicate name the last value counts, as with every reader that clients use.
 """
 
 import re
@@ -16,12 +16,12 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 JSON_FAULTS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What decoding may raise: the wrong form or type, text that is not UTF-8, more levels than the interpreter allows."""
+"""Exceptions of decoding: a wrong form or type, text that is not UTF-8, more levels than the interpreter allows."""
 _Kind = TypeVar("_Kind")
 
 
 def read_json(raw: bytes, kind: type[_Kind], what: str) -> _Kind:
-    """`raw` as `kind`. Raises BACKEND_PROTOCOL_ERROR with `what` ("the backend's scores are") and why."""
+    """Decodes `raw` as `kind`. Raises BACKEND_PROTOCOL_ERROR that begins with `what` ("the backend's scores are")."""
     try:
         return msgspec.json.decode(raw, type=kind)
     except JSON_FAULTS as error:
@@ -29,23 +29,23 @@ def read_json(raw: bytes, kind: type[_Kind], what: str) -> _Kind:
 
 
 def malformed(what: str, error: Exception) -> WeftError:
-    """The error for JSON that cannot be read; `what` is the beginning of its message."""
+    """Returns the error for JSON that cannot be read; `what` begins its message."""
     why = "nested too deeply" if isinstance(error, RecursionError) else str(error)
     return WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"{what} {why}")
 
 
 MAX_ERROR_CHARS = 500
-"""Of an error's message; the rest is cut off."""
+"""Maximum length of an error's message; the rest is cut off."""
 CONTEXT_LENGTH_CODE = "context_length_exceeded"
-"""What OpenAI and those who follow it call it; their type is that of any wrong request."""
+"""OpenAI's code for it; the type is that of any invalid request."""
 UNPAID_CODES = frozenset({"insufficient_quota", "billing_hard_limit_reached"})
-"""Words of providers that answer 429 when nothing is left to pay with: waiting does not help."""
-TELLING_CODES = UNPAID_CODES | {CONTEXT_LENGTH_CODE}
-"""Codes that say more than the type beside them."""
+"""Codes of providers that answer 429 when the account is empty: waiting does not help."""
+SPECIFIC_CODES = UNPAID_CODES | {CONTEXT_LENGTH_CODE}
+"""Codes that are more specific than the type beside them."""
 
 
 class ErrorBody(msgspec.Struct):
-    """An error as it stands in an answer."""
+    """An error in an answer."""
 
     message: str | None = None
     type: str | None = None
@@ -56,22 +56,22 @@ class _ErrorEnvelope(msgspec.Struct):
     error: ErrorBody | str | None = None
     message: str = ""
     type: object = None
-    """Of an error without an envelope, as SGLang and earlier versions of vLLM send it."""
+    """Type of an error without an envelope, as SGLang and earlier versions of vLLM send it."""
     error_type: object = None
-    """text-generation-inference's, beside a text under `error`."""
+    """Type as text-generation-inference sends it, beside a text under `error`."""
     detail: msgspec.Raw = msgspec.Raw()
-    """FastAPI's: a text, or a list of what is wrong where."""
+    """FastAPI's: a text, or a list of faults and their places."""
 
 
-def error_words(error: ErrorBody | str) -> str:
-    """What an error says, cut to MAX_ERROR_CHARS."""
+def error_text(error: ErrorBody | str) -> str:
+    """Returns an error's message, cut to MAX_ERROR_CHARS."""
     return (error if isinstance(error, str) else error.message or "")[:MAX_ERROR_CHARS]
 
 
 def error_fields(body: bytes) -> tuple[str, str]:
-    """Message (cut to MAX_ERROR_CHARS) and kind of a backend's error; the raw text where it is not JSON.
+    """Returns message (cut to MAX_ERROR_CHARS) and kind of a backend's error; the raw text where it is not JSON.
 
-    The kind is its type, or its code where that is one of TELLING_CODES.
+    The kind is its type, or its code where that is one of SPECIFIC_CODES.
     """
     try:
         envelope = msgspec.json.decode(body, type=_ErrorEnvelope)
@@ -79,10 +79,10 @@ def error_fields(body: bytes) -> tuple[str, str]:
         return body.decode("utf-8", "replace")[:MAX_ERROR_CHARS], ""
     if isinstance(envelope.error, ErrorBody):
         code = envelope.error.code
-        kind = str(code) if code in TELLING_CODES else envelope.error.type or ""
-        return error_words(envelope.error), kind
-    words = envelope.error or envelope.message or bytes(envelope.detail).decode("utf-8", "replace").strip('"')
-    return error_words(words), str(envelope.type or envelope.error_type or "")
+        kind = str(code) if code in SPECIFIC_CODES else envelope.error.type or ""
+        return error_text(envelope.error), kind
+    text = envelope.error or envelope.message or bytes(envelope.detail).decode("utf-8", "replace").strip('"')
+    return error_text(text), str(envelope.type or envelope.error_type or "")
 
 
 MAX_RETRY_AFTER_SECONDS = 3600
@@ -90,7 +90,7 @@ BUSY = frozenset({429, 503})
 _SECONDS = re.compile(r"[0-9]{1,9}")
 _TOO_LONG = frozenset({"exceed_context_size_error", CONTEXT_LENGTH_CODE})
 _WRONG_REQUEST = frozenset({"invalid_request_error", "BadRequestError"})
-"""Types of errors about the request: OpenAI's and those who follow it; vLLM's and SGLang's."""
+"""Types of errors about the request: OpenAI's, vLLM's and SGLang's."""
 _WRONG_CONTENT = frozenset({400, 413, 415, 422})
 _UNPAID_STATUS = 402
 _REFUSED_KEY = frozenset({401, 403})
@@ -98,7 +98,7 @@ _WRONG_PLACE = frozenset({404, 405})
 
 
 def refusal(status: int, body: bytes, headers: Mapping[str, str]) -> WeftError:
-    """Why a server answered with another status than 200."""
+    """Returns the error for an answer of another status than 200."""
     message, kind = error_fields(body)
     text = f"the backend answered {status}: {message}"
     if kind in _TOO_LONG:
@@ -113,11 +113,11 @@ def refusal(status: int, body: bytes, headers: Mapping[str, str]) -> WeftError:
 
 
 def stated_error(error: ErrorBody | str, *, has_begun: bool) -> WeftError:
-    """What an error in the middle of a stream means, whose status was 200. `has_begun`: after content.
+    """Returns the error that a stream of status 200 states. `has_begun`: after content.
 
-    Once an answer has begun the request was accepted, so what ends it is the server's.
+    Once an answer has begun the request was accepted, so the error is the server's.
     """
-    message = error_words(error)
+    message = error_text(error)
     text = f"the backend reported: {message}"
     if has_begun:
         return WeftError(Reason.BACKEND_ERROR, text)
@@ -129,20 +129,20 @@ def stated_error(error: ErrorBody | str, *, has_begun: bool) -> WeftError:
 
 
 def stated_answer(body: bytes) -> WeftError | None:
-    """The error that a JSON answer of status 200 states in place of a stream; None: it states none."""
+    """Returns the error that a JSON answer of status 200 states in place of a stream; None: it states none."""
     try:
         names = msgspec.json.decode(body, type=dict[str, msgspec.Raw]).keys()
     except JSON_FAULTS:
         return None
-    words, kind = error_fields(body)
-    is_answer = not words or "choices" in names
-    return None if is_answer else stated_error(ErrorBody(message=words, type=kind), has_begun=False)
+    message, kind = error_fields(body)
+    is_answer = not message or "choices" in names
+    return None if is_answer else stated_error(ErrorBody(message=message, type=kind), has_begun=False)
 
 
 def _verdict(message: str, text: str, *, is_refusal: bool) -> WeftError:
-    """The error of a server that could have served: the request's where its words or its status say so.
+    """Returns the error of a server that works: a refusal of the request where its message or its status says so.
 
-    A replica would refuse the same content, so it is final; see router_svc/policy/endpoints/failover.py.
+    A replica would refuse the same content, so a refusal is final; see router_svc/policy/endpoints/failover.py.
     """
     if (is_refusal or refuses_content(message)) and refuses_length(message):
         return WeftError(Reason.CONTEXT_LENGTH_EXCEEDED, message)
@@ -152,9 +152,9 @@ def _verdict(message: str, text: str, *, is_refusal: bool) -> WeftError:
 
 
 def provider_refusal(status: int, body: bytes, headers: Mapping[str, str]) -> WeftError:
-    """The same for a provider off the premises, where more is the operator's fault and none of it the caller's.
+    """Returns the same for a provider off the premises, where keys, accounts and addresses are the operator's fault.
 
-    What it says about a key is not repeated: such words quote parts of it.
+    The provider's message about a key is not repeated: it may quote parts of the key.
     """
     kind = error_fields(body)[1]
     if status in _REFUSED_KEY:
@@ -168,16 +168,16 @@ def provider_refusal(status: int, body: bytes, headers: Mapping[str, str]) -> We
 
 
 def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
-    """What the answer says about when to come back, at most MAX_RETRY_AFTER_SECONDS; None: nothing.
+    """Returns the answer's Retry-After in seconds, at most MAX_RETRY_AFTER_SECONDS; None: there is none.
 
-    A date is read against the answer's own date: the server's clock need not agree with ours.
+    A date is relative to the answer's own date: the server's clock may differ.
     """
-    said = headers.get("Retry-After", "").strip()
-    if _SECONDS.fullmatch(said):
-        return float(min(int(said), MAX_RETRY_AFTER_SECONDS))
+    text = headers.get("Retry-After", "").strip()
+    if _SECONDS.fullmatch(text):
+        return float(min(int(text), MAX_RETRY_AFTER_SECONDS))
     try:
-        seconds = (parsedate_to_datetime(said) - parsedate_to_datetime(headers.get("Date", ""))).total_seconds()
-    except (ValueError, TypeError):  # no dates, or only one of them says its zone
+        seconds = (parsedate_to_datetime(text) - parsedate_to_datetime(headers.get("Date", ""))).total_seconds()
+    except (ValueError, TypeError):  # no dates, or only one of them has a time zone
         return None
     return min(max(0.0, seconds), MAX_RETRY_AFTER_SECONDS)
 

@@ -1,4 +1,4 @@
-"""Images, transcriptions and speech from an HTTP server with OpenAI's routes for them."""
+"""Images, transcriptions and speech from a server with OpenAI's routes for them."""
 
 import base64
 import binascii
@@ -27,7 +27,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 MAX_IMAGE_BODY_BYTES = 48 * 1024 * 1024
-"""In base64; a message of the mesh has 64 MiB at most."""
+"""Maximum size of images in base64; a message of the mesh has at most 64 MiB."""
 MAX_TRANSCRIPT_BODY_BYTES = 16 * 1024 * 1024
 _IMAGE_TYPES = MappingProxyType(
     {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg", b"RIFF": "image/webp", b"GIF8": "image/gif"}
@@ -73,7 +73,7 @@ async def generate_images(http: OpenAiHttp, payload: image_pb2.ImagePayload, cal
         if value := getattr(payload, name):
             fields[name] = value
     if not http.endpoint.is_provider:
-        # Addresses of files on the server would be of no use to anybody; OpenAI's own refuses the word.
+        # The default of some servers is the address of a file on the server. OpenAI itself refuses the parameter.
         fields["response_format"] = "b64_json"
     extra = json_object(payload.extra_parameters)
     fields.update({name: value for name, value in extra.items() if name not in fields})
@@ -142,7 +142,7 @@ async def speak(http: OpenAiHttp, payload: audio_pb2.SpeechPayload, call: CallIn
 
 
 def form(fields: Json, files: Sequence[tuple[str, chat_pb2.MediaPart]]) -> FormBody:
-    """A form (RFC 7578) with these fields and files. Encoded at once: a request may have to be sent twice."""
+    """Encodes fields and files as a form (RFC 7578). It is complete in memory: a request may have to be sent twice."""
     boundary = secrets.token_hex(16)
     pieces: list[bytes] = []
     for name, value in fields.items():
@@ -152,7 +152,7 @@ def form(fields: Json, files: Sequence[tuple[str, chat_pb2.MediaPart]]) -> FormB
     for name, part in files:
         subtype = part.media_type.partition("/")[2].partition(";")[0] or "bin"
         disposition = f'form-data; name="{name}"; filename="file.{_quoted(_SUFFIXES.get(subtype, subtype))}"'
-        # A line break in it would begin a header of the caller's own.
+        # A line break in it would let the caller add headers.
         media_type = "".join(filter(str.isprintable, part.media_type)) or "application/octet-stream"
         head = f"--{boundary}\r\nContent-Disposition: {disposition}\r\nContent-Type: {media_type}\r\n\r\n"
         pieces += [head.encode(), part.data, b"\r\n"]
@@ -178,7 +178,7 @@ def _image(image: _Image) -> image_pb2.GeneratedImage:
 
 
 def _seconds(duration: float | str | None) -> float:
-    """Some servers write it as text."""
+    """Reads a duration, which some servers write as text."""
     try:
         seconds = float(duration or 0.0)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Payloads to the JSON bodies of an OpenAI-compatible server. Pure functions."""
+"""Translation of payloads into the JSON bodies of an OpenAI-compatible server. Pure functions."""
 
 import base64
 from collections.abc import Sequence
@@ -42,8 +42,8 @@ _TOOL_MODES = {
     chat_pb2.ToolChoice.MODE_AUTO: "auto",
     chat_pb2.ToolChoice.MODE_REQUIRED: "required",
 }
-# What the API calls a format, where it is not the second half of its media type.
 _AUDIO_FORMATS = {"audio/mpeg": "mp3"}
+"""The API's names of formats, where they differ from the second half of the media type."""
 _SCALARS = (
     "max_tokens",
     "temperature",
@@ -55,16 +55,14 @@ _SCALARS = (
     "frequency_penalty",
     "repeat_penalty",
 )
-
-
 _ENABLE_THINKING = "enable_thinking"
-"""The argument of chat templates that switches thinking on and off."""
+"""Argument of chat templates that switches thinking on and off."""
 _TOKEN_LIMIT = "max_tokens"  # noqa: S105 - a parameter's name
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedBody:
-    """The body to send, and the warnings for the caller."""
+    """The body of a request, and the warnings for the caller."""
 
     body: Json
     warnings: Frame
@@ -72,7 +70,7 @@ class PreparedBody:
 
 
 def chat_body(payload: chat_pb2.ChatPayload, model: str, profile: ParameterProfile) -> PreparedBody:
-    """The body of POST /v1/chat/completions; always a stream with usage. An empty `model` is left out.
+    """Builds the body of POST /v1/chat/completions; always a stream with usage. An empty `model` is left out.
 
     Raises INVALID_ARGUMENT naming an extra parameter that has a wrong value.
     """
@@ -80,9 +78,9 @@ def chat_body(payload: chat_pb2.ChatPayload, model: str, profile: ParameterProfi
     if profile.engine.forces_one_tool and payload.tool_choice.WhichOneof("kind") == "function_name":
         _force(body, payload.tool_choice.function_name)
     arguments, warnings = _add_extras(body, payload.extra_parameters, profile)
-    # Engines read this one themselves, whatever the template.
-    asked = {name: value for name, value in arguments.items() if name != _ENABLE_THINKING}
-    warnings += warning_frame(unread_arguments(asked, profile))
+    # Engines read this one themselves, independently of the template.
+    read_by_template = {name: value for name, value in arguments.items() if name != _ENABLE_THINKING}
+    warnings += warning_frame(unread_arguments(read_by_template, profile))
     thinking = _thinking(payload, arguments, profile)
     if profile.engine.is_strict:
         warnings += _fit_provider(body, thinking, profile)
@@ -94,7 +92,7 @@ def chat_body(payload: chat_pb2.ChatPayload, model: str, profile: ParameterProfi
 
 
 def _fit_provider(body: Json, thinking: bool | None, profile: ParameterProfile) -> Frame:
-    """Make of a body what providers take: they refuse fields that are not OpenAI's. Warnings about what is left out."""
+    """Fit a body to a provider, which refuses fields that are not OpenAI's; returns warnings about removed ones."""
     untaken = [] if profile.passthrough else sorted(profile.engine.untaken & body.keys())
     for name in untaken:
         del body[name]
@@ -108,7 +106,7 @@ def _fit_provider(body: Json, thinking: bool | None, profile: ParameterProfile) 
 
 
 def _force(body: Json, name: str) -> None:
-    """Make the model call one function, for llama-server, which takes a choice by name for `auto` without a word."""
+    """Force the call of one function, for llama-server, which silently treats a choice by name as `auto`."""
     body["tools"] = [tool for tool in body.get("tools", ()) if tool["function"]["name"] == name]
     if not body["tools"]:
         raise invalid_field("tool_choice", f"names {name[:64]}, which is not among the tools")
@@ -139,7 +137,7 @@ def _chat_fields(payload: chat_pb2.ChatPayload, model: str) -> Json:
 
 
 def completion_body(payload: completion_pb2.CompletionPayload, model: str, profile: ParameterProfile) -> PreparedBody:
-    """The body of POST /v1/completions; always a stream with usage.
+    """Builds the body of POST /v1/completions; always a stream with usage.
 
     Raises INVALID_ARGUMENT for echo and suffix, and naming an extra parameter that has a wrong value.
     """
@@ -150,7 +148,7 @@ def completion_body(payload: completion_pb2.CompletionPayload, model: str, profi
         body["n"] = payload.choice_count
     if payload.HasField("logprobs"):
         body["logprobs"] = payload.logprobs
-    # llama-server ignores both without a word, which would be an answer to another question.
+    # llama-server ignores both silently, and would answer another request.
     if payload.echo:
         raise invalid_field("echo", "this runtime cannot repeat the prompt; leave it out")
     if payload.HasField("suffix"):
@@ -159,13 +157,13 @@ def completion_body(payload: completion_pb2.CompletionPayload, model: str, profi
     if arguments and profile.passthrough:
         body[TEMPLATE_ARGUMENTS] = arguments
     elif arguments:
-        # A prompt goes through no template; the servers take the arguments and ignore them.
+        # A prompt is not rendered by a template; servers accept the arguments and ignore them.
         warnings += warning_frame([untaken_warning(TEMPLATE_ARGUMENTS, profile.engine)])
     return PreparedBody(body, warnings)
 
 
 def embedding_body(payload: embedding_pb2.EmbeddingPayload, model: str = "") -> Json:
-    """The body of POST /v1/embeddings."""
+    """Builds the body of POST /v1/embeddings."""
     body: Json = {**_model(model), "input": [_prompt(item) for item in payload.inputs], "encoding_format": "float"}
     if payload.HasField("dimensions"):
         body["dimensions"] = payload.dimensions
@@ -173,7 +171,7 @@ def embedding_body(payload: embedding_pb2.EmbeddingPayload, model: str = "") -> 
 
 
 def add_cache_use(body: Json, use: CacheUse, *, has_slots: bool) -> None:
-    """How the server may use its prefix cache; servers without such a field are not sent it."""
+    """Add the use of the prefix cache to a body, for servers that have such fields."""
     if has_slots and use.slot is not None:
         body["id_slot"] = use.slot
     if has_slots and use.fresh:
@@ -183,18 +181,18 @@ def add_cache_use(body: Json, use: CacheUse, *, has_slots: bool) -> None:
 
 
 def choices_per_prompt(payload: chat_pb2.ChatPayload | completion_pb2.CompletionPayload) -> int:
-    """How many answers each prompt gets."""
+    """Returns the number of choices per prompt."""
     return payload.choice_count if payload.HasField("choice_count") else 1
 
 
 def expected_choices(payload: chat_pb2.ChatPayload | completion_pb2.CompletionPayload) -> int:
-    """How many choices must come to an end."""
+    """Returns the number of choices that must end."""
     prompts = len(payload.prompts) if isinstance(payload, completion_pb2.CompletionPayload) else 1
     return prompts * choices_per_prompt(payload)
 
 
 def warning_frame(warnings: Sequence[ParameterWarning]) -> Frame:
-    """One `warning` event each."""
+    """Returns one event per warning."""
     code = warning_pb2.WARNING_CODE_UNSUPPORTED_PARAMETER
     return [
         event_pb2.InferenceEvent(warning=warning_pb2.Warning(code=code, field=warning.field, message=warning.message))
@@ -203,7 +201,7 @@ def warning_frame(warnings: Sequence[ParameterWarning]) -> Frame:
 
 
 def _add_extras(body: Json, extra: json_value_pb2.JsonObject, profile: ParameterProfile) -> tuple[Json, Frame]:
-    """Put admitted extras into `body`; the template's arguments among them, and warnings about the rest."""
+    """Add the admitted extra parameters to `body`; returns the template's arguments, and warnings about the rest."""
     if not extra.fields:
         return {}, []
     admitted = admit(json_object(extra), profile)
@@ -211,28 +209,28 @@ def _add_extras(body: Json, extra: json_value_pb2.JsonObject, profile: Parameter
     arguments = send.pop(TEMPLATE_ARGUMENTS, {})
     if not isinstance(arguments, dict):
         raise invalid_field(TEMPLATE_ARGUMENTS, "must be an object")
-    # The contract's own parameters stand: an extra never replaces one.
+    # An extra parameter never replaces one of the API's own.
     body.update({name: value for name, value in send.items() if plain_name(name) not in body})
     return arguments, warning_frame(admitted.warnings)
 
 
 def _thinking(payload: chat_pb2.ChatPayload, arguments: Json, profile: ParameterProfile) -> bool | None:
-    """Whether the model is to think; None: as its template has it. What the request says goes before the default."""
+    """Whether the model thinks; None: the template's default. The request takes precedence over the configuration."""
     if payload.HasField("thinking"):
         return payload.thinking
-    if (asked := arguments.get(_ENABLE_THINKING)) is not None:
-        if not isinstance(asked, bool):
+    if (enabled := arguments.get(_ENABLE_THINKING)) is not None:
+        if not isinstance(enabled, bool):
             raise invalid_field(f"{TEMPLATE_ARGUMENTS}.{_ENABLE_THINKING}", "must be true or false")
-        return asked
+        return enabled
     if payload.reasoning_effort == chat_pb2.REASONING_EFFORT_NONE:
-        # Strict servers refuse fields that they do not know, and understand "none" by itself.
+        # Strict servers refuse unknown fields, and know "none" itself.
         knows_thinking = profile.engine.is_strict and profile.thinking is not None
         return False if knows_thinking or profile.engine.thinks_by_template else None
     return profile.thinking
 
 
 def _model(name: str) -> Json:
-    # llama-server has one model and asks for no name; servers with many want theirs.
+    # llama-server has one model and needs no name; servers with several models do.
     return {"model": name} if name else {}
 
 
@@ -329,7 +327,7 @@ def _prompt(prompt: completion_pb2.PromptInput) -> str | list[int]:
 
 
 def json_object(document: json_value_pb2.JsonObject) -> Json:
-    """A JsonObject as plain data, order kept."""
+    """Returns a JsonObject as plain data, in its order."""
     return {item.name: _json_value(item.value) for item in document.fields}
 
 

@@ -1,7 +1,7 @@
-"""Server-sent events from a backend, decoded with a bound.
+"""Server-sent events from a backend, decoded within bounds.
 
-A decoder of our own because the ready-made ones have no limit on an event's size, and because this runs once per token.
-What has arrived is copied once, however it is cut: a line that is not complete is added to, never copied again.
+Existing decoders do not limit an event's size, and this code runs once per token. Received bytes are copied once,
+however they are split: an incomplete line is extended, never copied again.
 """
 
 import codecs
@@ -10,9 +10,9 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 MAX_EVENT_BYTES = 4 * 1024 * 1024
-"""Of one event, all its `data` lines together."""
+"""Maximum size of one event, all its `data` lines together."""
 MAX_LINE_BYTES = 4 * 1024 * 1024
-"""Of one line, comments and fields that are dropped included."""
+"""Maximum size of one line, including comments and fields that are dropped."""
 _ERROR = b"error"
 
 
@@ -23,17 +23,17 @@ class ErrorPayload(bytes):
 
 
 class SseDecoder:
-    """Turns chunks of bytes into the `data` payloads of complete events. Comments and other fields are dropped.
+    """Decodes chunks of bytes into the `data` payloads of complete events. Comments and other fields are dropped.
 
-    As in the specification (WHATWG HTML 9.2.6), lines end with LF, CR or both, one space after the colon is no part of
-    the value, and one byte order mark at the very beginning is none of the first line.
+    By the specification (WHATWG HTML 9.2.6) lines end with LF, CR or both, one space after the colon is not part of the
+    value, and one byte order mark at the beginning is not part of the first line.
     """
 
     def __init__(self, max_event_bytes: int = MAX_EVENT_BYTES, max_line_bytes: int = MAX_LINE_BYTES) -> None:
         self._max_event_bytes = max_event_bytes
         self._max_line_bytes = max_line_bytes
         self._line = bytearray()
-        """The line that is not complete yet."""
+        """The incomplete line."""
         self._data: list[bytes] = []
         self._data_bytes = 0
         self._is_error = False
@@ -41,7 +41,7 @@ class SseDecoder:
         self._after_cr = False
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """The payloads completed by `chunk`. Raises BACKEND_PROTOCOL_ERROR for a line or an event over its limit."""
+        """Returns the payloads that `chunk` completes. Raises BACKEND_PROTOCOL_ERROR over a limit."""
         if b"\r" in chunk or self._after_cr:
             chunk = self._with_line_feeds(chunk)
         lines = chunk.split(b"\n")
@@ -63,7 +63,7 @@ class SseDecoder:
         return payloads
 
     def _complete_first(self, lines: list[bytes]) -> None:
-        """Put what is there of the first line before the rest of it."""
+        """Complete the first line with the part that arrived earlier."""
         if self._line:
             self._line += lines[0]
             self._check_sizes(len(self._line))
@@ -80,7 +80,7 @@ class SseDecoder:
             raise _too_large("an event", self._max_event_bytes)
 
     def _with_line_feeds(self, chunk: bytes) -> bytes:
-        """The chunk with LF alone at the ends of lines; an LF that completes the CRLF of an earlier one is left out."""
+        """Returns the chunk with LF as the only line end; the LF of a CRLF that was split is left out."""
         if self._after_cr and chunk.startswith(b"\n"):
             chunk = chunk[1:]
             self._after_cr = False

@@ -38,9 +38,8 @@ HEALTH_TIMEOUT_SECONDS = 2.0
 FIRST_HEALTH_PAUSE_SECONDS = 0.02
 MAX_HEALTH_PAUSE_SECONDS = 1.0
 MAX_PORT_ATTEMPTS = 16
-"""Ports that another program may take between our look and the engine's, before a start is given up."""
-
-# Two writers share the pipe, so another line may begin right behind the port: six digits are not a port.
+"""Number of ports tried in one start: another program may bind a port between the check and the engine's bind."""
+# Two writers share the pipe, so another line may begin directly after the port: six digits are not a port.
 LISTENING = re.compile(r"listening on http://[^\s:]+:(\d{2,5})(?!\d)|listening, .*port: (\d{2,5})(?!\d)")
 # llama.cpp's message for it, and the operating system's.
 _PORT_TAKEN = re.compile(r"couldn't bind .*socket|address already in use", re.IGNORECASE)
@@ -49,32 +48,32 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartedServerConfig:
-    """What every server that weft starts has in its configuration."""
+    """The configuration of every server that weft starts."""
 
     command: tuple[str, ...]
-    """The program and its first arguments; the backend adds further ones."""
+    """The program and its first arguments; the backend appends others."""
     alias: str
     """The model's name, for messages."""
     embeddings: bool = True
     ports: EnginePorts | None = None
-    """Those that it may listen on, shared with its neighbours; None: any free one."""
+    """Ports that it may listen on, shared with the runner's other engines; None: any free port."""
     load_stall_seconds: float = 300.0
-    """Loading is given up when neither output nor CPU time moved for this long."""
+    """Time without output and CPU time after which a load is aborted."""
     timeouts: TimeoutProfile = field(default_factory=TimeoutProfile)
     graces: StopGraces = field(default_factory=StopGraces)
     leftovers: Leftovers | None = None
-    """Remembers its process for the runner's next start."""
+    """Record of its process for the runner's next start."""
 
 
 class StartLog:
-    """Reads what a server prints before it listens."""
+    """Reads the output of a server until it listens."""
 
     def __init__(self) -> None:
         self.port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.port_is_taken = False
 
     def read(self, line: str) -> None:
-        """Reads one line of its output."""
+        """Read a line of output."""
         if self.port.done():
             return
         if (found := LISTENING.search(line)) is not None:
@@ -85,13 +84,13 @@ class StartLog:
             self.read_other(line)
 
     def read_other(self, line: str) -> None:
-        """Reads a line that says nothing about the port."""
+        """Read a line that does not concern the port."""
 
 
 class StartedServer(Backend):
-    """The part of a Backend that is the same for every OpenAI-compatible server that weft starts.
+    """The common part of backends over OpenAI-compatible servers that weft starts.
 
-    A runtime extends it with `start`, which calls `_listen` and `_connect`, and with what its server can do besides.
+    A runtime adds `start`, which calls `_listen` and `_connect`, and its server's further operations.
     """
 
     def __init__(self, config: StartedServerConfig, gpu: GpuTime | None = None) -> None:
@@ -99,7 +98,7 @@ class StartedServer(Backend):
         self._process = EngineProcess(config.graces, gpu, config.leftovers)
         self._http: OpenAiHttp | None = None
         self._port = 0
-        """The one that was reserved for it; 0: its own choice."""
+        """The reserved port; 0: the server chooses."""
 
     @property
     @override
@@ -134,12 +133,12 @@ class StartedServer(Backend):
 
     @property
     def load_parameters(self) -> Sequence[LoadParameter]:
-        """None; a runtime whose engine has any overrides it."""
+        """No load parameters; overridden by runtimes whose engines have some."""
         return ()
 
     @property
     def cache_isolation(self) -> CacheIsolation:
-        """NONE: tenants share what the server caches, unless a runtime knows better."""
+        """NONE: tenants share the server's cache; overridden by runtimes that can isolate them."""
         return CacheIsolation.NONE
 
     async def erase_cache(self, slots: Sequence[int] | None = None) -> ErasedCache:
@@ -184,9 +183,9 @@ class StartedServer(Backend):
         explain: Callable[[StartLog], WeftError | None] = lambda _: None,
         make_log: Callable[[], StartLog] = StartLog,
     ) -> str:
-        """Starts the server and returns its base URL; tries other ports while another program is faster.
+        """Start the server and return its base URL; further ports are tried while another program takes them.
 
-        `arguments` are those after the command, given the port; `explain` may name the cause of a failed start.
+        `arguments` returns the arguments after the command for a port; `explain` may name the cause of a failed start.
         """
         ports, tried = self._server.ports, set[int]()
         while True:
@@ -205,7 +204,7 @@ class StartedServer(Backend):
                 await self._stop_process()
 
     async def _connect(self, endpoint: Endpoint) -> OpenAiHttp:
-        """Opens the connections of requests and returns once the server says that it is healthy."""
+        """Open the client for requests; returns once the server is healthy."""
         self._http = http = OpenAiHttp(endpoint, self._server.timeouts, self._explain_break)
         await self._while_loading(_until_healthy(http))
         return http

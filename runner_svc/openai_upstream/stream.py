@@ -1,7 +1,7 @@
-"""The chunks of an OpenAI-compatible stream, typed, and turned into events.
+"""The reader of an OpenAI-compatible stream: chunks are decoded into typed structs and translated into events.
 
-One reader serves chat and text completions. It runs once per token: chunks are decoded straight into typed structs,
-and a chunk of a wrong shape is a BACKEND_PROTOCOL_ERROR, never a KeyError.
+One reader serves chat and text completions. It runs once per token. A chunk of a wrong shape is a
+BACKEND_PROTOCOL_ERROR, never a KeyError.
 """
 
 import math
@@ -19,14 +19,12 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 DONE = b"[DONE]"
-# llama-server opens the stream of a multi-prompt completion with this; it carries nothing.
 _EMPTY = b"null"
-
-
+"""Payload with which llama-server opens the stream of a completion with several prompts; it has no content."""
 MAX_COUNT = 2**53
-"""Of tokens: a figure beyond what JSON numbers hold exactly is a wrong one."""
+"""Largest accepted number of tokens: JSON numbers hold larger ones inexactly."""
 MAX_HELD_REPORTS = 2
-"""Reports on the prompt that wait: that nothing is done, and that all is."""
+"""Number of prefill reports that are held back: that of 0 % and that of 100 %."""
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 Place = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 _Milliseconds = Annotated[float, msgspec.Meta(ge=0)]
@@ -75,7 +73,7 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
     logprobs: _Logprobs | None = None
     message: msgspec.Raw = msgspec.Raw()
-    """Of an answer that is no stream; not read."""
+    """Present in an answer that is no stream; not read."""
 
 
 class _PromptDetails(msgspec.Struct):
@@ -136,26 +134,26 @@ _FINISH_REASONS = {
 _NO_MESSAGE = frozenset({b"", b"null"})
 
 
-class _Bill:
-    """Adds up what a stream cost: llama-server sends usage and timings once per choice, others once for all.
+class _UsageSum:
+    """Adds up the usage of a stream: llama-server sends usage and timings once per choice, other servers once for all.
 
-    Others again send usage with every chunk: what a choice has cost so far. Then the last one counts.
+    Others send usage with every chunk, as the choice's total so far. Then the last one counts.
     """
 
     def __init__(self, choices_per_prompt: int) -> None:
         self._choices_per_prompt = choices_per_prompt
         self._of_choices: dict[int, _Usage] = {}
         self._of_stream: _Usage | None = None
-        """The last usage that came without a choice; if there is one, those of choices say the same once more."""
+        """The last usage without a choice; where there is one, the usage of choices is included in it."""
         self._completion_tokens = 0
         self._reasoning_tokens = 0
         self._compute_ms = 0.0
         self._decode_ms = 0.0
         self.has_figures = False
-        """Whether the engine has said anything about the cost."""
+        """Whether the engine has reported usage or timings."""
 
     def add(self, chunk: _Chunk) -> None:
-        """Count a chunk's figures."""
+        """Add a chunk's usage and timings."""
         usage, timings = chunk.usage, chunk.timings
         self.has_figures = True
         if usage is not None and chunk.choices:
@@ -169,7 +167,7 @@ class _Bill:
             self._decode_ms += timings.predicted_ms
 
     def receipt(self) -> receipt_pb2.Receipt:
-        """The backend's part of a receipt."""
+        """Returns the backend's part of a receipt."""
         usage = self._usage()
         receipt = receipt_pb2.Receipt(usage=usage)
         if self._compute_ms > 0:
@@ -181,7 +179,7 @@ class _Bill:
         return receipt
 
     def _usage(self) -> usage_pb2.Usage:
-        """Choices of one prompt share it, so its tokens count once."""
+        """Returns the usage. Choices of one prompt share it, so its tokens count once."""
         if self._of_stream is not None:
             prompts = [self._of_stream]
             completion, reasoning = self._completion_tokens, self._reasoning_tokens
@@ -199,16 +197,16 @@ class _Bill:
 
 
 class StreamReader:
-    """Reads one stream: payloads in, frames of events out, and a verdict at the end.
+    """Reads one stream: from payloads to frames of events, with a final check.
 
-    What may follow what is decided by `policy.answer_state`. Finish reasons are held back until the stream has ended:
-    until then an answer may still turn out to be none, and its caller must not have been given a tidy end.
+    `policy.answer_state` decides which chunk may follow which. Finish reasons are held back until the stream has ended:
+    until then the answer may still fail, and its caller must not have received a regular end.
     """
 
     def __init__(
         self, expected_choices: int, choices_per_prompt: int, *, whole: bool = False, asked_model: str = ""
     ) -> None:
-        """`whole`: the answer is not streamed to its caller, so what arrives together becomes one frame.
+        """`whole`: the answer is not streamed to its caller, so chunks that arrive together become one frame.
 
         `asked_model`: the server's name of the requested model; empty: the request named none.
         """
@@ -217,23 +215,23 @@ class StreamReader:
         self._state = AnswerState(expected_choices)
         self._asked_model = asked_model
         self._content_started = False
-        self._bill = _Bill(choices_per_prompt)
+        self._usage_sum = _UsageSum(choices_per_prompt)
         self._held: Frame = []
         self.done = False
-        """Whether the stream said [DONE]."""
+        """Whether the stream has sent [DONE]."""
         self.ended = False
-        """Whether `read` has given the last frame already."""
+        """Whether `read` has returned the last frame."""
         self.took_token = False
-        """Whether the last `read` held a part of an answer. A preamble that says whose turn it is holds none."""
+        """Whether the last `read` contained a part of an answer; a chunk with the role alone is none."""
         self.took_prefill = False
-        """Whether the last `read` held a report on the prompt."""
+        """Whether the last `read` contained a prefill report."""
 
     def read(self, payloads: list[bytes]) -> list[Frame]:
-        """The frames for what arrived together: the first content of the stream alone, everything else in one.
+        """Returns the frames of payloads that arrived together: the first content of the stream alone, the rest in one.
 
-        Where the answer is not streamed to its caller, all is in one, with the chunks of a text joined.
-        A report that nothing of the prompt is done yet, or all of it, waits for what comes next, and what [DONE] ends
-        goes with what came before it: each frame of its own is a message more, on every hop.
+        Where the answer is not streamed to its caller there is one frame, with the chunks of a text joined. Prefill
+        reports of 0 % and 100 % are held back until the next event, and the events at [DONE] go with those before it:
+        each further frame is one more message on every hop.
         """
         frames: list[Frame] = []
         frame: Frame = []
@@ -264,9 +262,9 @@ class StreamReader:
 
     def finish(self) -> Frame:
         """Returns the last frame once the stream has ended. Raises BACKEND_PROTOCOL_ERROR for an incomplete answer."""
-        self._state.close(has_figures=self._bill.has_figures)
+        self._state.close(has_figures=self._usage_sum.has_figures)
         try:
-            receipt = self._bill.receipt()
+            receipt = self._usage_sum.receipt()
         except (ValueError, OverflowError) as error:
             raise _malformed(error) from error
         return [
@@ -281,15 +279,15 @@ class StreamReader:
         return held
 
     def _check_model(self, payload: bytes) -> Frame:
-        """A warning where the first chunk names another model than the request did."""
-        asked, self._asked_model = self._asked_model, ""
+        """Returns a warning where the first chunk names another model than the request."""
+        requested, self._asked_model = self._asked_model, ""
         try:
             named = msgspec.json.decode(payload, type=_Named).model
         except JSON_FAULTS:
-            return []  # said when the chunk is read
-        if not isinstance(named, str) or not is_another_model(asked, named):
+            return []  # the error is raised when the chunk is decoded
+        if not isinstance(named, str) or not is_another_model(requested, named):
             return []
-        message = f"the server answered as {plain_name(named)!r}; it was asked for {plain_name(asked)!r}"
+        message = f"the server answered as {plain_name(named)!r}; it was asked for {plain_name(requested)!r}"
         code = warning_pb2.WARNING_CODE_MODEL_MISMATCH
         return [event_pb2.InferenceEvent(warning=warning_pb2.Warning(code=code, message=message))]
 
@@ -308,12 +306,12 @@ class StreamReader:
             raise self._stated(payload)
         return chunk
 
-    def _stated(self, payload: bytes, unsaid: str = "") -> WeftError:
-        words, kind = error_fields(payload)
-        return stated_error(ErrorBody(message=words or unsaid, type=kind), has_begun=self._content_started)
+    def _stated(self, payload: bytes, default: str = "") -> WeftError:
+        message, kind = error_fields(payload)
+        return stated_error(ErrorBody(message=message or default, type=kind), has_begun=self._content_started)
 
     def _events_of(self, payload: bytes, frame: Frame) -> Frame:
-        """What is to follow `frame`; text that continues a whole answer's last piece has been added to that."""
+        """Returns the events after `frame`; the text of an unstreamed answer that continues its end is added to it."""
         chunk = self._decode(payload)
         try:
             if self._whole and (text := _continuation(chunk, frame)):
@@ -327,10 +325,10 @@ class StreamReader:
 
     def _events(self, chunk: _Chunk) -> Frame:
         if chunk.usage is not None or chunk.timings is not None:
-            self._bill.add(chunk)
+            self._usage_sum.add(chunk)
         events = [event for choice in chunk.choices if (event := self._delta_event(choice)) is not None]
         if events or (chunk.choices and (self._content_started or self._state.ends)):
-            # Once the answer has begun, an empty piece is a token that cannot be shown.
+            # Once the answer has begun, an empty chunk is a token without text.
             self.took_token = True
         if (progress := chunk.prompt_progress) is not None:
             self.took_prefill = True
@@ -341,7 +339,7 @@ class StreamReader:
         return events
 
     def _delta_event(self, choice: _Choice) -> event_pb2.InferenceEvent | None:
-        """The event of one choice's piece; None for one that carries nothing but perhaps a finish reason."""
+        """Returns the event of a choice's chunk; None for one without content, which may have a finish reason."""
         event = event_pb2.InferenceEvent()
         delta = event.delta
         text = choice.text if choice.delta is None else choice.delta.content
@@ -366,7 +364,7 @@ class StreamReader:
 
 
 def _continuation(chunk: _Chunk, frame: Frame) -> str:
-    """The text of a chunk that has nothing else, where a frame ends with text of its choice; empty: it is another."""
+    """Returns the text of a chunk that only continues the text at the end of `frame`; empty: another chunk."""
     if not frame or len(chunk.choices) != 1 or chunk.usage or chunk.timings or chunk.prompt_progress:
         return ""
     last, choice = frame[-1].delta, chunk.choices[0]

@@ -1,4 +1,4 @@
-"""Tokens from an HTTP server: llama.cpp's `/tokenize` and `/apply-template`, and vLLM's `/tokenize`.
+"""Token counts from an HTTP server: llama.cpp's `/tokenize` and `/apply-template`, and vLLM's `/tokenize`.
 
 llama.cpp takes `content` and answers with `tokens` alone; vLLM takes `prompt` or `messages` and adds `count` and
 `max_model_len`. Neither takes a slot for it.
@@ -18,7 +18,7 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 
 MAX_TOKENS_BODY_BYTES = 256 * 1024 * 1024
-"""A request's body has some million tokens at most, and a token with its text takes 40 bytes."""
+"""Maximum size of an answer: a request has some million tokens at most, and a token with its text takes 40 bytes."""
 _TEMPLATE_FIELDS = ("model", "messages", "tools", "tool_choice", "parallel_tool_calls", "reasoning_effort")
 _TOKENS = "the backend's tokens are"
 _MAX_INT32 = 2**31 - 1
@@ -49,18 +49,18 @@ async def tokenize(
     require_text_only(payload.chat)
     body = _template_body(http, payload.chat)
     if not http.endpoint.is_llama_server:
-        asked = {**body, "add_generation_prompt": True, "return_token_strs": payload.with_pieces}
-        reply = await _ask(http, asked, call)
+        request = {**body, "add_generation_prompt": True, "return_token_strs": payload.with_pieces}
+        reply = await _post_tokenize(http, request, call)
         if reply.count is not None:
             return _result(reply, with_pieces=payload.with_pieces)
-        # No count: it has not understood `messages`, and so it is llama.cpp's own.
+        # Without a count the server has not read `messages`: it is llama.cpp's.
     rendered = read_json(await http.post(APPLY_TEMPLATE, body, call, MAX_TOKENS_BODY_BYTES), _Template, _TOKENS)
-    # As the server itself does with what its template has rendered.
+    # As the server itself does with the output of its template.
     return await _text(http, rendered.prompt, call, add_special=True, with_pieces=payload.with_pieces)
 
 
 def require_text_only(chat: chat_pb2.ChatPayload) -> None:
-    """Raises INVALID_ARGUMENT naming the first part that is no text: what it takes is known once it was worked on."""
+    """Raises INVALID_ARGUMENT naming the first part that is no text: its tokens are known only after processing."""
     for index, message in enumerate(chat.messages):
         for place, part in enumerate(message.content):
             if part.WhichOneof("kind") != "text":
@@ -74,7 +74,7 @@ async def _text(
     body: dict[str, Any] = {
         "content": text,
         "add_special": add_special,
-        # As in prompts: the texts of special tokens stand for those.
+        # As in prompts: the texts of special tokens are read as special tokens.
         "parse_special": True,
         "with_pieces": with_pieces,
     }
@@ -82,16 +82,16 @@ async def _text(
         body |= {"prompt": text, "add_special_tokens": add_special, "return_token_strs": with_pieces}
         if http.endpoint.model:
             body["model"] = http.endpoint.model
-    return _result(await _ask(http, body, call), with_pieces=with_pieces)
+    return _result(await _post_tokenize(http, body, call), with_pieces=with_pieces)
 
 
 def _template_body(http: OpenAiHttp, chat: chat_pb2.ChatPayload) -> dict[str, Any]:
-    """What decides how the chat template renders a conversation, and nothing else of it."""
+    """Returns the part of a chat's body that the chat template renders."""
     body = chat_body(chat, http.endpoint.model, http.endpoint.parameters).body
     return {name: body[name] for name in (*_TEMPLATE_FIELDS, TEMPLATE_ARGUMENTS) if name in body}
 
 
-async def _ask(http: OpenAiHttp, body: dict[str, Any], call: CallInfo) -> _Reply:
+async def _post_tokenize(http: OpenAiHttp, body: dict[str, Any], call: CallInfo) -> _Reply:
     return read_json(await http.post(TOKENIZE, body, call, MAX_TOKENS_BODY_BYTES), _Reply, _TOKENS)
 
 
@@ -119,7 +119,7 @@ def _result(reply: _Reply, *, with_pieces: bool) -> tokenize_pb2.TokenizeResult:
 
 
 def _bytes(piece: str | list[int]) -> bytes:
-    """llama.cpp writes a token that is no text by itself as a list of its bytes."""
+    """Returns the bytes of a token; llama.cpp writes one that is no text by itself as a list of bytes."""
     if isinstance(piece, str):
         return piece.encode()
     try:

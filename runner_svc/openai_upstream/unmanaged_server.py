@@ -1,7 +1,7 @@
-"""The backend of servers that weft does not start: no process, no log, nothing to load.
+"""The common part of backends over servers that weft does not start: no process, no log, no load.
 
-Where the server is and what key it wants stays in this process: no error of such a backend names them, not even in
-messages that the server itself wrote.
+The server's address and key stay in this process: no error of such a backend names them, not even in messages that the
+server itself wrote.
 """
 
 import asyncio
@@ -24,7 +24,6 @@ from runner_svc.backend.port import (
 )
 from runner_svc.openai_upstream import media
 from runner_svc.openai_upstream.client import OpenAiHttp
-from runner_svc.openai_upstream.rerank import rerank
 from runner_svc.openai_upstream.tokens import tokenize
 from runner_svc.policy.backoff import ServerBackoff
 from runner_svc.policy.load_plan import LoadParameter, check_parameters
@@ -39,7 +38,7 @@ from weft.wake.redaction import redacted
 
 
 def read_key(variable: str | None, environment: Mapping[str, str]) -> str:
-    """The key in an environment variable; empty where no variable is named.
+    """Returns the key in an environment variable; empty where no variable is named.
 
     Raises INVALID_ARGUMENT naming the variable, never its value.
     """
@@ -54,25 +53,24 @@ def read_key(variable: str | None, environment: Mapping[str, str]) -> str:
 
 
 class UnmanagedServer(Backend):
-    """The part of a Backend that is the same for every server that weft did not start."""
+    """The common part of backends over servers that weft does not start."""
 
     def __init__(self, operations: frozenset[Operation]) -> None:
         self._operations = operations
         self._http: OpenAiHttp | None = None
-        self._pace = ServerBackoff()
-        """When the next request may be sent to it."""
+        self._backoff = ServerBackoff()
         self._secrets: tuple[str, ...] = ()
-        """Texts that no error may contain."""
+        """Texts that are removed from errors."""
         self._log = LogRing()
 
     @property
     def process_id(self) -> int | None:
-        """None: the process is not ours."""
+        """None: weft does not own the process."""
         return None
 
     @property
     def containment(self) -> str:
-        """Empty: the process is not ours."""
+        """Empty: weft does not own the process."""
         return ""
 
     def load_progress(self) -> float | None:
@@ -80,25 +78,25 @@ class UnmanagedServer(Backend):
         return None
 
     def signs(self) -> ProcessSigns | None:
-        """None: the process is not ours, and may be on another machine."""
+        """None: weft does not own the process, which may be on another machine."""
         return None
 
     @property
     def log(self) -> LogRing:
-        """Empty: the output is not ours."""
+        """Empty: weft does not read its output."""
         return self._log
 
     def log_lines(self, count: int) -> list[str]:
-        """None: the output is not ours."""
+        """No lines: weft does not read its output."""
         return self._log.last(count)
 
     @property
     def load_parameters(self) -> Sequence[LoadParameter]:
-        """None: weft does not load it."""
+        """No parameters: weft does not load it."""
         return ()
 
     def processes(self) -> tuple[ProcessId, ...]:
-        """None: they are not ours."""
+        """No processes: weft owns none."""
         return ()
 
     async def erase_cache(self, slots: Sequence[int] | None = None) -> ErasedCache:
@@ -107,7 +105,7 @@ class UnmanagedServer(Backend):
         raise WeftError(Reason.UNSUPPORTED_OPERATION, "this server cannot be told to forget what it has cached")
 
     async def stop(self) -> None:
-        """Close our connections; the server goes on. Idempotent."""
+        """Close the connections; the server keeps running. Idempotent."""
         http, self._http = self._http, None
         if http is not None:
             await http.close()
@@ -116,7 +114,7 @@ class UnmanagedServer(Backend):
     async def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
         if Operation.COMPLETION not in self._operations and isinstance(payload, completion_pb2.CompletionPayload):
             raise WeftError(Reason.UNSUPPORTED_OPERATION, "this model takes chats, and no text completions")
-        with self._discretion():
+        with self._redacted_errors():
             async with aclosing(self._running().generate(payload, call)) as frames:
                 async for frame in frames:
                     yield frame
@@ -124,37 +122,37 @@ class UnmanagedServer(Backend):
     @override
     async def embed(self, payload: embedding_pb2.EmbeddingPayload, call: CallInfo) -> EmbeddingResult:
         self._require(Operation.EMBEDDING, "embeddings")
-        with self._discretion():
+        with self._redacted_errors():
             return await self._running().embed(payload, call)
 
     async def rerank(self, payload: rerank_pb2.RerankPayload, call: CallInfo) -> RerankResult:
         """See Reranks.rerank."""
         self._require(Operation.RERANK, "reranking")
-        with self._discretion():
-            return await rerank(self._running(), payload, call)
+        with self._redacted_errors():
+            return await self._running().rerank(payload, call)
 
     async def tokenize(self, payload: tokenize_pb2.TokenizePayload, call: CallInfo) -> tokenize_pb2.TokenizeResult:
         """See Tokenizes.tokenize."""
         self._require(Operation.TOKENIZE, "counting tokens")
-        with self._discretion():
+        with self._redacted_errors():
             return await tokenize(self._running(), payload, call)
 
     async def generate_images(self, payload: image_pb2.ImagePayload, call: CallInfo) -> ImageResult:
         """See MakesImages.generate_images."""
         self._require(Operation.IMAGE, "images")
-        with self._discretion():
+        with self._redacted_errors():
             return await media.generate_images(self._running(), payload, call)
 
     async def transcribe(self, payload: audio_pb2.TranscriptionPayload, call: CallInfo) -> audio_pb2.Transcription:
         """See Transcribes.transcribe."""
         self._require(Operation.TRANSCRIPTION, "transcriptions")
-        with self._discretion():
+        with self._redacted_errors():
             return await media.transcribe(self._running(), payload, call)
 
     async def speak(self, payload: audio_pb2.SpeechPayload, call: CallInfo) -> AsyncGenerator[SpeechPart]:
         """See Speaks.speak."""
         self._require(Operation.SPEECH, "speech")
-        with self._discretion():
+        with self._redacted_errors():
             async with aclosing(media.speak(self._running(), payload, call)) as parts:
                 async for part in parts:
                     yield part
@@ -164,25 +162,25 @@ class UnmanagedServer(Backend):
             raise WeftError(Reason.UNSUPPORTED_OPERATION, f"this model is not configured for {words}")
 
     @contextmanager
-    def _discretion(self) -> Iterator[None]:
-        """Removes the server's address and key from errors that are raised in it."""
+    def _redacted_errors(self) -> Iterator[None]:
+        """Remove the server's address and key from errors that are raised inside."""
         try:
             yield
         except WeftError as error:
-            raise self._discreet(error) from None
+            raise self._redacted(error) from None
 
     def _require_no_orders(self, order: LoadOrder | None) -> None:
-        """Raises INVALID_ARGUMENT for an order that sets something: it is not ours to load."""
+        """Raise INVALID_ARGUMENT for an order with options: weft does not load the model."""
         order = order or LoadOrder()
         check_parameters(order.parameters, self.load_parameters)
         if order.model_path is not None:
             raise invalid_field("quantization", "cannot be chosen: weft did not start this server")
 
-    def _require_willing(self) -> None:
-        """Raises NO_SLOT_AVAILABLE until the time that the server named in Retry-After."""
-        wait = self._pace.seconds_to_wait(asyncio.get_running_loop().time())
+    def _require_not_busy(self) -> None:
+        """Raise NO_SLOT_AVAILABLE until the end of the pause that the server requested with Retry-After."""
+        wait = self._backoff.seconds_to_wait(asyncio.get_running_loop().time())
         if wait > 0.0:
-            # This reason says for certain that nothing has been sent; see weft.dispatch.request_trace.
+            # This reason guarantees that no request was sent; see weft.dispatch.request_trace.
             message = "the server is busy and has not been asked"
             raise WeftError(Reason.NO_SLOT_AVAILABLE, message, retry_after_seconds=wait)
 
@@ -191,9 +189,9 @@ class UnmanagedServer(Backend):
             raise WeftError(Reason.BACKEND_NOT_READY, "the backend is not running")
         return self._http
 
-    def _discreet(self, error: WeftError) -> WeftError:
+    def _redacted(self, error: WeftError) -> WeftError:
         if isinstance(error, FieldError):
-            return error  # our own message about the caller's request
+            return error  # weft's own message about the caller's request
         return WeftError(
             error.reason,
             redacted(error.message, self._secrets),

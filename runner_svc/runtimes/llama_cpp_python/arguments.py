@@ -28,7 +28,7 @@ HOST_COMMAND = (sys.executable, "-m", HOST_PROGRAM)
 MAX_GPU_LAYERS = 999
 MAX_BATCH_TOKENS = 65_536
 CACHE_TYPES = ("f16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
-"""Those that the library has names for."""
+"""Types that the library has names for."""
 _FLAGS: Mapping[str, str] = MappingProxyType(
     {
         "context_tokens": "--context-tokens",
@@ -42,27 +42,27 @@ _FLAGS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaCppPythonConfig:
-    """One model in one process. It works on one request at a time: the library can do no more."""
+    """One model in one process, which works on one request at a time, as the library does."""
 
     command: tuple[str, ...] = HOST_COMMAND
-    """The host program; another interpreter needs weft installed, too."""
+    """The host program; another interpreter needs weft installed too."""
     model_path: Path
     chat_template_path: Path | None = None
-    """A template to use instead of the model file's own."""
+    """Chat template that replaces the model file's own."""
     context_tokens: int = 2048
     trained_context_tokens: int = 0
-    """What the model was made for: a load may ask for no more. 0: unknown."""
+    """Trained context of the model, the maximum for a load; 0: unknown."""
     threads: int = 1
     embeddings: bool = True
     extra_arguments: tuple[str, ...] = ()
     """Further flags of the host program, such as --gpu-layers."""
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Set for the host program beside the runner's own environment."""
+    """Environment variables of the host program in addition to the runner's."""
     load_stall_seconds: float = 300.0
-    """Loading is given up when neither output, nor its progress, nor CPU time moved for this long."""
+    """Time without output, load progress and CPU time after which a load is aborted."""
     graces: StopGraces = field(default_factory=StopGraces)
     leftovers: Leftovers | None = None
-    """Remembers its process for the runner's next life."""
+    """Record of its process for the runner's next start."""
     parameters: ParameterProfile = field(default_factory=lambda: ParameterProfile(engine=PARAMETERS))
 
     @property
@@ -72,7 +72,7 @@ class LlamaCppPythonConfig:
         return frozenset(always | {Operation.EMBEDDING} if self.embeddings else always)
 
     def arguments(self, socket: Path, order: LoadOrder | None = None) -> list[str]:
-        """The command line after `command`."""
+        """Returns the command line after `command`."""
         order = order or LoadOrder()
         arguments = [
             *("--socket", str(socket), "--model", str(order.model_path or self.model_path)),
@@ -80,12 +80,12 @@ class LlamaCppPythonConfig:
         ]
         if self.embeddings:
             arguments.append("--embeddings")
-        # What a load asks for stands last: the last of two equal flags is the one that counts.
+        # Options of a load are last: the last of two equal flags counts.
         return [*arguments, *self.extra_arguments, *_order_arguments(order)]
 
 
 def load_parameters(config: LlamaCppPythonConfig) -> tuple[LoadParameter, ...]:
-    """What a load of this model may set."""
+    """Returns the load parameters of this model."""
     return (
         context_parameter(config.context_tokens, config.trained_context_tokens),
         whole_parameter("gpu_layers", "Layers on accelerators; -1: all of them.", -1, MAX_GPU_LAYERS),
@@ -97,13 +97,13 @@ def load_parameters(config: LlamaCppPythonConfig) -> tuple[LoadParameter, ...]:
 
 
 def configured_parameters(extra_arguments: Sequence[str]) -> dict[str, LoadValue]:
-    """What a configuration's further flags set, by the names of load parameters; values that cannot be are left out."""
+    """Reads load parameters from the configuration's extra flags, by name; invalid values are left out."""
     by_flag = {flag: name for name, flag in _FLAGS.items()} | {"--gpu-layers": "gpu_layers"}
     return values_of_flags(extra_arguments, by_flag, load_parameters(LlamaCppPythonConfig(model_path=Path())))
 
 
 def check_together(parameters: Mapping[str, LoadValue], field: str) -> None:
-    """Raise INVALID_ARGUMENT for values of which each is fine and all together are not."""
+    """Raise INVALID_ARGUMENT for valid values that contradict each other."""
     check_cache_and_attention(parameters, "off", field)
 
 

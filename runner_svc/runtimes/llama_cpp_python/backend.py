@@ -1,7 +1,7 @@
-"""llama-cpp-python: the engine as a library, in a process of its own that the runner starts and talks to privately.
+"""The backend of the runtime llama_cpp_python: the library in a host process that the runner starts.
 
-Why a process, and what travels between the two: docs/decisions/0011-in-process-engines.md. The chat template is
-rendered here, in its sandbox; the engine only ever sees finished prompts.
+docs/decisions/0011-in-process-engines.md explains the process and its messages. The runner renders chat templates in
+its sandbox; the engine receives rendered prompts only.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from runner_svc.runtimes.llama_cpp_python.arguments import (
     check_together,
     load_parameters,
 )
-from runner_svc.runtimes.llama_cpp_python.channel import EngineChannel, LineBrokenError
+from runner_svc.runtimes.llama_cpp_python.channel import ChannelClosedError, EngineChannel
 from runner_svc.runtimes.llama_cpp_python.messages import (
     TOKEN_VARIABLE,
     Done,
@@ -57,13 +57,13 @@ from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 
 ERASE_SECONDS = 30.0
-"""How long a request that is under way may keep the engine from forgetting."""
+"""Maximum wait for a running request before the cache is erased."""
 
 __all__ = ["HOST_COMMAND", "HOST_PROGRAM", "LlamaCppPythonBackend", "LlamaCppPythonConfig"]
 
 
 class LlamaCppPythonBackend(Backend):
-    """A Backend over one engine host."""
+    """A Backend over one host process."""
 
     def __init__(self, config: LlamaCppPythonConfig, gpu: GpuTime | None = None) -> None:
         self._config = config
@@ -72,8 +72,8 @@ class LlamaCppPythonBackend(Backend):
         self._templates = ModelTemplates()
         self._channel: EngineChannel | None = None
         self._loading = False
-        self._turn = asyncio.Lock()
-        """One request at a time; admission lets no more in, but one that was given up may still be ending."""
+        self._busy = asyncio.Lock()
+        """Held by the running request: admission admits one at a time, but a cancelled one may still be ending."""
 
     @property
     @override
@@ -103,7 +103,7 @@ class LlamaCppPythonBackend(Backend):
         return self._process.signs()
 
     async def responds(self, timeout_seconds: float) -> bool:
-        """See Backend.responds. The answer comes from another thread than the one that works."""
+        """See Backend.responds. Another thread than the engine's answers."""
         channel = self._channel
         return channel is not None and await channel.ping(timeout_seconds)
 
@@ -127,7 +127,7 @@ class LlamaCppPythonBackend(Backend):
         return self._process.processes()
 
     async def erase_cache(self, slots: Sequence[int] | None = None) -> ErasedCache:
-        """See Backend.erase_cache. It has one prompt at a time, which is slot 0; a request under way is waited for."""
+        """See Backend.erase_cache. The engine holds one prompt, which is slot 0; a running request is waited for."""
         channel = self._channel
         if channel is None or (slots is not None and not slots):
             return ErasedCache(entry_count=0, token_count=0)
@@ -135,23 +135,20 @@ class LlamaCppPythonBackend(Backend):
         try:
             async with (
                 asyncio.timeout(ERASE_SECONDS),
-                self._turn,
-                aclosing(channel.ask(Forget(channel.next_id()))) as arrivals,
+                self._busy,
+                aclosing(channel.answers_to(Forget(channel.next_id()))) as arrivals,
             ):
                 async for answers in arrivals:
                     count += sum(answer.prompt_tokens for answer in answers if isinstance(answer, Done))
         except TimeoutError:
             message = f"the engine was still at work after {ERASE_SECONDS:g} s"
             raise WeftError(Reason.BACKEND_ERROR, message) from None
-        except LineBrokenError:
+        except ChannelClosedError:
             raise await self._explain_break() from None
         return ErasedCache(entry_count=int(count > 0), token_count=count)
 
     async def start(self, order: LoadOrder | None = None) -> BackendFacts:
-        """See Backend.start. Raises TEMPLATE_FAILED when the model's chat template is not safe to use, too.
-
-        Raises INVALID_ARGUMENT for parameters that it does not take.
-        """
+        """See Backend.start. Raises also TEMPLATE_FAILED for an unsafe chat template."""
         order, config = order or LoadOrder(), self._config
         self.check_load(order.parameters)
         self._loading = True
@@ -160,7 +157,7 @@ class LlamaCppPythonBackend(Backend):
             await check_templates(self._templates, self._sandbox)
             self._channel = channel = EngineChannel()
             await channel.open()
-            # The word travels in the environment: arguments are visible to every user of the machine.
+            # The token is passed in the environment: arguments are visible to every user of the machine.
             environment = {**os.environ, **config.environment, **hidden_devices(order), TOKEN_VARIABLE: channel.token}
             await self._process.start([*config.command, *config.arguments(channel.path, order)], environment)
             ready = await self._until_ready(channel)
@@ -193,10 +190,10 @@ class LlamaCppPythonBackend(Backend):
             yield prepared.warnings
         reader, request = AnswerReader(), prepared.request
         request.fresh = call.cache.fresh
-        async with self._turn:
+        async with self._busy:
             request.id = channel.next_id()
             try:
-                async with aclosing(channel.ask(request)) as arrivals:
+                async with aclosing(channel.answers_to(request)) as arrivals:
                     async for answers in arrivals:
                         if any(isinstance(answer, Token) for answer in answers):
                             call.on_token()
@@ -204,10 +201,10 @@ class LlamaCppPythonBackend(Backend):
                             call.on_prefill()
                         for number, frame in enumerate(reader.read(answers)):
                             if number and has_content(frame):
-                                # The first content goes alone, also where more came with it.
+                                # The first content stays alone in its frame, also where more arrived with it.
                                 call.on_token()
                             yield frame
-            except LineBrokenError:
+            except ChannelClosedError:
                 raise await self._explain_break() from None
 
     async def embed(self, payload: embedding_pb2.EmbeddingPayload, call: CallInfo) -> EmbeddingResult:
@@ -222,10 +219,10 @@ class LlamaCppPythonBackend(Backend):
                 raise invalid_field(f"inputs[{index}]", "this runtime embeds text, not token ids")
         vectors: list[embedding_pb2.Embedding] = []
         usage = usage_pb2.Usage()
-        async with self._turn:
+        async with self._busy:
             request = Embed(id=channel.next_id(), texts=[item.text for item in payload.inputs])
             try:
-                async with aclosing(channel.ask(request)) as arrivals:
+                async with aclosing(channel.answers_to(request)) as arrivals:
                     async for answers in arrivals:
                         call.on_prefill()
                         self._process.note_answer()
@@ -234,30 +231,32 @@ class LlamaCppPythonBackend(Backend):
                                 vectors.append(embedding_pb2.Embedding(index=answer.index, values=answer.values))
                             elif isinstance(answer, Done):
                                 usage.prompt_tokens = answer.prompt_tokens
-            except LineBrokenError:
+            except ChannelClosedError:
                 raise await self._explain_break() from None
         return EmbeddingResult(embeddings=vectors, usage=usage)
 
     async def tokenize(self, payload: tokenize_pb2.TokenizePayload, call: CallInfo) -> tokenize_pb2.TokenizeResult:
-        """See Tokenizes.tokenize. The engine does it beside a request that it works on."""
+        """See Tokenizes.tokenize. The engine does it concurrently with a running request."""
         del call
         channel = self._running()
         if payload.WhichOneof("kind") == "text":
             request = Tokenize(id=channel.next_id(), text=payload.text, add_special=payload.add_special)
         else:
-            chat = await prepare(_counted(payload.chat), self._templates, self._config.parameters, self._sandbox.render)
+            chat = await prepare(
+                _rendered(payload.chat), self._templates, self._config.parameters, self._sandbox.render
+            )
             text = str(chat.request.prompts[0])
             request = Tokenize(id=channel.next_id(), text=text, add_special=True, has_template=True)
         request.with_pieces = payload.with_pieces
         result = tokenize_pb2.TokenizeResult()
         try:
-            async with aclosing(channel.ask(request)) as arrivals:
+            async with aclosing(channel.answers_to(request)) as arrivals:
                 async for answers in arrivals:
                     for answer in answers:
                         if isinstance(answer, Tokens):
                             result.ids.extend(answer.ids)
                             result.pieces.extend(answer.pieces)
-        except LineBrokenError:
+        except ChannelClosedError:
             raise await self._explain_break() from None
         result.count = len(result.ids)
         return result
@@ -276,21 +275,21 @@ class LlamaCppPythonBackend(Backend):
             return await self._process.while_loading(
                 channel.ready(), self._config.load_stall_seconds, lambda: channel.load_share
             )
-        except LineBrokenError:
+        except ChannelClosedError:
             raise await self._explain_break(LOADING) from None
 
     async def _explain_break(self, when: str = WORKING) -> WeftError:
-        """Why the line broke."""
+        """Returns the error for a closed channel."""
         return await self._process.explain_break(when) or WeftError(
-            Reason.BACKEND_PROTOCOL_ERROR, "the engine closed its line and lives on"
+            Reason.BACKEND_PROTOCOL_ERROR, "the engine closed its connection and still runs"
         )
 
 
-def _counted(chat: chat_pb2.ChatPayload) -> chat_pb2.ChatPayload:
-    """What of a conversation decides how its template renders it."""
-    counted = chat_pb2.ChatPayload(messages=chat.messages, reasoning_effort=chat.reasoning_effort)
+def _rendered(chat: chat_pb2.ChatPayload) -> chat_pb2.ChatPayload:
+    """Returns the part of a conversation that its template renders."""
+    part = chat_pb2.ChatPayload(messages=chat.messages, reasoning_effort=chat.reasoning_effort)
     if chat.HasField("thinking"):
-        counted.thinking = chat.thinking
+        part.thinking = chat.thinking
     if chat.tool_choice.mode != chat_pb2.ToolChoice.MODE_NONE:
-        counted.tools.extend(chat.tools)
-    return counted
+        part.tools.extend(chat.tools)
+    return part

@@ -1,7 +1,7 @@
-"""The runner's end of the line to the program that hosts an engine.
+"""The runner's end of the channel to a host program.
 
-A Unix socket in a folder that only this user may enter, and that is gone as soon as the program has connected. The
-program has to say a random word first, so that nothing else is ever taken for it.
+The channel is a Unix socket in a folder that only this user may enter, which is removed once the program has connected.
+The program authenticates with a random token.
 """
 
 import asyncio
@@ -17,11 +17,12 @@ import msgspec
 
 from runner_svc.runtimes.llama_cpp_python.messages import (
     LENGTH_BYTES,
+    LIBRARY_MISSING,
     LOAD_ID,
     Answer,
-    Asking,
     Cancel,
     Done,
+    EngineRequest,
     Failed,
     Hello,
     LoadProgress,
@@ -41,10 +42,9 @@ from weft.kernel.reasons import Reason
 log = get_logger("weft.runner")
 
 MAX_UNREAD_ANSWERS = 4096
-"""Answers kept for a request whose reader is slow; then the engine waits."""
+"""Maximum number of unread answers of a request; beyond it the engine waits."""
 HELLO_SECONDS = 5.0
-"""For the first message of a connection."""
-LIBRARY_MISSING = "LIBRARY_MISSING"
+"""Timeout of the first message of a connection."""
 _REASONS = MappingProxyType(
     {
         reason.name: reason
@@ -59,17 +59,17 @@ _REASONS = MappingProxyType(
 )
 
 
-class LineBrokenError(Exception):
+class ChannelClosedError(Exception):
     """The channel is closed; the process's supervisor knows why."""
 
 
 class EngineChannel:
-    """One program's line, from before it is started until it is gone."""
+    """The channel to one program, opened before the program starts."""
 
     def __init__(self) -> None:
-        """Raises CONNECT_FAILED when there is no place for a socket."""
+        """Raises CONNECT_FAILED when no folder for the socket can be made."""
         self.token = secrets.token_urlsafe(24)
-        """What the program has to say first."""
+        """The token by which the program authenticates."""
         try:
             self._folder = Path(tempfile.mkdtemp(prefix="weft-engine-"))
         except OSError as error:
@@ -91,24 +91,24 @@ class EngineChannel:
         return self._folder / "engine.sock"
 
     async def open(self) -> None:
-        """Begin to listen. Raises CONNECT_FAILED."""
+        """Start listening. Raises CONNECT_FAILED."""
         try:
-            self._server = await asyncio.start_unix_server(self._greet, self.path)
+            self._server = await asyncio.start_unix_server(self._authenticate, self.path)
         except OSError as error:
             raise _no_socket(error) from error
 
     async def ready(self) -> Ready:
-        """Return once the model is loaded. Raises what the program says, or LineBrokenError when it ends first."""
+        """Return once the model is loaded. Raises the program's error, or ChannelClosedError when it ends first."""
         return await self._ready
 
     async def close(self) -> None:
-        """End the line and whatever still waits for an answer. Idempotent."""
+        """Close the channel; waiting requests fail. Idempotent."""
         await self._stop_listening()
         reading, self._reading = self._reading, None
         if reading is not None:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
-        self._break()
+        self._fail_all()
 
     async def ping(self, timeout_seconds: float) -> bool:
         """Whether the program answers. Never raises."""
@@ -120,21 +120,21 @@ class EngineChannel:
             async with asyncio.timeout(timeout_seconds):
                 await self._send(Ping(number))
                 await answered
-        except (TimeoutError, LineBrokenError):
+        except (TimeoutError, ChannelClosedError):
             return False
         finally:
             del self._pings[number]
         return True
 
     def next_id(self) -> int:
-        """An id for a request. Requests must be asked in the order of their ids."""
+        """Returns an id for a request. Requests must be sent in the order of their ids."""
         self._last_id += 1
         return self._last_id
 
-    async def ask(self, request: Asking) -> AsyncGenerator[list[Answer]]:
-        """Whatever has arrived for a request, each time; ends with Done. Closing it early cancels the request.
+    async def answers_to(self, request: EngineRequest) -> AsyncGenerator[list[Answer]]:
+        """Send a request; yields its answers in the groups in which they arrive, up to Done. Closing early cancels it.
 
-        Raises what the program says, or LineBrokenError.
+        Raises the program's error, or ChannelClosedError.
         """
         queue: asyncio.Queue[Answer | None] = asyncio.Queue(MAX_UNREAD_ANSWERS)
         self._answers[request.id] = queue
@@ -154,13 +154,13 @@ class EngineChannel:
                 failed = next((answer for answer in answers if isinstance(answer, Failed)), None)
                 ended = broken or failed is not None or isinstance(answers[-1], Done)
                 if broken:
-                    raise LineBrokenError
+                    raise ChannelClosedError
                 if failed is not None:
                     raise _failure(failed)
                 yield answers
         finally:
             del self._answers[request.id]
-            # The reader may be waiting for room in the queue of an answer whose request was cancelled.
+            # `_read` may wait for room in the queue of this request, which was cancelled.
             while not queue.empty():
                 queue.get_nowait()
             if not ended:
@@ -174,15 +174,15 @@ class EngineChannel:
     async def _send(self, message: ToEngine) -> None:
         writer = self._writer
         if writer is None or writer.is_closing():
-            raise LineBrokenError
+            raise ChannelClosedError
         writer.write(encode(message))
         try:
             await writer.drain()
         except OSError:
-            raise LineBrokenError from None
+            raise ChannelClosedError from None
 
-    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Take the connection if it is the program's, else close it and listen on."""
+    async def _authenticate(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Accept the connection if it is the program's, else close it and keep listening."""
         try:
             async with asyncio.timeout(HELLO_SECONDS):
                 first = await self._receive(reader)
@@ -199,20 +199,20 @@ class EngineChannel:
     async def _read(self, reader: asyncio.StreamReader) -> None:
         try:
             while True:
-                await self._take(await self._receive(reader))
+                await self._handle(await self._receive(reader))
         except (OSError, EOFError, TooLongError, msgspec.DecodeError):
-            self._break()
+            self._fail_all()
         except Exception:
-            # Those who wait for answers would wait for a reader that is gone.
+            # Without this, waiting requests would never end.
             log.exception("the answers of an engine could not be read")
-            self._break()
+            self._fail_all()
 
     async def _receive(self, reader: asyncio.StreamReader) -> ToRunner:
         length = body_length(await reader.readexactly(LENGTH_BYTES))
         message: ToRunner = self._decoder.decode(await reader.readexactly(length))
         return message
 
-    async def _take(self, message: ToRunner) -> None:
+    async def _handle(self, message: ToRunner) -> None:
         match message:
             case Pong(id=number):
                 if (ping := self._pings.get(number)) is not None and not ping.done():
@@ -231,8 +231,8 @@ class EngineChannel:
                 if (queue := self._answers.get(answer.id)) is not None:
                     await queue.put(answer)
 
-    def _break(self) -> None:
-        """Tell everybody who waits that nothing more will come."""
+    def _fail_all(self) -> None:
+        """Fail every waiting request and ping."""
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close()
@@ -242,9 +242,9 @@ class EngineChannel:
             queue.put_nowait(None)
         for ping in self._pings.values():
             if not ping.done():
-                ping.set_exception(LineBrokenError())
+                ping.set_exception(ChannelClosedError())
         if not self._ready.done():
-            self._ready.set_exception(LineBrokenError())
+            self._ready.set_exception(ChannelClosedError())
         if not self._ready.cancelled():
             self._ready.exception()  # retrieved, so that asyncio does not log it
 

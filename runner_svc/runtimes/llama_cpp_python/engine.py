@@ -1,7 +1,6 @@
-"""One model in llama-cpp-python, driven through the library's public calls, one request at a time.
+"""The engine: one model in llama-cpp-python, through the library's public calls, one request at a time.
 
-Below `create_completion` rather than with it: that call hides how many tokens there were, and prefill cannot be watched
-or ended in it.
+`create_completion` is not used: it hides the number of tokens, and its prefill can be neither observed nor ended.
 """
 
 import codecs
@@ -36,13 +35,13 @@ from runner_svc.runtimes.llama_cpp_python.messages import (
 
 MAX_SCHEMA_CHARS = 64 * 1024
 MAX_REPETITIONS = 2000
-"""Of one item, as llama.cpp's own grammars have it; a thousand million of them would take all the memory there is."""
+"""Maximum number of repetitions of one item, as in llama.cpp's own grammars; 10**9 would take all memory."""
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength")
 _BRACES = re.compile(r"\{(\d*)(?:,(\d*))?\}")
 
 
-def what_is_too_large(schema: str) -> str:
-    """Returns what is too large about a schema; empty: nothing."""
+def schema_fault(schema: str) -> str:
+    """Returns the fault of a schema that is too large; empty: none."""
     if len(schema) > MAX_SCHEMA_CHARS:
         return f"the schema must be at most {MAX_SCHEMA_CHARS:,} characters"
     left: list[Any] = [json.loads(schema)]
@@ -61,15 +60,15 @@ def _counts(part: dict[str, Any]) -> list[float]:
     counts = [value for name in _COUNTS if isinstance(value := part.get(name), int | float)]
     pattern = part.get("pattern")
     if isinstance(pattern, str):
-        # More digits than a number of ours has are too many, whatever they say.
+        # Nine digits are over the limit already.
         counts += [float(digits[:9]) for braces in _BRACES.findall(pattern) for digits in braces if digits]
     return counts
 
 
 class StopMatcher:
-    """Takes the bytes of one token after the other and gives what can be shown.
+    """Finds stop strings in the bytes of the tokens, and returns the text that can be shown.
 
-    Held back are the bytes of an unfinished character and whatever may turn out to be the beginning of a stop string.
+    It holds back the bytes of an incomplete character, and text that a stop string may begin with.
     """
 
     def __init__(self, stop: Sequence[str]) -> None:
@@ -78,14 +77,14 @@ class StopMatcher:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
         self.stopped = False
-        """Whether a stop string was found; it and what follows is never shown."""
+        """Whether a stop string was found; it and the text after it are never shown."""
 
     def feed(self, piece: bytes) -> str:
         """Returns the text that can be shown after these bytes."""
         return self._show(self._decoder.decode(piece))
 
     def finish(self) -> str:
-        """What was held back, at the end of the generation."""
+        """Returns the text that was held back, at the end of the generation."""
         shown = self._show(self._decoder.decode(b"", final=True))
         rest, self._held = ("" if self.stopped else self._held), ""
         return shown + rest
@@ -103,7 +102,7 @@ class StopMatcher:
         return text[: len(text) - keep]
 
     def _undecided(self, text: str) -> int:
-        """Length of the longest end of `text` that a stop string may begin with."""
+        """Returns the length of the longest end of `text` that a stop string begins with."""
         for length in range(min(self._longest - 1, len(text)), 0, -1):
             if any(stop.startswith(text[-length:]) for stop in self._stop):
                 return length
@@ -111,13 +110,13 @@ class StopMatcher:
 
 
 MEAN_POOLING = 1
-"""One vector per text; what weft asks llama-server for, too."""
+"""llama.cpp's number for one vector per text, the pooling that weft also sets for llama-server."""
 LAYER_SPLIT = 1
-"""llama.cpp's number for a split that gives every device whole layers."""
+"""llama.cpp's number for a split by whole layers."""
 CACHE_TYPES: Mapping[str, int] = MappingProxyType(
     {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8}
 )
-"""ggml's numbers of the types that keys and values can have."""
+"""ggml's numbers of the types of keys and values."""
 LIBRARY_LOGGER = "llama-cpp-python"
 _CONTROLLED = frozenset({"self", "tokens", "reset", "logits_processor", "stopping_criteria", "grammar"})
 
@@ -126,27 +125,27 @@ Send = Callable[[ToRunner], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """How a model is loaded."""
+    """Options of a load."""
 
     model_path: str
     context_tokens: int
-    """0: what the model was made for."""
+    """0: the model's trained context."""
     threads: int = 1
     gpu_layers: int = -1
-    """-1: all of them, where the library was built for a GPU."""
+    """-1: all, where the library was built for a GPU."""
     batch_tokens: int = 512
-    """Tokens per step of prefill, each followed by a report; also the longest text that can be embedded."""
+    """Tokens per step of prefill, which ends with a report; also the maximum length of an embedded text."""
     embeddings: bool = True
     flash_attention: bool = False
     cache_type_k: str | None = None
     cache_type_v: str | None = None
-    """One of CACHE_TYPES; None: the library's own, f16."""
+    """One of CACHE_TYPES; None: the library's default, f16."""
     tensor_split: tuple[float, ...] = ()
-    """Parts of the model for each device, layer by layer; empty: as the library does it."""
+    """Parts of the model for each device, by layers; empty: the library's default."""
 
 
 class RefusedError(Exception):
-    """A request that is wrong, with the name of one of weft's reasons."""
+    """An invalid request; `reason` is the name of a `Reason`."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -154,11 +153,11 @@ class RefusedError(Exception):
 
 
 class CancelledRequestError(Exception):
-    """Nobody wants the request any more."""
+    """The running request was cancelled."""
 
 
 @dataclass(slots=True)
-class _Bill:
+class _Usage:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
@@ -168,12 +167,12 @@ class _Bill:
 
 @dataclass(slots=True)
 class _Current:
-    """The request that is being worked on."""
+    """The running request."""
 
     id: int = 0
     prompt_total: int = 0
     reports_prefill: bool = False
-    bill: _Bill = field(default_factory=_Bill)
+    usage: _Usage = field(default_factory=_Usage)
 
 
 class LlamaCppEngine:
@@ -197,23 +196,23 @@ class LlamaCppEngine:
 
     @property
     def context_tokens(self) -> int:
-        """Prompt and answer together."""
+        """Context of prompt and answer together."""
         return int(self._llama.n_ctx())
 
     def cancel(self, request_id: int) -> None:
-        """End a request soon: between two tokens or, in prefill, within one node of the graph (on a GPU, one batch).
+        """Cancel a request, from any thread.
 
-        From any thread.
+        It ends between two tokens or, in prefill, within one node of the graph (on a GPU, one batch).
         """
         if request_id > self._last_id:
             self._cancelled.add(request_id)
 
     def tokenize(self, request: Tokenize) -> None:
-        """Tell the tokens of a text, to Done or Failed. From another thread: the vocabulary is only ever read."""
+        """Tokenize a text, and report Done or Failed. Called from another thread: the vocabulary is only read."""
         try:
             ids: list[int] = self._llama.tokenize(request.text.encode(), add_bos=request.add_special, special=True)
             if request.has_template:
-                ids = self._one_beginning(ids)
+                ids = self._with_one_bos(ids)
             pieces = [self._llama.detokenize([token]) for token in ids] if request.with_pieces else []
             self._send(Tokens(id=request.id, ids=ids, pieces=pieces))
             self._send(Done(id=request.id, prompt_tokens=0))
@@ -265,7 +264,7 @@ class LlamaCppEngine:
                 **({"pooling_type": MEAN_POOLING} if options.embeddings else {}),
                 **_load_settings(options),
             )
-        # What it says while it loads explains a failure; afterwards it would say something for every request.
+        # Its output during a load explains a failure; afterwards it would print lines for every request.
         llama.verbose = False
         logging.getLogger(LIBRARY_LOGGER).setLevel(logging.WARNING)
         return llama
@@ -285,7 +284,7 @@ class LlamaCppEngine:
         self._output_embeddings(True)
         began, tokens = time.perf_counter(), 0
         for index, text in enumerate(request.texts):
-            self._check_wanted()
+            self._raise_if_cancelled()
             vectors, count = self._llama.embed([text], normalize=True, truncate=False, return_count=True)
             tokens += count
             self._send(Vector(request.id, index, [float(value) for value in vectors[0]]))
@@ -305,25 +304,25 @@ class LlamaCppEngine:
             self._forget()
         seed = random.SystemRandom().getrandbits(31) if request.seed is None else request.seed
         for place, tokens in enumerate(prompts):
-            self._current.bill.prompt_tokens += len(tokens)
+            self._current.usage.prompt_tokens += len(tokens)
             for number in range(request.choice_count):
                 choice = place * request.choice_count + number
                 self._llama.set_seed((seed + choice) % 2**32)
                 # Choices of one prompt share it: only the first one's prefill is reported and counted.
                 self._current.reports_prefill = number == 0
                 if grammar:
-                    # It remembers how far it is: each choice needs a new one.
+                    # A grammar has state: each choice needs a new one.
                     options["grammar"] = self._library.LlamaGrammar.from_string(grammar, verbose=False)
                 self._one_choice(request, choice, tokens, options)
-        bill = self._current.bill
+        usage = self._current.usage
         self._send(
             Done(
                 id=request.id,
-                prompt_tokens=bill.prompt_tokens,
-                completion_tokens=bill.completion_tokens,
-                cached_tokens=bill.cached_tokens,
-                prompt_seconds=bill.prompt_seconds,
-                decode_seconds=bill.decode_seconds,
+                prompt_tokens=usage.prompt_tokens,
+                completion_tokens=usage.completion_tokens,
+                cached_tokens=usage.cached_tokens,
+                prompt_seconds=usage.prompt_seconds,
+                decode_seconds=usage.decode_seconds,
             )
         )
 
@@ -331,14 +330,14 @@ class LlamaCppEngine:
         budget = self.context_tokens - len(tokens)
         limit = budget if request.max_tokens is None else min(request.max_tokens, budget)
         self._current.prompt_total = len(tokens)
-        matcher, bill, began = StopMatcher(request.stop), self._current.bill, time.perf_counter()
+        matcher, usage, began = StopMatcher(request.stop), self._current.usage, time.perf_counter()
         generation = self._llama.generate(tokens, **options)
         for count, token in enumerate(generation, start=1):
-            self._check_wanted()
+            self._raise_if_cancelled()
             if count == 1:
-                bill.prompt_seconds += time.perf_counter() - began
+                usage.prompt_seconds += time.perf_counter() - began
                 began = time.perf_counter()
-            bill.completion_tokens += 1
+            usage.completion_tokens += 1
             ended = self._library.llama_cpp.llama_vocab_is_eog(self._vocabulary, token)
             text = "" if ended else matcher.feed(self._llama.detokenize([token]))
             stopped = ended or matcher.stopped
@@ -347,20 +346,20 @@ class LlamaCppEngine:
                 break
             self._send(Token(request.id, choice, text))
         generation.close()
-        bill.decode_seconds += time.perf_counter() - began
+        usage.decode_seconds += time.perf_counter() - began
 
     def _watched_eval(self, tokens: Sequence[int]) -> None:
-        """The library's own, in steps that are reported. Called for a prompt, and then for every token."""
+        """Evaluate tokens in steps that are reported. The library calls it for a prompt, then for every token."""
         current, llama = self._current, self._llama
         if len(tokens) == 1 and llama.n_tokens >= current.prompt_total:
             self._native_eval(tokens)
             return
-        # What the library still had of this prompt it does not ask for again.
+        # The library evaluates only the part of the prompt that it has not cached.
         cached = current.prompt_total - len(tokens)
         if current.reports_prefill:
-            current.bill.cached_tokens += cached
+            current.usage.cached_tokens += cached
         for begin in range(0, len(tokens), llama.n_batch):
-            self._check_wanted()
+            self._raise_if_cancelled()
             self._native_eval(tokens[begin : begin + llama.n_batch])
             if current.reports_prefill:
                 self._send(PromptProgress(current.id, current.prompt_total, llama.n_tokens, cached))
@@ -372,12 +371,12 @@ class LlamaCppEngine:
                 raise RefusedError("INVALID_ARGUMENT", f"prompt: token ids must be 0 to {vocabulary - 1}, at least one")
             return prompt
         tokens: list[int] = self._llama.tokenize(prompt.encode(), add_bos=True, special=True)
-        return (self._one_beginning(tokens) if has_template else tokens) or [self._llama.token_bos()]
+        return (self._with_one_bos(tokens) if has_template else tokens) or [self._llama.token_bos()]
 
-    def _one_beginning(self, tokens: list[int]) -> list[int]:
-        """Templates may have written the token of the beginning that the tokenizer adds, too."""
-        beginning = self._llama.token_bos()
-        return tokens[1:] if tokens[:2] == [beginning, beginning] else tokens
+    def _with_one_bos(self, tokens: list[int]) -> list[int]:
+        """Returns the tokens with one BOS token, where both the template and the tokenizer have added one."""
+        bos = self._llama.token_bos()
+        return tokens[1:] if tokens[:2] == [bos, bos] else tokens
 
     def _sampling(self, request: Generate) -> dict[str, Any]:
         for name in request.sampling:
@@ -397,19 +396,19 @@ class LlamaCppEngine:
         return options
 
     def _grammar(self, request: Generate) -> str:
-        """What the answer must follow, as GBNF; empty: nothing. Raises RefusedError for what cannot be followed."""
+        """Returns the grammar of the answer as GBNF; empty: none. Raises RefusedError for an unusable one."""
         schema = json.dumps({"type": "object"}) if request.json_object else request.json_schema
         if not schema and not request.grammar:
             return ""
         name = "response_format" if schema else "grammar"
-        if schema and (why := what_is_too_large(schema)):
+        if schema and (why := schema_fault(schema)):
             raise RefusedError("INVALID_ARGUMENT", f"{name}: {why}")
         try:
             text: str = self._library.llama_grammar.json_schema_to_gbnf(schema) if schema else request.grammar
         except Exception as error:
             raise RefusedError("INVALID_ARGUMENT", f"{name}: llama-cpp-python cannot follow this schema") from error
         bindings = self._library.llama_cpp
-        # The library does not look whether llama.cpp took a grammar, and ends the process with one that it refused.
+        # The library does not check whether llama.cpp accepted a grammar, and a refused one ends the process.
         parsed = bindings.llama_sampler_init_grammar(self._vocabulary, text.encode(), b"root")
         if not parsed:
             raise RefusedError("INVALID_ARGUMENT", f"{name}: llama.cpp cannot parse this grammar")
@@ -424,18 +423,18 @@ class LlamaCppEngine:
             self._llama.reset()
 
     def _forget(self) -> int:
-        """Let go of the last prompt; how many tokens there were of it."""
+        """Erase the cached prompt; returns its number of tokens."""
         count = int(self._llama.n_tokens)
         self._llama.reset()
         return count
 
-    def _check_wanted(self) -> None:
+    def _raise_if_cancelled(self) -> None:
         if self._current.id in self._cancelled:
             raise CancelledRequestError
 
 
 def _load_settings(options: EngineOptions) -> dict[str, Any]:
-    """The library's arguments that differ from its defaults."""
+    """Returns the library's arguments that differ from its defaults."""
     settings: dict[str, Any] = {}
     if options.flash_attention:
         settings["flash_attn"] = True
@@ -450,17 +449,17 @@ def _load_settings(options: EngineOptions) -> dict[str, Any]:
 
 @contextmanager
 def _load_progress(bindings: Any, send: Send) -> Iterator[None]:
-    """While it lasts, a model that is loaded says how far it is; the library has no argument for that."""
+    """Report the progress of a load inside; the library has no argument for that."""
     make_defaults = bindings.llama_model_default_params
-    told = [-1.0]
+    reported = [-1.0]
 
-    def hear(share: float, _: Any) -> bool:
-        if share - told[0] >= 0.01 or share >= 1.0:
-            told[0] = share
+    def report(share: float, _: Any) -> bool:
+        if share - reported[0] >= 0.01 or share >= 1.0:
+            reported[0] = share
             send(LoadProgress(share))
         return True
 
-    callback = bindings.llama_progress_callback(hear)
+    callback = bindings.llama_progress_callback(report)
 
     def defaults() -> Any:
         parameters = make_defaults()

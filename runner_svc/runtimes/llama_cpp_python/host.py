@@ -1,10 +1,10 @@
-"""Holds one model of llama-cpp-python in a process of its own, for the runner that started it.
+"""The host program of llama-cpp-python: one model in a process of its own, for the runner that started it.
 
     python -m runner_svc.runtimes.llama_cpp_python.host --socket PATH --model FILE --context-tokens 2048
 
-It connects to the runner's socket, says the word that it was given in WEFT_ENGINE_TOKEN, loads the model and answers
-until the connection ends. The engine works in the main thread; another one reads, so that a cancellation or a ping is
-heard while native code runs.
+It connects to the runner's socket, authenticates with the token in WEFT_ENGINE_TOKEN, loads the model and answers
+until the connection ends. The engine works in the main thread; another one reads, so that cancellations and pings are
+received while native code runs.
 """
 
 import argparse
@@ -23,6 +23,7 @@ import msgspec
 
 from runner_svc.runtimes.llama_cpp_python.engine import CACHE_TYPES, EngineOptions, LlamaCppEngine
 from runner_svc.runtimes.llama_cpp_python.messages import (
+    LIBRARY_MISSING,
     LOAD_ID,
     TOKEN_VARIABLE,
     Cancel,
@@ -41,14 +42,12 @@ from runner_svc.runtimes.llama_cpp_python.messages import (
 )
 
 MAX_WAITING = 16
-"""Requests that wait for the one before them to end; the runner sends one at a time, and cancelled ones end soon."""
+"""Maximum number of waiting requests; the runner sends one at a time, and cancelled ones end soon."""
 MAX_WAITING_TEXTS = 64
-LIBRARY_MISSING = "LIBRARY_MISSING"
-"""The reason of a load that failed because the library cannot be imported."""
 
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
-    """The flags of this program."""
+    """Parses the flags of this program."""
     parser = argparse.ArgumentParser(prog="llama_cpp_host", description=__doc__)
     parser.add_argument("--socket", required=True, help="Unix socket on which the runner listens")
     parser.add_argument("--model", required=True, help="GGUF file")
@@ -69,7 +68,7 @@ def _parts(text: str) -> tuple[float, ...]:
 
 
 class Connection:
-    """The way to the runner."""
+    """The connection to the runner."""
 
     def __init__(self, path: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -79,13 +78,13 @@ class Connection:
         self._decoder = msgspec.json.Decoder(ToEngine)
 
     def send(self, message: ToRunner) -> None:
-        """Send a message, from any thread; waits while the runner does not read."""
+        """Send a message, from any thread; blocks while the runner does not read."""
         data = encode(message)
         with self._sending:
             self._socket.sendall(data)
 
     def receive(self) -> ToEngine:
-        """The next message. Raises EOFError, TooLongError, msgspec.DecodeError or OSError."""
+        """Returns the next message. Raises EOFError, TooLongError, msgspec.DecodeError or OSError."""
         return read_message(self._read_exactly, self._decoder)
 
     def _read_exactly(self, count: int) -> bytes:
@@ -96,7 +95,7 @@ class Connection:
 
 
 def count_tokens(engine: LlamaCppEngine, waiting: queue.Queue[Tokenize]) -> None:
-    """Answer one question about tokens after the other; a thread of its own, so that none waits for an answer."""
+    """Answer Tokenize requests one by one; in a thread of its own, so that they do not wait for a generation."""
     while True:
         request = waiting.get()
         try:
@@ -110,7 +109,7 @@ def count_tokens(engine: LlamaCppEngine, waiting: queue.Queue[Tokenize]) -> None
 def listen(
     connection: Connection, engine: LlamaCppEngine, waiting: queue.Queue[Work], texts: queue.Queue[Tokenize]
 ) -> None:
-    """Hear the runner until it is gone, and then be gone as well, whatever the engine does."""
+    """Read the runner's messages; at the end of the connection the process exits, also while the engine works."""
     try:
         while True:
             match connection.receive():
@@ -134,7 +133,7 @@ def listen(
 
 
 def load(options: argparse.Namespace, connection: Connection) -> LlamaCppEngine:
-    """The loaded model. Leaves the program when the library is missing."""
+    """Loads the model. Exits the program when the library is missing."""
     try:
         library: Any = import_module("llama_cpp")
     except (ImportError, OSError, RuntimeError) as error:
@@ -159,7 +158,7 @@ def load(options: argparse.Namespace, connection: Connection) -> LlamaCppEngine:
 
 
 def main() -> None:
-    """Load, then work on one request after the other."""
+    """Load the model, then work on one request after the other."""
     # Python's own SIGINT handler would wait for native code to return; the default action ends a load at once.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     options = parse_arguments()

@@ -1,7 +1,7 @@
-"""What a runner and the program that hosts an engine say to each other.
+"""The messages between a runner and the host program of an engine.
 
-Each message is a four-byte length, most significant byte first, and that much JSON. Both ends are of one version: they
-come from one installation. Ids count up from 1 and belong to the runner.
+Each message is a four-byte length, most significant byte first, followed by JSON. Both ends have the same version: they
+come from one installation. The runner assigns ids, counting up from 1.
 """
 
 import struct
@@ -11,11 +11,13 @@ from typing import Any
 import msgspec
 
 TOKEN_VARIABLE = "WEFT_ENGINE_TOKEN"  # noqa: S105 - the name of a variable
-"""Environment variable with the word by which the runner knows the program that it started."""
+"""Environment variable with the token by which the program authenticates."""
 MAX_MESSAGE_BYTES = 32 * 1024 * 1024
 LENGTH_BYTES = 4
 LOAD_ID = 0
-"""The id of a failure that belongs to no request."""
+"""Id of a failed load."""
+LIBRARY_MISSING = "LIBRARY_MISSING"
+"""Reason of a load that failed because the library cannot be imported."""
 
 
 class Generate(msgspec.Struct, tag="generate", kw_only=True):
@@ -25,13 +27,13 @@ class Generate(msgspec.Struct, tag="generate", kw_only=True):
     prompts: list[str | list[int]]
     choice_count: int = 1
     has_template: bool = False
-    """The prompts come from a chat template, which may have written the token of the beginning itself."""
+    """Whether the prompts come from a chat template, which may begin with the BOS token itself."""
     max_tokens: int | None = None
-    """Per choice; None: until the context ends."""
+    """Maximum per choice; None: until the context ends."""
     seed: int | None = None
     stop: list[str] = []
     sampling: dict[str, Any] = {}
-    """By the library's names; what is left out has the library's defaults, which are llama.cpp's."""
+    """Sampling parameters by the library's names; missing ones have the library's defaults, which are llama.cpp's."""
     logit_bias: dict[int, float] = {}
     grammar: str = ""
     """GBNF; empty: none."""
@@ -39,7 +41,7 @@ class Generate(msgspec.Struct, tag="generate", kw_only=True):
     json_schema: str = ""
     """A schema as JSON text; empty: none."""
     fresh: bool = False
-    """Nothing that the engine still has of an earlier prompt may be used."""
+    """Whether the cache of the earlier prompt must not be used."""
 
 
 class Embed(msgspec.Struct, tag="embed", kw_only=True):
@@ -50,30 +52,30 @@ class Embed(msgspec.Struct, tag="embed", kw_only=True):
 
 
 class Tokenize(msgspec.Struct, tag="tokenize", kw_only=True):
-    """Tell the tokens of a text; answered beside whatever else is worked on."""
+    """Tokenize a text; answered concurrently with running work."""
 
     id: int
     text: str
     add_special: bool = False
     has_template: bool = False
-    """The text comes from a chat template, which may have written the token of the beginning itself."""
+    """Whether the text comes from a chat template, which may begin with the BOS token itself."""
     with_pieces: bool = False
 
 
 class Forget(msgspec.Struct, tag="forget"):
-    """Forget the prompt of the last request; answered with Done, its `prompt_tokens` what was forgotten."""
+    """Erase the cached prompt of the last request; answered with Done, whose `prompt_tokens` are the erased ones."""
 
     id: int
 
 
 class Cancel(msgspec.Struct, tag="cancel"):
-    """Stops the work on a request that was cancelled."""
+    """Stop the work on a cancelled request."""
 
     id: int
 
 
 class Ping(msgspec.Struct, tag="ping"):
-    """To be answered at once, whatever the engine does."""
+    """Request for a Pong, which is sent at once, also while the engine works."""
 
     id: int
 
@@ -86,7 +88,7 @@ class Hello(msgspec.Struct, tag="hello"):
 
 
 class LoadProgress(msgspec.Struct, tag="load_progress"):
-    """How much of the model is loaded, 0 to 1."""
+    """The loaded share of the model, 0 to 1."""
 
     share: float
 
@@ -98,7 +100,7 @@ class Ready(msgspec.Struct, tag="ready"):
 
 
 class PromptProgress(msgspec.Struct, tag="prompt_progress"):
-    """How far a prompt is."""
+    """The progress of a prefill, in tokens."""
 
     id: int
     total: int
@@ -107,17 +109,17 @@ class PromptProgress(msgspec.Struct, tag="prompt_progress"):
 
 
 class Token(msgspec.Struct, tag="token"):
-    """A token was generated; `text` is what can be shown by now, which may be nothing."""
+    """A generated token; `text` is the text that can be shown so far, which may be empty."""
 
     id: int
     choice: int
     text: str = ""
     finish_reason: str = ""
-    """`stop` or `length` with the last token of a choice, else empty."""
+    """`stop` or `length` at the last token of a choice, else empty."""
 
 
 class Done(msgspec.Struct, tag="done", kw_only=True):
-    """Everything about a request has been said."""
+    """The end of a request, with its usage."""
 
     id: int
     prompt_tokens: int
@@ -141,11 +143,11 @@ class Tokens(msgspec.Struct, tag="tokens", kw_only=True):
     id: int
     ids: list[int]
     pieces: list[bytes] = []
-    """Their texts, where the request wants them."""
+    """Their texts, if requested."""
 
 
 class Failed(msgspec.Struct, tag="failed"):
-    """A request failed, or the load did. `reason` is the name of one of weft's reasons."""
+    """The failure of a request or the load. `reason` is the name of a `Reason`."""
 
     id: int
     reason: str
@@ -159,20 +161,20 @@ class Pong(msgspec.Struct, tag="pong"):
 
 
 Work = Generate | Embed | Forget
-Asking = Work | Tokenize
-"""What is answered until Done or Failed."""
-ToEngine = Asking | Cancel | Ping
+EngineRequest = Work | Tokenize
+"""Requests whose answers end with Done or Failed."""
+ToEngine = EngineRequest | Cancel | Ping
 Answer = PromptProgress | Token | Vector | Tokens | Done | Failed
-"""What concerns one request."""
+"""Answers to a request."""
 ToRunner = Hello | LoadProgress | Ready | Pong | Answer
 
 
 class TooLongError(Exception):
-    """A message is beyond MAX_MESSAGE_BYTES: the other end is not what it should be."""
+    """A message exceeds MAX_MESSAGE_BYTES."""
 
 
 def encode(message: ToEngine | ToRunner) -> bytes:
-    """A message as it travels. Raises TooLongError."""
+    """Encodes a message. Raises TooLongError."""
     body = msgspec.json.encode(message)
     if len(body) > MAX_MESSAGE_BYTES:
         raise TooLongError
@@ -180,7 +182,7 @@ def encode(message: ToEngine | ToRunner) -> bytes:
 
 
 def body_length(head: bytes) -> int:
-    """How long the message behind these LENGTH_BYTES is. Raises TooLongError."""
+    """Returns the length of the message after these LENGTH_BYTES. Raises TooLongError."""
     length: int = struct.unpack(">I", head)[0]
     if length > MAX_MESSAGE_BYTES:
         raise TooLongError
@@ -188,5 +190,5 @@ def body_length(head: bytes) -> int:
 
 
 def read_message(read_exactly: Callable[[int], bytes], decoder: msgspec.json.Decoder[ToEngine]) -> ToEngine:
-    """The next message of a blocking stream. Raises EOFError at its end, TooLongError, msgspec.DecodeError."""
+    """Reads the next message of a blocking stream. Raises EOFError at its end, TooLongError, msgspec.DecodeError."""
     return decoder.decode(read_exactly(body_length(read_exactly(LENGTH_BYTES))))

@@ -1,4 +1,4 @@
-"""Payloads to requests for the engine host, and its answers to events. Pure, but for the sandbox that is handed in."""
+"""Translation of payloads into requests to the engine, and of its answers into events. Pure except for `render`."""
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
@@ -20,7 +20,7 @@ from weft.kernel.reasons import Reason
 Render = Callable[[str, Mapping[str, Any]], Awaitable[str]]
 
 _LIBRARY_NAMES = MappingProxyType({"temperature": "temp"})
-"""Where the library's generate has another name for a parameter."""
+"""Names of parameters of the library's `generate`, where they differ."""
 _NOT_SAMPLING = frozenset(
     {
         *("stream", "stream_options", "messages", "prompt", "n", "tools", "tool_choice", "parallel_tool_calls"),
@@ -36,17 +36,17 @@ class PreparedRequest:
     """The request for the engine, and the warnings for the caller."""
 
     request: Generate
-    """Its id is to be set."""
+    """The request, without its id."""
     warnings: Frame
 
 
 async def prepare(
     payload: GenerationPayload, templates: ModelTemplates, profile: ParameterProfile, render: Render
 ) -> PreparedRequest:
-    """The request for a payload.
+    """Builds the request for a payload.
 
-    Raises INVALID_ARGUMENT naming what this engine cannot do, UNSUPPORTED_OPERATION for a chat without a template,
-    TEMPLATE_FAILED.
+    Raises INVALID_ARGUMENT naming a parameter that this engine does not support, UNSUPPORTED_OPERATION for a chat
+    without a template, TEMPLATE_FAILED.
     """
     if isinstance(payload, chat_pb2.ChatPayload):
         return await _chat(payload, templates, profile, render)
@@ -84,7 +84,7 @@ async def _chat(
 
 
 def _request(body: Json, prompts: list[str | list[int]], choice_count: int) -> Generate:
-    """The part of a request that does not depend on how its prompts came about."""
+    """Builds the request from a body and its rendered prompts."""
     response_format = body.get("response_format", {})
     kind = response_format.get("type", "text")
     grammar = body.get("grammar", "")
@@ -111,12 +111,12 @@ def _request(body: Json, prompts: list[str | list[int]], choice_count: int) -> G
             Generate,
         )
     except (msgspec.ValidationError, ValueError, AttributeError) as error:
-        # Only what `passthrough` lets through unchecked; the engine would end at a message of another shape.
+        # Only parameters that `passthrough` admits unchecked; a message of another shape would end the engine.
         raise invalid_field("extra_parameters", f"cannot be sent to this engine: {error}") from error
 
 
 def _variables(body: Json, templates: ModelTemplates) -> Json:
-    """What the template is given; the names are those that chat templates use everywhere."""
+    """Returns the variables of the template, by the usual names of chat templates."""
     choice = body.get("tool_choice", "auto")
     if choice not in ("auto", "none"):
         raise invalid_field("tool_choice", "this runtime cannot make the model call a tool; use auto or none")
@@ -148,7 +148,7 @@ def _template_message(message: Json, index: int) -> Json:
 
 
 def _arguments(text: str) -> Any:
-    """Templates write arguments as JSON, so they want the value; what is no JSON stays as the model wrote it."""
+    """Returns the arguments as a value, which templates write as JSON; text that is no JSON object stays as it is."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -161,13 +161,13 @@ def _no_logprobs() -> WeftError:
 
 
 class AnswerReader:
-    """Turns the answers to one request into frames: the first content alone, afterwards whatever came together."""
+    """Translates the answers to one request into frames: the first content alone, then a frame per group of answers."""
 
     def __init__(self) -> None:
         self._content_started = False
 
     def read(self, answers: list[Answer]) -> list[Frame]:
-        """The frames for what arrived together."""
+        """Returns the frames of answers that arrived together."""
         frames: list[Frame] = [[]]
         for answer in answers:
             events = _events(answer)

@@ -1,6 +1,6 @@
 """The command line and the environment of llama.cpp's server: from a configuration and the order of one load.
 
-Flags as llama-server of November 2026 has them (0.5.0, `--help`); the launcher around the wheel takes the same.
+Flags are those of llama-server 0.5.0 (November 2026, `--help`); the launcher around the wheel takes the same.
 """
 
 import tempfile
@@ -30,7 +30,7 @@ MAX_SLOTS = 1024
 MAX_GPU_LAYERS = 999
 MAX_BATCH_TOKENS = 65_536
 DEFAULT_BATCH_TOKENS, DEFAULT_UBATCH_TOKENS = 2048, 512
-"""llama.cpp's own."""
+"""llama.cpp's defaults."""
 MAX_IMAGE_TOKENS = 65_536
 MAX_DRAFT_TOKENS = 6
 CACHE_TYPES = ("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
@@ -50,7 +50,7 @@ _FLAGS: Mapping[str, str] = MappingProxyType(
         "spec_draft_p_min": "--spec-draft-p-min",
     }
 )
-"""Of the parameters that are one flag and no more."""
+"""Flags of load parameters that are exactly one flag."""
 NO_HOST_CACHE: Mapping[str, str] = MappingProxyType({"LLAMA_ARG_CACHE_RAM": "0", "LLAMA_ARG_CACHE_IDLE_SLOTS": "0"})
 """Environment that switches off the prompt cache in the host's memory (8 GiB by default): through it the server moves
 prompts between slots, so a tenant would find the prompts of another one there (measured with 0.5.0, November 2026).
@@ -69,7 +69,7 @@ _OTHER_FLAGS: Mapping[str, str] = MappingProxyType(
         "--n-gpu-layers": "gpu_layers",
     }
 )
-"""How else a configuration may write them."""
+"""Other spellings in configurations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,39 +79,39 @@ class LlamaServerConfig(StartedServerConfig):
     model_path: Path
     slots: int = 4
     context_tokens: int = 2048
-    """Context of one slot; the server is given this times `slots`."""
+    """Context of one slot; the server's total is this times `slots`."""
     trained_context_tokens: int = 0
-    """What the model was made for: a load may ask for no more. 0: unknown."""
+    """Trained context of the model, the maximum for a load; 0: unknown."""
     threads: int = 1
-    """llama.cpp with as many threads as a shared machine has cores is 10 times slower (measured): leave one free."""
+    """Threads; with one per core of a shared machine llama.cpp is 10 times slower (measured): leave a core free."""
     chat_template_path: Path | None = None
-    """A template to use instead of the model file's own."""
+    """Chat template that replaces the model file's own."""
     extra_arguments: tuple[str, ...] = ()
     parameters: ParameterProfile = field(default_factory=lambda: ParameterProfile(engine=PARAMETERS))
-    """Which parameters beyond weft's own it is sent, and whether the model thinks by default."""
+    """Parameters beyond weft's own that it is sent, and whether the model thinks by default."""
 
     @property
     def operations(self) -> frozenset[Operation]:
         """The operations that the model offers."""
         if self.reranks:
-            # A server that compares texts writes none, and its vectors are not those of a text.
+            # A reranking server generates nothing, and its vectors are not embeddings of a text.
             return frozenset({Operation.RERANK, Operation.TOKENIZE})
         always = {Operation.CHAT, Operation.COMPLETION, Operation.TOKENIZE}
         return frozenset(always | {Operation.EMBEDDING} if self.embeddings else always)
 
     def profile(self, templates: Sequence[str]) -> ParameterProfile:
-        """Which parameters it is sent, `templates` being those of its model's file; none: it has none."""
-        # The server has templates of its own for models without one, and takes others by name.
+        """Returns the parameters that it is sent; `templates`: those of its model's file, may be empty."""
+        # The server has built-in templates for models without one, and accepts others by name.
         is_known = templates and TEMPLATE_FLAGS.isdisjoint(self.extra_arguments)
         return replace(self.parameters, templates=tuple(templates) if is_known else None)
 
     @property
     def reranks(self) -> bool:
-        """Whether it compares documents with a query, which its flags say."""
+        """Whether its flags make it a reranking server."""
         return not RERANKING_FLAGS.isdisjoint(self.extra_arguments)
 
     def arguments(self, order: LoadOrder | None = None, port: int = 0) -> list[str]:
-        """The command line after `command`."""
+        """Returns the command line after `command`."""
         order = order or LoadOrder()
         slots, context = slots_of(self, order), context_of(self, order)
         arguments = [
@@ -126,18 +126,18 @@ class LlamaServerConfig(StartedServerConfig):
             arguments += ["--embeddings", "--pooling", "mean"]
         if self.chat_template_path is not None:
             arguments += ["--chat-template-file", str(self.chat_template_path)]
-        # What a load asks for stands last: the last of two equal flags is the one that counts.
+        # Options of a load are last: the last of two equal flags counts.
         if order.parameters.keys() & {"slots", "context_tokens"} and self.extra_arguments:
             arguments += [*self.extra_arguments, "--parallel", str(slots), "--ctx-size", str(slots * context)]
         else:
             arguments += self.extra_arguments
-        return [*arguments, *_parameter_arguments(order), *_device_arguments(order), *self._even_steps(order, slots)]
+        return [*arguments, *_parameter_arguments(order), *_device_arguments(order), *self._even_batches(order, slots)]
 
-    def _even_steps(self, order: LoadOrder, slots: int) -> list[str]:
-        """With mean pooling llama.cpp aborts unless what it computes at once can be shared out evenly to its slots."""
-        set_already = {**configured_parameters(self.extra_arguments), **order.parameters}
-        batch = int(set_already.get("batch_tokens", DEFAULT_BATCH_TOKENS))
-        ubatch = min(batch, int(set_already.get("ubatch_tokens", DEFAULT_UBATCH_TOKENS)))
+    def _even_batches(self, order: LoadOrder, slots: int) -> list[str]:
+        """Returns batch sizes that the number of slots divides: with mean pooling llama.cpp aborts with others."""
+        options = {**configured_parameters(self.extra_arguments), **order.parameters}
+        batch = int(options.get("batch_tokens", DEFAULT_BATCH_TOKENS))
+        ubatch = min(batch, int(options.get("ubatch_tokens", DEFAULT_UBATCH_TOKENS)))
         if not self.embeddings or ubatch % slots == 0:
             return []
         even = max(slots, ubatch - ubatch % slots)
@@ -145,7 +145,7 @@ class LlamaServerConfig(StartedServerConfig):
 
 
 def load_parameters(config: LlamaServerConfig) -> tuple[LoadParameter, ...]:
-    """What a load of this model may set."""
+    """Returns the load parameters of this model."""
     return (
         context_parameter(config.context_tokens, config.trained_context_tokens),
         whole_parameter("slots", "Requests it works on at once.", 1, MAX_SLOTS, config.slots),
@@ -168,7 +168,7 @@ def load_parameters(config: LlamaServerConfig) -> tuple[LoadParameter, ...]:
 
 
 def configured_parameters(extra_arguments: Sequence[str]) -> dict[str, LoadValue]:
-    """What a configuration's further flags set, by the names of load parameters; values that cannot be are left out."""
+    """Reads load parameters from the configuration's extra flags, by name; invalid values are left out."""
     by_flag = {flag: name for name, flag in _FLAGS.items()} | dict(_OTHER_FLAGS)
     return values_of_flags(
         extra_arguments, by_flag, load_parameters(LlamaServerConfig(command=(), model_path=Path(), alias=""))
@@ -176,7 +176,7 @@ def configured_parameters(extra_arguments: Sequence[str]) -> dict[str, LoadValue
 
 
 def check_together(parameters: Mapping[str, LoadValue], field: str) -> None:
-    """Raise INVALID_ARGUMENT for values of which each is fine and all together are not."""
+    """Raise INVALID_ARGUMENT for valid values that contradict each other."""
     check_cache_and_attention(parameters, "auto", field)
     batch, ubatch = parameters.get("batch_tokens"), parameters.get("ubatch_tokens")
     if batch is not None and ubatch is not None and int(ubatch) > int(batch):
@@ -184,19 +184,19 @@ def check_together(parameters: Mapping[str, LoadValue], field: str) -> None:
 
 
 def refused_parameter(unknown_flags: str, order: LoadOrder) -> str | None:
-    """The parameter of an order behind flags that a server says that it does not know; None: they are not of one."""
+    """Returns the parameter of an order whose flag the server does not know; None: the flags are of no parameter."""
     by_flag = {flag: name for name, flag in _FLAGS.items()} | {"--n-gpu-layers": "gpu_layers"}
     names = (by_flag.get(word) for word in unknown_flags.split())
     return next((name for name in names if name is not None and name in order.parameters), None)
 
 
 def slots_of(config: LlamaServerConfig, order: LoadOrder) -> int:
-    """Requests that the server works on at once."""
+    """Returns the number of slots that the server is started with."""
     return int(order.parameters.get("slots", config.slots))
 
 
 def context_of(config: LlamaServerConfig, order: LoadOrder) -> int:
-    """Context of one slot that the server is started with."""
+    """Returns the context of one slot that the server is started with."""
     return int(order.parameters.get("context_tokens", config.context_tokens))
 
 

@@ -2,8 +2,8 @@
 
     python -m runner_svc.runtimes.llama_server.xllamacpp_launcher --model FILE --port 0 --parallel 4 --ctx-size 8192
 
-No compiler is needed, and it behaves as a llama-server: the same routes, the same answers, the key in
-LLAMA_API_KEY, and a line that says where it listens.
+It needs no compiler and behaves as a llama-server: the same routes and answers, the key in LLAMA_API_KEY, and a line
+with the address on which it listens.
 """
 
 import argparse
@@ -19,7 +19,7 @@ SPECULATION = ("none", "draft-mtp", "ngram-simple", "ngram-map-k", "ngram-map-k4
 
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
-    """The flags of llama-server that weft uses."""
+    """Parses the flags of llama-server that weft uses."""
     parser = argparse.ArgumentParser(prog="xllamacpp_server", description=__doc__)
     parser.add_argument("--model", type=Path, required=True, help="GGUF file")
     parser.add_argument("--alias", default="", help="name under /v1/models")
@@ -82,7 +82,7 @@ def _set_load_options(params: Any, options: argparse.Namespace, library: Any) ->
 
 
 def main() -> None:
-    """Serve until a signal comes."""
+    """Serve until a signal arrives."""
     options = parse_arguments()
     import xllamacpp  # noqa: PLC0415 - heavy, and only this process may load it
 
@@ -103,7 +103,7 @@ def main() -> None:
     params.cache_ram_mib = options.cache_ram
     params.cache_idle_slots = options.cache_ram != 0
     if options.slot_save_path is not None:
-        # The library joins names to it without a separator of its own.
+        # The library appends names to it without a separator.
         params.slot_save_path = f"{options.slot_save_path}{os.sep}"
     params.use_jinja = options.jinja
     if options.chat_template_file is not None:

@@ -1,4 +1,4 @@
-"""The backend of the runtime openai_http: a server that runs already, probed and used, never started or ended."""
+"""The backend of the runtime openai_http: a server that runs already, which weft probes but never starts or ends."""
 
 import asyncio
 import os
@@ -43,29 +43,29 @@ class AttachedServerConfig:
     """One model of one server."""
 
     url: str = field(repr=False)
-    """http or https; with /v1 at its end or without."""
+    """http or https, with or without /v1 at the end."""
     upstream_model: str
     """The server's own name of the model."""
     api_key_env: str | None = None
-    """Environment variable that holds the key, read with every start; None: the server wants none."""
+    """Environment variable that holds the key, read with every start; None: no key is sent."""
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
     operations: frozenset[Operation] = TEXT_OPERATIONS
     context_tokens: int = 0
     cache_salt: bool = False
-    """Whether it knows `cache_salt`, as vLLM does: requests with different ones share no cached prefixes."""
+    """Whether it knows `cache_salt`, as vLLM does: requests with different salts share no cached prefixes."""
     probe_interval_seconds: float = 5.0
     """Interval of the probes of the server."""
     probe_failures: int = 3
-    """Probes in a row that must fail before it counts as gone."""
+    """Number of failed probes in a row after which it counts as gone."""
     load_stall_seconds: float = 300.0
-    """How long a server may answer that it is loading."""
+    """Maximum time for which the server may report that it is loading."""
     timeouts: TimeoutProfile = field(default_factory=TimeoutProfile)
     parameters: ParameterProfile = field(default_factory=lambda: ParameterProfile(engine=PARAMETERS))
-    """Which parameters beyond weft's own it is sent, and whether the model thinks by default."""
+    """Parameters beyond weft's own that it is sent, and whether the model thinks by default."""
 
     @property
     def base_url(self) -> str:
-        """The URL without a slash and without /v1 at its end."""
+        """The URL without a slash and /v1 at the end."""
         return self.url.rstrip("/").removesuffix(_VERSION_PATH).rstrip("/")
 
 
@@ -82,7 +82,7 @@ class AttachedServer(UnmanagedServer):
         super().__init__(config.operations)
         self._config = config
         self._why_gone = ""
-        """Why the last look at the server found it of no use; empty: it did not answer."""
+        """Why the last probe found the server unusable; empty: it did not answer."""
 
     @override
     async def responds(self, timeout_seconds: float) -> bool:
@@ -95,12 +95,11 @@ class AttachedServer(UnmanagedServer):
         return CacheIsolation.SALT if self._config.cache_salt else CacheIsolation.NONE
 
     async def start(self, order: LoadOrder | None = None) -> BackendFacts:
-        """Attach to the server if it answers; it is waited for only while it says that it is loading.
+        """Attach to the server if it answers; waits only while it reports that it is loading.
 
-        Raises CONNECT_FAILED when it does not answer or refuses the key, MODEL_NOT_FOUND when it lists other models
-        only, LOAD_STALLED when it loads for too long,
-        INVALID_ARGUMENT naming an environment variable that should hold the key and does not, or for an order that
-        sets something: it is not ours to load.
+        Raises CONNECT_FAILED when it does not answer or refuses the key, MODEL_NOT_FOUND when it lists only other
+        models, LOAD_STALLED when it loads for too long, INVALID_ARGUMENT naming an environment variable without the
+        key, or for an order with options: weft does not load the model.
         """
         self._require_no_orders(order)
         await self.stop()
@@ -112,8 +111,8 @@ class AttachedServer(UnmanagedServer):
             model=self._config.upstream_model,
             parameters=self._config.parameters,
         )
-        self._pace = ServerBackoff()
-        http = OpenAiHttp(endpoint, self._config.timeouts, self._explain_break, self._open_when_wanted)
+        self._backoff = ServerBackoff()
+        http = OpenAiHttp(endpoint, self._config.timeouts, self._explain_break, self._open_unless_busy)
         try:
             await self._until_ready(http)
         except BaseException:
@@ -123,7 +122,7 @@ class AttachedServer(UnmanagedServer):
         return BackendFacts(operations=self._config.operations, context_tokens=self._config.context_tokens)
 
     async def wait_exit(self) -> ExitReport:
-        """Return when the server has not answered several probes in a row while no answer of its arrived either."""
+        """Return when the server has failed several probes in a row and no part of an answer arrived meanwhile."""
         http, config = self._running(), self._config
         failures, chunks = 0, 0
         while failures < config.probe_failures:
@@ -135,15 +134,15 @@ class AttachedServer(UnmanagedServer):
             failures = 0 if answers else failures + 1
         return ExitReport(reason=Reason.CONNECT_FAILED, how=self._why_gone or "the server stopped answering")
 
-    async def _open_when_wanted(self, open_response: Open, call: CallInfo) -> aiohttp.ClientResponse:
-        """Returns a response of the server, unless it has asked for a pause (Retry-After) that is not over."""
+    async def _open_unless_busy(self, open_response: Open, call: CallInfo) -> aiohttp.ClientResponse:
+        """Returns a response of the server. Raises NO_SLOT_AVAILABLE during a pause that it requested (Retry-After)."""
         del call
-        self._require_willing()
+        self._require_not_busy()
         try:
             return await open_response()
         except WeftError as error:
             if error.reason is Reason.BACKEND_NOT_READY and error.retry_after_seconds is not None:
-                self._pace.note_busy(error.retry_after_seconds, asyncio.get_running_loop().time())
+                self._backoff.note_busy(error.retry_after_seconds, asyncio.get_running_loop().time())
             raise
 
     async def _until_ready(self, http: OpenAiHttp) -> None:
@@ -168,17 +167,17 @@ class AttachedServer(UnmanagedServer):
     async def _probe(self, http: OpenAiHttp) -> _Presence:
         """Whether the server takes requests for the model.
 
-        Raises CONNECT_FAILED when it answers and is of no use, MODEL_NOT_FOUND when it lists other models only.
+        Raises CONNECT_FAILED when it answers and is unusable, MODEL_NOT_FOUND when it lists only other models.
         """
         answer = await http.answer_of(MODELS, PROBE_TIMEOUT_SECONDS)
         status, body = (None, b"") if answer is None else answer
         if status == _LISTED:
             self._require_listed(body)
         if status in _UNKNOWN_PATH:
-            # Some servers have no list of models; what they say about their health must do.
+            # For servers without a list of models the health check decides.
             status = await http.status_of(HEALTH, PROBE_TIMEOUT_SECONDS)
         match status:
-            case 200 | 429:  # a server that counts its callers' questions is there
+            case 200 | 429:  # a server that limits its callers is there
                 return _Presence.READY
             case None:
                 return _Presence.ABSENT
@@ -192,14 +191,14 @@ class AttachedServer(UnmanagedServer):
                 )
 
     def _require_listed(self, body: bytes) -> None:
-        """A server that lists nothing says nothing: many have no list."""
+        """Raise MODEL_NOT_FOUND where a list lacks the model; an empty list proves nothing."""
         listed, name = listed_models(body), self._config.upstream_model
         if not listed.has(name):
             message = redacted(not_listed_message(name, listed), self._secrets)
             raise WeftError(Reason.MODEL_NOT_FOUND, message)
 
     async def _explain_break(self, reason: Reason) -> WeftError | None:
-        """A connection that broke in mid-answer: because the server went away?"""
+        """Returns SERVER_DIED for a broken answer of a server that is gone; None: it is there."""
         http = self._http
         if reason is not Reason.BACKEND_PROTOCOL_ERROR or http is None or await self._is_there(http):
             return None

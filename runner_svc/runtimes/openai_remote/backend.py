@@ -1,6 +1,6 @@
-"""A model of a provider off the premises, over OpenAI's Chat Completions: nothing to load, a key, and a bill.
+"""The backend of the runtime openai_remote: a model of a provider off the premises, over OpenAI's Chat Completions.
 
-Whether a request may leave is decided before it gets here: see `runner_svc.servicers.inference.RequestAdmission.admit`.
+Admission has decided that a request may leave: see `runner_svc.servicers.inference.RequestAdmission.admit`.
 """
 
 import asyncio
@@ -30,12 +30,12 @@ _HAS_NO_LIST = frozenset({404, 405, 501})
 
 
 class HealthCheck(StrEnum):
-    """How it is found out whether a provider is there."""
+    """How the presence of a provider is checked."""
 
     CONFIG_ONLY = "config_only"
-    """Not at all: it counts as there while its configuration is whole, and is called for requests alone."""
+    """Not at all: a valid configuration counts as present, and the provider is called for requests only."""
     MODELS = "models"
-    """Its list of models is requested, with the key and nothing of any request."""
+    """By its list of models, requested with the key and without content of requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,24 +43,24 @@ class OpenAiRemoteConfig:
     """One model of one provider."""
 
     base_url: str = field(repr=False)
-    """With the version of the interface, such as "https://api.example.com/v1"; `/chat/completions` is put after it."""
+    """With the version of the interface, such as "https://api.example.com/v1"; `/chat/completions` is appended."""
     upstream_model: str
     """The provider's own name of the model."""
     api_key_env: str | None = None
-    """Environment variable that holds the key, read with every start; None: the provider wants none."""
+    """Environment variable that holds the key, read with every start; None: no key is sent."""
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
     operations: frozenset[Operation] = frozenset({Operation.CHAT})
     context_tokens: int = 0
     """0: unknown."""
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
-    """Longest wait until an answer begins, repetitions and the pauses before them included."""
+    """Maximum wait until an answer begins, with retries and their pauses."""
     max_retries: int = 0
-    """How often a request may be repeated that the provider was too busy for, or that did not reach it."""
+    """Maximum number of retries of a request for which the provider was busy, or that did not reach it."""
     health_check: HealthCheck = HealthCheck.CONFIG_ONLY
     probe_interval_seconds: float = 60.0
     """Interval of the requests for the list of models."""
     probe_failures: int = 3
-    """Times in a row that this must fail before the provider counts as gone."""
+    """Number of failures in a row after which the provider counts as gone."""
     timeouts: TimeoutProfile = field(default_factory=TimeoutProfile)
     parameters: ParameterProfile = field(default_factory=lambda: ParameterProfile(engine=PARAMETERS))
 
@@ -71,25 +71,25 @@ class OpenAiRemote(UnmanagedServer):
     def __init__(self, config: OpenAiRemoteConfig) -> None:
         super().__init__(config.operations)
         self._config = config
-        self._pace = ServerBackoff(max_retries=config.max_retries)
+        self._backoff = ServerBackoff(max_retries=config.max_retries)
 
     @property
     def cache_isolation(self) -> CacheIsolation:
-        """Ours has no part in it: providers keep their customers apart, and our tenants are one customer."""
+        """NONE: a provider isolates its customers, and all tenants of the mesh are one customer."""
         return CacheIsolation.NONE
 
     async def responds(self, timeout_seconds: float) -> bool:
-        """Whether it is there, as far as it is looked for at all."""
+        """Whether the provider answers; without health checks, whether the backend has started."""
         http = self._http
         if http is None or self._config.health_check is HealthCheck.CONFIG_ONLY:
             return http is not None
         return await http.status_of(MODELS, timeout_seconds) is not None
 
     async def start(self, order: LoadOrder | None = None) -> BackendFacts:
-        """Be ready to call it; it is called now only where its list of models is to be looked at.
+        """Prepare the client; the provider is called now only where its list of models is the health check.
 
-        Raises INVALID_ARGUMENT naming an environment variable that should hold the key and does not, or for an order
-        that sets something; CONNECT_FAILED when the list cannot be had.
+        Raises INVALID_ARGUMENT naming an environment variable without the key, or for an order with options;
+        CONNECT_FAILED when the list cannot be read.
         """
         self._require_no_orders(order)
         await self.stop()
@@ -104,7 +104,7 @@ class OpenAiRemote(UnmanagedServer):
             parameters=config.parameters,
             is_provider=True,
         )
-        http = OpenAiHttp(endpoint, config.timeouts, _know_no_more, self._open_patiently)
+        http = OpenAiHttp(endpoint, config.timeouts, _no_explanation, self._open_with_retries)
         try:
             if config.health_check is HealthCheck.MODELS:
                 _require_presence(await http.status_of(MODELS, PROBE_TIMEOUT_SECONDS))
@@ -128,7 +128,7 @@ class OpenAiRemote(UnmanagedServer):
             failures = 0 if _is_there(status) else failures + 1
         return ExitReport(reason=Reason.CONNECT_FAILED, how="the provider stopped answering")
 
-    async def _open_patiently(self, open_response: Open, call: CallInfo) -> aiohttp.ClientResponse:
+    async def _open_with_retries(self, open_response: Open, call: CallInfo) -> aiohttp.ClientResponse:
         """Returns a response whose answer begins in time, after as many retries as the configuration allows."""
         loop = asyncio.get_running_loop()
         limit = self._config.timeout_seconds
@@ -137,38 +137,38 @@ class OpenAiRemote(UnmanagedServer):
             give_up_at = min(give_up_at, call.answer_by)
         try:
             async with asyncio.timeout(limit):
-                return await self._open_in_turns(open_response, give_up_at)
+                return await self._retry(open_response, give_up_at)
         except TimeoutError as error:
             message = f"the provider's answer did not begin in time (timeout_seconds, {limit:g} s)"
             raise WeftError(Reason.HEADERS_TIMEOUT, message) from error
 
-    async def _open_in_turns(self, open_response: Open, give_up_at: float) -> aiohttp.ClientResponse:
+    async def _retry(self, open_response: Open, give_up_at: float) -> aiohttp.ClientResponse:
         loop = asyncio.get_running_loop()
-        self._require_willing()
+        self._require_not_busy()
         for retries in itertools.count():
             try:
                 return await open_response()
             except WeftError as error:
                 if error.reason is Reason.BACKEND_NOT_READY:
-                    self._pace.note_busy(error.retry_after_seconds, loop.time())
+                    self._backoff.note_busy(error.retry_after_seconds, loop.time())
                 await self._pause_or_raise(error, retries, give_up_at)
         raise AssertionError("the count has no end")
 
     async def _pause_or_raise(self, error: WeftError, retries: int, give_up_at: float) -> None:
         loop = asyncio.get_running_loop()
-        pause = self._pace.pause_before_retry(error.reason, retries, loop.time(), give_up_at)
+        pause = self._backoff.pause_before_retry(error.reason, retries, loop.time(), give_up_at)
         while pause:
             await asyncio.sleep(pause)
             # Another request may have been refused meanwhile with a longer pause.
-            pause = self._pace.seconds_to_wait(loop.time())
+            pause = self._backoff.seconds_to_wait(loop.time())
             if loop.time() + pause >= give_up_at:
                 pause = None
         if pause is None:
             raise error
 
 
-async def _know_no_more(reason: Reason) -> WeftError | None:
-    """An ExplainBreak: a provider is not looked at, and not ours to know about."""
+async def _no_explanation(reason: Reason) -> WeftError | None:
+    """An ExplainBreak: nothing more is known about a provider."""
     del reason
     return None
 
@@ -178,7 +178,6 @@ def _is_there(status: int | None) -> bool:
 
 
 def _require_presence(status: int | None) -> None:
-    """Raises CONNECT_FAILED."""
     if status is None:
         raise WeftError(Reason.CONNECT_FAILED, "the provider does not answer")
     if status in (401, 403):

@@ -12,7 +12,6 @@ from kit.fake_backend import run_fake_backend
 from runner_svc.backend.port import CallInfo
 from runner_svc.openai_upstream import media
 from runner_svc.openai_upstream.client import Endpoint, OpenAiHttp
-from runner_svc.openai_upstream.rerank import rerank
 from runner_svc.openai_upstream.tokens import tokenize
 from runner_svc.policy.parameters import ParameterProfile
 from runner_svc.policy.timeouts import TimeoutProfile
@@ -111,8 +110,8 @@ async def test_tokens_that_cannot_be_are_a_protocol_error(reply: dict[str, Any])
 
 async def test_scores_come_the_best_first_and_no_more_than_asked_for() -> None:
     async with run_fake_backend("--reranking") as fake, _over(fake.base_url) as http:
-        everything = await rerank(http, QUERY, CALL)
-        best = await rerank(http, rerank_pb2.RerankPayload(query="grey cat", documents=QUERY.documents, top_n=1), CALL)
+        everything = await http.rerank(QUERY, CALL)
+        best = await http.rerank(rerank_pb2.RerankPayload(query="grey cat", documents=QUERY.documents, top_n=1), CALL)
     assert [score.index for score in everything.scores] == [1, 2, 0]
     assert [score.index for score in best.scores] == [1]
     assert everything.usage.prompt_tokens == 13
@@ -121,7 +120,7 @@ async def test_scores_come_the_best_first_and_no_more_than_asked_for() -> None:
 async def test_vllm_counts_the_sum_alone() -> None:
     results = [{"index": index, "relevance_score": 0.5, "document": {"text": "x"}} for index in range(3)]
     async with _answering({"results": results, "usage": {"total_tokens": 7}}) as http:
-        assert (await rerank(http, QUERY, CALL)).usage.prompt_tokens == 7
+        assert (await http.rerank(QUERY, CALL)).usage.prompt_tokens == 7
 
 
 @pytest.mark.parametrize(
@@ -133,7 +132,7 @@ async def test_scores_of_other_documents_are_a_protocol_error(places: list[int])
     results = [{"index": place, "relevance_score": 0.5} for place in places]
     async with _answering({"results": results}) as http:
         with pytest.raises(WeftError) as failed:
-            await rerank(http, QUERY, CALL)
+            await http.rerank(QUERY, CALL)
     assert failed.value.reason is Reason.BACKEND_PROTOCOL_ERROR
 
 

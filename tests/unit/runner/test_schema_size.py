@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from runner_svc.runtimes.llama_cpp_python.engine import MAX_REPETITIONS, MAX_SCHEMA_CHARS, what_is_too_large
+from runner_svc.runtimes.llama_cpp_python.engine import MAX_REPETITIONS, MAX_SCHEMA_CHARS, schema_fault
 
 
 @pytest.mark.parametrize(
@@ -20,10 +20,10 @@ from runner_svc.runtimes.llama_cpp_python.engine import MAX_REPETITIONS, MAX_SCH
     ],
 )
 def test_a_schema_that_would_be_written_out_endlessly_is_refused(schema: dict[str, Any]) -> None:
-    assert what_is_too_large(json.dumps(schema))
+    assert schema_fault(json.dumps(schema))
 
 
 def test_an_ordinary_schema_and_one_at_the_limit_pass() -> None:
     ordinary = {"properties": {"minItems": {"type": "integer", "minimum": 5000}}, "pattern": "^\\d{5}(-\\d{4})?$"}
     for schema in (ordinary, {"minItems": MAX_REPETITIONS}, {"minItems": "many", "pattern": 3}, True):
-        assert what_is_too_large(json.dumps(schema)) == ""
+        assert schema_fault(json.dumps(schema)) == ""
