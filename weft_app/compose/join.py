@@ -24,6 +24,7 @@ import runner_svc.service
 from runner_svc.dial_out import DialOut, DialOutConfig, LinkEvent
 from runner_svc.runtimes.settings import ModelSettings
 from runner_svc.runtimes.table import ATTACHED_RUNTIME
+from runner_svc.settings import RunnerSettings
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.gc_tuning import settle_garbage_collector
 from weft.kernel.reasons import Reason
@@ -36,7 +37,6 @@ from weft_app.compose.runner import pick_runner, runner_config
 from weft_app.compose.shutdown import CriticalTasks, stop_requested
 from weft_app.config.config import CONFIG_NAME, WeftConfig
 from weft_app.config.loader import Document, load_config
-from weft_app.config.runner_sections import RunnerSection
 
 SOCKET_NAME = "runner.sock"
 FETCH_SECONDS = 10.0
@@ -73,7 +73,7 @@ class Trust:
 class JoinPlan:
     """The runner and the mesh that it joins."""
 
-    runner: RunnerSection
+    runner: RunnerSettings
     published: tuple[str, ...]
     """Its published models."""
     address: JoinAddress
@@ -108,7 +108,7 @@ def config_with_server(
 
 def pick_published(
     config: WeftConfig, runner: str | None, opted_in: Collection[str]
-) -> tuple[RunnerSection, list[str]]:
+) -> tuple[RunnerSettings, list[str]]:
     """The runner that joins, and its models that are published: those that say so, and those named on the command line.
 
     Raises INVALID_ARGUMENT when there is none, with what to write.

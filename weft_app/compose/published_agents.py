@@ -7,10 +7,10 @@ from typing import Any
 from google.protobuf import json_format
 
 from runner_svc.config import PublishedAgent
+from runner_svc.settings import AgentSettings, RunnerSettings
 from weft.api.common.v1 import agent_behaviour_pb2, sampling_pb2
 from weft.dispatch.parameter_checks import check_behaviour
 from weft.kernel.errors import invalid_field
-from weft_app.config.runner_sections import AgentSection, RunnerSection
 
 _REPETITION_POLICIES: dict[str, agent_behaviour_pb2.RepetitionPolicy.ValueType] = {
     "off": agent_behaviour_pb2.REPETITION_POLICY_OFF,
@@ -19,12 +19,12 @@ _REPETITION_POLICIES: dict[str, agent_behaviour_pb2.RepetitionPolicy.ValueType] 
 }
 
 
-def published_agents(section: RunnerSection) -> tuple[PublishedAgent, ...]:
+def published_agents(section: RunnerSettings) -> tuple[PublishedAgent, ...]:
     """The agents of a runner. Raises INVALID_ARGUMENT naming the field that is wrong."""
     return tuple(_agent(agent, f"runners.{section.name}.agents[{index}]") for index, agent in enumerate(section.agents))
 
 
-def _agent(agent: AgentSection, where: str) -> PublishedAgent:
+def _agent(agent: AgentSettings, where: str) -> PublishedAgent:
     return PublishedAgent(
         name=agent.name,
         model=agent.model or "",
@@ -36,7 +36,7 @@ def _agent(agent: AgentSection, where: str) -> PublishedAgent:
     )
 
 
-def _behaviour(agent: AgentSection, where: str) -> agent_behaviour_pb2.AgentBehaviour | None:
+def _behaviour(agent: AgentSettings, where: str) -> agent_behaviour_pb2.AgentBehaviour | None:
     behaviour = agent_behaviour_pb2.AgentBehaviour(
         platform_prompt=agent.platform_prompt,
         tools=agent.tools,

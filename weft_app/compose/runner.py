@@ -11,9 +11,9 @@ from runner_svc.backend.engine_process import EnginePorts, parse_port_range
 from runner_svc.config import RunnerConfig
 from runner_svc.memory.estimate import MemoryEstimator
 from runner_svc.memory.learned_memory import LearnedMemory, learned_file
-from runner_svc.policy.backoff import RestartLimits
 from runner_svc.runtimes.settings import ModelSettings
 from runner_svc.service import RunnerService
+from runner_svc.settings import RunnerSettings
 from runner_svc.supervise.leftovers import Leftovers
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import invalid_field
@@ -27,7 +27,7 @@ from weft_app.compose.served_models import SharedParts, served_model
 from weft_app.compose.serving import Announce, registry_address, serve_until_stopped
 from weft_app.compose.tool_sources import tool_sources
 from weft_app.config.config import AcceleratorSettings, WeftConfig
-from weft_app.config.runner_sections import RunnerSection, with_replicas
+from weft_app.config.runners import with_replicas
 
 DEFAULT_DRAIN_SECONDS = 10.0
 
@@ -46,7 +46,7 @@ MakeSurface = Callable[[RunnerService, RunnerConfig], Surface]
 
 
 def runner_config(
-    section: RunnerSection,
+    section: RunnerSettings,
     home: WeftHome,
     *,
     address: str,
@@ -61,8 +61,9 @@ def runner_config(
     `drain_seconds` is how long an unload waits for running requests. `accelerators` are the devices of this host whose
     memory is booked; None: there is no book.
     """
-    is_published = published or _not_withheld
-    models = tuple(model for model in section.models if is_published(model))
+    models = section.published_models
+    if published is not None:
+        models = tuple(model for model in section.models if published(model))
     if not models:
         raise invalid_field(f"runners.{section.name}.models", "none is published; say `publish: true` for one of them")
     state = home.state / "runners"
@@ -85,12 +86,7 @@ def runner_config(
         observer=None if accelerators is None else host_observer(accelerators),
         device_indexes=section.devices,
         memory_wait_seconds=section.memory_wait_seconds,
-        restart=RestartLimits(
-            max_deaths=section.max_deaths,
-            window_seconds=section.death_window_seconds,
-            first_pause_seconds=section.first_pause_seconds,
-            max_pause_seconds=section.max_pause_seconds,
-        ),
+        restart=section.restart,
         agents=published_agents(section),
         tools=tool_sources(section, os.environ),
         max_requests=section.max_requests,
@@ -135,15 +131,11 @@ async def serve_runner(
         await serve_until_stopped(host, made, config, started, beside=[service, *beside])
 
 
-def _ports(section: RunnerSection) -> EnginePorts:
+def _ports(section: RunnerSettings) -> EnginePorts:
     return EnginePorts(parse_port_range(section.port_range or "", f"runners.{section.name}.port_range"))
 
 
-def _not_withheld(model: ModelSettings) -> bool:
-    return model.publish is not False
-
-
-def pick_runner(runners: tuple[RunnerSection, ...], name: str | None) -> RunnerSection:
+def pick_runner(runners: tuple[RunnerSettings, ...], name: str | None) -> RunnerSettings:
     """The runner of this name, or the only one. Raises INVALID_ARGUMENT naming the choices."""
     names = ", ".join(runner.name for runner in runners)
     if name is None and len(runners) == 1:

@@ -27,6 +27,7 @@ from router_svc.service import RouterService
 from runner_svc.config import RunnerConfig
 from runner_svc.memory.lease_manager import Observer
 from runner_svc.service import RunnerService
+from runner_svc.settings import RunnerSettings
 from weft.api.common.v1 import error_reason_pb2
 from weft.api.registry.v1 import runner_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
@@ -41,7 +42,6 @@ from weft_app.compose.gateway import gateway_config
 from weft_app.compose.router import router_config
 from weft_app.compose.security import channel_security, key_check
 from weft_app.config.config import WeftConfig
-from weft_app.config.runner_sections import RunnerSection
 
 _STAGES = {
     runner_pb2.InstanceState.PHASE_READY: ModelStage.LOADED,
@@ -143,7 +143,7 @@ class RunnerHttpPlan:
 
     config: WeftConfig
     environment: RunnerEnvironment
-    section: RunnerSection
+    section: RunnerSettings
     registry_address: str
     port: int
     """0: any free one."""

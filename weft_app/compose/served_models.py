@@ -15,12 +15,11 @@ from runner_svc.memory.estimate import MemoryEstimator
 from runner_svc.openai_upstream.address import is_http_url
 from runner_svc.policy.repetition import RepetitionLimits
 from runner_svc.policy.signals import SignalDescription, reason_only, signal_catalogue
-from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.runtimes import settings
 from runner_svc.runtimes.model_engine import ModelContext
 from runner_svc.runtimes.settings import ModelSettings, SleepingModelSettings, StartedModelSettings, WakeSettings
+from runner_svc.settings import RunnerSettings, SignalSettings
 from runner_svc.supervise.leftovers import Leftovers
-from runner_svc.supervise.process import StopGraces
 from runner_svc.tools.schemas import object_schema
 from weft.kernel.errors import invalid_field
 from weft.kernel.request import Skill
@@ -34,7 +33,6 @@ from weft.wake.recipes import (
     WakeOnLanRecipe,
     is_mac_address,
 )
-from weft_app.config.runner_sections import RunnerSection, SignalSection
 
 MAX_ARGUMENT_CHARS = 4096
 
@@ -54,7 +52,7 @@ class SharedParts:
 
 
 def served_model(
-    section: RunnerSection, model: ModelSettings, drain_seconds: float, parts: SharedParts | None = None
+    section: RunnerSettings, model: ModelSettings, drain_seconds: float, parts: SharedParts | None = None
 ) -> ServedModel:
     """Returns one model, which is no more than one engine: see `weft_app.config.runner_sections`.
 
@@ -85,29 +83,12 @@ def served_model(
     )
 
 
-def engine_timeouts(section: RunnerSection) -> TimeoutProfile:
-    """Returns the time limits of a runner's section."""
-    return TimeoutProfile(
-        connect_seconds=section.connect_timeout_seconds,
-        headers_seconds=section.headers_timeout_seconds,
-        first_token_seconds=section.first_token_timeout_seconds,
-        prefill_liveness_seconds=section.prefill_liveness_timeout_seconds,
-        idle_stream_seconds=section.idle_stream_timeout_seconds,
-        absolute_seconds=section.absolute_timeout_seconds,
-        probe_interval_seconds=section.liveness_probe_interval_seconds,
-    )
-
-
-def _context(section: RunnerSection, where: str, parts: SharedParts) -> ModelContext:
+def _context(section: RunnerSettings, where: str, parts: SharedParts) -> ModelContext:
     return ModelContext(
         where=where,
         command=section.command,
-        timeouts=engine_timeouts(section),
-        graces=StopGraces(
-            first_term_seconds=section.first_term_seconds,
-            second_term_seconds=section.second_term_seconds,
-            kill_seconds=section.kill_seconds,
-        ),
+        timeouts=section.timeouts,
+        graces=section.graces,
         load_stall_seconds=section.load_stall_seconds,
         probe_interval_seconds=section.probe_interval_seconds,
         probe_failures=section.probe_failures,
@@ -118,7 +99,9 @@ def _context(section: RunnerSection, where: str, parts: SharedParts) -> ModelCon
     )
 
 
-def _hibernation(section: RunnerSection, model: ModelSettings, drain_seconds: float, where: str) -> HibernationSettings:
+def _hibernation(
+    section: RunnerSettings, model: ModelSettings, drain_seconds: float, where: str
+) -> HibernationSettings:
     attached = not section.engine.starts_engines
     wake = model.wake if isinstance(model, SleepingModelSettings) else None
     sleep = model.sleep if isinstance(model, SleepingModelSettings) else None
@@ -181,7 +164,7 @@ def _command_recipe(section: WakeSettings | settings.SleepSettings, where: str) 
     return CommandRecipe(argv=section.argv)
 
 
-def chat_settings(section: RunnerSection, model: ModelSettings) -> ChatSettings:
+def chat_settings(section: RunnerSettings, model: ModelSettings) -> ChatSettings:
     """The settings of one model. Raises INVALID_ARGUMENT naming the field."""
     where = f"runners.{section.name}"
     for index, name in enumerate(model.tools):
@@ -203,14 +186,14 @@ def chat_settings(section: RunnerSection, model: ModelSettings) -> ChatSettings:
     )
 
 
-def _is_offered(section: RunnerSection, name: str) -> bool:
+def _is_offered(section: RunnerSettings, name: str) -> bool:
     """Whether a source of the runner can have a tool of this name; a server's tools are known once it runs."""
     return any(
         name == tool.name if tool.type == "python" else name.startswith(f"{tool.name}.") for tool in section.tools
     )
 
 
-def _signals(sections: tuple[SignalSection, ...], where: str) -> list[SignalDescription]:
+def _signals(sections: tuple[SignalSettings, ...], where: str) -> list[SignalDescription]:
     signals: dict[str, SignalDescription] = {}
     for signal in sections:
         if signal.name in signals:

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 
 from yarl import URL
 
+from runner_svc.settings import RunnerSettings, ToolSettings
 from runner_svc.tools.port import McpCommand, McpHttp, PythonTool, ToolLimits, ToolSourceConfig
 from weft.kernel.errors import invalid_field
-from weft_app.config.runner_sections import RunnerSection, ToolSection
 
 INHERITED = ("PATH", "HOME", "LANG")
 """Environment variables that an MCP server's program inherits from the runner."""
@@ -17,7 +17,7 @@ _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-def tool_sources(section: RunnerSection, environment: Mapping[str, str]) -> tuple[ToolSourceConfig, ...]:
+def tool_sources(section: RunnerSettings, environment: Mapping[str, str]) -> tuple[ToolSourceConfig, ...]:
     """The sources, `${WEFT_TOOL_...}` replaced from `environment`, which is the runner's own.
 
     Raises INVALID_ARGUMENT naming the field, never its value: that may be a secret.
@@ -26,7 +26,7 @@ def tool_sources(section: RunnerSection, environment: Mapping[str, str]) -> tupl
     return tuple(_source(tool, f"runners.{section.name}.tools.{tool.name}", environment) for tool in section.tools)
 
 
-def _require_distinct(runner: str, tools: Sequence[ToolSection]) -> None:
+def _require_distinct(runner: str, tools: Sequence[ToolSettings]) -> None:
     names: set[str] = set()
     for tool in tools:
         if tool.name in names:
@@ -34,7 +34,7 @@ def _require_distinct(runner: str, tools: Sequence[ToolSection]) -> None:
         names.add(tool.name)
 
 
-def _source(tool: ToolSection, where: str, environment: Mapping[str, str]) -> ToolSourceConfig:
+def _source(tool: ToolSettings, where: str, environment: Mapping[str, str]) -> ToolSourceConfig:
     _require_only_its_own(tool, where)
     limits = ToolLimits(
         timeout_seconds=tool.timeout_seconds, max_output_bytes=tool.max_output_bytes, remote=tool.remote
@@ -59,7 +59,7 @@ def _source(tool: ToolSection, where: str, environment: Mapping[str, str]) -> To
     )
 
 
-def _require_only_its_own(tool: ToolSection, where: str) -> None:
+def _require_only_its_own(tool: ToolSettings, where: str) -> None:
     """Refuses fields of another source type, which would be ignored silently."""
     foreign = {
         "python": ("argv", "environment", "url", "headers", "allow"),
@@ -71,7 +71,7 @@ def _require_only_its_own(tool: ToolSection, where: str) -> None:
             raise invalid_field(f"{where}.{field}", f"has no meaning for a tool of type {tool.type}")
 
 
-def _argv(tool: ToolSection, field: str) -> tuple[str, ...]:
+def _argv(tool: ToolSettings, field: str) -> tuple[str, ...]:
     if not tool.argv[0]:
         raise invalid_field(field, "must begin with a program")
     if any("\0" in argument for argument in tool.argv):
@@ -79,7 +79,7 @@ def _argv(tool: ToolSection, field: str) -> tuple[str, ...]:
     return tool.argv
 
 
-def _program_environment(tool: ToolSection, field: str, environment: Mapping[str, str]) -> dict[str, str]:
+def _program_environment(tool: ToolSettings, field: str, environment: Mapping[str, str]) -> dict[str, str]:
     for name, value in tool.environment.items():
         if not _VARIABLE_NAME.fullmatch(name) or "\0" in value:
             raise invalid_field(field, f"{name!r} cannot be the name of a variable, or its value holds NUL")
@@ -87,7 +87,7 @@ def _program_environment(tool: ToolSection, field: str, environment: Mapping[str
     return inherited | _substituted(tool.environment, field, environment)
 
 
-def _headers(tool: ToolSection, field: str, environment: Mapping[str, str]) -> dict[str, str]:
+def _headers(tool: ToolSettings, field: str, environment: Mapping[str, str]) -> dict[str, str]:
     headers = _substituted(tool.headers, field, environment)
     for name, value in headers.items():
         if not _HEADER_NAME.fullmatch(name) or not value.isascii() or not value.isprintable():

@@ -17,6 +17,7 @@ import registry_svc.service
 import router_svc.service
 from gateway.http.tls import server_context
 from router_svc.service import RouterService
+from runner_svc.settings import RunnerSettings
 from weft.dispatch import Dispatcher
 from weft.dispatch.fleet import (
     AgentView,
@@ -50,7 +51,7 @@ from weft_app.compose.router import router_config
 from weft_app.compose.runner_processes import OwnRunners, RunnerChild, retirement_notes
 from weft_app.compose.security import KeyCheck, channel_security, key_check, keys_required
 from weft_app.config.config import WeftConfig
-from weft_app.config.runner_sections import RunnerSection, published_models, with_replicas
+from weft_app.config.runners import with_replicas
 
 MODEL_CHECK_SECONDS = 0.05
 
@@ -125,7 +126,7 @@ class UpHost:
     @property
     def models(self) -> list[str]:
         """The models it is configured to serve, first one first."""
-        return [model.name for runner in self._runners for model in published_models(runner)]
+        return [model.name for runner in self._runners for model in runner.published_models]
 
     @property
     def stage_count(self) -> int:
@@ -262,7 +263,7 @@ class UpHost:
         await asyncio.gather(*(child.stop(self._config.drain_seconds) for child in self._children))
 
     async def _until_models_are_ready(self, fleet: FleetWatcher, show: ShowProgress) -> None:
-        waiting = {model.name: runner.name for runner in self._runners for model in published_models(runner)}
+        waiting = {model.name: runner.name for runner in self._runners for model in runner.published_models}
         for model, runner in waiting.items():
             show(Stage(name=model, detail=f"loading on {runner}"))
         while waiting:
@@ -311,19 +312,19 @@ class UpHost:
         }
 
 
-def expected_mesh(runners: Iterable[RunnerSection]) -> ExpectedMesh:
+def expected_mesh(runners: Iterable[RunnerSettings]) -> ExpectedMesh:
     """The models and agents that these runners will publish. Raises INVALID_ARGUMENT naming the field."""
     runners = tuple(runners)
     models = [model for runner in runners for model in _models(runner)]
     return ExpectedMesh(models, (agent for runner in runners for agent in _agents(runner)))
 
 
-def _models(runner: RunnerSection) -> Iterator[ModelView]:
-    for model in with_replicas(runner, tuple(published_models(runner))):
+def _models(runner: RunnerSettings) -> Iterator[ModelView]:
+    for model in with_replicas(runner, runner.published_models):
         yield expected_model(model.name, model.pool or "", runner.name)
 
 
-def _agents(runner: RunnerSection) -> Iterator[AgentView]:
+def _agents(runner: RunnerSettings) -> Iterator[AgentView]:
     for agent in published_agents(runner):
         yield AgentView(
             name=agent.name,

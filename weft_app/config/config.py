@@ -5,14 +5,13 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Le, MaxLen, MinLen
-from pydantic import ConfigDict
 
 from gateway.config import GatewaySettings
 from registry_svc.config import RegistrySettings
 from router_svc.settings import RelayLimits, RouterSettings
 from weft.kernel.settings import PUBLIC, PathText, Port, Seconds
 from weft.kernel.tls import TlsFiles
-from weft_app.config.runner_sections import RunnerSection, replica_names
+from weft_app.config.runners import STRICT, ConfiguredRunner, replica_names
 
 CONFIG_NAME = "weft.yaml"
 DEFAULT_PORT = 8080
@@ -134,7 +133,7 @@ class WeftConfig:
     """The whole file."""
 
     # Holds for every section below that has no such line of its own.
-    __pydantic_config__ = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    __pydantic_config__ = STRICT
 
     host: Annotated[str, PUBLIC] = "127.0.0.1"
     """Where the HTTP surface listens. Anything but loopback needs keys and `gateway.tls`."""
@@ -144,7 +143,7 @@ class WeftConfig:
     """A loopback TCP port for gRPC besides the Unix socket."""
     drain_seconds: Annotated[float, Ge(0), Le(3600), PUBLIC] = 10.0
     """How long a stop waits for running requests."""
-    runners: Annotated[tuple[RunnerSection, ...], MaxLen(64), PUBLIC] | None = None
+    runners: Annotated[tuple[ConfiguredRunner, ...], MaxLen(64), PUBLIC] | None = None
     """Default: one runner with the demo model."""
     auth: AuthSettings = field(default_factory=AuthSettings)
     """Whether callers need keys."""

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from enum import Enum
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
@@ -30,6 +30,7 @@ _NAME = "name"
 Document = dict[str, Any]
 """A mapping of the file as YAML; its values may be `Given`."""
 PathSteps = tuple[str | int, ...]
+Section = TypeVar("Section")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +78,24 @@ def load_with_sources(
 
 def parse_config(document: Mapping[str, Any], path: Path | None = None) -> WeftConfig:
     """Returns the configuration that a document holds. Raises INVALID_ARGUMENT naming the field, and `path`."""
-    where = f" (in {path})" if path is not None else ""
+    return parse_section(WeftConfig, document, "" if path is None else f" (in {path})")
+
+
+def parse_section(kind: type[Section], document: Mapping[str, Any], where: str = "") -> Section:
+    """Returns the section of this kind that a document holds. Raises INVALID_ARGUMENT naming the field and `where`."""
     text = json.dumps(_plain(document, (), where))
     try:
-        return _validator().validate_json(text)
+        validator: Any = _validator
+        section: Section = validator(kind).validate_json(text)
     except ValidationError as error:
-        raise _field_error(error, where) from error
+        raise _field_error(kind, error, where) from error
+    return section
 
 
 @cache
-def _validator() -> TypeAdapter[WeftConfig]:
+def _validator(kind: Any) -> TypeAdapter[Any]:
     # JSON: there arrays are tuples and texts are paths and enums, and all else is strict.
-    return TypeAdapter(WeftConfig)
+    return TypeAdapter(kind)
 
 
 def config_files(path: Path | None) -> tuple[Path, ...]:
@@ -212,21 +219,21 @@ def _field(steps: PathSteps) -> str:
     return ".".join(str(step) for step in steps) or "configuration"
 
 
-def _field_error(error: ValidationError, where: str) -> FieldError:
+def _field_error(kind: type, error: ValidationError, where: str) -> FieldError:
     first = error.errors(include_url=False)[0]
     steps, message = first["loc"], first["msg"].removeprefix("Value error, ")
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, FieldError):
         steps, message = (*steps, cause.field), cause.message.removeprefix(f"{cause.field}: ")
     elif first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-        message = _unknown(steps)
-    elif first["type"] in ("dataclass_type", "model_type", "model_attributes_type"):
+        message = _unknown(kind, steps)
+    elif first["type"] == "dataclass_type":
         message = "must be a mapping of names to values"
     return invalid_field(_field(steps), f"{message}{where}")
 
 
-def _unknown(steps: PathSteps) -> str:
-    close = get_close_matches(str(steps[-1]), names_at(WeftConfig, steps[:-1]), n=1)
+def _unknown(kind: type, steps: PathSteps) -> str:
+    close = get_close_matches(str(steps[-1]), names_at(kind, steps[:-1]), n=1)
     return "is not a setting" + (f"; did you mean {close[0]}?" if close else "")
 
 

@@ -11,10 +11,11 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter
 
+from runner_svc.runtimes.runtime import Runtime
 from runner_svc.runtimes.settings import ModelSettings, SleepSettings, WakeSettings
-from runner_svc.runtimes.table import built_in
+from runner_svc.runtimes.table import DEFAULT_RUNTIME, built_in, built_in_names
 from weft_app.config.config import CONFIG_NAME, WeftConfig
-from weft_app.config.model_settings import MAX_MODELS, AnyModel
+from weft_app.config.runners import MAX_MODELS, AnyModel
 from weft_app.config.settings_tree import REQUIRED, Setting, descriptions_of, is_section, plain_value, settings_of
 
 SCHEMA_NAME = "config.schema.json"
@@ -35,12 +36,33 @@ runners:
 ```
 
 Each section lists first the settings that operators change, then under "Advanced" those whose defaults suit most
-meshes. `weft config show --effective` says for every value where it comes from. An editor that reads
-[{SCHEMA_NAME}]({SCHEMA_NAME}) (`weft config schema`) completes and checks the file:
+meshes. `weft config show --effective` shows for every value where it comes from.
+
+## Editors
+
+`weft config schema` prints the JSON schema of the file, as in [{SCHEMA_NAME}]({SCHEMA_NAME}). Editors with the YAML
+language server (VS Code with the extension "YAML" of Red Hat, Neovim, Helix, Emacs, JetBrains) complete names, show
+these texts, and mark unknown names and values out of range while you write; the settings of a model are those of the
+`runtime` of its runner. Write the schema beside the file, again after each update of weft:
+
+```bash
+weft config schema > {SCHEMA_NAME}
+```
+
+and name it in the first line of `{CONFIG_NAME}`:
 
 ```yaml
-# yaml-language-server: $schema=docs/{SCHEMA_NAME}
+# yaml-language-server: $schema={SCHEMA_NAME}
 ```
+
+or, for all such files, in the settings of VS Code:
+
+```json
+{{"yaml.schemas": {{"./{SCHEMA_NAME}": "{CONFIG_NAME}"}}}}
+```
+
+`weft.local.yaml` holds parts of runners only, so the schema marks what they lack. What the schema cannot say is checked
+at the start and by `weft doctor`: unique names, files that exist, settings that need each other.
 
 This page is made by `python -m weft_app.config.reference`; a test compares the two.
 """
@@ -125,8 +147,8 @@ def schema() -> dict[str, Any]:
     """Returns the JSON schema of weft.yaml, with the texts of the reference."""
     made = TypeAdapter(WeftConfig).json_schema()
     models = TypeAdapter(tuple[AnyModel, ...], config=ConfigDict(extra="forbid")).json_schema(ref_template=_REFERENCE)
-    made["$defs"] |= models.pop("$defs")
-    made["$defs"]["RunnerSection"]["properties"]["models"] = models | {"minItems": 1, "maxItems": MAX_MODELS}
+    made["$defs"] |= models["$defs"]
+    made["$defs"]["ConfiguredRunner"] |= _models_by_runtime(made["$defs"]["ConfiguredRunner"]["properties"])
     texts = {kind.__name__: descriptions_of(kind) for kind in _kinds(WeftConfig)}
     public = {kind.__name__: {s.name for s in settings_of(kind) if s.is_public} for kind in _kinds(WeftConfig)}
     definitions: dict[str, Any] = made.get("$defs", {})
@@ -138,6 +160,22 @@ def schema() -> dict[str, Any]:
             if text:
                 entry["description"] = text if field in public[name] else f"Advanced. {text}"
     return {"$schema": _DIALECT, "title": CONFIG_NAME, **made}
+
+
+def _models_by_runtime(properties: dict[str, Any]) -> dict[str, Any]:
+    """Ties the models of a runner to its runtime; those of another package's runtime are only known to have names."""
+    named = {"type": "object", "required": ["name"]}
+    properties["models"] = {"type": "array", "items": named, "minItems": 1, "maxItems": MAX_MODELS}
+    properties["runtime"] |= {"anyOf": [{"enum": list(built_in_names())}, {"type": "string"}]}
+    return {"properties": properties, "allOf": [_models_of(runtime) for runtime in built_in()]}
+
+
+def _models_of(runtime: Runtime[Any]) -> dict[str, Any]:
+    chosen: dict[str, Any] = {"properties": {"runtime": {"const": runtime.name}}}
+    if runtime.name != DEFAULT_RUNTIME:
+        chosen["required"] = ["runtime"]
+    settings = _REFERENCE.format(model=runtime.settings.__name__)
+    return {"if": chosen, "then": {"properties": {"models": {"items": {"$ref": settings}}}}}
 
 
 def _kinds(root: type) -> list[type]:

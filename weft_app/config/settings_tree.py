@@ -8,9 +8,6 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel
-from pydantic_core import PydanticUndefined
-
 from weft.kernel.field_docstrings import field_docstrings
 from weft.kernel.settings import Public, Secret
 from weft.kernel.units import Rate
@@ -37,44 +34,30 @@ def is_section(kind: Any) -> bool:
     """Whether a type is a section of settings."""
     if not isinstance(kind, type) or get_origin(kind) is not None:
         return False
-    return issubclass(kind, BaseModel) or (is_dataclass(kind) and kind is not Rate)
+    return is_dataclass(kind) and kind is not Rate
 
 
 @cache
 def settings_of(section: Any) -> tuple[Setting, ...]:
     """Returns the settings of a section, in the order of their declaration."""
-    if issubclass(section, BaseModel):
-        return tuple(_of_model(section))
-    return tuple(_of_dataclass(section))
-
-
-def _of_model(section: type[BaseModel]) -> Iterator[Setting]:
-    for name, info in section.model_fields.items():
-        yield _setting(
-            name,
-            Annotated[info.annotation, *info.metadata] if info.metadata else info.annotation,
-            REQUIRED if info.default is PydanticUndefined else info.default,
-            is_secret=info.repr is False,
-        )
-
-
-def _of_dataclass(section: Any) -> Iterator[Setting]:
     hints = get_type_hints(section, include_extras=True)
+    found: list[Setting] = []
     for field in fields(section):
-        default = field.default
+        default = REQUIRED if field.default is MISSING else field.default
         if field.default_factory is not MISSING:
             default = field.default_factory()
-        yield _setting(field.name, hints[field.name], REQUIRED if default is MISSING else default)
+        found.append(_setting(field.name, hints[field.name], default))
+    return tuple(found)
 
 
-def _setting(name: str, annotation: Any, default: Any, *, is_secret: bool = False) -> Setting:
+def _setting(name: str, annotation: Any, default: Any) -> Setting:
     marks = list(_marks(annotation))
     return Setting(
         name=name,
         annotation=annotation,
         default=default,
         is_public=any(isinstance(mark, Public) for mark in marks),
-        is_secret=is_secret or any(isinstance(mark, Secret) for mark in marks),
+        is_secret=any(isinstance(mark, Secret) for mark in marks),
         sections=tuple(dict.fromkeys(_sections(annotation))),
     )
 

@@ -7,7 +7,7 @@ from unittest import SkipTest
 import pytest
 
 from runner_svc.policy.parameters import ParameterProfile
-from runner_svc.supervise.process import StopGraces
+from runner_svc.policy.timeouts import StopGraces
 from weft_testing.conformance.backend import BackendConformance, Engine
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))

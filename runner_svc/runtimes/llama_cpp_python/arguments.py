@@ -18,9 +18,9 @@ from runner_svc.backend.llama_flags import (
 from runner_svc.backend.port import LoadOrder
 from runner_svc.policy.load_plan import LoadParameter, LoadValue
 from runner_svc.policy.parameters import ParameterProfile
+from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.llama_cpp_python.parameters import PARAMETERS
 from runner_svc.supervise.leftovers import Leftovers
-from runner_svc.supervise.process import StopGraces
 from weft.kernel.request import Operation
 
 HOST_PROGRAM = "runner_svc.runtimes.llama_cpp_python.host"

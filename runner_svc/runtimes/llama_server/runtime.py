@@ -31,8 +31,11 @@ class LlamaServerModel(FileModelSettings):
 
 PROGRAM = "llama-server"
 LAUNCHER = "runner_svc.runtimes.llama_server.xllamacpp_launcher"
-_OLD_LAUNCHER = "runner_svc.backends.xllamacpp_server"
-"""The launcher's name in configurations from before runtimes had folders."""
+_MOVED_PROGRAMS = {
+    "runner_svc.backends.xllamacpp_server": LAUNCHER,
+    "weft.testing.fake_backend": "weft_testing.fake_backend",
+}
+"""Modules that a configuration may still name as they were called before they moved."""
 PROJECTOR_ARGUMENT = "--mmproj"
 """Gives llama.cpp's server the part of a model that encodes images."""
 
@@ -43,7 +46,7 @@ def llama_command(configured: tuple[str, ...] | None) -> tuple[str, ...]:
     Raises INVALID_ARGUMENT with the next step when there is none.
     """
     if configured:
-        return tuple(LAUNCHER if word == _OLD_LAUNCHER else word for word in configured)
+        return tuple(_MOVED_PROGRAMS.get(argument, argument) for argument in configured)
     native = shutil.which(PROGRAM)
     if native is not None:
         return (native,)

@@ -21,10 +21,11 @@ from uuid import uuid4
 import psutil
 import structlog
 
+from runner_svc.policy.timeouts import StopGraces
 from runner_svc.supervise import parent_death
 from runner_svc.supervise.leftovers import Leftovers
 from runner_svc.supervise.logs import LogRing
-from runner_svc.supervise.process import StopGraces, SupervisedProcess
+from runner_svc.supervise.process import SupervisedProcess
 from runner_svc.supervise.system import LinuxSystem, PortableSystem, System
 
 MARK = "WEFT_TEST_FAMILY"

@@ -17,12 +17,11 @@ from kit.fake_backend import run_fake_backend
 from runner_svc.backend.port import Backend, CallInfo
 from runner_svc.instance.admission import AdmittedRequest
 from runner_svc.instance.watchdog import Watchdog
-from runner_svc.policy.timeouts import TimeoutProfile
+from runner_svc.policy.timeouts import StopGraces, TimeoutProfile
 from runner_svc.request_records import RequestRecord, RequestRecords
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from runner_svc.runtimes.llama_server.runtime import LAUNCHER
 from runner_svc.runtimes.openai_http.backend import AttachedServer, AttachedServerConfig
-from runner_svc.supervise.process import StopGraces
 from weft.api.common.v1 import chat_pb2, sampling_pb2
 from weft.dispatch.frames import Frame, has_content
 from weft.kernel.clock import SystemClock

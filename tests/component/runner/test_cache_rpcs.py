@@ -10,8 +10,8 @@ from runner_harness import TICKET_KEY, RunningRunner, events_of, refusal, runnin
 
 from runner_svc.config import ServedModel
 from runner_svc.policy.lifecycle import Phase
+from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
-from runner_svc.supervise.process import StopGraces
 from weft.api.common.v1 import chat_pb2, sampling_pb2
 from weft.api.runner.v1 import generation_service_pb2, serve_options_pb2, ticket_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb

@@ -10,8 +10,8 @@ from runner_harness import ending, events_of, refusal, running_runner
 
 from runner_svc.config import ServedModel
 from runner_svc.policy.lifecycle import Phase
+from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
-from runner_svc.supervise.process import StopGraces
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.kernel.reasons import Reason
 from weft_testing.fake_backend.process import fake_backend_command

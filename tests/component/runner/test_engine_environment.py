@@ -5,7 +5,7 @@ import os
 import sys
 
 from runner_svc.backend.engine_process import EngineProcess
-from runner_svc.supervise.process import StopGraces
+from runner_svc.policy.timeouts import StopGraces
 from weft.client._channel import KEY_VARIABLE
 from weft.kernel.principal import KEY_VARIABLES
 from weft_app.cli.runner import TOKEN_VARIABLE

@@ -15,11 +15,11 @@ from tiny_gguf import TEMPLATE, write_gguf
 
 from runner_svc.backend.port import BackendFacts, CallInfo
 from runner_svc.policy.parameters import ParameterProfile
+from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.llama_cpp_python.backend import LlamaCppPythonBackend, LlamaCppPythonConfig
 from runner_svc.runtimes.llama_cpp_python.channel import EngineChannel
 from runner_svc.runtimes.llama_cpp_python.messages import Hello, encode
 from runner_svc.runtimes.llama_cpp_python.parameters import PARAMETERS as LLAMA_CPP_PYTHON_PARAMETERS
-from runner_svc.supervise.process import StopGraces
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2, sampling_pb2, tokenize_pb2
 from weft.dispatch.frames import Frame
 from weft.kernel.errors import FieldError, WeftError

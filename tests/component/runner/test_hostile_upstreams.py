@@ -19,10 +19,10 @@ from runner_svc.backend.port import CallInfo
 from runner_svc.instance.settings import InstanceConfig
 from runner_svc.policy.backoff import RestartLimits
 from runner_svc.policy.lifecycle import Phase
+from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from runner_svc.runtimes.openai_http import backend
 from runner_svc.runtimes.openai_http.backend import AttachedServer, AttachedServerConfig
-from runner_svc.supervise.process import StopGraces
 from weft.api.common.v1 import chat_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

@@ -14,9 +14,9 @@ from runner_harness import running_runner
 from supervisor_process import is_alive, until
 
 from runner_svc.config import ServedModel
+from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from runner_svc.supervise.leftovers import TAG_VARIABLE, Leftovers
-from runner_svc.supervise.process import StopGraces
 from weft_testing.fake_backend.process import fake_backend_command
 
 START_SECONDS = 20.0

@@ -14,9 +14,8 @@ import psutil
 import pytest
 
 from runner_svc.backend.port import CallInfo
-from runner_svc.policy.timeouts import TimeoutProfile
+from runner_svc.policy.timeouts import StopGraces, TimeoutProfile
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
-from runner_svc.supervise.process import StopGraces
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2
 from weft.dispatch.frames import Frame
 from weft.kernel.errors import FieldError, WeftError

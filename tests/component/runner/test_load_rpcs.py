@@ -10,8 +10,8 @@ from runner_harness import RunningRunner, events_of, refusal, running_runner
 from runner_svc.config import ServedModel
 from runner_svc.instance.settings import HibernationSettings
 from runner_svc.policy.lifecycle import Phase
+from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
-from runner_svc.supervise.process import StopGraces
 from weft.api.common.v1.priority_pb2 import PRIORITY_NORMAL, PRIORITY_UNSPECIFIED
 from weft.api.runner.v1 import load_pb2, permit_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb

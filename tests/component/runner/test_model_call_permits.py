@@ -14,7 +14,8 @@ from weft.api.runner.v1 import model_call_service_pb2_grpc
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call, open_channel
 from weft_app.compose.served_models import served_model
-from weft_app.config.runner_sections import RunnerSection
+from weft_app.config.loader import parse_section
+from weft_app.config.runners import ConfiguredRunner
 
 REQUESTS: list[tuple[str, Any]] = [
     ("Rerank", pb.RerankRequest(payload=rerank_pb2.RerankPayload(query="a", documents=["b"]))),
@@ -33,7 +34,7 @@ async def test_a_call_without_a_permit_is_refused(method: str, request_: Any, tm
     async with run_fake_backend("--reranking", "--offers", "image,transcription,speech") as fake:
         offered = ["rerank", "tokenize", "image", "transcription", "speech"]
         model = {"name": "m", "url": f"{fake.base_url}/v1", "operations": offered}
-        section = RunnerSection.model_validate({"name": "r1", "runtime": "openai_http", "models": [model]})
+        section = parse_section(ConfiguredRunner, {"name": "r1", "runtime": "openai_http", "models": [model]})
         async with (
             running_runner(tmp_path, [served_model(section, section.models[0], 1.0)]),
             open_channel(f"unix:{tmp_path}/runner.sock") as channel,

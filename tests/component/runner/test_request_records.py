@@ -15,10 +15,9 @@ from runner_harness import RunningRunner, events_of, refusal, running_runner
 from runner_svc.chat.conversation import converse
 from runner_svc.config import ServedModel
 from runner_svc.policy.lifecycle import Phase
-from runner_svc.policy.timeouts import TimeoutProfile
+from runner_svc.policy.timeouts import StopGraces, TimeoutProfile
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from runner_svc.servicers import inference
-from runner_svc.supervise.process import StopGraces
 from weft.api.common.v1 import error_reason_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.dispatch.frames import Frame

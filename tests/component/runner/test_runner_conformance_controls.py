@@ -13,8 +13,8 @@ from runner_harness import TICKET_KEY, RunningRunner, running_runner
 
 from runner_svc.config import ServedModel
 from runner_svc.policy.lifecycle import Phase
+from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
-from runner_svc.supervise.process import StopGraces
 from weft.api.registry.v1 import model_pb2
 from weft.dispatch.fleet import RunnerView
 from weft.kernel.rpc import open_channel

@@ -6,8 +6,8 @@ import pytest
 from own_children import own_children
 from tiny_gguf import write_gguf
 
+from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
-from runner_svc.supervise.process import StopGraces
 from runner_svc.templates.sandbox import check_before_load, read_templates
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

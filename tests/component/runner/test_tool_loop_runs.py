@@ -16,8 +16,8 @@ from structlog.testing import capture_logs
 from runner_svc.chat.settings import ChatSettings
 from runner_svc.config import ServedModel
 from runner_svc.policy.lifecycle import Phase
+from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
-from runner_svc.supervise.process import StopGraces
 from runner_svc.tools.port import PythonTool, ToolLimits
 from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, event_pb2, warning_pb2
 from weft.api.runner.v1 import runner_service_pb2

@@ -19,9 +19,9 @@ from runner_svc.backend.port import CallInfo
 from runner_svc.config import ServedModel
 from runner_svc.instance.settings import HibernationSettings, SleepSettings
 from runner_svc.policy.lifecycle import Phase
+from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from runner_svc.runtimes.openai_http.backend import AttachedServer, AttachedServerConfig
-from runner_svc.supervise.process import StopGraces
 from weft.api.common.v1 import chat_pb2
 from weft.api.runner.v1 import runner_service_pb2
 from weft.kernel.errors import WeftError

@@ -9,7 +9,8 @@ from runner_svc.chat.settings import ChatSettings, RepetitionPolicy
 from runner_svc.policy.signals import reason_only
 from weft.kernel.errors import FieldError
 from weft_app.compose.served_models import chat_settings
-from weft_app.config.runner_sections import RunnerSection
+from weft_app.config.loader import parse_section
+from weft_app.config.runners import ConfiguredRunner
 
 TOOLS = [
     {"type": "python", "name": "word_count", "function": "tools:word_count"},
@@ -20,7 +21,7 @@ LEGAL = {"name": "NEEDS_LEGAL", "description": "When a lawyer must look.", "asks
 
 def _settings(model: dict[str, Any] | None = None, **fields: Any) -> ChatSettings:
     given = {"name": "m1", "path": "/models/m.gguf", **(model or {})}
-    section = RunnerSection.model_validate({"name": "r1", "models": [given], **fields})
+    section = parse_section(ConfiguredRunner, {"name": "r1", "models": [given], **fields})
     return chat_settings(section, section.models[0])
 
 

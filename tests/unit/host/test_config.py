@@ -1,8 +1,10 @@
 """The configuration file: layers, limits, and a reference that is true."""
 
+import json
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from weft.kernel.errors import FieldError
@@ -23,6 +25,29 @@ def _write(folder: Path, name: str, text: str) -> Path:
 def test_the_reference_in_the_docs_is_made_from_the_model() -> None:
     assert (DOCS / "configuration.md").read_text() == render()
     assert (DOCS / SCHEMA_NAME).read_text() == schema_text()
+
+
+@pytest.mark.parametrize(
+    ("runner", "is_valid"),
+    [
+        ({"models": [{"name": "m", "path": "m.gguf"}]}, True),
+        ({"models": [{"name": "m", "url": "http://box/v1"}]}, False),
+        ({"runtime": "llama_server", "models": [{"name": "m", "path": "m.gguf", "threads": 4}]}, True),
+        ({"runtime": "openai_http", "models": [{"name": "m", "url": "http://box/v1"}]}, True),
+        ({"runtime": "openai_http", "models": [{"name": "m", "path": "m.gguf"}]}, False),
+        ({"runtime": "openai_remote", "models": [{"name": "m", "url": "https://box/v1", "threads": 4}]}, False),
+        ({"runtime": "somebody_elses", "models": [{"name": "m", "flavour": "lemon"}]}, True),
+        ({"runtime": "somebody_elses", "models": [{"flavour": "lemon"}]}, False),
+        ({"models": []}, False),
+        ({"models": [{"name": "m", "path": "m.gguf"}], "port_range": "any"}, False),
+    ],
+)
+def test_the_schema_ties_the_settings_of_a_model_to_the_runtime_of_its_runner(
+    runner: dict[str, Any], is_valid: bool
+) -> None:
+    schema = json.loads(schema_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    assert jsonschema.Draft202012Validator(schema).is_valid({"runners": [{"name": "r", **runner}]}) is is_valid
 
 
 def test_every_setting_is_described() -> None:

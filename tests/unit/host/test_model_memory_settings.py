@@ -6,17 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from runner_svc.config import RunnerConfig
 from runner_svc.policy.load_plan import AS_CONFIGURED
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from runner_svc.settings import RunnerSettings
 from weft.gpu.snapshot import Source
 from weft.kernel.errors import FieldError
 from weft_app.compose.home import WeftHome
 from weft_app.compose.runner import runner_config
 from weft_app.config.config import AcceleratorSettings, DeclaredDevice
-from weft_app.config.runner_sections import RunnerSection
+from weft_app.config.loader import parse_section
+from weft_app.config.runners import ConfiguredRunner
 
 MIB = 1024**2
 WRITE_SECONDS = 10.0
@@ -30,13 +31,13 @@ def model_file(tmp_path: Path) -> Path:
     return path
 
 
-def _section(path: Path, *others: dict[str, Any], **fields: Any) -> RunnerSection:
+def _section(path: Path, *others: dict[str, Any], **fields: Any) -> RunnerSettings:
     model = {"name": "qwen", "path": str(path), **fields.pop("model", {})}
     further = [{"path": str(path), **other} for other in others]
-    return RunnerSection.model_validate({"name": "r1", "command": ["server"], "models": [model, *further], **fields})
+    return parse_section(ConfiguredRunner, {"name": "r1", "command": ["server"], "models": [model, *further], **fields})
 
 
-def _config(section: RunnerSection, tmp_path: Path, accelerators: AcceleratorSettings | None = None) -> RunnerConfig:
+def _config(section: RunnerSettings, tmp_path: Path, accelerators: AcceleratorSettings | None = None) -> RunnerConfig:
     return runner_config(
         section,
         WeftHome(tmp_path),
@@ -131,8 +132,8 @@ def test_replicas_that_cannot_be_are_named(
 
 def test_a_server_that_weft_does_not_start_has_no_replicas() -> None:
     model = {"name": "m", "url": "http://gpu-box.lan:8000/v1", "replicas": 2}
-    with pytest.raises(ValidationError, match=r"models.0.replicas\n.*cannot start another"):
-        RunnerSection.model_validate({"name": "r1", "runtime": "openai_http", "models": [model]})
+    with pytest.raises(FieldError, match=r"models.0.replicas: .*cannot start another"):
+        parse_section(ConfiguredRunner, {"name": "r1", "runtime": "openai_http", "models": [model]})
 
 
 async def test_devices_ports_and_the_wait_for_memory_reach_the_runner(model_file: Path, tmp_path: Path) -> None:

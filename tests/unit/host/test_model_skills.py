@@ -1,22 +1,22 @@
 """What the configuration says of a model's skills reaches the mesh."""
 
 import pytest
-from pydantic import ValidationError
 
+from runner_svc.settings import RunnerSettings
+from weft.kernel.errors import FieldError
 from weft.kernel.request import Skill
 from weft_app.compose.served_models import served_model
-from weft_app.config.runner_sections import RunnerSection
+from weft_app.config.loader import parse_section
+from weft_app.config.runners import ConfiguredRunner
 
 
-def section(runtime: str = "llama_server", **fields: object) -> RunnerSection:
+def section(runtime: str = "llama_server", **fields: object) -> RunnerSettings:
     place = {"path": "m.gguf"} if runtime.startswith("llama") else {"url": "http://127.0.0.1:1/v1"}
     model = {"name": "m", **place, **fields}
-    return RunnerSection.model_validate(
-        {"name": "r", "runtime": runtime, "command": ["server"], "models": [model]}, strict=False
-    )
+    return parse_section(ConfiguredRunner, {"name": "r", "runtime": runtime, "command": ["server"], "models": [model]})
 
 
-def found(runner: RunnerSection) -> frozenset[Skill]:
+def found(runner: RunnerSettings) -> frozenset[Skill]:
     return served_model(runner, runner.models[0], 5.0).skills
 
 
@@ -40,5 +40,5 @@ def test_what_is_said_wins() -> None:
 
 
 def test_a_skill_that_nobody_knows_is_refused() -> None:
-    with pytest.raises(ValidationError, match="skills"):
+    with pytest.raises(FieldError, match="skills"):
         section(skills=("telepathy",))

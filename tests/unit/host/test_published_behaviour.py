@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from runner_svc.policy.signals import signal_catalogue
 from runner_svc.session.report import RunnerReport
+from runner_svc.settings import RunnerSettings
 from weft.api.common.v1 import agent_behaviour_pb2, warning_pb2
 from weft.api.registry.v1 import agent_pb2
 from weft.documents.messages import to_declaration
@@ -17,8 +17,8 @@ from weft.kernel.errors import FieldError
 from weft_app.compose.home import WeftHome
 from weft_app.compose.published_agents import published_agents
 from weft_app.compose.runner import runner_config
-from weft_app.config.loader import load_config
-from weft_app.config.runner_sections import RunnerSection
+from weft_app.config.loader import load_config, parse_section
+from weft_app.config.runners import ConfiguredRunner
 
 EVERYTHING: dict[str, Any] = {
     "platform_prompt": True,
@@ -31,13 +31,15 @@ EVERYTHING: dict[str, Any] = {
 }
 
 
-def section(**agent: Any) -> RunnerSection:
+def section(**agent: Any) -> RunnerSettings:
     model = {"name": "m1", "url": "http://box.lan/v1"}
     agents = [{"name": "plain", "model": "m1"}, {"name": "coder", "model": "m1", **agent}]
-    return RunnerSection.model_validate({"name": "r1", "runtime": "openai_http", "models": [model], "agents": agents})
+    return parse_section(
+        ConfiguredRunner, {"name": "r1", "runtime": "openai_http", "models": [model], "agents": agents}
+    )
 
 
-def only_runner(path: Path) -> RunnerSection:
+def only_runner(path: Path) -> RunnerSettings:
     runners = load_config(path).runners
     assert runners is not None
     return runners[0]
@@ -94,7 +96,7 @@ def test_a_wrong_wish_is_named_when_the_runner_is_set_up(fields: dict[str, Any],
     "fields", [{"tools": ["a/b"]}, {"max_tool_iterations": 65}, {"repetition": "maybe"}, {"signal": ["A"]}]
 )
 def test_what_the_file_may_not_say_is_refused_with_it(fields: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
+    with pytest.raises(FieldError):
         section(**fields)
 
 

@@ -5,30 +5,30 @@ from typing import Any
 
 import pytest
 import yaml
-from pydantic import ValidationError
 
 from runner_svc.config import ServedModel
 from runner_svc.policy.parameters import ParameterProfile
 from runner_svc.runtimes.openai_remote.backend import HealthCheck, OpenAiRemote, OpenAiRemoteConfig
 from runner_svc.runtimes.openai_remote.parameters import PARAMETERS as OPENAI_REMOTE_PARAMETERS
 from runner_svc.runtimes.openai_remote.runtime import OpenAiRemoteModel
+from runner_svc.settings import RunnerSettings
 from weft.kernel.errors import FieldError
 from weft.kernel.request import Operation
 from weft_app.compose.home import WeftHome
 from weft_app.compose.join import ServerOptions, config_with_server
 from weft_app.compose.runner import runner_config
 from weft_app.compose.served_models import SharedParts, served_model
-from weft_app.config.loader import load_config
-from weft_app.config.runner_sections import RunnerSection, with_replicas
+from weft_app.config.loader import load_config, parse_section
+from weft_app.config.runners import ConfiguredRunner, with_replicas
 
 URL = "https://api.example.com/v1"
 KEYS = {"EXAMPLE_API_KEY": "sk-secret-words"}
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "remote.md"
 
 
-def _section(**fields: Any) -> RunnerSection:
+def _section(**fields: Any) -> RunnerSettings:
     model = {"name": "m", "url": URL, "api_key_env": "EXAMPLE_API_KEY", **fields}
-    return RunnerSection.model_validate({"name": "cloud", "runtime": "openai_remote", "models": [model]})
+    return parse_section(ConfiguredRunner, {"name": "cloud", "runtime": "openai_remote", "models": [model]})
 
 
 def _served(environment: dict[str, str] | None = None, **fields: Any) -> ServedModel:
@@ -126,7 +126,7 @@ def test_a_key_that_is_no_text_is_refused_and_not_shown() -> None:
     ],
 )
 def test_what_a_provider_has_not_is_refused(fields: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError) as refused:
+    with pytest.raises(FieldError) as refused:
         _section(**fields)
     assert next(iter(fields)) in str(refused.value)
 
@@ -135,21 +135,21 @@ def test_what_a_provider_has_not_is_refused(fields: dict[str, Any]) -> None:
 def test_what_is_for_providers_is_refused_elsewhere(name: str) -> None:
     value = {"api_kind": "chat_completions", "health_check": "models", "token_limit_name": "max_tokens"}.get(name, 1)
     model = {"name": "m", "path": "/m.gguf", name: value}
-    with pytest.raises(ValidationError, match=f"cannot have {name}"):
-        RunnerSection.model_validate({"name": "r", "models": [model]})
+    with pytest.raises(FieldError, match=f"cannot have {name}"):
+        parse_section(ConfiguredRunner, {"name": "r", "models": [model]})
 
 
 def test_an_attached_servers_context_is_unknown_unless_it_is_said() -> None:
     """A default of 2048 would let the router refuse prompts that the server takes."""
     for said, told in (({}, 0), ({"context_tokens": 4096}, 4096)):
         model = {"name": "m", "url": "http://127.0.0.1:1", **said}
-        section = RunnerSection.model_validate({"name": "r", "runtime": "openai_http", "models": [model]})
+        section = parse_section(ConfiguredRunner, {"name": "r", "runtime": "openai_http", "models": [model]})
         assert served_model(section, section.models[0], 5.0).context_tokens == told
 
 
 def _attached(url: str, **fields: Any) -> ServedModel:
     model = {"name": "m", "url": url, **fields}
-    section = RunnerSection.model_validate({"name": "r", "runtime": "openai_http", "models": [model]})
+    section = parse_section(ConfiguredRunner, {"name": "r", "runtime": "openai_http", "models": [model]})
     return served_model(section, section.models[0], 5.0)
 
 

@@ -3,12 +3,12 @@
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from weft.kernel.errors import FieldError
 from weft.kernel.request import TEXT_OPERATIONS, Operation
 from weft_app.compose.served_models import SharedParts, served_model
-from weft_app.config.runner_sections import RunnerSection
+from weft_app.config.loader import parse_section
+from weft_app.config.runners import ConfiguredRunner
 
 ENGINES: dict[str, dict[str, Any]] = {
     "llama_server": {"path": "model.gguf"},
@@ -19,7 +19,7 @@ ENGINES: dict[str, dict[str, Any]] = {
 
 def _operations(runtime: str, **model: Any) -> frozenset[Operation]:
     fields = {"name": "r", "runtime": runtime, "models": [{"name": "m", **ENGINES[runtime], **model}]}
-    section = RunnerSection.model_validate(fields)
+    section = parse_section(ConfiguredRunner, fields)
     return served_model(section, section.models[0], 1.0, SharedParts(environment={})).operations
 
 
@@ -51,5 +51,5 @@ def test_what_says_two_things_is_refused(runtime: str) -> None:
 
 
 def test_an_engine_that_weft_starts_says_itself_what_it_offers() -> None:
-    with pytest.raises(ValidationError, match=r"models.0.operations\n.*because the runtime is llama_server"):
+    with pytest.raises(FieldError, match=r"models.0.operations: .*because the runtime is llama_server"):
         _operations("llama_server", operations=["chat"])

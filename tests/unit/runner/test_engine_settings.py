@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from runner_svc.config import ServedModel
 from runner_svc.runtimes.llama_cpp_python.backend import LlamaCppPythonBackend
@@ -12,15 +11,15 @@ from runner_svc.runtimes.llama_server.backend import LlamaServerConfig
 from weft.kernel.errors import FieldError
 from weft.kernel.request import TEXT_OPERATIONS, Operation
 from weft_app.compose.served_models import served_model
-from weft_app.config.runner_sections import RunnerSection
+from weft_app.config.loader import parse_section
+from weft_app.config.runners import ConfiguredRunner
 
 WHERE = "runners.r.models.m"
 
 
 def _served(runtime: str, **model: Any) -> ServedModel:
-    section = RunnerSection.model_validate(
-        {"name": "r", "runtime": runtime, "command": ["server"], "models": [{"name": "m", **model}]}
-    )
+    document = {"name": "r", "runtime": runtime, "command": ["server"], "models": [{"name": "m", **model}]}
+    section = parse_section(ConfiguredRunner, document)
     return served_model(section, section.models[0], 1.0)
 
 
@@ -51,7 +50,7 @@ def test_a_chat_template_has_to_be_a_file(runtime: str, tmp_path: Path) -> None:
 def test_a_server_that_runs_already_is_given_no_template(tmp_path: Path) -> None:
     template = tmp_path / "template.jinja"
     template.write_text("x")
-    with pytest.raises(ValidationError, match=r"models.0.chat_template_path\n.*set the template there"):
+    with pytest.raises(FieldError, match=r"models.0.chat_template_path: .*set the template there"):
         _served("openai_http", url="http://127.0.0.1:1/v1", chat_template_path=str(template))
 
 

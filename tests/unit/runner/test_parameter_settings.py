@@ -10,13 +10,15 @@ from runner_svc.runtimes.llama_server.parameters import PARAMETERS as LLAMA_SERV
 from runner_svc.runtimes.openai_http.backend import AttachedServer
 from runner_svc.runtimes.openai_http.parameters import PARAMETERS as OPENAI_HTTP_PARAMETERS
 from weft_app.compose.served_models import served_model
-from weft_app.config.runner_sections import RunnerSection
+from weft_app.config.loader import parse_section
+from weft_app.config.runners import ConfiguredRunner
 
 
 def _profile(runtime: str, **fields: Any) -> ParameterProfile:
     place = {"url": "http://box.lan:8000/v1"} if runtime == "openai_http" else {"path": "/models/m.gguf"}
-    section = RunnerSection.model_validate(
-        {"name": "r1", "runtime": runtime, "command": ["server"], "models": [{"name": "m1", **place, **fields}]}
+    section = parse_section(
+        ConfiguredRunner,
+        {"name": "r1", "runtime": runtime, "command": ["server"], "models": [{"name": "m1", **place, **fields}]},
     )
     backend = served_model(section, section.models[0], 5.0).make_backend()
     assert isinstance(backend, LlamaServerBackend | AttachedServer)

@@ -4,17 +4,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from runner_svc.config import RunnerConfig
 from runner_svc.runtimes.openai_http.backend import AttachedServer, AttachedServerConfig
 from runner_svc.session.report import RunnerReport
+from runner_svc.settings import RunnerSettings
 from weft.api.registry.v1 import model_pb2
 from weft.kernel.errors import FieldError
 from weft_app.compose.home import WeftHome
 from weft_app.compose.runner import runner_config
 from weft_app.config.config import AcceleratorSettings
-from weft_app.config.runner_sections import RunnerSection
+from weft_app.config.loader import parse_section
+from weft_app.config.runners import ConfiguredRunner
 
 URL = "http://gpu-box.lan:8000/v1"
 WAKE_URL = "http://controller.lan:9090/wake"
@@ -22,17 +23,17 @@ HTTP_WAKE = {"type": "http", "url": WAKE_URL, "headers": {"Authorization": "Bear
 WAKE_ON_LAN = {"type": "wake_on_lan", "by": "mesh", "mac_address": "00:11:22:33:44:55", "max_wait_seconds": 90.0}
 
 
-def _section(**fields: Any) -> RunnerSection:
+def _section(**fields: Any) -> RunnerSettings:
     model = {"name": "m1", "url": URL, **fields.pop("model", {})}
-    return RunnerSection.model_validate({"name": "r1", "runtime": "openai_http", "models": [model], **fields})
+    return parse_section(ConfiguredRunner, {"name": "r1", "runtime": "openai_http", "models": [model], **fields})
 
 
-def _supervised(**fields: Any) -> RunnerSection:
+def _supervised(**fields: Any) -> RunnerSettings:
     model = {"name": "m1", "path": "/models/m.gguf", **fields.pop("model", {})}
-    return RunnerSection.model_validate({"name": "r1", "command": ["server"], "models": [model], **fields})
+    return parse_section(ConfiguredRunner, {"name": "r1", "command": ["server"], "models": [model], **fields})
 
 
-def _config(section: RunnerSection, tmp_path: Path, **keywords: Any) -> RunnerConfig:
+def _config(section: RunnerSettings, tmp_path: Path, **keywords: Any) -> RunnerConfig:
     return runner_config(section, WeftHome(tmp_path), address="unix:/r", registry_address="unix:/g", **keywords)
 
 
@@ -40,7 +41,7 @@ def _report(config: RunnerConfig) -> RunnerReport:
     return RunnerReport(config, "life-1", [])
 
 
-def _manifest(section: RunnerSection, tmp_path: Path) -> model_pb2.ModelManifest:
+def _manifest(section: RunnerSettings, tmp_path: Path) -> model_pb2.ModelManifest:
     return _report(_config(section, tmp_path)).manifests()[0]
 
 
@@ -183,7 +184,7 @@ def test_a_wrong_field_of_a_model_is_named_and_its_value_is_not(
 
 
 def test_a_server_that_runs_already_cannot_start_asleep() -> None:
-    with pytest.raises(ValidationError, match=r"models.0.start_asleep\n.*give it a wake recipe instead"):
+    with pytest.raises(FieldError, match=r"models.0.start_asleep: .*give it a wake recipe instead"):
         _section(model={"start_asleep": True})
 
 

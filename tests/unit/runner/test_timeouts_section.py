@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from weft_app.compose.served_models import engine_timeouts
-from weft_app.config.runner_sections import RunnerSection
+from runner_svc.settings import RunnerSettings
+from weft_app.config.loader import parse_section
+from weft_app.config.runners import ConfiguredRunner
 
 LIMITS = {
     "connect_timeout_seconds": 1.0,
@@ -18,18 +19,18 @@ LIMITS = {
 }
 
 
-def _section(**fields: Any) -> RunnerSection:
+def _section(**fields: Any) -> RunnerSettings:
     model = {"name": "m", "path": "m.gguf"}
-    return RunnerSection.model_validate({"name": "r", "models": [model]} | fields)
+    return parse_section(ConfiguredRunner, {"name": "r", "models": [model]} | fields)
 
 
 @pytest.mark.parametrize(("name", "seconds"), LIMITS.items())
 def test_every_limit_of_the_section_is_a_limit_of_the_profile(name: str, seconds: float) -> None:
-    profile = engine_timeouts(_section(**LIMITS))
+    profile = _section(**LIMITS).timeouts
     assert getattr(profile, name.replace("liveness_probe", "probe").replace("_timeout", "")) == seconds
 
 
 def test_only_the_limits_that_can_tell_a_stall_from_long_work_are_on_by_default() -> None:
-    profile = engine_timeouts(_section())
+    profile = _section().timeouts
     assert (profile.headers_seconds, profile.first_token_seconds, profile.absolute_seconds) == (None, None, None)
     assert (profile.prefill_liveness_seconds, profile.idle_stream_seconds) == (120.0, 120.0)

@@ -2,17 +2,19 @@ from typing import Any
 
 import pytest
 
+from runner_svc.settings import RunnerSettings
 from runner_svc.tools.port import McpCommand, McpHttp, PythonTool, ToolLimits
 from weft.kernel.errors import FieldError
 from weft_app.compose.tool_sources import tool_sources
-from weft_app.config.runner_sections import RunnerSection
+from weft_app.config.loader import parse_section
+from weft_app.config.runners import ConfiguredRunner
 
 ENVIRONMENT = {"PATH": "/bin", "HOME": "/root", "LANG": "C", "SECRET": "s", "WEFT_TOOL_TOKEN": "t0ken"}
 
 
-def section(*tools: dict[str, Any]) -> RunnerSection:
-    return RunnerSection.model_validate(
-        {"name": "r", "models": [{"name": "m", "path": "/m.gguf"}], "tools": list(tools)}
+def section(*tools: dict[str, Any]) -> RunnerSettings:
+    return parse_section(
+        ConfiguredRunner, {"name": "r", "models": [{"name": "m", "path": "/m.gguf"}], "tools": list(tools)}
     )
 
 

@@ -1,0 +1,243 @@
+"""The settings of a runner in `weft.yaml`, with those of its agents, tools and signals. Models: `runtimes/settings.py`.
+
+`weft_app.config` reads the file into these classes, and `weft_app.compose` builds a `RunnerConfig` from them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Gt, Le, MaxLen, MinLen
+
+from runner_svc.chat.settings import ChatSettings
+from runner_svc.policy.backoff import RestartLimits
+from runner_svc.policy.timeouts import StopGraces, TimeoutProfile
+from runner_svc.runtimes.runtime import Runtime
+from runner_svc.runtimes.settings import ModelSettings, Repetition, SleepingModelSettings
+from runner_svc.runtimes.table import DEFAULT_RUNTIME, require_runtime
+from runner_svc.tools.port import ToolLimits
+from weft.kernel.errors import FieldError
+from weft.kernel.settings import PUBLIC, SECRET, Checked, Name, Pattern, Port, Seconds
+
+_CHAT = ChatSettings()
+_GRACES = StopGraces()
+_RESTART = RestartLimits()
+_TIMEOUTS = TimeoutProfile()
+_TOOL = ToolLimits()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSettings:
+    """An agent that the runner publishes with its models."""
+
+    name: Annotated[Name, PUBLIC]
+    """Unique in the mesh; requests name `agent/<name>`."""
+    model: Annotated[Name | None, PUBLIC] = None
+    """The model that answers; set this ..."""
+    pool: Annotated[Name | None, PUBLIC] = None
+    """... or the pool that answers."""
+    description: Annotated[str, MaxLen(1024), PUBLIC] = ""
+    """For people."""
+    system_prompt: Annotated[str, MaxLen(65_536), PUBLIC] = ""
+    """Put before the conversation."""
+    default_params: Annotated[Mapping[str, Any], MaxLen(64), PUBLIC] = field(default_factory=dict)
+    """Parameters of requests that leave them out, such as `temperature: 0.2`."""
+    platform_prompt: bool = False
+    """Begin the conversation with the platform's own prompt: the mesh, date and time, tool budget, how to signal."""
+    tools: Annotated[tuple[Name, ...], MaxLen(64), PUBLIC] = ()
+    """Tools that the mesh runs for the model; the runner that answers must have them in its `tools`."""
+    max_tool_iterations: Annotated[int, Ge(0), Le(64)] | None = None
+    """Further turns of the model with the results of tools. Default: the runner's."""
+    signals: Annotated[tuple[Annotated[str, MaxLen(64)], ...], MaxLen(64)] = ()
+    """Control signals that the model may raise, such as `NEEDS_HIGHER_REASONER`."""
+    stop_on_decision_request: bool = True
+    """Whether a signal that asks for a decision ends the answer."""
+    repetition: Repetition | None = None
+    """What happens to an answer that repeats itself. Default: the model's."""
+    parse_text_tool_calls: bool = True
+    """Whether calls that the model writes as text count as calls."""
+
+    def __post_init__(self) -> None:
+        if (self.model is None) == (self.pool is None):
+            raise ValueError("an agent needs either model or pool")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolSettings:
+    """A source of tools that the runner runs for models. `type` says which of the other names apply."""
+
+    type: Annotated[Literal["python", "mcp_command", "mcp_http"], PUBLIC]
+    """A Python function, an MCP server that the runner starts, or one that runs already."""
+    name: Annotated[Name, PUBLIC]
+    """For python: the tool's name. For MCP: a prefix, so that `files` and its tool `read` give `files.read`."""
+    function: Annotated[Annotated[str, MaxLen(512)] | None, PUBLIC] = None
+    """For python: `package.module:function`. Its annotations give the schema, its docstring the description."""
+    argv: Annotated[tuple[str, ...], MaxLen(64), SECRET, PUBLIC] = field(default=(), repr=False)
+    """For mcp_command: the program and its arguments; there is no shell."""
+    environment: Annotated[Mapping[str, str], MaxLen(64), SECRET, PUBLIC] = field(default_factory=dict, repr=False)
+    """For mcp_command: variables of the program, besides PATH, HOME and LANG; it inherits no others from the runner.
+    `${WEFT_TOOL_...}` stands for that environment variable of the runner."""
+    url: Annotated[Annotated[str, MaxLen(2048)] | None, SECRET, PUBLIC] = field(default=None, repr=False)
+    """For mcp_http: where the server listens (streamable HTTP)."""
+    headers: Annotated[Mapping[str, str], MaxLen(32), SECRET, PUBLIC] = field(default_factory=dict, repr=False)
+    """For mcp_http. `${WEFT_TOOL_...}` stands for that environment variable of the runner."""
+    allow: Annotated[tuple[str, ...], MaxLen(256), PUBLIC] = ()
+    """For MCP: the server's tools that may be used. Default: all of them."""
+    remote: bool = _TOOL.remote
+    """Whether calling it sends bytes off the premises; then only requests with `allow_remote` get it."""
+    timeout_seconds: Annotated[float, Gt(0), Le(3600)] = _TOOL.timeout_seconds
+    """Timeout of one call; the model gets the timeout as the result."""
+    max_output_bytes: Annotated[int, Ge(256), Le(16_777_216)] = _TOOL.max_output_bytes
+    """Maximum output of one call that the model receives; the rest is cut, and marked as cut."""
+
+    def __post_init__(self) -> None:
+        needed = {"python": "function", "mcp_command": "argv", "mcp_http": "url"}[self.type]
+        if not getattr(self, needed):
+            raise ValueError(f"a tool of type {self.type} needs {needed}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignalSettings:
+    """A control signal of the operator's own, besides the built-in ones."""
+
+    name: Annotated[str, Pattern(r"^[A-Z][A-Z0-9_]{0,63}$"), PUBLIC]
+    """In capitals, such as `NEEDS_LEGAL_REVIEW`."""
+    description: Annotated[str, MinLen(1), MaxLen(1024), PUBLIC]
+    """When to raise it, for the model to read."""
+    parameters: Annotated[Mapping[str, Any], MaxLen(16)] = field(default_factory=dict)
+    """JSON schema of its arguments. Default: a `reason`."""
+    asks_for_decision: bool = False
+    """Whether it ends the answers of agents with `stop_on_decision_request`."""
+
+
+def _require_installed(name: str) -> str:
+    try:
+        require_runtime(name)
+    except FieldError as refused:
+        raise ValueError(refused.message.removeprefix(f"{refused.field}: ")) from None
+    return name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerSettings:
+    """One runner process."""
+
+    name: Annotated[Name, PUBLIC]
+    """Unique in the mesh."""
+    runtime: Annotated[str, Checked(_require_installed), PUBLIC] = DEFAULT_RUNTIME
+    """The kind of engine: llama.cpp's server or llama-cpp-python, which weft starts, an OpenAI-compatible server that
+    runs already, the models of a provider off the premises, or one that another package adds, see docs/runtimes.md;
+    `weft doctor` lists them."""
+    command: Annotated[tuple[str, ...] | None, PUBLIC] = None
+    """The server program and its first arguments. Default: `llama-server` on PATH, else the xllamacpp launcher. For
+    llama_cpp_python: another interpreter that has weft and the library, with `-m
+    runner_svc.runtimes.llama_cpp_python.host`."""
+    models: Annotated[tuple[ModelSettings, ...], PUBLIC]
+    """What it serves, one process each, by the settings class of its runtime."""
+    agents: Annotated[tuple[AgentSettings, ...], MaxLen(256), PUBLIC] = ()
+    """Agents it publishes with its models."""
+    max_requests: Annotated[int, Ge(1), Le(65_536)] | None = None
+    """Requests it works on at once over all its models. Default: as many as its slots."""
+    devices: Annotated[tuple[Annotated[int, Ge(0), Le(63)], ...], MaxLen(64), PUBLIC] = ()
+    """Accelerators of the host that it may use, by number in the order of the PCI bus. Default: those that
+    CUDA_VISIBLE_DEVICES names, or all."""
+    port_range: Annotated[str, Pattern(r"^\d{1,5}-\d{1,5}$")] | None = None
+    """Ports that engines listen on, such as `41000-41099`, where others are closed. Default: any free one."""
+    http_port: Annotated[Port | None, PUBLIC] = None
+    """Loopback port of this runner's own HTTP API, see docs/runner-api.md; 0 takes a free one. Default: it has none."""
+    memory_wait_seconds: Seconds = 300.0
+    """Longest wait of a load for accelerator memory."""
+    probe_interval_seconds: Seconds = 5.0
+    """For openai_http: interval of the probes of the server."""
+    probe_failures: Annotated[int, Ge(1), Le(1000)] = 3
+    """For openai_http: probes in a row that must fail before the server counts as gone."""
+    load_stall_seconds: Seconds = 300.0
+    """Time without output and without CPU time after which a load is given up."""
+    connect_timeout_seconds: Seconds = _TIMEOUTS.connect_seconds
+    """Longest wait for a connection to the engine."""
+    headers_timeout_seconds: Seconds | None = _TIMEOUTS.headers_seconds
+    """Longest wait for response headers. Off: llama-server sends them with the first token."""
+    first_token_timeout_seconds: Seconds | None = _TIMEOUTS.first_token_seconds
+    """Longest wait for the first token, however busy the engine is. Off: a long prompt takes its time."""
+    prefill_liveness_timeout_seconds: Seconds | None = _TIMEOUTS.prefill_liveness_seconds
+    """Longest time without progress before the first token: prefill progress, CPU or GPU time of the engine."""
+    idle_stream_timeout_seconds: Seconds = _TIMEOUTS.idle_stream_seconds
+    """Longest time without a token once the answer has begun."""
+    absolute_timeout_seconds: Seconds | None = _TIMEOUTS.absolute_seconds
+    """Longest time for a whole request, tools included. Off."""
+    liveness_probe_interval_seconds: Seconds = _TIMEOUTS.probe_interval_seconds
+    """Interval at which the watchdog looks for progress."""
+    first_term_seconds: Seconds = _GRACES.first_term_seconds
+    """Grace after the first SIGTERM."""
+    second_term_seconds: Seconds = _GRACES.second_term_seconds
+    """Grace after the second SIGTERM, before SIGKILL."""
+    kill_seconds: Seconds = _GRACES.kill_seconds
+    """Longest wait for the kernel after SIGKILL."""
+    max_deaths: Annotated[int, Ge(1), Le(1000)] = _RESTART.max_deaths
+    """A crash loop is this many deaths ..."""
+    death_window_seconds: Seconds = _RESTART.window_seconds
+    """... within this time."""
+    first_pause_seconds: Seconds = _RESTART.first_pause_seconds
+    """Pause after a crash loop; doubles with every further one."""
+    max_pause_seconds: Seconds = _RESTART.max_pause_seconds
+    """Longest such pause."""
+    tools: Annotated[tuple[ToolSettings, ...], MaxLen(64), PUBLIC] = ()
+    """Tools that the runner can run for models and agents that list them."""
+    signals: Annotated[tuple[SignalSettings, ...], MaxLen(32)] = ()
+    """Control signals besides the built-in ones."""
+    max_tool_iterations: Annotated[int, Ge(0), Le(64)] = _CHAT.max_tool_iterations
+    """Further turns of a model with the results of tools, where its agent sets no number."""
+    max_tool_calls_per_turn: Annotated[int, Ge(1), Le(64)] = _CHAT.max_tool_calls_per_turn
+    """Tool calls that one turn of a model may hold."""
+    time_zone: Annotated[str, MaxLen(64)] | None = None
+    """Zone of the date and time in the platform prompt, such as `Europe/Berlin`. Default: the machine's."""
+    platform_context: Annotated[str, MaxLen(8192)] = _CHAT.platform_context
+    """What the platform prompt says about your mesh, for the model to read."""
+
+    def __post_init__(self) -> None:
+        for model in self.models:
+            sleep = model.sleep if isinstance(model, SleepingModelSettings) else None
+            if sleep is not None and sleep.type == "unload" and not self.engine.starts_engines:
+                raise ValueError(f"model {model.name} cannot be unloaded: weft did not start its server")
+
+    @property
+    def engine(self) -> Runtime[Any]:
+        """The descriptor of its runtime."""
+        return require_runtime(self.runtime)
+
+    @property
+    def published_models(self) -> tuple[ModelSettings, ...]:
+        """The models that the mesh learns of where publishing is the default: those without `publish: false`."""
+        return tuple(model for model in self.models if model.publish is not False)
+
+    @property
+    def timeouts(self) -> TimeoutProfile:
+        """The timeouts of its engines and their requests."""
+        return TimeoutProfile(
+            connect_seconds=self.connect_timeout_seconds,
+            headers_seconds=self.headers_timeout_seconds,
+            first_token_seconds=self.first_token_timeout_seconds,
+            prefill_liveness_seconds=self.prefill_liveness_timeout_seconds,
+            idle_stream_seconds=self.idle_stream_timeout_seconds,
+            absolute_seconds=self.absolute_timeout_seconds,
+            probe_interval_seconds=self.liveness_probe_interval_seconds,
+        )
+
+    @property
+    def graces(self) -> StopGraces:
+        """The grace periods of the steps of ending an engine."""
+        return StopGraces(
+            first_term_seconds=self.first_term_seconds,
+            second_term_seconds=self.second_term_seconds,
+            kill_seconds=self.kill_seconds,
+        )
+
+    @property
+    def restart(self) -> RestartLimits:
+        """The limits of a crash loop of its engines."""
+        return RestartLimits(
+            max_deaths=self.max_deaths,
+            window_seconds=self.death_window_seconds,
+            first_pause_seconds=self.first_pause_seconds,
+            max_pause_seconds=self.max_pause_seconds,
+        )

@@ -1,0 +1,143 @@
+"""The runners of the configuration file: their models, read by what the runtime declares, and replicas of a model."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, replace
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, Union
+
+from pydantic import ConfigDict, Field, PlainValidator, TypeAdapter, ValidationError, ValidationInfo
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from runner_svc.runtimes.runtime import Runtime
+from runner_svc.runtimes.settings import ModelSettings, StartedModelSettings, settings_fields
+from runner_svc.runtimes.table import built_in, find_runtime
+from runner_svc.settings import RunnerSettings
+from weft.kernel.errors import invalid_field
+from weft.kernel.names import require_name
+from weft.kernel.settings import PUBLIC
+
+if TYPE_CHECKING:
+    AnyModel = ModelSettings
+else:
+    # What the reference and the schema show; a runtime of another package is read by its own settings, too.
+    AnyModel = Union[tuple(runtime.settings for runtime in built_in())]  # noqa: UP007 - made at run time
+
+MAX_MODELS = 64
+"""Of one runner."""
+STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+"""How every section is read: unknown names are refused, and nothing is converted."""
+
+
+def read_models(value: Any, info: ValidationInfo) -> tuple[ModelSettings, ...]:
+    """Returns the models of a runner by the settings of its runtime, which has been read before them.
+
+    Raises ValidationError naming each setting that the runtime does not have, and each one with a wrong value.
+    """
+    runtime = find_runtime(info.data.get("runtime", ""))
+    if runtime is None:
+        return ()  # the error of `runtime` is reported
+    if misplaced := list(_misplaced(value, runtime)):
+        raise ValidationError.from_exception_data("models", misplaced)
+    settings: Any = runtime.settings
+    return _adapter(settings).validate_json(json.dumps(value))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfiguredRunner(RunnerSettings):
+    """One runner process."""
+
+    __pydantic_config__ = STRICT
+
+    models: Annotated[tuple[AnyModel, ...], PlainValidator(read_models), PUBLIC]
+    """What it serves, one process each; what a model may have depends on the runtime."""
+
+
+@cache
+def _adapter(settings: Any) -> TypeAdapter[tuple[ModelSettings, ...]]:
+    models: Any = Annotated[tuple[settings, ...], Field(min_length=1, max_length=MAX_MODELS)]
+    return TypeAdapter(models, config=STRICT)
+
+
+def _misplaced(value: Any, runtime: Runtime[Any]) -> Iterator[InitErrorDetails]:
+    """The settings that other runtimes have and this one has not, and those that it cannot do without."""
+    needed = [field.name for field in fields(runtime.settings) if field.default is field.default_factory is MISSING]
+    for index, model in enumerate(value if isinstance(value, Sequence) else ()):
+        if not isinstance(model, Mapping) or "name" not in model:
+            continue
+        for name in sorted(map(str, model.keys() - settings_fields(runtime.settings))):
+            if name in _known_elsewhere():
+                yield _refused((index, name), _foreign(model["name"], name, runtime), model[name])
+        for name in needed:
+            if name not in model:
+                message = f"model {model['name']} needs {name}, because the runtime is {runtime.name}"
+                yield _refused((index, name), message, model)
+
+
+def _foreign(model: Any, setting: str, runtime: Runtime[Any]) -> str:
+    advice = runtime.advice.get(setting)
+    refused = f"model {model} cannot have {setting}, because the runtime is {runtime.name}"
+    return refused if advice is None else f"{refused}: {advice}"
+
+
+def _refused(steps: tuple[int | str, ...], message: str, value: Any) -> InitErrorDetails:
+    escaped = message.replace("{", "{{").replace("}", "}}")
+    return InitErrorDetails(type=PydanticCustomError("runtime", escaped), loc=steps, input=value)
+
+
+@cache
+def _known_elsewhere() -> frozenset[str]:
+    return frozenset().union(*(settings_fields(runtime.settings) for runtime in built_in()))
+
+
+def with_replicas(section: RunnerSettings, models: tuple[ModelSettings, ...]) -> tuple[ModelSettings, ...]:
+    """`models` of a runner, each followed by its replicas: "qwen", "qwen-2", "qwen-3".
+
+    Those beyond `replicas` start asleep. Raises INVALID_ARGUMENT naming the field.
+    """
+    taken = {model.name for model in section.models} | {agent.name for agent in section.agents}
+    expanded: list[ModelSettings] = []
+    for model in models:
+        replicas = _replicas(section, model)
+        for replica in replicas[1:]:
+            if replica.name in taken:
+                raise invalid_field(
+                    f"runners.{section.name}.models.{model.name}.replicas",
+                    f"the replica {replica.name} would have the name of another model or agent; rename that one",
+                )
+            taken.add(replica.name)
+        expanded += replicas
+    return tuple(expanded)
+
+
+def replica_names(model: ModelSettings) -> tuple[str, ...]:
+    """What a model and its replicas are called: "qwen", "qwen-2", "qwen-3"."""
+    return model.name, *(f"{model.name}-{number}" for number in range(2, _count(model) + 1))
+
+
+def _count(model: ModelSettings) -> int:
+    if not isinstance(model, StartedModelSettings):
+        return 1
+    return model.replicas if model.replica_max is None else model.replica_max
+
+
+def _replicas(section: RunnerSettings, model: ModelSettings) -> list[ModelSettings]:
+    where = f"runners.{section.name}.models.{model.name}"
+    count = _count(model)
+    if not isinstance(model, StartedModelSettings):
+        return [model]
+    if count < model.replicas:
+        raise invalid_field(f"{where}.replica_max", f"must be at least {model.replicas}, which is `replicas`")
+    if count == 1:
+        return [model]
+    return [
+        replace(
+            model,
+            replicas=1,
+            replica_max=None,
+            pool=model.pool or model.name,
+            name=require_name(name, f"{where}.replicas"),
+            start_asleep=model.start_asleep or number > model.replicas,
+        )
+        for number, name in enumerate(replica_names(model), 1)
+    ]
