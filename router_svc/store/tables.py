@@ -6,6 +6,7 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    Connection,
     DateTime,
     Double,
     ForeignKey,
@@ -19,6 +20,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    event,
     text,
 )
 
@@ -56,6 +58,12 @@ responses = Table(
     Index(None, "created_at"),
 )
 """Stored responses. `size` is the bytes of `body` and `items`."""
+
+_WHERE = "where"
+"""Of an index over some of the rows: their condition. `_state_conditions` says it in the database's own option; naming
+PostgreSQL's here would import its dialect at each start of a mesh on SQLite.
+"""
+
 
 tasks = Table(
     "tasks",
@@ -95,21 +103,24 @@ tasks = Table(
     Index("ix_tasks_key", "tenant", "idempotency_key", unique=True),
     Index("ix_tasks_tenant_seq", "tenant", "seq"),
     Index("ix_tasks_batch", "batch_id", "line"),
-    Index(
-        "ix_tasks_lane",
-        *("model", "tenant", "band", "seq"),
-        sqlite_where=text("state = 1"),
-        postgresql_where=text("state = 1"),
-    ),
-    Index("ix_tasks_ready", "ready_at", sqlite_where=text("state = 1"), postgresql_where=text("state = 1")),
-    Index("ix_tasks_expiry", "expires_at", sqlite_where=text("state = 1"), postgresql_where=text("state = 1")),
-    Index("ix_tasks_lease", "lease_until", sqlite_where=text("state = 2"), postgresql_where=text("state = 2")),
-    Index("ix_tasks_ended", "ended_at", sqlite_where=text("state > 2"), postgresql_where=text("state > 2")),
+    Index("ix_tasks_lane", "model", "tenant", "band", "seq", info={_WHERE: "state = 1"}),
+    Index("ix_tasks_ready", "ready_at", info={_WHERE: "state = 1"}),
+    Index("ix_tasks_expiry", "expires_at", info={_WHERE: "state = 1"}),
+    Index("ix_tasks_lease", "lease_until", info={_WHERE: "state = 2"}),
+    Index("ix_tasks_ended", "ended_at", info={_WHERE: "state > 2"}),
     sqlite_autoincrement=True,
 )
 """Durable tasks. Times are UTC seconds since the epoch; `state` as in weft.durable.tasks; `attempt` is part of the
 fence, `failures` are the failed attempts that count; `batch_id` is empty for none; `lease_seconds` is the length of the
 lease that ends at `lease_until`."""
+
+
+@event.listens_for(tasks, "before_create")
+def _state_conditions(table: Table, connection: Connection, **_: object) -> None:
+    for index in table.indexes:
+        if _WHERE in index.info:
+            index.dialect_kwargs[f"{connection.dialect.name}_where"] = text(index.info[_WHERE])
+
 
 task_specs = Table(
     "task_specs",

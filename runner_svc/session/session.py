@@ -1,11 +1,7 @@
-"""The runner's session with the registry: open, heartbeats, reopening after a loss, and the file with the session id.
-
-By the id in the file the next process of this runner takes over the registration.
-"""
+"""The runner's session with the registry: open, heartbeats, reopening after a loss."""
 
 import asyncio
 import math
-import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -17,12 +13,12 @@ from google.protobuf.duration_pb2 import Duration
 
 from runner_svc.policy.backoff import retry_pause_seconds
 from runner_svc.session.report import RunnerReport
+from runner_svc.session.session_file import SessionFile
 from runner_svc.waiting import event_within
 from weft.api.registry.v1 import runner_pb2, runner_session_service_pb2_grpc
 from weft.api.registry.v1 import runner_session_service_pb2 as pb
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
-from weft.kernel.file_replacement import replace_file, set_aside
 from weft.kernel.log import get_logger
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
@@ -58,8 +54,6 @@ CALL_TIMEOUT_SECONDS = 5.0
 CLOSE_TIMEOUT_SECONDS = 1.0
 DEFAULT_HEARTBEAT_INTERVAL_SECONDS = 30.0
 DEFAULT_REPORT_INTERVAL_SECONDS = 5.0
-MAX_SESSION_FILE_BYTES = 256
-_SESSION_ID = re.compile(rb"[A-Za-z0-9_.:-]{1,128}")
 
 _LOST_ON_THE_WAY = frozenset({Reason.SERVICE_UNAVAILABLE, Reason.DEADLINE_EXCEEDED})
 
@@ -255,62 +249,3 @@ def _no_report_yet(heartbeat_interval_seconds: float, report_interval_seconds: f
 
 def _seconds(duration: Duration) -> float:
     return duration.ToNanoseconds() / 1e9
-
-
-class SessionFile:
-    """Reads and writes the session id. A damaged, unreadable or unwritable file costs the id, not the runner.
-
-    A damaged file is renamed to `<name>.bad`, and a new session is opened.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._on_disk: str | None = None
-        """The id that the file is known to hold; None: none."""
-
-    def read(self) -> str:
-        """Returns the id of the last session; empty: there is none, or the file cannot be used."""
-        try:
-            with self._path.open("rb") as file:
-                content = file.read(MAX_SESSION_FILE_BYTES + 1).strip()
-        except FileNotFoundError:
-            return ""
-        except OSError as error:
-            self._give_up(error.strerror or type(error).__name__)
-            return ""
-        if _SESSION_ID.fullmatch(content) is None:
-            self._give_up("it is empty" if not content else "it holds no session id")
-            return ""
-        self._on_disk = content.decode("ascii")
-        return self._on_disk
-
-    def keep(self, session_id: str) -> None:
-        """Write the id, unless the file holds it already. Errors are logged: this process does not need the file."""
-        if session_id == self._on_disk:
-            return
-        try:
-            replace_file(self._path, session_id.encode("ascii") + b"\n")
-        except OSError as error:
-            log.error(  # noqa: TRY400 - the system's message is enough
-                "the session id cannot be written, the runner goes on without; free the disk or make the file writable",
-                file=str(self._path),
-                why=error.strerror,
-            )
-        else:
-            self._on_disk = session_id
-
-    def forget(self) -> None:
-        """Remove the id after the session was closed for good. A remaining file does no harm: its id is unknown."""
-        self._on_disk = None
-        with suppress(OSError):
-            self._path.unlink(missing_ok=True)
-
-    def _give_up(self, why: str) -> None:
-        self._on_disk = None
-        aside = set_aside(self._path)
-        log.warning(
-            "the session file cannot be used, a new session is opened",
-            file=str(self._path),
-            why=why,
-            set_aside_as=None if aside is None else str(aside),
-        )

@@ -1,21 +1,14 @@
 """Progress of a start or stop, stage by stage."""
 
-import time
+import os
+import sys
 from typing import TYPE_CHECKING, Self
-
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.spinner import Spinner
-from rich.table import Table
-from rich.text import Text
 
 from weft_app.cli.output import say
 
 if TYPE_CHECKING:
+    from weft_app.cli.live_stages import LiveStages
     from weft_app.compose.up import Stage
-
-BAR_CHARS = 40
 
 
 class StageDisplay:
@@ -23,25 +16,23 @@ class StageDisplay:
 
     def __init__(self, total: int) -> None:
         """`total` is the number of stages."""
-        self._total = total
-        self._began = time.monotonic()
-        self._failed = False
         self._stages: dict[str, Stage] = {}
-        self._spinner = Spinner("dots")
-        self._console = Console(highlight=False)
-        # Rendered at each refresh, so that spinner and seconds move between events.
-        self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=10)
+        self._live: LiveStages | None = None
+        # rich is imported for terminals alone; it heeds these variables as well.
+        if sys.stdout.isatty() or os.environ.get("FORCE_COLOR") or os.environ.get("TTY_COMPATIBLE"):
+            from weft_app.cli.live_stages import live_stages  # noqa: PLC0415
+
+            self._live = live_stages(total, self._stages)
 
     def __enter__(self) -> Self:
-        if self._console.is_terminal:
+        if self._live is not None:
             self._live.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._failed = kind is not None
-        if self._console.is_terminal:
-            self._live.stop()
-        elif self._failed:
+        if self._live is not None:
+            self._live.stop(failed=kind is not None)
+        elif kind is not None:
             for stage in self._stages.values():
                 if not stage.done:
                     say(f"fail {stage.name}: {stage.detail}\n")
@@ -49,23 +40,8 @@ class StageDisplay:
     def show(self, stage: "Stage") -> None:
         """Shows that a stage began, progressed, or finished."""
         self._stages[stage.name] = stage
-        if not self._console.is_terminal:
+        if self._live is None:
             say(f"{_word(stage)} {stage.name}: {stage.detail}\n")
-
-    def _render(self) -> RenderableType:
-        rows = Table.grid(padding=(0, 1))
-        for stage in self._stages.values():
-            rows.add_row(self._mark(stage), f"{stage.name}: {stage.detail}")
-        done = sum(stage.done for stage in self._stages.values())
-        foot = Table.grid(padding=(0, 1))
-        seconds = f"{time.monotonic() - self._began:.1f} s"
-        foot.add_row(ProgressBar(total=self._total, completed=done, width=BAR_CHARS), f"{done}/{self._total}", seconds)
-        return Group(rows, foot)
-
-    def _mark(self, stage: "Stage") -> RenderableType:
-        if stage.done:
-            return Text("!", style="yellow") if stage.is_warning else Text("✓", style="green")
-        return Text("✗", style="red") if self._failed else self._spinner
 
 
 def _word(stage: "Stage") -> str:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, cast
 import grpc
 
 from runner_svc.policy.backoff import RestartHistory, RestartLimits
-from runner_svc.session.session import SessionFile
+from runner_svc.session.session_file import SessionFile
 from runner_svc.supervise import parent_death
 from weft.api.registry.v1 import runner_session_service_pb2 as pb
 from weft.api.registry.v1 import runner_session_service_pb2_grpc

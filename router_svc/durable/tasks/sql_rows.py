@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from itertools import groupby
 from typing import Any
 
 from sqlalchemy import Insert, Row, insert, select
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects import sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from router_svc.durable.tasks.store_port import TaskRow
@@ -102,11 +103,17 @@ def _reason(number: int) -> Reason:
 
 
 _KEY = (tasks.c.tenant, tasks.c.idempotency_key)
-_INSERTS: Mapping[str, Insert] = {
-    # Waits for another router's transaction with the same key, and then inserts nothing.
-    "sqlite": sqlite.insert(tasks).on_conflict_do_nothing(index_elements=_KEY),
-    "postgresql": postgresql.insert(tasks).on_conflict_do_nothing(index_elements=_KEY),
-}
+
+
+@cache
+def _insert_if_absent(dialect: str) -> Insert:
+    """Returns an insert that waits for another router's transaction with the same key, and then inserts nothing."""
+    if dialect == "postgresql":
+        # Twenty modules that a mesh on SQLite does not need.
+        from sqlalchemy.dialects import postgresql  # noqa: PLC0415
+
+        return postgresql.insert(tasks).on_conflict_do_nothing(index_elements=_KEY)
+    return sqlite.insert(tasks).on_conflict_do_nothing(index_elements=_KEY)
 
 
 async def submit_rows(connection: AsyncConnection, rows: Sequence[TaskRow]) -> Sequence[Submitted | WeftError]:
@@ -136,7 +143,7 @@ async def _insert_keyed(connection: AsyncConnection, rows: Sequence[TaskRow]) ->
     """Inserts tasks whose keys are free; returns the tasks that have the keys now."""
     # In one order everywhere: two routers with the same keys then cannot deadlock.
     ordered = sorted(rows, key=_key_of)
-    statement = _INSERTS[connection.dialect.name]
+    statement = _insert_if_absent(connection.dialect.name)
     await connection.execute(statement, [values_of(row, TaskState.PENDING) for row in ordered])
     kept: dict[tuple[str, str], Any] = {}
     # One tenant at a time: SQLite scans the whole table for a list of pairs.

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from runner_svc.session import session as session_module
-from runner_svc.session.session import SessionFile
+from runner_svc.session import session_file as session_module
+from runner_svc.session.session_file import SessionFile
 
 
 def _garbage(path: Path) -> None:
