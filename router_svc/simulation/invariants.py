@@ -4,13 +4,13 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from router_svc.policy.arrival import Arrival
 from router_svc.policy.decisions import Decision, Placed, Rejects, StopsWaking, Wakes
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.cluster_view import MeshChange
-from router_svc.simulation.hosts import Host, Phase, Targets, World, lacks
+from router_svc.simulation.hosts import Host, Instance, Phase, Targets, World, lacks
 from router_svc.simulation.runners import Attempt
 from router_svc.simulation.scenario import Scenario
 from router_svc.simulation.scheduler_port import SchedulerPort
@@ -57,6 +57,16 @@ class TrackedRequest:
     def arrival(self) -> Arrival:
         """The request as the scheduler knows it."""
         return self.request.arrival
+
+
+class TargetState(NamedTuple):
+    """What goes on for the requests of one target."""
+
+    members: tuple[Instance, ...]
+    woken_at: float
+    """When its oldest wake in progress began; infinity: none is."""
+    is_at_work: bool
+    """Whether a host of its members claims, loads or stops."""
 
 
 class InvariantChecker:
@@ -151,13 +161,17 @@ class InvariantChecker:
         running = len(self._tracked) - len(waiting)
         _demand(scheduler.waiting == len(waiting), f"{scheduler.waiting} are said to wait, and {len(waiting)} do")
         _demand(scheduler.running == running, f"{scheduler.running} are said to run, and {running} do")
+        targets: dict[str, TargetState] = {}
         for followed in waiting:
-            deadline_at = followed.arrival.deadline_at
-            late = deadline_at is not None and now > deadline_at + LATE_SECONDS
-            _demand(not late, f"request {followed.arrival.key} waits beyond its deadline")
-            self._demand_candidate(followed, now)
-            if followed.arrival.priority is not Priority.DURABLE:
-                self._demand_wait_bound(followed, world, now)
+            arrival = followed.arrival
+            if arrival.deadline_at is not None and now > arrival.deadline_at + LATE_SECONDS:
+                raise InvariantError(f"request {arrival.key} waits beyond its deadline")
+            target = targets.get(arrival.target)
+            if target is None:
+                target = targets[arrival.target] = self._state_of(arrival.target, world)
+            self._demand_candidate(followed, target, now)
+            if arrival.priority is not Priority.DURABLE:
+                self._demand_wait_bound(followed, target, now)
         free = [candidate for candidate in self._reported.values() if self._has_room(candidate)]
         patient = [followed for followed in waiting if self._may_run(followed)]
         found = self._starvation.starved(patient, free, world, now)
@@ -288,37 +302,44 @@ class InvariantChecker:
             self._of_tenant[followed.arrival.tenant] -= 1
             self._in_pool[candidate.pool] -= 1
 
-    def _demand_candidate(self, followed: TrackedRequest, now: float) -> None:
-        """Checks that some candidate can still serve it."""
-        members = self._targets.members(followed.arrival.target)
-        hope = any(
-            (reported := self._reported[member.name]).readiness is not Readiness.DOWN
-            and reported.key not in followed.broken_on
-            and not lacks(reported, followed.arrival.needs)
-            for member in members
-        )
-        waking = any(member.name in self._waking for member in members)
-        _demand(
-            hope or waking or now - followed.waits_since < LATE_SECONDS,
-            f"request {followed.arrival.key} waits, and no candidate can ever serve it",
+    def _state_of(self, target: str, world: World) -> TargetState:
+        members = self._targets.members(target)
+        hosts = {member.host.name for member in members}
+        return TargetState(
+            members=members,
+            woken_at=min((self._waking.get(member.name, inf) for member in members), default=inf),
+            is_at_work=any(_is_at_work(host) for host in world.hosts.values() if host.name in hosts),
         )
 
-    def _demand_wait_bound(self, followed: TrackedRequest, world: World, now: float) -> None:
+    def _demand_candidate(self, followed: TrackedRequest, target: TargetState, now: float) -> None:
+        """Checks that some candidate can still serve it."""
+        if target.woken_at < inf or now - followed.waits_since < LATE_SECONDS:
+            return
+        for member in target.members:
+            reported = self._reported[member.name]
+            if (
+                reported.readiness is not Readiness.DOWN
+                and reported.key not in followed.broken_on
+                and not lacks(reported, followed.arrival.needs)
+            ):
+                return
+        raise InvariantError(f"request {followed.arrival.key} waits, and no candidate can ever serve it")
+
+    def _demand_wait_bound(self, followed: TrackedRequest, target: TargetState, now: float) -> None:
         """Checks that no caller waits beyond the bounds, nor beyond the queue timeout without any progress."""
         limits, key = self._scenario.limits, followed.arrival.key
-        members = self._targets.members(followed.arrival.target)
-        hosts = [host for host in world.hosts.values() if any(member.host.name == host.name for member in members)]
-        if any(member.name in self._waking for member in members) or any(map(_is_at_work, hosts)):
+        if target.woken_at < inf or target.is_at_work:
             followed.quiet_since = now
         slack = limits.wake_settle_seconds + limits.tell_interval_seconds + 2 * LATE_SECONDS
         quiet, longest_quiet = now - followed.quiet_since, limits.queue_timeout_seconds + slack
-        _demand(quiet <= longest_quiet, f"request {key} waits {quiet:.1f} s and nothing goes on for it")
+        if quiet > longest_quiet:
+            raise InvariantError(f"request {key} waits {quiet:.1f} s and nothing goes on for it")
         most = limits.queue_timeout_seconds + limits.max_load_pause_seconds
         waited = followed.waited_seconds + now - followed.waits_since
-        if any(self._waking.get(member.name, inf) < now - waited + most for member in members):
+        if target.woken_at < now - waited + most:
             followed.awaited_until = now
-        late = waited > most + slack and now > followed.awaited_until + longest_quiet
-        _demand(not late, f"request {key} waits {waited:.1f} s; the bound is {most:.1f} s")
+        if waited > most + slack and now > followed.awaited_until + longest_quiet:
+            raise InvariantError(f"request {key} waits {waited:.1f} s; the bound is {most:.1f} s")
 
     def _may_run_anywhere(self, followed: TrackedRequest) -> bool:
         """Whether it could have taken a slot that another request gets; after an attempt it may have to pause."""
