@@ -1,5 +1,6 @@
 """Hosts with models, in stepped time: carries out what the load planner decides, and checks it while it does."""
 
+import itertools
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -34,10 +35,52 @@ class Waiting:
     priority: Priority = Priority.NORMAL
 
 
+class Queue:
+    """Who waits for a model, in the order of arrival: by priority and tenant, so that the first are found at once."""
+
+    def __init__(self) -> None:
+        self._lines: dict[tuple[Priority, str], deque[tuple[int, Waiting]]] = {}
+        self._numbers = itertools.count()
+        self._arrived_at = 0.0
+        """The sum of all."""
+
+    def __len__(self) -> int:
+        return sum(map(len, self._lines.values()))
+
+    def append(self, waiting: Waiting) -> None:
+        line = self._lines.setdefault((waiting.priority, waiting.tenant), deque())
+        line.append((next(self._numbers), waiting))
+        self._arrived_at += waiting.arrived_at
+
+    def first(self, accounts: dict[str, float]) -> Waiting:
+        """The next one: by priority, by what its tenant had, by arrival."""
+        heads = [line[0] for line in self._lines.values() if line]
+        _, first = min(
+            heads, key=lambda head: (head[1].priority, accounts.get(head[1].tenant, 0.0), head[1].arrived_at, head[0])
+        )
+        return first
+
+    def pop(self, first: Waiting) -> None:
+        """Take out one that is the first of its tenant and priority."""
+        _, taken = self._lines[first.priority, first.tenant].popleft()
+        assert taken is first
+        self._arrived_at -= first.arrived_at
+
+    def oldest_arrived_at(self) -> float:
+        return min(line[0][1].arrived_at for line in self._lines.values() if line)
+
+    def waited_seconds(self, now: float) -> float:
+        return len(self) * now - self._arrived_at
+
+    def clear(self) -> None:
+        self._lines.clear()
+        self._arrived_at = 0.0
+
+
 @dataclass
 class ModelState:
     spec: ModelSpec
-    queue: deque[Waiting] = field(default_factory=deque)
+    queue: Queue = field(default_factory=Queue)
     running: list[tuple[float, Waiting]] = field(default_factory=list)
     ready_since: float | None = None
     loading_until: float | None = None
@@ -165,8 +208,8 @@ class LoadWorld:
                 and not state.held
                 and len(state.running) < state.spec.slots
             ):
-                waiting = self._next_of(state)
-                state.queue.remove(waiting)
+                waiting = state.queue.first(self.accounts)
+                state.queue.pop(waiting)
                 state.running.append((self.now + state.spec.service_seconds, waiting))
                 state.last_granted_at = self.now
                 cost = state.spec.service_seconds * TOKENS_PER_SECOND
@@ -175,21 +218,18 @@ class LoadWorld:
     def _account(self, tenant: str) -> float:
         return self.accounts.get(tenant, 0.0)
 
-    def _next_of(self, state: ModelState) -> Waiting:
-        return min(state.queue, key=lambda each: (each.priority, self._account(each.tenant), each.arrived_at))
-
     def _demands(self) -> list[Demand]:
         return [self._demand(state) for state in self.models.values() if state.queue and state.ready_since is None]
 
     def _demand(self, state: ModelState) -> Demand:
-        first = self._next_of(state)
+        first = state.queue.first(self.accounts)
         return Demand(
             queue=state.spec.name,
             asleep=(self.candidate_of(state.spec),),
             waiting=len(state.queue),
             priority=first.priority,
-            oldest_arrived_at=min(each.arrived_at for each in state.queue),
-            waited_seconds=sum(self.now - each.arrived_at for each in state.queue),
+            oldest_arrived_at=state.queue.oldest_arrived_at(),
+            waited_seconds=state.queue.waited_seconds(self.now),
             queued_tokens=len(state.queue) * state.spec.service_seconds * TOKENS_PER_SECOND,
             account=self._account(first.tenant),
         )
@@ -199,7 +239,7 @@ class LoadWorld:
         for state in self.models.values():
             if state.ready_since is None:
                 continue
-            first = self._next_of(state) if state.queue else None
+            first = state.queue.first(self.accounts) if state.queue else None
             found.setdefault(state.spec.host, []).append(
                 Resident(
                     candidate=self.candidate_of(state.spec),

@@ -94,7 +94,7 @@ class ColdWatch:
         for state in world.models.values():
             if not state.queue or state.holds_memory:
                 continue
-            since = max(min(each.arrived_at for each in state.queue), state.unloaded_at)
+            since = max(state.queue.oldest_arrived_at(), state.unloaded_at)
             waited = world.now - since
             self.longest = max(self.longest, waited)
             bound = self._bound(state.spec)

@@ -8,6 +8,7 @@ import pytest
 
 from runner_svc.runtimes.table import built_in_names
 
+RUNTIMES = built_in_names()
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = ("runner_svc", "weft", "weft_app", "weft_testing", "gateway", "router_svc", "registry_svc")
 ALLOWED = {
@@ -26,12 +27,14 @@ def _modules() -> Iterator[Path]:
 
 def _names_in(path: Path) -> set[str]:
     """The runtimes that a module names: by a string that is the name, or by importing from its folder."""
+    text = path.read_text(encoding="utf-8")
+    names = {name for name in RUNTIMES if name in text}
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(ast.parse(text)) if names else ():
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            found |= {name for name in built_in_names() if node.value == name}
+            found |= names & {node.value}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {name for name in built_in_names() if f"runtimes.{name}" in node.module}
+            found |= {name for name in names if f"runtimes.{name}" in node.module}
     return found
 
 
