@@ -1,6 +1,7 @@
 """Several routers on one PostgreSQL: each task is begun by one of them, and what one is told reaches the others."""
 
 import asyncio
+import dataclasses
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
@@ -26,6 +27,8 @@ NOTICE_SECONDS = 30.0
 TENANT = "ann"
 FINISHED = event_pb2.InferenceEvent(finished=event_pb2.Finished())
 FAST = TaskLimits(lease_seconds=1.5, poll_interval_seconds=0.5, retry_delay_seconds=0.05, watch_poll_seconds=20.0)
+"""For the test in which a lease ends: its router must not be kept from the processor for as long as that."""
+LASTING = dataclasses.replace(FAST, lease_seconds=NOTICE_SECONDS)
 
 
 class Call:
@@ -67,9 +70,9 @@ class Calls:
 
 
 @asynccontextmanager
-async def router(url: str, calls: CallMaker) -> AsyncIterator[TaskService]:
+async def router(url: str, calls: CallMaker, limits: TaskLimits = LASTING) -> AsyncIterator[TaskService]:
     store = SqlTaskStore(RouterDatabase(url), max_commit_batch=64)
-    service = TaskService(store, FAST, calls, SystemClock(), NoFailpoints())
+    service = TaskService(store, limits, calls, SystemClock(), NoFailpoints())
     await service.start()
     try:
         yield service
@@ -144,14 +147,14 @@ async def test_what_a_dead_router_had_begun_is_done_by_another_and_its_late_resu
     postgres_url: str,
 ) -> None:
     busy, spare = Calls(may_end=False), Calls(may_end=True)
-    async with router(postgres_url, busy) as dying:
+    async with router(postgres_url, busy, FAST) as dying:
         task = (await dying.tasks.submit(a_task())).task
         await noticed(busy.has_begun)
         # Its heart stops, as that of a laptop that sleeps.
         heart, *others = dying.engine._loops
         for loop in (heart, *others):
             loop.cancel()
-        async with router(postgres_url, spare) as other:
+        async with router(postgres_url, spare, FAST) as other:
             end = await end_of(other, task.id)
             assert (end.state, end.attempt) == (TaskState.COMPLETED, 2)
             busy.may_end.set()
@@ -172,7 +175,7 @@ async def test_a_router_whose_clock_is_wrong_takes_nothing_from_others(postgres_
         task = (await works.tasks.submit(a_task())).task
         await noticed(busy.has_begun)
         store = SqlTaskStore(RouterDatabase(postgres_url), max_commit_batch=64)
-        wrong = TaskService(store, FAST, Calls(may_end=True), WrongClock(), NoFailpoints())
+        wrong = TaskService(store, LASTING, Calls(may_end=True), WrongClock(), NoFailpoints())
         await wrong.start()
         await wrong.engine._lease_renewer.renew()
         assert (await works.tasks.get(TENANT, task.id)).attempt == 1
