@@ -17,6 +17,7 @@ import msgspec
 import psutil
 import yaml
 from kit.warm_python import warm
+from kit.warm_server import NAME as SERVER_NAME
 
 from weft.api.registry.v1 import registry_service_pb2, registry_service_pb2_grpc, runner_pb2
 from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
@@ -33,6 +34,8 @@ START_SECONDS = 60.0
 ORPHAN_SECONDS = 2.0
 """The promise: nothing outlives a supervisor that is killed for longer."""
 STOP_SECONDS = 30.0
+MAX_LOG_LINES = 1000
+"""The most that a runner gives at once."""
 POLL_SECONDS = 0.02
 POOL = "pool"
 WEFT = warm("weft_app.cli.main")
@@ -80,7 +83,7 @@ class MeshProcess:
         """Every process that belongs to it, itself included."""
         with suppress(psutil.NoSuchProcess):
             host = psutil.Process(self.process.pid)
-            return [host, *host.children(recursive=True)]
+            return [host, *own_descendants(host)]
         return []
 
     async def runners(self) -> list[runner_pb2.Runner]:
@@ -101,7 +104,7 @@ class MeshProcess:
 
     async def backend(self, runner: str) -> FakeControl:
         """The fake behind a runner; close it when done."""
-        lines = (await self.describe(runner, log_lines=100)).log_lines
+        lines = (await self.describe(runner, log_lines=MAX_LOG_LINES)).log_lines
         found = re.findall(r"listening on (http://\S+)", "\n".join(lines))
         return FakeControl(found[-1])
 
@@ -156,7 +159,8 @@ def running_mesh(
         deadline = time.monotonic() + (ORPHAN_SECONDS if mesh.stop() == -signal.SIGKILL else 0.0)
         while alive(family) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
-        assert not alive(family), "weft up left processes behind"
+        survivors = alive(family)
+        assert not survivors, f"weft up left processes behind: {survivors}"
     finally:
         for left in [*family, *mesh.family()]:
             with suppress(psutil.NoSuchProcess):
@@ -167,6 +171,16 @@ def running_mesh(
 def user_environment() -> dict[str, str]:
     """As a user starts it: Python made unbuffered by the workplace would hide a word that is not flushed."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+
+
+def own_descendants(host: psutil.Process) -> list[psutil.Process]:
+    """All that it has started; the server that its runners are forked from is the tests'."""
+    found = []
+    for process in host.children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if process.name() != SERVER_NAME:
+                found.append(process)
+    return found
 
 
 def take_interrupts() -> None:

@@ -4,25 +4,22 @@
 arguments, environment, folder, standard streams, session, signals and exit code; it only lacks the second of
 imports. The same command within another one (`["nsenter", *command]`) is an ordinary Python.
 
-What differs: `/proc/PID/cmdline`, `/proc/PID/environ` and `sys.flags` are those of the server. A test whose subject
+What differs: `/proc/PID/environ` and `sys.flags` are those of the server. A test whose subject
 is how a process starts names `sys.executable`. Where a program is given variables that the loader or the interpreter
 reads, such as LD_LIBRARY_PATH, or anything else that a fork cannot give it, it is an ordinary Python too.
 """
 
-import array
 import atexit
 import inspect
-import json
 import os
 import platform
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kit.warm_server import MAX_ORDER_BYTES, SYS_CLONE
+from kit.warm_server import PADDING, SYS_CLONE, send_order, start_variables
 
 PROGRAMS = ("weft_app.cli.main", "weft_app.compose.torture_router", "weft_testing.fake_backend", "kit.weft")
 IMPORTED = (
@@ -35,9 +32,6 @@ IMPORTED = (
 )
 """What the programs import only once they know their arguments."""
 START_SECONDS = 60.0
-READ_AT_START = ("LD_", "PYTHON", "MALLOC_", "GLIBC_")
-"""How the names of variables begin that only a start of a process heeds."""
-HEEDED_BY_A_FORK = "PYTHONUNBUFFERED"
 _OF_THE_SERVER = {"GRPC_ENABLE_FORK_SUPPORT": "0"}
 """gRPC would start its threads anew in every fork."""
 _ARGUMENTS = inspect.signature(subprocess.Popen._execute_child)  # type: ignore[attr-defined]
@@ -66,7 +60,10 @@ class WarmServer:
         with theirs:
             folder = Path(__file__).parents[1]
             self._process = _Popen(
-                [sys.executable, "-m", "kit.warm_server", str(theirs.fileno()), ",".join(PROGRAMS), ",".join(IMPORTED)],
+                [
+                    *(sys.executable, "-m", "kit.warm_server"),
+                    *(str(theirs.fileno()), ",".join(PROGRAMS), ",".join(IMPORTED), PADDING),
+                ],
                 pass_fds=(theirs.fileno(),),
                 env={**os.environ, **_OF_THE_SERVER, "PYTHONPATH": os.pathsep.join((str(folder), str(folder.parent)))},
                 stdin=subprocess.DEVNULL,
@@ -76,22 +73,12 @@ class WarmServer:
 
     def start(self, order: dict[str, Any], descriptors: list[int]) -> int:
         """The pid of the new child."""
-        message = json.dumps(order).encode()
-        assert len(message) <= MAX_ORDER_BYTES
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
-        self._orders.sendmsg([message], rights)
-        return int.from_bytes(self._orders.recv(4), "little")
+        return send_order(self._orders, order, descriptors)
 
     def stop(self) -> None:
         """End it; programs that it forked go on."""
         self._orders.close()
         self._process.wait()
-
-
-def start_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Those that a fork would not heed."""
-    named = {os.fsdecode(name): os.fsdecode(value) for name, value in environment.items()}
-    return {name: value for name, value in named.items() if name.startswith(READ_AT_START) and name != HEEDED_BY_A_FORK}
 
 
 class WarmStart:
@@ -135,6 +122,7 @@ class WarmPopen(_Popen):  # type: ignore[type-arg]
             "env": {os.fsdecode(name): os.fsdecode(value) for name, value in environment.items()},
             "new_session": asked["start_new_session"],
             "process_group": None if asked["process_group"] == -1 else asked["process_group"],
+            "dies_with": None,
         }
         wanted = (asked["p2cread"], asked["c2pwrite"], asked["errwrite"])
         descriptors = [place if fd == -1 else fd for place, fd in enumerate(wanted)]

@@ -3,9 +3,13 @@
 A forked program is a child of the process that asked for it (CLONE_PARENT), with a pid, signals and an exit code of
 its own; `kit.warm_python` is the other side. Nothing that is imported here may start a thread: only the thread that
 forks lives on in a child.
+
+A program that starts runners (`weft up`) has a server of its own, forked before the program has run anything: a child
+of the program, so that what it forks are children of the program too.
 """
 
 import array
+import asyncio
 import atexit
 import ctypes
 import gc
@@ -20,9 +24,13 @@ import socket
 import sys
 import threading
 import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import CodeType
-from typing import Any, Never
+from typing import IO, Any, Never
+
+from runner_svc.supervise import parent_death
 
 CLONE_PARENT = 0x8000
 SYS_CLONE = {"x86_64": 56, "aarch64": 220}
@@ -30,8 +38,17 @@ MAX_ORDER_BYTES = 1 << 20
 MAX_DESCRIPTORS = 4096
 NAME = "warm-python"
 """Of the server's process; a program has that of the interpreter."""
+WEFT = "weft_app.cli.main"
+STARTS_RUNNERS = "up"
+"""The command whose runners are processes."""
+PADDING = "." * 4096
+"""The server's last argument: the room for the command line of a program."""
 _PR_SET_NAME = 15
+_PR_SET_PDEATHSIG = 1
 _STANDARD = 3
+_READ_AT_START = ("LD_", "PYTHON", "MALLOC_", "GLIBC_")
+"""How the names of variables begin that only a start of a process heeds."""
+_HEEDED_BY_A_FORK = "PYTHONUNBUFFERED"
 
 
 class Fork:
@@ -69,6 +86,25 @@ class Fork:
         raise OSError("this C library keeps the thread id elsewhere")
 
 
+def start_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Those that a fork would not heed."""
+    named = {os.fsdecode(name): os.fsdecode(value) for name, value in environment.items()}
+    return {
+        name: value for name, value in named.items() if name.startswith(_READ_AT_START) and name != _HEEDED_BY_A_FORK
+    }
+
+
+def send_order(orders: socket.socket, order: dict[str, Any], descriptors: list[int]) -> int:
+    """The pid of the program that the server at the other end has forked."""
+    message = json.dumps(order).encode()
+    assert len(message) <= MAX_ORDER_BYTES
+    orders.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))])
+    pid = orders.recv(4)
+    if not pid:
+        raise ConnectionResetError("the warm server has ended")
+    return int.from_bytes(pid, "little")
+
+
 def next_order(fork: Fork, orders: socket.socket) -> dict[str, Any] | None:
     """In the parent it returns None once nobody orders any more; in each child, what it is to run."""
     while True:
@@ -99,12 +135,35 @@ def set_name(name: str) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
+def set_command_line(argv: Sequence[str]) -> None:
+    """What `/proc/PID/cmdline` shows of this process, in the place of the server's; cut to the room that there is.
+
+    Arguments are parted by spaces: where the last byte of the room is none of zero, the kernel shows one text.
+    """
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = int(fields[45]), int(fields[46])
+    words = os.fsencode(" ".join(argv))[: end - start - 2]
+    ctypes.memset(start, 0, end - start - 1)
+    ctypes.memset(end - 1, ord("."), 1)
+    ctypes.memmove(start, words, len(words))
+
+
+def die_with(parent: int) -> None:
+    """End with the parent; at once where it has ended already."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
 def become(order: dict[str, Any], descriptors: list[int]) -> None:
     """Take over what `exec` would have given a new program."""
+    if order["dies_with"] is not None:
+        die_with(order["dies_with"])
     for place, descriptor in enumerate(descriptors):
         os.dup2(descriptor, place)
     os.closerange(_STANDARD, MAX_DESCRIPTORS)
     set_name(Path(order["argv"][0]).name)
+    set_command_line(order["argv"])
     if order["new_session"]:
         os.setsid()
     elif order["process_group"] is not None:
@@ -152,8 +211,95 @@ def load(modules: list[str]) -> dict[str, tuple[str, CodeType]]:
     return programs
 
 
+def serve_runners(fork: Fork, order: dict[str, Any]) -> dict[str, Any] | None:
+    """Give a program that is about to run a server of its own; in each of that server's forks, what it is to run."""
+    program = os.getpid()
+    orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if os.fork():
+        theirs.close()
+        asyncio.create_subprocess_exec = RunnerStart(orders)  # type: ignore[assignment]
+        return order
+    orders.close()
+    die_with(program)
+    set_name(NAME)
+    os.chdir("/")
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for place in range(_STANDARD):
+        os.dup2(nothing, place)
+    os.close(nothing)
+    return next_order(fork, theirs)
+
+
+class RunnerStart:
+    """`asyncio.create_subprocess_exec` of a program that starts runners: those are forked, all else is executed."""
+
+    def __init__(self, orders: socket.socket) -> None:
+        self._orders = orders
+        self._execute = asyncio.create_subprocess_exec
+        self._variables = start_variables(os.environ)
+        self._first = (sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid()), sys.executable, "-m", WEFT)
+
+    async def __call__(self, *command: str, **given: Any) -> "asyncio.subprocess.Process | ForkedProcess":
+        """As asyncio has it."""
+        runner = command[: len(self._first)] == self._first
+        if runner and given.keys() == {"stdin", "stdout", "stderr", "start_new_session"}:
+            with suppress(ConnectionError):
+                return self._fork(command[len(self._first) - 3 :], given["stdout"])
+        return await self._execute(*command, **given)
+
+    def _fork(self, argv: Sequence[str], output: IO[bytes]) -> "ForkedProcess":
+        if start_variables(os.environ) != self._variables:
+            raise ConnectionRefusedError("a fork would not heed its environment")
+        order = {
+            "argv": argv,
+            "module": WEFT,
+            "file": "",
+            "cwd": os.fsdecode(Path.cwd()),
+            "env": dict(os.environ),
+            "new_session": True,
+            "process_group": None,
+            "dies_with": os.getpid(),
+        }
+        with Path(os.devnull).open("rb") as nothing:
+            return ForkedProcess(send_order(self._orders, order, [nothing.fileno(), output.fileno(), output.fileno()]))
+
+
+class ForkedProcess:
+    """A child of this process as `asyncio.subprocess.Process` shows one, without pipes."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._ended = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._handle = os.pidfd_open(pid)
+        self._loop.add_reader(self._handle, self._reap)
+
+    async def wait(self) -> int:
+        """The exit code, once it has ended."""
+        await self._ended.wait()
+        assert self.returncode is not None
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """ProcessLookupError where it has ended."""
+        if self.returncode is not None:
+            raise ProcessLookupError
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+    def _reap(self) -> None:
+        self._loop.remove_reader(self._handle)
+        os.close(self._handle)
+        self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        self._ended.set()
+
+
 def main() -> None:
-    """`python -m kit.warm_server SOCKET PROGRAMS IMPORTED`: modules between commas."""
+    """`python -m kit.warm_server SOCKET PROGRAMS IMPORTED PADDING`: modules between commas."""
     environment = dict(os.environ)
     orders = socket.socket(fileno=int(sys.argv[1]))
     for module in sys.argv[3].split(","):
@@ -170,7 +316,10 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     orders.sendall(b"ready")
-    order = next_order(Fork(), orders)
+    fork = Fork()
+    order = next_order(fork, orders)
+    if order is not None and order["module"] == WEFT and STARTS_RUNNERS in order["argv"]:
+        order = serve_runners(fork, order)
     if order is None:
         return
     file, code = programs[order["module"]]

@@ -1,10 +1,13 @@
 """A program that is forked from the warm server is a process like any other."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ pytestmark = pytest.mark.skipif(not IS_POSSIBLE, reason="a child of the same par
 FAKE = (*warm("weft_testing.fake_backend"), "--port", "0")
 WEFT = warm("weft_app.cli.main")
 SECONDS = 30
+TESTS = Path(__file__).parents[2]
 
 
 def _server() -> psutil.Process:
@@ -101,6 +105,13 @@ async def test_it_has_the_folder_the_environment_and_the_session_that_it_was_giv
     await _ended(other)
 
 
+async def test_its_command_line_is_its_own() -> None:
+    process = await _started(*FAKE, "--answer-tokens", "5")
+    assert psutil.Process(process.pid).cmdline() == [*FAKE, "--answer-tokens", "5"]
+    process.kill()
+    await _ended(process)
+
+
 async def test_it_holds_no_file_of_the_server_nor_of_another_program() -> None:
     process = await _started(*FAKE)
     assert _open_files(_server().pid)
@@ -122,6 +133,65 @@ def test_a_program_that_needs_more_than_a_fork_can_give_is_an_ordinary_python() 
     assert done.stdout.startswith("weft ")
 
 
+@asynccontextmanager
+async def _mesh_of_one(folder: Path) -> AsyncIterator[tuple[asyncio.subprocess.Process, psutil.Process]]:
+    """A `weft up` with one runner, and the server that its runners are forked from."""
+    config = folder / "weft.yaml"
+    runner = {"name": "a", "command": [*FAKE], "models": [{"name": "m", "pool": "p", "path": __file__}]}
+    config.write_text(json.dumps({"port": 0, "runners": [runner]}))
+    with (folder / "out").open("wb") as output:
+        command = [*WEFT, "up", "--home", str(folder / "home"), "--config", str(config)]
+        mesh = await asyncio.create_subprocess_exec(*command, stdout=output, stderr=output)
+    try:
+        yield mesh, await _child(mesh, lambda child: child.name() == NAME)
+    finally:
+        if mesh.returncode is None:
+            mesh.kill()
+        await _ended(mesh)
+
+
+async def _child(mesh: asyncio.subprocess.Process, is_it: Callable[[psutil.Process], bool]) -> psutil.Process:
+    """The first child of a mesh that is of this kind."""
+    async with asyncio.timeout(SECONDS):
+        while True:
+            for child in psutil.Process(mesh.pid).children():
+                with suppress(psutil.Error):
+                    if child.status() != psutil.STATUS_ZOMBIE and is_it(child):
+                        return child
+            await asyncio.sleep(0.01)
+
+
+def _is_forked(process: psutil.Process) -> bool:
+    """Whether what the kernel holds as its environment is the server's."""
+    return process.environ().get("PYTHONPATH", "").startswith(str(TESTS))
+
+
+def _is_forked_runner(child: psutil.Process) -> bool:
+    return "serve" in child.cmdline() and _is_forked(child)
+
+
+def _is_cold_runner(child: psutil.Process) -> bool:
+    if _is_forked_runner(child):
+        child.kill()
+    return "serve" in child.cmdline() and not _is_forked(child)
+
+
+async def test_a_runner_of_a_mesh_is_forked_as_a_child_of_the_mesh_and_dies_with_it(tmp_path: Path) -> None:
+    async with _mesh_of_one(tmp_path) as (mesh, server):
+        runner = await _child(mesh, _is_forked_runner)
+        assert os.getsid(runner.pid) == runner.pid
+        assert _open_files(server.pid).isdisjoint(_open_files(runner.pid))
+    _, alive = psutil.wait_procs([server, runner], timeout=SECONDS)
+    assert alive == []
+
+
+async def test_a_mesh_whose_server_is_gone_starts_its_runner_cold(tmp_path: Path) -> None:
+    async with _mesh_of_one(tmp_path) as (mesh, server):
+        server.kill()
+        runner = await _child(mesh, _is_cold_runner)
+        assert psutil.Process(runner.pid).ppid() == mesh.pid
+
+
 def test_a_module_that_the_server_does_not_have_is_refused() -> None:
     with pytest.raises(AssertionError, match="not among the programs"):
         warm("json.tool")
@@ -136,8 +206,7 @@ def test_the_server_ends_with_the_process_that_has_it() -> None:
         "print(psutil.Process().children()[0].pid, flush=True)\n"
         "import os; os._exit(0)\n"
     )
-    root = Path(__file__).parents[2]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(root), str(root.parent)))}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(TESTS), str(TESTS.parent)))}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     server = int(done.stdout)
     psutil.wait_procs([psutil.Process(server)] if psutil.pid_exists(server) else [], timeout=SECONDS)
