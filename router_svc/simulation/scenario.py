@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from random import Random
+from typing import Annotated
+
+from annotated_types import Ge, Gt, Le
 
 from router_svc.policy.endpoints.routes import Route
 from router_svc.policy.limits import SchedulerLimits
@@ -197,15 +200,15 @@ class Failure:
 class Delays:
     """Delays of reports and reactions."""
 
-    report_seconds: float = 0.1
+    report_seconds: Annotated[float, Ge(0), Le(60)] = 0.1
     """From a change on a host to its report at the router."""
-    death_noticed_seconds: float = 1.0
+    death_noticed_seconds: Annotated[float, Ge(0), Le(600)] = 1.0
     """From the death of a runner to its detection by the router."""
-    failure_seconds: float = 0.05
+    failure_seconds: Annotated[float, Ge(0), Le(60)] = 0.05
     """From a grant to the detection of a failed attempt."""
-    unload_seconds: float = 0.5
+    unload_seconds: Annotated[float, Ge(0), Le(60)] = 0.5
     """From an eviction until the memory is seen free."""
-    memory_watch_seconds: float = 0.5
+    memory_watch_seconds: Annotated[float, Gt(0), Le(60)] = 0.5
     """Interval at which the router reads the VRAM ledger."""
 
 

@@ -21,7 +21,7 @@ from router_svc.simulation.scenario import Scenario
 from router_svc.simulation.scheduler_port import SchedulerPort
 from weft_app.cli.options import EXIT_INTERRUPTED, OutputFormat, OutputOption, note, reporting
 from weft_app.cli.output import Column, TextTable, print_document, say
-from weft_app.compose.simulate import MAX_REQUESTS, load_scenario
+from weft_app.config.scenario import MAX_REQUESTS, load_scenario
 
 OURS = "weft"
 PROGRESS_SECONDS = 1.0

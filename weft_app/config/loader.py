@@ -22,6 +22,8 @@ from weft_app.config.settings_tree import is_section, names_at, plain_value, set
 
 LOCAL_SUFFIX = ".local"
 MAX_DEPTH = 64
+UNKNOWN_NAME = "unexpected_keyword_argument"
+"""pydantic's type of the error for a name that a dataclass does not have."""
 COMMAND_LINE = "command line"
 DEFAULT = "default"
 CONCEALED = "***"
@@ -83,12 +85,16 @@ def parse_config(document: Mapping[str, Any], path: Path | None = None) -> WeftC
 
 def parse_section(kind: type[Section], document: Mapping[str, Any], where: str = "") -> Section:
     """Returns the section of this kind that a document holds. Raises INVALID_ARGUMENT naming the field and `where`."""
-    text = json.dumps(_plain(document, (), where))
     try:
-        validator: Any = _validator
-        section: Section = validator(kind).validate_json(text)
+        return validate_section(kind, document, where)
     except ValidationError as error:
         raise _field_error(kind, error, where) from error
+
+
+def validate_section(kind: type[Section], document: Mapping[str, Any], where: str) -> Section:
+    """As `parse_section`, with the ValidationError of what a section refuses."""
+    validator: Any = _validator
+    section: Section = validator(kind).validate_json(json.dumps(_plain(document, (), where)))
     return section
 
 
@@ -225,7 +231,7 @@ def _field_error(kind: type, error: ValidationError, where: str) -> FieldError:
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, FieldError):
         steps, message = (*steps, cause.field), cause.message.removeprefix(f"{cause.field}: ")
-    elif first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+    elif first["type"] == UNKNOWN_NAME:
         message = _unknown(kind, steps)
     elif first["type"] == "dataclass_type":
         message = "must be a mapping of names to values"

@@ -18,7 +18,7 @@ from router_svc.simulation.scenario import GIBIBYTE, Delays
 from weft.kernel.errors import FieldError
 from weft.kernel.request import Priority
 from weft_app.cli.main import app
-from weft_app.compose.simulate import load_scenario, parse_scenario
+from weft_app.config.scenario import load_scenario, parse_scenario
 
 SCENARIOS = sorted((Path(__file__).parents[3] / "examples" / "scenarios").glob("*.yaml"))
 

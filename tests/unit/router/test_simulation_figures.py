@@ -12,7 +12,7 @@ from router_svc.simulation.figures import Figures, figures_of
 from router_svc.simulation.random_scenario import real_scheduler
 from router_svc.simulation.scenario import Failure, FailureMode, Scenario, Traffic
 from router_svc.simulation.scheduler_port import SchedulerPort
-from weft_app.compose.simulate import load_scenario
+from weft_app.config.scenario import load_scenario
 
 SCENARIOS = Path(__file__).parents[3] / "examples" / "scenarios"
 PER_SECOND = {"big": 1.5, "small": 0.15, "tiny": 0.15}
