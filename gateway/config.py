@@ -7,9 +7,9 @@ from typing import Annotated
 
 from annotated_types import Ge, Le, MaxLen, MinLen
 
-from weft.dispatch.schema_guard import SchemaLimits
 from weft.kernel.address import is_host_pattern
 from weft.kernel.errors import invalid_field
+from weft.kernel.json_schema import SchemaLimits
 from weft.kernel.settings import PUBLIC, Checked, PathText, RequestRate, Seconds
 from weft.kernel.tls import TlsFiles
 from weft.kernel.units import Rate

@@ -8,8 +8,8 @@ from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.settings import RateLimitConfig, Settings
 from router_svc.request_log import RequestLogLimits
 from router_svc.settings import RelayLimits
-from weft.dispatch.schema_guard import SchemaLimits
 from weft.dispatch.tickets import TICKET_LIFETIME_SECONDS
+from weft.kernel.json_schema import SchemaLimits
 from weft.kernel.tls_channel import ChannelSecurity
 
 

@@ -27,7 +27,7 @@ from weft.dispatch.dispatcher import Dispatcher, UnaryCall
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.dispatch.parameter_checks import client_of, handling_of, priority_of, session_of
 from weft.dispatch.request_trace import RequestContext
-from weft.dispatch.schema_guard import SchemaLimits
+from weft.kernel.json_schema import SchemaLimits
 from weft.kernel.names import (
     MAX_REQUEST_ID_CHARS,
     new_id,

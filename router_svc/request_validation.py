@@ -34,9 +34,10 @@ from weft.dispatch.parameter_checks import (
     check_extra,
     check_sampling,
 )
-from weft.dispatch.schema_guard import SchemaGuard, SchemaLimits
+from weft.dispatch.schema_guard import SchemaGuard
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.json_objects import plain_object, to_json_object
+from weft.kernel.json_schema import SchemaLimits
 from weft.kernel.names import MAX_TENANT_CHARS, require_token
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc_auth import caller

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from annotated_types import Ge, Le
 
-from weft.dispatch.schema_guard import SchemaLimits
+from weft.kernel.json_schema import SchemaLimits
 from weft.kernel.settings import PUBLIC, Seconds
 
 MEBIBYTE = 1024 * 1024

@@ -3,32 +3,6 @@
 `placement` has the port to the router and its values, `remote_router` the router over gRPC, `dispatcher` the code that
 gets a grant, calls the runner, fails over before the first content, and writes the receipt. `fleet` is the view of the
 mesh, `agents` resolves `agent/<name>`, `tickets` has the tickets that a router signs and a runner checks.
+
+Nothing is imported here: a runner uses tickets and frames, and would import the dispatcher with them.
 """
-
-from weft.dispatch.dispatcher import Dispatcher, EmbeddingCall, GenerationCall, SpeechCall, UnaryCall
-from weft.dispatch.placement import (
-    Decision,
-    Grant,
-    LoadingModel,
-    Placement,
-    PlacementPort,
-    PlacementRequest,
-    WaitingInQueue,
-)
-from weft.dispatch.request_trace import RequestContext
-
-__all__ = [
-    "Decision",
-    "Dispatcher",
-    "EmbeddingCall",
-    "GenerationCall",
-    "Grant",
-    "LoadingModel",
-    "Placement",
-    "PlacementPort",
-    "PlacementRequest",
-    "RequestContext",
-    "SpeechCall",
-    "UnaryCall",
-    "WaitingInQueue",
-]

@@ -6,12 +6,10 @@ engine of regular expressions without a time bound, a reference to a file is ope
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, Final, TypeGuard
+from typing import Any, Final, TypeGuard
 
 import msgspec
 import re2
-from annotated_types import Ge, Le
 
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.json_schema import (
@@ -19,41 +17,10 @@ from weft.kernel.json_schema import (
     REFERENCE_KEYS,
     SHOWN_CHARS,
     WITH_SCHEMAS,
+    SchemaLimits,
     inner_schemas,
     require_json_schema,
 )
-
-Count = Annotated[int, Ge(1), Le(10_000_000)]
-Bytes = Annotated[int, Ge(1024), Le(1_073_741_824)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchemaLimits:
-    """The JSON schemas of one request: of its tools, and of its answer's form. More is 400 and names the place.
-
-    Engines make grammars of them, in time and memory that grow faster than the schema.
-    """
-
-    max_bytes: Bytes = 64 * 1024
-    """One schema as JSON."""
-    max_total_bytes: Bytes = 1024 * 1024
-    """All of them together."""
-    max_depth: Annotated[int, Ge(1), Le(128)] = 32
-    """Schemas within schemas."""
-    max_nodes: Count = 2000
-    """Schemas within one, itself counted."""
-    max_enum: Count = 1000
-    """Values in all its enums together."""
-    max_repeat: Count = 100_000
-    """Values of `minItems`, `minLength` and their like: a grammar is written out that often. Upper bounds above it
-    (`maxLength`) are left out."""
-    max_branches: Count = 1024
-    """Ways that `anyOf`, `oneOf` and `allOf` can be combined to."""
-    max_pattern_chars: Annotated[int, Ge(1), Le(65_536)] = 512
-    """Length of a pattern."""
-    max_patterns: Annotated[int, Ge(1), Le(10_000)] = 256
-    """Patterns of all schemas together."""
-
 
 _UPPER_BOUNDS: Final = frozenset({"maxContains", "maxItems", "maxLength", "maxProperties"})
 # JSON schemas write a character by its number as JavaScript does, RE2 as Perl does.

@@ -6,14 +6,49 @@ metaschema; references are followed here, since the library names no place for o
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 from urllib.parse import unquote
+
+from annotated_types import Ge, Le
 
 from weft.kernel.errors import invalid_field
 
 if TYPE_CHECKING:
     import jsonschema_rs
+
+_Count = Annotated[int, Ge(1), Le(10_000_000)]
+_Bytes = Annotated[int, Ge(1024), Le(1_073_741_824)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemaLimits:
+    """The JSON schemas of one request: of its tools, and of its answer's form. More is 400 and names the place.
+
+    Engines make grammars of them, in time and memory that grow faster than the schema.
+    """
+
+    max_bytes: _Bytes = 64 * 1024
+    """One schema as JSON."""
+    max_total_bytes: _Bytes = 1024 * 1024
+    """All of them together."""
+    max_depth: Annotated[int, Ge(1), Le(128)] = 32
+    """Schemas within schemas."""
+    max_nodes: _Count = 2000
+    """Schemas within one, itself counted."""
+    max_enum: _Count = 1000
+    """Values in all its enums together."""
+    max_repeat: _Count = 100_000
+    """Values of `minItems`, `minLength` and their like: a grammar is written out that often. Upper bounds above it
+    (`maxLength`) are left out."""
+    max_branches: _Count = 1024
+    """Ways that `anyOf`, `oneOf` and `allOf` can be combined to."""
+    max_pattern_chars: Annotated[int, Ge(1), Le(65_536)] = 512
+    """Length of a pattern."""
+    max_patterns: Annotated[int, Ge(1), Le(10_000)] = 256
+    """Patterns of all schemas together."""
+
 
 SCHEMA_TYPES: Final = ("array", "boolean", "integer", "null", "number", "object", "string")
 SCHEMA_KEYS: Final = (

@@ -17,7 +17,7 @@ from gateway.config import (
 )
 from gateway.resources.registry_client import RegistryClient
 from gateway.service import GatewayService
-from weft.dispatch import Dispatcher
+from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.fleet import FleetWatcher
 from weft.dispatch.placement import QueueSource
 from weft.dispatch.reconnecting_placement import ReconnectConfig

@@ -31,7 +31,7 @@ from runner_svc.settings import RunnerSettings
 from weft.api.common.v1 import error_reason_pb2
 from weft.api.registry.v1 import runner_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
-from weft.dispatch import Dispatcher
+from weft.dispatch.dispatcher import Dispatcher
 from weft.gpu.snapshot import HostSnapshot, Source
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.request import Operation

@@ -18,7 +18,7 @@ import router_svc.service
 from gateway.http.tls import server_context
 from router_svc.service import RouterService
 from runner_svc.settings import RunnerSettings
-from weft.dispatch import Dispatcher
+from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.fleet import (
     AgentView,
     ExpectedMesh,

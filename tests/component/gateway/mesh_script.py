@@ -10,8 +10,9 @@ from gateway_script import Step, hello
 
 from weft.api.common.v1 import event_pb2, receipt_pb2
 from weft.api.runner.v1 import generation_service_pb2, generation_service_pb2_grpc
-from weft.dispatch import Dispatcher, Grant, PlacementRequest
+from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.fleet import FleetSource
+from weft.dispatch.placement import Grant, PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import ChannelPool, answering, new_server
 

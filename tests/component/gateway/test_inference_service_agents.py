@@ -24,9 +24,9 @@ from weft.api.common.v1 import (
 )
 from weft.api.router.v1 import inference_service_pb2 as pb
 from weft.api.router.v1 import inference_service_pb2_grpc
-from weft.dispatch.schema_guard import SchemaLimits
 from weft.kernel.errors import WeftError
 from weft.kernel.json_objects import to_json_object
+from weft.kernel.json_schema import SchemaLimits
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call, new_server, open_channel
 

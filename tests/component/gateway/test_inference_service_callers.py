@@ -13,8 +13,8 @@ from router_svc.inference_servicer import InferenceServicer
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, priority_pb2
 from weft.api.router.v1 import inference_service_pb2 as pb
 from weft.api.router.v1 import inference_service_pb2_grpc
-from weft.dispatch.schema_guard import SchemaLimits
 from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.json_schema import SchemaLimits
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
 from weft.kernel.rpc import error_from_call, new_server, open_channel

@@ -11,7 +11,8 @@ from test_dispatcher import DIED, ScriptedScheduler
 from weft.api.common.v1 import audio_pb2, receipt_pb2, rerank_pb2, tokenize_pb2
 from weft.api.runner.v1 import model_call_service_pb2 as pb
 from weft.api.runner.v1 import model_call_service_pb2_grpc
-from weft.dispatch import Dispatcher, RequestContext, SpeechCall
+from weft.dispatch.dispatcher import Dispatcher, SpeechCall
+from weft.dispatch.request_trace import RequestContext
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation

@@ -14,9 +14,10 @@ import pytest
 
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2
 from weft.api.runner.v1 import generation_service_pb2, generation_service_pb2_grpc, ticket_pb2
-from weft.dispatch import Dispatcher, Grant, PlacementRequest, RequestContext
+from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.fleet import FleetView
-from weft.dispatch.placement import Decision
+from weft.dispatch.placement import Decision, Grant, PlacementRequest
+from weft.dispatch.request_trace import RequestContext
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Handling, Operation, Priority, Skill

@@ -6,9 +6,10 @@ import pydantic
 import pytest
 from client_schemas import CLIENT_SCHEMAS
 
-from weft.dispatch.schema_guard import SchemaGuard, SchemaLimits, require_safe_pattern, require_safe_schema
+from weft.dispatch.schema_guard import SchemaGuard, require_safe_pattern, require_safe_schema
 from weft.kernel.errors import FieldError
 from weft.kernel.json_objects import to_json_object
+from weft.kernel.json_schema import SchemaLimits
 
 LIMITS = SchemaLimits()
 

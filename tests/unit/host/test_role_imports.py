@@ -41,7 +41,12 @@ ROLES = {
     ),
     "weft_app.cli.serve, weft_app.compose.runner": (
         *(*DOCUMENTS, *PRETTY, *WEB, *STORES, *RARE),
+        *("weft.dispatch.dispatcher", "weft.dispatch.fleet"),
         *others("runner_svc.service"),
+    ),
+    "weft_app.config.config": (
+        *(*DOCUMENTS, *PRETTY, *WEB, *STORES, *RARE, *SERVICES),
+        *("google.protobuf", "weft.api", "weft.dispatch"),
     ),
 }
 

@@ -14,7 +14,7 @@ from router_svc.config import RelayConfig
 from router_svc.durable.limits import BatchLimits, ResponseLimits, TaskLimits, TaskSettings
 from router_svc.policy.limits import QueueLimits, SchedulerLimits, SchedulingLimits
 from router_svc.settings import RelayLimits
-from weft.dispatch.schema_guard import SchemaLimits
+from weft.kernel.json_schema import SchemaLimits
 from weft_app.compose.durable_services import task_limits
 from weft_app.compose.gateway import gateway_config
 from weft_app.compose.home import WeftHome

@@ -11,9 +11,9 @@ from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, completion_pb2, js
 from weft.api.router.v1 import inference_service_pb2
 from weft.api.runner.v1 import generation_service_pb2
 from weft.dispatch.parameter_checks import MAX_EXTRA_BYTES, MAX_EXTRA_FIELDS
-from weft.dispatch.schema_guard import SchemaLimits
 from weft.kernel.errors import FieldError
 from weft.kernel.json_objects import plain_object, to_json_object
+from weft.kernel.json_schema import SchemaLimits
 
 Check = Callable[[json_value_pb2.JsonObject], None]
 
