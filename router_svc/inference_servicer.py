@@ -1,4 +1,4 @@
-"""InferenceService: the public gRPC surface, over the same dispatcher as the HTTP edge. Translation only."""
+"""InferenceService: the public gRPC API, over the same dispatcher as the HTTP edge. Translation only."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -67,27 +67,27 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
     @override
     async def Chat(self, request: pb.ChatRequest, context: Context) -> AsyncGenerator[pb.ChatResponse]:
         async with answering(context):
-            about = await self._about(request, Operation.CHAT, context)
+            ctx = await self._context_of(request, Operation.CHAT, context)
             check_chat(request.payload, self._schemas)
-            async with aclosing(self._generate(about, request.payload, context)) as frames:
+            async with aclosing(self._generate(ctx, request.payload, context)) as frames:
                 async for frame in frames:
                     yield pb.ChatResponse(events=frame)
 
     @override
     async def Complete(self, request: pb.CompleteRequest, context: Context) -> AsyncGenerator[pb.CompleteResponse]:
         async with answering(context):
-            about = await self._about(request, Operation.COMPLETION, context)
+            ctx = await self._context_of(request, Operation.COMPLETION, context)
             check_completion(request.payload)
-            async with aclosing(self._generate(about, request.payload, context)) as frames:
+            async with aclosing(self._generate(ctx, request.payload, context)) as frames:
                 async for frame in frames:
                     yield pb.CompleteResponse(events=frame)
 
     @override
     async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
         async with answering(context):
-            about = await self._about(request, Operation.EMBEDDING, context)
+            ctx = await self._context_of(request, Operation.EMBEDDING, context)
             check_embedding(request.payload)
-            call = self._dispatcher.embed(about, request.payload)
+            call = self._dispatcher.embed(ctx, request.payload)
             embeddings = await _result_of(call, context)
             return pb.EmbedResponse(embeddings=embeddings, receipt=call.receipt)
         raise AssertionError("abort has raised")
@@ -95,9 +95,9 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
     @override
     async def Rerank(self, request: pb.RerankRequest, context: Context) -> pb.RerankResponse:
         async with answering(context):
-            about = await self._about(request, Operation.RERANK, context)
+            ctx = await self._context_of(request, Operation.RERANK, context)
             check_rerank(request.payload)
-            call = self._dispatcher.rerank(about, request.payload)
+            call = self._dispatcher.rerank(ctx, request.payload)
             scores = await _result_of(call, context)
             return pb.RerankResponse(scores=scores, receipt=call.receipt)
         raise AssertionError("abort has raised")
@@ -105,9 +105,9 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
     @override
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         async with answering(context):
-            about = await self._about(request, Operation.TOKENIZE, context)
+            ctx = await self._context_of(request, Operation.TOKENIZE, context)
             check_tokenize(request.payload, self._schemas)
-            call = self._dispatcher.tokenize(about, request.payload)
+            call = self._dispatcher.tokenize(ctx, request.payload)
             result = await _result_of(call, context)
             return pb.TokenizeResponse(result=result, receipt=call.receipt)
         raise AssertionError("abort has raised")
@@ -115,9 +115,9 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
     @override
     async def GenerateImages(self, request: pb.GenerateImagesRequest, context: Context) -> pb.GenerateImagesResponse:
         async with answering(context):
-            about = await self._about(request, Operation.IMAGE, context)
+            ctx = await self._context_of(request, Operation.IMAGE, context)
             check_images(request.payload)
-            call = self._dispatcher.generate_images(about, request.payload)
+            call = self._dispatcher.generate_images(ctx, request.payload)
             images = await _result_of(call, context)
             return pb.GenerateImagesResponse(images=images, receipt=call.receipt)
         raise AssertionError("abort has raised")
@@ -125,9 +125,9 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
     @override
     async def Transcribe(self, request: pb.TranscribeRequest, context: Context) -> pb.TranscribeResponse:
         async with answering(context):
-            about = await self._about(request, Operation.TRANSCRIPTION, context)
+            ctx = await self._context_of(request, Operation.TRANSCRIPTION, context)
             check_transcription(request.payload)
-            call = self._dispatcher.transcribe(about, request.payload)
+            call = self._dispatcher.transcribe(ctx, request.payload)
             transcription = await _result_of(call, context)
             return pb.TranscribeResponse(transcription=transcription, receipt=call.receipt)
         raise AssertionError("abort has raised")
@@ -135,9 +135,9 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
     @override
     async def Speak(self, request: pb.SpeakRequest, context: Context) -> AsyncGenerator[pb.SpeakResponse]:
         async with answering(context):
-            about = await self._about(request, Operation.SPEECH, context)
+            ctx = await self._context_of(request, Operation.SPEECH, context)
             check_speech(request.payload)
-            call = self._dispatcher.speak(about, request.payload)
+            call = self._dispatcher.speak(ctx, request.payload)
             try:
                 async with aclosing(call.pieces()) as pieces:
                     async for piece in pieces:
@@ -147,9 +147,9 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
                 _send_receipt(context, call)
 
     async def _generate(
-        self, about: RequestContext, payload: GenerationPayload, context: Context
+        self, ctx: RequestContext, payload: GenerationPayload, context: Context
     ) -> AsyncGenerator[Frame]:
-        call = self._dispatcher.generate(about, payload)
+        call = self._dispatcher.generate(ctx, payload)
         try:
             async with aclosing(call.frames()) as frames:
                 async for frame in frames:
@@ -157,7 +157,7 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
         finally:
             _send_receipt(context, call)
 
-    async def _about(self, request: InferenceRequest, operation: Operation, context: Context) -> RequestContext:
+    async def _context_of(self, request: InferenceRequest, operation: Operation, context: Context) -> RequestContext:
         metadata = metadata_of(context)
         request_id = metadata.get(REQUEST_ID) or new_id("req")
         require_token(request_id, REQUEST_ID, MAX_REQUEST_ID_CHARS)
@@ -190,9 +190,9 @@ async def _result_of(call: UnaryCall[ResultT], context: Context) -> ResultT:
 
 def _send_receipt(context: Context, call: Any) -> None:
     if call.receipt is not None:
-        told = receipt_pb2.Receipt()
-        told.CopyFrom(call.receipt)
+        trailer = receipt_pb2.Receipt()
+        trailer.CopyFrom(call.receipt)
         # Metadata has little room, and too much of it would cost the caller the whole answer. Both are in the stream.
-        told.ClearField("signals")
-        told.ClearField("warnings")
-        context.set_trailing_metadata(((RECEIPT_TRAILER, told.SerializeToString()),))
+        trailer.ClearField("signals")
+        trailer.ClearField("warnings")
+        context.set_trailing_metadata(((RECEIPT_TRAILER, trailer.SerializeToString()),))

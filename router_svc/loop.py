@@ -174,8 +174,8 @@ class RouterRecords:
         return RouterRecords(requests=RequestLog(request_log), clients=registry)
 
 
-def _nobody_listens() -> None:
-    """Default listener."""
+def _ignore_waiting() -> None:
+    """Does nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +185,7 @@ class LoopDeps:
     waker: WakeStarter
     tickets: TicketIssuer
     records: RouterRecords
-    on_waiting: Callable[[], None] = _nobody_listens
+    on_waiting: Callable[[], None] = _ignore_waiting
     """Called repeatedly while callers wait: the state that they wait for should be polled more often."""
 
 
@@ -255,7 +255,7 @@ class SchedulingLoop:
         request = self._deps.records.clients.resolve(request)
         self._note_arrival(key, request, now)
         permission = self._settings.tenant(request.tenant)
-        mailbox = Mailbox(request, permission.permits_remote(asked=request.allow_remote))
+        mailbox = Mailbox(request, permission.permits_remote(requested=request.allow_remote))
         self._mailboxes[key] = mailbox
         arrival = arrival_of(key, request, now, allow_remote=mailbox.allow_remote)
         try:
@@ -330,14 +330,14 @@ class SchedulingLoop:
         self._deps.records.requests.note_decisions(decisions, self._clock.monotonic())
         for decision in decisions:
             try:
-                self._hand_on(decision)
+                self._carry_out(decision)
             except Exception:
                 # The other decisions must not be lost with it: they are made only once.
-                log.exception("a decision could not be handed on", decision=type(decision).__name__)
+                log.exception("a decision could not be carried out", decision=type(decision).__name__)
                 self._undo(decision)
         self._set_timer()
 
-    def _hand_on(self, decision: Decision) -> None:
+    def _carry_out(self, decision: Decision) -> None:
         if isinstance(decision, Wakes):
             if not self._closed:
                 self._deps.waker.begin(decision, partial(self.wake_finished, decision.model))
@@ -369,8 +369,8 @@ class SchedulingLoop:
         try:
             self._deliver(self._scheduler.tick(self._clock.monotonic()))
         except Exception:
-            # Without the next tick no waiting request would ever be refused or get a status.
-            log.exception("those who wait could not be looked at")
+            # Without the next tick no waiting request would be refused or get a status.
+            log.exception("the tick of the scheduler failed")
             self._set_timer()
 
     def _decision_of(self, decision: RequestDecision, mailbox: Mailbox) -> placement.Decision | WeftError:

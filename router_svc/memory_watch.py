@@ -1,7 +1,7 @@
 """Polls the registry's VRAM ledger for the memory of all hosts.
 
-The view only says when a load is worth beginning; the ledger itself decides with every lease. So a stale view costs a
-wait and never memory, and the last one is kept while the registry is unreachable.
+The view only decides when a load is worth beginning; the ledger itself decides with every lease. So a stale view costs
+a wait and never memory, and the last one is kept while the registry is unreachable.
 """
 
 import asyncio

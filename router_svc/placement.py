@@ -37,22 +37,22 @@ if TYPE_CHECKING:
     from router_svc.loop import Mailbox
 
 
-class LocalPlacement:
+class LocalPlacement(RouterPort):
     """A PlacementPort over the scheduling loop of this process."""
 
     def __init__(self, loop: SchedulingLoop) -> None:
         self._loop = loop
 
+    @override
     def place(self, request: PlacementRequest) -> "LocalPlace":
-        """See PlacementPort.place."""
         return LocalPlace(self._loop, request)
 
+    @override
     async def queues(self) -> Sequence[PoolQueue]:
-        """See QueueSource.queues."""
         return self._loop.queues()
 
 
-class LocalPlace:
+class LocalPlace(Placement):
     """A Placement over the scheduling loop of this process."""
 
     def __init__(self, loop: SchedulingLoop, request: PlacementRequest) -> None:
@@ -70,24 +70,24 @@ class LocalPlace:
         if self._key is not None:
             self._loop.finish(self._key, Reason.CANCELLED)
 
+    @override
     async def next_decision(self) -> Decision:
-        """See Placement.next_decision."""
         if self._mailbox is None:
             self._key, self._mailbox = self._loop.submit(self._request)
         return await self._mailbox.get()
 
-    async def report_first_content(self, attempt: int) -> None:  # noqa: ARG002 - the port's signature
-        """See Placement.report_first_content."""
+    @override
+    async def report_first_content(self, attempt: int) -> None:
         if self._key is not None:
             self._loop.report_first_content(self._key)
 
+    @override
     async def report_attempt_failed(self, attempt: int, reason: Reason) -> None:
-        """See Placement.report_attempt_failed."""
         if self._key is not None:
             self._loop.report_failed(self._key, attempt, reason)
 
+    @override
     async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> None:
-        """See Placement.report_finished."""
         if self._key is not None:
             self._loop.finish(self._key, reason, receipt)
 
@@ -116,14 +116,14 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
             if not isinstance(first, pb.PlaceRequest) or first.WhichOneof("kind") != "open":
                 raise invalid_field("open", "must be the first message of a placement")
             async with self._placement.place(_request_from_proto(first.open, _traceparent(context))) as place:
-                listening = asyncio.create_task(self._listen(context, place))
-                telling = asyncio.create_task(self._tell(context, place))
+                reading = asyncio.create_task(self._read_reports(context, place))
+                writing = asyncio.create_task(self._write_decisions(context, place))
                 try:
-                    done, _ = await asyncio.wait({listening, telling}, return_when=asyncio.FIRST_COMPLETED)
+                    done, _ = await asyncio.wait({reading, writing}, return_when=asyncio.FIRST_COMPLETED)
                     for task in done:
                         task.result()
                 finally:
-                    await stop_tasks(task for task in (listening, telling) if not task.done())
+                    await stop_tasks(task for task in (reading, writing) if not task.done())
 
     @override
     async def ListQueues(
@@ -135,7 +135,7 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
             return pb.ListQueuesResponse(queues=map(_queue_to_proto, await self._placement.queues()))
         raise AssertionError("abort has raised")
 
-    async def _listen(self, context: PlaceContext, place: Placement) -> None:
+    async def _read_reports(self, context: PlaceContext, place: Placement) -> None:
         """Read the dispatcher's reports until it reports the end of the request, or disconnects."""
         while isinstance(request := await context.read(), pb.PlaceRequest):
             match request.WhichOneof("kind"):
@@ -152,7 +152,7 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
                 case _:
                     raise invalid_field("kind", "only reports may follow `open`")
 
-    async def _tell(self, context: PlaceContext, place: Placement) -> None:
+    async def _write_decisions(self, context: PlaceContext, place: Placement) -> None:
         while True:
             await context.write(_decision_to_proto(await place.next_decision()))
 

@@ -64,7 +64,7 @@ class TokenGate:
             )
         self._checking += 1
         try:
-            await self._ask(token)
+            await self._call_registry(token)
         except WeftError as error:
             if error.reason is Reason.UNAUTHENTICATED:
                 self._known.pop(digest, None)
@@ -74,7 +74,7 @@ class TokenGate:
             self._checking -= 1
         self._remember(digest)
 
-    async def _ask(self, token: str) -> None:
+    async def _call_registry(self, token: str) -> None:
         try:
             request = join_token_service_pb2.CheckJoinTokenRequest(token=token)
             await self._tokens.CheckJoinToken(request, timeout=CHECK_SECONDS)
@@ -92,13 +92,15 @@ def _token_of(metadata: Iterable[Any]) -> str:
     given = [value for key, value in metadata if key == "authorization"]
     scheme, _, token = str(given[0]).partition(" ") if len(given) == 1 else ("", "", "")
     if scheme.lower() != "bearer" or not 0 < len(token) <= MAX_TOKEN_CHARS:
-        raise WeftError(Reason.UNAUTHENTICATED, "a join token is needed; make one with `weft runner token create`")
+        raise WeftError(Reason.UNAUTHENTICATED, "a join token is required; create one with `weft runner token create`")
     return token
 
 
 def _check_error(error: WeftError) -> WeftError:
     if error.reason is Reason.UNAUTHENTICATED:
-        return WeftError(Reason.UNAUTHENTICATED, "the join token is not good; make another: weft runner token create")
+        return WeftError(
+            Reason.UNAUTHENTICATED, "the join token is not valid; create another: weft runner token create"
+        )
     return WeftError(Reason.SERVICE_UNAVAILABLE, "the token cannot be checked now, because the registry is away")
 
 
@@ -247,7 +249,7 @@ class Relay:
         standing = self._standing.get(session)
         if standing is None:
             # The link was lost while the registry opened the session.
-            self._start_good_bye(session)
+            self._start_closing(session)
             return
         older = self._links.get(session.runner)
         self._links[session.runner] = standing
@@ -261,15 +263,15 @@ class Relay:
             return
         del self._links[session.runner]
         log.warning("link lost", runner=session.runner)
-        self._start_good_bye(session)
+        self._start_closing(session)
 
-    def _start_good_bye(self, session: LinkSession) -> None:
+    def _start_closing(self, session: LinkSession) -> None:
         if session.session_id and self._calls is not None:
-            closing = asyncio.create_task(self._say_good_bye(self._calls, session))
+            closing = asyncio.create_task(self._close_session(self._calls, session))
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
 
-    async def _say_good_bye(self, calls: SessionCalls, session: LinkSession) -> None:
+    async def _close_session(self, calls: SessionCalls, session: LinkSession) -> None:
         """Report to the mesh at once that the runner is gone, unless it is back already."""
         async with calls.turn(session.runner):
             if session.runner not in self._links:
@@ -292,7 +294,7 @@ class Relay:
             async with self._calls.turn(runner):
                 standing = self._links.get(runner)
         if standing is None:
-            raise WeftError(Reason.WORKER_LOST, "there is no link to this runner", metadata={"runner": runner[:128]})
+            raise WeftError(Reason.WORKER_LOST, "no link to this runner", metadata={"runner": runner[:128]})
         return standing
 
 

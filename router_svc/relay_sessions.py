@@ -98,7 +98,7 @@ class SessionCalls:
         """Answer one call of a runner. See weft.link.link.Answer."""
         method, leases = self._methods.get(call.method), self._leases.methods.get(call.method)
         if method is None and leases is None:
-            raise WeftError(Reason.UNSUPPORTED_OPERATION, "over a link only sessions and leases may be called")
+            raise WeftError(Reason.UNSUPPORTED_OPERATION, "a link may only call the services of sessions and leases")
         request = await call.read()
         if request is None:
             raise WeftError(Reason.MALFORMED_REQUEST, "the call had no request")
@@ -123,7 +123,7 @@ class SessionCalls:
             request = registry_service_pb2.GetRunnerRequest(name=session.runner)
             known = (await self._registry.GetRunner(request, timeout=CALL_TIMEOUT_SECONDS)).runner
             if known.address == relayed_address(self._address, session.runner):
-                await self._sessions.CloseSession(_good_bye(session), timeout=CALL_TIMEOUT_SECONDS)
+                await self._sessions.CloseSession(_close_request(session), timeout=CALL_TIMEOUT_SECONDS)
         except grpc.aio.AioRpcError as error:
             raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
 
@@ -134,7 +134,7 @@ class SessionCalls:
             raise WeftError(Reason.PERMISSION_DENIED, f"this link belongs to {session.runner}")
         if session.is_opening:
             # An opening outlives the call that requested it; one at a time, since their number must be bounded.
-            raise WeftError(Reason.SERVICE_UNAVAILABLE, "the session is being opened already; ask again")
+            raise WeftError(Reason.SERVICE_UNAVAILABLE, "the session is being opened already; try again")
         session.runner, session.is_opening = name, True
         # The runner's own address does not matter: the mesh reaches it here.
         request.runner.address = relayed_address(self._address, name)
@@ -182,7 +182,7 @@ class SessionCalls:
         return response
 
 
-def _good_bye(session: LinkSession) -> pb.CloseSessionRequest:
+def _close_request(session: LinkSession) -> pb.CloseSessionRequest:
     return pb.CloseSessionRequest(session_id=session.session_id, incarnation=session.incarnation)
 
 
@@ -237,7 +237,7 @@ def _require_own_leases(session: LinkSession, session_id: str, holder: lease_pb2
     require_own(session, session_id)
     own = (lease_pb2.LeaseHolder.KIND_RUNNER, session.runner, session.incarnation)
     if (holder.kind, holder.name, holder.incarnation) != own:
-        raise WeftError(Reason.PERMISSION_DENIED, f"over this link only leases of {session.runner} are held")
+        raise WeftError(Reason.PERMISSION_DENIED, f"this link may only hold leases of {session.runner}")
 
 
 def _require_own_host(session: LinkSession, sighting: lease_pb2.HostSighting) -> None:
@@ -245,7 +245,7 @@ def _require_own_host(session: LinkSession, sighting: lease_pb2.HostSighting) ->
     if not session.host or sighting.host != session.host:
         raise WeftError(
             Reason.PERMISSION_DENIED,
-            f"over this link only {session.host or 'no host'} is spoken of, as its session was opened from there",
+            f"this link may only report observations of {session.host or 'no host'}, the host of its session",
         )
 
 

@@ -47,8 +47,16 @@ class RequestEntry:
     """One request under way. Times are seconds on the router's monotonic clock."""
 
     __slots__ = (
-        "arrived_at", "arrived_wall", "client_id", "decisions", "key", "priority", "request_id", "target", "tenant",
-        "word",
+        "arrived_at",
+        "arrived_wall",
+        "client_id",
+        "decisions",
+        "key",
+        "priority",
+        "request_id",
+        "status",
+        "target",
+        "tenant",
     )  # fmt: skip
 
     def __init__(self, key: int, request: PlacementRequest, now: float, wall: datetime) -> None:
@@ -63,7 +71,7 @@ class RequestEntry:
         self.arrived_wall = wall - timedelta(seconds=request.age_seconds) if request.age_seconds else wall
         self.decisions: list[tuple[float, Noted]] = []
         """Its decisions with their times; status messages that differ only in figures are one."""
-        self.word: Waits | Loads | Placed | Retry | None = None
+        self.status: Waits | Loads | Placed | Retry | None = None
         """Its state: the last of these."""
 
     def knows(self, noted: Noted) -> bool:
@@ -132,10 +140,10 @@ def _fill_decision(record: pb.DecisionRecord, noted: Noted, age_seconds: float) 
                 _fill_candidates(record, noted.choice.considered, noted.choice.count)
         case Retry():
             record.kind = pb.DecisionRecord.KIND_RETRIED
-            record.detail = f"attempt {noted.attempt} failed before any content: {_word(noted.reason)}"
+            record.detail = f"attempt {noted.attempt} failed before any content: {_reason_name(noted.reason)}"
         case Rejects():
             record.kind = pb.DecisionRecord.KIND_REJECTED
-            record.detail = f"{_word(noted.reason)}: {noted.message}"
+            record.detail = f"{_reason_name(noted.reason)}: {noted.message}"
 
 
 def _fill_candidates(record: pb.DecisionRecord, considered: tuple[Considered, ...], count: int) -> None:
@@ -154,7 +162,7 @@ def _eta(seconds: float | None) -> str:
     return "" if seconds is None else f", about {seconds:.0f} s"
 
 
-def _word(reason: Reason) -> str:
+def _reason_name(reason: Reason) -> str:
     return reason.name.lower()
 
 
@@ -225,15 +233,15 @@ class RequestLog:
             else:
                 self._note(decision, now)
         # Last, so that a load of this step is known.
-        for word in loads:
-            self._note_loading(word, now)
+        for status in loads:
+            self._note_loading(status, now)
 
     def note_retry(self, key: int, attempt: int, reason: Reason, now: float) -> None:
         """Record an attempt that failed before any content."""
         entry = self._under_way.get(key)
         if entry is not None:
-            entry.word = Retry(attempt, reason)
-            self._add(entry, entry.word, now)
+            entry.status = Retry(attempt, reason)
+            self._add(entry, entry.status, now)
 
     def note_refusal(self, key: int, error: WeftError, now: float) -> None:
         """Record a refusal before the scheduler."""
@@ -274,9 +282,9 @@ class RequestLog:
             self._add(entry, decision, now)
             self._end(entry, decision.reason, decision.message, now)
             return
-        if not _repeats(entry.word, decision):
+        if not _repeats(entry.status, decision):
             self._add(entry, decision, now)
-        entry.word = decision
+        entry.status = decision
 
     def _note_wakes(self, wakes: Wakes, now: float) -> None:
         self._wakes[wakes.model] = LoadStart(wakes, now)
@@ -284,17 +292,17 @@ class RequestLog:
         if len(self._wakes) > self._limits.max_wakes:
             self._wakes.popitem(last=False)
 
-    def _note_loading(self, word: Loads, now: float) -> None:
-        entry = self._under_way.get(word.key)
+    def _note_loading(self, status: Loads, now: float) -> None:
+        entry = self._under_way.get(status.key)
         if entry is None:
             return
-        if not _repeats(entry.word, word):
+        if not _repeats(entry.status, status):
             # The status of a load names its model.
-            for name in word.stage.split():
+            for name in status.stage.split():
                 begun = self._wakes.get(name)
                 if begun is not None and begun.at >= entry.arrived_at and not entry.knows(begun):
                     self._add(entry, begun, begun.at)
-        self._note(word, now)
+        self._note(status, now)
 
     def _add(self, entry: RequestEntry, noted: Noted, now: float) -> None:
         entry.decisions.append((now, noted))
@@ -349,13 +357,13 @@ class RequestLog:
         return receipt_pb2.Receipt(outcome=receipt.outcome, reason=receipt.reason, left_premises=receipt.left_premises)
 
 
-def _repeats(last: object, word: Waits | Loads | Placed) -> bool:
+def _repeats(last: object, status: Waits | Loads | Placed) -> bool:
     """Whether a status message repeats the last one except for its figures."""
-    match word:
+    match status:
         case Waits():
-            return isinstance(last, Waits) and last.reason == word.reason and not word.considered
+            return isinstance(last, Waits) and last.reason == status.reason and not status.considered
         case Loads():
-            return isinstance(last, Loads) and _without_figures(last.stage) == _without_figures(word.stage)
+            return isinstance(last, Loads) and _without_figures(last.stage) == _without_figures(status.stage)
         case _:
             return False
 

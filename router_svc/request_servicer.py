@@ -34,7 +34,7 @@ def request_record(entry: RequestEntry | EndedRequest, *, with_decisions: bool) 
         _fill_end(record, entry, with_decisions=with_decisions)
         return record
     record.state = _state(entry)
-    _fill_wait(record, entry.word)
+    _fill_wait(record, entry.status)
     if with_decisions:
         add_decisions(record, entry.decisions, entry.arrived_at)
     return record
@@ -52,7 +52,7 @@ def _fill_end(record: request_pb2.RequestRecord, ended: EndedRequest, *, with_de
 
 
 def _state(entry: RequestEntry) -> "request_pb2.RequestRecord.State.ValueType":
-    match entry.word:
+    match entry.status:
         case Placed():
             return request_pb2.RequestRecord.STATE_RUNNING
         case Loads():
@@ -61,25 +61,25 @@ def _state(entry: RequestEntry) -> "request_pb2.RequestRecord.State.ValueType":
             return request_pb2.RequestRecord.STATE_QUEUED
 
 
-def _fill_wait(record: request_pb2.RequestRecord, word: object) -> None:
-    match word:
+def _fill_wait(record: request_pb2.RequestRecord, status: object) -> None:
+    match status:
         case Waits():
-            record.queued.position = word.position
-            record.queued.reason = word.reason
-            if word.eta_seconds is not None:
-                set_seconds(record.queued.eta, word.eta_seconds)
+            record.queued.position = status.position
+            record.queued.reason = status.reason
+            if status.eta_seconds is not None:
+                set_seconds(record.queued.eta, status.eta_seconds)
         case Loads():
-            record.loading.stage = word.stage
-            if word.progress is not None:
-                record.loading.progress = word.progress
-            if word.eta_seconds is not None:
-                set_seconds(record.loading.eta, word.eta_seconds)
+            record.loading.stage = status.stage
+            if status.progress is not None:
+                record.loading.progress = status.progress
+            if status.eta_seconds is not None:
+                set_seconds(record.loading.eta, status.eta_seconds)
 
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class LocalRequests:
+class LocalRequests(RequestSource):
     """A RequestSource over the log and the clients of this process."""
 
     def __init__(self, log: RequestLog, clients: ClientRegistry, clock: Clock) -> None:
@@ -87,22 +87,22 @@ class LocalRequests:
         self._clients = clients
         self._clock = clock
 
+    @override
     async def request(self, request_id: str, tenant: str = "") -> request_pb2.RequestRecord:
-        """See RequestSource.request."""
         entry = self._log.find(request_id, self._clock.monotonic(), tenant)
         if entry is None:
             raise not_remembered(request_id)
         return request_record(entry, with_decisions=True)
 
+    @override
     async def requests(self, limit: int = DEFAULT_LISTED, tenant: str = "") -> RequestsUnderWay:
-        """See RequestSource.requests."""
         entries, total = self._log.under_way(min(limit, MAX_LISTED), tenant)
         return RequestsUnderWay(
             requests=[request_record(entry, with_decisions=False) for entry in entries], total=total
         )
 
+    @override
     async def clients(self) -> Sequence[request_pb2.ClientRecord]:
-        """See RequestSource.clients."""
         return self._clients.records()
 
 

@@ -1,8 +1,9 @@
-"""The router as a service: the scheduling loop, fed by the registry's Watch, behind its gRPC services."""
+"""The router as a service: the scheduling loop, fed by the registry's watch, behind its gRPC services."""
 
 from functools import partial
 
 import grpc
+from typing_extensions import override
 
 from router_svc.config import RouterConfig
 from router_svc.fleet_view import view_of_runner
@@ -27,6 +28,7 @@ from weft.dispatch.placement import RouterPort
 from weft.dispatch.remote_router import RequestSource
 from weft.kernel.clock import Clock, MeshClock, SystemClock
 from weft.kernel.rpc import ChannelPool, open_channel
+from weft.kernel.service import Service
 from weft.wake.run import run_recipe
 
 
@@ -35,8 +37,8 @@ def build(config: RouterConfig, *, clock: Clock | None = None) -> "RouterService
     return RouterService(config, clock or SystemClock())
 
 
-class RouterService:
-    """See weft.kernel.service.Service."""
+class RouterService(Service):
+    """The scheduling loop with its waker, its records and its relay, behind the gRPC services of a router."""
 
     def __init__(self, config: RouterConfig, clock: Clock) -> None:
         self._config = config
@@ -66,7 +68,7 @@ class RouterService:
         self._relay = None if config.relay is None else Relay(config.relay, self._mesh_clock)
         self._registry: grpc.aio.Channel | None = None
         self._fleet: FleetWatcher | None = None
-        self._view = self._told = FleetView()
+        self._view = self._registry_view = FleetView()
         self._expected = ExpectedMesh()
         self._listeners: list[FleetListener] = []
 
@@ -77,8 +79,8 @@ class RouterService:
     def expect_no_more(self) -> None:
         """Forget the expected models that have not come."""
         self._expected.clear()
-        if self._told.revision:
-            self._update_view(self._told)
+        if self._registry_view.revision:
+            self._update_view(self._registry_view)
 
     def subscribe(self, listener: FleetListener) -> None:
         """Call `listener` with every new view, from the event loop, after the scheduler has it."""
@@ -114,17 +116,17 @@ class RouterService:
         """Return the numbers of waiting and of running requests."""
         return self._loop.waiting, self._loop.running
 
+    @override
     @property
     def service_names(self) -> tuple[str, ...]:
-        """See Service.service_names."""
         return (
             inference_service_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name,
             placement_service_pb2.DESCRIPTOR.services_by_name["PlacementService"].full_name,
             request_service_pb2.DESCRIPTOR.services_by_name["RequestService"].full_name,
         )
 
+    @override
     def register(self, server: grpc.aio.Server) -> None:
-        """See Service.register."""
         dispatcher = Dispatcher(self._placement, self._channels, clock=self._clock, fleet=self)
         inference_service_pb2_grpc.add_InferenceServiceServicer_to_server(
             InferenceServicer(dispatcher, self._config.default_timeout_seconds, self._config.schemas), server
@@ -135,7 +137,7 @@ class RouterService:
             server.add_generic_rpc_handlers((self._relay.services(),))
 
     async def start(self) -> None:
-        """See Service.start. Requests are placed from the registry's first snapshot on."""
+        """Starts the router. Requests are placed from the registry's first snapshot on."""
         self._registry = open_channel(self._config.registry_address, self._config.security)
         if self._relay is not None:
             self._relay.start(self._registry)
@@ -146,7 +148,7 @@ class RouterService:
         await self._memory.start()
 
     async def stop(self, grace_seconds: float) -> None:  # noqa: ARG002 - granted streams do not depend on the router
-        """See Service.stop. Waiting requests are refused, and placed elsewhere by their dispatchers."""
+        """Stops the router. Waiting requests are refused, and placed elsewhere by their dispatchers."""
         self._loop.close()
         await self._waker.stop()
         if self._memory is not None:
@@ -167,7 +169,7 @@ class RouterService:
             self._memory.hurry()
 
     def _update_view(self, view: FleetView) -> None:
-        self._told, only = view, self._config.only_runner
+        self._registry_view, only = view, self._config.only_runner
         view = self._expected.shown(view)
         self._view = view_of_runner(view, only) if only else view
         # The waker first: what the loop decides about a view is carried out in the same one.

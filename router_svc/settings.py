@@ -39,7 +39,7 @@ class RouterSettings(QueueLimits, Settings):
     clients: Annotated[Mapping[ClientName, ClientProfile], MaxLen(1_024), PUBLIC] = field(default_factory=dict)
     """Profiles, by client."""
     multi_tenant: Annotated[bool, PUBLIC] = False
-    """Whether tenants are limited to 50req/min where `rate_limits` says nothing else."""
+    """Whether tenants are limited to 50req/min where `rate_limits` sets nothing else."""
     database_url: Annotated[str | None, PUBLIC, SECRET] = field(default=None, repr=False)
     """The database of durable tasks, batches, files and kept responses. Default: an SQLite file under the home.
     PostgreSQL: see `registry.database_url`."""
@@ -51,4 +51,4 @@ class RouterSettings(QueueLimits, Settings):
     """Files and batches."""
     rate_limits: Annotated[TenantRates | None, PUBLIC] = None
     """How much tenants may ask for. Default: the environment's TENANT_RATE_LIMIT_<tenant> and DEFAULT_RATE_LIMIT where
-    ENABLE_MULTI_TENANT=true, else as `multi_tenant` says."""
+    ENABLE_MULTI_TENANT=true, else as `multi_tenant` sets."""

@@ -7,9 +7,10 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import grpc
+from typing_extensions import override
 
 from router_svc.fleet_view import candidate_of, wake_plan
-from router_svc.loop import WakeEnd, WakeFinished
+from router_svc.loop import WakeEnd, WakeFinished, WakeStarter
 from router_svc.policy.decisions import Wakes
 from router_svc.policy.endpoints.candidates import Readiness
 from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
@@ -54,7 +55,7 @@ class _Step(Enum):
     WAIT = "wait"
     CONFIRM = "confirm"
     RUN_RECIPE = "run_recipe"
-    ASK_RUNNER = "ask_runner"
+    CALL_RUNNER = "call_runner"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -78,8 +79,8 @@ class _Attempt:
     """Whether the runner insists that it is awake while the view keeps showing something else."""
 
 
-class Waker:
-    """Runs one background task per model that wakes. See router_svc.loop.WakeStarter."""
+class Waker(WakeStarter):
+    """Runs one background task per model that wakes."""
 
     def __init__(
         self, run_recipe: RecipeRunner, channels: ChannelPool, clock: Clock, allowed_recipes: frozenset[str]
@@ -100,14 +101,14 @@ class Waker:
         self._view_changed.set()
         self._view_changed = asyncio.Event()
 
+    @override
     def begin(self, wakes: Wakes, finished: WakeFinished) -> None:
-        """See WakeStarter.begin."""
         assert wakes.model not in self._tasks, "a model is woken once at a time"
         self._given_up[wakes.model] = asyncio.Event()
         self._tasks[wakes.model] = start_task(self._wake(wakes, finished), name=f"wake-{wakes.model}")
 
+    @override
     def give_up(self, model: str) -> None:
-        """See WakeStarter.give_up."""
         given_up = self._given_up.get(model)
         if given_up is not None:
             given_up.set()
@@ -158,7 +159,7 @@ class Waker:
         working = asyncio.create_task(work)
         others = [asyncio.create_task(self._clock.sleep(seconds))]
         if given_up is not None:
-            others.append(asyncio.create_task(given_up.wait()))  # type: ignore[arg-type]  # its result is not looked at
+            others.append(asyncio.create_task(given_up.wait()))  # type: ignore[arg-type]  # its result is not used
         try:
             await asyncio.wait({working, *others}, return_when=asyncio.FIRST_COMPLETED)
             if working.done():
@@ -173,14 +174,14 @@ class Waker:
             match step:
                 case _Step.RUN_RECIPE:
                     await self._carry_out_recipe(attempt)
-                case _Step.ASK_RUNNER:
-                    await self._ask_runner(attempt)
+                case _Step.CALL_RUNNER:
+                    await self._call_runner(attempt)
                 case _Step.WAIT:
-                    await self._news()
+                    await self._next_view()
                 case _Step.CONFIRM:
-                    await self._ends_within(CONFIRM_SECONDS, self._news())
+                    await self._ends_within(CONFIRM_SECONDS, self._next_view())
 
-    async def _news(self) -> None:
+    async def _next_view(self) -> None:
         await self._view_changed.wait()
 
     async def _carry_out_recipe(self, attempt: _Attempt) -> None:
@@ -196,7 +197,7 @@ class Waker:
         await self._run_recipe(recipe, timeout_seconds=self._seconds_left(attempt))
         attempt.recipe_ran = True
 
-    async def _ask_runner(self, attempt: _Attempt) -> None:
+    async def _call_runner(self, attempt: _Attempt) -> None:
         model = self._view.models[attempt.model]
         runner = self._view.runners[model.runner]
         channel = await self._channels.get(runner.address)
@@ -245,7 +246,7 @@ def _next_step(view: FleetView, attempt: _Attempt, now: float) -> _Step:
     if runner_is_up and plan.by_runner and not (attempt.runner_was_lost and recipe_is_due):
         woken_at = attempt.woken_at.get(candidate.incarnation)
         was_woken_just_now = woken_at is not None and now < woken_at + CONFIRM_SECONDS
-        return _Step.CONFIRM if was_woken_just_now else _Step.ASK_RUNNER
+        return _Step.CONFIRM if was_woken_just_now else _Step.CALL_RUNNER
     if recipe_is_due:
         return _Step.RUN_RECIPE
     if plan.by_mesh is None:
@@ -271,7 +272,7 @@ def _not_in_time(seconds: float) -> WeftError:
 
 
 def _no_memory() -> WeftError:
-    return WeftError(Reason.INSUFFICIENT_MEMORY, "others hold its memory who give way for nobody")
+    return WeftError(Reason.INSUFFICIENT_MEMORY, "its memory is held by models and programs that are never evicted")
 
 
 def _as_wake_failure(error: WeftError) -> WeftError:

@@ -168,7 +168,7 @@ class Estimates:
     ) -> None:
         """Record the duration of a served request, with the time before its first content (None: unknown).
 
-        `limit`: the maximum of tokens that it asked for; None: it named none.
+        `limit`: the maximum of tokens that it requested; None: it named none.
         """
         if not _is_measurement(seconds) or served.output_tokens <= 0:
             return
@@ -188,9 +188,7 @@ class Estimates:
         return expected if limit is None else min(expected, float(max(limit, 1)))
 
     def expected_tokens(self, pool: str, tenant: str, limit: int | None) -> float:
-        """Return the expected tokens where too few would be a false promise.
-
-        The requested maximum, up to the usual length.
+        """Return the expected tokens of an answer, rather too many than too few: its maximum, up to the usual length.
 
         The usual length is that of answers that ended by themselves; see PRIOR_ANSWERS.
         """

@@ -1,4 +1,4 @@
-"""Whether a database is the one that promises were made with, and has all of them. Values only."""
+"""Loss detection: compares a database with the promise file, the record of its acknowledged commits. Values only."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -6,26 +6,26 @@ from enum import StrEnum
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promise:
-    """How far a database had come when the last of its transactions was acknowledged."""
+    """The state of a database at its last acknowledged transaction."""
 
     store_id: str
-    """Made with the database, at random."""
+    """Random id of the database."""
     commits: int
     """Transactions with changes, counted in the database itself."""
 
 
 class LossKind(StrEnum):
-    """What is wrong with a database."""
+    """The kind of a loss."""
 
     OLDER = "older"
-    """It lacks its last transactions: a write-ahead log was damaged or deleted, or an earlier copy was put back."""
+    """The last transactions are missing: a write-ahead log was damaged or deleted, or an earlier copy was restored."""
     REPLACED = "replaced"
-    """It is another one: it was deleted, emptied, or taken from another home."""
+    """It is another database: the file was deleted, emptied, or taken from another home."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """Transactions that were acknowledged, and that the database does not have."""
+    """Acknowledged transactions that the database does not have."""
 
     kind: LossKind
     promised: Promise
@@ -33,12 +33,12 @@ class Loss:
 
     @property
     def missing_commits(self) -> int:
-        """How many; of another database none can be expected."""
+        """The number of missing transactions; all of them in another database."""
         return self.promised.commits - (self.found.commits if self.kind is LossKind.OLDER else 0)
 
     @property
-    def words(self) -> str:
-        """For people."""
+    def message(self) -> str:
+        """The message for users and operators."""
         if self.kind is LossKind.REPLACED:
             return (
                 "the router's database is another one than that in which "
@@ -51,9 +51,9 @@ class Loss:
 
 
 def loss_in(found: Promise, promised: Promise | None) -> Loss | None:
-    """What a database lacks of what was promised; None: nothing, or nobody knows what was promised.
+    """Returns the loss of a database compared with its promise; None: there is none, or no promise is known.
 
-    A database that is ahead of the promise is in order: its transaction was on disk, and was not acknowledged yet.
+    A database that is ahead of the promise has no loss: its last transaction was on disk, and not acknowledged yet.
     """
     if promised is None or promised.commits == 0:
         return None

@@ -73,7 +73,10 @@ def was_evicted(
     return Rejects(
         key=arrival.key,
         reason=Reason.QUEUE_FULL,
-        message=f"the queue for {arrival.target} is full, and a request with a better claim took this one's place",
+        message=(
+            f"the queue for {arrival.target} is full; this request was evicted for one of a higher priority class, or "
+            "of a tenant that was served less"
+        ),
         retry_after_seconds=retry_after_seconds,
         metadata=_queue_figures(waiting, depth, average_wait_seconds),
     )
@@ -84,7 +87,7 @@ def too_many_durable(arrival: Arrival, waiting: int, limits: SchedulerLimits) ->
     return Rejects(
         key=arrival.key,
         reason=Reason.QUEUE_FULL,
-        message=f"{waiting} durable requests wait, and no more may",
+        message=f"{waiting} durable requests wait, which is the limit (router.scheduling.max_durable_waiting)",
         retry_after_seconds=limits.full_retry_seconds,
         metadata=_queue_figures(waiting, limits.max_durable_waiting, None),
     )
@@ -131,7 +134,7 @@ def waited_too_long(
 
 
 def not_loaded(refusal: Rejects, arrival: Arrival, waited_seconds: float, awaited: str) -> Rejects:
-    """Return that refusal for a request for which no model was loaded; `awaited`: what blocked the load, as text."""
+    """Return the refusal of a timed-out request for which no model was loaded; `awaited`: what blocked the load."""
     return replace(
         refusal, message=f"{arrival.target} was not loaded in {round(waited_seconds, 1):g} s; it waited for {awaited}"
     )

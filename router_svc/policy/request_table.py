@@ -145,9 +145,7 @@ class RequestTable:
             self.settle_pause(request_class, capacity, now)
 
     def settle_pause(self, request_class: RequestClass, capacity: Capacity, now: float) -> None:
-        """Pause the queue timeout while a class waits for a load that is certain.
-
-        It starts again at the end of the load.
+        """Pause the queue timeout while a class waits for a load that is certain; it goes on at the end of the load.
 
         Failing loads pause it only for a limited time in all.
         """
@@ -217,7 +215,7 @@ class RequestTable:
         elif deadline_at is not None:
             self._expiries.note(request.key, deadline_at)
 
-    # -- words
+    # -- status messages
 
     def notify_due(self, now: float) -> list[Decision]:
         """Send due status messages, and refuse requests that can no longer meet their deadline."""

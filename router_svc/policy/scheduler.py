@@ -339,7 +339,7 @@ class Scheduler:
         if choice is None:
             return None
         if not self._placements.may_try(request, choice.candidate, now):
-            assert request.last_failure is not None, "who tries again has failed"
+            assert request.last_failure is not None, "only a request that failed is retried"
             return self._requests.drop(request, request.last_failure, now)
         queue = self._queues.open(request.queue)
         waited = now - request.arrival.arrived_at
@@ -422,7 +422,7 @@ class Placements:
         return self._release(request, 0.0, now)
 
     def note_failed(self, request: LiveRequest, candidate: Candidate, reason: Reason, now: float) -> None:
-        """Record what an attempt that failed before any content says about its candidate."""
+        """Record for the health of its candidate an attempt that failed before any content."""
         if not may_be_the_requests(reason):
             self._index.health.note_failure(candidate, classify(reason), now)
             return
@@ -439,7 +439,7 @@ class Placements:
     def end(self, request: LiveRequest, served: Served | None, failure: Reason | None, now: float) -> bool:
         """End a request. Returns whether its tenant was at its cap.
 
-        An answer that broke off counts against its runner and is not measured: its length says only when it broke.
+        An answer that broke off counts against its runner and is not measured.
         """
         tokens = _tokens_of(request, served)
         content_at = request.content_at
@@ -447,7 +447,7 @@ class Placements:
         if failure is not None and classify(failure) is FailureKind.BROKE:
             self._index.health.note_failure(candidate, FailureKind.BROKE, now, had_begun=content_at is not None)
         elif request.kind.needs.operation is Operation.TOKENIZE:
-            pass  # it says nothing about the duration of work there, nor about free slots
+            pass  # it measures neither the duration of work there nor free slots
         elif served is not None and failure is None:
             first = None if content_at is None else content_at - request.placed_at
             seconds = now - request.placed_at

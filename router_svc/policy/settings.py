@@ -29,7 +29,7 @@ class RemotePermission(Enum):
 
     NEVER = "never"
     ON_REQUEST = "on_request"
-    """Where the request itself says so."""
+    """Where the request itself allows it."""
     ALWAYS = "always"
 
 
@@ -41,7 +41,7 @@ def _token(text: str, max_chars: int) -> str:
 
 TenantName = Annotated[str, Checked(lambda text: _token(text, MAX_TENANT_CHARS))]
 ClientName = Annotated[str, Checked(lambda text: _token(text, MAX_CLIENT_CHARS))]
-ClientPriority = Annotated[Priority, Read(Literal["high", "normal", "low"], lambda word: Priority[word.upper()])]
+ClientPriority = Annotated[Priority, Read(Literal["high", "normal", "low"], lambda name: Priority[name.upper()])]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,13 +66,13 @@ class TenantSettings:
     allow_remote: RemotePermission = RemotePermission.ON_REQUEST
     """Whether its requests may leave the premises: `on_request` where a request itself has `allow_remote`."""
 
-    def permits_remote(self, *, asked: bool) -> bool:
-        """Whether its request may leave the premises; `asked`: the request itself allows it."""
+    def permits_remote(self, *, requested: bool) -> bool:
+        """Whether its request may leave the premises; `requested`: the request itself allows it."""
         match self.allow_remote:
             case RemotePermission.NEVER:
                 return False
             case RemotePermission.ON_REQUEST:
-                return asked
+                return requested
             case RemotePermission.ALWAYS:
                 return True
 
@@ -146,6 +146,6 @@ class TenantRates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateLimitConfig(TenantRates):
-    """Rates per tenant with nothing left open; empty: no limit."""
+    """Rates per tenant with every default resolved; empty: no limit."""
 
     default: tuple[Rate, ...] = ()

@@ -132,15 +132,12 @@ def after_failed_attempt(
 def after_refused_offer(
     reason: Reason, message: str, *, refusals: int, retry_after_seconds: float | None = None
 ) -> OfferAgain | GivesUp:
-    """Return what follows a refusal before the claim; `refusals`.
-
-    Their number since the last claim, this one included.
-    """
+    """Return what follows a refusal before the claim; `refusals`: their number since the last claim, with this one."""
     if reason in _HOPELESS:
         return GivesUp(reason, message)
     pause = doubled(FIRST_OFFER_PAUSE_SECONDS, refusals, MAX_OFFER_PAUSE_SECONDS)
-    asked = min(retry_after_seconds or 0.0, MAX_OFFER_PAUSE_SECONDS)
-    return OfferAgain(max(pause, asked), whole_lane=reason not in _OF_THE_TASK)
+    requested = min(retry_after_seconds or 0.0, MAX_OFFER_PAUSE_SECONDS)
+    return OfferAgain(max(pause, requested), whole_lane=reason not in _OF_THE_TASK)
 
 
 def doubled(first_seconds: float, times: int, most_seconds: float) -> float:

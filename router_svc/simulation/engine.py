@@ -33,7 +33,7 @@ MAX_LINES = 1_000
 
 
 class DecisionLog:
-    """The log of decisions about selected requests, in words."""
+    """The log of decisions about selected requests, as text."""
 
     def __init__(self, keys: Collection[int]) -> None:
         self.lines: dict[int, list[tuple[float, str]]] = {key: [] for key in keys}
@@ -43,9 +43,9 @@ class DecisionLog:
         """Logs an arrival."""
         arrival = request.arrival
         if arrival.key in self.lines:
-            until = "" if arrival.deadline_at is None else f", to be over by {arrival.deadline_at:.2f}"
+            until = "" if arrival.deadline_at is None else f", deadline {arrival.deadline_at:.2f}"
             text = (
-                f"arrives: {arrival.tenant} asks for {arrival.target}, priority {arrival.priority.name.lower()}, "
+                f"arrives: {arrival.tenant} requests {arrival.target}, priority {arrival.priority.name.lower()}, "
                 f"{arrival.prompt_tokens} prompt tokens, {request.output_tokens} to come{until}"
             )
             self._add(arrival.key, arrival.arrived_at, text)
@@ -62,7 +62,7 @@ class DecisionLog:
                 self._consider(key, now, choice.considered if choice is not None else ())
             case Waits():
                 eta = "" if decision.eta_seconds is None else f", about {decision.eta_seconds:.1f} s"
-                self._add(key, now, f"waits at place {decision.position}: {decision.reason}{eta}")
+                self._add(key, now, f"waits at position {decision.position}: {decision.reason}{eta}")
                 self._consider(key, now, decision.considered)
             case Loads():
                 eta = "" if decision.eta_seconds is None else f", about {decision.eta_seconds:.1f} s"
@@ -78,7 +78,7 @@ class DecisionLog:
     def over(self, key: int, now: float, reason: Reason | None) -> None:
         """Logs the end."""
         if key in self.lines:
-            self._add(key, now, "served" if reason is None else f"over: {reason.name.lower()}")
+            self._add(key, now, "served" if reason is None else f"ended: {reason.name.lower()}")
 
     def _consider(self, key: int, now: float, considered: tuple[Considered, ...]) -> None:
         for one in considered:

@@ -91,7 +91,7 @@ class FifoScheduler:
         if request.on is None and len(queue) > self._limits.queue_depth_per_runner * len(up):
             decisions.append(self._drop(request, Reason.QUEUE_FULL))
         elif request.on is None and arrival.key in self._requests:
-            decisions.append(Waits(key=arrival.key, position=len(queue), reason="others came first"))
+            decisions.append(Waits(key=arrival.key, position=len(queue), reason="earlier requests go first"))
         return decisions
 
     def report_first_content(self, key: int, now: float) -> None:

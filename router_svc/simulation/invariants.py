@@ -1,4 +1,4 @@
-"""Invariants that hold in every run, whatever the scheduler decides, and their checker."""
+"""Invariants that hold in every run with every scheduler, and their checker."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -100,18 +100,18 @@ class InvariantChecker:
 
     def failed(self, key: int, attempt: Attempt, reason: Reason, now: float) -> None:
         """Tracks an attempt that failed before any content."""
-        followed = self._tracked[key]
-        if followed.on is not None and reason in _BROKE:
-            followed.broken_on.add(followed.on.key)
-        _demand(followed.attempts == attempt.number, f"request {key} gets a failure of an attempt that it did not make")
-        self._release(followed, now)
+        tracked = self._tracked[key]
+        if tracked.on is not None and reason in _BROKE:
+            tracked.broken_on.add(tracked.on.key)
+        _require(tracked.attempts == attempt.number, f"request {key} gets a failure of an attempt that it did not make")
+        self._release(tracked, now)
 
     def over(self, key: int, reason: Reason | None, now: float) -> None:
         """Tracks the end of a request; None: it was served."""
-        _demand(key not in self._over, f"request {key} ended twice")
-        followed = self._tracked.pop(key)
-        _demand(reason is not None or followed.on is not None, f"request {key} was served without an attempt")
-        self._release(followed, now)
+        _require(key not in self._over, f"request {key} ended twice")
+        tracked = self._tracked.pop(key)
+        _require(reason is not None or tracked.on is not None, f"request {key} was served without an attempt")
+        self._release(tracked, now)
         self._over.add(key)
 
     def mesh_changed(self, change: MeshChange, now: float) -> None:
@@ -131,7 +131,7 @@ class InvariantChecker:
     def changed(self, host: Host) -> None:
         """Checks the memory of a host after a state change."""
         if host.has_ledger:
-            _demand(host.free_bytes() >= 0, f"{host.name} holds {-host.free_bytes()} bytes more than it has")
+            _require(host.free_bytes() >= 0, f"{host.name} holds {-host.free_bytes()} bytes more than it has")
 
     # What the scheduler decides.
 
@@ -142,95 +142,95 @@ class InvariantChecker:
             self._check_wake(decision, now)
             return
         if isinstance(decision, StopsWaking):
-            _demand(decision.model in self._waking, f"{decision.model} is given up without a wake")
+            _require(decision.model in self._waking, f"{decision.model} is given up without a wake")
             return
         key = decision.key
-        _demand(key not in self._over, f"a decision about request {key}, which has ended")
-        _demand(key in self._tracked, f"a decision about request {key}, which never arrived")
-        followed = self._tracked[key]
-        _demand(followed.on is None, f"a decision about request {key}, which runs on {followed.on}")
+        _require(key not in self._over, f"a decision about request {key}, which has ended")
+        _require(key in self._tracked, f"a decision about request {key}, which never arrived")
+        tracked = self._tracked[key]
+        _require(tracked.on is None, f"a decision about request {key}, which runs on {tracked.on}")
         if isinstance(decision, Placed):
-            self._check_place(decision, followed, now)
-            self._take(followed, decision, now)
+            self._check_place(decision, tracked, now)
+            self._take(tracked, decision, now)
         elif isinstance(decision, Rejects):
-            self._check_refusal(decision, followed, now)
+            self._check_refusal(decision, tracked, now)
 
     def ticked(self, scheduler: SchedulerPort, world: World, now: float) -> None:
         """Checks every waiting request."""
-        waiting = [followed for followed in self._tracked.values() if followed.on is None]
+        waiting = [tracked for tracked in self._tracked.values() if tracked.on is None]
         running = len(self._tracked) - len(waiting)
-        _demand(scheduler.waiting == len(waiting), f"{scheduler.waiting} are said to wait, and {len(waiting)} do")
-        _demand(scheduler.running == running, f"{scheduler.running} are said to run, and {running} do")
+        _require(scheduler.waiting == len(waiting), f"{scheduler.waiting} are reported as waiting, {len(waiting)} wait")
+        _require(scheduler.running == running, f"{scheduler.running} are reported as running, {running} run")
         targets: dict[str, TargetState] = {}
-        for followed in waiting:
-            arrival = followed.arrival
+        for tracked in waiting:
+            arrival = tracked.arrival
             if arrival.deadline_at is not None and now > arrival.deadline_at + LATE_SECONDS:
                 raise InvariantError(f"request {arrival.key} waits beyond its deadline")
             target = targets.get(arrival.target)
             if target is None:
                 target = targets[arrival.target] = self._state_of(arrival.target, world)
-            self._demand_candidate(followed, target, now)
+            self._require_candidate(tracked, target, now)
             if arrival.priority is not Priority.DURABLE:
-                self._demand_wait_bound(followed, target, now)
+                self._require_wait_bound(tracked, target, now)
         free = [candidate for candidate in self._reported.values() if self._has_room(candidate)]
-        patient = [followed for followed in waiting if self._may_run(followed)]
+        patient = [tracked for tracked in waiting if self._may_run(tracked)]
         found = self._starvation.starved(patient, free, world, now)
-        _demand(found is None, found or "")
+        _require(found is None, found or "")
 
     def ended(self, scheduler: SchedulerPort, world: World, left: Collection[int]) -> None:
         """Checks the end of the run."""
-        _demand(not left and not self._tracked, f"requests {sorted(self._tracked)[:8]} were never over")
-        _demand(scheduler.waiting == 0, f"{scheduler.waiting} wait at the end")
-        _demand(scheduler.running == 0, f"{scheduler.running} slots are still taken at the end")
+        _require(not left and not self._tracked, f"requests {sorted(self._tracked)[:8]} were never over")
+        _require(scheduler.waiting == 0, f"{scheduler.waiting} wait at the end")
+        _require(scheduler.running == 0, f"{scheduler.running} slots are still taken at the end")
         working = [instance.name for instance in world if instance.active]
-        _demand(not working, f"{working} still work at the end")
+        _require(not working, f"{working} still work at the end")
 
-    def _check_place(self, placed: Placed, followed: TrackedRequest, now: float) -> None:
-        key, candidate, arrival = placed.key, placed.candidate, followed.arrival
+    def _check_place(self, placed: Placed, tracked: TrackedRequest, now: float) -> None:
+        key, candidate, arrival = placed.key, placed.candidate, tracked.arrival
         reported = self._reported.get(candidate.model)
-        _demand(
+        _require(
             reported is not None and reported.key == candidate.key,
             f"request {key} is placed on {candidate.key}: unknown",
         )
         ready = reported is not None and reported.readiness is Readiness.READY
-        _demand(
+        _require(
             ready or candidate.model in self._self_reported, f"request {key} is placed on {candidate.model}: not ready"
         )
         members = {member.name for member in self._targets.members(arrival.target)}
-        _demand(candidate.model in members, f"request {key} for {arrival.target} is placed on {candidate.model}")
+        _require(candidate.model in members, f"request {key} for {arrival.target} is placed on {candidate.model}")
         why = lacks(self._reported[candidate.model], arrival.needs)
-        _demand(not why, f"request {key} is placed on {candidate.model}: {why}")
-        _demand(candidate.key not in followed.broken_on, f"request {key} goes again where it broke: {candidate.model}")
-        _demand(placed.attempt == followed.attempts + 1, f"request {key}: attempt {placed.attempt} is out of turn")
+        _require(not why, f"request {key} is placed on {candidate.model}: {why}")
+        _require(candidate.key not in tracked.broken_on, f"request {key} goes again where it broke: {candidate.model}")
+        _require(placed.attempt == tracked.attempts + 1, f"request {key}: attempt {placed.attempt} is out of turn")
         limits = self._scenario.limits
-        _demand(placed.attempt <= limits.max_attempts + limits.max_bounces + 1, f"request {key} is tried without end")
+        _require(placed.attempt <= limits.max_attempts + limits.max_bounces + 1, f"request {key} is tried without end")
         deadline_at = arrival.deadline_at
         late = deadline_at is not None and now > deadline_at + LATE_SECONDS
-        _demand(not late, f"request {key} is placed after its deadline")
-        waiting = [each for each in self._tracked.values() if each.on is None and each is not followed]
+        _require(not late, f"request {key} is placed after its deadline")
+        waiting = [each for each in self._tracked.values() if each.on is None and each is not tracked]
         passed_by = [each.arrival for each in waiting if self._may_run_anywhere(each)]
         overtaken = self._starvation.overtaken(arrival, self._reported[candidate.model], passed_by, now)
-        _demand(overtaken is None, overtaken or "")
+        _require(overtaken is None, overtaken or "")
 
-    def _check_refusal(self, rejects: Rejects, followed: TrackedRequest, now: float) -> None:
-        key, arrival, limits = rejects.key, followed.arrival, self._scenario.limits
+    def _check_refusal(self, rejects: Rejects, tracked: TrackedRequest, now: float) -> None:
+        key, arrival, limits = rejects.key, tracked.arrival, self._scenario.limits
         is_shed = arrival.priority is Priority.DURABLE and rejects.reason in _OF_QUEUES
-        _demand(not is_shed, f"durable request {key} is refused: {rejects.reason.name.lower()}")
+        _require(not is_shed, f"durable request {key} is refused: {rejects.reason.name.lower()}")
         if rejects.reason is Reason.QUEUE_TIMEOUT:
             waited = now - arrival.arrived_at
-            _demand(waited >= limits.queue_timeout_seconds - 1e-6, f"request {key} timed out after {waited:.2f} s")
+            _require(waited >= limits.queue_timeout_seconds - 1e-6, f"request {key} timed out after {waited:.2f} s")
         elif rejects.reason is Reason.DEADLINE_EXCEEDED:
-            passed = arrival.deadline_at is not None or followed.request.deadline_at is not None
-            _demand(passed, f"request {key} without a deadline missed it")
+            passed = arrival.deadline_at is not None or tracked.request.deadline_at is not None
+            _require(passed, f"request {key} without a deadline missed it")
         elif rejects.reason is Reason.DEADLINE_UNREACHABLE:
-            _demand(followed.request.deadline_at is not None, f"request {key} without a deadline cannot reach it")
+            _require(tracked.request.deadline_at is not None, f"request {key} without a deadline cannot reach it")
         elif rejects.reason is Reason.MODEL_NOT_FOUND:
-            _demand(not self._targets.members(arrival.target), f"{arrival.target} is said not to be there")
+            _require(not self._targets.members(arrival.target), f"{arrival.target} is reported as unknown")
 
     def _check_wake(self, wakes: Wakes, now: float) -> None:
         model = wakes.model
-        _demand(model not in self._waking, f"{model} is woken twice at once")
-        _demand(model in self._reported, f"{model} is woken, and is unknown")
+        _require(model not in self._waking, f"{model} is woken twice at once")
+        _require(model in self._reported, f"{model} is woken, and is unknown")
         self._waking[model] = now
         candidate = self._reported[model]
         ledger = self._ledgers.get(candidate.host)
@@ -243,18 +243,18 @@ class InvariantChecker:
             room = ledger.free_bytes + sum(holder.held_bytes for holder in evictable)
             # The ledger may be older than the last reports of runners.
             fresh = self._starvation.ledger_is_fresh(candidate.host, now)
-            _demand(room >= candidate.memory_bytes or not fresh, f"{model} is woken where it cannot fit")
+            _require(room >= candidate.memory_bytes or not fresh, f"{model} is woken where it cannot fit")
             staying = (each for each in evictable if not each.is_leaving)
             kept = sum(holder.held_bytes for holder in staying if self._is_of_callers(holder.name, now))
             forced = fresh and self._wanted_only_by_durable(model) and room - kept < candidate.memory_bytes
-            _demand(not forced, f"{model} is woken for durable requests in the place of what callers use")
+            _require(not forced, f"{model} is woken for durable requests in the place of what callers use")
         self._starvation.woken(candidate)
 
     def _wanted_only_by_durable(self, model: str) -> bool:
         bands = {
-            followed.arrival.priority
-            for followed in self._tracked.values()
-            if followed.on is None and self._is_member(model, followed.arrival.target)
+            tracked.arrival.priority
+            for tracked in self._tracked.values()
+            if tracked.on is None and self._is_member(model, tracked.arrival.target)
         }
         return bands == {Priority.DURABLE}
 
@@ -274,32 +274,32 @@ class InvariantChecker:
     def _works(self, model: str) -> bool:
         return any(count for key, count in self._on_candidate.items() if key[0] == model)
 
-    def _take(self, followed: TrackedRequest, placed: Placed, now: float) -> None:
-        candidate, tenant = self._reported[placed.candidate.model], followed.arrival.tenant
-        followed.on, followed.attempts = candidate, placed.attempt
-        followed.waited_seconds += now - followed.waits_since
+    def _take(self, tracked: TrackedRequest, placed: Placed, now: float) -> None:
+        candidate, tenant = self._reported[placed.candidate.model], tracked.arrival.tenant
+        tracked.on, tracked.attempts = candidate, placed.attempt
+        tracked.waited_seconds += now - tracked.waits_since
         self._on_candidate[candidate.key] += 1
         self._on_runner[_runner(candidate)] += 1
         self._of_tenant[tenant] += 1
         self._in_pool[candidate.pool] += 1
         settings = self._scenario.settings
-        self._demand_at_most(self._on_candidate[candidate.key], candidate.slots, f"slots of {candidate.model}")
-        self._demand_at_most(
+        self._require_at_most(self._on_candidate[candidate.key], candidate.slots, f"slots of {candidate.model}")
+        self._require_at_most(
             self._on_runner[_runner(candidate)], candidate.runner_max_requests, f"requests of {candidate.runner}"
         )
-        self._demand_at_most(self._of_tenant[tenant], settings.tenant(tenant).max_in_flight, f"requests of {tenant}")
+        self._require_at_most(self._of_tenant[tenant], settings.tenant(tenant).max_in_flight, f"requests of {tenant}")
         pool = candidate.pool
-        self._demand_at_most(self._in_pool[pool], settings.pool(pool).max_in_flight, f"requests in {pool}")
+        self._require_at_most(self._in_pool[pool], settings.pool(pool).max_in_flight, f"requests in {pool}")
 
-    def _release(self, followed: TrackedRequest, now: float) -> None:
-        candidate = followed.on
-        followed.on, followed.waits_since, followed.quiet_since = None, now, now
+    def _release(self, tracked: TrackedRequest, now: float) -> None:
+        candidate = tracked.on
+        tracked.on, tracked.waits_since, tracked.quiet_since = None, now, now
         if candidate is not None:
-            if followed.arrival.priority is not Priority.DURABLE:
+            if tracked.arrival.priority is not Priority.DURABLE:
                 self._used_at[candidate.model] = now
             self._on_candidate[candidate.key] -= 1
             self._on_runner[_runner(candidate)] -= 1
-            self._of_tenant[followed.arrival.tenant] -= 1
+            self._of_tenant[tracked.arrival.tenant] -= 1
             self._in_pool[candidate.pool] -= 1
 
     def _state_of(self, target: str, world: World) -> TargetState:
@@ -311,44 +311,44 @@ class InvariantChecker:
             is_at_work=any(_is_at_work(host) for host in world.hosts.values() if host.name in hosts),
         )
 
-    def _demand_candidate(self, followed: TrackedRequest, target: TargetState, now: float) -> None:
+    def _require_candidate(self, tracked: TrackedRequest, target: TargetState, now: float) -> None:
         """Checks that some candidate can still serve it."""
-        if target.woken_at < inf or now - followed.waits_since < LATE_SECONDS:
+        if target.woken_at < inf or now - tracked.waits_since < LATE_SECONDS:
             return
         for member in target.members:
             reported = self._reported[member.name]
             if (
                 reported.readiness is not Readiness.DOWN
-                and reported.key not in followed.broken_on
-                and not lacks(reported, followed.arrival.needs)
+                and reported.key not in tracked.broken_on
+                and not lacks(reported, tracked.arrival.needs)
             ):
                 return
-        raise InvariantError(f"request {followed.arrival.key} waits, and no candidate can ever serve it")
+        raise InvariantError(f"request {tracked.arrival.key} waits, and no candidate can ever serve it")
 
-    def _demand_wait_bound(self, followed: TrackedRequest, target: TargetState, now: float) -> None:
+    def _require_wait_bound(self, tracked: TrackedRequest, target: TargetState, now: float) -> None:
         """Checks that no caller waits beyond the bounds, nor beyond the queue timeout without any progress."""
-        limits, key = self._scenario.limits, followed.arrival.key
+        limits, key = self._scenario.limits, tracked.arrival.key
         if target.woken_at < inf or target.is_at_work:
-            followed.quiet_since = now
+            tracked.quiet_since = now
         slack = limits.wake_settle_seconds + limits.tell_interval_seconds + 2 * LATE_SECONDS
-        quiet, longest_quiet = now - followed.quiet_since, limits.queue_timeout_seconds + slack
+        quiet, longest_quiet = now - tracked.quiet_since, limits.queue_timeout_seconds + slack
         if quiet > longest_quiet:
             raise InvariantError(f"request {key} waits {quiet:.1f} s and nothing goes on for it")
         most = limits.queue_timeout_seconds + limits.max_load_pause_seconds
-        waited = followed.waited_seconds + now - followed.waits_since
+        waited = tracked.waited_seconds + now - tracked.waits_since
         if target.woken_at < now - waited + most:
-            followed.awaited_until = now
-        if waited > most + slack and now > followed.awaited_until + longest_quiet:
+            tracked.awaited_until = now
+        if waited > most + slack and now > tracked.awaited_until + longest_quiet:
             raise InvariantError(f"request {key} waits {waited:.1f} s; the bound is {most:.1f} s")
 
-    def _may_run_anywhere(self, followed: TrackedRequest) -> bool:
+    def _may_run_anywhere(self, tracked: TrackedRequest) -> bool:
         """Whether it could have taken a slot that another request gets; after an attempt it may have to pause."""
-        return not followed.attempts and self._may_run(followed)
+        return not tracked.attempts and self._may_run(tracked)
 
-    def _may_run(self, followed: TrackedRequest) -> bool:
+    def _may_run(self, tracked: TrackedRequest) -> bool:
         """Whether its tenant is below its concurrency limit."""
-        cap = self._scenario.settings.tenant(followed.arrival.tenant).max_in_flight
-        return not cap or self._of_tenant[followed.arrival.tenant] < cap
+        cap = self._scenario.settings.tenant(tracked.arrival.tenant).max_in_flight
+        return not cap or self._of_tenant[tracked.arrival.tenant] < cap
 
     def _has_room(self, candidate: Candidate) -> bool:
         cap = self._scenario.settings.pool(candidate.pool).max_in_flight
@@ -360,8 +360,8 @@ class InvariantChecker:
             and (not cap or self._in_pool[candidate.pool] < cap)
         )
 
-    def _demand_at_most(self, count: int, limit: int, what: str) -> None:
-        _demand(not limit or count <= limit, f"{count} of {limit} {what} are taken")
+    def _require_at_most(self, count: int, limit: int, what: str) -> None:
+        _require(not limit or count <= limit, f"{count} of {limit} {what} are taken")
 
 
 def _is_at_work(host: Host) -> bool:
@@ -372,6 +372,6 @@ def _runner(candidate: Candidate) -> tuple[str, str]:
     return (candidate.runner, candidate.incarnation)
 
 
-def _demand(holds: bool, message: str) -> None:
+def _require(holds: bool, message: str) -> None:
     if not holds:
         raise InvariantError(message)

@@ -35,9 +35,9 @@ CLOUD = "cloud"
 
 
 def random_scenario(seed: int) -> Scenario:
-    """A mesh of one to three hosts with one to five models, and 30 to 150 requests of one to four tenants.
+    """Returns a mesh of one to three hosts with one to five models, and 30 to 150 requests of one to four tenants.
 
-    In half of them durable requests come besides.
+    Half of them have durable requests too.
     """
     scenario = _with_unowned_memory(seeded_random(seed, "waits"), _of_callers(seed))
     random = seeded_random(seed, "durable")
@@ -260,9 +260,9 @@ def check_scenario(scenario: Scenario, make: MakeScheduler = real_scheduler) -> 
 
 
 def check_seed(seed: int, make: MakeScheduler = real_scheduler) -> Simulation:
-    """Runs the random scenario of a seed with every check. The InvariantError that it raises says how to repeat it."""
+    """Runs the random scenario of a seed with every check. Its InvariantError names the command that repeats it."""
     try:
         return check_scenario(random_scenario(seed), make)
     except Exception as error:
-        again = f'python -c "from router_svc.simulation.replay import check_seed; check_seed({seed})"'
-        raise InvariantError(f"seed {seed}: {error!r}; to see it again: {again}") from error
+        again = f'python -c "from router_svc.simulation.random_scenario import check_seed; check_seed({seed})"'
+        raise InvariantError(f"seed {seed}: {error!r}; to repeat it: {again}") from error

@@ -96,14 +96,14 @@ class StarvationDetector:
                 wanted[kind] = self._could_take(candidate, kind)
             if each.priority > band and wanted[kind]:
                 below.setdefault((kind.queue, each.priority), []).append(each)
-        for (line, lower), waiting in below.items():
+        for (queue, lower), waiting in below.items():
             every = _turn_every(lower, limits)
             counts, most = self._passed_over, every + SLACK_GRANTS
-            if line != own:
+            if queue != own:
                 counts, most = self._passed_over_for, every * self._queue_count + SLACK_GRANTS
-            count = self._count(counts, (line, lower), waiting, now)
+            count = self._count(counts, (queue, lower), waiting, now)
             if count > most:
-                return f"{lower.name.lower()} requests of {line} were passed over {count} times in a row for {own}"
+                return f"{lower.name.lower()} requests of {queue} were passed over {count} times in a row for {own}"
         return None
 
     def _count(

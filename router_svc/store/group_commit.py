@@ -1,4 +1,4 @@
-"""Group commit: concurrent writes share one transaction, because a durable commit costs the same whatever is in it.
+"""Group commit: concurrent writes share one transaction, because a durable commit costs the same for one as for many.
 
 No write waits for a timer. Writes gather while a transaction is in progress; an idle database takes a write at once.
 """

@@ -127,7 +127,7 @@ class PromiseFile:
         report = {
             "noticed_at": noticed_at,
             "kind": loss.kind.value,
-            "what": loss.words,
+            "what": loss.message,
             "promised": {"store_id": loss.promised.store_id, "commits": loss.promised.commits},
             "found": {"store_id": loss.found.store_id, "commits": loss.found.commits},
         }
@@ -218,7 +218,7 @@ class Promises:
             "acknowledged work is missing from the database",
             kind=loss.kind.value,
             missing_commits=loss.missing_commits,
-            word=str(self._file.loss_path),
+            report=str(self._file.loss_path),
         )
         self._file.write_loss(loss, datetime.now(UTC).isoformat(timespec="seconds"))
 

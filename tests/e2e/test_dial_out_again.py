@@ -86,7 +86,7 @@ async def test_a_token_that_is_revoked_meanwhile_keeps_the_link_and_ends_the_com
             assert await _chat(plain_mesh) == 200
             proxy.cut()
             assert await laptop.exit_code() == 1
-            assert "the join token is not good; make another: weft runner token create" in laptop.output
+            assert "the join token is not valid; create another: weft runner token create" in laptop.output
             assert "Traceback" not in laptop.output
 
 

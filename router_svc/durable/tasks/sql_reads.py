@@ -279,8 +279,8 @@ def _pending_of(row: Any, lane: Lane, spec: bytes) -> PendingTask:
 
 def _mark_of(tenant: str, query: TaskQuery) -> bytes:
     """Returns a digest of the query that a page token belongs to."""
-    asked = repr((tenant, sorted(state.value for state in query.states), query.model, query.batch))
-    return hashlib.sha256(asked.encode("utf-8", "surrogatepass")).digest()[:_TOKEN_MARK_BYTES]
+    filters = repr((tenant, sorted(state.value for state in query.states), query.model, query.batch))
+    return hashlib.sha256(filters.encode("utf-8", "surrogatepass")).digest()[:_TOKEN_MARK_BYTES]
 
 
 def _token_of(seq: int, mark: bytes) -> str:

@@ -46,7 +46,7 @@ class SqlTaskStore(SqlTaskReads, TaskStore):
     def __init__(self, database: RouterDatabase, *, max_commit_batch: int, clock: Clock | None = None) -> None:
         super().__init__(database)
         self._commits = GroupCommit(database, max_batch=max_commit_batch)
-        self._origin = new_id("news")
+        self._origin = new_id("events")
         self._postgres_events = PostgresEvents(database, self._origin, clock or SystemClock())
         self._fenced = sql_transitions.FencedWrites(self._fence)
         self._is_open = False

@@ -169,8 +169,8 @@ class TaskDispatcher:
         limit, most_bytes = room
         size = sum(len(task.spec) for task in tasks)
         is_all = len(tasks) < limit and size + self._limits.max_spec_bytes <= most_bytes
-        # A read with room to spare, or without a new task, has reached the end of the lane until an event says
-        # otherwise. A task that is known elsewhere may be returned at this moment, and is read again.
+        # A read with room to spare, or without a new task, has reached the end of the lane until an event
+        # reports more. A task that is known elsewhere may be returned at this moment, and is read again.
         state.has_more = state.has_more or (bool(new) and not is_all) or len(new) < len(unknown)
         state.fresh.extend(new)
         self._bytes += sum(len(task.spec) for task in new)
@@ -280,8 +280,8 @@ class TaskDispatcher:
             return False
         if len(state.refused) >= self._limits.peeked_per_lane:
             return False
-        # Each lane may hold one task whatever the others hold. With less room than the largest task, a read without a
-        # new task would not mean that the lane has no more.
+        # Each lane may hold one task however many the others hold. With less room than the largest task, a read without
+        # a new task would not mean that the lane has no more.
         left = self._limits.max_peeked_bytes - self._bytes
         return left >= self._limits.max_spec_bytes or not state.known
 

@@ -89,7 +89,7 @@ def fits(candidate: Candidate | Profile, needs: Needs) -> str:
             lacking = sorted(needs.skills - (candidate.skills or frozenset()))
             return " and ".join(_LACKING_SKILL[skill] for skill in lacking)
         case "tools":
-            return f"its runner has not {', '.join(sorted(needs.tools - candidate.tools))}"
+            return f"its runner lacks {', '.join(sorted(needs.tools - candidate.tools))}"
         case "context":
             return f"its context of {candidate.context_tokens} tokens is too short"
         case _:
@@ -107,10 +107,10 @@ def summarize(name: str, members: Iterable[Candidate], stripped: Iterable[Candid
     gates = Counter(fits(candidate, needs) or _readiness_gate(candidate) for candidate in left)
     del gates[""]
     lacking = ""
-    for word in _GATES_IN_ORDER:
-        having = [candidate for candidate in left if gate(candidate, needs) != word]
+    for name_of_gate in _GATES_IN_ORDER:
+        having = [candidate for candidate in left if gate(candidate, needs) != name_of_gate]
         if left and not having:
-            lacking = word
+            lacking = name_of_gate
             break
         left = having
     if left_out and (lacking or not left):
@@ -136,8 +136,8 @@ def _not_offered(name: str, operation: Operation, members: Iterable[Candidate]) 
     return f"{message}; it offers {others}. A runner offers it {how}"
 
 
-def _summary(name: str, word: str, needs: Needs, left: list[Candidate], gates: Mapping[str, int]) -> GateSummary:
-    match word:
+def _summary(name: str, lacking: str, needs: Needs, left: list[Candidate], gates: Mapping[str, int]) -> GateSummary:
+    match lacking:
         case "operation":
             reason, message = Reason.UNSUPPORTED_OPERATION, _not_offered(name, needs.operation, left)
         case "remote":
@@ -163,6 +163,6 @@ def _summary(name: str, word: str, needs: Needs, left: list[Candidate], gates: M
 
 
 def _details(members: Iterable[Candidate]) -> str:
-    said = sorted({f"{member.runner or member.model}: {member.detail}" for member in members if member.detail})
-    more = "; ..." if len(said) > MAX_DETAILS_IN_MESSAGE else ""
-    return f" ({'; '.join(said[:MAX_DETAILS_IN_MESSAGE])}{more})" if said else ""
+    details = sorted({f"{member.runner or member.model}: {member.detail}" for member in members if member.detail})
+    more = "; ..." if len(details) > MAX_DETAILS_IN_MESSAGE else ""
+    return f" ({'; '.join(details[:MAX_DETAILS_IN_MESSAGE])}{more})" if details else ""

@@ -1,7 +1,4 @@
-"""The mesh as the scheduler uses it.
-
-The registry's view, corrected by what runners report themselves, by host and runner.
-"""
+"""The mesh as the scheduler uses it: the registry's view, corrected by what runners report themselves."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -22,7 +19,7 @@ class RunnerReports:
     """
 
     def __init__(self) -> None:
-        self._said: dict[str, tuple[Candidate, Readiness]] = {}
+        self._reports: dict[str, tuple[Candidate, Readiness]] = {}
 
     def note(self, last_status: Candidate | None, readiness: Readiness) -> None:
         """Record the readiness that a runner reports.
@@ -30,21 +27,21 @@ class RunnerReports:
         Ignored for a model that the registry shows as down or not at all (None).
         """
         if last_status is not None and last_status.readiness is not Readiness.DOWN:
-            self._said[last_status.model] = (last_status, readiness)
+            self._reports[last_status.model] = (last_status, readiness)
 
     def corrected(self, last_status: Candidate) -> Candidate:
         """Return the model with its runner's report applied, unless the registry's view of it has changed since."""
-        said = self._said.get(last_status.model)
-        if said is None:
+        report = self._reports.get(last_status.model)
+        if report is None:
             return last_status
-        if said[0] != last_status:
-            del self._said[last_status.model]
+        if report[0] != last_status:
+            del self._reports[last_status.model]
             return last_status
-        return replace(last_status, readiness=said[1])
+        return replace(last_status, readiness=report[1])
 
     def forget(self, model: str) -> None:
         """Forget a model that left the mesh."""
-        self._said.pop(model, None)
+        self._reports.pop(model, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +85,8 @@ class ClusterView:
         self.index = CandidateIndex(settings, limits)
         self._is_waking = is_waking
         """Whether a wake of a model is under way."""
-        self._told: dict[str, Candidate] = {}
-        self._first_hand = RunnerReports()
+        self._registry_view: dict[str, Candidate] = {}
+        self._runner_reports = RunnerReports()
         self._by_host: dict[str, dict[str, Candidate]] = {}
         self._ready_since: dict[str, float] = {}
         self._routes: Mapping[str, Route] = {}
@@ -102,7 +99,7 @@ class ClusterView:
         for model in change.gone:
             self._drop(model, delta)
         for candidate in change.candidates:
-            self._told[candidate.model] = candidate
+            self._registry_view[candidate.model] = candidate
             self._refresh(candidate.model, delta, now)
         if change.hosts is not None:
             self.hosts = change.hosts
@@ -114,7 +111,7 @@ class ClusterView:
     def refresh(self, model: str, now: float) -> ViewDelta:
         """Reassess a model whose wake has begun or ended, since that changes what its being down means."""
         delta = ViewDelta(set())
-        if model in self._told:
+        if model in self._registry_view:
             self._refresh(model, delta, now)
             candidate = self.index.table.candidate(model)
             if candidate is not None:
@@ -123,12 +120,12 @@ class ClusterView:
 
     def apply_self_report(self, model: str, readiness: Readiness, now: float) -> ViewDelta:
         """Apply the readiness that a model's runner reports."""
-        self._first_hand.note(self._told.get(model), readiness)
+        self._runner_reports.note(self._registry_view.get(model), readiness)
         return self.refresh(model, now)
 
     def is_doubted(self, candidate: Candidate) -> bool:
         """Whether the registry shows a model as ready while its runner reports that it is asleep."""
-        last_status = self._told.get(candidate.model)
+        last_status = self._registry_view.get(candidate.model)
         return (
             candidate.readiness is Readiness.ASLEEP
             and last_status is not None
@@ -172,15 +169,15 @@ class ClusterView:
     def _refresh(self, model: str, delta: ViewDelta, now: float) -> None:
         """Put the current description of a model into the index if it changed."""
         before = self.index.table.candidate(model)
-        candidate = self._first_hand.corrected(self._told[model])
+        candidate = self._runner_reports.corrected(self._registry_view[model])
         if candidate.readiness is Readiness.DOWN and self._is_waking(model):
             # A host that wakes may look gone for a moment; the end of its wake decides.
             candidate = replace(candidate, readiness=Readiness.ASLEEP)
         if candidate == before:
             return
         if before is not None:
-            self._take_off(before)
-        self._put_on(candidate, before, now)
+            self._remove_from_host(before)
+        self._add_to_host(candidate, before, now)
         if before is None or _WHAT_COUNTS(before) != _WHAT_COUNTS(candidate):
             old_queues = set(self.index.table.queues_of(before)) if before is not None else set()
             self.index.table.put(candidate)
@@ -191,14 +188,14 @@ class ClusterView:
             self.index.table.put(candidate)
 
     def _drop(self, model: str, delta: ViewDelta) -> None:
-        self._told.pop(model, None)
-        self._first_hand.forget(model)
+        self._registry_view.pop(model, None)
+        self._runner_reports.forget(model)
         self._ready_since.pop(model, None)
         before = self.index.table.candidate(model)
         if before is not None:
             delta.queues |= set(self.index.table.queues_of(before))
             delta.renames = True
-            self._take_off(before)
+            self._remove_from_host(before)
             self.index.table.drop(model)
 
     def _set_routes(self, change: MeshChange, delta: ViewDelta) -> None:
@@ -214,7 +211,7 @@ class ClusterView:
     def _route_queues(self) -> set[str]:
         return {queue for queue in self.index.table.queues() if queue.startswith(ROUTE_PREFIX)}
 
-    def _put_on(self, candidate: Candidate, before: Candidate | None, now: float) -> None:
+    def _add_to_host(self, candidate: Candidate, before: Candidate | None, now: float) -> None:
         model = candidate.model
         was_ready = before is not None and before.readiness is Readiness.READY and before.key == candidate.key
         if candidate.readiness is Readiness.READY and not was_ready:
@@ -222,7 +219,7 @@ class ClusterView:
         if candidate.host:
             self._by_host.setdefault(candidate.host, {})[model] = candidate
 
-    def _take_off(self, candidate: Candidate) -> None:
+    def _remove_from_host(self, candidate: Candidate) -> None:
         on_host = self._by_host.get(candidate.host)
         if on_host is not None:
             on_host.pop(candidate.model, None)

@@ -23,7 +23,7 @@ _WARMTH = {
     Readiness.ASLEEP: _ASLEEP,
     Readiness.DOWN: _DOWN,
 }
-_WORDS = {Readiness.LOADING: "loading", Readiness.ASLEEP: "asleep", Readiness.DOWN: "not heard of"}
+_UNREADY_GATES = {Readiness.LOADING: "loading", Readiness.ASLEEP: "asleep", Readiness.DOWN: "not heard of"}
 
 
 class ConsideredSamples:
@@ -58,9 +58,7 @@ def consider(
     besides: Endpoint | None = None,
     most: int = MAX_CONSIDERED,
 ) -> tuple[Considered, ...]:
-    """Describe the considered candidates, except `besides`.
-
-    Free ones first, then ready, loading, asleep, down, unfit ones.
+    """Describe the candidates, except `besides`: free ones first, then ready, loading, asleep, down, unfit ones.
 
     Equal ones are ordered by position in the route and by load. Of more than MAX_CONSIDERED, at most `most`.
     """
@@ -101,7 +99,7 @@ def gate(endpoint: Endpoint, pick: PickRequest, now: float) -> str:
     if lacking := fits(endpoint.candidate, pick.needs):
         return lacking
     if endpoint.key in pick.excluded:
-        return "tried in vain for this request"
+        return "an attempt of this request failed there"
     if (
         endpoint.candidate.readiness is Readiness.READY
         and endpoint.held_for is None
@@ -115,15 +113,15 @@ def _state(endpoint: Endpoint) -> str:
     """Return what keeps an endpoint from any request, apart from its health and its pool."""
     candidate = endpoint.candidate
     if candidate.readiness is not Readiness.READY:
-        return _WORDS[candidate.readiness]
+        return _UNREADY_GATES[candidate.readiness]
     if endpoint.held_for is not None:
         return f"held for {endpoint.held_for or 'another model'} to be loaded"
     if endpoint.is_full:
         return f"all {candidate.slots} slots are busy"
     if endpoint.runner_is_full:
-        return f"its runner works on {endpoint.runner.requests} requests, which is all it takes"
+        return f"its runner is at its limit of {endpoint.candidate.runner_max_requests} requests"
     if endpoint.health.state is HealthState.ON_TRIAL and endpoint.trying:
-        return "one request tries whether it works again"
+        return "a trial request is running there"
     return ""
 
 

@@ -13,7 +13,7 @@ from weft.kernel.reasons import Reason
 
 
 class FailureKind(Enum):
-    """What a failed attempt says about the request and the runner."""
+    """What a failed attempt means for the request and the runner."""
 
     BUSY = "busy"
     """The runner is full with work that this router does not know of (it restarted, or is not the only router)."""

@@ -19,7 +19,7 @@ from router_svc.policy.limits import SchedulerLimits
 MAX_DOUBLINGS = 16
 """More doublings change nothing and would overflow eventually."""
 NEVER = float("-inf")
-_BROKE = "broke"
+_BROKE = "failed"
 
 
 class HealthState(Enum):
@@ -133,9 +133,9 @@ class EndpointHealth:
             self._breaks_in_a_row = max(self._breaks_in_a_row, self._breaks_before_success)
         match kind:
             case FailureKind.BUSY:
-                self._pause(now, self._busy_pause(), "full with work from elsewhere")
+                self._pause(now, self._busy_pause(), "full with requests that this router did not place")
             case FailureKind.BOUNCED:
-                self._pause(now, limits.bounce_pause_seconds, "did not take a request")
+                self._pause(now, limits.bounce_pause_seconds, "bounced a request")
             case FailureKind.BROKE:
                 if pauses:
                     self._pause(now, limits.break_pause_seconds, _BROKE)
@@ -206,9 +206,9 @@ class EndpointHealth:
     def gate(self, now: float) -> str:
         """Return why it gets no requests, as text; empty: it may get one."""
         if self.state is HealthState.EJECTED:
-            return f"{self._cause}; tried again in {max(0.0, self._ejected_until - now):.0f} s"
+            return f"{self._cause}; retried in {max(0.0, self._ejected_until - now):.0f} s"
         if self.paused:
-            return f"{self._paused_for}; tried again in {max(0.0, self._paused_until - now):.1f} s"
+            return f"{self._paused_for}; retried in {max(0.0, self._paused_until - now):.1f} s"
         return ""
 
     def _pause(self, now: float, seconds: float, why: str) -> None:
@@ -227,14 +227,14 @@ class EndpointHealth:
     def _is_outlier(self) -> bool:
         limits, window = self._limits, self._window
         if self.state is HealthState.ON_TRIAL:
-            self._cause = "broke again when it was tried"
+            self._cause = "failed its trial request"
         elif self._breaks_in_a_row >= limits.eject_after_failures:
-            self._cause = f"broke {self._breaks_in_a_row} times in a row"
+            self._cause = f"failed {self._breaks_in_a_row} times in a row"
         elif (
             window.total >= limits.outlier_min_requests
             and window.broken > limits.outlier_max_failure_share * window.total
         ):
-            self._cause = f"broke with {window.broken} of its last {window.total} requests"
+            self._cause = f"failed {window.broken} of its last {window.total} requests"
         else:
             return False
         return True

@@ -42,7 +42,7 @@ class Demands:
 
 
 def demands_of(
-    demanding: Mapping[RequestClass, Capacity], worth_asking: Callable[[Capacity], tuple[Candidate, ...]], now: float
+    demanding: Mapping[RequestClass, Capacity], worth_loading: Callable[[Capacity], tuple[Candidate, ...]], now: float
 ) -> Demands:
     """Build one demand for all classes of a queue that the same models could be loaded for, durable ones apart.
 
@@ -50,7 +50,7 @@ def demands_of(
     """
     groups: dict[Shape, _Group] = {}
     for request_class, capacity in demanding.items():
-        asleep, first = worth_asking(capacity), request_class.head()
+        asleep, first = worth_loading(capacity), request_class.head()
         if not asleep or first is None:
             continue
         models = tuple(candidate.model for candidate in asleep)
@@ -185,10 +185,7 @@ class LoadCoordinator:
         self._is_urgent = True
 
     def note_failed(self, model: str, now: float) -> None:
-        """Record a failed load.
-
-        Requests with another candidate to wait for have no memory of it and would demand it again.
-        """
+        """Record a failed load, because requests with another candidate to wait for would demand it again."""
         self._failed_at[model] = now
         self._is_urgent = True
 
@@ -228,16 +225,16 @@ class LoadCoordinator:
     def review(self, now: float) -> tuple[LoadPlan, frozenset[CandidateKey]]:
         """Run the planner. Returns its plan and the candidates that are no longer held."""
         self._reviewed_at, self._is_urgent, self._is_stale = now, False, False
-        asked = demands_of(self._demanding, lambda capacity: self._worth_asking(capacity, now), now)
-        hosts = {candidate.host for demand in asked.demands for candidate in demand.asleep if candidate.host}
+        found = demands_of(self._demanding, lambda capacity: self._worth_loading(capacity, now), now)
+        hosts = {candidate.host for demand in found.demands for candidate in demand.asleep if candidate.host}
         residents = {host: self._residents_of(host) for host in sorted(hosts)}
         loading = self._loading_on(residents)
-        plan = self._planner.review(asked.demands, residents, self._cluster.hosts, self._waking(), now, loading=loading)
+        plan = self._planner.review(found.demands, residents, self._cluster.hosts, self._waking(), now, loading=loading)
         lifted = self._held - plan.hold
         if plan.hold != self._held:
             self._held = plan.hold
             self._index.table.hold(plan.hold, plan.instead)
-        self._gates, self._label_of, self._decided = plan.gates, asked.label_of, plan.decided
+        self._gates, self._label_of, self._decided = plan.gates, found.label_of, plan.decided
         return plan, lifted
 
     def _waking(self) -> dict[str, Candidate]:
@@ -258,7 +255,7 @@ class LoadCoordinator:
         firsts = (each.head() for each, capacity in self._demanding.items() if candidate in capacity.asleep)
         return min((first[0] for first in firsts if first is not None), default=Priority.NORMAL)
 
-    def _worth_asking(self, capacity: Capacity, now: float) -> tuple[Candidate, ...]:
+    def _worth_loading(self, capacity: Capacity, now: float) -> tuple[Candidate, ...]:
         """Return the sleeping members worth a load.
 
         Those that just failed are skipped where others serve, load or wake.

@@ -74,7 +74,7 @@ class LoadOption:
     space: HostSpace | None
     """None: the memory there is unknown, or the model uses none; the ledger decides."""
     victims: tuple[Resident, ...] | None
-    """The models to evict; None: it does not fit whatever is evicted."""
+    """The models to evict; None: no eviction makes it fit."""
     turn_left: float
     """Remaining time of the victims' turns."""
     cost: float
@@ -99,11 +99,11 @@ class LoadCase:
     is_cold: bool
     """Whether no member is ready, loading or waking."""
     due_at: float
-    """When models are evicted whatever that costs."""
+    """When models are evicted at any cost."""
     is_due: bool
 
 
-AskedOf = tuple[str, bool]
+DemandKey = tuple[str, bool]
 """A model, and whether durable requests demand it."""
 OptionsKey = tuple[tuple[str, ...], Priority, bool]
 """The models that may be loaded, the priority class of the waiting requests, and whether others serve them
@@ -119,9 +119,9 @@ class Review:
     waking: Mapping[str, Candidate]
     now: float
     spaces: dict[str, HostSpace] = field(default_factory=dict)
-    waiting: dict[AskedOf, int] = field(default_factory=dict)
+    waiting: dict[DemandKey, int] = field(default_factory=dict)
     """Waiting requests over all queues, by the models that could serve them; durable ones apart."""
-    waited: dict[AskedOf, float] = field(default_factory=dict)
+    waited: dict[DemandKey, float] = field(default_factory=dict)
     """Their waiting times in seconds, weighted by priority class."""
     planned: dict[str, list[PlannedLoad]] = field(default_factory=dict)
     """By queue."""
@@ -163,12 +163,12 @@ class Review:
     def note(self, demand: Demand) -> None:
         """Add the waiting requests of a demand to the totals."""
         for candidate in demand.asleep:
-            asked, counted = (
+            key, counted = (
                 (candidate.model, demand.is_durable),
                 PRIORITY_WEIGHTS[demand.priority] * demand.waited_seconds,
             )
-            self.waiting[asked] = self.waiting.get(asked, 0) + demand.waiting
-            self.waited[asked] = self.waited.get(asked, 0.0) + counted
+            self.waiting[key] = self.waiting.get(key, 0) + demand.waiting
+            self.waited[key] = self.waited.get(key, 0.0) + counted
 
     def waiting_for(self, model: str, *, durable: bool) -> int:
         """Return how many waiting requests the model could serve.
@@ -180,9 +180,9 @@ class Review:
 
     def combined(self, demand: Demand, candidate: Candidate) -> Demand:
         """Return the demand with the requests of other queues that `candidate` would serve too, weighted by class."""
-        asked = (candidate.model, demand.is_durable)
-        waited_seconds = self.waited[asked] / PRIORITY_WEIGHTS[demand.priority]
-        return replace(demand, waiting=self.waiting[asked], waited_seconds=waited_seconds)
+        key = (candidate.model, demand.is_durable)
+        waited_seconds = self.waited[key] / PRIORITY_WEIGHTS[demand.priority]
+        return replace(demand, waiting=self.waiting[key], waited_seconds=waited_seconds)
 
     def reserve(self, space: HostSpace, candidate: Candidate, evicted: Iterable[CandidateKey], **other: bool) -> None:
         """Reserve memory as `HostSpace.reserve` does, and drop the cached options."""
@@ -287,7 +287,7 @@ class LoadPlanner:
         return self._costs.turn_seconds(candidate)
 
     def _due_at(self, demand: Demand) -> float:
-        """Return when models are evicted whatever that costs; infinite for a demand that is durable or not cold."""
+        """Return when models are evicted at any cost; infinite for a demand that is durable or not cold."""
         if demand.ready_slots > 0 or demand.is_durable:
             return math.inf
         unloaded = max((self._last_resident.get(each.model, -math.inf) for each in demand.asleep), default=-math.inf)
@@ -398,7 +398,7 @@ class LoadPlanner:
             return
         options = self._options(demand, review)
         if not options:
-            self._tell_of_pause(demand, review)
+            self._explain_pause(demand, review)
             return
         self._decide(demand, options[0], is_first=slots_to_come == 0, review=review)
 
@@ -408,7 +408,7 @@ class LoadPlanner:
         return own + [planned for planned in shared if planned.queue != demand.queue]
 
     def _slots_to_come(self, demand: Demand, review: Review) -> int:
-        """Return the slots of the models that are being loaded for this queue, whoever began that."""
+        """Return the slots of the models that are being loaded for this queue, by this planner or not."""
         begun = [planned.candidate for planned in self._planned_for(demand, review) if planned.begun]
         loading = {candidate.model: candidate for candidate in begun}
         loading |= {each.model: each for each in demand.asleep if each.model in review.waking}
@@ -577,7 +577,7 @@ class LoadPlanner:
             return None
         return load + max(known, default=0.0)
 
-    def _tell_of_pause(self, demand: Demand, review: Review) -> None:
+    def _explain_pause(self, demand: Demand, review: Review) -> None:
         """Record what a queue waits for whose models recently found no memory."""
         paused = [each for each in demand.asleep if self._no_memory_until.get(each.model, -math.inf) > review.now]
         if not paused or demand.ready_slots > 0:

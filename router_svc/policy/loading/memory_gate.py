@@ -1,6 +1,6 @@
 """The memory gate: whether a load fits on a host, which models would be evicted for it, and the messages about that.
 
-It counts bytes; the ledger has the last word.
+It counts bytes; the ledger decides.
 """
 
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -30,7 +30,7 @@ class HostSpace:
         self._models = {holder.name: holder for holder in memory.holders if holder.is_model}
         self._residents = {resident.candidate.model: resident for resident in residents}
         self._doubted = doubted
-        self._spoken_for: set[CandidateKey] = set()
+        self._reserved: set[CandidateKey] = set()
         self.free_bytes = memory.free_bytes - sum(
             resident.candidate.memory_bytes for resident in residents if resident.candidate.model not in self._models
         )
@@ -46,10 +46,10 @@ class HostSpace:
 
     def is_evictable(self, resident: Resident) -> bool:
         """Whether it may be evicted, and no other load counts on its memory already."""
-        return resident.candidate.key not in self._spoken_for and not self.is_pinned(resident)
+        return resident.candidate.key not in self._reserved and not self.is_pinned(resident)
 
     def is_pinned(self, resident: Resident) -> bool:
-        """Whether its runner or the ledger says that it is pinned."""
+        """Whether it is pinned, by its runner or in the ledger."""
         holder = self._models.get(resident.candidate.model)
         return resident.candidate.pinned or (holder is not None and holder.pinned)
 
@@ -70,7 +70,7 @@ class HostSpace:
         None: all together are not enough.
         """
         if candidate.model in self._doubted:
-            return self._whoever_may_be_on_its_devices(candidate, among)
+            return self._all_on_its_devices(candidate, among)
         missing = candidate.memory_bytes - self.free_bytes
         chosen: list[Resident] = []
         for resident in sorted(among, key=lambda each: (price(each), each.candidate.model)):
@@ -87,7 +87,7 @@ class HostSpace:
                 missing += self.bytes_of(resident)
         return tuple(chosen)
 
-    def _whoever_may_be_on_its_devices(self, candidate: Candidate, among: Iterable[Resident]) -> tuple[Resident, ...]:
+    def _all_on_its_devices(self, candidate: Candidate, among: Iterable[Resident]) -> tuple[Resident, ...]:
         """Return those of its runner if they hold enough, else all; the ledger evicts only those that it needs."""
         able = [resident for resident in among if self.bytes_of(resident) > 0]
         own = [resident for resident in able if resident.candidate.runner == candidate.runner]
@@ -102,7 +102,7 @@ class HostSpace:
     def reserve(self, candidate: Candidate, victims: Iterable[CandidateKey], *, is_booked: bool = False) -> None:
         """Reserve memory for it from what its victims hold and from free memory; a load with a lease needs none."""
         victims = tuple(victims)
-        self._spoken_for.update(victims)
+        self._reserved.update(victims)
         if not is_booked:
             given = sum(self._held_by(model) for model, _, _ in victims)
             self.free_bytes -= max(0, candidate.memory_bytes - given)
@@ -157,21 +157,21 @@ def held_until_idle(candidate: Candidate, host: str, victims: Sequence[Resident]
 
 def held_for_good(candidate: Candidate, space: HostSpace) -> str:
     """Return the message for memory whose holders are never evicted."""
-    words = [f"{_short(holder.name)} ({_why_kept(holder)})" for holder in space.unevictable()]
+    holders = [f"{_short(holder.name)} ({_why_kept(holder)})" for holder in space.unevictable()]
     unleased = space.unleased_bytes()
     if unleased:
-        words.append(f"processes without a lease ({size_words(unleased)})")
-    return f"{_needs(candidate, space.host)}, held by {_some(words)}"
+        holders.append(f"processes without a lease ({size_words(unleased)})")
+    return f"{_needs(candidate, space.host)}, held by {_some(holders)}"
 
 
 def held_by_other_loads(candidate: Candidate, space: HostSpace, before: Sequence[str]) -> str:
     """Return the message for memory that earlier loads get (`before`: their models), or that is being released."""
     moving = [holder for holder in space.in_transition() if holder.name not in before]
-    words = [f"{model} (loaded before it)" for model in before]
-    words += [f"{_short(holder.name)} ({_doing(holder, space)})" for holder in moving]
-    if not words:
+    holders = [f"{model} (loaded before it)" for model in before]
+    holders += [f"{_short(holder.name)} ({_doing(holder, space)})" for holder in moving]
+    if not holders:
         return f"{_needs(candidate, space.host)}, promised to models that are loaded before it"
-    return f"{_needs(candidate, space.host)}, held by {_some(words)}"
+    return f"{_needs(candidate, space.host)}, held by {_some(holders)}"
 
 
 def _doing(holder: MemoryHolder, space: HostSpace) -> str:
@@ -187,10 +187,10 @@ def _doing(holder: MemoryHolder, space: HostSpace) -> str:
 
 def refused_lately(candidate: Candidate, seconds: float) -> str:
     """Return the message for a host that had no memory for the model a moment ago."""
-    again = f"asked for again in {seconds:.0f} s"
+    again = f"requested again in {seconds:.0f} s"
     if not candidate.memory_bytes:
-        return f"VRAM: {candidate.model} did not fit on {candidate.host or candidate.runner} a moment ago; {again}"
-    return f"{_needs(candidate, candidate.host)}, which were not there a moment ago; {again}"
+        return f"VRAM: {candidate.model} did not fit on {candidate.host or candidate.runner} a moment ago, {again}"
+    return f"{_needs(candidate, candidate.host)}; not available a moment ago, {again}"
 
 
 def _why_kept(holder: MemoryHolder) -> str:

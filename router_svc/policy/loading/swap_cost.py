@@ -43,9 +43,7 @@ class SwapCosts:
         return max(self.limits.min_turn_seconds, min(wanted, self.limits.max_cold_wait_seconds))
 
     def turn_left(self, resident: Resident, priority: Priority, now: float) -> float:
-        """Return for how long it is not yet evicted for a request of this class; 0.
-
-        Its turn has ended, or it is not wanted.
+        """Return for how long it is not evicted for a request of this class; 0: its turn has ended, or it is unwanted.
 
         A request of a higher class waits for the shortest turn only.
         """

@@ -118,7 +118,7 @@ class WakeTracker:
             self._failed_last.add(model)
 
     def note_put_off(self, model: str) -> None:
-        """Record a wake that was not possible for now, which says nothing about the model."""
+        """Record a wake that was not possible for now, which is no failure of the model."""
         self._woken.discard(model)
         self._under_way.pop(model, None)
 

@@ -29,9 +29,7 @@ def slots_are_busy(target: str, slots: int) -> str:
 def none_is_free(target: str, busy: int, unhealthy: Sequence[tuple[str, str]]) -> str:
     """Return the message for candidates with free slots that take no request.
 
-    `unhealthy`: their models with the reasons.
-
-    `busy`: how many others have no free slot.
+    `unhealthy`: their models with the reasons. `busy`: how many others have no free slot.
     """
     named = [f"{model} ({why})" for model, why in unhealthy[:MAX_UNWELL_NAMED]]
     if len(unhealthy) > MAX_UNWELL_NAMED:
@@ -156,7 +154,7 @@ class StatusNotifier:
 
     def _slot_status(self, request: LiveRequest, queue: Queue, capacity: Capacity, now: float) -> Waits:
         ready = capacity.ready
-        assert ready is not None, "only where somebody takes requests are there slots to wait for"
+        assert ready is not None, "a request waits for a slot only where a member is ready"
         position = queue.position_of(request)
         eta = self._estimator.shown_slot_wait(request, queue, capacity, position, now)
         most = self._settings.pool(ready.pool).max_in_flight

@@ -32,9 +32,7 @@ class Admission:
     def in_overload(
         self, request: LiveRequest, queue: Queue, capacity: Capacity, now: float
     ) -> Rejects | Admitted | None:
-        """Return whether an overloaded queue admits this request.
-
-        A refusal, or the eviction of another; None: no overload.
+        """Return how an overloaded queue treats this request: a refusal, or the eviction of another; None: no overload.
 
         Durable requests take no place of callers and are not bound by the queue timeout.
         """
@@ -45,9 +43,7 @@ class Admission:
         return slow if better_served is None else Admitted(instead_of=better_served)
 
     def in_depth(self, request: LiveRequest, queue: Queue, capacity: Capacity, now: float) -> Rejects | Admitted:
-        """Return whether the depth of the queue admits this request.
-
-        A refusal, a free place, or the eviction of another.
+        """Return how the depth of the queue treats this request: a refusal, a free place, or the eviction of another.
 
         The cost does not depend on the number of waiting requests, unless one of them is evicted.
         """
@@ -126,9 +122,9 @@ class Admission:
         return None if rate is None else rate * queue.share_of(request.arrival.tenant)
 
     def _victim(self, request: LiveRequest, queue: Queue, depth: int) -> int | None:
-        """Return which request is evicted from a full queue.
+        """Return which request is evicted from a full queue; None: none.
 
-        Of a lower class, of a tenant that was served more, or of a higher.
+        It is of a lower class, else of a tenant that was served more, else of a higher class.
 
         A class keeps the same share of the places as of the grants, so that the classes above it can neither evict its
         last request nor keep it out for good. The last request of the most served tenant in a class is evicted.
@@ -146,9 +142,7 @@ class Admission:
         return _last_of(queue.last_of_furthest(higher, None, request.cost))
 
     def _better_served(self, request: LiveRequest, queue: Queue) -> int | None:
-        """Return the request of its class to evict for it.
-
-        The last one of another tenant that would be served after it.
+        """Return the request of its class to evict for it: the last one of a tenant that would be served after it.
 
         Grants go by accounts, so a tenant that was served less has a claim to a place, however many others hold.
         """

@@ -178,7 +178,7 @@ class PermitWorld:
 
     def _ask(self, ask: Ask) -> list[Decision]:
         key = len(self._arrivals) + 1
-        permit = TENANTS[ask.tenant].permits_remote(asked=ask.asks_remote)
+        permit = TENANTS[ask.tenant].permits_remote(requested=ask.asks_remote)
         arrival = self._arrivals[key] = Arrival(
             key=key,
             target=ask.target,
@@ -227,7 +227,7 @@ class PermitWorld:
         candidate = self.fleet[model]
         if not candidate.remote:
             return
-        if not TENANTS[arrival.tenant].permits_remote(asked=arrival.needs.allow_remote):
+        if not TENANTS[arrival.tenant].permits_remote(requested=arrival.needs.allow_remote):
             raise PermitViolation(f"{arrival.tenant} never allows {model}")
         if not arrival.needs.allow_remote:
             raise PermitViolation(f"request {arrival.key} does not allow {model}")

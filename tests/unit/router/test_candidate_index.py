@@ -293,9 +293,9 @@ def test_a_choice_names_who_was_considered_and_what_kept_each_from_it() -> None:
         "d": "not heard of",
         "e": "loading",
         "f": "off the premises, and the request has no permit",
-        "g": "full with work from elsewhere; tried again in 0.2 s",
-        "h": "tried in vain for this request",
-        "i": "its runner works on 1 requests, which is all it takes",
+        "g": "full with requests that this router did not place; retried in 0.2 s",
+        "h": "an attempt of this request failed there",
+        "i": "its runner is at its limit of 1 requests",
     }
 
 

@@ -252,7 +252,7 @@ def test_a_load_that_found_no_memory_is_tried_again_after_a_pause() -> None:
     paused = desk.review(asked, now=102.0)
     assert begun(paused) == []
     assert paused.gates["b"].reason == (
-        "VRAM: needs 4 GiB on host-a, which were not there a moment ago; asked for again in 4 s"
+        "VRAM: needs 4 GiB on host-a; not available a moment ago, requested again in 4 s"
     )
     assert begun(desk.review(asked, now=101.0 + LIMITS.memory_retry_seconds)) == ["b"]
 

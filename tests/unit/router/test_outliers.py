@@ -44,7 +44,7 @@ def test_one_who_breaks_often_enough_in_a_row_is_ejected() -> None:
     assert goes_to(mesh, 1.0) == {"a", "b"}
     break_down(mesh, A, 1, 1.0)
     assert goes_to(mesh, 10.9) == {"b"}
-    assert gate_of(mesh, A, 2.0) == "broke 5 times in a row; tried again in 9 s"
+    assert gate_of(mesh, A, 2.0) == "failed 5 times in a row; retried in 9 s"
     assert goes_to(mesh, 11.0) == {"a", "b"}
 
 
@@ -62,7 +62,7 @@ def test_one_of_whose_requests_too_many_break_is_ejected_though_never_in_a_row()
         break_down(mesh, A, 2, 0.0)
         mesh.health.note_content(A, 0.0)
     assert goes_to(mesh, 5.0) == {"b"}
-    assert gate_of(mesh, A, 5.0) == "broke with 14 of its last 20 requests; tried again in 5 s"
+    assert gate_of(mesh, A, 5.0) == "failed 14 of its last 20 requests; retried in 5 s"
 
 
 def test_answers_that_come_in_one_piece_count_as_well() -> None:
@@ -98,7 +98,7 @@ def test_after_its_time_one_request_at_a_time_tries_it() -> None:
     probe = place(mesh, asked=TO_A, now=10.0)
     assert probe == A
     assert goes_to(mesh, 10.0) == {"b"}
-    assert gate_of(mesh, A, 10.0) == "one request tries whether it works again"
+    assert gate_of(mesh, A, 10.0) == "a trial request is running there"
     mesh.release(A)
     assert place(mesh, asked=TO_A, now=10.0) == A, "a probe that ended without a word is repeated"
     mesh.health.note_content(A, 10.0)
@@ -115,7 +115,7 @@ def test_one_who_breaks_when_it_is_tried_is_left_alone_for_longer_each_time() ->
         assert place(mesh, asked=TO_A, now=now) == A
         mesh.release(A)
         break_down(mesh, A, 1, now)
-    assert gate_of(mesh, A, now) == "broke again when it was tried; tried again in 50 s"
+    assert gate_of(mesh, A, now) == "failed its trial request; retried in 50 s"
 
 
 def test_an_ejection_has_a_longest_time() -> None:

@@ -133,9 +133,7 @@ def test_slots_are_called_busy_only_while_they_are() -> None:
     mesh.report_failed(1, 1, Reason.SERVER_DIED, 0.0)
     mesh.report_failed(1, 2, Reason.SERVER_DIED, 0.0)
     word = waits(mesh.submit(arrival(2), 0.4))[2]
-    assert word.reason == (
-        "m takes no request now: m-a (broke; tried again in 0.6 s), m-b (broke; tried again in 0.6 s)"
-    )
+    assert word.reason == ("m takes no request now: m-a (failed; retried in 0.6 s), m-b (failed; retried in 0.6 s)")
     assert word.eta_seconds is None
 
 
@@ -145,7 +143,7 @@ def test_who_is_full_and_who_is_left_alone_are_told_apart() -> None:
     mesh.report_failed(1, 1, Reason.SERVER_DIED, 0.0)
     word = waits(mesh.submit(arrival(2), 0.4))[2]
     assert word.reason == (
-        f"m takes no request now: 1 of 2 replicas have no free slot, m-{broken} (broke; tried again in 0.6 s)"
+        f"m takes no request now: 1 of 2 replicas have no free slot, m-{broken} (failed; retried in 0.6 s)"
     )
     after = waits(mesh.submit(arrival(3), 1.1))[3]
     assert (after.reason, after.eta_seconds) == ("all 2 slots of m are busy", None), "no answer was measured yet"
@@ -156,11 +154,13 @@ def test_of_many_replicas_that_are_left_alone_some_are_named_and_the_others_coun
     mesh.submit(arrival(1), 0.0)
     for attempt in range(1, 6):
         mesh.report_failed(1, attempt, Reason.SERVER_DIED, 0.0)
-    assert waits(mesh.submit(arrival(2), 0.4))[2].reason.endswith("m-c (broke; tried again in 0.6 s), and 2 more")
+    assert waits(mesh.submit(arrival(2), 0.4))[2].reason.endswith("m-c (failed; retried in 0.6 s), and 2 more")
 
 
 def test_a_runner_that_is_full_with_work_from_elsewhere_is_called_so() -> None:
     mesh = scheduler(candidate(slots=4))
     mesh.submit(arrival(1), 0.0)
     (word,) = waits(mesh.report_failed(1, 1, Reason.NO_SLOT_AVAILABLE, 0.0)).values()
-    assert word.reason == "m takes no request now: m (full with work from elsewhere; tried again in 0.2 s)"
+    assert (
+        word.reason == "m takes no request now: m (full with requests that this router did not place; retried in 0.2 s)"
+    )
