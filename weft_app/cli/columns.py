@@ -78,7 +78,7 @@ _ROUTE_WIDE = (
     *_ROUTE[:2],
     Column("CANDIDATES", lambda route: ",".join(route.candidates)),
     _ROUTE[3],
-    Column("KEEP", lambda route: keep_alive_words(route.keep_alive)),
+    Column("KEEP", lambda route: keep_alive_text(route.keep_alive)),
     Column("PINNED", lambda route: "yes" if route.pin_primary else "no"),
     Column("AGE", lambda route: age(route.status.created_at), ticks=True),
     Column("DESCRIPTION", lambda route: route.description),
@@ -141,7 +141,7 @@ def slots(instances: Sequence[InstanceStatus]) -> str:
     return f"{sum(one.slots_used for one in instances)}/{sum(one.slots_total for one in instances)}"
 
 
-def keep_alive_words(seconds: float | None) -> str:
+def keep_alive_text(seconds: float | None) -> str:
     """How long a model stays loaded after a request, such as "300s"; "-": not configured."""
     if seconds is None:
         return "-"

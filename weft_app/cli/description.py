@@ -26,7 +26,7 @@ from weft.documents.operation_messages import load_value, parameter_document
 from weft.documents.statuses import Condition, InstanceStatus, MemoryStatus
 from weft.documents.yaml_documents import plain
 from weft.kernel.units import size_words
-from weft_app.cli.columns import ago, context_tokens, keep_alive_words, who_wakes
+from weft_app.cli.columns import ago, context_tokens, keep_alive_text, who_wakes
 from weft_app.cli.output import Column, TextTable, safe_text, seconds_ago
 
 KEY_CHARS = 13
@@ -94,9 +94,9 @@ def instance_lines(state: InstanceStatus, described: pb.InstanceDescription | No
         yield _fact("Detail", state.detail)
     yield _fact("Slots", f"{state.slots_used} of {state.slots_total} in use")
     if state.memory is not None:
-        yield _fact("Memory", memory_words(state.memory))
+        yield _fact("Memory", memory_text(state.memory))
     if state.phase == "ready":
-        yield _fact("Stays loaded", until_words(state.unload_at, pinned=state.pinned))
+        yield _fact("Stays loaded", until_text(state.unload_at, pinned=state.pinned))
     if described is None:
         if state.fault_count:
             yield _fact("Restarts", f"{state.fault_count}; last reason: {state.last_fault or 'unknown'}")
@@ -187,7 +187,7 @@ def cache_facts(described: pb.InstanceDescription) -> Iterator[tuple[str, str]]:
         yield ("Quantizations", ", ".join(described.quantizations))
 
 
-def memory_words(memory: MemoryStatus) -> str:
+def memory_text(memory: MemoryStatus) -> str:
     """Accelerator memory that a model holds and would take."""
     if memory.leased_bytes:
         devices = ", ".join(map(str, memory.device_indexes))
@@ -198,7 +198,7 @@ def memory_words(memory: MemoryStatus) -> str:
     return "none held"
 
 
-def until_words(unload_at: datetime | None, *, pinned: bool) -> str:
+def until_text(unload_at: datetime | None, *, pinned: bool) -> str:
     """How long a model stays loaded, as text."""
     if pinned:
         return "pinned"
@@ -355,7 +355,7 @@ def _route(route: RouteDocument) -> Iterator[str]:
     if route.pin_primary:
         yield _fact("Pinned", "the primary is waited for while it is there")
     yield _fact("Budget", "none" if route.budget_seconds is None else f"{route.budget_seconds:g} s")
-    kept = "as the model is configured" if route.keep_alive is None else keep_alive_words(route.keep_alive)
+    kept = "as the model is configured" if route.keep_alive is None else keep_alive_text(route.keep_alive)
     yield _fact("Kept loaded", kept)
     yield from _times(status.created_at, None, None)
 

@@ -386,14 +386,14 @@ def unowned_leases(home: WeftHome) -> str | None:
         return None
     calls = LeaseClient(mesh_address(home.root, "registry"), lease_pb2.LeaseHolder())
     try:
-        return unowned_words(calls.hosts())
+        return unowned_text(calls.hosts())
     except WeftError:
         return None
     finally:
         calls.close()
 
 
-def unowned_words(hosts: Iterable[lease_service_pb2.HostMemory]) -> str:
+def unowned_text(hosts: Iterable[lease_service_pb2.HostMemory]) -> str:
     """The leases without an owner on these hosts, as text; empty: every lease has one."""
     found = [(host.host, lease) for host in hosts for lease in host.leases if lease.unowned]
     words = [

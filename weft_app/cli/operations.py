@@ -196,7 +196,7 @@ def _carry_out(
         if not wait:
             say(f"{operation.name}\n")
             return
-        say(f"{outcome_words(_ended(operations, operation, watch=watch))}\n")
+        say(f"{outcome_text(_ended(operations, operation, watch=watch))}\n")
 
 
 def _ended(operations: Operations, operation: OperationDocument, *, watch: bool) -> OperationDocument:
@@ -249,7 +249,7 @@ def require_success(operation: OperationDocument) -> None:
         raise WeftError(reason, operation.detail or f"{operation.name} failed")
 
 
-def outcome_words(operation: OperationDocument) -> str:
+def outcome_text(operation: OperationDocument) -> str:
     """The outcome of a successful operation, in one line."""
     result, action = operation.result, operation.action
     if result is None:
@@ -338,7 +338,7 @@ def _words(operation: OperationDocument) -> str:
     return safe_text(": ".join(parts)).replace("[", "(").replace("]", ")")
 
 
-def action_words(operation: OperationDocument) -> str:
+def action_text(operation: OperationDocument) -> str:
     """What an operation does, as short text."""
     action = operation.action
     if action.type != "flush":
@@ -349,7 +349,7 @@ def action_words(operation: OperationDocument) -> str:
 
 _COLUMNS = (
     Column("ID", lambda one: one.name.partition("/")[2]),
-    Column("ACTION", action_words),
+    Column("ACTION", action_text),
     Column("STATE", lambda one: one.state),
     Column("STAGE", lambda one: one.stage or "-" if not one.is_over else "-"),
     Column("PROGRESS", lambda one: "-" if one.progress is None else f"{one.progress:.0%}"),
@@ -406,7 +406,7 @@ def watch_operation(name: NameArgument, home: HomeOption = DEFAULT_HOME) -> None
     Example: weft operation watch op-3f2a
     """
     with reporting(), connect_operations(home=home) as operations:
-        say(f"{outcome_words(follow(operations, operations.get(name), shown=True))}\n")
+        say(f"{outcome_text(follow(operations, operations.get(name), shown=True))}\n")
 
 
 @app.command("cancel")

@@ -10,7 +10,7 @@ from weft.documents.document_base import ResourceKind
 from weft.documents.documents import RunnerDocument
 from weft.documents.statuses import InstanceStatus, RunnerStatus
 from weft.kernel.units import size_words
-from weft_app.cli.description import until_words
+from weft_app.cli.description import until_text
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, reporting
 from weft_app.cli.output import Column, print_resources
 
@@ -72,7 +72,7 @@ def _rows(runner: RunnerDocument) -> Iterator[dict[str, Any]]:
             "deviceIndexes": list(state.memory.device_indexes) if state.memory is not None else [],
             "pinned": state.pinned,
             "unloadAt": None if state.unload_at is None else state.unload_at.isoformat(),
-            "until": until_words(state.unload_at, pinned=state.pinned) if state.phase == "ready" else "-",
+            "until": until_text(state.unload_at, pinned=state.pinned) if state.phase == "ready" else "-",
             "contextTokens": state.context_tokens or 0,
             "pid": instance.process_id if instance is not None else 0,
             "restarts": instance.restart_count if instance is not None else 0,

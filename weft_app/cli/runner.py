@@ -162,16 +162,16 @@ class LinkReporter:
         self._plan = plan
         self._last = ""
 
-    def show(self, news: "LinkEvent") -> None:
+    def show(self, event: "LinkEvent") -> None:
         """Shows a new state of the link."""
-        line = self._line(news)
+        line = self._line(event)
         if line and line != self._last:
             say(f"{line}\n")
         self._last = line or self._last
 
-    def _line(self, news: "LinkEvent") -> str:
-        detail = safe_text(news.detail)
-        match news.state.name:
+    def _line(self, event: "LinkEvent") -> str:
+        detail = safe_text(event.detail)
+        match event.state.name:
             case "CONNECTING":
                 return f"...  connecting to {self._plan.address.target}"
             case "JOINED":
@@ -179,7 +179,7 @@ class LinkReporter:
             case "REFUSED":
                 return f"fail refused: {detail}; trying again"
             case "LOST":
-                return f"fail no link: {detail}; trying again in {news.retry_seconds or 0.0:.1f} s"
+                return f"fail no link: {detail}; trying again in {event.retry_seconds or 0.0:.1f} s"
             case _:
                 return ""
 

@@ -23,7 +23,7 @@ from weft_app.config.config import WeftConfig
 from weft_app.config.loader import load_config
 
 if TYPE_CHECKING:
-    from weft_app.compose.runner import MakeSurface
+    from weft_app.compose.runner import MakeHttpApi
 
 log = get_logger("weft_app.compose")
 
@@ -113,13 +113,13 @@ def serve_runner(
         _say_what_is_ignored(environment)
         from weft_app.compose.runner import serve_runner as run  # noqa: PLC0415 - see the module docstring
 
-        surface = _surface(loaded, folder, environment, runner, http_port)
-        uvloop.run(run(loaded, folder, listen, _announce("runner"), name=runner, surface=surface))
+        http_api = _http_api(loaded, folder, environment, runner, http_port)
+        uvloop.run(run(loaded, folder, listen, _announce("runner"), name=runner, make_http_api=http_api))
 
 
-def _surface(
+def _http_api(
     config: WeftConfig, home: WeftHome, environment: RunnerEnvironment, runner: str | None, http_port: int | None
-) -> "MakeSurface | None":
+) -> "MakeHttpApi | None":
     """Builds the HTTP API of the runner; None where it has none."""
     from weft_app.compose.demo import configured_runners  # noqa: PLC0415 - see the module docstring
     from weft_app.compose.runner import pick_runner  # noqa: PLC0415

@@ -13,7 +13,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft_app.cli.options import reporting
-from weft_app.compose.shutdown import error_words
+from weft_app.compose.shutdown import error_text
 
 log = get_logger("weft_app.compose")
 
@@ -67,7 +67,7 @@ def serving() -> Iterator[None]:
         except Exception as error:
             log.critical("the service failed", exc_info=error)
             raise WeftError(
-                Reason.INTERNAL, f"the service failed ({error_words(error)}); its log has the traceback"
+                Reason.INTERNAL, f"the service failed ({error_text(error)}); its log has the traceback"
             ) from error
 
 

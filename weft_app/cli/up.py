@@ -60,7 +60,7 @@ def up(
         from weft_app.compose.up import UpHost  # noqa: PLC0415 - see the module docstring
 
         with folder.claim():
-            uvloop.run(_run(UpHost(loaded, folder, config, tell=note), loaded, folder))
+            uvloop.run(_run(UpHost(loaded, folder, config, notify=note), loaded, folder))
 
 
 async def _run(host: "UpHost", config: WeftConfig, home: WeftHome) -> None:

@@ -8,8 +8,8 @@ from weft_app.config.config import AcceleratorSettings
 MIB = 1024**2
 
 
-class NothingToRead:
-    """Stands for NVML where it must not be called."""
+class AbsentNvml:
+    """A reader for hosts on which NVML must not be called: it reports no driver."""
 
     def read(self) -> NvmlReading:
         """Returns no cards."""
@@ -17,17 +17,17 @@ class NothingToRead:
 
 
 def declared_devices(section: AcceleratorSettings) -> tuple[DeviceSnapshot, ...]:
-    """The devices that the operator declared, as a snapshot."""
+    """Returns the devices that the operator declared, as snapshots."""
     return declared_snapshots(
         [DeclaredDevice(name=device.name, memory_bytes=device.memory_mb * MIB) for device in section.declared]
     )
 
 
 def host_observer(section: AcceleratorSettings, host: str | None = None) -> HostObserver:
-    """The observer of this host (by default under its own name). One per process: it keeps its last observation."""
+    """Returns the observer of this host, by default under its own name. One per process: it caches observations."""
     return HostObserver(
         declared=declared_devices(section),
-        reader=None if section.nvidia else NothingToRead(),
+        reader=None if section.nvidia else AbsentNvml(),
         host=host,
         poll_interval_seconds=section.poll_interval_seconds,
     )

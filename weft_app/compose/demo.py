@@ -21,7 +21,7 @@ DEMO_MAX_TOKENS = 512
 
 
 def demo_model_path() -> Path:
-    """The GGUF file of the installed demo package. Raises INVALID_ARGUMENT with the next step when there is none."""
+    """Returns the GGUF file of the demo package. Raises INVALID_ARGUMENT, with the remedy, when it is not installed."""
     try:
         found = [file for file in files(DEMO_PACKAGE) or () if file.suffix == ".gguf"]
     except PackageNotFoundError:
@@ -36,7 +36,7 @@ def demo_model_path() -> Path:
 
 
 def demo_runner_document() -> dict[str, Any]:
-    """The document of a runner with SmolLM2-135M-Instruct, as weft.yaml would have it."""
+    """Returns a runner with SmolLM2-135M-Instruct as a document of weft.yaml."""
     model = {"name": DEMO_MODEL, "path": str(demo_model_path()), "default_max_tokens": DEMO_MAX_TOKENS}
     return {"name": DEMO_RUNNER, "models": [model]}
 
@@ -47,7 +47,7 @@ def demo_runner() -> ConfiguredRunner:
 
 
 def configured_runners(config: WeftConfig) -> tuple[ConfiguredRunner, ...]:
-    """The runners of the file, or the one with the demo model. Raises INVALID_ARGUMENT for a missing model file."""
+    """Returns the runners of the file, or the demo runner. Raises INVALID_ARGUMENT for a missing model file."""
     if config.runners is None:
         return (demo_runner(),)
     for runner in config.runners:
@@ -58,7 +58,7 @@ def configured_runners(config: WeftConfig) -> tuple[ConfiguredRunner, ...]:
 
 
 def with_http_port(config: WeftConfig, port: int) -> WeftConfig:
-    """The configuration with this port for the HTTP API of its only runner. Raises INVALID_ARGUMENT for several."""
+    """Returns the configuration with this HTTP port for its only runner. Raises INVALID_ARGUMENT for several."""
     runners = configured_runners(config)
     if len(runners) > 1:
         raise invalid_field("--http-port", "is for one runner; say `http_port` for each of them in weft.yaml")

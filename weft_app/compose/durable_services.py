@@ -1,4 +1,4 @@
-"""The durable services beside a router: tasks, batches and kept responses. They need a database."""
+"""The durable services of a router: tasks, batches and stored responses, in its database."""
 
 from dataclasses import dataclass
 
@@ -25,7 +25,7 @@ def router_database(config: WeftConfig, home: WeftHome) -> RouterDatabase:
 
 
 def response_service(config: WeftConfig, database: RouterDatabase) -> ResponseService:
-    """Returns the store of kept responses, in the router's database."""
+    """Returns the store of responses, in the router's database."""
     return router_svc.durable.stored_responses.build(database, config.router.responses)
 
 

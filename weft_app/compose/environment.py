@@ -88,7 +88,7 @@ class RunnerEnvironment:
         merged = merge(below, document)
         runners = value_of(merged.get("runners"))
         if runners is None and (self.devices or self.devices_by_id or self.context_tokens is not None):
-            # The demo's runner: it must not take devices that it may not see, either.
+            # The demo runner must respect the visible devices too.
             runners = [demo_runner_document()]
         if isinstance(runners, list):
             merged["runners"] = [self._runner(runner) if isinstance(runner, dict) else runner for runner in runners]
@@ -99,7 +99,7 @@ class RunnerEnvironment:
             name = value_of(runner.get("name"))
             raise invalid_field(
                 DEVICES_VARIABLE,
-                f"must hold numbers such as 0,1; or say `devices` for runner {name} in weft.yaml",
+                f"must hold numbers such as 0,1; or set `devices` for runner {name} in weft.yaml",
             )
         devices = [_of(DEVICES_VARIABLE, device) for device in self.devices or ()]
         below: Document = {"devices": devices} if devices else {}
@@ -121,7 +121,7 @@ class RunnerEnvironment:
         return found
 
     def _found(self, item: Any) -> Any:
-        """Returns the file that a path means: as it stands, or in one of the folders for models."""
+        """Returns the path of a model file: as written, or in the first model folder that has it."""
         text = value_of(item)
         if not isinstance(text, (str, Path)):
             return item
@@ -135,9 +135,9 @@ class RunnerEnvironment:
 
 
 def with_model_folders(document: Document, environment: Mapping[str, str]) -> Document:
-    """The configuration of a mesh whose runners get this environment: it only adds the model folders.
+    """Returns the document of a mesh whose runners inherit this environment: only the model folders are applied.
 
-    Raises INVALID_ARGUMENT naming a variable that would stop the runners.
+    Raises INVALID_ARGUMENT naming a variable that runners would refuse.
     """
     read = read_environment(environment)
     read.applied_to(document)
@@ -154,7 +154,7 @@ def _starts_engines(runner: Document) -> bool:
 
 
 def read_environment(environment: Mapping[str, str]) -> RunnerEnvironment:
-    """Parses the variables. Raises INVALID_ARGUMENT naming the one that is wrong."""
+    """Parses the variables. Raises INVALID_ARGUMENT naming the invalid one."""
     given = {name: value.strip() for name, value in environment.items()}
     filled = {name: value for name, value in given.items() if value}
     tenants, token_tenants = _tenant_rates(filled, RateUnit.REQUESTS), _tenant_rates(filled, RateUnit.TOKENS)
@@ -212,7 +212,7 @@ def _number(given: Mapping[str, str], name: str, least: int, most: int) -> int |
 
 
 def _rate(given: Mapping[str, str], name: str, unit: RateUnit) -> Rate | None:
-    """The variable's rate of one unit; it may hold one of each, as in `100req/min,20000tok/min`."""
+    """Returns the variable's rate of one unit; it may hold one of each, as in `100req/min,20000tok/min`."""
     if name not in given:
         return None
     rates = parse_rates(given[name].split(","), name)
@@ -237,7 +237,7 @@ def _tenant_rates(given: Mapping[str, str], unit: RateUnit) -> dict[str, Rate]:
 
 
 def _devices(given: Mapping[str, str]) -> tuple[tuple[int, ...] | None, bool]:
-    """The numbers, and whether there are ids instead. As in CUDA, entries after a negative number are ignored."""
+    """Returns the device numbers, and whether there are ids instead. As in CUDA, a negative number ends the list."""
     text = given.get(DEVICES_VARIABLE)
     if text is None:
         return None, False
@@ -271,7 +271,7 @@ def _ignored(given: Mapping[str, str], *, multi_tenant: bool, metrics: bool) -> 
 
 
 def rate_limits(section: RouterSettings, environment: RunnerEnvironment | None = None) -> RateLimitConfig:
-    """How much tenants may ask for. What the file says of it wins over the environment, whole."""
+    """Returns the rate limits of tenants. `rate_limits` in the file replaces those of the environment entirely."""
     written = section.rate_limits
     default = DEFAULT_RATES if section.multi_tenant else ()
     if written is not None:
@@ -302,7 +302,7 @@ def _both(requests: Rate | None, tokens: Rate | None) -> tuple[Rate, ...]:
 
 
 def allow_cloud_fallback(configured: bool | None, environment: Mapping[str, str]) -> bool:
-    """Whether routes may fall back to models off the premises until an operator changes it.
+    """Returns whether routes may fall back to models off the premises until an operator changes it.
 
     `configured` is the value of weft.yaml, None for none. Raises INVALID_ARGUMENT naming the variable.
     """
@@ -313,7 +313,7 @@ def allow_cloud_fallback(configured: bool | None, environment: Mapping[str, str]
 
 
 def environment_of(service: str, environment: Mapping[str, str]) -> Callable[[Document], Document]:
-    """Returns what adds the environment to a document as `service` (up, or one of `weft serve`) reads it."""
+    """Returns the function that adds the environment to a document, for `weft up` or a service of `weft serve`."""
     if service == "runner":
         return read_environment(environment).applied_to
     layers: list[Callable[[Document], Document]] = []

@@ -1,4 +1,4 @@
-"""Configuration and run of a gateway. The only module besides `up` that imports it."""
+"""Configuration and serving of a gateway."""
 
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -70,7 +70,7 @@ class MeshClients:
 
 
 def build_gateway(config: WeftConfig, mesh: MeshClients) -> GatewayService:
-    """A gateway over a mesh; not started yet."""
+    """Returns a gateway over a mesh; not started yet."""
     edge = gateway_config(config)
     timeout = edge.registry_timeout_seconds
     admin = AdminPorts(
@@ -96,7 +96,7 @@ def build_gateway(config: WeftConfig, mesh: MeshClients) -> GatewayService:
 
 
 async def serve_gateway(config: WeftConfig, home: WeftHome, announce: Announce) -> None:
-    """Serves a gateway over a registry and a router elsewhere, until a signal comes."""
+    """Serves a gateway over a registry and a router in other processes, until a signal arrives."""
     stop = stop_requested()
     clock = SystemClock()
     security, keys = channel_security(config), key_check(config, clock)
@@ -124,7 +124,7 @@ async def serve_gateway(config: WeftConfig, home: WeftHome, announce: Announce) 
     )
     service = build_gateway(config, mesh)
     with CriticalTasks(stop):
-        # Left in reverse: callers have the drain, and what serves them ends after it.
+        # Closed in reverse order: callers get the drain, then the clients that serve them are closed.
         async with AsyncExitStack() as ends:
             for channel in (router, registry, channels):
                 ends.push_async_callback(channel.close)

@@ -17,14 +17,14 @@ from weft.kernel.tls import ServerTls
 __all__ = ["GrpcHost", "is_local", "is_loopback"]
 
 CLOSE_SECONDS = 1.0
-"""Time for remaining calls after the services have drained."""
+"""Grace of remaining calls after the services have drained."""
 
 
 _ANY_HOSTS = ("0.0.0.0", "[::]", "*")  # noqa: S104 - compared with, not bound to
 
 
 class GrpcHost:
-    """Binds first, so that a service may know its own address before it is built; then carries services."""
+    """A gRPC server that is bound before its services are built, so that they can be given its address."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class GrpcHost:
         has_keys: bool = False,
         guard: RpcGuard | None = None,
     ) -> None:
-        """`server` has options of its own; None: those of the mesh. A public one shows strangers only its health.
+        """`server`: None for the options of the mesh. `is_public`: unauthenticated callers see its health only.
 
         `tls`: for addresses with TLS. `has_keys`: every call is admitted by a key, whatever its certificate.
         """
@@ -49,10 +49,10 @@ class GrpcHost:
         self._serving = False
 
     def bind(self, address: str, credentials: grpc.ServerCredentials | None = None) -> str:
-        """Listen at an address, with or without `tls:`, and return the one that others use.
+        """Listens at an address, with or without `tls:`, and returns the address for other processes.
 
         `credentials`: instead of those of `tls`. Raises ALREADY_EXISTS when the address is taken, INVALID_ARGUMENT when
-        it needs TLS, or to know its callers, and the configuration does not provide for that.
+        the address needs TLS or authenticated callers and the configuration provides neither.
         """
         if credentials is None and needs_tls(address):
             credentials = self._credentials(address)
@@ -75,21 +75,21 @@ class GrpcHost:
         if missing and not (self._tls is not None and is_local(address)):
             where = "asks for TLS" if is_local(address) else "is not on this machine"
             raise invalid_field("address", f"{address} {where}, which needs {' and '.join(missing)}")
-        assert self._tls is not None, "said to be missing"
+        assert self._tls is not None, "reported as missing above"
         return self._tls.credentials()
 
     def _announced(self, address: str) -> str:
-        """The address without its port. A server on all addresses is announced by the configured name."""
+        """Returns the announced host. A server on all addresses is announced by the configured name."""
         host = without_tls(address).rpartition(":")[0]
         if host in _ANY_HOSTS and self._tls is not None:
             host = self._tls.announced_host or socket.gethostname()
             host = f"[{host}]" if ":" in host else host
-        # A name that looks like this machine's own must say that TLS is meant.
-        is_told = address.startswith(TLS_PREFIX) or (needs_tls(address) and not needs_tls(f"{host}:0"))
-        return f"{TLS_PREFIX}{host}" if is_told else host
+        # A name that looks like a local one needs the prefix, or clients would not use TLS.
+        is_explicit = address.startswith(TLS_PREFIX) or (needs_tls(address) and not needs_tls(f"{host}:0"))
+        return f"{TLS_PREFIX}{host}" if is_explicit else host
 
     async def start(self, services: Sequence[Service]) -> None:
-        """Start the services, then take calls for them."""
+        """Starts the services, then admits calls."""
         self._services = services
         names = [name for service in services for name in service.service_names]
         for service in services:
@@ -99,7 +99,7 @@ class GrpcHost:
         else:
             self._health.register(self._server, names)
         await self._health.set_live()
-        # A service that depends on another one finds it: connections are retried until the server takes calls.
+        # A service that depends on another one reaches it: connections are retried until the server admits calls.
         for service in services:
             await service.start()
         await self._server.start()
@@ -107,13 +107,13 @@ class GrpcHost:
         await self._health.set_serving(names, serving=True)
 
     async def stop(self, grace_seconds: float) -> None:
-        """Report not ready, drain the services in reverse order, then end. Idempotent."""
+        """Reports not ready, drains the services in reverse order, then closes the server. Idempotent."""
         if self._serving:
             self._serving = False
             names = [name for service in self._services for name in service.service_names]
             await self._health.set_serving(names, serving=False)
         services, self._services = self._services, ()
-        # One that cannot stop cleanly, such as one whose background task died, must not keep the others from it.
+        # A service that fails to stop, such as one whose background task died, must not keep the others from stopping.
         async with AsyncExitStack() as ends:
             ends.push_async_callback(self._server.stop, CLOSE_SECONDS)
             for service in services:

@@ -1,4 +1,4 @@
-"""The home of a mesh: state, sockets and logs are under it and nowhere else."""
+"""The home of a mesh: the folder of its state, sockets and logs."""
 
 import errno
 import fcntl
@@ -17,7 +17,7 @@ from weft.kernel.reasons import Reason
 from weft.kernel.telemetry import BoundedLogFile
 
 MAX_SOCKET_PATH_BYTES = 100
-"""The kernel allows 107; a little is left for what gRPC adds."""
+"""The kernel allows 107; the rest is a margin for what gRPC appends."""
 PROBE_BYTES = 4096
 """Bytes written to test whether a folder takes files: a block of the usual file systems."""
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -31,43 +31,43 @@ class WeftHome:
 
     @property
     def run(self) -> Path:
-        """Sockets, locks and everything that is gone after a stop."""
+        """Folder of sockets, locks and other files that exist only while a mesh runs."""
         return self.root / "run"
 
     @property
     def state(self) -> Path:
-        """Data that survives a stop: databases, session ids."""
+        """Folder of the data that survives a stop: databases, session ids."""
         return self.root / "state"
 
     @property
     def promises(self) -> Path:
-        """How much of the router's database was acknowledged: apart from `state`, which may be lost."""
+        """File that records how much of the router's database was acknowledged; not in `state`, which may be lost."""
         return self.root / "router.promised"
 
     @property
     def logs(self) -> Path:
-        """Log files, each bounded."""
+        """Folder of log files, each bounded in size."""
         return self.root / "logs"
 
     @property
     def up_file(self) -> Path:
-        """Describes the running mesh, while one runs."""
+        """File that describes the running mesh; absent when none runs."""
         return self.run / "up.json"
 
     def create(self) -> None:
-        """Make the folders, readable by their owner alone, and write to each of them.
+        """Makes the folders, readable by their owner only, and checks that each can be written.
 
-        Raises INVALID_ARGUMENT when that is not possible: a file in their place, a disk that is read-only or full.
+        Raises INVALID_ARGUMENT when that fails: a file in their place, a read-only or full disk.
         """
         with self._explained():
             for folder in (self.root, self.run, self.state, self.logs):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             for folder in (self.run, self.state, self.logs):
-                # Folders that are there already say nothing about whether they can be written.
+                # An existing folder may be read-only.
                 _require_writable(folder)
 
     def log_file(self, service: str, max_bytes: int) -> BoundedLogFile:
-        """The log of a service. Raises INVALID_ARGUMENT when it cannot be opened."""
+        """Returns the log file of a service. Raises INVALID_ARGUMENT when it cannot be opened."""
         with self._explained():
             return BoundedLogFile(self.logs / f"{service}.log", max_bytes)
 
@@ -84,14 +84,14 @@ class WeftHome:
             ) from error
 
     def address(self, name: str) -> str:
-        """A gRPC listen address of this home: a Unix socket, or a free loopback port where the path is too long."""
+        """Returns a gRPC listen address: a Unix socket of this home, or a loopback port where its path is too long."""
         path = self.run / f"{name}.sock"
         if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
             return "127.0.0.1:0"
         return f"unix:{path}"
 
     def running(self) -> dict[str, Any] | None:
-        """What the `weft up` that runs here wrote about itself; None when none does."""
+        """Returns the description that the running `weft up` of this home wrote; None when none runs."""
         try:
             found = json.loads(self.up_file.read_text("utf-8"))
         except (OSError, ValueError):
@@ -99,15 +99,15 @@ class WeftHome:
         return found if isinstance(found, dict) else None
 
     def announce(self, facts: dict[str, Any]) -> None:
-        """Write `up.json` in one step, as one line. Raises INVALID_ARGUMENT when the disk does not take it."""
+        """Writes `up.json` atomically, as one line. Raises INVALID_ARGUMENT when it cannot be written."""
         with self._explained():
             replace_file(self.up_file, f"{json.dumps(facts)}\n".encode())
 
     @contextmanager
     def claim(self) -> Iterator[None]:
-        """Own the home for the length of the block.
+        """Locks the home for the duration of the block.
 
-        Raises ALREADY_EXISTS, naming the owner, when it is taken, and INVALID_ARGUMENT when it cannot be locked.
+        Raises ALREADY_EXISTS, naming the owner, when another process has locked it; INVALID_ARGUMENT when that fails.
         """
         with self._explained():
             opened = (self.run / "up.lock").open("a+", encoding="utf-8", errors="replace")
@@ -117,12 +117,12 @@ class WeftHome:
             except OSError as error:
                 lock.seek(0)
                 raise WeftError(Reason.ALREADY_EXISTS, self._owner_text(lock.read().strip())) from error
-            # Read only for an error text: a full disk is no reason not to start.
+            # The pid is only for an error text: a full disk must not prevent a start.
             with suppress(OSError):
                 lock.truncate(0)
                 lock.write(f"{os.getpid()}\n")
                 lock.flush()
-            # A kill -9 leaves the file behind; holding the lock proves that its writer is gone.
+            # After a SIGKILL the file remains; holding the lock proves that its writer has ended.
             self.up_file.unlink(missing_ok=True)
             try:
                 yield

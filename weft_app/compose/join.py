@@ -55,13 +55,13 @@ class JoinAddress:
 
     @property
     def target(self) -> str:
-        """As a gRPC target."""
+        """The relay as a gRPC target."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trust:
-    """How a relay is verified. Neither field: by the usual roots."""
+    """How a relay's certificate is verified. Neither field: by the system's roots."""
 
     ca: bytes | None = None
     """PEM roots."""
@@ -97,7 +97,7 @@ class ServerOptions:
 def config_with_server(
     path: Path | None, server: ServerOptions, below: Callable[[Document], Document] | None = None
 ) -> WeftConfig:
-    """The configuration with that server as its only runner. Raises INVALID_ARGUMENT naming the field."""
+    """Returns the configuration with that server as its only runner. Raises INVALID_ARGUMENT naming the field."""
     model: dict[str, Any] = {"name": server.model, "url": server.url, "publish": True}
     for name in ("upstream_model", "api_key_env", "remote"):
         if (value := getattr(server, name)) is not None:
@@ -109,9 +109,9 @@ def config_with_server(
 def pick_published(
     config: WeftConfig, runner: str | None, opted_in: Collection[str]
 ) -> tuple[RunnerSettings, list[str]]:
-    """The runner that joins, and its models that are published: those that say so, and those named on the command line.
+    """Returns the runner that joins and its published models: those with `publish: true`, and those in `opted_in`.
 
-    Raises INVALID_ARGUMENT when there is none, with what to write.
+    Raises INVALID_ARGUMENT, with the remedy, when none is published.
     """
     section = pick_runner(configured_runners(config), runner)
     names = {model.name for model in section.models}
@@ -121,14 +121,14 @@ def pick_published(
     if not published:
         raise WeftError(
             Reason.INVALID_ARGUMENT,
-            f"nothing of {section.name} is published; write `publish: true` beside a model in {CONFIG_NAME}, "
+            f"no model of {section.name} is published; set `publish: true` of a model in {CONFIG_NAME}, "
             f"or add --publish {section.models[0].name}",
         )
     return section, published
 
 
-async def join(plan: JoinPlan, config: WeftConfig, home: WeftHome, tell: Callable[[LinkEvent], None]) -> None:
-    """Joins until a signal comes, then drains. Raises errors that make retries useless, such as UNAUTHENTICATED."""
+async def join(plan: JoinPlan, config: WeftConfig, home: WeftHome, report: Callable[[LinkEvent], None]) -> None:
+    """Joins until a signal arrives, then drains. Raises errors that no retry can mend, such as UNAUTHENTICATED."""
     stop = stop_requested()
     with private_folder(home, plan.runner.name) as folder:
         host = GrpcHost()
@@ -142,7 +142,7 @@ async def join(plan: JoinPlan, config: WeftConfig, home: WeftHome, tell: Callabl
             drain_seconds=config.drain_seconds,
             accelerators=config.accelerators,
         )
-        # Its socket is private: the relay puts its own address in this place.
+        # Its socket is private: the relay announces its own address instead.
         runner = runner_svc.service.build(replace(settings, address="", conceals_local_addresses=True))
         link = DialOutConfig(
             target=plan.address.target,
@@ -150,7 +150,7 @@ async def join(plan: JoinPlan, config: WeftConfig, home: WeftHome, tell: Callabl
             token=plan.token,
             local_address=address,
         )
-        dial_out = DialOut(link, tell, note_fresh_link=runner.reopen_session, note_mesh_time=runner.note_mesh_time)
+        dial_out = DialOut(link, report, note_fresh_link=runner.reopen_session, note_mesh_time=runner.note_mesh_time)
         with CriticalTasks(stop):
             try:
                 await host.start([dial_out, runner])
@@ -162,7 +162,7 @@ async def join(plan: JoinPlan, config: WeftConfig, home: WeftHome, tell: Callabl
 
 @contextmanager
 def private_folder(home: WeftHome, runner: str) -> Iterator[Path]:
-    """A private folder for the runner's socket. Raises ALREADY_EXISTS when the runner joins already."""
+    """Yields a private folder for the runner's socket. Raises ALREADY_EXISTS when the runner has joined already."""
     folder = home.run / f"join-{runner}"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)
@@ -194,7 +194,7 @@ async def _until_stopped(stop: asyncio.Event, dial_out: DialOut) -> None:
 
 
 def parse_join_address(url: str) -> JoinAddress:
-    """The relay at a URL such as https://mesh.example:7443. Raises INVALID_ARGUMENT."""
+    """Returns the relay at a URL such as https://mesh.example:7443. Raises INVALID_ARGUMENT."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -239,9 +239,9 @@ def _read_roots(ca_file: Path) -> bytes:
 
 
 async def open_join_channel(address: JoinAddress, trust: Trust) -> grpc.aio.Channel:
-    """A channel to the relay.
+    """Returns a channel to the relay.
 
-    Raises CONNECT_FAILED when its certificate cannot be fetched, PERMISSION_DENIED when it is not the pinned one.
+    Raises CONNECT_FAILED when its certificate cannot be fetched, PERMISSION_DENIED when its fingerprint is another.
     """
     if not address.is_tls:
         return grpc.aio.insecure_channel(address.target, options=LINK_CHANNEL_OPTIONS)
@@ -255,7 +255,7 @@ async def open_join_channel(address: JoinAddress, trust: Trust) -> grpc.aio.Chan
 
 
 def _fetch_pinned(address: JoinAddress, fingerprint: str) -> tuple[bytes, str]:
-    """The relay's certificate as PEM once its fingerprint is right, and a name it is for, empty: the host's own."""
+    """Returns the relay's certificate (PEM) once its fingerprint matches, and the name to verify; empty: the host."""
     der, _ = _peer_certificate(address, _context())
     if fingerprint_of(der) != fingerprint:
         raise WeftError(
@@ -264,13 +264,13 @@ def _fetch_pinned(address: JoinAddress, fingerprint: str) -> tuple[bytes, str]:
             "do not join there before its operator has told you why",
         )
     pem = ssl.DER_cert_to_PEM_cert(der)
-    # Only a verified handshake tells the names of a certificate.
+    # Only a verified handshake gives the names of a certificate.
     _, names = _peer_certificate(address, _context(pem))
     return pem.encode(), "" if address.host in names or not names else names[0]
 
 
 def _context(pem: str | None = None) -> ssl.SSLContext:
-    """A context to fetch a certificate; with `pem`, exactly that one is required. No data is sent over it."""
+    """Returns a context to fetch a certificate; with `pem`, exactly that one is required. No data is sent over it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.set_alpn_protocols(["h2"])
@@ -283,7 +283,7 @@ def _context(pem: str | None = None) -> ssl.SSLContext:
 
 
 def _peer_certificate(address: JoinAddress, context: ssl.SSLContext) -> tuple[bytes, list[str]]:
-    """The certificate that is shown, and the names it is for where the context has verified it."""
+    """Returns the server's certificate (DER), and its names where the context has verified it."""
     try:
         with (
             socket.create_connection((address.host, address.port), FETCH_SECONDS) as plain,
@@ -293,7 +293,7 @@ def _peer_certificate(address: JoinAddress, context: ssl.SSLContext) -> tuple[by
             names = [str(value) for _, value in facts.get("subjectAltName", ())]
             return secure.getpeercert(binary_form=True) or b"", names
     except ssl.SSLCertVerificationError as error:
-        # The fingerprint was right: only time can make such a certificate wrong.
+        # The fingerprint matched, so only its dates can be invalid.
         raise WeftError(
             Reason.CONNECT_FAILED,
             f"the certificate of {address.target} is not valid now; check this machine's clock",
@@ -301,5 +301,5 @@ def _peer_certificate(address: JoinAddress, context: ssl.SSLContext) -> tuple[by
     except ssl.SSLError as error:
         raise WeftError(Reason.CONNECT_FAILED, f"{address.target} does not answer with TLS") from error
     except (OSError, ValueError) as error:
-        # ValueError: a host that no resolver takes, such as one with a label of 64 characters.
+        # ValueError: a host name that cannot be resolved, such as one with a label of 64 characters.
         raise WeftError(Reason.CONNECT_FAILED, f"{address.target} cannot be reached") from error

@@ -1,4 +1,4 @@
-"""The agents of a configuration section as a runner publishes them."""
+"""The agents of a runner's settings as it publishes them."""
 
 import math
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ _REPETITION_POLICIES: dict[str, agent_behaviour_pb2.RepetitionPolicy.ValueType] 
 
 
 def published_agents(section: RunnerSettings) -> tuple[PublishedAgent, ...]:
-    """The agents of a runner. Raises INVALID_ARGUMENT naming the field that is wrong."""
+    """Returns the agents of a runner. Raises INVALID_ARGUMENT naming the invalid field."""
     return tuple(_agent(agent, f"runners.{section.name}.agents[{index}]") for index, agent in enumerate(section.agents))
 
 
@@ -45,7 +45,7 @@ def _behaviour(agent: AgentSettings, where: str) -> agent_behaviour_pb2.AgentBeh
     )
     if agent.repetition is not None:
         behaviour.repetition_policy = _REPETITION_POLICIES[agent.repetition]
-    # On unless somebody says otherwise, on the wire as in the file.
+    # Unset means on, on the wire as in the file.
     if not agent.stop_on_decision_request:
         behaviour.stop_on_decision_request = False
     if not agent.parse_text_tool_calls:
@@ -56,7 +56,7 @@ def _behaviour(agent: AgentSettings, where: str) -> agent_behaviour_pb2.AgentBeh
 
 def _sampling(params: Mapping[str, Any], where: str) -> sampling_pb2.SamplingParams:
     sampling = sampling_pb2.SamplingParams()
-    # One by one, because the parser's own message does not say which of them was wrong.
+    # One by one, because the parser's own message does not name the invalid parameter.
     for name, value in params.items():
         field = f"{where}.{name}"
         if name not in sampling.DESCRIPTOR.fields_by_name and name not in sampling.DESCRIPTOR.fields_by_camelcase_name:

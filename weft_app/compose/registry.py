@@ -1,4 +1,4 @@
-"""How the registry is set up and run. The only module besides `up` that imports it."""
+"""Configuration and serving of the registry."""
 
 import os
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ from weft_app.config.config import WeftConfig
 
 
 def registry_config(config: WeftConfig, home: WeftHome) -> RegistryConfig:
-    """The registry on its database under the home."""
+    """Returns the configuration of a registry; its database is under the home by default."""
     section = config.registry
     values = values_of(RegistrySettings, section) | {
         "database_url": section.database_url or f"sqlite+aiosqlite:///{home.state / 'registry.db'}",
@@ -42,7 +42,7 @@ def registry_config(config: WeftConfig, home: WeftHome) -> RegistryConfig:
 
 
 async def serve_registry(config: WeftConfig, home: WeftHome, listen: str | None, announce: Announce) -> None:
-    """Serve the registry until a signal arrives."""
+    """Serves the registry until a signal arrives."""
     keys = key_check(config, SystemClock())
     host = new_host(config, "registry", keys)
     address = host.bind(listen or home.address("registry"))
@@ -65,7 +65,7 @@ def governance_config(
     environment: Mapping[str, str] | None = None,
     default_key_path: Path = DEFAULT_KEY_PATH,
 ) -> GovernanceConfig:
-    """Return the configuration of the registry's governance gate. `environment` defaults to this process's.
+    """Returns the configuration of the registry's governance gate. `environment` defaults to this process's.
 
     Raises INVALID_ARGUMENT when a shared key is required and no valid one is found.
     """

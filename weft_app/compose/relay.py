@@ -1,4 +1,4 @@
-"""Where dial-out runners join: a listener of the router's relay, with TLS wherever it is not loopback."""
+"""The listener of the router's relay, where dial-out runners join: with TLS unless it is loopback."""
 
 import json
 import socket
@@ -19,21 +19,21 @@ from weft_app.compose.relay_certificate import RelayCertificate, certificate_fro
 from weft_app.config.config import RelaySettings
 
 MAX_CALLS_BESIDE_LINKS = 128
-"""Runners that are let in or refused, and looks at its health, at once."""
+"""Concurrent calls besides the links: runners that are being admitted or refused, and health checks."""
 _ANY_HOSTS = ("0.0.0.0", "::", "*")  # noqa: S104 - compared with, not bound to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayEndpoint:
-    """Where runners join."""
+    """The address at which runners join."""
 
     url: str
     fingerprint: str = ""
-    """Of a self-signed certificate, as `sha256:<hex>`; empty where the usual roots vouch for it, or without TLS."""
+    """Of a self-signed certificate, as `sha256:<hex>`; empty for one of a public CA, or without TLS."""
 
 
-class RelayDoor:
-    """See weft.kernel.service.Service. Has a server of its own: those who join see nothing but the relay."""
+class RelayListener:
+    """The relay as a service with a gRPC server of its own: runners that join reach nothing but the relay."""
 
     def __init__(self, section: RelaySettings, home: WeftHome, relay: Relay) -> None:
         self._section = section
@@ -41,18 +41,18 @@ class RelayDoor:
         self._relay = relay
         self._host: GrpcHost | None = None
         self.endpoint = RelayEndpoint(url="")
-        """Where runners join, once it is started."""
+        """The address at which runners join, once it is started."""
 
     @property
     def service_names(self) -> tuple[str, ...]:
-        """See Service.service_names: nothing on the server beside it."""
+        """No services on the router's server."""
         return ()
 
     def register(self, server: grpc.aio.Server) -> None:
-        """See Service.register: nothing on the server beside it."""
+        """Registers nothing on the router's server."""
 
     async def start(self) -> None:
-        """See Service.start. Raises ALREADY_EXISTS when the address is taken, INVALID_ARGUMENT for a wrong section."""
+        """Listens. Raises ALREADY_EXISTS when the address is taken, INVALID_ARGUMENT for invalid settings."""
         listen = self._section.listen or ""
         host, port = split_address(listen, "relay.listen")
         certificate = _certificate(self._section, self._home, host)
@@ -62,7 +62,7 @@ class RelayDoor:
         bound = self._host.bind(listen, None if certificate is None else certificate.credentials())
         port = int(bound.rpartition(":")[2]) or port
         self.endpoint = _endpoint(host, port, certificate)
-        await self._host.start([_Listener(self._relay)])
+        await self._host.start([_RelayService(self._relay)])
         try:
             replace_file(_endpoint_file(self._home), f"{json.dumps(asdict(self.endpoint))}\n".encode())
         except OSError as error:
@@ -71,7 +71,7 @@ class RelayDoor:
             ) from error
 
     async def stop(self, grace_seconds: float) -> None:
-        """See Service.stop. Links end at once: their calls have been drained by the callers."""
+        """Stops listening. Links end at once: the callers have drained their calls."""
         host, self._host = self._host, None
         if host is not None:
             _endpoint_file(self._home).unlink(missing_ok=True)
@@ -79,7 +79,7 @@ class RelayDoor:
             await host.stop(grace_seconds)
 
 
-class _Listener:
+class _RelayService:
     """RelayService as a service of the relay's own server."""
 
     def __init__(self, relay: Relay) -> None:
@@ -93,26 +93,26 @@ class _Listener:
         add_relay_to_server(self._relay, server)
 
     async def start(self) -> None:
-        """Nothing: the router has started the relay."""
+        """Does nothing: the router starts the relay."""
 
     async def stop(self, grace_seconds: float) -> None:
-        """Nothing: the router stops the relay."""
+        """Does nothing: `RelayListener` stops the relay."""
 
 
-def relay_doors(section: RelaySettings, home: WeftHome, relay: Relay | None) -> tuple[RelayDoor, ...]:
-    """The relay's listener, where one is configured."""
-    return () if relay is None else (RelayDoor(section, home, relay),)
+def relay_listeners(section: RelaySettings, home: WeftHome, relay: Relay | None) -> tuple[RelayListener, ...]:
+    """Returns the relay's listener, where one is configured."""
+    return () if relay is None else (RelayListener(section, home, relay),)
 
 
 def known_endpoint(home: WeftHome) -> RelayEndpoint | None:
-    """Where runners join the mesh of this home; None when no relay runs here."""
+    """Returns the address at which runners join the mesh of this home; None when no relay runs here."""
     with suppress(OSError, ValueError, TypeError):
         return RelayEndpoint(**json.loads(_endpoint_file(home).read_text("utf-8")))
     return None
 
 
 def split_address(address: str, field: str) -> tuple[str, int]:
-    """Host and port of `host:port`, an IPv6 host in brackets. Raises INVALID_ARGUMENT naming `field`."""
+    """Returns host and port of `host:port`, an IPv6 host in brackets. Raises INVALID_ARGUMENT naming `field`."""
     host, separator, port = address.rpartition(":")
     if not separator or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
         raise invalid_field(field, "must be an address and a port, such as 0.0.0.0:7443")
@@ -121,7 +121,7 @@ def split_address(address: str, field: str) -> tuple[str, int]:
 
 def _certificate(section: RelaySettings, home: WeftHome, host: str) -> RelayCertificate | None:
     if (section.certificate_file is None) != (section.key_file is None):
-        raise invalid_field("relay.certificate_file", "needs relay.key_file beside it, and the other way round")
+        raise invalid_field("relay.certificate_file", "and relay.key_file must be set together")
     if section.certificate_file is not None and section.key_file is not None:
         return certificate_from_files(section.certificate_file.expanduser(), section.key_file.expanduser())
     if is_loopback(host):

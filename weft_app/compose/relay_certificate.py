@@ -32,23 +32,23 @@ class RelayCertificate:
 
     @property
     def fingerprint(self) -> str:
-        """Of the server's own certificate, as `sha256:<hex>`."""
+        """The fingerprint of the server's own certificate, as `sha256:<hex>`."""
         text = self.chain.decode("ascii")
         first = text[: text.index(_PEM_END) + len(_PEM_END)]
         return fingerprint_of(ssl.PEM_cert_to_DER_cert(first[first.index("-----BEGIN") :]))
 
     def credentials(self) -> grpc.ServerCredentials:
-        """What a gRPC server needs."""
+        """Returns them as credentials of a gRPC server."""
         return grpc.ssl_server_credentials([(self.key, self.chain)])
 
 
 def fingerprint_of(der: bytes) -> str:
-    """The fingerprint of a certificate, as `sha256:<hex>`."""
+    """Returns the fingerprint of a certificate, as `sha256:<hex>`."""
     return f"sha256:{sha256(der).hexdigest()}"
 
 
 def certificate_from_files(certificate_file: Path, key_file: Path) -> RelayCertificate:
-    """The operator's own. Raises INVALID_ARGUMENT naming the file that is not right."""
+    """Returns the operator's certificate. Raises INVALID_ARGUMENT naming the invalid file."""
     try:
         ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate_file, key_file)
         return RelayCertificate(chain=certificate_file.read_bytes(), key=key_file.read_bytes(), is_self_signed=False)
@@ -59,13 +59,13 @@ def certificate_from_files(certificate_file: Path, key_file: Path) -> RelayCerti
 
 
 def self_signed_certificate(folder: Path, names: Sequence[str]) -> RelayCertificate:
-    """The one in `folder`, made on first use. Its fingerprint stays the same for as long as the folder does.
+    """Returns the certificate in `folder`, made on first use; its fingerprint changes only when the folder is lost.
 
-    Raises INVALID_ARGUMENT when what is there is damaged: a new one would lock out every runner that pins it.
+    Raises INVALID_ARGUMENT when its files are damaged: a new one would lock out every runner that pins it.
     """
     certificate_file, key_file = folder / "cert.pem", folder / "key.pem"
     try:
-        # The certificate is written last: a key without one is what a start left that did not come to its end.
+        # The certificate is written last: a key without one is left over from a start that was interrupted.
         if not certificate_file.exists():
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             chain, key = _make_self_signed(names)
@@ -73,7 +73,7 @@ def self_signed_certificate(folder: Path, names: Sequence[str]) -> RelayCertific
             replace_file(certificate_file, chain)
         ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate_file, key_file)
         return RelayCertificate(chain=certificate_file.read_bytes(), key=key_file.read_bytes(), is_self_signed=True)
-    except OSError as error:  # what OpenSSL says is one, too
+    except OSError as error:  # ssl.SSLError is one, too
         why = "they are not a certificate and its key" if isinstance(error, ssl.SSLError) else error.strerror
         raise WeftError(
             Reason.INVALID_ARGUMENT,
@@ -83,9 +83,9 @@ def self_signed_certificate(folder: Path, names: Sequence[str]) -> RelayCertific
 
 
 def _make_self_signed(names: Sequence[str]) -> tuple[bytes, bytes]:
-    """PEM certificate and PEM key."""
+    """Returns a certificate and its key, both PEM."""
     try:
-        from cryptography import x509  # noqa: PLC0415 - needed here alone, and not everywhere installed
+        from cryptography import x509  # noqa: PLC0415 - an optional package
         from cryptography.hazmat.primitives import hashes, serialization  # noqa: PLC0415
         from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415
     except ImportError as error:

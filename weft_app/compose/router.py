@@ -1,4 +1,4 @@
-"""Configuration and run of a router. The only module besides `up` that imports it."""
+"""Configuration and serving of a router."""
 
 import os
 from collections.abc import Mapping
@@ -13,8 +13,8 @@ from weft.kernel.clock import SystemClock
 from weft.kernel.settings import values_of
 from weft_app.compose.environment import RunnerEnvironment, rate_limits, read_environment
 from weft_app.compose.home import WeftHome
-from weft_app.compose.relay import relay_doors
-from weft_app.compose.security import channel_security, followers, key_check, new_host
+from weft_app.compose.relay import relay_listeners
+from weft_app.compose.security import channel_security, key_check, key_followers, new_host
 from weft_app.compose.serving import Announce, registry_address, serve_until_stopped
 from weft_app.config.config import WeftConfig
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 def router_config(
     config: WeftConfig, registry_address: str, address: str = "", environment: RunnerEnvironment | None = None
 ) -> RouterConfig:
-    """The configuration of a router over a registry; `address` is its own, for runners behind its relay.
+    """Returns the configuration of a router over a registry; `address` is its own, for runners behind its relay.
 
-    `environment`: its tenants hold where the file has none; None: only the file counts.
+    `environment`: the source of rate limits where the file has none; None: only the file is read.
     """
     section = config.router
     return RouterConfig(
@@ -61,13 +61,13 @@ def _relay_config(config: WeftConfig, address: str) -> RelayConfig | None:
 
 
 def _wake_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of wake recipes: the search path, and variables set for them. Models bring recipes."""
+    """Returns the environment of wake recipes: PATH and WEFT_WAKE_*, since recipes come with models."""
     return {name: value for name, value in environment.items() if name == "PATH" or name.startswith("WEFT_WAKE_")}
 
 
 async def serve_router(config: WeftConfig, home: WeftHome, listen: str | None, announce: Announce) -> None:
-    """Serves a router until a signal comes."""
-    # A runner's own router stores nothing, and its host has no database: see weft_app.compose.runner_http.
+    """Serves a router until a signal arrives."""
+    # A runner's own router (weft_app.compose.runner_http) stores nothing, and its host has no database package.
     from weft_app.compose.durable_services import durable_services, response_service, router_database  # noqa: PLC0415
 
     keys, registry = key_check(config, SystemClock()), registry_address(config, home)
@@ -75,10 +75,10 @@ async def serve_router(config: WeftConfig, home: WeftHome, listen: str | None, a
     address = host.bind(listen or home.address("router"))
     service = router_svc.service.build(router_config(config, registry, address, read_environment(os.environ)))
     database = router_database(config, home)
-    beside: list[Service] = [
+    companions: list[Service] = [
         response_service(config, database),
         *durable_services(config, database, service).in_order(),
-        *followers(keys, registry, channel_security(config)),
-        *relay_doors(config.relay, home, service.relay),
+        *key_followers(keys, registry, channel_security(config)),
+        *relay_listeners(config.relay, home, service.relay),
     ]
-    await serve_until_stopped(host, service, config, lambda: announce(address), beside=beside)
+    await serve_until_stopped(host, service, config, lambda: announce(address), companions=companions)

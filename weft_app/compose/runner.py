@@ -1,4 +1,4 @@
-"""Configuration and run of a runner. A runner host needs no web stack and no database."""
+"""Configuration and serving of a runner. A runner host needs no web stack and no database."""
 
 import os
 import socket
@@ -22,7 +22,7 @@ from weft_app.compose.accelerators import host_observer
 from weft_app.compose.demo import configured_runners
 from weft_app.compose.home import WeftHome
 from weft_app.compose.published_agents import published_agents
-from weft_app.compose.security import channel_security, followers, key_check, new_host
+from weft_app.compose.security import channel_security, key_check, key_followers, new_host
 from weft_app.compose.served_models import SharedParts, served_model
 from weft_app.compose.serving import Announce, registry_address, serve_until_stopped
 from weft_app.compose.tool_sources import tool_sources
@@ -32,17 +32,17 @@ from weft_app.config.runners import with_replicas
 DEFAULT_DRAIN_SECONDS = 10.0
 
 
-class Surface(Service, Protocol):
-    """An HTTP API beside a runner."""
+class HttpApi(Service, Protocol):
+    """The HTTP API of a runner, as a service."""
 
     @property
     def url(self) -> str:
-        """Its URL, once started."""
+        """The base URL, once started."""
         ...
 
 
-MakeSurface = Callable[[RunnerService, RunnerConfig], Surface]
-"""Makes the HTTP API of a runner. A parameter, since nothing of the web stack may be imported here."""
+MakeHttpApi = Callable[[RunnerService, RunnerConfig], HttpApi]
+"""Makes the HTTP API of a runner. A parameter, because this module must not import the web stack."""
 
 
 def runner_config(
@@ -55,17 +55,17 @@ def runner_config(
     drain_seconds: float = DEFAULT_DRAIN_SECONDS,
     accelerators: AcceleratorSettings | None = None,
 ) -> RunnerConfig:
-    """A runner that others find at `address`, a gRPC target.
+    """Returns the configuration of a runner that others reach at `address`, a gRPC target.
 
-    `published` says which of its models are served at all; None: those that do not say `publish: false`.
+    `published` selects the models that are served at all; None: those without `publish: false`.
     `drain_seconds` is how long an unload waits for running requests. `accelerators` are the devices of this host whose
-    memory is booked; None: there is no book.
+    memory is leased; None: memory is not leased.
     """
     models = section.published_models
     if published is not None:
         models = tuple(model for model in section.models if published(model))
     if not models:
-        raise invalid_field(f"runners.{section.name}.models", "none is published; say `publish: true` for one of them")
+        raise invalid_field(f"runners.{section.name}.models", "none is published; set `publish: true` for one of them")
     state = home.state / "runners"
     has_children = section.engine.starts_engines or any(tool.type == "mcp_command" for tool in section.tools)
     leftovers = Leftovers(state / f"{section.name}.children") if has_children else None
@@ -100,9 +100,9 @@ async def serve_runner(
     announce: Announce,
     *,
     name: str | None,
-    surface: MakeSurface | None = None,
+    make_http_api: MakeHttpApi | None = None,
 ) -> None:
-    """A runner until a signal comes; with its backends gone when this returns. `surface` is served beside it."""
+    """Serves a runner, and its HTTP API if any, until a signal arrives. Its backends have ended when this returns."""
     section = pick_runner(configured_runners(config), name)
     keys, registry = key_check(config, SystemClock()), registry_address(config, home)
     host = new_host(config, "runner", keys)
@@ -117,18 +117,18 @@ async def serve_runner(
     )
     built = replace(built, security=channel_security(config))
     service = runner_svc.service.build(built)
-    beside = followers(keys, registry, built.security)
-    if surface is None:
-        await serve_until_stopped(host, service, config, lambda: announce(address), beside=beside)
+    companions = key_followers(keys, registry, built.security)
+    if make_http_api is None:
+        await serve_until_stopped(host, service, config, lambda: announce(address), companions=companions)
     else:
-        made = surface(service, built)
+        made = make_http_api(service, built)
 
         def started() -> None:
             announce(address)
             announce(made.url)
 
-        # The surface first: it outlives the runner on both ends, and says so.
-        await serve_until_stopped(host, made, config, started, beside=[service, *beside])
+        # The HTTP API starts first and stops last, so that it can report that the runner starts or stops.
+        await serve_until_stopped(host, made, config, started, companions=[service, *companions])
 
 
 def _ports(section: RunnerSettings) -> EnginePorts:
@@ -136,7 +136,7 @@ def _ports(section: RunnerSettings) -> EnginePorts:
 
 
 def pick_runner(runners: tuple[RunnerSettings, ...], name: str | None) -> RunnerSettings:
-    """The runner of this name, or the only one. Raises INVALID_ARGUMENT naming the choices."""
+    """Returns the runner of this name, or the only one. Raises INVALID_ARGUMENT naming the choices."""
     names = ", ".join(runner.name for runner in runners)
     if name is None and len(runners) == 1:
         return runners[0]

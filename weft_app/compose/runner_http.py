@@ -59,10 +59,10 @@ _APART = {
 }
 
 
-def runner_facts(told: pb.DescribeResponse, stage: RunnerStage, chat_models: Collection[str]) -> RunnerFacts:
-    """The facts in a runner's description; `chat_models` are those that take chats."""
-    runner = told.runner
-    described = {instance.model: instance for instance in told.instances}
+def runner_facts(description: pb.DescribeResponse, stage: RunnerStage, chat_models: Collection[str]) -> RunnerFacts:
+    """Returns the facts in a runner's description; `chat_models` are the models for chats."""
+    runner = description.runner
+    described = {instance.model: instance for instance in description.instances}
     return RunnerFacts(
         name=runner.name,
         kind=f"{runner.runtime}-weft-{runner.version}",
@@ -75,7 +75,7 @@ def runner_facts(told: pb.DescribeResponse, stage: RunnerStage, chat_models: Col
 
 
 def device_facts(sight: HostSnapshot, allowed: Collection[int]) -> tuple[DeviceFacts, ...] | None:
-    """The devices that a runner may use, all of the host's where `allowed` is empty; None: unknown."""
+    """Returns the devices that a runner may use, all of the host where `allowed` is empty; None: unknown."""
     if sight.source is Source.UNKNOWN and not sight.devices:
         return None
     return tuple(
@@ -90,14 +90,14 @@ def device_facts(sight: HostSnapshot, allowed: Collection[int]) -> tuple[DeviceF
     )
 
 
-def _model(state: runner_pb2.InstanceState, told: pb.InstanceDescription, takes_chats: bool) -> ModelFacts:
+def _model(state: runner_pb2.InstanceState, description: pb.InstanceDescription, takes_chats: bool) -> ModelFacts:
     stage = _STAGES.get(state.phase, ModelStage.AVAILABLE)
     is_loaded = stage is ModelStage.LOADED
-    ready_at = told.last_ready_time.ToDatetime(UTC) if told.HasField("last_ready_time") else None
+    ready_at = description.last_ready_time.ToDatetime(UTC) if description.HasField("last_ready_time") else None
     return ModelFacts(
         name=state.model,
         stage=stage,
-        quantization=told.load_options.quantization or None,
+        quantization=description.load_options.quantization or None,
         context_tokens=state.context_tokens or None,
         loaded_at=int(ready_at.timestamp()) if is_loaded and ready_at is not None else None,
         memory_bytes=_memory(state.memory),
@@ -105,14 +105,14 @@ def _model(state: runner_pb2.InstanceState, told: pb.InstanceDescription, takes_
         load_eta_seconds=state.load_eta.ToNanoseconds() / 1e9 if state.HasField("load_eta") else None,
         slots_used=state.slots_used,
         takes_chats=takes_chats,
-        takes_images=told.vision_input,
-        tenants_apart=_APART.get(told.cache_isolation),
-        out_of_memory=not is_loaded and _ran_out_of_memory(told),
+        takes_images=description.vision_input,
+        tenants_apart=_APART.get(description.cache_isolation),
+        out_of_memory=not is_loaded and _ran_out_of_memory(description),
         cache=CacheCounts(
-            hits=told.cache.hit_count,
-            misses=told.cache.miss_count,
-            prompt_tokens=told.cache.prompt_token_count,
-            cached_tokens=told.cache.cached_token_count,
+            hits=description.cache.hit_count,
+            misses=description.cache.miss_count,
+            prompt_tokens=description.cache.prompt_token_count,
+            cached_tokens=description.cache.cached_token_count,
         ),
     )
 
@@ -123,9 +123,9 @@ def _memory(memory: runner_pb2.InstanceMemory) -> int | None:
     return memory.leased_bytes or None
 
 
-def _ran_out_of_memory(told: pb.InstanceDescription) -> bool:
+def _ran_out_of_memory(description: pb.InstanceDescription) -> bool:
     """Whether the last fault was a lack of memory and the engine has not started again since."""
-    last = told.restarts[-1] if told.restarts else None
+    last = description.restarts[-1] if description.restarts else None
     return (
         last is not None
         and last.reason == error_reason_pb2.ERROR_REASON_OUT_OF_MEMORY
@@ -134,7 +134,7 @@ def _ran_out_of_memory(told: pb.InstanceDescription) -> bool:
 
 
 HELD_SECONDS = 0.5
-"""Maximum age of the cached description: a health check costs a description at most this often."""
+"""Maximum age of the cached description, which health checks read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,31 +171,28 @@ class LocalRunner:
         self._held: tuple[float, RunnerFacts] | None = None
 
     def facts(self) -> RunnerFacts:
-        """See RunnerPort.facts."""
+        """See `RunnerPort.facts`."""
         now = self._clock.monotonic()
         if self._held is None or now - self._held[0] > HELD_SECONDS:
             self._held = now, self._look()
         return self._held[1]
 
     async def devices(self) -> tuple[DeviceFacts, ...] | None:
-        """See RunnerPort.devices."""
+        """See `RunnerPort.devices`."""
         return device_facts(await self._observer.look(), self._devices)
 
     def _look(self) -> RunnerFacts:
-        told, view = self._runner.describe(), self._router.view
-        known = view.runners.get(told.runner.name)
-        # Once the registry has reported this very incarnation, requests can be placed on it.
-        if known is not None and known.active and known.incarnation == told.runner.incarnation:
+        description, view = self._runner.describe(), self._router.view
+        known = view.runners.get(description.runner.name)
+        # Requests can be placed once the registry has reported this incarnation.
+        if known is not None and known.active and known.incarnation == description.runner.incarnation:
             self._stage = RunnerStage.SERVING
         chats = [model.name for model in view.models.values() if Operation.CHAT in model.operations]
-        return runner_facts(told, self._stage, chats)
+        return runner_facts(description, self._stage, chats)
 
 
 class RunnerHttp:
-    """Satisfies `weft.kernel.service.Service`.
-
-    Started before the runner and stopped after it, so that it can say that this one starts, or stops.
-    """
+    """The HTTP API of a runner as a service, started before the runner and stopped after it."""
 
     service_names: Sequence[str] = ()
 
@@ -238,14 +235,14 @@ class RunnerHttp:
         """Registers no gRPC service."""
 
     async def start(self) -> None:
-        """See Service.start."""
+        """See `Service.start`."""
         if self._keys is not None:
             await self._keys.follow(self._registry)
         await self._router.start()
         await self._api.start()
 
     async def stop(self, grace_seconds: float) -> None:
-        """See Service.stop."""
+        """See `Service.stop`."""
         await self._api.stop(grace_seconds)
         await self._router.stop(grace_seconds)
         if self._keys is not None:
@@ -255,7 +252,7 @@ class RunnerHttp:
 
 
 def runner_api_config(plan: RunnerHttpPlan) -> RunnerApiConfig:
-    """The configuration of the HTTP API, from file and environment."""
+    """Returns the configuration of the HTTP API, from file and environment."""
     edge = gateway_config(plan.config)
     return RunnerApiConfig(
         edge=replace(edge, port=plan.port, rate_limits=edge.rate_limits or _rate_limits(plan.environment)),

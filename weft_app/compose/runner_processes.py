@@ -1,6 +1,6 @@
 """The runner processes of `weft up`: start, supervision, restart, stop.
 
-Runners of an earlier start that the configuration no longer names are taken out of the mesh (`OwnRunners`).
+Runners of an earlier start that the configuration no longer names are taken out of the mesh (`StartedRunners`).
 """
 
 import asyncio
@@ -40,12 +40,12 @@ log = get_logger("weft_app.compose")
 
 RESTART_PAUSE_SECONDS = 1.0
 REFUSAL_CODES = frozenset({2, 4})
-"""Exit codes of a command that was called wrongly, or whose resources are taken; see docs/cli.md."""
-REFUSALS_BELIEVED = 3
-"""Refusals in a row before a start is given up: what an earlier process holds may come free."""
-MAX_WORDS_BYTES = 1024
+"""Exit codes for invalid arguments and for resources in use; see docs/cli.md."""
+MAX_REFUSALS = 3
+"""Refusals in a row after which a start is abandoned; an earlier process may free its resources before."""
+MAX_LAST_OUTPUT_BYTES = 1024
 KILL_MARGIN_SECONDS = 15.0
-"""Time beyond the drain that a runner needs to end its backends."""
+"""Time after the drain that a runner needs to end its backends."""
 CALL_TIMEOUT_SECONDS = 5.0
 MAX_NAMES = 10_000
 """Maximum number of remembered runners."""
@@ -55,7 +55,7 @@ _LATER = MappingProxyType(
     {
         pb.RetireSessionResponse.OUTCOME_LIVES: "it may still run, and is taken out of the mesh once it has ended",
         pb.RetireSessionResponse.OUTCOME_HOLDS_MEMORY: (
-            "accelerator memory is booked for it (weft lease list), and it is taken out of the mesh once that is free"
+            "accelerator memory is leased to it (weft lease list), and it is taken out of the mesh once that is free"
         ),
     }
 )
@@ -71,17 +71,17 @@ class RunnerChild:
         output: Path,
         clock: Clock,
         *,
-        tell: Callable[[str], None] = lambda _: None,
+        notify: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`tell` is called with a sentence when the process ended by itself."""
+        """`notify` gets a sentence when the process ended by itself."""
         self.name = name
-        self._tell = tell
+        self._notify = notify
         self._arguments = arguments
         self._output = output
         self._clock = clock
         self._deaths = RestartHistory()
         self._refusals = 0
-        self._last_words = ""
+        self._last_output = ""
         self._process: asyncio.subprocess.Process | None = None
         self._watch: asyncio.Task[None] | None = None
 
@@ -93,16 +93,16 @@ class RunnerChild:
 
     @property
     def refusal(self) -> str:
-        """Why it cannot start, in its own words; empty: it can."""
-        return self._last_words if self._refusals >= REFUSALS_BELIEVED else ""
+        """The last line of output of a process that refuses to start; empty: it starts."""
+        return self._last_output if self._refusals >= MAX_REFUSALS else ""
 
     async def start(self) -> None:
-        """Start the process and keep it running."""
+        """Starts the process and keeps it running."""
         self._process = await self._spawn()
         self._watch = start_critical(self._keep_running(), name=f"runner-{self.name}")
 
     async def stop(self, grace_seconds: float) -> None:
-        """Asks it to drain, and kills it when it takes much longer than that. Idempotent."""
+        """Drains it with SIGTERM, and kills it KILL_MARGIN_SECONDS after the grace. Idempotent."""
         watch, self._watch = self._watch, None
         if watch is not None:
             await stop_tasks([watch])
@@ -119,14 +119,14 @@ class RunnerChild:
         await process.wait()
 
     def kill(self) -> None:
-        """Kills it permanently. Its backends die with it."""
+        """Kills it without a restart. Its backends die with it."""
         if self._watch is not None:
             self._watch.cancel()
         if self.pid is not None and self._process is not None:
             self._process.kill()
 
     async def _spawn(self) -> asyncio.subprocess.Process:
-        # Its own logs go to a file of their own; this one holds what is printed past them, a crash above all.
+        # Its logs go to another file; this one holds other output, such as the traceback of a crash.
         with self._output.open("wb") as output:
             return await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -135,18 +135,18 @@ class RunnerChild:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=asyncio.subprocess.STDOUT,
-                # Ctrl-C on the terminal is for the host alone: it orders the drains.
+                # Ctrl-C on the terminal is for this process only, which drains the runners.
                 start_new_session=True,
             )
 
     async def _keep_running(self) -> None:
         while True:
-            assert self._process is not None, "watched before it was started"
+            assert self._process is not None, "the process is started first"
             code = await self._process.wait()
             self._refusals = self._refusals + 1 if code in REFUSAL_CODES else 0
-            self._last_words = self._read_last_words() if code > 0 else f"see {self._output.with_suffix('.log')}"
-            log.error("runner process ended", runner=self.name, code=code, why=self._last_words)
-            self._tell(f"runner {self.name} ended ({_how_it_ended(code)}): {self._last_words}; it is started again")
+            self._last_output = self._read_last_output() if code > 0 else f"see {self._output.with_suffix('.log')}"
+            log.error("runner process ended", runner=self.name, code=code, why=self._last_output)
+            self._notify(f"runner {self.name} ended ({_how_it_ended(code)}): {self._last_output}; it is started again")
             self._process = await self._spawn_again()
 
     async def _spawn_again(self) -> asyncio.subprocess.Process:
@@ -158,12 +158,12 @@ class RunnerChild:
             try:
                 return await self._spawn()
             except OSError as error:  # a limit of processes or open files is reached: it may pass
-                log.error("runner process cannot be started", runner=self.name, why=error.strerror)  # noqa: TRY400 - words enough
+                log.error("runner process cannot be started", runner=self.name, why=error.strerror)  # noqa: TRY400 - the reason is enough
 
-    def _read_last_words(self) -> str:
+    def _read_last_output(self) -> str:
         with suppress(OSError), self._output.open("rb") as output:
-            output.seek(max(0, self._output.stat().st_size - MAX_WORDS_BYTES))
-            lines = output.read(MAX_WORDS_BYTES).decode("utf-8", "replace").strip().splitlines()
+            output.seek(max(0, self._output.stat().st_size - MAX_LAST_OUTPUT_BYTES))
+            lines = output.read(MAX_LAST_OUTPUT_BYTES).decode("utf-8", "replace").strip().splitlines()
             if lines:
                 return lines[-1].removeprefix("weft: ")
         return f"see {self._output}"
@@ -183,10 +183,10 @@ class RetiredRunner:
     pools: tuple[str, ...] = ()
     """The pools without members after that."""
     later: str = ""
-    """Why it is not out of the mesh yet; empty: it is."""
+    """Why it is still in the mesh; empty: it was removed."""
 
 
-class OwnRunners:
+class StartedRunners:
     """The names of the runners that were started on a home, kept across restarts of its host."""
 
     def __init__(self, home: WeftHome) -> None:
@@ -196,7 +196,7 @@ class OwnRunners:
     async def retire_others(self, names: Collection[str], registry: grpc.aio.Channel) -> list[RetiredRunner]:
         """Retires runners that are not in `names` any more, and stores `names` for the next start.
 
-        One that cannot be taken out yet stays stored, and is tried again at the next start.
+        One that cannot be removed yet stays stored, and is retried at the next start.
         """
         known = self._read()
         # Written before anything is started: after a crash the next start knows them.
@@ -207,7 +207,7 @@ class OwnRunners:
         return retired
 
     async def _retire(self, name: str, registry: grpc.aio.Channel) -> RetiredRunner | None:
-        """The result for one runner; None: unknown to the mesh, or its session id is lost."""
+        """Returns the result for one runner; None: unknown to the mesh, or its session id is lost."""
         file = SessionFile(self._home.state / "runners" / f"{name}.session")
         session_id = file.read()
         if not session_id:
@@ -227,7 +227,7 @@ class OwnRunners:
         return RetiredRunner(name=name, models=tuple(answer.models), pools=tuple(answer.pools), later=later)
 
     async def _answers(self, name: str) -> bool:
-        """Whether its process may be alive: it listens, or its address is unknown."""
+        """Whether its process may be alive: its socket is open, or its address is unknown."""
         path = self._home.run / f"runner-{name}.sock"
         if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
             return True
@@ -249,7 +249,7 @@ class OwnRunners:
             return set()
 
     def _write(self, names: Iterable[str]) -> None:
-        """A failed write is logged and is no reason not to start: a later start retires less."""
+        """Logs a failed write rather than prevent the start; a later start then retires fewer runners."""
         try:
             replace_file(self._file, f"{json.dumps(sorted(names))}\n".encode())
         except OSError as error:
@@ -257,7 +257,7 @@ class OwnRunners:
 
 
 def retirement_notes(retired: Iterable[RetiredRunner], waited_for: Collection[str]) -> list[str]:
-    """A sentence about each retired runner; `waited_for`: the models and pools for which durable tasks wait."""
+    """Returns a sentence about each retired runner; `waited_for`: the models and pools that durable tasks wait for."""
     return [_note(each, [name for name in (*each.models, *each.pools) if name in waited_for]) for each in retired]
 
 

@@ -21,14 +21,14 @@ from weft_app.config.config import WeftConfig
 
 
 def keys_required(config: WeftConfig) -> bool:
-    """Whether callers need keys: as configured; by default where the HTTP API is reachable from elsewhere."""
+    """Returns whether callers need keys. Default: where the HTTP API is reachable from other machines."""
     if config.auth.required is not None:
         return config.auth.required
     return config.gateway.tls_terminated_elsewhere or not is_loopback(config.host)
 
 
 class KeyCheck:
-    """The keys of one process, for its gRPC server and its HTTP edge. Until the keys are loaded no caller is known."""
+    """The key ring of one process, for its gRPC server and its HTTP edge. Until it is loaded every key is refused."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -37,18 +37,18 @@ class KeyCheck:
 
     @property
     def ring(self) -> KeyRing:
-        """See gateway.auth.authentication.KeyRingSource."""
+        """See `gateway.auth.authentication.KeyRingSource`."""
         if self._watcher is not None:
             return self._watcher.ring
         return KeyRing() if self._source is None else self._source()
 
     @property
     def is_ready(self) -> bool:
-        """See gateway.auth.authentication.KeyRingSource."""
+        """See `gateway.auth.authentication.KeyRingSource`."""
         return self._source is not None if self._watcher is None else self._watcher.is_ready
 
     def interceptor(self) -> AuthInterceptor:
-        """Admits gRPC calls by these keys; until they are loaded, calls with a key get SERVICE_UNAVAILABLE."""
+        """Returns the interceptor that admits calls by these keys; SERVICE_UNAVAILABLE until they are loaded."""
         return AuthInterceptor(self._known_ring, self._clock)
 
     def _known_ring(self) -> KeyRing:
@@ -61,23 +61,23 @@ class KeyCheck:
         self._source = source
 
     async def follow(self, registry: grpc.aio.Channel) -> None:
-        """Follows the keys of a registry elsewhere. Returns at once."""
+        """Follows the keys of a registry in another process. Returns at once."""
         self._watcher = KeyRingWatcher(registry, self._clock)
         await self._watcher.start()
 
     async def stop(self) -> None:
-        """Stops following; safe to call twice."""
+        """Stops following. Idempotent."""
         if self._watcher is not None:
             await self._watcher.stop()
 
 
 def key_check(config: WeftConfig, clock: Clock) -> KeyCheck | None:
-    """The key check of this process; None where no keys are required."""
+    """Returns the key check of this process; None where no keys are required."""
     return KeyCheck(clock) if keys_required(config) else None
 
 
 class KeyFollower:
-    """Follows the keys of a registry elsewhere while the service beside it runs. See weft.kernel.service.Service."""
+    """A service that follows the keys of a registry in another process while its companion runs."""
 
     service_names: Sequence[str] = ()
 
@@ -103,17 +103,17 @@ class KeyFollower:
             await channel.close(grace=None)
 
 
-def followers(keys: KeyCheck | None, registry_address: str, security: ChannelSecurity) -> tuple[KeyFollower, ...]:
-    """Services that run beside a service to keep its keys current; none where no keys are required."""
+def key_followers(keys: KeyCheck | None, registry_address: str, security: ChannelSecurity) -> tuple[KeyFollower, ...]:
+    """Returns the companions of a service that keep its keys current; none where no keys are required."""
     return () if keys is None else (KeyFollower(keys, registry_address, security),)
 
 
 SERVICE_KEY_VARIABLE = "WEFT_SERVICE_KEY"
-"""A key of the role `service`, for a service that has no certificate to show to the others."""
+"""Environment variable of a key of the role `service`, for a service that has no client certificate."""
 
 
 def channel_security(config: WeftConfig) -> ChannelSecurity:
-    """The credentials and trust of this process as a client. Raises INVALID_ARGUMENT naming a file that is wrong."""
+    """Returns credentials and trust of this process as a client. Raises INVALID_ARGUMENT naming an invalid file."""
     section, files = config.tls, config.tls.files
     read_material(files)
     return ChannelSecurity(
@@ -124,7 +124,7 @@ def channel_security(config: WeftConfig) -> ChannelSecurity:
 
 
 def server_tls(config: WeftConfig, service: Literal["registry", "router", "runner"]) -> ServerTls | None:
-    """The certificate of a service and the clients that it admits; None without a certificate."""
+    """Returns the certificate of a service and the clients that it admits; None without a certificate."""
     section = config.tls
     if section.certificate_file is None and section.key_file is None:
         return None
@@ -145,5 +145,5 @@ def server_tls(config: WeftConfig, service: Literal["registry", "router", "runne
 def new_host(
     config: WeftConfig, service: Literal["registry", "router", "runner"], keys: KeyCheck | None = None
 ) -> GrpcHost:
-    """The gRPC server of a service, with TLS where the configuration has a certificate. `keys` admit its callers."""
+    """Returns the gRPC server of a service, with TLS where a certificate is configured. `keys` admit its callers."""
     return GrpcHost(tls=server_tls(config, service), guard=None if keys is None else keys.interceptor())

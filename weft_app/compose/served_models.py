@@ -39,7 +39,7 @@ MAX_ARGUMENT_CHARS = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedParts:
-    """What the models of one runner have in common."""
+    """The parts that all models of one runner share."""
 
     leftovers: Leftovers | None = None
     """Records the processes of engines; None: they are not recorded."""
@@ -54,9 +54,9 @@ class SharedParts:
 def served_model(
     section: RunnerSettings, model: ModelSettings, drain_seconds: float, parts: SharedParts | None = None
 ) -> ServedModel:
-    """Returns one model, which is no more than one engine: see `weft_app.config.runner_sections`.
+    """Returns one model, which has one engine: replicas are models of their own, see `with_replicas`.
 
-    Raises INVALID_ARGUMENT naming a setting that does not fit its neighbours.
+    Raises INVALID_ARGUMENT naming a setting that conflicts with another one.
     """
     where = f"runners.{section.name}.models.{model.name}"
     wake = model.wake if isinstance(model, SleepingModelSettings) else None
@@ -106,10 +106,10 @@ def _hibernation(
     wake = model.wake if isinstance(model, SleepingModelSettings) else None
     sleep = model.sleep if isinstance(model, SleepingModelSettings) else None
     if attached and sleep is not None and wake is None:
-        raise invalid_field(f"{where}.sleep", "this server could not be woken again; give it a wake recipe as well")
+        raise invalid_field(f"{where}.sleep", "the server could not be woken again; add a wake recipe")
     by_runner = wake is not None and wake.by == "runner"
     keep_alive = model.keep_alive
-    # A load ends when it stalls and not by a clock, so a wake without a recipe may take as long as that.
+    # A load has a stall limit and no total one, so a wake without a recipe may take as long as a stall.
     limit = DEFAULT_MAX_WAIT_SECONDS if attached else min(section.load_stall_seconds, MAX_WAIT_SECONDS)
     return HibernationSettings(
         attached=attached,
@@ -165,7 +165,7 @@ def _command_recipe(section: WakeSettings | settings.SleepSettings, where: str) 
 
 
 def chat_settings(section: RunnerSettings, model: ModelSettings) -> ChatSettings:
-    """The settings of one model. Raises INVALID_ARGUMENT naming the field."""
+    """Returns the chat settings of one model. Raises INVALID_ARGUMENT naming the field."""
     where = f"runners.{section.name}"
     for index, name in enumerate(model.tools):
         if not _is_offered(section, name):
@@ -187,7 +187,7 @@ def chat_settings(section: RunnerSettings, model: ModelSettings) -> ChatSettings
 
 
 def _is_offered(section: RunnerSettings, name: str) -> bool:
-    """Whether a source of the runner can have a tool of this name; a server's tools are known once it runs."""
+    """Whether a tool source of the runner may offer this name; the tools of an MCP server are known once it runs."""
     return any(
         name == tool.name if tool.type == "python" else name.startswith(f"{tool.name}.") for tool in section.tools
     )
@@ -217,4 +217,4 @@ def _zone(name: str | None, field: str) -> tzinfo | None:
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
-        raise invalid_field(field, f"{name} is no time zone that is known here; such as Europe/Berlin or UTC") from None
+        raise invalid_field(field, f"{name} is not a time zone of this machine; use one such as UTC") from None

@@ -1,4 +1,4 @@
-"""Shared by the `serve` commands: addresses of services, and the life of one service."""
+"""The serving of one service until it is stopped, and the addresses of registry and router."""
 
 from collections.abc import Callable, Sequence
 
@@ -13,12 +13,12 @@ Announce = Callable[[str], None]
 
 
 def registry_address(config: WeftConfig, home: WeftHome) -> str:
-    """The registry's address: as configured, or its socket under the home."""
+    """Returns the registry's address: as configured, or its socket under the home."""
     return config.addresses.registry or home.address("registry")
 
 
 def router_address(config: WeftConfig, home: WeftHome) -> str:
-    """The router's address: as configured, or its socket under the home."""
+    """Returns the router's address: as configured, or its socket under the home."""
     return config.addresses.router or home.address("router")
 
 
@@ -28,16 +28,16 @@ async def serve_until_stopped(
     config: WeftConfig,
     started: Callable[[], None],
     *,
-    beside: Sequence[Service] = (),
+    companions: Sequence[Service] = (),
 ) -> None:
-    """Runs one service on a bound server until a signal comes, then drains it; services beside it end before it does.
+    """Runs a service and its companions on a bound server until a signal arrives, then drains them; the service last.
 
-    The death of a critical task of theirs ends it as well, and raises INTERNAL after the drain.
+    The death of a critical task has the same effect, and raises INTERNAL after the drain.
     """
     stop = stop_requested()
     with CriticalTasks(stop):
         try:
-            if await until(stop, host.start([service, *beside])):
+            if await until(stop, host.start([service, *companions])):
                 settle_garbage_collector()
                 started()
                 await stop.wait()

@@ -15,7 +15,7 @@ from weft.kernel.service import CRITICAL_TASK, stop_tasks
 
 
 def stop_requested() -> asyncio.Event:
-    """An event that SIGINT, SIGTERM or SIGHUP sets. The handler only records the signal.
+    """Returns an event that SIGINT, SIGTERM or SIGHUP sets. The handler only records the signal.
 
     A SIGHUP that was ignored when the process started stays ignored: that is what `nohup` is for.
     """
@@ -29,13 +29,13 @@ def stop_requested() -> asyncio.Event:
 
 
 def ignore_hangups() -> None:
-    """Ignores further SIGHUPs: a terminal that closes sends several."""
+    """Ignores further SIGHUPs: a closing terminal sends several."""
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: None)
 
 
 async def until(stop: asyncio.Event, work: Coroutine[None, None, None]) -> bool:
-    """Runs `work` unless `stop` is set first; returns whether it was done. Unfinished work is cancelled first."""
+    """Runs `work` until it ends or `stop` is set; returns whether it ended. Unfinished work is cancelled."""
     working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -79,14 +79,14 @@ class CriticalTasks:
         if self._death is None:
             self._death = WeftError(
                 Reason.INTERNAL,
-                f"the background task {name} died ({error_words(error)}), so this process ends; "
+                f"the background task {name} died ({error_text(error)}), so this process ends; "
                 "its log has the traceback",
             )
         self._stop.set()
 
 
-def error_words(error: BaseException) -> str:
-    """An error as text without content of a request: its type, and for a file which one and why."""
+def error_text(error: BaseException) -> str:
+    """Returns an error as text without content of requests: its type, and for a file its path and the cause."""
     if isinstance(error, WeftError):
         return error.message
     if isinstance(error, OSError) and error.strerror:

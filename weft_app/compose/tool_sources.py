@@ -1,4 +1,4 @@
-"""The tool sources of a runner's section, with every mistake named by its field."""
+"""The tool sources of a runner, from its settings. Each error names its field."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,16 +11,16 @@ from weft.kernel.errors import invalid_field
 
 INHERITED = ("PATH", "HOME", "LANG")
 """Environment variables that an MCP server's program inherits from the runner."""
-# Only variables set for this purpose: a configuration must not read the rest of the environment.
+# Only these variables: a configuration must not read the rest of the environment.
 _VARIABLE = re.compile(r"\$\{(WEFT_TOOL_[A-Z0-9_]+)\}")
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def tool_sources(section: RunnerSettings, environment: Mapping[str, str]) -> tuple[ToolSourceConfig, ...]:
-    """The sources, `${WEFT_TOOL_...}` replaced from `environment`, which is the runner's own.
+    """Returns the sources; `${WEFT_TOOL_...}` is replaced from `environment`, that of the runner.
 
-    Raises INVALID_ARGUMENT naming the field, never its value: that may be a secret.
+    Raises INVALID_ARGUMENT naming the field, never its value, which may be a secret.
     """
     _require_distinct(section.name, section.tools)
     return tuple(_source(tool, f"runners.{section.name}.tools.{tool.name}", environment) for tool in section.tools)
@@ -40,7 +40,7 @@ def _source(tool: ToolSettings, where: str, environment: Mapping[str, str]) -> T
         timeout_seconds=tool.timeout_seconds, max_output_bytes=tool.max_output_bytes, remote=tool.remote
     )
     if tool.type == "python":
-        assert tool.function is not None, "the section has checked it"
+        assert tool.function is not None, "checked by ToolSettings"
         return PythonTool(name=tool.name, function=tool.function, config_field=f"{where}.function", limits=limits)
     if tool.type == "mcp_command":
         return McpCommand(
@@ -60,7 +60,7 @@ def _source(tool: ToolSettings, where: str, environment: Mapping[str, str]) -> T
 
 
 def _require_only_its_own(tool: ToolSettings, where: str) -> None:
-    """Refuses fields of another source type, which would be ignored silently."""
+    """Refuses fields of other source types, which would be ignored silently."""
     foreign = {
         "python": ("argv", "environment", "url", "headers", "allow"),
         "mcp_command": ("function", "url", "headers"),

@@ -123,13 +123,13 @@ async def serve(config: WeftConfig, home: WeftHome, breakage: Breakage) -> None:
     host = new_host(config, "router", None)
     address = host.bind(home.address("router"))
     router = router_svc.service.build(router_config(config, registry_address(config, home), address))
-    beside = broken_tasks(config, router_database(config, home), router, breakage)
+    companions = broken_tasks(config, router_database(config, home), router, breakage)
 
     def announce() -> None:
         sys.stdout.write(f"router serves at {address}\n")
         sys.stdout.flush()
 
-    await serve_until_stopped(host, router, config, announce, beside=[beside])
+    await serve_until_stopped(host, router, config, announce, companions=[companions])
 
 
 def main(arguments: Sequence[str]) -> None:

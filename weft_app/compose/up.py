@@ -46,9 +46,9 @@ from weft_app.compose.grpc_host import GrpcHost
 from weft_app.compose.home import WeftHome
 from weft_app.compose.published_agents import published_agents
 from weft_app.compose.registry import registry_config
-from weft_app.compose.relay import RelayEndpoint, relay_doors
+from weft_app.compose.relay import RelayEndpoint, relay_listeners
 from weft_app.compose.router import router_config
-from weft_app.compose.runner_processes import OwnRunners, RunnerChild, retirement_notes
+from weft_app.compose.runner_processes import RunnerChild, StartedRunners, retirement_notes
 from weft_app.compose.security import KeyCheck, channel_security, key_check, keys_required
 from weft_app.config.config import WeftConfig
 from weft_app.config.runners import with_replicas
@@ -65,7 +65,7 @@ class Stage:
     detail: str
     done: bool = False
     is_warning: bool = False
-    """Whether it is done with a warning, which the detail gives."""
+    """Whether it ended with the warning in `detail`."""
 
 
 ShowProgress = Callable[[Stage], None]
@@ -95,18 +95,18 @@ class UpHost:
         home: WeftHome,
         config_path: Path | None,
         *,
-        tell: Callable[[str], None] = lambda _: None,
+        notify: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`tell` gets a sentence when a runner's process ended by itself, or left the configuration."""
+        """`notify` gets a sentence when a runner's process ended by itself, or the runner left the configuration."""
         self._config = config
-        self._tell = tell
+        self._notify = notify
         self._home = home
         self._config_path = config_path
         self._runners = configured_runners(config)
         self._children: list[RunnerChild] = []
         self._stack = AsyncExitStack()
-        self._over: list[Callable[[], None]] = []
-        """Called once every configured model is there."""
+        self._on_ready: list[Callable[[], None]] = []
+        """Called once every configured model is ready."""
         self._clock = SystemClock()
         self.url = ""
         """Base URL of the HTTP edge, once it is started."""
@@ -130,11 +130,11 @@ class UpHost:
 
     @property
     def stage_count(self) -> int:
-        """How many stages a start shows: the services, and each model."""
+        """The number of stages that a start shows: the services, and each model."""
         return 1 + len(self.models)
 
     async def start(self, show: ShowProgress) -> None:
-        """Start everything and return once every model is ready. Raises LOAD_STALLED when one never will be."""
+        """Starts everything and returns once every model is ready. Raises LOAD_STALLED when one cannot become ready."""
         try:
             require_startable(self._config, self._home)
             show(Stage(name="services", detail="starting registry, router and gateway"))
@@ -142,7 +142,7 @@ class UpHost:
             show(Stage(name="services", detail=f"listening at {self.url}", done=True))
             await self._start_runners()
             await self._until_models_are_ready(fleet, show)
-            for expect_no_more in self._over:
+            for expect_no_more in self._on_ready:
                 expect_no_more()
             settle_garbage_collector()
             self._home.announce(self._facts())
@@ -151,16 +151,16 @@ class UpHost:
             raise
 
     async def stop(self) -> None:
-        """Drain and end everything, the edge first. Idempotent."""
+        """Drains and stops everything, the HTTP edge first. Idempotent."""
         await self._stack.aclose()
 
     def kill_runners(self) -> None:
-        """End the runners without a drain; their backends die with them."""
+        """Kills the runners without a drain; their backends die with them."""
         for child in self._children:
             child.kill()
 
     async def _start_grpc(self, keys: KeyCheck | None) -> "RouterSide":
-        """Registry, router and relay on one gRPC server."""
+        """Starts registry, router and relay on one gRPC server."""
         host = GrpcHost(guard=None if keys is None else keys.interceptor())
         self.grpc_address = host.bind(self._home.address("weft"))
         if self._config.grpc_port is not None:
@@ -169,16 +169,16 @@ class UpHost:
             router_config(self._config, self.grpc_address, self.grpc_address, read_environment(os.environ))
         )
         router.expect(expected_mesh(self._runners))
-        self._over.append(router.expect_no_more)
+        self._on_ready.append(router.expect_no_more)
         registry = registry_svc.service.build(registry_config(self._config, self._home))
         if keys is not None:
             keys.use(lambda: registry.key_ring)
         self._stack.push_async_callback(host.stop, self._config.drain_seconds)
         database = router_database(self._config, self._home)
         responses, durable = response_service(self._config, database), durable_services(self._config, database, router)
-        doors = relay_doors(self._config.relay, self._home, router.relay)
-        await host.start([registry, router, responses, *durable.in_order(), *doors])
-        self.relay = doors[0].endpoint if doors else None
+        listeners = relay_listeners(self._config.relay, self._home, router.relay)
+        await host.start([registry, router, responses, *durable.in_order(), *listeners])
+        self.relay = listeners[0].endpoint if listeners else None
         if database.notice:
             self.notice = f"{database.notice}; {database.remedy}"
         return RouterSide(
@@ -205,7 +205,7 @@ class UpHost:
         await self._retire_runners(channel, side)
 
         expected = expected_mesh(self._runners)
-        self._over.append(expected.clear)
+        self._on_ready.append(expected.clear)
         expecting = ExpectingFleet(fleet, expected)
         dispatcher = Dispatcher(router.placement, channels, clock=self._clock, fleet=expecting)
         mesh = MeshClients(
@@ -230,13 +230,13 @@ class UpHost:
         return fleet
 
     async def _retire_runners(self, registry: grpc.aio.Channel, side: RouterSide) -> None:
-        """Takes out of the mesh what an earlier start on this home served and the configuration no longer names."""
+        """Retires the runners of an earlier start on this home that the configuration no longer names."""
         names = [runner.name for runner in self._runners]
-        retired = await OwnRunners(self._home).retire_others(names, registry)
+        retired = await StartedRunners(self._home).retire_others(names, registry)
         if retired:
             waited_for = await side.names_waited_for()
             for sentence in retirement_notes(retired, waited_for):
-                self._tell(sentence)
+                self._notify(sentence)
 
     async def _start_runners(self) -> None:
         for runner in self._runners:
@@ -247,14 +247,14 @@ class UpHost:
             if self._config_path is not None:
                 arguments += ["--config", str(self._config_path)]
             output = self._home.logs / f"runner-{runner.name}.out"
-            child = RunnerChild(runner.name, arguments, output, self._clock, tell=self._tell)
+            child = RunnerChild(runner.name, arguments, output, self._clock, notify=self._notify)
             self._children.append(child)
             await child.start()
 
     async def _stop_work(self, edge: Service, engine: Service) -> None:
-        """Callers and tasks have the same time to end, and both before the runners do.
+        """Drains callers and tasks at the same time, before the runners stop.
 
-        A task that is handed back while its runner still works has lost nothing but time.
+        A task that is returned while its runner still works loses only time.
         """
         drain = self._config.drain_seconds
         await asyncio.gather(edge.stop(drain), engine.stop(drain))
@@ -277,19 +277,19 @@ class UpHost:
             await self._clock.sleep(MODEL_CHECK_SECONDS)
 
     def _require_willing_runners(self) -> None:
-        """Raises LOAD_STALLED when a runner repeatedly says that it cannot start."""
+        """Raises LOAD_STALLED when a runner repeatedly refuses to start."""
         for child in self._children:
             if child.refusal:
                 raise WeftError(Reason.LOAD_STALLED, f"runner {child.name} does not start: {child.refusal}")
 
     def _settled(self, view: FleetView, model: str, runner_name: str) -> str | None:
-        """The state of a model as text once it takes requests, asleep or not; None before that. Raises LOAD_STALLED."""
+        """Returns the state of a model once it admits requests, asleep or not; None before. Raises LOAD_STALLED."""
         runner = view.runners.get(runner_name)
         instance = runner.instances.get(model) if runner is not None and runner.active else None
         if instance is None:
             return None
         if instance.detail.startswith(MODEL_NOT_LISTED):
-            return instance.detail  # the server is looked at again and again; the other models can be used
+            return instance.detail  # its server is probed again and again; the other models are usable
         if instance.phase in (Phase.CRASH_LOOP, Phase.FAILED):
             raise WeftError(
                 Reason.LOAD_STALLED,
@@ -297,7 +297,7 @@ class UpHost:
                 f"see {self._home.logs / f'runner-{runner_name}.log'}",
             )
         if instance.phase is Phase.HIBERNATING:
-            # A model that was to be loaded and got no memory says so here.
+            # The detail names a lack of memory, where the model could not be loaded for that.
             return f"asleep on {runner_name}" + (f": {instance.detail}" if instance.detail else "")
         return f"ready on {runner_name}" if instance.phase is Phase.READY else None
 
@@ -313,7 +313,7 @@ class UpHost:
 
 
 def expected_mesh(runners: Iterable[RunnerSettings]) -> ExpectedMesh:
-    """The models and agents that these runners will publish. Raises INVALID_ARGUMENT naming the field."""
+    """Returns the models and agents that these runners will publish. Raises INVALID_ARGUMENT naming the field."""
     runners = tuple(runners)
     models = [model for runner in runners for model in _models(runner)]
     return ExpectedMesh(models, (agent for runner in runners for agent in _agents(runner)))
@@ -339,7 +339,7 @@ def _agents(runner: RunnerSettings) -> Iterator[AgentView]:
 
 
 def require_startable(config: WeftConfig, home: WeftHome) -> None:
-    """Raises INVALID_ARGUMENT naming the setting for which a start would be refused. Opens nothing, starts nothing."""
+    """Checks a configuration as a start does, without starting. Raises INVALID_ARGUMENT naming the invalid setting."""
     gateway = gateway_config(config)
     exposure = gateway.exposure()
     server_context(exposure)
@@ -350,7 +350,7 @@ def require_startable(config: WeftConfig, home: WeftHome) -> None:
 
 
 def _is_loopback(host: str) -> bool:
-    """By its resolved address, as the listener looks at it: a spelling says nothing."""
+    """Whether a host resolves to a loopback address, as the listener checks it."""
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     except OSError:

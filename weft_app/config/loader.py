@@ -56,10 +56,10 @@ class LoadedConfig:
 def load_config(
     path: Path | None, overrides: Mapping[str, Any] | None = None, below: Callable[[Document], Document] | None = None
 ) -> WeftConfig:
-    """Returns the configuration from `path` (default: ./weft.yaml if there is one), its local twin, the command line.
+    """Returns the configuration from `path` (default: ./weft.yaml if it exists), its weft.local.yaml, and `overrides`.
 
-    Later ones win, as `merge` says. `below` adds what the file leaves open: the environment. Raises INVALID_ARGUMENT
-    naming file and field.
+    Later ones win, see `merge`. `below` adds the layer below the file: the environment. Raises INVALID_ARGUMENT naming
+    file and field.
     """
     return load_with_sources(path, overrides, below).config
 
@@ -115,10 +115,7 @@ def config_files(path: Path | None) -> tuple[Path, ...]:
 
 
 def merge(base: Document, over: Document) -> Document:
-    """Lays `over` over `base`: mappings are merged key by key, lists of named items name by name.
-
-    Anything else is replaced.
-    """
+    """Returns `base` with `over` on top: mappings merged by key, lists of named items by name, the rest replaced."""
     result = dict(base)
     for key, value in over.items():
         result[key] = _merged(result.get(key), value)
@@ -142,7 +139,7 @@ def _merged(below: Any, value: Any) -> Any:
 
 
 def _is_named(value: Any) -> bool:
-    """Whether it is a list of items with names of their own, such as runners and models."""
+    """Whether it is a list of items with unique names, such as runners and models."""
     if not isinstance(value, list) or not value:
         return False
     names = [value_of(item.get(_NAME)) if isinstance(item, dict) else None for item in value]
@@ -201,7 +198,7 @@ def _sources(item: Any, steps: PathSteps) -> Iterator[tuple[PathSteps, str]]:
 
 
 def _plain(item: Any, steps: PathSteps, where: str) -> Any:
-    """Returns what JSON can hold of a document; what it cannot becomes what no setting accepts."""
+    """Returns a document as JSON types; a value that JSON lacks becomes a mapping, which no setting accepts."""
     item = value_of(item)
     match item:
         case Mapping():

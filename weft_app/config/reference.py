@@ -28,7 +28,7 @@ it: mappings key by key, lists of named things (runners, models, agents) name by
 line wins over both. A name that is not in these tables is refused.
 
 ```yaml
-# weft.local.yaml: one model of one runner has its file elsewhere on this machine; all else is as weft.yaml says.
+# weft.local.yaml: one model of one runner has its file elsewhere on this machine; all else is as in weft.yaml.
 runners:
   - name: left
     models:
@@ -74,7 +74,7 @@ def render() -> str:
 
 
 def _section(path: str, kind: type) -> Iterator[str]:
-    """The tables of the section at `path`, then those of the sections inside it."""
+    """Yields the tables of the section at `path`, then those of the sections inside it."""
     yield f"## `{path}`\n" if path else "## The file\n"
     yield from _tables(list(_described(kind)))
     for setting in settings_of(kind):
@@ -87,13 +87,13 @@ def _section(path: str, kind: type) -> Iterator[str]:
 
 
 def _models(path: str) -> Iterator[str]:
-    """The table of what all models have, one for each runtime with what is its own, and those of sleep and wake."""
+    """Yields the tables of the settings of all models, of each runtime's own settings, and of sleep and wake."""
     yield f"## `{path}`\n"
     yield "What a model may have with every runtime.\n"
     yield from _tables(list(_described(ModelSettings)))
     common = {setting.name for setting in settings_of(ModelSettings)}
     for runtime in built_in():
-        # What a runtime declares again has a meaning or default of its own.
+        # A runtime redeclares a setting that has another meaning or default there.
         declared: type = runtime.settings
         own = declared.__annotations__.keys() | {setting.name for setting in settings_of(declared)} - common
         yield f"## `{path}` with `runtime: {runtime.name}`\n"
@@ -106,7 +106,7 @@ def _models(path: str) -> Iterator[str]:
 
 
 def _tables(rows: list[tuple[Setting, str]]) -> Iterator[str]:
-    """One table of what operators change and of inner sections, one of advanced settings."""
+    """Yields a table of public settings and inner sections, and one of advanced settings."""
     advanced = [row for row in rows if not row[0].is_public and not is_section(type(row[0].default))]
     yield from _table([row for row in rows if row not in advanced])
     if advanced:

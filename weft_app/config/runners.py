@@ -60,7 +60,7 @@ def _adapter(settings: Any) -> TypeAdapter[tuple[ModelSettings, ...]]:
 
 
 def _misplaced(value: Any, runtime: Runtime[Any]) -> Iterator[InitErrorDetails]:
-    """The settings that other runtimes have and this one has not, and those that it cannot do without."""
+    """Yields errors for settings of other runtimes, and for missing settings that this runtime requires."""
     needed = [field.name for field in fields(runtime.settings) if field.default is field.default_factory is MISSING]
     for index, model in enumerate(value if isinstance(value, Sequence) else ()):
         if not isinstance(model, Mapping) or "name" not in model:
@@ -91,7 +91,7 @@ def _known_elsewhere() -> frozenset[str]:
 
 
 def with_replicas(section: RunnerSettings, models: tuple[ModelSettings, ...]) -> tuple[ModelSettings, ...]:
-    """`models` of a runner, each followed by its replicas: "qwen", "qwen-2", "qwen-3".
+    """Returns models of a runner, each followed by its replicas: "qwen", "qwen-2", "qwen-3".
 
     Those beyond `replicas` start asleep. Raises INVALID_ARGUMENT naming the field.
     """
@@ -111,7 +111,7 @@ def with_replicas(section: RunnerSettings, models: tuple[ModelSettings, ...]) ->
 
 
 def replica_names(model: ModelSettings) -> tuple[str, ...]:
-    """What a model and its replicas are called: "qwen", "qwen-2", "qwen-3"."""
+    """Returns the names of a model and its replicas: "qwen", "qwen-2", "qwen-3"."""
     return model.name, *(f"{model.name}-{number}" for number in range(2, _count(model) + 1))
 
 

@@ -1,4 +1,4 @@
-"""The tree of settings as data: what each section holds, for the reference, the schema, and `weft config show`."""
+"""The tree of settings as data, for the reference, the schema, and `weft config show`."""
 
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -63,7 +63,7 @@ def _setting(name: str, annotation: Any, default: Any) -> Setting:
 
 
 def _marks(annotation: Any) -> Iterator[Any]:
-    """The marks of the setting itself, not those of its items."""
+    """Yields the marks of the setting itself, not those of its items."""
     if get_origin(annotation) is Annotated:
         inner, *marks = get_args(annotation)
         yield from marks

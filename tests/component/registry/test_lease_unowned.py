@@ -4,7 +4,7 @@ from lease_stage import GIB, Stage, program, use
 
 from registry_svc.ledger.servicer import host_message
 from registry_svc.mesh.policy.unowned import UnownedModel
-from weft_app.cli.doctor import unowned_words
+from weft_app.cli.doctor import unowned_text
 
 
 def unowned(stage: Stage) -> dict[str, bool]:
@@ -23,7 +23,7 @@ async def test_a_lease_of_a_model_that_its_runner_does_not_publish_any_more_is_u
         assert stage.ledger.unowned_models() == [UnownedModel("r1", "m1")]
         (message,) = map(host_message, stage.ledger.hosts())
         assert [lease.purpose for lease in message.leases if lease.unowned] == ["m1"]
-        assert unowned_words([message]) == "1 GiB on host-a for m1 of r1"
+        assert unowned_text([message]) == "1 GiB on host-a for m1 of r1"
 
 
 async def test_an_orphaned_lease_is_unowned_and_one_on_its_way_back_is_not() -> None:

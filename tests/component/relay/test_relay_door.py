@@ -13,7 +13,7 @@ from router_svc.relay import RELAY_SERVICE, Relay
 from weft.kernel.clock import SystemClock
 from weft.kernel.rpc import open_channel
 from weft_app.compose.home import WeftHome
-from weft_app.compose.relay import RelayDoor
+from weft_app.compose.relay import RelayListener
 from weft_app.config.config import RelaySettings
 
 LIMIT_SECONDS = 10.0
@@ -25,7 +25,7 @@ async def door(tmp_path: Path) -> AsyncIterator[grpc.aio.Channel]:
     home = WeftHome(tmp_path)
     home.create()
     relay = Relay(RelayConfig(address="unix:/router.sock"), SystemClock())
-    door = RelayDoor(RelaySettings(listen="127.0.0.1:0"), home, relay)
+    door = RelayListener(RelaySettings(listen="127.0.0.1:0"), home, relay)
     await door.start()
     try:
         async with open_channel(door.endpoint.url.removeprefix("http://")) as channel:

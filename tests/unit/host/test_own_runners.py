@@ -7,7 +7,7 @@ import pytest
 
 from weft.api.registry.v1 import runner_session_service_pb2 as pb
 from weft_app.compose.home import WeftHome
-from weft_app.compose.runner_processes import OwnRunners, RetiredRunner, retirement_notes
+from weft_app.compose.runner_processes import RetiredRunner, StartedRunners, retirement_notes
 
 if TYPE_CHECKING:
     import grpc
@@ -42,7 +42,7 @@ def home(tmp_path: Path) -> WeftHome:
 
 
 async def _start(home: WeftHome, registry: Registry, *names: str) -> list[RetiredRunner]:
-    return await OwnRunners(home).retire_others(names, cast("grpc.aio.Channel", registry))
+    return await StartedRunners(home).retire_others(names, cast("grpc.aio.Channel", registry))
 
 
 async def test_what_the_file_no_longer_names_is_retired_once_and_what_was_never_started_is_not(home: WeftHome) -> None:

@@ -61,7 +61,7 @@ async def test_the_end_of_a_runner_is_said_with_its_own_last_words(
 
     monkeypatch.setattr(RunnerChild, "_spawn", spawn)
     clock = FakeClock()
-    child = RunnerChild("a", [], output, clock, tell=said.append)
+    child = RunnerChild("a", [], output, clock, notify=said.append)
     await child.start()
     process.over.set()
     await clock.wait_for_sleepers(1)
