@@ -1,6 +1,5 @@
 """Services on machines whose clocks differ: requests are served by the mesh's time, up to a bound that is said."""
 
-import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -8,9 +7,10 @@ from typing import Any
 import aiohttp
 import pytest
 from apart_mesh import Apart, running_apart
+from kit.warm_python import warm
 from mesh_process import eventually, fake_runner, run_weft, write_config
 
-CLOCK_OFF = str(Path(__file__).with_name("clock_off.py"))
+CLOCK_OFF = warm("kit.clock_off")
 QUICK = {"heartbeat_interval_seconds": 0.5, "report_interval_seconds": 0.1}
 NOTED_SECONDS = 20.0
 
@@ -18,7 +18,7 @@ NOTED_SECONDS = 20.0
 def _mesh(folder: Path, **off: str) -> AbstractContextManager[Apart]:
     """A mesh in which the clocks of some services are off."""
     config = write_config(folder, fake_runner("a"), registry=QUICK)
-    within = {service: (sys.executable, CLOCK_OFF, seconds) for service, seconds in off.items()}
+    within = {service: (*CLOCK_OFF, seconds) for service, seconds in off.items()}
     return running_apart(folder, config, within=within)
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import re
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 import yaml
 from join_process import capturing_proxy, laptop_server, make_token, relay_facts, running_join
 from kit.fake_backend import run_fake_backend
+from kit.warm_python import warm
 from mesh_process import MeshProcess, eventually, run_weft, running_mesh, write_config
 
 from runner_svc.policy.backoff import RedialLimits
@@ -20,7 +20,7 @@ from weft.api.registry.v1 import runner_pb2
 from weft_testing.fake_backend.process import FakeBackendProcess
 from weft_testing.free_port import free_port
 
-CLOCK_OFF = str(Path(__file__).with_name("clock_off.py"))
+CLOCK_OFF = warm("kit.clock_off")
 DAY_SECONDS = 86_400
 FLAPS = 8
 """By then a wait that began anew only after a steady session would be up to half a minute."""
@@ -95,7 +95,7 @@ async def test_a_laptop_whose_clock_is_off_works_all_the_same(
     plain_mesh: MeshProcess, tmp_path: Path, seconds: int
 ) -> None:
     token, url = (await make_token(plain_mesh.home))["token"], relay_facts(plain_mesh.home)["url"]
-    within = (sys.executable, CLOCK_OFF, str(seconds))
+    within = (*CLOCK_OFF, str(seconds))
     async with run_fake_backend() as backend:
         server = laptop_server(backend.base_url)
         with running_join(tmp_path / "laptop", url, token, *server, within=within) as laptop:

@@ -21,7 +21,13 @@ from typing import Any
 
 from kit.warm_server import PADDING, SYS_CLONE, send_order, start_variables
 
-PROGRAMS = ("weft_app.cli.main", "weft_app.compose.torture_router", "weft_testing.fake_backend", "kit.weft")
+PROGRAMS = (
+    "weft_app.cli.main",
+    "weft_app.compose.torture_router",
+    "weft_testing.fake_backend",
+    "kit.weft",
+    "kit.clock_off",
+)
 IMPORTED = (
     "weft_app.compose.up",
     "weft_app.compose.runner",

@@ -1,5 +1,6 @@
-"""Runs a `weft` command on a machine whose clock is off: `clock_off.py SECONDS python -m weft_app.cli.main ...`.
+"""Runs a `weft` command on a machine whose clock is off.
 
+`python -m kit.clock_off SECONDS python -m weft_app.cli.main ...`
 `@FILE` in place of SECONDS: as many as stand in a file, which may change while the command runs.
 """
 
