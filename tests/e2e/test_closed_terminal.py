@@ -17,6 +17,7 @@ import pytest
 from mesh_process import (
     COLD_WEFT,
     STOP_SECONDS,
+    WEFT,
     MeshProcess,
     alive,
     fake_runner,
@@ -164,7 +165,7 @@ async def test_a_mesh_whose_output_nobody_reads_any_more_serves_on_and_stops_in_
 async def test_a_service_drains_after_a_hangup_as_after_a_term(tmp_path: Path, service: str) -> None:
     config = write_config(tmp_path, fake_runner("a"))
     process = await asyncio.create_subprocess_exec(
-        *(*COLD_WEFT, "serve", service, "--home", str(tmp_path / "home"), "--config", str(config)),
+        *(*WEFT, "serve", service, "--home", str(tmp_path / "home"), "--config", str(config)),
         env=user_environment(),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,

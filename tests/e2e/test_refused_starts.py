@@ -9,8 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from kit.warm_python import warm
 from mesh_process import START_SECONDS, WEFT, fake_runner, user_environment, write_config
 
+IN_MOUNTS = warm("kit.in_mounts")
 FAILED, USAGE = 1, 2
 SMALL_DISK_BYTES = 40 * 1024
 """Enough for the folders and locks of a home, and too little for a database."""
@@ -60,8 +62,8 @@ async def test_a_read_only_home_is_one_sentence(tmp_path: Path, command: list[st
     for folder in ("run", "state", "logs"):
         (home / folder).mkdir(parents=True)
     # A read-only bind mount in a namespace of its own: permissions would not stop root.
-    mount = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'
-    code, lines = await _start(command, home, within=("unshare", "--mount", "sh", "-c", mount, str(home)))
+    mount = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0"'
+    code, lines = await _start(command, home, within=(*IN_MOUNTS, mount, str(home)))
     why = f"Read-only file system ({home / 'run'})"
     assert lines == [f"weft: the home {home} cannot be used: {why}; choose another with --home"]
     assert code == USAGE
@@ -74,9 +76,9 @@ async def test_a_home_on_a_full_disk_is_one_sentence(tmp_path: Path, command: li
     home.mkdir()
     fill = (
         'mount -t tmpfs -o size=256k tmpfs "$0" && mkdir "$0/run" "$0/state" "$0/logs" && '
-        '{ cat /dev/zero > "$0/filler" 2>/dev/null; exec "$@"; }'
+        '{ cat /dev/zero > "$0/filler" 2>/dev/null; :; }'
     )
-    code, lines = await _start(command, home, within=("unshare", "--mount", "sh", "-c", fill, str(home)))
+    code, lines = await _start(command, home, within=(*IN_MOUNTS, fill, str(home)))
     why = f"No space left on device ({home / 'run'}); free some space on its disk"
     assert lines == [f"weft: the home {home} cannot be used: {why}, or choose another with --home"]
     assert code == USAGE

@@ -27,6 +27,7 @@ PROGRAMS = (
     "weft_testing.fake_backend",
     "kit.weft",
     "kit.clock_off",
+    "kit.in_mounts",
 )
 IMPORTED = (
     "weft_app.compose.up",
