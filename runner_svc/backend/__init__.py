@@ -1,1 +1,1 @@
-"""The backend port, and what engines that weft starts have in common."""
+"""The backend port, and the common parts of engines that weft starts."""

@@ -22,7 +22,7 @@ from weft.kernel.principal import KEY_VARIABLES
 from weft.kernel.reasons import Reason
 
 DEATH_NOTICE_SECONDS = 0.5
-"""How long a broken connection may precede the process's exit."""
+"""Maximum time by which a broken connection precedes the exit of its process."""
 LOAD_CHECK_SECONDS = 0.5
 CRASH_LOG_LINES = 5
 LOADING = "while it loaded"
@@ -35,15 +35,15 @@ def _unknown() -> None:
 
 
 class EngineProcess:
-    """A supervised process with the parts of the Backend port that are the same for every engine."""
+    """A supervised engine, with the parts of the Backend port that every engine implements in the same way."""
 
     def __init__(self, graces: StopGraces, gpu: GpuTime | None = None, leftovers: Leftovers | None = None) -> None:
         self.log = LogRing()
         self._process = SupervisedProcess(self.log, graces, leftovers=leftovers)
         self._cpu = TreeTime()
         self._gpu = gpu or GpuTime()
-        self._words: deque[str] = deque(maxlen=LAST_LINES)
-        """The last lines of this life; the log goes on across lives."""
+        self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
+        """Last output of the present process; the log continues across restarts."""
         self._command: tuple[str, ...] = ()
         self._has_answered = False
 
@@ -60,20 +60,20 @@ class EngineProcess:
     async def start(
         self, argv: Sequence[str], environment: Mapping[str, str], on_line: Callable[[str], None] | None = None
     ) -> None:
-        """Starts the program, without the keys of the mesh; `on_line` gets every output line. Raises CONNECT_FAILED."""
-        self._words.clear()
+        """Start the program without the mesh's keys; `on_line` receives every line of output. Raises CONNECT_FAILED."""
+        self._last_lines.clear()
         self._command, self._has_answered = tuple(argv), False
 
         def read(line: str) -> None:
-            self._words.append(line)
+            self._last_lines.append(line)
             if on_line is not None:
                 on_line(line)
 
-        given = {name: value for name, value in environment.items() if name not in KEY_VARIABLES}
-        await self._process.start(argv, env=given, on_line=read)
+        own_environment = {name: value for name, value in environment.items() if name not in KEY_VARIABLES}
+        await self._process.start(argv, env=own_environment, on_line=read)
 
     def noting(self, call: CallInfo) -> CallInfo:
-        """The call, whose tokens are noted as answers of this process."""
+        """Returns the call with an `on_token` that also records an answer of this process."""
 
         def on_token() -> None:
             self._has_answered = True
@@ -82,7 +82,7 @@ class EngineProcess:
         return replace(call, on_token=on_token)
 
     def note_answer(self) -> None:
-        """The process brought a result: its program runs on this processor."""
+        """Record a result of the process, which proves that its program runs on this processor."""
         self._has_answered = True
 
     async def stop(self) -> None:
@@ -112,9 +112,9 @@ class EngineProcess:
     async def while_loading(
         self, awaited: Awaitable[_Result], stall_seconds: float, share: Callable[[], float | None] = _unknown
     ) -> _Result:
-        """The result of `awaited`, unless the process dies (SERVER_DIED) or stalls (LOAD_STALLED) before it comes.
+        """Returns the result of `awaited`. Raises SERVER_DIED or LOAD_STALLED when the process dies or stalls before.
 
-        `share` says how much is loaded; while it grows nothing is stalled.
+        `share` returns the loaded share of the model; growth of it counts as progress.
         """
         ready = asyncio.ensure_future(awaited)
         died = asyncio.create_task(self._process.wait())
@@ -135,7 +135,7 @@ class EngineProcess:
             died.cancel()
 
     async def explain_break(self, when: str = WORKING) -> WeftError | None:
-        """Why a connection broke, if it is because the process ended."""
+        """Returns the error of a broken connection whose process has ended; None: it runs."""
         try:
             async with asyncio.timeout(DEATH_NOTICE_SECONDS):
                 how = await self._process.wait()
@@ -152,7 +152,7 @@ class EngineProcess:
 
     def _report(self, how: str) -> ExitReport:
         killed_for_memory = self._process.oom_killed() is True
-        why = explain_out_of_memory(how, list(self._words), killed_for_memory=killed_for_memory)
+        why = explain_out_of_memory(how, list(self._last_lines), killed_for_memory=killed_for_memory)
         if why is not None:
             return ExitReport(reason=Reason.OUT_OF_MEMORY, how=why)
         foreign = explain_foreign_build(how, self._command, has_answered=self._has_answered)
@@ -160,7 +160,7 @@ class EngineProcess:
 
     def _death(self, how: str, when: str) -> WeftError:
         report = self._report(how)
-        lines = " | ".join([*self._words][-CRASH_LOG_LINES:]) if when == LOADING else ""
+        lines = " | ".join([*self._last_lines][-CRASH_LOG_LINES:]) if when == LOADING else ""
         return WeftError(report.reason, f"the backend died {when} ({report.how}){': ' + lines if lines else ''}")
 
 
@@ -212,7 +212,7 @@ def parse_port_range(text: str, field: str = "port_range") -> PortRange:
     first, dash, last = text.partition("-")
     if not (dash and first.isascii() and last.isascii() and first.isdigit() and last.isdigit()):
         raise invalid_field(field, "must be two ports joined by '-', such as 41000-41099")
-    # Longer ones are no ports, and text of any length must not become a number.
+    # Longer numbers are no ports, and converting text of any length would take time.
     low, high = (int(number) if len(number) <= 5 else LAST_PORT + 1 for number in (first, last))
     if not FIRST_PORT <= low <= high <= LAST_PORT:
         raise invalid_field(field, f"must be from {FIRST_PORT} to {LAST_PORT}, the lower port first")
@@ -222,7 +222,7 @@ def parse_port_range(text: str, field: str = "port_range") -> PortRange:
 
 
 def _is_free(port: int) -> bool:
-    """Whether it can be bound now, as the engine will: with SO_REUSEADDR, so that a port just left counts as free."""
+    """Whether a port can be bound now with SO_REUSEADDR, as the engine does, so that a port just closed is free."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

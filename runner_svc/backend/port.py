@@ -1,7 +1,7 @@
-"""The backend port: what a runner asks of an engine.
+"""The backend port: the interface of engines to the runner.
 
-`weft_testing.conformance.backend` is the suite every implementation passes. Payloads and events are the generated
-messages: a backend is an adapter, and translating twice would only cost time.
+Every implementation passes the suite `weft_testing.conformance.backend`. Payloads and events are generated messages: a
+backend is an adapter, and a second translation would only cost time.
 """
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -21,13 +21,13 @@ from weft.kernel.request import Operation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendFacts:
-    """What is known about the model once it is loaded."""
+    """Facts about a loaded model."""
 
     operations: frozenset[Operation]
     context_tokens: int
     """Context of one slot, prompt and answer together; 0: unknown."""
     slots: int = 0
-    """Requests it works on at once; 0: as configured."""
+    """Number of concurrent requests; 0: as configured."""
 
 
 def _nothing() -> None:
@@ -36,12 +36,12 @@ def _nothing() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSigns:
-    """What can be seen of an engine's processes at one moment."""
+    """A sample of an engine's processes."""
 
     cpu_seconds: float
-    """Processor time of the whole tree so far, user and system. It may fall when a child ends."""
+    """User and system time of the whole process tree so far. It may fall when a child ends."""
     gpu_seconds: float | None = None
-    """GPU time of the tree so far; None: cannot be measured here."""
+    """GPU time of the tree so far; None: it cannot be measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,13 +49,13 @@ class ExitReport:
     """How an engine ended by itself."""
 
     reason: Reason
-    """SERVER_DIED or OUT_OF_MEMORY; CONNECT_FAILED for a server that is not ours and stopped answering."""
+    """SERVER_DIED or OUT_OF_MEMORY; CONNECT_FAILED for a server that weft did not start and that does not answer."""
     how: str
-    """For people: "exit code 1", "signal SIGKILL", and what may help."""
+    """Text for people: "exit code 1", "signal SIGKILL", and advice."""
 
 
 class CacheIsolation(IntEnum):
-    """How prefixes of different tenants are kept apart; numbers as in `runner.v1.CacheIsolation`."""
+    """How prefixes of different tenants are isolated; numbers as in `runner.v1.CacheIsolation`."""
 
     SLOTS = 1
     WHOLE = 2
@@ -68,39 +68,39 @@ class DeviceShare:
     """The part of one device that a load may use."""
 
     index: int
-    """Its number on the host, in the order of the PCI bus."""
+    """Number of the device on the host, in the order of the PCI bus."""
     bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOrder:
-    """How a backend is started this time; the default is as it is configured."""
+    """The options of one start of a backend; the default is as configured."""
 
     shares: tuple[DeviceShare, ...] | None = None
-    """The devices that it may use, in order of their index; None: no ledger of devices is kept here."""
+    """Devices that it may use, in order of their index; None: the host has no memory ledger."""
     hides_devices: bool = False
-    """Whether other devices are to be hidden from it (CUDA_VISIBLE_DEVICES); not so for declared ones."""
+    """Whether other devices are hidden from it (CUDA_VISIBLE_DEVICES); False for declared devices."""
     parameters: Mapping[str, LoadValue] = field(default_factory=dict)
-    """Checked values of its `load_parameters`."""
+    """Validated values of its `load_parameters`."""
     model_path: Path | None = None
-    """Another file than the one configured: a variant."""
+    """File of another quantization than the configured one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheUse:
-    """How one request uses the prefix cache; the default is as the engine likes."""
+    """The use of the prefix cache by one request; by default the engine decides."""
 
     slot: int | None = None
-    """The engine's slot that it must work in; None: any."""
+    """Slot of the engine for the request; None: any."""
     fresh: bool = False
-    """Nothing that is cached there may be used for it: it is another tenant's, or the request says so."""
+    """Whether the cached prefix must not be used: it is another tenant's, or the request forbids it."""
     salt: str = ""
     """The salt for a server with CacheIsolation.SALT; empty: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErasedCache:
-    """What was forgotten."""
+    """The erased part of a prefix cache."""
 
     entry_count: int
     token_count: int | None = None
@@ -109,24 +109,24 @@ class ErasedCache:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallInfo:
-    """What a backend may pass on about the request it works on."""
+    """The context of a request for a backend: callbacks and options."""
 
     request_id: str
     traceparent: str
     on_token: Callable[[], None] = _nothing
-    """To be called for every token the engine sends, whether it can be shown yet or not: once per read is enough."""
+    """Called for every token of the engine, also one that cannot be shown yet; once per read is enough."""
     on_prefill: Callable[[], None] = _nothing
-    """To be called for every report of the engine that it works on the prompt."""
+    """Called for every prefill report of the engine."""
     cache: CacheUse = field(default_factory=CacheUse)
     answer_by: float | None = None
-    """When the caller gives up, on the event loop's clock; None: it does not say."""
+    """Deadline of the caller, on the event loop's clock; None: unknown."""
     whole: bool = False
-    """Whether the answer is not streamed to its caller: what arrives together may stay together."""
+    """Whether the answer is not streamed to its caller, so that events that arrive together may stay in one frame."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingResult:
-    """Vectors in input order and what they cost."""
+    """Vectors in input order, and their usage."""
 
     embeddings: list[embedding_pb2.Embedding]
     usage: usage_pb2.Usage
@@ -134,10 +134,10 @@ class EmbeddingResult:
 
 @runtime_checkable
 class ChecksLoads(Protocol):
-    """A backend of which not all values of its load parameters go together."""
+    """A backend whose load parameters may contradict each other."""
 
     def check_load(self, parameters: Mapping[str, LoadValue], field: str = "parameters") -> None:
-        """Raise INVALID_ARGUMENT naming the parameter for values with which it cannot be started."""
+        """Raise INVALID_ARGUMENT naming the parameter for values with which the backend cannot start."""
         ...
 
 
@@ -146,30 +146,30 @@ class Backend(Protocol):
 
     @property
     def process_id(self) -> int | None:
-        """Id of the engine's main process; None when there is none."""
+        """Id of the engine's main process; None: there is none."""
         ...
 
     @property
     def containment(self) -> str:
-        """What keeps the engine's processes together, such as "process group"; empty where they are not ours."""
+        """The containment of the engine's processes, such as "process group"; empty: weft does not own them."""
         ...
 
     @property
     def load_parameters(self) -> Sequence[LoadParameter]:
-        """What `LoadOrder.parameters` may hold."""
+        """The parameters that `LoadOrder.parameters` may have."""
         ...
 
     @property
     def cache_isolation(self) -> CacheIsolation:
-        """How it can keep prefixes of different tenants apart."""
+        """How it can isolate prefixes of different tenants."""
         ...
 
     def processes(self) -> tuple[ProcessId, ...]:
-        """Every process of the engine right now; empty where there is none, or they are not ours."""
+        """Returns the present processes of the engine; empty: there are none, or weft does not own them."""
         ...
 
     async def erase_cache(self, slots: Sequence[int] | None = None) -> ErasedCache:
-        """Forget what is cached in these slots, once they are free; None: everywhere.
+        """Erase the prefix cache of these slots, once they are free; None: of all slots.
 
         Raises UNSUPPORTED_OPERATION where the engine cannot do that, and as `generate` when it fails.
         """
@@ -185,22 +185,22 @@ class Backend(Protocol):
         ...
 
     def load_progress(self) -> float | None:
-        """Share of the loading that is done, 0 to 1; None when it is not loading or does not report it."""
+        """Returns the loaded share of the model, 0 to 1; None: it is not loading, or does not report it."""
         ...
 
     def signs(self) -> ProcessSigns | None:
-        """What the engine's processes do right now; None where they are not ours to look at, or there are none."""
+        """Returns a sample of the engine's processes; None: there are none, or weft does not own them."""
         ...
 
     async def responds(self, timeout_seconds: float) -> bool:
-        """Whether the engine answers a cheap question: yes proves little; no, without a sign of work, is a frozen one.
+        """Whether the engine answers a probe. Never raises, and takes little longer than the timeout.
 
-        Never raises, and takes little longer than the timeout.
+        An answer proves little; an engine without an answer and without signs of work is frozen.
         """
         ...
 
     async def wait_exit(self) -> ExitReport:
-        """Return when the engine's process has ended by itself, with how.
+        """Return when the engine's process has ended by itself.
 
         Returns only for a process that `start` reported ready; not for `stop`.
         """
@@ -213,33 +213,33 @@ class Backend(Protocol):
     def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
         """Run one generation.
 
-        Yields frames of `delta`, `progress`, `warning` and `usage` events: the first content alone but for reports on
-        its prompt (unless `call.whole`), afterwards whatever has arrived; parameters that the engine does not take come
-        as warnings, before any content. The last event of the last frame is `finished`, its receipt holding usage,
-        gpu_time and tokens_per_second as the engine reported them; every choice has had its finish reason by then.
+        Yields frames of `delta`, `progress`, `warning` and `usage` events: the first content alone except for prefill
+        reports (unless `call.whole`), then events as they arrive. Warnings about unsupported parameters precede all
+        content. The last event of the last frame is `finished`, whose receipt has usage, gpu_time and tokens_per_second
+        as the engine reported them; every choice has its finish reason by then.
         Raises SERVER_DIED, OUT_OF_MEMORY, CONNECT_FAILED, HEADERS_TIMEOUT, BACKEND_REJECTED, CONTEXT_LENGTH_EXCEEDED,
-        INVALID_ARGUMENT, BACKEND_ERROR or BACKEND_PROTOCOL_ERROR. How long it may be silent is not its business: the
-        runner's watchdog looks, by the calls of `call`. Closing the generator stops the engine's work on it.
+        INVALID_ARGUMENT, BACKEND_ERROR or BACKEND_PROTOCOL_ERROR. It has no timeout for silence: the runner's watchdog
+        has, through the callbacks of `call`. Closing the generator cancels the engine's work on it.
         """
         ...
 
     async def embed(self, payload: embedding_pb2.EmbeddingPayload, call: CallInfo) -> EmbeddingResult:
-        """Embed every input. Raises as `generate`; UNSUPPORTED_OPERATION when the engine gives no embeddings."""
+        """Embed every input. Raises as `generate`; UNSUPPORTED_OPERATION where the engine has no embeddings."""
         ...
 
     @property
     def log(self) -> LogRing:
-        """The engine's output across restarts; stays empty where it is not ours to read."""
+        """The engine's output across restarts; empty where weft does not own the engine."""
         ...
 
     def log_lines(self, count: int) -> list[str]:
-        """The last lines of the engine's output, oldest first, across restarts."""
+        """Returns the last lines of the engine's output, oldest first, across restarts."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RerankResult:
-    """Scores, the best first, and what they cost."""
+    """Scores, the best first, and their usage."""
 
     scores: list[rerank_pb2.RerankScore]
     usage: usage_pb2.Usage
@@ -247,7 +247,7 @@ class RerankResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageResult:
-    """Images and what they cost."""
+    """Images and their usage."""
 
     images: list[image_pb2.GeneratedImage]
     usage: usage_pb2.Usage
@@ -255,7 +255,7 @@ class ImageResult:
 
 @dataclass(frozen=True, slots=True)
 class SpeechPart:
-    """Bytes of a recording, never none, and the media type of the whole."""
+    """A part of a recording, at least one byte, and the media type of the recording."""
 
     data: bytes
     media_type: str
@@ -263,12 +263,12 @@ class SpeechPart:
 
 @runtime_checkable
 class Tokenizes(Protocol):
-    """A backend that counts tokens as it would read them."""
+    """A backend that tokenizes text as for a generation."""
 
     async def tokenize(self, payload: tokenize_pb2.TokenizePayload, call: CallInfo) -> tokenize_pb2.TokenizeResult:
-        """The tokens of a text or of a conversation. It waits for no slot of the engine.
+        """Returns the tokens of a text or a conversation, without waiting for a slot.
 
-        `max_context_tokens` is 0 where the engine does not say it with its tokens.
+        `max_context_tokens` is 0 where the engine does not report it.
         """
         ...
 
@@ -278,7 +278,7 @@ class Reranks(Protocol):
     """A backend that compares documents with a query."""
 
     async def rerank(self, payload: rerank_pb2.RerankPayload, call: CallInfo) -> RerankResult:
-        """One score per document, or those of the best `top_n`."""
+        """Returns one score per document, or those of the best `top_n`."""
         ...
 
 
@@ -287,49 +287,49 @@ class MakesImages(Protocol):
     """A backend that makes images."""
 
     async def generate_images(self, payload: image_pb2.ImagePayload, call: CallInfo) -> ImageResult:
-        """At least one image."""
+        """Returns at least one image."""
         ...
 
 
 @runtime_checkable
 class Transcribes(Protocol):
-    """A backend that writes down what is said."""
+    """A backend that transcribes recordings."""
 
     async def transcribe(self, payload: audio_pb2.TranscriptionPayload, call: CallInfo) -> audio_pb2.Transcription:
-        """The text."""
+        """Returns the transcription."""
         ...
 
 
 @runtime_checkable
 class Speaks(Protocol):
-    """A backend that speaks."""
+    """A backend that generates speech."""
 
     def speak(self, payload: audio_pb2.SpeechPayload, call: CallInfo) -> AsyncGenerator[SpeechPart]:
-        """The recording as it is made. Closing the generator stops the engine's work on it."""
+        """Yields the recording as it is generated. Closing the generator cancels the engine's work on it."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotSnapshot:
-    """One slot of an engine at one moment."""
+    """A sample of one slot of an engine."""
 
     number: int
     is_busy: bool
     is_empty: bool
-    """Whether it has nothing cached."""
+    """Whether its cache is empty."""
     task: int | None
-    """The task that it works on or worked on last; None: unknown, or none yet."""
+    """Its present or last task; None: unknown, or none yet."""
 
 
 @runtime_checkable
 class SlottedEngine(Protocol):
-    """An engine whose slots each keep the prefix of what they last worked on."""
+    """An engine whose slots each keep the prefix of their last request."""
 
     @property
     def slot_count(self) -> int:
-        """The slots it has, by its own word; 0: it does not run, or does not say."""
+        """Number of slots that it reports; 0: it does not run, or does not report it."""
         ...
 
     async def slot_snapshots(self) -> Sequence[SlotSnapshot]:
-        """Its slots right now; empty where it does not say in time. Never raises."""
+        """Returns its present slots; empty: it does not report them in time. Never raises."""
         ...

@@ -1,4 +1,4 @@
-"""What a model on disk will take: looks at its files, and lets `policy/memory_estimate.py` judge."""
+"""The memory estimate of a model on disk: reads its files, and lets `policy/memory_estimate.py` decide."""
 
 import asyncio
 import threading
@@ -32,28 +32,30 @@ from weft.kernel.log import get_logger
 
 log = get_logger("weft.memory")
 
-MAX_LOOKED_AT = 128
-"""Files whose heads are remembered as they were."""
+MAX_CACHED_FACTS = 128
+"""Number of model files whose facts are cached."""
+_SPECIFIC_SOURCES = frozenset({EstimateSource.LEARNED, EstimateSource.MANIFEST, EstimateSource.HEADER})
+"""Sources that are better than a declaration for another load."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What the files of a model say. Numbers that are 0 and texts that are empty are not known."""
+    """The facts in the files of a model. 0 and empty texts: unknown."""
 
     file_bytes: int = 0
     file_kind: FileKind | None = None
     shape: ModelShape | None = None
     context_tokens: int = 0
-    """What the model was made for."""
+    """Trained context of the model."""
     quantization: str = ""
     identity: FileIdentity | None = None
 
 
 def read_model_facts(path: Path) -> ModelFacts:
-    """What the files say. Blocks for 20 ms and more: call it in a thread.
+    """Reads the facts in a model's files. Blocks for 20 ms and more: call it in a thread.
 
-    Files that cannot be read, or whose heads are broken, say little or nothing: whether they can be loaded is for the
-    engine to say.
+    For files that cannot be read, or whose headers are broken, few or no facts are returned: the engine decides whether
+    they can be loaded.
     """
     try:
         if path.is_file() and is_gguf(path):
@@ -66,7 +68,7 @@ def read_model_facts(path: Path) -> ModelFacts:
 
 
 class MemoryEstimator:
-    """Estimates of the models of one runner; the heads of files that have not changed are read once."""
+    """Estimates for the models of one runner; the headers of unchanged files are read once."""
 
     def __init__(self, learned: LearnedMemory | None = None) -> None:
         self._learned = learned
@@ -74,17 +76,17 @@ class MemoryEstimator:
         self._facts: OrderedDict[tuple[str, int, int], ModelFacts] = OrderedDict()
 
     async def facts(self, path: Path) -> ModelFacts:
-        """What the files of a model say."""
+        """Returns the facts in the files of a model."""
         return await asyncio.to_thread(self._facts_of, path)
 
     async def estimate(
         self, name: str, path: Path | None, settings: MemorySettings, manifest_bytes: int | None = None
     ) -> MemoryEstimate | None:
-        """What the model will take; None: nobody can tell."""
+        """Returns the estimate of a load; None: unknown."""
         return await asyncio.to_thread(self._estimate, name, path, settings, manifest_bytes)
 
     def learn(self, path: Path, settings: MemorySettings, measured_bytes: int) -> None:
-        """Remember what a load really took, on all devices together. Blocks for the time of a small file's write."""
+        """Record the measured memory of a load over all devices. Blocks for the time of a small file's write."""
         identity = self._facts_of(path).identity if self._learned is not None else None
         if self._learned is not None and identity is not None:
             self._learned.learn(identity, settings, measured_bytes)
@@ -107,7 +109,7 @@ class MemoryEstimator:
         with self._lock:
             facts = self._facts.pop(key, None) or read_model_facts(path)
             self._facts[key] = facts
-            while len(self._facts) > MAX_LOOKED_AT:
+            while len(self._facts) > MAX_CACHED_FACTS:
                 self._facts.popitem(last=False)
         return facts
 
@@ -115,7 +117,7 @@ class MemoryEstimator:
 def known_model(
     name: str, facts: ModelFacts, manifest_bytes: int | None = None, measured: tuple[int, ...] = ()
 ) -> KnownModel:
-    """Everything that is known, as the policy wants it."""
+    """Returns the known facts in the form of the policy."""
     return KnownModel(
         name=name,
         learned_bytes=measured,
@@ -127,7 +129,7 @@ def known_model(
 
 
 def manifest_bytes_of(memory_mb: int | None) -> int | None:
-    """`memory_mb` of a configuration, in bytes."""
+    """Returns `memory_mb` of a configuration in bytes."""
     return None if memory_mb is None else memory_mb * MEBIBYTE
 
 
@@ -149,7 +151,7 @@ def _gguf_facts(path: Path) -> ModelFacts:
 
 
 def gguf_shape(header: GgufHeader) -> ModelShape | None:
-    """The shape that a header describes; None where it does not say enough."""
+    """Returns the shape that a header describes; None: it lacks a number."""
     kv_heads = sum(header.kv_heads)
     if not (header.weight_bytes and header.layers and kv_heads and header.key_length and header.value_length):
         return None
@@ -183,7 +185,7 @@ def _safetensors_facts(path: Path) -> ModelFacts:
 
 
 def safetensors_shape(model: SafetensorsModel) -> ModelShape | None:
-    """The shape that a folder describes; None where it does not say enough."""
+    """Returns the shape that a folder describes; None: it lacks a number."""
     numbers_per_token = model.layers * model.kv_heads * model.head_length
     if not (model.weight_bytes and numbers_per_token):
         return None
@@ -207,13 +209,9 @@ def _identity(files: list[Path], size: int | None = None) -> FileIdentity:
     )
 
 
-_BETTER = frozenset({EstimateSource.LEARNED, EstimateSource.MANIFEST, EstimateSource.HEADER})
-"""Than what is declared for another load."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForecastModel:
-    """What is configured about a model, as far as its memory goes."""
+    """The configuration of a model that determines its memory."""
 
     name: str
     path: Path
@@ -221,14 +219,14 @@ class ForecastModel:
     context_tokens: int
     slots: int
     parameters: Mapping[str, LoadValue] = field(default_factory=dict)
-    """What is configured beside that, by names of load parameters."""
+    """Further configured values, by names of load parameters."""
     habits: EngineHabits = field(default_factory=EngineHabits)
     manifest_bytes: int | None = None
-    """What an operator says that it takes as it is configured."""
+    """Memory that the operator declares for the configured load."""
 
 
 class FileForecast(MemoryForecast):
-    """See memory_port.MemoryForecast."""
+    """The MemoryForecast of a model in files."""
 
     def __init__(self, model: ForecastModel, estimator: MemoryEstimator) -> None:
         """`estimator` is shared by the models of a runner."""
@@ -237,11 +235,11 @@ class FileForecast(MemoryForecast):
 
     @override
     async def expect(self, plan: LoadPlan) -> ExpectedMemory | None:
-        # What an operator said is about the model as it is configured; of another load the files themselves know more,
-        # if they know more than their size.
+        # The operator's declaration is for the configured load. For another load the files are better, if more than
+        # their size is known.
         declared = self._model.manifest_bytes
         estimate = await self._estimate(plan, declared if plan == AS_CONFIGURED else None)
-        if declared is not None and (estimate is None or estimate.source not in _BETTER):
+        if declared is not None and (estimate is None or estimate.source not in _SPECIFIC_SOURCES):
             estimate = await self._estimate(plan, declared)
         return None if estimate is None else ExpectedMemory(bytes=estimate.bytes, source=estimate.source.value)
 

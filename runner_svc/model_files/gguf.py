@@ -1,8 +1,8 @@
-"""What the head of a GGUF file says, read with bounds on everything the file could lie about.
+"""The reader of GGUF headers, with bounds on every count and length in the file.
 
-A model file may come from anybody, and readers of this format have been attacked through its counts and lengths. So
-every length is held against what is left of the file before it is used, arrays are stepped over rather than read, and
-each place of a tensor is checked. The file is read, not mapped: one that shrinks meanwhile must not end this process.
+Model files are untrusted, and readers of this format have been attacked through its counts and lengths. So every length
+is compared with the rest of the file before it is used, arrays are skipped rather than read, and the place of each
+tensor is checked. The file is read, not mapped: a file that shrinks meanwhile must not end this process.
 """
 
 import io
@@ -44,30 +44,28 @@ FILE_TYPES: Mapping[int, str] = MappingProxyType(
         **dict(enumerate(["tq1_0", "tq2_0", "mxfp4", "nvfp4", "q1_0", "q2_0"], start=36)),
     }
 )
-"""What most of a file's tensors are, by `general.file_type`."""
+"""The type of most tensors of a file, by `general.file_type`."""
 GUESSED_FILE_TYPE = 1024
-"""A bit that marks a guessed type; the rest is the type."""
-
-
+"""Bit that marks a guessed type; the other bits are the type."""
 MAGIC = b"GGUF"
 MAX_ENTRIES = 16_384
-"""Models have under a hundred; with the longest names these take 18 MiB."""
+"""Maximum number of entries: models have under a hundred; this many with the longest names take 18 MiB."""
 MAX_TENSORS = 65_536
-"""Models have some thousands. A file of so many with the largest dimensions is read in half a second."""
+"""Maximum number of tensors: models have some thousands; this many with the most dimensions take half a second."""
 MAX_NAME_BYTES = 256
-"""Of a key or a tensor; the longest known ones have under 100."""
+"""Maximum length of the name of a key or tensor; the longest known ones have under 100 bytes."""
 MAX_TEXT_BYTES = 1024 * 1024
-"""Of a value that is wanted, such as a chat template; others are stepped over."""
-MAX_STEPS = 8_388_608
-"""Strings that are stepped over one by one, in all: some seconds. The largest vocabularies have under a million."""
+"""Maximum length of a text that is kept, such as a chat template; other values are skipped."""
+MAX_SKIPPED_STRINGS = 8_388_608
+"""Maximum number of skipped strings, which takes some seconds; the largest vocabularies have under a million."""
 MAX_NAMED_TEMPLATES = 16
 MAX_KEPT_BYTES = 20 * 1024 * 1024
-"""Of all texts that are kept, as Python holds them: up to four bytes per character."""
+"""Maximum memory of all texts that are kept: Python takes up to four bytes per character."""
 MAX_LAYERS = 1024
 MAX_LISTS = 16
-"""Lists of numbers by layer that are kept; others are stepped over."""
+"""Maximum number of lists by layer that are kept; others are skipped."""
 MAX_NUMBER = 2**31 - 1
-"""Of everything that is counted in a model; what is larger is not believed."""
+"""Largest accepted count of a model; a larger one is ignored."""
 MAX_DIMENSIONS = 4
 
 _VERSIONS = (2, 3)
@@ -87,11 +85,11 @@ _Value = str | int | float | bool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufHeader:
-    """What weft wants to know of a model file. Numbers that are 0 and texts that are empty are not in the file."""
+    """The facts in a GGUF header that weft uses. 0 and empty texts: not in the file."""
 
     architecture: str = ""
     context_tokens: int = 0
-    """What the model was trained for."""
+    """Trained context of the model."""
     chat_template: str | None = None
     named_templates: Mapping[str, str] = field(default_factory=dict)
     """Further templates by name, such as `tool_use`."""
@@ -99,44 +97,44 @@ class GgufHeader:
     eos_token: str = ""
     tensor_count: int = 0
     weight_bytes: int = 0
-    """Of all tensors; where one has a type that is not known here, everything behind the head."""
+    """Size of all tensors; where the type of one is unknown, size of everything after the header."""
     file_type: int | None = None
     layers: int = 0
     embedding_length: int = 0
     vocabulary: int = 0
-    """Tokens that there are."""
+    """Number of tokens."""
     heads: int = 0
-    """Of the layer that has most."""
+    """Attention heads of the layer with most of them."""
     kv_heads: tuple[int, ...] = ()
-    """Of each layer; empty: not known."""
+    """Key-value heads of each layer; empty: unknown."""
     key_length: int = 0
     value_length: int = 0
-    """Numbers per key and per value of one head."""
+    """Numbers per value of one head; `key_length` per key."""
     sliding_window: int = 0
-    """Tokens that some of the layers look back at most."""
+    """Maximum number of tokens that some layers attend to."""
 
     @property
     def quantization(self) -> str:
-        """What most weights are stored as, such as "q4_k_m"; empty: not known."""
+        """The type of most weights, such as "q4_k_m"; empty: unknown."""
         return "" if self.file_type is None else FILE_TYPES.get(self.file_type & ~GUESSED_FILE_TYPE, "")
 
     @property
     def templates(self) -> tuple[str, ...]:
-        """Every template that an engine may choose."""
+        """All templates that an engine may choose."""
         own = () if self.chat_template is None else (self.chat_template,)
         return (*own, *self.named_templates.values())
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether the file says that it is one. Raises OSError."""
+    """Whether the file begins as a GGUF file. Raises OSError."""
     with path.open("rb") as file:
         return file.read(len(MAGIC)) == MAGIC
 
 
 def read_gguf_header(path: Path) -> GgufHeader:
-    """The header of a file, in 0.01 s for a vocabulary of 50,000 tokens. Blocks: call it in a thread.
+    """Reads the header of a file, in 0.01 s for a vocabulary of 50,000 tokens. Blocks: call it in a thread.
 
-    Raises INVALID_ARGUMENT for a file that is no GGUF file, is cut short, or says what cannot be. Raises OSError.
+    Raises INVALID_ARGUMENT for a file that is no GGUF file, is truncated, or has impossible values. Raises OSError.
     """
     with path.open("rb", buffering=_READ_BYTES) as file:
         return _HeaderReader(file, path.stat().st_size).read()
@@ -144,19 +142,19 @@ def read_gguf_header(path: Path) -> GgufHeader:
 
 @dataclass(frozen=True, slots=True)
 class _Strings:
-    """An array of strings, and where in the file every _MARK_EVERY-th begins."""
+    """An array of strings, with the places in the file of every _MARK_EVERY-th."""
 
     count: int
     marks: list[int]
 
 
 class _HeaderReader:
-    """One pass over the head of one file."""
+    """One pass over the header of one file."""
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         self._file = file
         self._size = size
-        self._steps = 0
+        self._skipped_strings = 0
         self._templates = 0
         self._kept_bytes = 0
         self._lists: dict[str, tuple[int, ...]] = {}
@@ -173,7 +171,7 @@ class _HeaderReader:
         keys: set[str] = set()
         for _ in range(self._bounded("Q", MAX_ENTRIES, "entries")):
             key = self._name()
-            # Two readers of one file must not see two different values.
+            # Readers differ in which of two values they use.
             if key in keys:
                 raise broken_file("an entry comes twice")
             keys.add(key)
@@ -186,7 +184,7 @@ class _HeaderReader:
         file_type = self._values.get("general.file_type")
         heads = max(self._by_layer(f"{architecture}.attention.head_count"), default=0)
         embedding_length = self._number_of(f"{architecture}.embedding_length")
-        # What every head has where the file says nothing else.
+        # The length of every head where the file states no other.
         usual_length = embedding_length // heads if heads else 0
         named = {
             key.removeprefix(_NAMED_TEMPLATE): value
@@ -219,7 +217,7 @@ class _HeaderReader:
         return layers if layers <= MAX_LAYERS else 0
 
     def _by_layer(self, key: str) -> tuple[int, ...]:
-        """A number for each layer: the file has one for all of them, or a list; empty where it has neither."""
+        """Returns a number for each layer, from a list or one number for all; empty: the file has neither."""
         listed = self._lists.get(key)
         if listed is not None:
             fits = len(listed) == self._layers() and all(0 <= number <= MAX_NUMBER for number in listed)
@@ -228,10 +226,10 @@ class _HeaderReader:
         return (one,) * self._layers() if one else ()
 
     def _number_of(self, key: str) -> int:
-        """A count; 0 where there is none that can be believed."""
+        """Returns a count; 0: there is none, or it is out of range."""
         value = self._values.get(key)
-        believable = isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_NUMBER
-        return int(value) if believable and value is not None else 0
+        is_count = isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_NUMBER
+        return int(value) if is_count and value is not None else 0
 
     def _text(self, key: str) -> str:
         value = self._values.get(key, "")
@@ -240,14 +238,14 @@ class _HeaderReader:
         return value
 
     def _token(self, key: str) -> str:
-        """The text of the token whose id is under `key`; empty when there is none."""
+        """Returns the text of the token whose id is under `key`; empty: there is none."""
         number = self._values.get(key)
         if self._tokens is None or not isinstance(number, int):
             return ""
         if not 0 <= number < self._tokens.count:
             return ""
         self._file.seek(self._tokens.marks[number // _MARK_EVERY])
-        self._step_over(number % _MARK_EVERY)
+        self._skip_strings(number % _MARK_EVERY)
         return self._string(MAX_NAME_BYTES)
 
     def _read_entry(self, key: str) -> None:
@@ -272,7 +270,7 @@ class _HeaderReader:
         self._values[key] = text
 
     def _is_named_template(self, key: str) -> bool:
-        """Whether the entry is one of the named templates; each is kept, so there must not be many."""
+        """Whether the entry is a named template. Raises INVALID_ARGUMENT for too many of them, as each is kept."""
         if not key.startswith(_NAMED_TEMPLATE):
             return False
         self._templates += 1
@@ -290,19 +288,19 @@ class _HeaderReader:
             else:
                 self._skip(count * _SIZES[kind])
             return
-        self._steps += count
-        # A string takes eight bytes at least.
-        if self._steps > MAX_STEPS or count * 8 > self._left():
+        self._skipped_strings += count
+        # A string takes at least eight bytes.
+        if self._skipped_strings > MAX_SKIPPED_STRINGS or count * 8 > self._left():
             raise broken_file("an array has more items than can be")
         marks = []
         for begin in range(0, count, _MARK_EVERY):
             marks.append(self._file.tell())
-            self._step_over(min(_MARK_EVERY, count - begin))
+            self._skip_strings(min(_MARK_EVERY, count - begin))
         if key == _TOKENS:
             self._tokens = _Strings(count, marks)
 
-    def _step_over(self, count: int) -> None:
-        """Step over strings. In one block of the file after the other: a call for each would take seconds."""
+    def _skip_strings(self, count: int) -> None:
+        """Skip strings, block by block of the file: a read for each string would take seconds."""
         read, unpack_from = self._file.read, _LENGTH.unpack_from
         piece, place = b"", 0
         while count:
@@ -323,9 +321,10 @@ class _HeaderReader:
         self._lists[key] = tuple(number if isinstance(number, int) else -1 for number in numbers)
 
     def _read_tensors(self, count: int) -> int:
-        """Bytes of all tensors, each of which lies in the file.
+        """Returns the size of all tensors.
 
-        What does not is how readers of this format were made to read elsewhere; nor can they overlap.
+        Raises INVALID_ARGUMENT for tensors outside of the file, by which readers were made to read other memory, and
+        for overlapping ones.
         """
         alignment = self._values.get("general.alignment", 32)
         if not isinstance(alignment, int) or not 0 < alignment <= 65_536:
@@ -395,20 +394,19 @@ def _cut_short() -> WeftError:
 
 
 def broken_file(why: str) -> WeftError:
-    """What to say of a file that is of no use."""
+    """Returns the error for an unusable file."""
     return WeftError(Reason.INVALID_ARGUMENT, f"the model file is not a GGUF file that can be used: {why}")
 
 
 MAX_PARTS = 512
-"""Files of one model; the largest known ones have about a hundred."""
-
+"""Maximum number of files of one model; the largest known models have about a hundred."""
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
 def model_parts(path: Path) -> tuple[Path, ...]:
-    """The files of a model that comes in several, such as `m-00001-of-00003.gguf`, in their order; else the one.
+    """Returns the files of a split model, such as `m-00001-of-00003.gguf`, in their order; else the one file.
 
-    Raises INVALID_ARGUMENT for a name that cannot be.
+    Raises INVALID_ARGUMENT for a name with impossible numbers.
     """
     found = _PART.fullmatch(path.name)
     if found is None:
@@ -420,9 +418,9 @@ def model_parts(path: Path) -> tuple[Path, ...]:
 
 
 def read_gguf_model(path: Path) -> GgufHeader:
-    """The header of a model with the weights of all its parts. Blocks: call it in a thread.
+    """Reads the header of a model, with the weights of all its parts. Blocks: call it in a thread.
 
-    Raises as `read_gguf_header`, INVALID_ARGUMENT for a part that is missing, too.
+    Raises as `read_gguf_header`, and INVALID_ARGUMENT for a missing part.
     """
     parts = model_parts(path)
     if len(parts) == 1:
@@ -430,7 +428,7 @@ def read_gguf_model(path: Path) -> GgufHeader:
     for number, part in enumerate(parts, start=1):
         if not part.is_file():
             raise broken_file(f"part {number} of {len(parts)} is missing")
-    # The first one alone describes the model.
+    # Only the first part describes the model.
     first, *others = (read_gguf_header(part) for part in parts)
     return replace(
         first,

@@ -1,7 +1,7 @@
-"""What the heads of safetensors files and the folder around them say, read with bounds on all they could lie about.
+"""The reader of safetensors headers and the config.json beside them, with bounds on every count and length.
 
-A file begins with eight bytes of length and that much JSON about its tensors. Only where each one lies is read of it; a
-folder has a `config.json` with the numbers of the model, and an index where there are several files.
+A file begins with eight bytes of length and that much JSON about its tensors, of which only their places are read. A
+folder has a `config.json` with the dimensions of the model, and an index where there are several files.
 """
 
 import re
@@ -19,11 +19,11 @@ SUFFIX = ".safetensors"
 INDEX_NAME = "model.safetensors.index.json"
 CONFIG_NAME = "config.json"
 MAX_HEADER_BYTES = 8 * 1024 * 1024
-"""The format allows 100 MB; large models are cut into files whose headers have well under one."""
+"""Maximum size of a header: the format allows 100 MB, but large models are split into files with under 1 MB."""
 MAX_TENSORS = 32_768
-"""Of one file: this many, with the longest header, are read in 64 MiB."""
+"""Maximum number of tensors of one file: this many, with the longest header, take 64 MiB."""
 MAX_INDEX_BYTES = 32 * 1024 * 1024
-"""The largest known index has 9 MB."""
+"""Maximum size of an index; the largest known one has 9 MB."""
 MAX_CONFIG_BYTES = 1024 * 1024
 MAX_SHARDS = 1024
 MAX_LAYERS = 1024
@@ -35,13 +35,13 @@ _SHARD_NAME = re.compile(rb'"([A-Za-z0-9][A-Za-z0-9._-]{0,199}\.safetensors)"')
 
 
 class _Tensor(msgspec.Struct):
-    """What is wanted of one; the entry `__metadata__` is read as one that lies nowhere."""
+    """The place of a tensor; the entry `__metadata__` is read as a tensor without one."""
 
     data_offsets: tuple[int, int] | None = None
 
 
 class _Numbers(msgspec.Struct):
-    """What is wanted of a config.json. Whatever is no number is as if it were not there."""
+    """The fields of a config.json that weft uses. Values of other types count as absent."""
 
     num_hidden_layers: object = None
     num_attention_heads: object = None
@@ -55,12 +55,12 @@ class _Numbers(msgspec.Struct):
 
 class _Config(_Numbers):
     text_config: _Numbers | None = None
-    """Where models that see keep the numbers of the part that writes."""
+    """Dimensions of the language part of a vision model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SafetensorsModel:
-    """What weft wants to know of a model. Numbers that are 0 are not known."""
+    """The facts about a model that weft uses. 0: unknown."""
 
     weight_bytes: int
     tensor_count: int
@@ -76,16 +76,16 @@ class SafetensorsModel:
 
 
 def is_safetensors(path: Path) -> bool:
-    """Whether this is such a file by its name, or a folder that holds one. Raises OSError."""
+    """Whether the path is a safetensors file by its name, or a folder with one. Raises OSError."""
     if path.is_dir():
         return any(path.glob(f"*{SUFFIX}"))
     return path.suffix == SUFFIX
 
 
 def read_safetensors_model(path: Path) -> SafetensorsModel:
-    """The model of a folder, or of one file and the config.json beside it. Blocks: call it in a thread.
+    """Reads the model of a folder, or of one file and the config.json beside it. Blocks: call it in a thread.
 
-    Raises INVALID_ARGUMENT for files that are not what they should be. Raises OSError.
+    Raises INVALID_ARGUMENT for malformed files. Raises OSError.
     """
     folder = path if path.is_dir() else path.parent
     shards = _shards(folder) if path.is_dir() else [path]
@@ -110,13 +110,13 @@ def read_safetensors_model(path: Path) -> SafetensorsModel:
 
 
 def _shards(folder: Path) -> list[Path]:
-    """The files that make up the model of a folder.
+    """Returns the files of the model in a folder.
 
-    By the index where there is one: beside its files a folder may hold the same weights once more, in one file.
+    The index decides where there is one: a folder may have the same weights a second time, in one file.
     """
     index = folder / INDEX_NAME
     if index.is_file():
-        # Only names of files are looked for: to read the whole map could take a gigabyte.
+        # Only names of files are extracted: decoding the whole map could take a gigabyte.
         names: Iterable[str] = {name.decode() for name in _SHARD_NAME.findall(_bounded(index, MAX_INDEX_BYTES))}
     else:
         names = (path.name for path in folder.glob(f"*{SUFFIX}"))
@@ -132,7 +132,7 @@ def _shards(folder: Path) -> list[Path]:
 
 
 def _read_header(path: Path) -> tuple[int, int]:
-    """Bytes of weights of one file, and how many tensors they are."""
+    """Returns the size of the weights of one file, and the number of tensors."""
     size = path.stat().st_size
     with path.open("rb") as file:
         raw = file.read(_LENGTH_BYTES)
@@ -170,8 +170,8 @@ def _numbers(raw: bytes) -> _Numbers:
 
 
 def _number(value: object) -> int:
-    believable = isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_NUMBER
-    return value if isinstance(value, int) and believable else 0
+    is_count = isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_NUMBER
+    return value if isinstance(value, int) and is_count else 0
 
 
 def _bounded(path: Path, limit: int) -> bytes:

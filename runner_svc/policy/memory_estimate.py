@@ -1,7 +1,7 @@
-"""How much accelerator memory a model will take, from the best that is known about it.
+"""The estimate of the accelerator memory of a model, from the best available source. Pure.
 
-What loads of this very file really took wins over everything; then what the configuration says, then the file's own
-header, then the size of the file, then its name.
+The sources in order: measurements of earlier loads of the same file, the configuration, the file's header, the size of
+the file, the model's name.
 """
 
 import re
@@ -19,7 +19,7 @@ CONTEXT_STEP = 256
 """llama.cpp rounds the context of a slot up to a multiple of this."""
 MAX_CONTEXT_TOKENS = 16_777_216
 LEARNED_MARGIN = 1.05
-"""Two loads of one file differ by less: buffers that were cut to size once and not the other time."""
+"""Factor on a measurement: loads of one file differ by less, depending on how buffers are rounded."""
 _COMPUTE_NUMBER_BYTES = 4
 _EMBEDDINGS_IN_FLIGHT = 8
 CACHE_TYPE_BYTES: Mapping[str, float] = MappingProxyType(
@@ -34,12 +34,12 @@ CACHE_TYPE_BYTES: Mapping[str, float] = MappingProxyType(
         "q4_0": 18 / 32,
     }
 )
-"""Of one number in the cache: ggml's bytes per block over its values per block. On SmolLM2, 8,192 tokens took 180.00
-MiB as f16 and 95.62 MiB as q8_0, which is what this gives."""
+"""Bytes per number in the cache: ggml's bytes per block over its values per block. On SmolLM2, 8,192 tokens took 180.00
+MiB as f16 and 95.62 MiB as q8_0, as computed."""
 
 
 class EstimateSource(StrEnum):
-    """What an estimate comes from, the best first."""
+    """The source of an estimate, the best first."""
 
     LEARNED = "learned"
     MANIFEST = "manifest"
@@ -49,23 +49,23 @@ class EstimateSource(StrEnum):
 
 
 class FileKind(StrEnum):
-    """What kind of file the weights are in."""
+    """The file format of the weights."""
 
     GGUF = "gguf"
     SAFETENSORS = "safetensors"
 
 
 SIZE_FACTORS: Mapping[FileKind, float] = MappingProxyType({FileKind.GGUF: 1.1, FileKind.SAFETENSORS: 1.3})
-"""Memory over the size of the file, where nothing but the size is known."""
+"""Memory per byte of the file, where only the size is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """What the head of a model's files says."""
+    """The dimensions of a model, from the header of its files."""
 
     weight_bytes: int
     keys_per_token: int
-    """Numbers that the keys of one token have, over all layers. Sliding windows are not taken off: an upper bound."""
+    """Numbers in the keys of one token over all layers: an upper bound, since sliding windows are not subtracted."""
     values_per_token: int
     layers: int
     heads: int = 0
@@ -78,10 +78,10 @@ _ANY_SHAPE = ModelShape(weight_bytes=0, keys_per_token=0, values_per_token=0, la
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemorySettings:
-    """The settings of a load that decide what it takes."""
+    """The settings of a load that determine its memory."""
 
     context_tokens: int
-    """Of one slot."""
+    """Context of one slot."""
     slots: int = 1
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
@@ -97,42 +97,42 @@ class EngineHabits:
     """How an engine uses memory by default. The defaults here are those of llama.cpp's server."""
 
     flash_attention: bool = True
-    """Its "auto" is on wherever the model can do it."""
+    """Whether flash attention is on by default; llama.cpp's "auto" is on wherever the model supports it."""
     computes_whole_batches: bool = False
-    """Whether as many tokens are computed at once as are handed over."""
+    """Whether the whole batch is computed at once, rather than in micro-batches."""
 
 
 def settings_for(
     context_tokens: int, slots: int, parameters: Mapping[str, LoadValue], habits: EngineHabits | None = None
 ) -> MemorySettings:
-    """Returns the settings of a load that decide what it takes: as configured, but for the checked parameters."""
+    """Returns the memory settings of a load: as configured, except for its checked parameters."""
     habits = habits or EngineHabits()
-    usual = MemorySettings(context_tokens=context_tokens, slots=slots)
+    default = MemorySettings(context_tokens=context_tokens, slots=slots)
     attention = parameters.get("flash_attention")
-    batch = int(parameters.get("batch_tokens", usual.ubatch_tokens))
-    at_once = batch if habits.computes_whole_batches else min(batch, usual.ubatch_tokens)
+    batch = int(parameters.get("batch_tokens", default.ubatch_tokens))
+    at_once = batch if habits.computes_whole_batches else min(batch, default.ubatch_tokens)
     return MemorySettings(
         context_tokens=int(parameters.get("context_tokens", context_tokens)),
         slots=int(parameters.get("slots", slots)),
-        cache_type_k=str(parameters.get("cache_type_k", usual.cache_type_k)),
-        cache_type_v=str(parameters.get("cache_type_v", usual.cache_type_v)),
+        cache_type_k=str(parameters.get("cache_type_k", default.cache_type_k)),
+        cache_type_v=str(parameters.get("cache_type_v", default.cache_type_v)),
         ubatch_tokens=int(parameters.get("ubatch_tokens", at_once)),
         flash_attention=habits.flash_attention if attention is None else attention != "off",
-        gpu_layers=int(parameters.get("gpu_layers", usual.gpu_layers)),
+        gpu_layers=int(parameters.get("gpu_layers", default.gpu_layers)),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownModel:
-    """Everything that is known of a model before it is loaded."""
+    """The known facts about a model before its load."""
 
     name: str
     learned_bytes: Sequence[int] = ()
-    """What the last loads of this file with these settings took."""
+    """Measured memory of the last loads of this file with these settings."""
     manifest_bytes: int | None = None
     shape: ModelShape | None = None
     file_bytes: int = 0
-    """0: not known."""
+    """0: unknown."""
     file_kind: FileKind | None = None
 
 
@@ -146,7 +146,7 @@ class MemoryPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
-    """How much a model will take, what that comes from, and what it is made of."""
+    """The estimated memory of a model, its source, and its parts."""
 
     bytes: int
     source: EstimateSource
@@ -154,7 +154,7 @@ class MemoryEstimate:
 
 
 def estimate_memory(model: KnownModel, settings: MemorySettings) -> MemoryEstimate | None:
-    """The estimate from the best source there is; None: nothing is known, not even by the name."""
+    """Returns the estimate from the best available source; None: there is no source."""
     if model.learned_bytes:
         measured = max(model.learned_bytes)
         margin = _whole_mebibytes(measured * LEARNED_MARGIN) - measured
@@ -170,16 +170,16 @@ def estimate_memory(model: KnownModel, settings: MemorySettings) -> MemoryEstima
     weights = weights_from_name(model.name)
     if weights is None:
         return None
-    # A name says as little as a size does.
+    # A name is as imprecise as a size.
     kind = FileKind.GGUF if names_gguf(model.name) else FileKind.SAFETENSORS
     overhead = _whole_mebibytes(weights * SIZE_FACTORS[kind]) - weights
     return _estimate(EstimateSource.NAME, weights=weights, overhead=overhead)
 
 
 def estimate_shape(shape: ModelShape, settings: MemorySettings) -> MemoryEstimate:
-    """Weights, the cache of every slot's whole context, and room to compute.
+    """Estimates weights, the cache of every slot's whole context, and compute buffers.
 
-    Nothing where no layer is on a device: then the engine is shown none, and computes elsewhere, too.
+    All are 0 where no layer is on a device: the engine sees no device then, and also computes elsewhere.
     """
     share = _share_on_devices(shape, settings)
     return _estimate(
@@ -191,7 +191,7 @@ def estimate_shape(shape: ModelShape, settings: MemorySettings) -> MemoryEstimat
 
 
 def context_bytes(shape: ModelShape, settings: MemorySettings) -> int:
-    """The cache of keys and values of all slots, on whatever device."""
+    """Returns the size of the cache of keys and values of all slots, on all devices and the host."""
     tokens = settings.slots * _rounded_context(settings.context_tokens)
     per_token = shape.keys_per_token * _cache_bytes(settings.cache_type_k)
     per_token += shape.values_per_token * _cache_bytes(settings.cache_type_v)
@@ -199,13 +199,13 @@ def context_bytes(shape: ModelShape, settings: MemorySettings) -> int:
 
 
 def compute_bytes(shape: ModelShape, settings: MemorySettings) -> int:
-    """Room for what is computed at once, as an upper bound.
+    """Returns the size of the compute buffers, as an upper bound.
 
-    For each token of a batch four bytes for every word it could be (with embeddings the server asks for all of them),
-    or for its scores against the context in every head where there is no flash attention; the mask over the context;
-    and some vectors in flight. llama.cpp of November 2026 on SmolLM2-135M with 8,192 tokens in one slot reserved 105.1
-    MiB where this gives 121, 166.4 MiB without flash attention where this gives 169, and 26.3 MiB for batches of 128
-    where this gives 30. What CUDA itself takes per process is not in it: the margin of each device is for that.
+    For each token of a batch: four bytes per word of the vocabulary (with embeddings the server computes all logits),
+    or, without flash attention, per score against the context in every head; the mask over the context; and some
+    vectors in flight. Measured on SmolLM2-135M with 8,192 tokens in one slot (llama.cpp of November 2026): 105.1 MiB
+    where this returns 121, 166.4 MiB without flash attention where this returns 169, and 26.3 MiB for batches of 128
+    where this returns 30. CUDA's own memory per process is not included: the margin of each device covers it.
     """
     context = _rounded_context(settings.context_tokens)
     widest = shape.vocabulary
@@ -216,7 +216,7 @@ def compute_bytes(shape: ModelShape, settings: MemorySettings) -> int:
 
 
 def largest_context(shape: ModelShape, settings: MemorySettings, budget_bytes: int) -> int:
-    """The longest context of one slot that fits into a budget, in steps of CONTEXT_STEP; 0: none does."""
+    """Returns the largest context of one slot that fits a budget, in steps of CONTEXT_STEP; 0: none fits."""
     low, high = 0, MAX_CONTEXT_TOKENS // CONTEXT_STEP
     while low < high:
         middle = (low + high + 1) // 2
@@ -229,7 +229,7 @@ def largest_context(shape: ModelShape, settings: MemorySettings, budget_bytes: i
 
 
 def _share_on_devices(shape: ModelShape, settings: MemorySettings) -> float:
-    """How much of the layers is on accelerators; what comes before and behind them counts as one more."""
+    """Returns the share of the layers on accelerators; input and output together count as one more layer."""
     if settings.gpu_layers < 0:
         return 1.0
     return min(1.0, settings.gpu_layers / (shape.layers + 1))
@@ -257,9 +257,9 @@ def _estimate(source: EstimateSource, **parts: int) -> MemoryEstimate:
 
 MAX_NAME_CHARS = 512
 MAX_PARAMETERS = 10_000_000_000_000
-"""That a name can claim."""
+"""Largest number of parameters that is read from a name."""
 UNNAMED_BITS = 16.0
-"""Per weight, where the name says nothing about it."""
+"""Bits per weight where the name does not state them."""
 BITS: Mapping[str, float] = MappingProxyType(
     {
         "f32": 32.0,
@@ -294,7 +294,7 @@ BITS: Mapping[str, float] = MappingProxyType(
         "gptq": 4.5,
     }
 )
-"""Per weight: what tools/quantize/README.md of llama.cpp gives for a model of 8 billion parameters, rounded up."""
+"""Bits per weight, from tools/quantize/README.md of llama.cpp for a model of 8 billion parameters, rounded up."""
 
 _SIZE = re.compile(r"(?<![a-z0-9.])(?:(\d{1,3})x)?(\d{1,4}(?:\.\d{1,3})?)([mbt])(?![a-z0-9])")
 _GGUF = re.compile(r"(?<![a-z0-9])(?:gguf|i?q[1-8]-[0-9a-z])")
@@ -302,19 +302,19 @@ _UNITS: Mapping[str, int] = MappingProxyType({"m": 10**6, "b": 10**9, "t": 10**1
 
 
 def weights_from_name(name: str) -> int | None:
-    """Bytes of weights as a name such as "llama-70B-Q4_K_M" or "mixtral-8x7b" promises; None: it promises nothing.
+    """Returns the bytes of weights by a name such as "llama-70B-Q4_K_M" or "mixtral-8x7b"; None: the name has no size.
 
-    Experts count in full, though they share a part of their weights.
+    Experts count in full, although they share some weights.
     """
     text = name[:MAX_NAME_CHARS].lower().replace("_", "-")
     sizes = [int(count or 1) * float(number) * _UNITS[unit] for count, number, unit in _SIZE.findall(text)]
-    # "30b-a3b": the active ones are some of all.
+    # In "30b-a3b" the active parameters are a part of all.
     parameters = max((size for size in sizes if 0 < size <= MAX_PARAMETERS), default=0.0)
     return round(parameters * _bits(text) / 8) if parameters else None
 
 
 def names_gguf(name: str) -> bool:
-    """Whether a name says that the weights are quantized as in GGUF files."""
+    """Whether a name states a quantization of GGUF files."""
     return _GGUF.search(name[:MAX_NAME_CHARS].lower().replace("_", "-")) is not None
 
 

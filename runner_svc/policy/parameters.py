@@ -1,8 +1,8 @@
-"""Which request parameters beyond the contract's reach an engine, and what happens to the others. Pure.
+"""Admission of extra request parameters: which of them reach an engine. Pure.
 
-The contract names what every engine should know. What else a caller sends is looked up in the list of the engine's
-runtime: on it and in range, it is sent; on it and out of range, the request is refused; not on it, it is left out, and
-the caller is warned. docs/parameters.md shows the lists.
+The API defines the parameters that every engine should know. Others, the extra parameters, are looked up in the list of
+the engine's runtime: a listed one in range is sent, a listed one out of range refuses the request, and an unlisted one
+is left out with a warning. docs/parameters.md shows the lists.
 """
 
 import json
@@ -14,13 +14,13 @@ from typing import Any
 from weft.kernel.errors import invalid_field
 
 MAX_EXTRA_PARAMETERS = 64
-"""Of one request; so many warnings there are at most, too. The contract's number."""
+"""Maximum number of extra parameters of one request, and of warnings about them; set by the API."""
 MAX_GRAMMAR_CHARS = 64 * 1024
 MAX_GRAMMAR_DEPTH = 64
-"""Brackets within brackets: engines read grammars recursively, and a deep one would end the process for everybody."""
+"""Maximum nesting of brackets: engines parse grammars recursively, and a deep one would end the process."""
 MAX_TEMPLATE_ARGUMENT_CHARS = 4 * 1024
 MAX_LOOK_BACK_TOKENS = 65_536
-"""llama.cpp keeps this many tokens per request: at 4 bytes each, a number near 2**31 could take 8 GiB."""
+"""Maximum look-back: llama.cpp keeps that many tokens per request, and 2**31 of them would take 8 GiB."""
 _MAX_SHOWN_NAME = 64
 MAX_INT = 2**31 - 1
 
@@ -36,7 +36,7 @@ class ParameterWarning:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmittedParameters:
-    """What became of the extra parameters of one request."""
+    """The admitted extra parameters of one request, and warnings about the others."""
 
     send: Mapping[str, Any]
     warnings: tuple[ParameterWarning, ...] = ()
@@ -78,7 +78,7 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """One of some words."""
+    """One of a list of words."""
 
     words: tuple[str, ...]
 
@@ -137,7 +137,7 @@ class Grammar:
             raise invalid_field(name, f"must be a text of at most {MAX_GRAMMAR_CHARS:,} characters")
         depth = 0
         for character in value:
-            # Brackets in literals are counted as well: too careful, never too careless.
+            # Brackets in literals are counted too, so the limit is stricter, never looser.
             depth += (character == "(") - (character == ")" and depth > 0)
             if depth > MAX_GRAMMAR_DEPTH:
                 raise invalid_field(name, f"must have at most {MAX_GRAMMAR_DEPTH} brackets within each other")
@@ -148,7 +148,7 @@ class Grammar:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A JSON object. How deep it may be is bounded where it enters the mesh."""
+    """A JSON object. The HTTP edge limits its depth."""
 
     characters: int
 
@@ -168,22 +168,22 @@ Rule = Number | Flag | OneOf | Texts | TokenIds | Grammar | Document
 TEMPLATE_ARGUMENTS = "chat_template_kwargs"
 LOOK_BACK = Number(0, MAX_LOOK_BACK_TOKENS, whole=True)
 MIROSTAT: Mapping[str, Rule] = MappingProxyType({"mirostat_tau": Number(0, 100), "mirostat_eta": Number(0, 1)})
-"""The two numbers that every engine with Mirostat calls by the same names."""
+"""The two parameters of Mirostat whose names are the same in every engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineParameters:
-    """What one kind of engine takes in a request. Each runtime declares its own, in `runtimes/<name>/parameters.py`."""
+    """The request parameters of one kind of engine; each runtime declares them in `runtimes/<name>/parameters.py`."""
 
     engine: str
     """The engine as warnings name it, such as "llama.cpp's server"."""
     allowed: Mapping[str, Rule] = field(default_factory=dict)
-    """The parameters beyond the contract's that it takes, and the values that each may have."""
+    """Extra parameters that it supports, with their allowed values."""
     untaken: frozenset[str] = frozenset()
-    """Parameters of the contract that it does not take: left out, with `untaken_warning`."""
+    """Parameters of the API that it does not support: left out, with `untaken_warning`."""
     thinks_by_template: bool = False
-    """Whether the arguments of the chat template decide about thinking, and nothing else does: `reasoning_effort: none`
-    is then sent as `enable_thinking: false`."""
+    """Whether only the arguments of the chat template control thinking: `reasoning_effort: none` is then sent as
+    `enable_thinking: false`."""
     forces_one_tool: bool = False
     """Whether a function that must be called is sent as the only tool: the engine ignores a tool choice by name."""
     is_strict: bool = False
@@ -192,45 +192,45 @@ class EngineParameters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterProfile:
-    """Which parameters of requests reach the engine of one model."""
+    """The settings by which request parameters reach the engine of one model."""
 
     engine: EngineParameters
     passthrough: bool = False
-    """Whether the operator lets every parameter through unchecked, apart from those that the mesh controls."""
+    """Whether every parameter is sent unchecked, except those that the mesh controls."""
     thinking: bool | None = None
-    """Whether the model thinks by default; None: as its template has it. A strict engine is sent the field only where
-    this is set: those that do not know it refuse it."""
+    """Whether the model thinks by default; None: the template's default. A strict engine is sent the field only where
+    this is set, since it may refuse an unknown field."""
     token_limit_name: str = "max_tokens"  # noqa: S105 - a parameter's name
     """The server's name for the limit of an answer's length."""
     templates: tuple[str, ...] | None = None
-    """The chat templates of the model, one of which each chat is rendered with; None: not known."""
+    """Chat templates of the model, one of which renders each chat; None: unknown."""
 
 
 CONTROLLED_BY_MESH = frozenset({
-    # what is asked, of whom, and how the answer travels: weft's own fields say that
+    # the request itself, its model, and the form of the answer, for which weft has its own fields
     "model", "messages", "prompt", "input", "echo", "suffix", "stream", "stream_options", "n", "n_cmpl", "n_predict",
     "max_tokens", "max_completion_tokens", "tools", "tool_choice", "functions", "function_call", "response_format",
     "response_fields", "return_progress", "return_tokens", "n_probs", "post_sampling_probs", "timings_per_token",
     "verbose", "__verbose", "sse_ping_interval", "best_of", "logprobs", "top_logprobs",
-    # other requests: slots, caches, adapters and how long a model stays
+    # effects on other requests: slots, caches, adapters and keep-alive
     "id_slot", "cache_prompt", "n_cache_reuse", "n_keep", "n_discard", "lora", "slot_save_path", "keep_alive",
     "options",
-    # how llama.cpp's server talks to itself about templates
+    # internals of llama.cpp's server for templates
     "chat_format", "chat_parser", "parse_tool_calls", "generation_prompt", "grammar_type", "grammar_lazy",
     "grammar_triggers", "preserved_tokens", "message_delimiters", "continue_final_message", "add_generation_prompt",
     "backend_sampling", "reasoning_control",
 })  # fmt: skip
-"""Never sent, whatever `passthrough` says ..."""
-ABOUT_THE_MESH = "x_"
-"""... nor is a parameter that begins so. The HTTP edge lets none of them through; callers over gRPC may try."""
+"""Parameters that are never sent, also with `passthrough`."""
+MESH_PREFIX = "x_"
+"""Prefix of further parameters that are never sent. The HTTP edge removes them; callers over gRPC may send them."""
 
 _NOTHING = AdmittedParameters(send={})
 
 
 def admit(extra: Mapping[str, Any], profile: ParameterProfile) -> AdmittedParameters:
-    """Sort the parameters that the contract does not know, as plain JSON data; null means left out.
+    """Admits the extra parameters of a request, as plain JSON data; null counts as absent.
 
-    Raises INVALID_ARGUMENT naming one that the engine takes and whose value is wrong, or when there are too many.
+    Raises INVALID_ARGUMENT naming a supported one with an invalid value, or when there are too many.
     """
     if not extra:
         return _NOTHING
@@ -243,7 +243,7 @@ def admit(extra: Mapping[str, Any], profile: ParameterProfile) -> AdmittedParame
         if value is None:
             continue
         plain = plain_name(name)
-        if plain in CONTROLLED_BY_MESH or plain.startswith(ABOUT_THE_MESH):
+        if plain in CONTROLLED_BY_MESH or plain.startswith(MESH_PREFIX):
             warnings.append(_warning(name, "is up to the mesh and was not sent"))
         elif profile.passthrough:
             send[name] = value
@@ -257,10 +257,7 @@ def admit(extra: Mapping[str, Any], profile: ParameterProfile) -> AdmittedParame
 
 
 def unread_arguments(arguments: Mapping[str, Any], profile: ParameterProfile) -> tuple[ParameterWarning, ...]:
-    """The warnings about template arguments that no chat template of the model names, such as those of a translation.
-
-    There are none where the templates are not known.
-    """
+    """Returns warnings about template arguments that no template of the model names; none for unknown templates."""
     if profile.templates is None:
         return ()
     unread = (name for name in arguments if not any(name in template for template in profile.templates))
@@ -269,12 +266,12 @@ def unread_arguments(arguments: Mapping[str, Any], profile: ParameterProfile) ->
 
 
 def plain_name(name: str) -> str:
-    """The name as the least strict server reads it: those written in Go take `Stream` for `stream`."""
+    """Returns the name as the least strict server reads it: servers in Go accept `Stream` for `stream`."""
     return name.strip().casefold()
 
 
 def untaken_warning(name: str, engine: EngineParameters) -> ParameterWarning:
-    """The warning about a parameter of the contract that this engine does not take."""
+    """Returns the warning about a parameter of the API that this engine does not support."""
     return _warning(name, f"is not supported by this model's engine ({engine.engine}) and was not used")
 
 

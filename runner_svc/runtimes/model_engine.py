@@ -11,8 +11,14 @@ from runner_svc.memory.estimate import FileForecast, ForecastModel, MemoryEstima
 from runner_svc.memory.port import MemoryForecast, NoForecast
 from runner_svc.policy.load_plan import LoadValue
 from runner_svc.policy.memory_estimate import EngineHabits
+from runner_svc.policy.parameters import EngineParameters, ParameterProfile
 from runner_svc.policy.timeouts import StopGraces, TimeoutProfile
-from runner_svc.runtimes.settings import DEFAULT_CONTEXT_TOKENS, FileModelSettings
+from runner_svc.runtimes.settings import (
+    DEFAULT_CONTEXT_TOKENS,
+    FileModelSettings,
+    ModelSettings,
+    UpstreamSettings,
+)
 from runner_svc.supervise.leftovers import Leftovers
 from weft.kernel.errors import FieldError, invalid_field
 from weft.kernel.request import TEXT_OPERATIONS, Operation, Skill
@@ -111,3 +117,22 @@ def default_threads() -> int:
     """Cores minus one: llama.cpp on every core of a shared machine is many times slower (measured)."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 2
     return max(1, cores - 1)
+
+
+def parameter_profile(model: ModelSettings, engine: EngineParameters) -> ParameterProfile:
+    """Returns the settings by which request parameters reach the engine of a model."""
+    return ParameterProfile(engine=engine, passthrough=model.passthrough == "all", thinking=model.thinking)
+
+
+def served_operations(
+    server: UpstreamSettings, default: frozenset[Operation], context: ModelContext
+) -> frozenset[Operation]:
+    """Returns the configured operations of a server that weft does not start.
+
+    Raises INVALID_ARGUMENT where `operations` and `embeddings` contradict each other.
+    """
+    if not server.operations:
+        return default
+    if server.embeddings not in (None, "embedding" in server.operations):
+        raise context.refuse("embeddings", "must say the same as operations; leave it out")
+    return frozenset(Operation[word.upper()] for word in server.operations)

@@ -1,7 +1,7 @@
-"""The descriptor of a runtime: everything that weft knows about one kind of engine, in one value.
+"""The descriptor of a runtime: all facts about one kind of engine in one value.
 
-`runner_svc.runtimes.table` finds the descriptors: those of the folders beside this file, and those that other packages
-declare in the entry point group `weft.runtimes`. Loading a descriptor is cheap; `build` imports what the engine needs.
+`runner_svc.runtimes.table` finds the descriptors: those in the folders beside this file, and those that other packages
+declare in the entry point group `weft.runtimes`. Loading a descriptor is cheap; `build` imports the engine's modules.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,12 +21,12 @@ Settings = TypeVar("Settings", bound=ModelSettings)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFault:
-    """Why a model cannot be served as things stand, with what to do about it."""
+    """Why a model cannot be served now, and how to fix it."""
 
     message: str
     remedy: str
     is_there: bool = False
-    """Whether its server answers: then a mesh starts without this one model."""
+    """Whether its server answers: then a mesh starts without this model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +36,9 @@ class Requirement:
     name: str
     """The check's name, such as "llama.cpp server"."""
     find: Callable[[tuple[str, ...] | None], str]
-    """Returns what was found, given the runner's `command`. Raises WeftError when it is missing."""
+    """Returns a description of it, given the runner's `command`. Raises WeftError when it is missing."""
     remedy: str
-    """What to run when it is missing."""
+    """Command that installs it."""
 
 
 def _no_load_values(_: ModelSettings) -> "Mapping[str, LoadValue]":
@@ -50,29 +50,29 @@ class Runtime(Generic[Settings]):
     """One kind of engine."""
 
     name: str
-    """As `runtime` of a runner in weft.yaml; letters, digits and underscores."""
+    """Value of `runtime` of a runner in weft.yaml; letters, digits and underscores."""
     summary: str
-    """One line for `weft doctor` and the docs."""
+    """Description in one line, for `weft doctor` and the docs."""
     docs: str
-    """Where it is described: a path in weft's docs, or a URL."""
+    """Its documentation: a path in weft's docs, or a URL."""
     settings: type[Settings]
-    """A frozen dataclass: what a model of this runtime may have in weft.yaml."""
+    """Frozen dataclass of the settings of a model in weft.yaml."""
     build: "Callable[[Settings, ModelContext], ModelEngine]"
-    """Makes what serves one model. Raises INVALID_ARGUMENT naming a setting that does not fit its neighbours."""
+    """Builds the engine of one model. Raises INVALID_ARGUMENT naming a setting that contradicts another."""
     parameters: EngineParameters
-    """Which request parameters its engine takes."""
+    """Request parameters that its engine supports."""
     starts_engines: bool = True
-    """Whether weft starts and ends the engines, rather than using servers that run already."""
+    """Whether weft starts and ends the engines; False: it uses servers that run already."""
     habits: EngineHabits = field(default_factory=EngineHabits)
-    """What its engine does about memory where nothing is set; for estimates from model files."""
+    """Memory defaults of its engine, for estimates from model files."""
     load_values: "Callable[[Settings], Mapping[str, LoadValue]]" = _no_load_values
-    """What a model's settings say about memory, by the names of load parameters."""
+    """Returns the load parameters in a model's settings, by name, for estimates."""
     requirement: Requirement | None = None
-    """What must be installed."""
+    """Program or library that must be installed."""
     find_fault: Callable[[Settings, Mapping[str, str]], ModelFault | None] | None = None
-    """Looks, within seconds, whether a model's server has it; the mapping is the environment. None: there is no server
-    to look at before a start."""
+    """Checks within seconds whether a model's server has it; the mapping is the environment. None: there is no server
+    to check before a start."""
     no_output: str = ""
-    """Why there is no output of the engine to show; empty: there is."""
+    """Why weft cannot show the engine's output; empty: it can."""
     advice: Mapping[str, str] = field(default_factory=dict)
-    """What to do instead, by names of settings that only other runtimes have; shown when one is refused."""
+    """Advice by names of settings that only other runtimes have; shown when such a setting is refused."""

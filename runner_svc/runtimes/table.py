@@ -1,6 +1,6 @@
-"""The table of runtimes: the folders beside this file, and what other packages declare as `weft.runtimes`.
+"""The table of runtimes: those in the folders beside this file, and those of other packages.
 
-A package of others adds a runtime with an entry point whose name is the runtime's and whose value is its descriptor:
+Another package adds a runtime with an entry point whose name is the runtime's and whose value is its descriptor:
 
     [project.entry-points."weft.runtimes"]
     my_engine = "my_package.runtime:RUNTIME"
@@ -20,28 +20,28 @@ from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.reasons import Reason
 
 DEFAULT_RUNTIME = "llama_server"
-"""Of a runner whose configuration names none."""
+"""Runtime of a runner whose configuration names none."""
 ATTACHED_RUNTIME = "openai_http"
-"""Of a server that is named on the command line."""
+"""Runtime of a server that is named on the command line."""
 ENTRY_POINT_GROUP = "weft.runtimes"
 AnyRuntime = Runtime[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstalledRuntime:
-    """A runtime of another package, as it was found."""
+    """A runtime of another package."""
 
     name: str
     package: str
     """The package and its version, such as "weft-echo 0.1.0"; or the entry point's value where there is none."""
     runtime: AnyRuntime | None
-    """None: it cannot be used."""
+    """Descriptor; None: the runtime cannot be used."""
     fault: str = ""
     """Why it cannot be used."""
 
 
 def built_in_names() -> tuple[str, ...]:
-    """Returns the names of weft's own runtimes, which are those of the folders here."""
+    """Returns the names of weft's own runtimes, which are the folders here."""
     return tuple(sorted(module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]) if module.ispkg))
 
 
@@ -52,7 +52,7 @@ def built_in() -> tuple[AnyRuntime, ...]:
 
 @lru_cache
 def installed() -> tuple[InstalledRuntime, ...]:
-    """Returns the runtimes of other packages, those that cannot be used included. Imports them; never raises."""
+    """Returns the runtimes of other packages, including unusable ones. Imports them; never raises."""
     found = sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda each: (each.name, _package_of(each)))
     packages: dict[str, list[str]] = {}
     for each in found:
@@ -61,14 +61,14 @@ def installed() -> tuple[InstalledRuntime, ...]:
 
 
 def find_runtime(name: str) -> AnyRuntime | None:
-    """Returns the runtime of this name, weft's own first; None: there is none that can be used."""
+    """Returns the runtime of this name, weft's own first; None: there is no usable one."""
     if name in built_in_names():
         return _load_built_in(name)
     return next((each.runtime for each in installed() if each.name == name), None)
 
 
 def require_runtime(name: str, field: str = "runtime") -> AnyRuntime:
-    """Returns the runtime of this name. Raises INVALID_ARGUMENT saying why there is none."""
+    """Returns the runtime of this name. Raises INVALID_ARGUMENT with the reason why there is none."""
     found = find_runtime(name)
     if found is not None:
         return found
@@ -79,7 +79,7 @@ def require_runtime(name: str, field: str = "runtime") -> AnyRuntime:
 
 
 def usable_names() -> tuple[str, ...]:
-    """Returns the names of all runtimes that can be used: weft's own, then those of other packages."""
+    """Returns the names of all usable runtimes: weft's own, then those of other packages."""
     return (*built_in_names(), *(each.name for each in installed() if each.runtime is not None))
 
 
@@ -111,7 +111,7 @@ def _load(point: EntryPoint, packages: list[str]) -> AnyRuntime:
         raise invalid_field(point.name, f"{' and '.join(packages)} declare it; uninstall all but one")
     try:
         runtime = point.load()
-    except Exception as error:  # whatever a package of others raises when it is imported
+    except Exception as error:  # importing another package may raise anything
         why = " ".join(str(error).split())
         raise invalid_field(point.name, f"{point.value} cannot be imported: {type(error).__name__}: {why}") from error
     for problem in _problems(runtime, point):

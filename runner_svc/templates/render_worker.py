@@ -1,7 +1,7 @@
-"""Renders chat templates for its parent: `python -I render_worker.py <parent pid> <limits as JSON>`.
+"""The program that renders chat templates for its parent: `python -I render_worker.py <parent pid> <limits as JSON>`.
 
-A program of its own that imports nothing of weft. A template may come with a model file from anybody; what one can do
-here is use up this process, which has little to use up and is killed when it takes too long.
+It imports nothing of weft. Templates come with untrusted model files; all that one can exhaust is this process, which
+has tight limits and is killed when it takes too long.
 """
 
 import ctypes
@@ -30,12 +30,12 @@ TEMPLATE, LIMITS, CONVERSATION = "template", "limits", "conversation"
 
 
 class GenerationBlocks(jinja2.ext.Extension):
-    """`{% generation %}` marks what the model wrote, for training; here it means nothing."""
+    """`{% generation %}` marks text of the model for training; it has no effect here."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
 
     def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        """The body of the block, as if there were none."""
+        """Returns the body of the block."""
         next(parser.stream)
         return list(parser.parse_statements(("name:endgeneration",), drop_needle=True))
 
@@ -45,22 +45,22 @@ class RefusedByTemplateError(Exception):
 
 
 def raise_exception(message: object = "") -> None:
-    """What templates call when they do not like a conversation."""
+    """Refuses a conversation; called by templates."""
     raise RefusedByTemplateError(str(message)[:MAX_REASON_CHARS])
 
 
 def strftime_now(layout: str) -> str:
-    """The local time, as templates that tell the model the date ask for it."""
+    """Returns the local time, for templates that tell the model the date."""
     return datetime.now().astimezone().strftime(layout)
 
 
 def tojson(value: object, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-    """JSON as models are trained on it; jinja2's own is made for HTML."""
+    """Returns JSON in the form of training data; jinja2's own filter escapes HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
 
 
 def environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    """What chat templates are written for: the environment of the transformers library."""
+    """Builds the environment that chat templates are written for, that of the transformers library."""
     made = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlocks, "jinja2.ext.loopcontrols"]
     )
@@ -74,12 +74,12 @@ ENVIRONMENT = environment()
 
 @lru_cache(COMPILED_TEMPLATES)
 def compiled(source: str) -> jinja2.Template:
-    """The template, compiled once."""
+    """Returns the compiled template, from a cache."""
     return ENVIRONMENT.from_string(source)
 
 
 def render(source: str, variables: dict[str, Any], max_output_bytes: int) -> dict[str, str]:
-    """The answer: `text`, or `cause` and `message`."""
+    """Returns the answer: `text`, or `cause` and `message`."""
     try:
         pieces, size = [], 0
         for piece in compiled(source).generate(variables):
@@ -88,7 +88,7 @@ def render(source: str, variables: dict[str, Any], max_output_bytes: int) -> dic
                 return {"cause": LIMITS, "message": f"it writes more than {max_output_bytes} bytes"}
             pieces.append(piece)
         return {"text": "".join(pieces)}
-    except Exception as error:  # noqa: BLE001 - whatever a template does, the answer is that it failed
+    except Exception as error:  # noqa: BLE001 - any exception of a template is its failure
         cause, message = verdict(error)
         return {"cause": cause, "message": message}
 
@@ -110,7 +110,7 @@ def verdict(error: Exception) -> tuple[str, str]:
 
 
 def confine(parent: int, limits: dict[str, int]) -> None:
-    """Die with the parent, and have little to spend."""
+    """Bind the process to its parent's life, and set its limits."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -126,13 +126,13 @@ def confine(parent: int, limits: dict[str, int]) -> None:
 
 
 def allow_cpu_seconds(seconds: int) -> None:
-    """So much processor time from now on; then the kernel ends this process."""
+    """Limit the processor time from now on; beyond it the kernel ends this process."""
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     resource.setrlimit(resource.RLIMIT_CPU, (at_most(int(time.process_time()) + 1 + seconds, hard), hard))
 
 
 def at_most(wanted: int, hard: int) -> int:
-    """A limit that may be set: the machine may allow less than we would, and that cannot be raised."""
+    """Returns a limit that may be set: the hard limit of the machine cannot be raised."""
     return wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
 
 

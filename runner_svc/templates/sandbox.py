@@ -1,8 +1,8 @@
-"""Rendering of chat templates where they can do no harm.
+"""The sandbox for chat templates, and the templates of model files.
 
-A chat template is a program that comes with a model file, so it is run as one would run anybody's program: in a process
-of its own with bounds on memory, time and output, that is killed when it oversteps them. The language's own sandbox
-guards what the template can reach; it does not guard against `'a' * 2000000000`.
+A chat template is an untrusted program in a model file. It is rendered in a process of its own with bounds on memory,
+time and output, which is killed when it exceeds them. Jinja's own sandbox limits what a template can access; it does
+not prevent `'a' * 2000000000`.
 """
 
 import asyncio
@@ -24,26 +24,26 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 
 MAX_REQUEST_BYTES = 32 * 1024 * 1024
-"""Template and conversation together."""
+"""Maximum size of template and conversation together."""
 START_SECONDS = 15.0
-"""For the process to be there and to have loaded its library; 0.1 s on an idle machine."""
+"""Timeout of starting a process and loading its library: 0.1 s on an idle machine."""
 MAX_MESSAGE_BYTES = 4096
-"""What an answer of the worker may be longer than the text in it."""
+"""Maximum overhead of an answer over the text in it."""
 READY = bytes(4)
-"""What the worker writes once it can render."""
+"""Bytes that the worker writes once it can render."""
 _LIMITS = "limits"
 _CONVERSATION = "conversation"
 _TRIES = 2
-"""Of a rendering whose process was killed from outside."""
+"""Number of attempts at a rendering whose process is killed from outside."""
 _WORKER = str(Path(__file__).with_name("render_worker.py"))
 _ESCAPES = 6
-"""A character of the output may take so many bytes in the worker's answer."""
+"""Maximum bytes per character of output in the worker's answer."""
 _KEPT_ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "TZ", "SYSTEMROOT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxLimits:
-    """What one rendering may use."""
+    """Limits of one rendering."""
 
     wall_seconds: float = 5.0
     cpu_seconds: int = 2
@@ -51,7 +51,7 @@ class SandboxLimits:
     """Address space of the process, its interpreter included. Linux enforces it; macOS does not."""
     output_bytes: int = 4 * 1024 * 1024
     processes: int = 2
-    """Renderings at once; more wait for these, each no longer than its wall time."""
+    """Number of concurrent renderings; others wait, for at most the wall time of each."""
 
 
 class _Answer(msgspec.Struct):
@@ -61,7 +61,7 @@ class _Answer(msgspec.Struct):
 
 
 class TemplateSandbox:
-    """Processes that render, started when they are needed and kept for the next rendering."""
+    """A pool of rendering processes, started on demand and kept for the next rendering."""
 
     def __init__(self, limits: SandboxLimits | None = None) -> None:
         self._limits = limits or SandboxLimits()
@@ -77,17 +77,17 @@ class TemplateSandbox:
         await self.stop()
 
     async def stop(self) -> None:
-        """End every process; what is being rendered fails. Idempotent; the next rendering starts a new one."""
+        """End every process; running renderings fail. Idempotent; the next rendering starts a new process."""
         for process in tuple(self._processes):
             await self._end(process)
 
     async def render(self, template: str, variables: Mapping[str, Any]) -> str:
-        """The prompt. Raises TEMPLATE_FAILED, saying why but repeating nothing of the template.
+        """Returns the prompt. Raises TEMPLATE_FAILED with the cause, without text of the template.
 
         Raises INVALID_ARGUMENT with the template's own message where it refuses the conversation: roles that do not
         alternate, a system message, images.
         """
-        answer = await self._ask(template, variables)
+        answer = await self._request(template, variables)
         if answer.cause == _CONVERSATION:
             raise invalid_field("messages", f"the model's chat template refuses them: {answer.message}")
         if answer.text is None:
@@ -95,15 +95,15 @@ class TemplateSandbox:
         return answer.text
 
     async def check(self, template: str, variables: Mapping[str, Any]) -> None:
-        """Raise TEMPLATE_FAILED if the template oversteps the limits.
+        """Raise TEMPLATE_FAILED if the template exceeds the limits.
 
-        One that merely does not like these variables passes: some insist on an order of roles.
+        A template that only refuses these variables passes: some require an order of roles.
         """
-        answer = await self._ask(template, variables)
+        answer = await self._request(template, variables)
         if answer.cause == _LIMITS:
             raise _failed(answer.message)
 
-    async def _ask(self, template: str, variables: Mapping[str, Any]) -> _Answer:
+    async def _request(self, template: str, variables: Mapping[str, Any]) -> _Answer:
         try:
             body = json.dumps({"template": template, "variables": dict(variables)}).encode()
         except RecursionError:
@@ -120,7 +120,7 @@ class TemplateSandbox:
         )
 
     async def _once(self, body: bytes) -> _Answer | None:
-        """The answer of one process; None: it was killed from outside, which is no fault of the template."""
+        """Returns the answer of one process; None: it was killed from outside, which is no fault of the template."""
         process = await self._free_process()
         answer = None
         try:
@@ -128,7 +128,7 @@ class TemplateSandbox:
             if answer is None and process not in self._processes:
                 raise WeftError(Reason.WORKER_RESTARTED, "the backend was stopped while it worked on the request")
         finally:
-            # One that has been at its limits may be in any state.
+            # A process that reached its limits may be in any state.
             if answer is not None and answer.cause != _LIMITS and process in self._processes:
                 self._free.append(process)
             else:
@@ -176,14 +176,14 @@ class TemplateSandbox:
 
     async def _start(self) -> asyncio.subprocess.Process:
         limits = self._limits
-        told = {
+        worker_limits = {
             "memory_bytes": limits.memory_bytes,
             "cpu_seconds": limits.cpu_seconds,
             "output_bytes": limits.output_bytes,
         }
         try:
             return await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", _WORKER, str(os.getpid()), json.dumps(told)),
+                *(sys.executable, "-I", _WORKER, str(os.getpid()), json.dumps(worker_limits)),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,
@@ -231,34 +231,34 @@ _SAMPLE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelTemplates:
-    """How conversations become prompts for one model."""
+    """The chat templates of one model."""
 
     usual: str | None = None
-    """None: there is no template, and so no chat."""
+    """The template of most requests; None: there is none, so the model cannot chat."""
     tool_use: str | None = None
-    """For requests with tools; None: the usual one."""
+    """Template of requests with tools; None: the usual one."""
     bos_token: str = ""
     eos_token: str = ""
     others: tuple[str, ...] = ()
-    """What else the file has: not used by weft, but an engine may."""
+    """Further templates of the file, which an engine may use."""
 
     @property
     def all(self) -> tuple[str, ...]:
-        """Every template that an engine may choose; none: the file has none."""
+        """All templates that an engine may choose."""
         found = (self.usual, self.tool_use, *self.others)
         return tuple(template for template in found if template is not None)
 
     def pick(self, has_tools: bool) -> str | None:
-        """The template for a request."""
+        """Returns the template for a request."""
         return self.tool_use if has_tools and self.tool_use is not None else self.usual
 
 
 async def read_templates(model_path: Path, override: Path | None) -> ModelTemplates:
-    """The templates of a model file, or the one in `override` instead of them.
+    """Reads the templates of a model file, or the one in `override` instead.
 
-    Raises INVALID_ARGUMENT for a file that says it is GGUF and is not, or for an override that is no text or over
-    MAX_TEXT_BYTES; CONNECT_FAILED for a file that cannot be read. A file of another kind has no templates: whether it
-    is of any use is for the engine to say.
+    Raises INVALID_ARGUMENT for a malformed GGUF file, or for an override that is no text or over MAX_TEXT_BYTES;
+    CONNECT_FAILED for a file that cannot be read. A file of another format has no templates: the engine decides whether
+    it is usable.
     """
     try:
         return await asyncio.to_thread(_read, model_path, override)
@@ -292,9 +292,9 @@ def _text(path: Path) -> str:
 
 
 async def check_templates(templates: ModelTemplates, sandbox: TemplateSandbox) -> None:
-    """Render each template once with a small conversation, before an engine that has no sandbox is given it.
+    """Render each template once with a sample conversation, before an engine without a sandbox uses it.
 
-    Raises TEMPLATE_FAILED for one that oversteps the sandbox's limits. One that merely dislikes the sample is fine.
+    Raises TEMPLATE_FAILED for one that exceeds the sandbox's limits. One that only refuses the sample passes.
     """
     tokens = {"bos_token": templates.bos_token, "eos_token": templates.eos_token}
     for template in templates.all:
@@ -302,9 +302,10 @@ async def check_templates(templates: ModelTemplates, sandbox: TemplateSandbox) -
 
 
 async def check_before_load(model_path: Path, override: Path | None) -> ModelTemplates:
-    """Look at the templates of a model whose engine renders them itself, and return them; 0.15 s.
+    """Check the templates of a model whose engine renders them itself, and return them; takes 0.15 s.
 
-    Raises as the two functions above, but for a model file that cannot be read: the engine says so better.
+    Raises as `read_templates` and `check_templates`, except for a model file that cannot be read: the engine's error is
+    better.
     """
     try:
         templates = await read_templates(model_path, override)

@@ -44,8 +44,7 @@ PARAMETERS = EngineParameters(
 
 def _build(model: NgramModel, context: "ModelContext") -> "ModelEngine":
     # Only a process that serves models needs these.
-    from runner_svc.policy.parameters import ParameterProfile  # noqa: PLC0415
-    from runner_svc.runtimes.model_engine import ModelEngine  # noqa: PLC0415
+    from runner_svc.runtimes.model_engine import ModelEngine, parameter_profile  # noqa: PLC0415
     from weft_ngram.backend import SERVER, NgramBackend, NgramConfig  # noqa: PLC0415
 
     text = model.text.expanduser()
@@ -66,7 +65,7 @@ def _build(model: NgramModel, context: "ModelContext") -> "ModelEngine":
         timeouts=context.timeouts,
         graces=context.graces,
         leftovers=context.leftovers,
-        parameters=ParameterProfile(engine=PARAMETERS, passthrough=model.passthrough == "all", thinking=model.thinking),
+        parameters=parameter_profile(model, PARAMETERS),
     )
     return ModelEngine(
         make_backend=lambda: NgramBackend(config),

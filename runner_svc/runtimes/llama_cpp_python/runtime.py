@@ -49,9 +49,8 @@ def _load_values(model: LlamaCppPythonModel) -> "Mapping[str, LoadValue]":
 
 
 def _build(model: LlamaCppPythonModel, context: "ModelContext") -> "ModelEngine":
-    # Only a process that serves models needs these.
+    # Imported here: only a process that serves models needs these.
     from runner_svc.memory.estimate import read_model_facts  # noqa: PLC0415
-    from runner_svc.policy.parameters import ParameterProfile  # noqa: PLC0415
     from runner_svc.runtimes.llama_cpp_python.backend import (  # noqa: PLC0415
         HOST_COMMAND,
         HOST_PROGRAM,
@@ -62,6 +61,7 @@ def _build(model: LlamaCppPythonModel, context: "ModelContext") -> "ModelEngine"
         ModelEngine,
         default_threads,
         file_forecast,
+        parameter_profile,
         quantization_files,
         template_file,
     )
@@ -82,7 +82,7 @@ def _build(model: LlamaCppPythonModel, context: "ModelContext") -> "ModelEngine"
         load_stall_seconds=context.load_stall_seconds,
         graces=context.graces,
         leftovers=context.leftovers,
-        parameters=ParameterProfile(engine=PARAMETERS, passthrough=model.passthrough == "all", thinking=model.thinking),
+        parameters=parameter_profile(model, PARAMETERS),
     )
     return ModelEngine(
         make_backend=lambda: LlamaCppPythonBackend(engine),

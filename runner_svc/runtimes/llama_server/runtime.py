@@ -70,14 +70,14 @@ def _load_values(model: LlamaServerModel) -> "Mapping[str, LoadValue]":
 
 
 def _build(model: LlamaServerModel, context: "ModelContext") -> "ModelEngine":
-    # Only a process that serves models needs these.
+    # Imported here: only a process that serves models needs these.
     from runner_svc.memory.estimate import read_model_facts  # noqa: PLC0415
-    from runner_svc.policy.parameters import ParameterProfile  # noqa: PLC0415
     from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig  # noqa: PLC0415
     from runner_svc.runtimes.model_engine import (  # noqa: PLC0415
         ModelEngine,
         default_threads,
         file_forecast,
+        parameter_profile,
         quantization_files,
         template_file,
     )
@@ -99,7 +99,7 @@ def _build(model: LlamaServerModel, context: "ModelContext") -> "ModelEngine":
         timeouts=context.timeouts,
         graces=context.graces,
         leftovers=context.leftovers,
-        parameters=ParameterProfile(engine=PARAMETERS, passthrough=model.passthrough == "all", thinking=model.thinking),
+        parameters=parameter_profile(model, PARAMETERS),
     )
     sees = any(word.startswith(PROJECTOR_ARGUMENT) for word in model.extra_arguments)
     return ModelEngine(

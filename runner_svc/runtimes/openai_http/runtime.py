@@ -39,14 +39,6 @@ class OpenAiHttpModel(UpstreamSettings, SleepingModelSettings):
         return "a server that runs already"
 
 
-def _operations(model: OpenAiHttpModel, context: "ModelContext") -> frozenset[Operation]:
-    if not model.operations:
-        return TEXT_OPERATIONS - {Operation.EMBEDDING} if model.embeddings is False else TEXT_OPERATIONS
-    if model.embeddings not in (None, "embedding" in model.operations):
-        raise context.refuse("embeddings", "must say the same as operations; leave it out")
-    return frozenset(Operation[word.upper()] for word in model.operations)
-
-
 def _find_fault(model: OpenAiHttpModel, environment: Mapping[str, str]) -> ModelFault | None:
     from runner_svc.runtimes.openai_http.backend import find_fault  # noqa: PLC0415 - for doctor and join alone
 
@@ -54,15 +46,15 @@ def _find_fault(model: OpenAiHttpModel, environment: Mapping[str, str]) -> Model
 
 
 def _build(model: OpenAiHttpModel, context: "ModelContext") -> "ModelEngine":
-    # Only a process that serves models needs these.
+    # Imported here: only a process that serves models needs these.
     from yarl import URL  # noqa: PLC0415
 
     from runner_svc.openai_upstream.address import base_url, is_private_host  # noqa: PLC0415
-    from runner_svc.policy.parameters import ParameterProfile  # noqa: PLC0415
-    from runner_svc.runtimes.model_engine import ModelEngine  # noqa: PLC0415
+    from runner_svc.runtimes.model_engine import ModelEngine, parameter_profile, served_operations  # noqa: PLC0415
     from runner_svc.runtimes.openai_http.backend import AttachedServer, AttachedServerConfig  # noqa: PLC0415
 
-    operations = _operations(model, context)
+    default = TEXT_OPERATIONS - {Operation.EMBEDDING} if model.embeddings is False else TEXT_OPERATIONS
+    operations = served_operations(model, default, context)
     server = AttachedServerConfig(
         url=base_url(model.url, f"{context.where}.url"),
         upstream_model=model.upstream_model or model.name,
@@ -74,7 +66,7 @@ def _build(model: OpenAiHttpModel, context: "ModelContext") -> "ModelEngine":
         probe_failures=context.probe_failures,
         load_stall_seconds=context.load_stall_seconds,
         timeouts=context.timeouts,
-        parameters=ParameterProfile(engine=PARAMETERS, passthrough=model.passthrough == "all", thinking=model.thinking),
+        parameters=parameter_profile(model, PARAMETERS),
     )
     if model.remote is None and not is_private_host(URL(server.url).host or ""):
         raise context.refuse(

@@ -46,14 +46,6 @@ class OpenAiRemoteModel(UpstreamSettings, ModelSettings):
         return "a provider's"
 
 
-def _operations(model: OpenAiRemoteModel, context: "ModelContext") -> frozenset[Operation]:
-    if not model.operations:
-        return frozenset({Operation.CHAT, Operation.EMBEDDING} if model.embeddings else {Operation.CHAT})
-    if model.embeddings not in (None, "embedding" in model.operations):
-        raise context.refuse("embeddings", "must say the same as operations; leave it out")
-    return frozenset(Operation[word.upper()] for word in model.operations)
-
-
 def _provider_url(model: OpenAiRemoteModel, context: "ModelContext") -> str:
     from yarl import URL  # noqa: PLC0415 - see _build
 
@@ -66,24 +58,24 @@ def _provider_url(model: OpenAiRemoteModel, context: "ModelContext") -> str:
 
 
 def _build(model: OpenAiRemoteModel, context: "ModelContext") -> "ModelEngine":
-    # Only a process that serves models needs these.
+    # Imported here: only a process that serves models needs these.
     from dataclasses import replace  # noqa: PLC0415
 
     from runner_svc.openai_upstream.unmanaged_server import read_key  # noqa: PLC0415
-    from runner_svc.policy.parameters import ParameterProfile  # noqa: PLC0415
-    from runner_svc.runtimes.model_engine import ModelEngine  # noqa: PLC0415
+    from runner_svc.runtimes.model_engine import ModelEngine, parameter_profile, served_operations  # noqa: PLC0415
     from runner_svc.runtimes.openai_remote.backend import HealthCheck, OpenAiRemote, OpenAiRemoteConfig  # noqa: PLC0415
     from weft.kernel.errors import WeftError  # noqa: PLC0415
 
-    operations = _operations(model, context)
+    default = frozenset({Operation.CHAT, Operation.EMBEDDING} if model.embeddings else {Operation.CHAT})
+    operations = served_operations(model, default, context)
     if model.remote is False:
         raise context.refuse("remote", "must be true or left out: serving it sends bytes off the premises")
     try:
         read_key(model.api_key_env, context.environment)
     except WeftError as error:
         raise context.refuse("api_key_env", error.message) from None
-    # Until its answer begins, the backend itself measures; from then on its first piece may take as long again: the
-    # provider's work on a prompt cannot be observed, so the wait for it has an end.
+    # Until an answer begins the backend itself measures; then its first token may take as long again: a provider's
+    # prefill cannot be observed, so the wait for it is limited.
     timeouts = replace(
         context.timeouts,
         headers_seconds=None,
@@ -100,12 +92,7 @@ def _build(model: OpenAiRemoteModel, context: "ModelContext") -> "ModelEngine":
         max_retries=model.max_retries,
         health_check=HealthCheck(model.health_check),
         timeouts=timeouts,
-        parameters=ParameterProfile(
-            engine=PARAMETERS,
-            passthrough=model.passthrough == "all",
-            thinking=model.thinking,
-            token_limit_name=model.token_limit_name,
-        ),
+        parameters=replace(parameter_profile(model, PARAMETERS), token_limit_name=model.token_limit_name),
     )
     return ModelEngine(
         make_backend=lambda: OpenAiRemote(config),

@@ -163,7 +163,7 @@ def test_a_file_that_is_cut_anywhere_in_its_head_is_refused(write: Write) -> Non
 
 
 def test_the_strings_that_are_stepped_over_are_counted(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gguf, "MAX_STEPS", 3)
+    monkeypatch.setattr(gguf, "MAX_SKIPPED_STRINGS", 3)
     assert "more items" in _refusal(write(GOOD)).message
 
 
