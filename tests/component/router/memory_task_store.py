@@ -116,7 +116,7 @@ class MemoryTaskStore:
         self.reads = 0
         """How often lanes were read."""
         self.ended: list[tuple[Claim, TaskOutcome, bool]] = []
-        """Every word about an end, and whether it counted."""
+        """Every reported end, and whether it counted."""
         self.claims_answer_late: asyncio.Event | None = None
         """A claim that is on disk is acknowledged when it is set."""
         self._heard: Callable[[StoreEvent], None] | None = None
@@ -127,7 +127,7 @@ class MemoryTaskStore:
         return kept
 
     def tell(self, news: StoreEvent) -> None:
-        """News of another router."""
+        """An event of another router."""
         assert self._heard is not None
         self._heard(news)
 

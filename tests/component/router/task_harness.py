@@ -51,7 +51,7 @@ class ScriptedCall:
     granted: asyncio.Event = field(default_factory=asyncio.Event)
     claimed: asyncio.Event = field(default_factory=asyncio.Event)
     left: asyncio.Event = field(default_factory=asyncio.Event)
-    """Whoever read it is gone: its runner's work is over."""
+    """The reader has left: its runner's work ends."""
     is_unary: bool | None = None
     refusal: WeftError | None = None
     receipt: receipt_pb2.Receipt | None = None
@@ -152,7 +152,7 @@ class TaskBench:
         return (await self.service.tasks.submit(new)).task
 
     async def submit_line(self, task_id: str) -> None:
-        """A line of a batch, as whoever keeps batches hands it in."""
+        """An item of a batch, as the batch manager submits it."""
         lane, now = Lane("qwen", TENANT, Priority.DURABLE), self.clock.utc_now().timestamp()
         row = TaskRow(
             id=task_id,
@@ -202,7 +202,7 @@ class TaskBench:
 
 
 class Watch:
-    """A watch whose news the test takes one by one."""
+    """A watch whose events the test takes one by one."""
 
     def __init__(self, news: AsyncGenerator[TaskEvent]) -> None:
         self._news = news

@@ -342,7 +342,7 @@ async def test_a_batch_of_another_tenant_is_not_there(make: Make, path: Path) ->
 
 
 @BOTH
-async def test_what_is_wrong_with_the_lines_is_kept_and_told(make: Make, path: Path) -> None:
+async def test_errors_of_the_lines_are_stored_and_returned(make: Make, path: Path) -> None:
     errors = (LineError(code="invalid_json", message="no", line=3, field="body"),)
     async with make(path) as kept:
         made = await kept.batches.create(new_batch(errors=errors), stream())
@@ -540,7 +540,7 @@ class NoMesh:
     view = FleetView(1, {}, {})
 
 
-async def test_a_line_for_a_model_that_nothing_has_is_refused_by_its_number_and_nothing_is_kept(path: Path) -> None:
+async def test_a_line_for_an_unknown_model_is_refused_by_its_number_and_nothing_is_kept(path: Path) -> None:
     """The batch was accepted, and in progress until its window ended."""
     database = RouterDatabase(f"sqlite+aiosqlite:///{path}")
     service = router_svc.durable.batches.service.build(

@@ -80,7 +80,7 @@ async def failing(connection: AsyncConnection) -> None:
 
 
 def kept(file: Path) -> list[str]:
-    """By somebody else's connection: what is on disk."""
+    """What is on disk, read over another connection."""
     connection = sqlite3.connect(file)
     try:
         return [word for (word,) in connection.execute("SELECT word FROM notes ORDER BY word")]
@@ -130,7 +130,7 @@ async def test_what_comes_during_a_commit_shares_the_next_ones(
     assert database.transactions == 1 + 2
 
 
-async def test_writes_of_a_kind_are_done_together_and_each_is_told_its_own(
+async def test_writes_of_a_kind_are_done_together_and_each_gets_its_own_result(
     commits: GroupCommit, database: CountingDatabase, file: Path
 ) -> None:
     batches: list[Sequence[str]] = []
@@ -168,7 +168,7 @@ async def test_a_write_that_fails_fails_alone(commits: GroupCommit, database: Co
     assert kept(file) == ["a", "b", "first"]
 
 
-async def test_whoever_gives_up_waiting_is_left_out_and_spoils_nothing(
+async def test_a_caller_that_stops_waiting_is_left_out_and_spoils_nothing(
     commits: GroupCommit, database: CountingDatabase, file: Path
 ) -> None:
     first = await under_way(commits, database, noting("first"))
@@ -195,7 +195,7 @@ async def test_more_than_may_wait_are_refused_at_once(commits: GroupCommit, data
     await commits.run(noting("more"))
 
 
-async def test_an_end_that_breaks_is_nobodys_success_and_is_not_tried_again(
+async def test_a_commit_that_fails_succeeds_for_no_caller_and_is_not_retried(
     commits: GroupCommit, database: CountingDatabase, file: Path
 ) -> None:
     first = await under_way(commits, database, noting("first"))
@@ -211,7 +211,7 @@ async def test_an_end_that_breaks_is_nobodys_success_and_is_not_tried_again(
     assert await commits.run(noting("a")) == "a"
 
 
-async def test_where_nothing_can_be_begun_all_who_wait_are_told_after_one_wait(
+async def test_where_no_transaction_can_begin_all_waiting_writes_fail_after_one_wait(
     monkeypatch: pytest.MonkeyPatch, file: Path
 ) -> None:
     monkeypatch.setattr("weft.sql.database.BUSY_TIMEOUT_MS", PATIENCE_MS)

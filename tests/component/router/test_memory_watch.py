@@ -103,7 +103,7 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
     await server.stop(None)
 
 
-async def test_only_what_is_different_is_told(stage: Stage) -> None:
+async def test_only_changes_are_reported(stage: Stage) -> None:
     assert [set(hosts) for hosts in stage.heard] == [{"host-a"}]
     await stage.pass_time(2 * POLL_SECONDS)
     assert (stage.book.looks, len(stage.heard)) == (3, 1)
@@ -113,7 +113,7 @@ async def test_only_what_is_different_is_told(stage: Stage) -> None:
     assert stage.watch.hosts == stage.heard[1]
 
 
-async def test_while_somebody_waits_for_a_load_the_book_is_read_often(stage: Stage) -> None:
+async def test_while_a_request_waits_for_a_load_the_ledger_is_read_often(stage: Stage) -> None:
     await stage.pass_time(1.0)
     before = stage.book.looks
     stage.watch.hurry()
@@ -147,7 +147,7 @@ async def test_a_large_book_is_read_less_often_however_much_hurry_there_is(stage
     assert stage.book.looks - before == 16 * HURRIED_POLL_SECONDS / 2
 
 
-async def test_the_last_view_stays_while_the_registry_is_away_and_its_age_is_told(stage: Stage) -> None:
+async def test_the_last_view_stays_while_the_registry_is_away_and_its_age_is_known(stage: Stage) -> None:
     stage.book.is_away = True
     await stage.pass_time(3 * POLL_SECONDS)
     assert set(stage.watch.hosts) == {"host-a"}

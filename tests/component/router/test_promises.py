@@ -114,7 +114,7 @@ async def test_a_database_without_a_record_of_acknowledgements_misses_nothing_th
 
 
 @pytest.mark.parametrize("words", [b"", b"{", b"[1]", b'{"store_id": 1}', b"\x00" * 256])
-async def test_a_record_that_is_damaged_begins_anew(place: Place, words: bytes) -> None:
+async def test_a_damaged_record_is_started_again(place: Place, words: bytes) -> None:
     (await place.killed()).promised.write_bytes(words)
     assert await place.loss() is None
     await place.killed()

@@ -74,7 +74,7 @@ async def test_what_is_read_over_a_socket_is_what_the_router_says(tmp_path: Path
 
 
 @pytest.mark.parametrize(("request_id", "tenant"), [("r-9", ""), ("r-1", "b")])
-async def test_a_request_that_is_unknown_or_another_tenants_is_not_found_in_the_same_words(
+async def test_an_unknown_request_and_another_tenants_are_not_found_with_the_same_message(
     tmp_path: Path, request_id: str, tenant: str
 ) -> None:
     router = Router()
@@ -135,7 +135,7 @@ class _RefusingPlace:
 
 
 class _RefusingRouter:
-    """Remembers what it was asked, and refuses it."""
+    """Records the requests, and refuses them."""
 
     def __init__(self, refusal: WeftError) -> None:
         self._refusal = refusal

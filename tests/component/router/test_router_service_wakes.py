@@ -25,7 +25,7 @@ InstancePhase = runner_pb2.InstanceState.Phase
 
 
 class ScriptedRegistry(registry_service_pb2_grpc.RegistryServiceServicer):
-    """Tells one watcher one snapshot after another."""
+    """Sends one watcher one snapshot after another."""
 
     def __init__(self) -> None:
         self._snapshots: asyncio.Queue[registry_service_pb2.WatchResponse] = asyncio.Queue()
@@ -59,7 +59,7 @@ class ScriptedRegistry(registry_service_pb2_grpc.RegistryServiceServicer):
 
 @asynccontextmanager
 async def running_router(tmp_path: Path, registry: ScriptedRegistry) -> AsyncIterator[RouterService]:
-    """A router that knows what the registry told first."""
+    """A router that has the registry's first snapshot."""
     server = new_server()
     registry_service_pb2_grpc.add_RegistryServiceServicer_to_server(registry, server)
     address = f"unix:{tmp_path / 'registry.sock'}"
@@ -117,7 +117,7 @@ async def test_a_sleeping_host_gets_a_magic_packet_and_serves_when_it_is_back(tm
             assert (await grant_of(place)).runner_incarnation == "second"
 
 
-async def test_a_router_that_stops_in_the_middle_of_a_wake_tells_who_waits(tmp_path: Path) -> None:
+async def test_a_router_that_stops_in_the_middle_of_a_wake_refuses_waiting_requests(tmp_path: Path) -> None:
     registry = scripted_registry()
     registry.tell(plan(port=9), incarnation="first", phase=None)
     async with running_router(tmp_path, registry) as router, asking(router) as place:

@@ -1,4 +1,4 @@
-"""Wakes carried out: runners asked over gRPC, recipes run, the fleet watched."""
+"""Wakes carried out: runners called over gRPC, recipes run, the view watched."""
 
 import asyncio
 from contextlib import AsyncExitStack, suppress
@@ -62,7 +62,7 @@ async def test_a_runners_error_reaches_all_who_wait_and_the_next_request_asks_ag
         assert await mesh.runner.asked() == MODEL
 
 
-async def test_a_load_that_found_no_memory_refuses_nobody_and_they_wait_on(tmp_path: Path) -> None:
+async def test_a_load_that_found_no_memory_refuses_no_request_and_they_wait_on(tmp_path: Path) -> None:
     async with waking_mesh(tmp_path) as mesh, AsyncExitStack() as stack:
         (place,) = await waiting_places(stack, mesh, 1)
         await mesh.runner.asked()
@@ -74,7 +74,7 @@ async def test_a_load_that_found_no_memory_refuses_nobody_and_they_wait_on(tmp_p
         assert "did not fit on here a moment ago" in word.reason
 
 
-async def test_a_relayed_runner_is_asked_through_its_relay(tmp_path: Path) -> None:
+async def test_a_relayed_runner_is_called_through_its_relay(tmp_path: Path) -> None:
     async with waking_mesh(tmp_path) as mesh, AsyncExitStack() as stack:
         mesh.show(Phase.HIBERNATING, runner={"address": relayed_address(mesh.runner.address, RUNNER)})
         await waiting_places(stack, mesh, 1)
@@ -96,7 +96,7 @@ async def test_a_host_that_the_mesh_wakes_serves_with_its_new_incarnation(tmp_pa
         assert mesh.recipes.seconds == [120.0]
 
 
-async def test_a_runner_that_cannot_wake_the_model_itself_is_not_asked(tmp_path: Path) -> None:
+async def test_a_runner_that_cannot_wake_the_model_itself_is_not_called(tmp_path: Path) -> None:
     async with waking_mesh(tmp_path, plan=BY_MESH) as mesh, AsyncExitStack() as stack:
         (place,) = await waiting_places(stack, mesh, 1)
         await mesh.wait_for_sleepers(1)
@@ -105,14 +105,14 @@ async def test_a_runner_that_cannot_wake_the_model_itself_is_not_asked(tmp_path:
         assert (mesh.recipes.ran, mesh.runner.calls) == ([PACKET], [])
 
 
-async def test_a_runner_that_is_up_is_asked_before_its_host_is_woken(tmp_path: Path) -> None:
+async def test_a_runner_that_is_up_is_called_before_its_host_is_woken(tmp_path: Path) -> None:
     async with waking_mesh(tmp_path, plan=BY_BOTH) as mesh, AsyncExitStack() as stack:
         await waiting_places(stack, mesh, 1)
         await mesh.runner.asked()
         assert mesh.recipes.ran == []
 
 
-async def test_a_host_that_fell_asleep_unnoticed_is_woken_and_its_runner_asked_until_it_answers(
+async def test_a_host_that_fell_asleep_unnoticed_is_woken_and_its_runner_called_until_it_answers(
     tmp_path: Path,
 ) -> None:
     late = tmp_path / "late.sock"
@@ -151,7 +151,7 @@ async def test_a_model_that_fell_asleep_again_before_anybody_saw_it_awake_is_wok
         await grant_of(place)
 
 
-async def test_a_wake_that_the_registry_does_not_tell_of_ends_by_the_runners_word(tmp_path: Path) -> None:
+async def test_a_wake_that_the_registry_does_not_show_ends_by_the_runners_report(tmp_path: Path) -> None:
     async with waking_mesh(tmp_path) as mesh, AsyncExitStack() as stack:
         (place,) = await waiting_places(stack, mesh, 1)
         await mesh.runner.asked()
@@ -206,14 +206,14 @@ async def test_a_command_is_run_where_the_router_allows_commands(tmp_path: Path)
         assert mesh.recipes.ran == [recipe]
 
 
-async def test_a_failed_recipe_is_told_with_its_cause(tmp_path: Path) -> None:
+async def test_the_failure_of_a_recipe_has_its_cause(tmp_path: Path) -> None:
     async with waking_mesh(tmp_path, plan=BY_MESH) as mesh, AsyncExitStack() as stack:
         mesh.recipes.error = WeftError(Reason.WAKE_FAILED, "the recipe's request was answered with status 502")
         (place,) = await waiting_places(stack, mesh, 1)
         assert "status 502" in (await refusal_of(place)).message
 
 
-async def test_an_unforeseen_error_ends_the_wake_and_tells_no_details(tmp_path: Path) -> None:
+async def test_an_unforeseen_error_ends_the_wake_without_details(tmp_path: Path) -> None:
     async with waking_mesh(tmp_path, plan=BY_MESH) as mesh, AsyncExitStack() as stack:
         mesh.recipes.error = ValueError("s3cret")
         (place,) = await waiting_places(stack, mesh, 1)
@@ -234,7 +234,7 @@ async def test_a_wake_that_takes_too_long_fails_at_its_bound(tmp_path: Path) -> 
             await mesh.runner.cancelled.wait()
 
 
-async def test_a_runner_that_is_lost_and_that_nobody_else_can_wake_fails_the_wake(tmp_path: Path) -> None:
+async def test_a_lost_runner_without_a_wake_recipe_fails_the_wake(tmp_path: Path) -> None:
     async with waking_mesh(tmp_path) as mesh, AsyncExitStack() as stack:
         mesh.show(Phase.HIBERNATING, runner={"address": f"unix:{tmp_path / 'nowhere.sock'}"})
         (place,) = await waiting_places(stack, mesh, 1)
@@ -273,7 +273,7 @@ async def test_a_wake_outlives_its_requests_and_serves_the_next_one(tmp_path: Pa
         assert not mesh.runner.cancelled.is_set()
 
 
-async def test_a_router_that_stops_tells_who_waits_and_ends_the_wake(tmp_path: Path) -> None:
+async def test_a_router_that_stops_refuses_waiting_requests_and_ends_the_wake(tmp_path: Path) -> None:
     async with waking_mesh(tmp_path) as mesh, AsyncExitStack() as stack:
         (place,) = await waiting_places(stack, mesh, 1)
         await mesh.runner.asked()
@@ -293,7 +293,7 @@ async def test_a_model_that_woke_by_itself_needs_no_answer_from_its_runner(tmp_p
         assert (await grant_of(place)).runner == RUNNER
 
 
-async def test_a_runner_that_said_that_it_is_awake_is_not_asked_again_before_its_next_report(tmp_path: Path) -> None:
+async def test_a_runner_that_reported_awake_is_not_called_again_before_its_next_report(tmp_path: Path) -> None:
     async with waking_mesh(tmp_path) as mesh, AsyncExitStack() as stack:
         (place,) = await waiting_places(stack, mesh, 1)
         await mesh.runner.asked()
@@ -321,7 +321,7 @@ async def test_the_second_wake_says_how_long_it_will_take(tmp_path: Path) -> Non
         assert word.progress == 0.0
 
 
-async def test_a_wake_that_is_given_up_ends_its_call_to_the_runner_and_refuses_nobody(tmp_path: Path) -> None:
+async def test_a_wake_that_is_given_up_ends_its_call_to_the_runner_and_refuses_no_request(tmp_path: Path) -> None:
     async with waking_mesh(tmp_path) as mesh, AsyncExitStack() as stack:
         (place,) = await waiting_places(stack, mesh, 1)
         await mesh.runner.asked()

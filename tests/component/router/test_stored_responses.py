@@ -70,7 +70,7 @@ async def refused(reason: Reason, awaited: object) -> str:
 
 
 @pytest.mark.parametrize("make", [keeping, keeping_behind_a_channel])
-async def test_an_answer_that_was_saved_is_the_same_when_it_is_asked_for(make: object, tmp_path: Path) -> None:
+async def test_an_answer_that_was_saved_is_the_same_when_it_is_read(make: object, tmp_path: Path) -> None:
     async with make(tmp_path) as store:  # type: ignore[operator]
         saved = StoredResponse(
             id="resp_1", tenant="ann", previous_id="", created_at=MADE, body=b'{"x": "\xc3\xa4"}', items=b"[1]"
@@ -115,7 +115,7 @@ async def test_what_was_saved_outlives_the_router_and_is_on_disk_with_the_acknow
         assert (await store.get("ann", "resp_1")).id == "resp_1"
 
 
-async def test_answers_are_forgotten_when_their_time_is_over(tmp_path: Path) -> None:
+async def test_answers_are_purged_when_their_time_has_ended(tmp_path: Path) -> None:
     clock = FakeClock()
     old = StoredResponse(
         id="resp_old", tenant="ann", previous_id="", created_at=clock.utc_now(), body=b"b", items=b"[]"
@@ -215,7 +215,9 @@ async def test_a_conversation_that_never_ends_is_refused_before_it_is_read(tmp_p
         await refused(Reason.INVALID_ARGUMENT, store.chain("ann", "resp_loop"))
 
 
-async def test_a_postgres_without_its_driver_is_a_word_about_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_postgres_url_without_its_driver_is_an_error_that_names_the_package(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("router_svc.store.database.find_spec", lambda _name: None)
     service = router_svc.durable.stored_responses.build(
         RouterDatabase("postgresql+asyncpg://ann:hunter2@host/weft"), ResponseLimits()

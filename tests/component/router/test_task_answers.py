@@ -181,7 +181,7 @@ async def test_a_task_that_was_said_to_be_deleted_is_not_shown_any_more(reading:
         assert refused.value.reason is reason
 
 
-async def test_what_another_tenant_is_told_of_a_task_says_nothing_to_its_owner() -> None:
+async def test_an_answer_to_another_tenant_does_not_affect_those_to_the_owner() -> None:
     async with task_bench(store=SteppedTaskStore()) as bench:
         task = await bench.submit()
 

@@ -110,7 +110,7 @@ class Mesh:
         self.tell: list[Callable[[FleetView], None]] = []
 
     def show(self, *, slots: int = 1, model: bool = True) -> None:
-        """The registry tells the runner, with so many slots, or that it has no model."""
+        """The registry reports the runner, with so many slots, or without a model."""
         instance = InstanceView(
             model="qwen", phase=Phase.READY, slots_total=slots, slots_used=0, load_progress=None, detail=""
         )
@@ -144,7 +144,7 @@ class Mesh:
 
 @asynccontextmanager
 async def mesh_of(tmp_path: Path, limits: TaskLimits = FAST) -> AsyncIterator[tuple[Mesh, TaskPort]]:
-    """A router's tasks, and a runner that nobody knows yet."""
+    """A router's tasks, and a runner that the mesh does not know yet."""
     runner = Runner(f"unix:{tmp_path}/r")
     server = new_server()
     generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(runner, server)
@@ -191,7 +191,7 @@ async def begun(runner: Runner) -> None:
     runner.begun.clear()
 
 
-async def test_a_task_is_an_ordinary_request_of_the_lowest_band_with_its_own_id(tmp_path: Path) -> None:
+async def test_a_task_is_an_ordinary_request_of_the_lowest_class_with_its_own_id(tmp_path: Path) -> None:
     async with mesh_of(tmp_path) as (mesh, tasks):
         mesh.show()
         spec = chat_spec()
@@ -211,7 +211,7 @@ async def test_a_task_is_an_ordinary_request_of_the_lowest_band_with_its_own_id(
         assert mesh.runner.metadata[0]["traceparent"] == spec.traceparent
 
 
-async def test_a_task_with_a_band_of_its_own_waits_in_that_one_and_is_streamed(tmp_path: Path) -> None:
+async def test_a_task_with_a_priority_of_its_own_waits_in_that_class_and_is_streamed(tmp_path: Path) -> None:
     async with mesh_of(tmp_path) as (mesh, tasks):
         mesh.show()
         spec = chat_spec()

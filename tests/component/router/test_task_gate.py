@@ -31,7 +31,7 @@ def grant(attempt: int = 1) -> Grant:
 
 
 class Scheduler:
-    """Says what the script says, and notes what it is told."""
+    """Answers by script, and records the reports."""
 
     def __init__(self, *words: Decision) -> None:
         self._words = list(words)

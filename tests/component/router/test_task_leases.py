@@ -123,7 +123,7 @@ async def test_a_task_whose_last_attempt_lost_its_lease_has_failed() -> None:
         assert not call.claimed.is_set()
 
 
-async def test_a_cancel_through_another_router_reaches_the_work_with_its_news() -> None:
+async def test_a_cancel_through_another_router_reaches_the_work_with_its_event() -> None:
     async with task_bench() as bench:
         task, call = await bench.begun()
         await bench.store.cancel(TENANT, task.id, now_of(bench.clock))
@@ -133,7 +133,7 @@ async def test_a_cancel_through_another_router_reaches_the_work_with_its_news() 
         assert (await bench.get(task.id)).state is TaskState.CANCELLED
 
 
-async def test_a_cancel_whose_news_got_lost_reaches_the_work_with_the_next_heartbeat() -> None:
+async def test_a_cancel_whose_event_got_lost_reaches_the_work_with_the_next_renewal() -> None:
     async with task_bench() as bench:
         task, call = await bench.begun()
         await bench.store.cancel(TENANT, task.id, now_of(bench.clock))

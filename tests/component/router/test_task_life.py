@@ -112,7 +112,7 @@ async def test_pauses_double_with_each_lost_attempt_up_to_their_bound() -> None:
             await call.grant()
 
 
-async def test_attempts_are_limited_and_the_last_ones_reason_is_told() -> None:
+async def test_attempts_are_limited_and_the_failure_has_the_last_reason() -> None:
     async with task_bench(limits=TaskLimits(max_attempts=2)) as bench:
         task, call = await bench.begun()
         call.say(text("half"))
@@ -231,7 +231,7 @@ async def test_cancelling_between_the_claim_and_the_call_reaches_no_runner() -> 
         assert (await bench.get(task.id)).state is TaskState.CANCELLED
 
 
-async def test_cancelling_a_task_that_is_over_changes_nothing() -> None:
+async def test_cancelling_a_terminal_task_changes_nothing() -> None:
     async with task_bench() as bench:
         task, call = await bench.begun()
         call.finish()
@@ -338,8 +338,8 @@ async def test_a_runner_that_pauses_keeps_nothing_back() -> None:
         assert [chunk.event_count for chunk in bench.store.only().chunks] == [1]
 
 
-async def test_only_lines_of_batches_that_nobody_watches_are_asked_for_whole() -> None:
-    """Anybody else's words were held back from whoever began to watch when the task ran already."""
+async def test_only_items_of_batches_without_a_watcher_are_requested_unary() -> None:
+    """Output was held back from a watcher that came when the task ran already."""
     async with task_bench() as bench:
         _, alone = await bench.begun()
         lines = []
@@ -414,7 +414,7 @@ async def test_a_piece_is_shown_only_once_it_is_on_disk() -> None:
         await watch.close()
 
 
-async def test_news_of_a_lane_nobody_waits_in_is_harmless() -> None:
+async def test_an_event_of_an_empty_lane_is_harmless() -> None:
     async with task_bench() as bench:
         task = await bench.submit()
         await bench.calls.next()

@@ -93,7 +93,7 @@ async def test_those_who_are_refused_together_pause_as_one_and_then_one_tries_fo
         assert bench.calls.unseen == 4
 
 
-async def test_whoever_is_refused_later_does_not_prolong_the_pause_of_those_before() -> None:
+async def test_a_later_refusal_does_not_prolong_the_pause_of_those_before() -> None:
     async with task_bench(limits=TaskLimits(offers_per_lane=1)) as bench:
         first = await bench.submit()
         await refuse(bench, NO_IMAGES)
@@ -157,7 +157,7 @@ async def test_a_refusal_that_no_waiting_cures_fails_the_task(reason: Reason) ->
         assert (failed.error.reason, failed.error.message) == (reason, "never")
 
 
-async def test_a_task_that_nobody_can_do_keeps_nobody_else_of_its_lane_waiting() -> None:
+async def test_a_task_that_no_runner_can_do_keeps_no_other_task_of_its_lane_waiting() -> None:
     async with task_bench(limits=TaskLimits(offers_per_lane=1)) as bench:
         hard = await bench.submit()
         await refuse(bench, NO_IMAGES)
@@ -225,7 +225,7 @@ async def test_more_lanes_than_are_held_at_once_have_their_turn_one_after_the_ot
         assert seen == {f"m{number}" for number in range(7)}
 
 
-async def test_lanes_that_wait_for_slots_give_way_to_those_that_have_not_asked_yet() -> None:
+async def test_lanes_that_wait_for_slots_make_room_for_those_that_have_no_offer_yet() -> None:
     async with task_bench(limits=TaskLimits(max_lanes=2, poll_interval_seconds=5.0)) as bench:
         for number in range(5):
             await bench.submit(chat_spec(f"m{number}"))
@@ -266,7 +266,7 @@ async def test_a_task_that_another_router_took_gives_the_slot_back_and_the_lane_
         assert bench.store.claims == [Claim(taken.id, "router-other", 1)]
 
 
-async def test_tasks_that_nobody_told_of_are_found_by_looking() -> None:
+async def test_tasks_without_an_event_are_found_by_polling() -> None:
     async with task_bench() as bench:
         async with task_bench(clock=bench.clock, store=bench.store) as other:
             # The other router stops before it has offered anything.

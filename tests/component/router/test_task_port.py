@@ -181,7 +181,7 @@ async def test_a_waiting_task_is_cancelled_and_one_that_is_not_over_cannot_be_de
 
 
 @both
-async def test_why_a_task_failed_is_told(opening: Open, tmp_path: Path) -> None:
+async def test_a_failed_task_has_its_reason(opening: Open, tmp_path: Path) -> None:
     async with opening(tmp_path) as (tasks, calls):
         task = (await tasks.submit(new())).task
         call = await calls.next()

@@ -134,7 +134,7 @@ async def test_who_comes_in_a_lanes_pause_is_offered_at_its_end_though_the_refus
         assert (await bench.calls.next()).task.id == second.id
 
 
-async def test_a_last_word_is_not_shown_before_the_end_is_on_disk() -> None:
+async def test_the_last_output_is_not_shown_before_the_end_is_on_disk() -> None:
     async with task_bench() as bench:
         task, call = await bench.begun()
         call.say(text("all"))
@@ -146,7 +146,7 @@ async def test_a_last_word_is_not_shown_before_the_end_is_on_disk() -> None:
         assert bench.store.only().last_index == 2
 
 
-async def test_a_watcher_is_not_told_that_a_part_is_the_whole_when_the_task_is_deleted_meanwhile() -> None:
+async def test_a_watcher_does_not_get_a_part_as_the_whole_when_the_task_is_deleted_meanwhile() -> None:
     store = SlowReads()
     async with task_bench(store=store) as bench:
         task, call = await bench.begun()
@@ -187,7 +187,7 @@ async def test_tasks_that_are_being_counted_count_and_a_count_that_is_given_up_f
         await counts.require(TENANT)
 
 
-async def test_a_fault_that_nobody_foresaw_ends_neither_offers_nor_heartbeats() -> None:
+async def test_an_unforeseen_fault_ends_neither_offers_nor_renewals() -> None:
     store = SlowReads()
     async with task_bench(store=store) as bench:
         running, _ = await bench.begun()

@@ -44,7 +44,7 @@ async def test_a_watcher_sees_every_change_and_every_piece_and_last_the_end() ->
         assert end.state is TaskState.COMPLETED
 
 
-async def test_a_watcher_of_a_task_that_is_over_gets_all_of_it() -> None:
+async def test_a_watcher_of_a_terminal_task_gets_all_of_it() -> None:
     async with task_bench() as bench:
         task, call = await bench.begun()
         call.say(text("one"))
@@ -67,7 +67,7 @@ async def test_a_watcher_goes_on_behind_the_event_it_has() -> None:
         assert [type(each) for each in nothing_new] == [Task, Task]
 
 
-async def test_a_watcher_of_an_attempt_that_is_lost_is_told_the_new_one_and_begins_anew() -> None:
+async def test_a_watcher_of_a_lost_attempt_gets_the_new_one_from_its_beginning() -> None:
     async with task_bench() as bench:
         task, call = await bench.begun()
         watch = bench.watch(task.id)
@@ -144,7 +144,7 @@ async def test_another_tenants_task_cannot_be_watched() -> None:
         assert found.value.reason is Reason.NOT_FOUND
 
 
-async def test_no_more_watch_than_may_and_whoever_leaves_makes_room() -> None:
+async def test_watchers_are_limited_and_one_that_leaves_makes_room() -> None:
     async with task_bench(limits=TaskLimits(max_watches=1)) as bench:
         task = await bench.submit()
         watch = bench.watch(task.id)
@@ -158,7 +158,7 @@ async def test_no_more_watch_than_may_and_whoever_leaves_makes_room() -> None:
         await other.close()
 
 
-async def test_whoever_leaves_a_watch_does_not_end_the_task() -> None:
+async def test_a_watcher_that_leaves_does_not_end_the_task() -> None:
     async with task_bench() as bench:
         task, call = await bench.begun()
         watch = bench.watch(task.id)

@@ -113,7 +113,7 @@ async def test_every_ticket_of_a_request_has_its_permit(tenant: str, asks_remote
 
 
 @pytest.mark.parametrize("tenant", ["never", "on_request"])
-async def test_a_remote_model_that_is_asked_for_without_a_permit_is_refused_with_that_reason(tenant: str) -> None:
+async def test_a_request_for_a_remote_model_without_a_permit_is_refused_with_that_reason(tenant: str) -> None:
     loop = _loop()
     asks_remote = tenant == "never"  # what such a tenant's requests say does not matter
     _, mailbox = _submit(loop, tenant=tenant, asks_remote=asks_remote, target="alone")

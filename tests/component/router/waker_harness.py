@@ -30,7 +30,7 @@ BY_RUNNER = WakePlan(by_runner=True, max_wait_seconds=60.0)
 
 
 class WakingRunner(runner_service_pb2_grpc.RunnerServiceServicer):
-    """Answers Wake when the test says so, and remembers who asked."""
+    """Answers Wake when the test allows it, and records the calls."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -111,7 +111,7 @@ class WakingMesh:
         model: dict[str, Any] | None = None,
         detail: str = "",
     ) -> None:
-        """The registry tells the model's phase, and whatever else of runner and model is given. It stays so."""
+        """The registry reports the model's phase, with the given fields of runner and model. It stays so."""
         shown = replace(self._view.runners[RUNNER], instances={MODEL: _instance(phase, detail)}, **(runner or {}))
         declared = replace(
             self._view.models[MODEL],
@@ -176,14 +176,14 @@ async def next_word(place: Placement) -> Decision:
 
 
 async def grant_of(place: Placement) -> Grant:
-    """The grant, past all words about waiting."""
+    """The grant, after all status messages."""
     while not isinstance(word := await next_word(place), Grant):
         pass
     return word
 
 
 async def refusal_of(place: Placement) -> WeftError:
-    """The refusal, past all words about waiting."""
+    """The refusal, after all status messages."""
     try:
         granted = await grant_of(place)
     except WeftError as error:

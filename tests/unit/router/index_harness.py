@@ -55,7 +55,7 @@ def pick(needs: Needs = CHAT, **changes: Any) -> PickRequest:
 def place(
     mesh: CandidateIndex, queue: str = "p", asked: PickRequest | None = None, now: float = 0.0
 ) -> Candidate | None:
-    """Choose and take; None: nobody was free."""
+    """Choose and take; None: no candidate was free."""
     choice = mesh.choose(queue, asked or pick(), now)
     if choice is None:
         return None

@@ -114,7 +114,7 @@ def candidate(
 
 
 class LoadWorld:
-    """One line per model. `book_steps`: every how many steps the VRAM ledger is read."""
+    """One queue per model. `book_steps`: the number of steps between two reads of the VRAM ledger."""
 
     def __init__(
         self,

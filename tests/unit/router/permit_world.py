@@ -31,7 +31,7 @@ FAILURES = (
 
 
 class PermitViolation(Exception):  # noqa: N818 - what it says
-    """Bytes would have left the premises, and nobody has allowed that."""
+    """Bytes would have left the premises without a permit."""
 
 
 class PlacingScheduler(Protocol):
@@ -67,7 +67,7 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """A request is over."""
+    """A request ends."""
 
     which: int
     after_content: bool
@@ -90,7 +90,7 @@ class Guard:
 
 @dataclass(frozen=True, slots=True)
 class Reroute:
-    """A route is declared anew."""
+    """A route is declared again."""
 
     route: Route
 
@@ -121,7 +121,7 @@ def mesh_settings() -> Settings:
 
 @dataclass
 class PermitWorld:
-    """Does steps to a scheduler and raises PermitViolation when it sends anybody off the premises unasked."""
+    """Runs steps on a scheduler; raises PermitViolation for a request off the premises without a permit."""
 
     scheduler: PlacingScheduler
     now: float = 0.0
@@ -261,7 +261,7 @@ def candidates(draw: st.DrawFn) -> Candidate:
 
 @st.composite
 def routes(draw: st.DrawFn) -> Route:
-    """A ladder over pools and models."""
+    """A route over pools and models."""
     names = st.sampled_from((*POOLS[:2], *MODELS))
     return Route(
         name=draw(st.sampled_from(ROUTES)),

@@ -18,7 +18,7 @@ _OF_NEEDS = frozenset({"operation", "allow_remote", "skills", "tools", "context_
 
 
 class Mesh(Scheduler):
-    """A scheduler that is shown whole meshes, and is told what changed with each."""
+    """A scheduler that gets whole meshes; the changes between two of them are computed here."""
 
     def __init__(self, limits: SchedulerLimits | None = None, settings: Settings | None = None) -> None:
         super().__init__(limits, settings)

@@ -59,7 +59,7 @@ class World:
         self.waking: dict[str, Wakes] = {}
         self.swaps = 0
         self.given_up: set[tuple[int, str]] = set()
-        """Which requests failed on which models, or waited for their wakes in vain."""
+        """The requests that failed on a model, or waited for a wake of it that failed."""
         self.show(routes=ROUTES, cloud_fallback=True)
 
     # -- the mesh

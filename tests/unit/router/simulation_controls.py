@@ -111,7 +111,7 @@ class NeverServesLow(Sound):
 
 
 class CountsLineByLine(Sound):
-    """Who waits in one line is passed over by nobody of another one."""
+    """A request that waits in one queue is never passed over by one of another queue."""
 
     def __init__(self, scenario: Scenario) -> None:
         super().__init__(scenario)
@@ -119,7 +119,7 @@ class CountsLineByLine(Sound):
 
 
 class ShedsDurable(Sound):
-    """Durable requests are like those of the lowest band of callers."""
+    """Durable requests are treated like those of the lowest priority class of callers."""
 
     def submit(self, arrival: Arrival, now: float) -> list[Decision]:
         is_durable = arrival.priority is Priority.DURABLE
@@ -127,14 +127,14 @@ class ShedsDurable(Sound):
 
 
 class KeepsNoShare(Sound):
-    """Durable requests get only what nobody else wants."""
+    """Durable requests get only what no caller wants."""
 
     def __init__(self, scenario: Scenario) -> None:
         super().__init__(scenario, durable_share=0.0)
 
 
 class ForcesForDurable(Sound):
-    """What callers use gives way to durable requests."""
+    """Models that callers use are evicted for durable requests."""
 
     def __init__(self, scenario: Scenario) -> None:
         super().__init__(scenario)
@@ -167,7 +167,7 @@ def _only_due(entries: Any, *asked: Any) -> Iterator[QueueEntry]:
 
 
 class ServesTheOldestLowerBand(Sound):
-    """The turn of any lower band makes up for all of them."""
+    """A grant to any lower priority class counts for all of them."""
 
     def __init__(self, scenario: Scenario) -> None:
         super().__init__(scenario)
@@ -201,7 +201,7 @@ class LosesRequests(Sound):
 
 
 class OverbooksSlots(Sound):
-    """Every model is said to have a slot more than it has."""
+    """Every model is reported with one slot more than it has."""
 
     def apply(self, change: MeshChange, now: float) -> list[Decision]:
         roomy = tuple(replace(candidate, slots=candidate.slots + 1) for candidate in change.candidates)
@@ -245,7 +245,7 @@ class ForgetsDeadlines(Sound):
 
 
 class LeavesSlotsIdle(Sound):
-    """Every model is said to have one slot."""
+    """Every model is reported with one slot."""
 
     def apply(self, change: MeshChange, now: float) -> list[Decision]:
         narrow = tuple(replace(candidate, slots=1) for candidate in change.candidates)
@@ -253,7 +253,7 @@ class LeavesSlotsIdle(Sound):
 
 
 class WaitsForEveryLoad(Sound):
-    """The queue timeout begins anew with every load, however many there are."""
+    """The queue timeout starts again with every load, however many there are."""
 
     def __init__(self, scenario: Scenario) -> None:
         super().__init__(scenario, max_load_pause_seconds=1e9)

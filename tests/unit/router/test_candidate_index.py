@@ -1,4 +1,4 @@
-"""Who is in which line, who is free, and what a router has given to whom."""
+"""The members of queues, the free ones among them, and the slots that a router has granted."""
 
 from dataclasses import replace
 from typing import Any
@@ -46,7 +46,7 @@ def test_a_candidate_is_in_the_lines_of_its_pool_and_of_the_routes_that_name_it(
     assert list(mesh.table.queues_of(member("a"))) == ["p", "route/r", "route/s"]
 
 
-def test_a_line_without_members_is_gone() -> None:
+def test_a_queue_without_members_is_gone() -> None:
     mesh = index(member("a"))
     mesh.table.drop("a")
     assert mesh.table.queue_of("a") is None
@@ -65,7 +65,7 @@ def test_a_model_that_changes_its_pool_takes_what_runs_on_it_along() -> None:
     assert (mesh.in_flight_of_queue("q"), mesh.total_in_flight) == (0, 0)
 
 
-def test_nobody_gets_more_than_it_has_slots_for() -> None:
+def test_no_candidate_gets_more_requests_than_it_has_slots() -> None:
     mesh = index(member("a", slots=1), member("b", slots=2))
     assert sorted(placed(mesh, 4)) == ["a", "b", "b", "nobody"]
     assert not mesh.has_free("p")
@@ -107,7 +107,7 @@ def test_a_limit_over_all_models_that_changes_counts_from_then_on() -> None:
     assert placed(mesh, 3) == ["a", "a", "nobody"]
 
 
-def test_a_pool_at_its_cap_takes_nothing_by_whichever_line() -> None:
+def test_a_pool_at_its_cap_takes_nothing_from_any_queue() -> None:
     mesh = index(member("a"), member("b"), max_in_flight=2, routes=[Route(name="r", candidates=("p",))])
     assert placed(mesh, 3) == ["a", "b", "nobody"]
     assert placed(mesh, 1, "route/r") == ["nobody"]
@@ -141,7 +141,7 @@ def test_those_who_are_held_take_nothing_until_the_hold_is_lifted() -> None:
     assert mesh.has_free("p")
 
 
-def test_a_hold_outlives_what_is_told_of_the_candidate_meanwhile() -> None:
+def test_a_hold_outlives_changes_of_the_candidate() -> None:
     mesh = index(member("a"))
     mesh.table.hold(frozenset({member("a").key}))
     mesh.table.put(member("a", slots_reported_used=1))

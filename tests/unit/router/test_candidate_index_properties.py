@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order, the index says the same as somebody who looks at every candidate."""
+"""After any sequence of events the index agrees with a model that examines every candidate."""
 
 from collections import Counter
 
@@ -51,7 +51,7 @@ STEPS = st.lists(
 
 
 class Looker:
-    """Knows everything that the index was told, and works each answer out from nothing."""
+    """Knows every input of the index, and computes each answer from scratch."""
 
     def __init__(self, policy: ChoicePolicy) -> None:
         self.policy = policy

@@ -1,4 +1,4 @@
-"""What a candidate lacks, and why nobody of a line can serve a request."""
+"""What a candidate lacks, and why no member of a queue can serve a request."""
 
 import pytest
 from index_harness import CHAT, index, member, pick, place
@@ -98,7 +98,9 @@ def test_a_profile_serves_the_same_requests_as_its_candidate(context: int, promp
         ),
     ],
 )
-def test_a_refusal_says_why_nobody_can(members: list[Candidate], needs: Needs, reason: Reason, message: str) -> None:
+def test_a_refusal_says_why_no_candidate_can(
+    members: list[Candidate], needs: Needs, reason: Reason, message: str
+) -> None:
     mesh = index(*members)
     assert list(mesh.permitted("p", needs, frozenset())) == []
     summary = mesh.refusal("p", needs)
@@ -131,7 +133,7 @@ def test_a_route_whose_local_candidates_are_only_down_does_not_blame_the_guard()
     assert mesh.refusal("route/r", CHAT).reason is Reason.NO_RUNNER_AVAILABLE
 
 
-def test_a_route_of_which_the_mesh_has_nothing_has_nobody_up() -> None:
+def test_a_route_without_a_member_in_the_mesh_has_no_member_up() -> None:
     mesh = index(routes=[Route(name="r", candidates=("nothing",))])
     assert mesh.table.queue_of("route/r") == "route/r"
     assert mesh.refusal("route/r", CHAT).reason is Reason.NO_RUNNER_AVAILABLE

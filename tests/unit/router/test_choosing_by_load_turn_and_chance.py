@@ -1,4 +1,4 @@
-"""The policies that look at load, at whose turn it is, and at nothing at all."""
+"""The selection policies least_loaded, round_robin and random."""
 
 from collections import Counter
 from dataclasses import replace

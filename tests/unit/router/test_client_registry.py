@@ -160,7 +160,7 @@ async def test_tokens_are_set_right_when_the_answer_is_there() -> None:
     assert refused(clients, asked(prompt_tokens=1)).metadata["remaining"] == "0"
 
 
-async def test_tokens_of_a_request_that_nobody_worked_on_are_given_back() -> None:
+async def test_tokens_of_a_request_that_no_runner_worked_on_are_given_back() -> None:
     clients = registry(FakeClock(), RateLimitConfig(default=(Rate(100, 60, RateUnit.TOKENS),)))
     clients.admit(1, asked(prompt_tokens=100))
     clients.note_end(1, used(0, 0, receipt_pb2.OUTCOME_REJECTED))
@@ -237,7 +237,7 @@ def test_the_targets_of_a_client_are_bounded() -> None:
     assert MAX_TARGETS_TOLD < MAX_TARGETS_COUNTED
 
 
-def test_pauses_double_up_to_their_bound_and_begin_anew_after_a_calm_time() -> None:
+def test_pauses_double_up_to_their_bound_and_start_again_after_a_calm_time() -> None:
     rule = CooldownRule(after_refusals=1, seconds=10, max_seconds=30)
     cooldown, now, pauses = Cooldown(), 0.0, []
     for _ in range(4):

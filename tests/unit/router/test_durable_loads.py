@@ -1,4 +1,4 @@
-"""Loads for durable requests: where there is room, in place of what nobody uses, and never at a caller's cost."""
+"""Loads for durable requests: into free memory, in place of unused models, and never at a caller's cost."""
 
 from typing import Any
 
@@ -45,7 +45,7 @@ def wakes_until(mesh: Mesh, begin: float, end: float) -> tuple[str, float] | Non
     return None
 
 
-def test_what_fits_is_loaded_at_once_and_is_asked_for_in_its_own_band() -> None:
+def test_what_fits_is_loaded_at_once_with_the_durable_priority() -> None:
     mesh = host_with("qwen", total=12)
     mesh.submit(arrival(1, "qwen"), 0.0)
     decisions = mesh.submit(arrival(2, "llama", priority=DURABLE), 0.0)
@@ -53,7 +53,7 @@ def test_what_fits_is_loaded_at_once_and_is_asked_for_in_its_own_band() -> None:
     assert (wakes.model, wakes.priority) == ("llama", DURABLE)
 
 
-def test_a_model_that_no_caller_has_used_for_a_while_gives_way() -> None:
+def test_a_model_that_no_caller_has_used_for_a_while_is_evicted() -> None:
     mesh = host_with("qwen")
     mesh.submit(arrival(1, "qwen"), 0.0)
     mesh.finish(1, 10.0)
@@ -68,7 +68,7 @@ def test_a_model_that_was_loaded_and_not_used_yet_is_left_alone_for_as_long() ->
     assert wakes_until(mesh, 101.0, 200.0) == ("llama", 130.0)
 
 
-def test_no_bound_makes_a_model_give_way_that_a_caller_uses_or_waits_for() -> None:
+def test_no_bound_evicts_a_model_that_a_caller_uses_or_waits_for() -> None:
     mesh = host_with("qwen", max_cold_wait_seconds=5.0, queue_timeout_seconds=1e6)
     mesh.submit(arrival(1, "qwen"), 0.0)
     for key in range(2, 102):
@@ -78,7 +78,7 @@ def test_no_bound_makes_a_model_give_way_that_a_caller_uses_or_waits_for() -> No
     assert placed(mesh.finish(1, 1001.0)) == {200: "run-qwen"}, "nothing is held for them either"
 
 
-def test_a_caller_that_is_as_patient_makes_it_give_way() -> None:
+def test_a_caller_that_is_as_patient_has_it_evicted() -> None:
     """What the test above would see if durable requests were like any others."""
     mesh = host_with("qwen", max_cold_wait_seconds=5.0, queue_timeout_seconds=1e6)
     running = arrival(1, "qwen")
@@ -130,7 +130,7 @@ def test_a_caller_is_kept_waiting_no_longer_by_durable_requests_that_waited_befo
     assert 200 in placed(mesh.finish(1, 101.0)), "qwen would be held if the wait of the durable ones counted for it"
 
 
-def test_nobody_knows_when_one_durable_model_gives_way_to_another() -> None:
+def test_there_is_no_estimate_of_when_one_durable_model_is_evicted_for_another() -> None:
     mesh = host_with("qwen")
     mesh.submit(arrival(1, "qwen", priority=DURABLE), 0.0)
     mesh.finish(1, 2.0, TOOK)

@@ -1,4 +1,4 @@
-"""The order of waiting: tenants by account, a tenant's own by deadline and arrival, nobody behind one at its cap."""
+"""The order of waiting requests: tenants by account, within a tenant by deadline and arrival."""
 
 import math
 

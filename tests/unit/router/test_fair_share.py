@@ -1,4 +1,4 @@
-"""Accounts of tenants: nobody banks credit, nobody pays for ever, estimates are put right."""
+"""Accounts of tenants: bounded credit, bounded debt, corrected estimates."""
 
 import pytest
 from hypothesis import strategies as st
@@ -41,7 +41,7 @@ def test_a_tenant_that_was_served_much_does_not_lose_that_by_leaving() -> None:
     assert book.account("b") == 900.0
 
 
-def test_nobody_lags_behind_the_highest_account_by_more_than_the_limit() -> None:
+def test_no_account_lags_behind_the_highest_by_more_than_the_limit() -> None:
     book = shares(max_lag=1000.0)
     for tenant in ("served", "waits"):
         book.enter(tenant)
@@ -143,7 +143,7 @@ def test_a_tenant_that_leaves_after_each_request_pays_for_what_they_took_beyond_
     assert book.account("comes and goes") == 500.0 + 10 * 1000.0
 
 
-def test_nobody_comes_back_with_more_credit_than_to_the_lowest_account_that_stayed() -> None:
+def test_no_tenant_returns_with_an_account_below_the_lowest_that_stayed() -> None:
     book = shares()
     book.enter("stays")
     book.charge("stays", 700.0)

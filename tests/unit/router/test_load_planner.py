@@ -1,4 +1,4 @@
-"""Single decisions about loads, and what those who wait are told."""
+"""Single decisions of the load planner, and the status messages of the requests that wait."""
 
 import math
 from typing import Any
@@ -48,7 +48,7 @@ def book(*models: tuple[str, float], total: float = 6.0, programs: tuple[tuple[s
 
 
 class Desk:
-    """A planner with one host, asked at a moment."""
+    """A planner with one host, reviewed at one time."""
 
     def __init__(self) -> None:
         self.estimates = Estimates()
@@ -93,7 +93,7 @@ def test_a_load_is_begun_once() -> None:
     assert begun(desk.review(asked, memory=book(), waking=("b",), now=100.1)) == []
 
 
-def test_a_load_whose_wake_is_over_can_be_begun_again() -> None:
+def test_a_load_whose_wake_has_ended_can_be_begun_again() -> None:
     desk = Desk()
     asked = [demand("b", candidate("b"))]
     desk.review(asked, memory=book())
@@ -129,7 +129,7 @@ def test_what_waits_in_several_lines_for_one_model_counts_together() -> None:
     assert held(desk.review(lines, [busy("a", queued_tokens=1.0)], book(("a", 4.0)))) == {"a"}
 
 
-def test_one_who_gives_way_finishes_first_and_then_the_load_begins_with_the_highest_priority() -> None:
+def test_a_model_to_be_evicted_finishes_first_and_then_the_load_begins_with_the_highest_priority() -> None:
     desk = Desk()
     asked = [demand("b", candidate("b"), waited_seconds=1000.0)]
     waits = desk.review(asked, [busy("a", active=2)], book(("a", 4.0)))
@@ -141,7 +141,7 @@ def test_one_who_gives_way_finishes_first_and_then_the_load_begins_with_the_high
     assert "it evicts a" in ends.begin[0].why
 
 
-def test_who_gave_way_is_held_until_the_wake_is_over_also_when_nobody_waits_any_more() -> None:
+def test_an_evicted_model_is_held_until_the_wake_has_ended_also_when_no_request_waits_any_more() -> None:
     desk = Desk()
     desk.review([demand("b", candidate("b"))], [resident("a")], book(("a", 4.0)))
     gone = desk.planner.review([], {}, {}, {"b": candidate("b")}, 100.1)
@@ -199,13 +199,13 @@ def test_holders_are_named_up_to_a_few_and_long_names_are_cut() -> None:
     assert len(plan.gates["b"].reason) < 500
 
 
-def test_a_model_larger_than_its_host_is_left_to_the_ledger_and_nobody_gives_way() -> None:
+def test_a_model_larger_than_its_host_is_left_to_the_ledger_and_none_is_evicted() -> None:
     plan = Desk().review([demand("b", candidate("b", gib=50.0))], [resident("a")], book(("a", 4.0)))
     assert (begun(plan), held(plan)) == (["b"], set())
     assert "larger than its host" in plan.begin[0].why
 
 
-def test_only_as_many_give_way_as_are_needed_and_idle_ones_first() -> None:
+def test_only_as_many_are_evicted_as_are_needed_and_idle_ones_first() -> None:
     here = [busy("a", gib=2.0), resident("b", gib=2.0), resident("c", gib=1.0)]
     memory = book(("a", 2.0), ("b", 2.0), ("c", 1.0), total=5.0)
     assert held(Desk().review([demand("d", candidate("d", gib=2.0))], here, memory)) == {"b"}
@@ -267,7 +267,7 @@ def test_the_estimate_adds_what_runs_and_the_load() -> None:
     assert desk.review(asked, [busy("a")], book(("a", 4.0)), now=100.5).gates["b"].eta_seconds == 11.0
 
 
-def test_one_who_waits_for_the_bound_is_told_how_long_that_is() -> None:
+def test_a_request_that_waits_for_the_bound_gets_its_length_as_estimate() -> None:
     desk = Desk()
     for model in ("a", "b"):
         desk.estimates.note_load(candidate(model), 8.0)
@@ -280,7 +280,7 @@ def test_one_who_waits_for_the_bound_is_told_how_long_that_is() -> None:
     assert held(plan) == set()
 
 
-def test_a_load_that_waits_is_planned_anew_when_its_memory_is_gone() -> None:
+def test_a_load_that_waits_is_planned_again_when_its_memory_is_gone() -> None:
     desk = Desk()
     asked = [demand("b", candidate("b"), waited_seconds=1000.0)]
     assert held(desk.review(asked, [busy("a")], book(("a", 4.0)))) == {"a"}
@@ -331,7 +331,7 @@ def test_a_load_that_finds_no_room_after_all_is_not_left_waiting_behind_a_model_
     assert held(desk.review(asked, [], loaded, waking=("b",), now=110.0)) == set()
 
 
-def test_a_load_that_finds_no_room_holds_nobody_whose_leaving_would_not_make_room() -> None:
+def test_a_load_that_finds_no_room_holds_no_model_whose_eviction_would_not_make_room() -> None:
     desk = Desk()
     asked = [demand("b", candidate("b"))]
     desk.review(asked, [busy("a", gib=1.0)])

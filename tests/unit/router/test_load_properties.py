@@ -83,7 +83,7 @@ def scenarios(draw: st.DrawFn, *, pinned: bool = False) -> Scenario:
 
 
 class ColdWatch:
-    """Since when each line waits cold, and whether that is within the bound."""
+    """Checks that each cold queue waits no longer than the bound."""
 
     def __init__(self, world: LoadWorld) -> None:
         self._world = world
@@ -114,7 +114,7 @@ class ColdWatch:
 
 @settings(max_examples=examples(50), deadline=None)
 @given(scenario=scenarios())
-def test_no_line_waits_cold_for_longer_than_the_bound_and_a_turn_of_each_other_one(scenario: Scenario) -> None:
+def test_no_queue_waits_cold_for_longer_than_the_bound_and_a_turn_of_each_other_one(scenario: Scenario) -> None:
     world = scenario.world()
     watch = ColdWatch(world)
     while world.now < 120:
@@ -149,7 +149,7 @@ def test_loads_fit_pinned_models_stay_and_holds_end_with_what_they_are_for(scena
 
 @settings(max_examples=examples(40), deadline=None)
 @given(scenario=scenarios())
-def test_a_model_that_is_wanted_is_not_held_before_its_shortest_turn_is_over(scenario: Scenario) -> None:
+def test_a_model_that_is_wanted_is_not_held_before_its_shortest_turn_has_ended(scenario: Scenario) -> None:
     world = scenario.world()
     was_held: set[str] = set()
     while world.now < 90:
@@ -177,7 +177,7 @@ def test_everything_is_served_when_arrivals_stop(scenario: Scenario) -> None:
 
 
 class _LetsNobodyIn:
-    """A planner that never makes anybody give way: what the check of the bound has to catch."""
+    """A planner that never evicts: the check of the bound must find it."""
 
     def __init__(self, world: LoadWorld) -> None:
         self._planner = world.planner
@@ -191,7 +191,7 @@ class _LetsNobodyIn:
         return getattr(self._planner, name)
 
 
-def test_the_check_of_the_bound_catches_a_planner_that_lets_nobody_in() -> None:
+def test_the_check_of_the_bound_catches_a_planner_that_never_evicts() -> None:
     world = LoadWorld([ModelSpec(name="a"), ModelSpec(name="b")], {"host-a": 6.0})
     world.planner = _LetsNobodyIn(world)  # type: ignore[assignment]
     world.make_ready("a")

@@ -43,7 +43,7 @@ def test_a_cold_request_is_served_within_the_bound_under_a_constant_stream_for_t
     assert world.models["busy"].ready_since is not None, "the busy model came back"
 
 
-def test_an_idle_model_gives_way_at_once() -> None:
+def test_an_idle_model_is_evicted_at_once() -> None:
     world = LoadWorld([ModelSpec(name="idle"), ModelSpec(name="wanted")], {"host-a": 6.0})
     world.make_ready("idle")
     world.run(5)
@@ -65,7 +65,7 @@ def test_a_model_that_was_used_just_now_is_kept_for_a_moment() -> None:
     assert 0 < begun - asked_at <= world.limits.min_turn_seconds
 
 
-def test_a_pinned_model_keeps_its_memory_and_the_word_says_so() -> None:
+def test_a_pinned_model_keeps_its_memory_and_the_status_says_so() -> None:
     world = LoadWorld([ModelSpec(name="qwen", pinned=True), ModelSpec(name="llama", gib=5.125)], {"host-a": 8.0})
     world.make_ready("qwen")
     world.arrive("llama")
@@ -85,7 +85,7 @@ def test_a_program_keeps_its_memory_and_the_load_begins_when_it_ends() -> None:
     assert world.models["llama"].begun_at == [world.now - STEP_SECONDS]
 
 
-def test_two_that_fit_are_loaded_beside_each_other_and_nobody_is_held() -> None:
+def test_two_that_fit_are_loaded_beside_each_other_and_none_is_held() -> None:
     world = LoadWorld([ModelSpec(name="a"), ModelSpec(name="b")], {"host-a": 8.0})
     world.arrive("a")
     world.arrive("b")
@@ -110,7 +110,7 @@ def test_a_model_that_fits_is_not_kept_waiting_by_one_that_does_not() -> None:
     assert world.models["large"].begun_at == []
 
 
-def test_a_hold_is_lifted_when_nobody_waits_for_the_challenger_any_more() -> None:
+def test_a_hold_is_lifted_when_no_request_waits_for_the_other_model_any_more() -> None:
     specs = [ModelSpec(name="busy", service_seconds=30.0, slots=2), ModelSpec(name="cold")]
     world = LoadWorld(specs, {"host-a": 6.0})
     world.make_ready("busy")
@@ -127,7 +127,7 @@ def test_a_hold_is_lifted_when_nobody_waits_for_the_challenger_any_more() -> Non
     assert len(world.models["busy"].running) == 2
 
 
-def test_a_model_that_was_loaded_has_its_turn_before_it_gives_way() -> None:
+def test_a_model_that_was_loaded_has_its_turn_before_it_is_evicted() -> None:
     specs = [ModelSpec(name="a", load_seconds=3.0, slots=2), ModelSpec(name="b", load_seconds=3.0, slots=2)]
     world = LoadWorld(specs, {"host-a": 6.0})
     for _ in range(int(120 / STEP_SECONDS)):
@@ -142,7 +142,7 @@ def test_a_model_that_was_loaded_has_its_turn_before_it_gives_way() -> None:
 
 
 def test_the_tenant_that_had_less_gets_its_model_before_what_waits_is_worth_it() -> None:
-    """Fairness begins the swap: one short request against a long queue of somebody who had far more."""
+    """Fairness begins the swap: one short request against the long queue of a tenant that was served far more."""
     begun = {}
     for had in (0.0, 100_000.0):
         world = LoadWorld(
@@ -160,7 +160,7 @@ def test_the_tenant_that_had_less_gets_its_model_before_what_waits_is_worth_it()
     assert begun[0.0] >= 15.0
 
 
-def test_a_low_priority_queue_gives_way_to_a_high_one_after_the_shortest_turn_only() -> None:
+def test_a_model_of_a_low_priority_queue_is_evicted_for_a_high_one_after_the_shortest_turn_only() -> None:
     specs = [ModelSpec(name="a", load_seconds=8.0, slots=2), ModelSpec(name="b", load_seconds=8.0)]
     world = LoadWorld(specs, {"host-a": 6.0})
     for _ in range(100):

@@ -1,4 +1,4 @@
-"""A load under way whose memory somebody else took meanwhile: who waits for it, and who waits behind it."""
+"""A load under way whose memory another holder took meanwhile: the requests that wait for it, and those behind it."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def program(gib: int, **other: bool) -> MemoryHolder:
 
 
 def mesh_of_two() -> Mesh:
-    """A large and a small model, both asleep, and nobody who holds memory."""
+    """A large and a small model, both asleep, and no holder of memory."""
     mesh = scheduler(queue_timeout_seconds=30.0)
     mesh.show([asleep("run-large", "large", host="gpu", memory_bytes=5 * GIB), SMALL], 0.0, hosts=book())
     return mesh
@@ -61,7 +61,7 @@ def test_a_load_whose_memory_a_program_took_meanwhile_is_given_up_once_and_waits
 
 
 def test_a_load_that_was_begun_before_its_size_was_known_is_given_up_as_any_other() -> None:
-    """It was begun moments after its runner came, and then kept waiting whoever came after it."""
+    """It was begun moments after its runner came, and blocked every load that came after it."""
     mesh = scheduler(queue_timeout_seconds=30.0)
     mesh.show([asleep("run-large", "large", host="gpu"), SMALL], 0.0, hosts=book(program(4)))
     assert woken(mesh.submit(arrival(1, "large"), 0.0)) == ["large"], "the ledger decides"
@@ -81,8 +81,8 @@ def test_a_host_that_is_lost_sight_of_while_its_load_waits_changes_nothing_about
     assert given_up(mesh.tick(STUCK_AT)) == ["large"]
 
 
-def test_one_that_waited_in_vain_for_memory_is_told_who_held_it_to_the_end() -> None:
-    """It was told that no slot came free, and a program held the memory."""
+def test_the_refusal_of_one_that_got_no_memory_names_the_holders() -> None:
+    """Its refusal said that no slot came free, while a program held the memory."""
     mesh = mesh_of_two()
     shown(mesh, book(program(4)), 0.0)
     mesh.submit(arrival(1, "large"), 0.0)
@@ -93,7 +93,7 @@ def test_one_that_waited_in_vain_for_memory_is_told_who_held_it_to_the_end() -> 
     )
 
 
-def test_a_load_that_nobody_wants_any_more_is_given_up_all_the_same() -> None:
+def test_a_load_without_demand_is_given_up_all_the_same() -> None:
     """At the ledger it would keep programs waiting behind it for as long as a load may wait."""
     mesh = mesh_of_two()
     mesh.submit(arrival(1, "large"), 0.0)
@@ -174,7 +174,7 @@ def stuck_on_its_device(**limits: Any) -> Mesh:
     return mesh
 
 
-def test_a_load_that_fits_by_the_book_and_gets_no_memory_has_the_models_of_its_runner_give_way() -> None:
+def test_a_load_that_fits_by_the_ledger_and_gets_no_memory_evicts_the_models_of_its_runner() -> None:
     """Its runner may use one device of two. A model that was never idle there kept it waiting for minutes."""
     mesh = stuck_on_its_device()
     ends = [quarter / 4 for quarter in range(3, 40) if given_up(mesh.tick(quarter / 4))]
@@ -192,7 +192,7 @@ def test_a_load_that_fits_by_the_book_and_gets_no_memory_has_the_models_of_its_r
 
 
 def test_a_book_is_not_doubted_for_a_load_of_which_its_runner_says_nothing() -> None:
-    """The registry may be away: then nothing is granted, and nobody is to be held for that."""
+    """The registry may be away: then no lease is granted, and no model is held for that."""
     mesh = stuck_on_its_device()
     mesh.show(on_two_devices(Readiness.ASLEEP), 0.6)
     assert [given_up(mesh.tick(quarter / 4)) for quarter in range(3, 80)] == [[]] * 77

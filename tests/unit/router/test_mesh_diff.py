@@ -82,7 +82,7 @@ def after(view: FleetView, what: str, name: str, number: int) -> FleetView:
 
 
 @given(steps=STEPS, told_every=st.integers(1, 3))
-def test_what_is_told_step_by_step_is_what_the_view_shows(steps: list[tuple[str, str, int]], told_every: int) -> None:
+def test_the_changes_step_by_step_add_up_to_the_view(steps: list[tuple[str, str, int]], told_every: int) -> None:
     """Also where several changes are taken together."""
     diff, view = MeshDiff(), FleetView()
     known: dict[str, Candidate] = {}

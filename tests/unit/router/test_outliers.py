@@ -48,7 +48,7 @@ def test_one_who_breaks_often_enough_in_a_row_is_ejected() -> None:
     assert goes_to(mesh, 11.0) == {"a", "b"}
 
 
-def test_a_success_in_between_begins_the_count_anew() -> None:
+def test_a_success_in_between_restarts_the_count() -> None:
     mesh = index(A, B)
     for moment in range(4):
         break_down(mesh, A, 4, moment * 10.0)
@@ -73,7 +73,7 @@ def test_answers_that_come_in_one_piece_count_as_well() -> None:
     assert goes_to(mesh, 5.0) == {"a", "b"}
 
 
-def test_half_of_the_requests_and_few_requests_eject_nobody() -> None:
+def test_half_of_the_requests_and_few_requests_eject_no_endpoint() -> None:
     mesh = index(A, B, C)
     for _ in range(50):
         mesh.health.note_content(A, 0.0)
@@ -161,7 +161,7 @@ def test_the_last_one_who_works_is_never_ejected() -> None:
 
 
 @pytest.mark.parametrize("other", [member("b", readiness=Readiness.DOWN), member("b", readiness=Readiness.ASLEEP)])
-def test_those_who_do_not_take_requests_stand_in_for_nobody(other: Candidate) -> None:
+def test_endpoints_that_take_no_requests_replace_no_other(other: Candidate) -> None:
     mesh = index(A, other)
     break_down(mesh, A, 50, 0.0)
     assert goes_to(mesh, 1.0) == {"a"}
@@ -198,7 +198,7 @@ def test_who_is_ejected_is_needed_by_a_request_that_has_tried_all_others() -> No
     assert place(mesh, asked=pick(excluded=frozenset({A.key, B.key})), now=5.0) is None
 
 
-def test_nobody_is_kept_waiting_for_who_is_ejected_while_others_are_only_busy() -> None:
+def test_no_request_waits_for_an_ejected_endpoint_while_others_are_only_busy() -> None:
     busy = member("b", slots=1)
     mesh = index(A, busy)
     break_down(mesh, A, 5, 0.0)

@@ -1,4 +1,4 @@
-"""Payloads of the public gRPC surface: what is new in them is bounded as over HTTP, and holds no word of agents."""
+"""Payloads of the public gRPC API: their new fields are bounded as over HTTP, and name no agents."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping

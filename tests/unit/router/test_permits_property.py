@@ -217,7 +217,9 @@ def test_an_explicit_primary_off_the_premises_is_never_stripped(allows_fallback:
     ("tenant", "asks_remote", "placed"),
     [("never", True, 0), ("never", False, 0), ("on_request", True, 1), ("on_request", False, 0), ("always", False, 1)],
 )
-def test_a_tenants_word_and_the_requests_word_make_the_permit(tenant: str, asks_remote: bool, placed: int) -> None:
+def test_the_settings_of_the_tenant_and_the_request_make_the_permit(
+    tenant: str, asks_remote: bool, placed: int
+) -> None:
     world = _live(
         _honest, [CLOUD], [], allows_fallback=True, story=[_ask("m1", asks_remote=asks_remote, tenant=tenant)]
     )

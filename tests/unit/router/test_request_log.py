@@ -104,7 +104,7 @@ def test_a_request_is_explained_from_its_arrival_to_its_receipt() -> None:
     assert record.end_time.ToDatetime(tzinfo=UTC) == WALL + timedelta(seconds=12)
 
 
-def test_the_state_is_the_last_word() -> None:
+def test_the_state_is_the_last_status() -> None:
     log = RequestLog()
     log.note_arrival(1, asked(), 0.0, WALL)
     assert record_of(log).state == pb.RequestRecord.STATE_QUEUED
@@ -122,7 +122,7 @@ def test_the_state_is_the_last_word() -> None:
     assert record_of(log).state == pb.RequestRecord.STATE_QUEUED
 
 
-def test_words_that_differ_only_in_figures_are_one_decision_and_the_newest_figures_are_told() -> None:
+def test_statuses_that_differ_only_in_figures_are_one_decision_with_the_newest_figures() -> None:
     log = RequestLog()
     log.note_arrival(1, asked(), 0.0, WALL)
     for position in range(500, 0, -1):
@@ -132,7 +132,7 @@ def test_words_that_differ_only_in_figures_are_one_decision_and_the_newest_figur
     assert record.queued.position == 1
 
 
-def test_a_wake_is_noted_for_those_who_wait_for_that_model_and_for_nobody_else() -> None:
+def test_a_wake_is_recorded_only_for_the_requests_that_wait_for_that_model() -> None:
     log = RequestLog()
     for key, model in ((1, "qwen"), (2, "qwen-2")):
         log.note_arrival(key, asked(f"r-{key}", model=model), 0.0, WALL)

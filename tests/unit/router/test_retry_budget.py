@@ -136,7 +136,7 @@ def test_debts_have_a_bound() -> None:
     assert budget.allow(LINE, False, 0.0)
 
 
-def test_a_quiet_line_has_a_reserve_that_comes_back() -> None:
+def test_a_quiet_queue_has_a_reserve_that_comes_back() -> None:
     budget = RetryBudget(SchedulerLimits())
     assert [budget.allow(LINE, False, 0.0) for _ in range(4)] == [True, True, True, False]
     assert not budget.allow(LINE, False, 9.0)

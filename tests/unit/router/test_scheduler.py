@@ -160,7 +160,7 @@ def test_attempts_are_limited_even_when_more_runners_are_left() -> None:
     assert rejected(mesh.report_failed(1, 2, Reason.SERVER_DIED, 0.2)) == {1: Reason.SERVER_DIED}
 
 
-def test_a_runner_that_is_full_with_unknown_work_is_asked_again_and_again_until_the_queue_timeout() -> None:
+def test_a_runner_that_is_full_with_unknown_work_is_tried_again_until_the_queue_timeout() -> None:
     """A router that has just started knows nothing of the streams its runners still serve."""
     mesh = scheduler(candidate(), busy_pause_seconds=0.25, max_busy_pause_seconds=2.0, queue_timeout_seconds=30.0)
     mesh.submit(arrival(1), 0.0)
@@ -262,7 +262,7 @@ def test_the_limit_of_a_runner_counts_per_incarnation() -> None:
     assert placed(mesh.show([back], 1.0)) == {2: "a"}
 
 
-def test_who_broke_everywhere_that_is_left_is_told_so_when_the_last_hope_goes() -> None:
+def test_a_request_that_failed_everywhere_is_refused_when_its_last_candidate_leaves() -> None:
     mesh = scheduler(
         candidate("a", pool="p", model="m-a"), candidate("b", pool="p", model="m-b", readiness=Readiness.LOADING)
     )

@@ -29,7 +29,7 @@ def test_a_full_queue_says_how_long_it_is_and_when_to_come_back() -> None:
     assert refused.retry_after_seconds == 5.0
 
 
-def test_when_to_come_back_follows_the_pace_of_the_line() -> None:
+def test_retry_after_follows_the_pace_of_the_queue() -> None:
     mesh = scheduler(candidate(), queue_depth_per_runner=3, overload_after_seconds=1e9)
     for key in (1, 2, 3, 4):
         mesh.submit(arrival(key), 0.0)
@@ -53,7 +53,7 @@ def test_a_queue_timeout_says_the_same() -> None:
     )
 
 
-def test_in_a_full_queue_a_higher_band_takes_the_place_of_the_last_one_of_the_lowest() -> None:
+def test_in_a_full_queue_a_higher_class_takes_the_place_of_the_last_one_of_the_lowest() -> None:
     mesh = scheduler(candidate(), queue_depth_per_runner=3)
     for key, band in ((1, Priority.NORMAL), (2, Priority.LOW), (3, Priority.NORMAL), (4, Priority.LOW)):
         mesh.submit(arrival(key, priority=band, arrived_at=float(key)), float(key))
@@ -73,7 +73,7 @@ def test_in_a_full_queue_a_tenant_below_its_share_takes_the_place_of_the_one_tha
     assert rejected(mesh.submit(arrival(9, tenant="quiet", arrived_at=9.0), 9.0)) == {9: Reason.QUEUE_FULL}
 
 
-def test_work_of_the_mesh_itself_makes_room_for_nobody() -> None:
+def test_work_of_the_mesh_itself_is_never_evicted() -> None:
     mesh = scheduler(candidate(), queue_depth_per_runner=2)
     for key in (1, 2, 3):
         mesh.submit(arrival(key, priority=Priority.SYSTEM), 0.0)
@@ -144,7 +144,7 @@ def test_a_deadline_that_the_queue_makes_unreachable_is_refused_at_once() -> Non
     assert rejected(decisions) == {4: Reason.DEADLINE_UNREACHABLE}
 
 
-def test_ignorance_refuses_nobody() -> None:
+def test_without_an_estimate_no_request_is_refused() -> None:
     mesh = scheduler(asleep())
     assert rejected(mesh.submit(arrival(1, deadline_at=0.5), 0.0)) == {}
 
@@ -191,7 +191,7 @@ def charged(mesh: Mesh, tenant: str, target: str, tokens: int) -> None:
 
 
 def test_in_a_full_queue_who_was_served_less_has_the_better_claim_however_many_places_it_holds() -> None:
-    """Places in the line alone decided, so that tenants far below their share were refused wherever they asked."""
+    """Only positions in the queue counted, so that tenants far below their share were refused everywhere."""
     mesh = scheduler(candidate(), candidate("b", "n", slots=2), queue_depth_per_runner=4)
     for tenant, tokens in (("greedy", 50_000), ("modest", 10)):
         charged(mesh, tenant, "n", tokens)
@@ -203,7 +203,7 @@ def test_in_a_full_queue_who_was_served_less_has_the_better_claim_however_many_p
 
 
 def test_in_overload_a_tenant_that_was_served_less_is_taken_in_however_slow_its_own_turns_were() -> None:
-    """One turn in twenty seconds, in a line that was cold, is no measure of the next turns."""
+    """One grant in twenty seconds, in a queue that was cold, does not predict the next grants."""
     mesh = scheduler(candidate(), queue_depth_per_runner=1000)
     mesh.submit(arrival(1, tenant="loud"), 0.0)
     for key in range(2, 30):
@@ -217,8 +217,8 @@ def test_in_overload_a_tenant_that_was_served_less_is_taken_in_however_slow_its_
     assert rejected(mesh.submit(arrival(60, tenant="loud", arrived_at=13.0), 13.0)) == {60: Reason.QUEUE_FULL}
 
 
-def test_a_flood_of_a_higher_band_does_not_keep_a_lower_one_out_of_its_part_of_the_queue() -> None:
-    """Every eighth grant was the lower band's, but none of it was ever let into the queue."""
+def test_a_flood_of_a_higher_class_does_not_keep_a_lower_one_out_of_its_part_of_the_queue() -> None:
+    """Every eighth grant belonged to the lower priority class, but none of its requests was admitted to the queue."""
     mesh = scheduler(candidate(), queue_depth_per_runner=16)
     for key in range(1, 18):
         mesh.submit(arrival(key, priority=Priority.NORMAL), 0.0)
@@ -233,7 +233,7 @@ def test_a_flood_of_a_higher_band_does_not_keep_a_lower_one_out_of_its_part_of_t
     assert mesh.waiting == 16
 
 
-def test_in_overload_a_lower_band_gets_its_part_of_what_is_served() -> None:
+def test_in_overload_a_lower_class_gets_its_part_of_what_is_served() -> None:
     mesh = scheduler(candidate())
     priorities: dict[int, Priority] = {}
     served: list[Priority] = []

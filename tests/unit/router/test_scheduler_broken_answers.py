@@ -29,7 +29,7 @@ def test_a_runner_whose_answer_broke_off_is_left_alone_for_a_moment() -> None:
         mesh.finish(key, 1.2, SOME)
 
 
-def test_the_only_runner_is_not_left_alone_for_an_answer_that_broke_off_since_nobody_tries_that_again() -> None:
+def test_the_only_runner_is_not_paused_for_an_answer_that_broke_off_since_that_is_not_retried() -> None:
     mesh = scheduler(candidate("a"))
     asks(mesh, 1, 0.0)
     mesh.finish(1, 1.0, SOME, Reason.SERVER_DIED)

@@ -95,14 +95,14 @@ def test_within_a_tenant_the_earlier_deadline_goes_first() -> None:
     assert serve_in_turn(mesh, 1, 3) == [4, 3, 2]
 
 
-def test_the_system_band_goes_before_all_others() -> None:
+def test_the_system_class_goes_before_all_others() -> None:
     mesh = scheduler(candidate())
     for key, band in ((1, Priority.NORMAL), (2, Priority.HIGH), (3, Priority.SYSTEM), (4, Priority.LOW)):
         mesh.submit(arrival(key, priority=band), 0.0)
     assert serve_in_turn(mesh, 1, 3) == [3, 2, 4]
 
 
-def test_every_eighth_grant_goes_to_a_lower_band_that_has_waited_long_enough() -> None:
+def test_every_eighth_grant_goes_to_a_lower_class_that_has_waited_long_enough() -> None:
     mesh = scheduler(candidate(), queue_depth_per_runner=200, lower_band_every=8, lower_band_patience_seconds=5.0)
     fill(mesh, "t", range(1, 61), priority=Priority.HIGH)
     fill(mesh, "t", range(100, 110), priority=Priority.LOW)
@@ -111,14 +111,14 @@ def test_every_eighth_grant_goes_to_a_lower_band_that_has_waited_long_enough() -
     assert low == [7, 15, 23, 31, 39]
 
 
-def test_a_lower_band_that_has_not_waited_long_gets_no_such_turn() -> None:
+def test_a_lower_class_that_has_not_waited_long_gets_no_such_grant() -> None:
     mesh = scheduler(candidate(), queue_depth_per_runner=200, lower_band_patience_seconds=1000.0)
     fill(mesh, "t", range(1, 31), priority=Priority.HIGH)
     fill(mesh, "t", range(100, 110), priority=Priority.LOW)
     assert all(key < 100 for key in serve_in_turn(mesh, 1, 29))
 
 
-def test_a_tenant_at_its_cap_waits_and_is_told_so_and_nobody_behind_it_does() -> None:
+def test_a_tenant_at_its_cap_waits_with_a_status_that_says_so_and_blocks_no_other() -> None:
     settings = Settings(tenants={"acme": TenantSettings(max_in_flight=2)})
     mesh = scheduler(candidate(slots=4), settings=settings)
     assert [len(placed(mesh.submit(arrival(key, tenant="acme"), 0.0))) for key in (1, 2, 3)] == [1, 1, 0]
@@ -136,7 +136,7 @@ def test_a_tenant_that_fails_over_at_its_cap_does_not_block_itself() -> None:
     assert placed(mesh.report_failed(1, 1, Reason.SERVER_DIED, 0.1)).keys() == {1}
 
 
-def test_a_pool_at_its_cap_waits_and_is_told_so() -> None:
+def test_requests_of_a_pool_at_its_cap_wait_with_a_status_that_says_so() -> None:
     mesh = scheduler(candidate(slots=4), settings=Settings(pools={"m": PoolSettings(max_in_flight=1)}))
     mesh.submit(arrival(1), 0.0)
     word = plain(mesh.submit(arrival(2), 0.0))
@@ -144,7 +144,7 @@ def test_a_pool_at_its_cap_waits_and_is_told_so() -> None:
     assert placed(mesh.finish(1, 1.0)) == {2: "a"}
 
 
-def test_a_model_that_is_full_keeps_nobody_from_another() -> None:
+def test_a_full_model_keeps_no_request_from_another_model() -> None:
     mesh = scheduler(candidate("a", "m"), candidate("b", "n"))
     mesh.submit(arrival(1, "m"), 0.0)
     for key in range(2, 8):
@@ -178,8 +178,8 @@ def test_positions_are_the_order_in_which_requests_are_then_served() -> None:
     assert len(told) == 24
 
 
-def test_nobody_is_lost_when_a_line_is_renamed() -> None:
-    """A model joins a pool while requests wait for it by its own name: they wait in the pool's line then."""
+def test_no_request_is_lost_when_a_queue_is_renamed() -> None:
+    """A model joins a pool while requests wait for it by its own name: they move to the pool's queue."""
     mesh = scheduler(candidate("a", "m"))
     mesh.submit(arrival(1, "m"), 0.0)
     mesh.submit(arrival(2, "m"), 0.0)

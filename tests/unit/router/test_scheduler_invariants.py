@@ -51,7 +51,7 @@ class Observer:
         self.waking: set[str] = set()
         self.woken_at = float("-inf")
         self.believed: set[str] = set()
-        """Models that are awake by their runner's word."""
+        """Models that are awake as their runners report."""
 
     def fleet(self) -> list[Candidate]:
         return [
@@ -170,7 +170,7 @@ def test_every_request_is_placed_waiting_or_over_and_never_two_of_them(steps: li
 
 @settings(max_examples=examples(100), deadline=None)
 @given(STEPS)
-def test_when_every_wake_ends_and_time_passes_every_waiting_request_is_over_in_the_end(
+def test_when_every_wake_ends_and_time_passes_every_waiting_request_ends(
     steps: list[tuple[str, object]],
 ) -> None:
     observer = Observer()

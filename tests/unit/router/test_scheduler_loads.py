@@ -39,7 +39,7 @@ def words(decisions: list[Decision]) -> dict[int, str]:
     return {each.key: each.reason for each in decisions if isinstance(each, Waits)}
 
 
-def test_a_request_waits_in_the_queue_for_memory_and_is_told_who_holds_it() -> None:
+def test_a_request_waits_in_the_queue_for_memory_with_a_status_that_names_the_holders() -> None:
     mesh = one_at_a_time()
     mesh.submit(arrival(1, "qwen"), 0.0)
     decisions = mesh.submit(arrival(2, "llama"), 0.0)
@@ -47,7 +47,7 @@ def test_a_request_waits_in_the_queue_for_memory_and_is_told_who_holds_it() -> N
     assert words(decisions) == {2: "VRAM: needs 5 GiB on gpu, held by qwen until idle"}
 
 
-def test_an_idle_model_gives_way_and_the_wake_goes_before_all_others() -> None:
+def test_an_idle_model_is_evicted_and_the_wake_goes_before_all_others() -> None:
     mesh = one_at_a_time()
     mesh.submit(arrival(1, "qwen"), 0.0)
     mesh.finish(1, 5.0)
@@ -56,7 +56,7 @@ def test_an_idle_model_gives_way_and_the_wake_goes_before_all_others() -> None:
     assert (wakes.model, wakes.priority) == ("llama", Priority.SYSTEM)
 
 
-def test_a_model_that_gives_way_takes_nothing_new_and_the_other_is_woken_when_it_is_idle() -> None:
+def test_a_model_to_be_evicted_takes_nothing_new_and_the_other_is_woken_when_it_is_idle() -> None:
     mesh = one_at_a_time(max_cold_wait_seconds=10.0)
     mesh.submit(arrival(1, "qwen"), 0.0)
     mesh.submit(arrival(2, "llama"), 0.0)
@@ -90,7 +90,7 @@ def test_a_cold_request_waits_no_longer_than_the_bound_under_a_constant_stream_f
     assert 2 in placed(becomes(mesh, "llama", woken_at + 4.0))
 
 
-def test_no_memory_after_all_is_not_now_and_counts_against_nobody() -> None:
+def test_no_memory_after_all_is_temporary_and_no_failure() -> None:
     mesh = scheduler(asleep(**ON_HOST), memory_retry_seconds=5.0, queue_timeout_seconds=30.0, max_attempts=1)
     assert woken(mesh.submit(arrival(1), 0.0)) == ["m"]
     decisions = mesh.wake_finished("m", failed("a program holds it", Reason.INSUFFICIENT_MEMORY), 1.0)
@@ -107,7 +107,7 @@ def test_the_queue_timeout_runs_while_there_is_no_memory() -> None:
     assert ended == 40.0, "it begins anew with the end of the wake"
 
 
-def test_a_model_that_fits_beside_the_others_waits_for_nobody() -> None:
+def test_a_model_that_fits_beside_the_others_does_not_wait() -> None:
     small = asleep("run-small", "small", host="gpu", memory_bytes=2 * GIB)
     mesh = scheduler()
     mesh.show([*members("qwen"), small], 0.0, hosts=memory("qwen"))
@@ -116,7 +116,7 @@ def test_a_model_that_fits_beside_the_others_waits_for_nobody() -> None:
     assert woken(mesh.submit(arrival(3, "small"), 0.0)) == ["small"]
 
 
-def test_a_load_under_way_is_told_with_the_time_that_it_usually_takes() -> None:
+def test_the_status_of_a_load_has_the_time_that_it_usually_takes() -> None:
     mesh = scheduler(asleep(usual_load_seconds=10.0))
     (word,) = (each for each in mesh.submit(arrival(1), 0.0) if isinstance(each, Loads))
     assert word.eta_seconds == 10.0
@@ -125,7 +125,7 @@ def test_a_load_under_way_is_told_with_the_time_that_it_usually_takes() -> None:
     assert later.eta_seconds == 6.0
 
 
-def test_when_the_challenger_leaves_nobody_gives_way_any_more() -> None:
+def test_when_the_waiting_request_leaves_no_model_is_evicted_any_more() -> None:
     mesh = one_at_a_time(max_cold_wait_seconds=10.0)
     mesh.submit(arrival(1, "qwen"), 0.0)
     mesh.submit(arrival(2, "llama"), 0.0)
@@ -175,7 +175,7 @@ def test_a_model_that_fits_its_host_is_put_off_while_there_is_no_memory() -> Non
     assert mesh.waiting == 1
 
 
-def test_who_gives_way_is_said_to_give_way_for_the_model_that_comes() -> None:
+def test_the_gate_of_a_held_model_names_the_model_that_is_loaded_in_its_place() -> None:
     """The explanation used to say "held for another model"."""
     mesh = one_at_a_time(max_cold_wait_seconds=1.0)
     mesh.submit(arrival(1, "qwen"), 0.0)
@@ -196,7 +196,7 @@ def test_no_queue_timeout_comes_while_a_load_that_is_decided_waits_for_its_victi
     assert woken(mesh.finish(1, 50.0)) == ["llama"]
 
 
-def test_the_queue_timeout_comes_while_nobody_has_decided_on_a_load() -> None:
+def test_the_queue_timeout_comes_while_no_load_is_decided() -> None:
     mesh = one_at_a_time(max_cold_wait_seconds=60.0, queue_timeout_seconds=30.0)
     mesh.submit(arrival(1, "qwen", priority=Priority.HIGH), 0.0)
     mesh.submit(arrival(2, "llama", priority=Priority.LOW), 0.0)
@@ -205,8 +205,8 @@ def test_the_queue_timeout_comes_while_nobody_has_decided_on_a_load() -> None:
     assert ended == [30.0]
 
 
-def test_loads_that_come_to_nothing_again_and_again_keep_nobody_waiting_for_ever() -> None:
-    """Each of them began the queue timeout anew."""
+def test_loads_that_fail_again_and_again_keep_no_request_waiting_without_end() -> None:
+    """Each load restarted the queue timeout."""
     mesh = scheduler(queue_timeout_seconds=30.0, max_load_pause_seconds=120.0)
     mesh.show([asleep("run-llama", "llama", **ON_HOST)], 0.0, hosts=memory())
     decided, now = mesh.submit(arrival(1, "llama"), 0.0), 0.0
@@ -219,7 +219,7 @@ def test_loads_that_come_to_nothing_again_and_again_keep_nobody_waiting_for_ever
 
 
 def test_a_first_load_that_waited_for_the_registry_is_not_learned_as_a_slow_one() -> None:
-    """Only with its end did its runner say how long the engine takes, and the word that counted was an older one."""
+    """The runner reported how long the engine takes only at the end of the load, and an older report counted."""
     mesh = scheduler(asleep())
     mesh.submit(arrival(1), 0.0)
     mesh.wake_finished("m", None, 100.0)
@@ -231,7 +231,7 @@ def test_a_first_load_that_waited_for_the_registry_is_not_learned_as_a_slow_one(
 
 
 def test_memory_without_an_owner_is_no_load_that_is_waited_for() -> None:
-    """A deleted model held it; those behind it were never told that they waited in vain."""
+    """A deleted model held the memory; the requests behind it got no status that said so."""
     mesh = scheduler(max_cold_wait_seconds=20.0, queue_timeout_seconds=30.0)
     gone = MemoryHolder(name="deleted", is_model=True, held_bytes=5 * GIB, unowned=True)
     book = {"gpu": HostMemory(host="gpu", total_bytes=8 * GIB, free_bytes=3 * GIB, holders=(gone,))}

@@ -1,4 +1,4 @@
-"""Routes: ladders of models, their budgets and what they say about staying loaded."""
+"""Routes: their order, their budgets, and the keep-alive of their models."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Sleeping models: one wake for all, in order, and a clear word when it fails. Hours in milliseconds."""
+"""Sleeping models: one wake for all requests, in order, and a clear refusal when it fails. Hours in milliseconds."""
 
 import pytest
 from scheduler_harness import Mesh, arrival, asleep, candidate, failed, placed, plain, rejected, scheduler, woken
@@ -166,7 +166,7 @@ def test_woken_but_never_reported_ready_is_a_failure_after_the_settle_time() -> 
     assert any(isinstance(d, Rejects) and "woke but did not report ready" in d.message for d in decisions)
 
 
-def test_a_runner_that_insists_is_believed_until_the_registry_has_news() -> None:
+def test_a_runner_that_insists_is_believed_until_the_registry_reports_a_change() -> None:
     mesh = scheduler(asleep())
     mesh.submit(arrival(1), 0.0)
     assert placed(mesh.wake_finished("m", None, 5.0, self_reported=True)) == {1: "a"}
@@ -177,7 +177,7 @@ def test_a_runner_that_insists_is_believed_until_the_registry_has_news() -> None
     assert woken(mesh.submit(arrival(3, arrived_at=3603.0), 3603.0)) == ["m"]
 
 
-def test_a_runner_that_is_told_to_be_down_has_no_say() -> None:
+def test_the_report_of_a_runner_that_the_registry_shows_as_down_is_ignored() -> None:
     mesh = scheduler(asleep())
     mesh.submit(arrival(1), 0.0)
     becomes(mesh, 1.0, candidate(readiness=Readiness.DOWN))
@@ -209,7 +209,7 @@ def test_no_other_bounce_wakes_anything(member: Candidate, reason: Reason) -> No
     assert woken(mesh.report_failed(1, 1, reason, 1.0)) == []
 
 
-def test_a_settle_time_that_passed_while_nobody_waited_does_not_hold_up_the_next_wake() -> None:
+def test_a_settle_time_that_passed_while_no_request_waited_does_not_delay_the_next_wake() -> None:
     mesh = scheduler(asleep(), wake_settle_seconds=10.0)
     mesh.submit(arrival(1), 0.0)
     mesh.finish(1, 1.0)

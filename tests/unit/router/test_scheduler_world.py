@@ -69,7 +69,7 @@ def step(world: World, kind: str, argument: object) -> None:
 
 @settings(max_examples=examples(300), deadline=None)
 @given(STEPS)
-def test_whatever_happens_no_cap_no_slot_and_no_permit_is_overrun(steps: list[tuple[str, object]]) -> None:
+def test_no_cap_no_slot_and_no_permit_is_overrun_in_any_history(steps: list[tuple[str, object]]) -> None:
     world = World(queue_timeout_seconds=30.0)
     for kind, argument in steps:
         step(world, kind, argument)
@@ -77,7 +77,7 @@ def test_whatever_happens_no_cap_no_slot_and_no_permit_is_overrun(steps: list[tu
 
 @settings(max_examples=examples(150), deadline=None)
 @given(STEPS)
-def test_once_the_mesh_works_again_everybody_who_waits_is_served_or_told_why_not(
+def test_once_the_mesh_works_again_every_waiting_request_is_served_or_refused_with_a_reason(
     steps: list[tuple[str, object]],
 ) -> None:
     world = World(queue_timeout_seconds=1e6)

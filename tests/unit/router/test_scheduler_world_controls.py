@@ -83,7 +83,7 @@ def forget_who_timed_out(patch: pytest.MonkeyPatch) -> None:
 
 
 def run(seed: int) -> None:
-    """A busy half minute, in which everything is asked of everything."""
+    """A busy half minute with requests of every kind for every target."""
     chance = random.Random(seed)
     world = World(queue_timeout_seconds=5.0)
     for _ in range(120):

@@ -97,7 +97,7 @@ def test_slots_that_are_kept_from_durable_requests_are_found() -> None:
 
 
 def rush(*shares: tuple[str, Priority, float], route: bool = False) -> Scenario:
-    """More is asked of one model than it can do. `shares`: the target, the band, and the requests in a second."""
+    """One model gets more requests than it can serve. `shares`: target, priority class, requests per second."""
     return Scenario(
         name="rush",
         hosts=(HostGroup(name="h"),),
@@ -118,14 +118,14 @@ def rush(*shares: tuple[str, Priority, float], route: bool = False) -> Scenario:
     )
 
 
-def test_a_line_that_another_one_starves_is_found() -> None:
+def test_a_queue_that_another_one_starves_is_found() -> None:
     scenario = rush(("route/r", Priority.HIGH, 20.0), ("m", Priority.NORMAL, 5.0), route=True)
     check_scenario(scenario)
     with pytest.raises(InvariantError, match=r"normal requests of m were passed over \d+ times in a row for route/r"):
         check_scenario(scenario, CountsLineByLine)
 
 
-def test_a_band_that_waits_for_the_turns_of_another_lower_one_is_found() -> None:
+def test_a_class_that_waits_for_the_grants_of_another_lower_one_is_found() -> None:
     scenario = rush(("m", Priority.HIGH, 10.0), ("m", Priority.NORMAL, 10.0), ("m", Priority.LOW, 10.0))
     check_scenario(scenario)
     with pytest.raises(InvariantError, match=r"requests of m were passed over \d+ times in a row for m"):
@@ -133,7 +133,7 @@ def test_a_band_that_waits_for_the_turns_of_another_lower_one_is_found() -> None
 
 
 def test_a_wait_without_an_end_for_one_load_after_the_other_is_found() -> None:
-    """Two models take turns on one host, and every load began the queue timeout of those behind it anew."""
+    """Two models take turns on one host, and every load restarted the queue timeout of the requests behind it."""
     names = ("m", "n")
     scenario = Scenario(
         name="turns",

@@ -65,7 +65,7 @@ def test_a_file_without_limits_has_those_of_the_router() -> None:
     assert scenario.models[0].memory_bytes == 5 * GIBIBYTE
 
 
-def test_priorities_become_bands() -> None:
+def test_priorities_become_priority_classes() -> None:
     tenants = [{"name": "t", "priorities": {"high": 1, "low": 3, "normal": 0}}]
     assert parse_scenario(document(tenants=tenants), "x").tenants[0].bands == {Priority.HIGH: 1, Priority.LOW: 3}
 
@@ -167,7 +167,7 @@ def test_more_load_means_more_requests(path: Path) -> None:
     assert thrice > 2 * once
 
 
-def test_a_story_tells_what_became_of_a_request(path: Path) -> None:
+def test_the_decision_log_has_what_became_of_a_request(path: Path) -> None:
     ended = run(str(path), "--explain", "1", "--explain", "9999")
     assert "request 1\n" in ended.stdout
     assert "attempt 1 on m" in ended.stdout

@@ -59,7 +59,7 @@ def test_tenants_get_even_shares_with_half_of_the_swaps_of_fifo(each_its_own_mod
     assert ours.cold_waits.longest <= ours.cold_wait_bound_seconds
 
 
-def test_nobody_gets_even_shares_from_fifo() -> None:
+def test_fifo_gives_no_even_shares() -> None:
     assert run(three_tenants(each_its_own_model=False), fifo).fairness < 0.7
 
 

@@ -33,7 +33,7 @@ def pool_with_a_dead_runner(*, loaded: bool) -> Scenario:
 
 
 def test_a_wake_that_fails_at_once_is_not_begun_again_at_once_while_others_wake() -> None:
-    """Seeds 21, 652, 1479 and 1986: those who had somebody else to wait for did not remember the failure."""
+    """Seeds 21, 652, 1479 and 1986: requests with another candidate to wait for did not remember the failure."""
     simulation = check_scenario(pool_with_a_dead_runner(loaded=False))
     assert simulation.metrics.total().served
 

@@ -45,7 +45,7 @@ def test_another_seed_gives_another_run() -> None:
     assert decision_log(1, 1) != decision_log(2, 1)
 
 
-def test_a_run_does_not_depend_on_how_the_process_hashes_words() -> None:
+def test_a_run_does_not_depend_on_how_the_process_hashes_strings() -> None:
     digests = {
         subprocess.run(
             [sys.executable, "-c", DIGEST_OF_RUNS],
@@ -62,7 +62,7 @@ def test_a_run_does_not_depend_on_how_the_process_hashes_words() -> None:
     assert len(digests.pop().strip()) == 64
 
 
-def test_what_is_asked_does_not_depend_on_how_it_is_served() -> None:
+def test_the_traffic_does_not_depend_on_how_it_is_served() -> None:
     scenario = random_scenario(3)
     slower = replace(scenario, models=tuple(replace(each, slots=1) for each in scenario.models))
     assert list(requests_of(scenario)) == list(requests_of(slower))

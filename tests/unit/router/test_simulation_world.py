@@ -150,7 +150,7 @@ def test_requests_leave_the_premises_where_they_and_their_tenant_say_so(
     assert may_use_remote(scenario(settings=settings), traffic) is allowed
 
 
-def test_an_idle_model_gives_way_and_the_load_begins_when_its_memory_is_back() -> None:
+def test_an_idle_model_is_evicted_and_the_load_begins_when_its_memory_is_free() -> None:
     loads = Loads(scenario())
     assert loads.wake("a") is None
     assert loads.run() == 3.0
@@ -160,7 +160,7 @@ def test_an_idle_model_gives_way_and_the_load_begins_when_its_memory_is_back() -
     assert (loads.loader.loads, loads.loader.swaps) == (2, 1)
 
 
-def test_what_fits_beside_the_others_evicts_nobody() -> None:
+def test_what_fits_beside_the_others_evicts_no_model() -> None:
     loads = Loads(scenario())
     loads.wake("a")
     loads.wake("c")
@@ -170,7 +170,7 @@ def test_what_fits_beside_the_others_evicts_nobody() -> None:
 
 
 @pytest.mark.parametrize("why", ["works", "pinned", "of a higher band"])
-def test_who_does_not_give_way(why: str) -> None:
+def test_which_models_are_not_evicted(why: str) -> None:
     models = scenario().models
     loads = Loads(scenario(models=(replace(models[0], pinned=why == "pinned"), *models[1:])))
     loads.wake("a")
@@ -184,7 +184,7 @@ def test_who_does_not_give_way(why: str) -> None:
     assert loads.phases()["a"] is Phase.READY
 
 
-def test_the_one_unused_longest_gives_way_first() -> None:
+def test_the_one_unused_longest_is_evicted_first() -> None:
     loads = Loads(scenario(hosts=(HostGroup(name="h", memory_bytes=11 * GIB),)))
     loads.wake("a")
     loads.wake("b")
@@ -221,7 +221,7 @@ def test_jains_index(shares: tuple[float, ...], index: float) -> None:
     assert jain_index(shares) == pytest.approx(index)
 
 
-def test_max_min_shares_give_nobody_more_than_was_asked_and_the_rest_by_weight() -> None:
+def test_max_min_shares_give_no_tenant_more_than_it_offered_and_the_rest_by_weight() -> None:
     offered = {"little": 10.0, "much": 1000.0, "heavy": 1000.0}
     weights = {"little": 1.0, "much": 1.0, "heavy": 3.0}
     assert max_min_shares(offered, weights, 210.0) == {"little": 10.0, "much": 50.0, "heavy": 150.0}

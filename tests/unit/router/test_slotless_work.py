@@ -1,4 +1,4 @@
-"""What engines do beside their work: it takes no slot, no turn and no tokens of anybody's share."""
+"""Work that engines do beside their slots: it takes no slot and no turn, and costs no tenant any tokens."""
 
 from scheduler_harness import arrival, asleep, candidate, placed, rejected, scheduler, woken
 
@@ -19,7 +19,7 @@ def test_tokens_are_counted_at_once_where_every_slot_is_busy_and_others_wait() -
     assert (mesh.running, mesh.waiting) == (1, 1)
 
 
-def test_its_end_frees_no_slot_that_somebody_else_holds() -> None:
+def test_its_end_frees_no_slot_of_another_request() -> None:
     mesh = scheduler(candidate())
     mesh.submit(arrival(1), 0.0)
     mesh.submit(arrival(2), 0.0)
@@ -37,7 +37,7 @@ def test_a_caller_of_it_who_leaves_takes_nothing_along() -> None:
     assert placed(mesh.submit(arrival(2), 1.0)) == {2: "a"}
 
 
-def test_where_nobody_is_loaded_it_wakes_one_and_waits_as_any_request() -> None:
+def test_where_no_model_is_loaded_it_wakes_one_and_waits_as_any_request() -> None:
     mesh = scheduler(asleep())
     assert woken(mesh.submit(arrival(1, needs=TOKENS), 0.0)) == ["m"]
     assert mesh.waiting == 1
@@ -46,7 +46,7 @@ def test_where_nobody_is_loaded_it_wakes_one_and_waits_as_any_request() -> None:
     assert mesh.running == 0
 
 
-def test_one_that_is_loaded_is_asked_rather_than_one_that_sleeps() -> None:
+def test_a_loaded_member_is_chosen_before_one_that_sleeps() -> None:
     mesh = scheduler(asleep("b", "m-b", pool="p"), candidate("a", "m-a", pool="p"))
     decisions = mesh.submit(arrival(1, "p", needs=TOKENS), 0.0)
     assert (placed(decisions), woken(decisions)) == ({1: "a"}, [])

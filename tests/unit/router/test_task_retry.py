@@ -1,4 +1,4 @@
-"""What becomes of tasks that were refused or whose attempts failed, and whose turn it is."""
+"""Tasks after refused offers and failed attempts, and the round-robin of their lanes."""
 
 import pytest
 
@@ -67,7 +67,7 @@ def test_pauses_double_up_to_their_bound() -> None:
     assert doubled(1.0, 100_000, 60.0) == 60.0
 
 
-def test_when_no_attempt_is_left_the_last_reason_is_told_with_their_number() -> None:
+def test_when_no_attempt_is_left_the_failure_has_the_last_reason_and_their_number() -> None:
     assert failed(Reason.WORKER_LOST, 4, 5) == TryAgain(8.0)
     assert failed(Reason.WORKER_LOST, 5, 5) == GivesUp(Reason.WORKER_LOST, "after 5 attempts: why")
     assert failed(Reason.WORKER_LOST, 1, 1) == GivesUp(Reason.WORKER_LOST, "after 1 attempt: why")
@@ -84,7 +84,7 @@ def test_a_runner_that_never_took_it_or_was_stopped_on_purpose_costs_no_attempt_
     assert not_taken(reason, 3, failures=1) == TryAgain(2.0, counts=False)
 
 
-def test_a_task_that_no_runner_ever_takes_does_not_go_on_for_ever() -> None:
+def test_a_task_that_no_runner_takes_ends_after_a_bounded_number_of_attempts() -> None:
     assert not_taken(Reason.WORKER_LOST, MAX_FRUITLESS_ATTEMPTS + 1) == TryAgain(1.0)
     last = not_taken(Reason.WORKER_LOST, MAX_FRUITLESS_ATTEMPTS + 2, failures=1)
     assert last == GivesUp(Reason.WORKER_LOST, "after 2 attempts: why")
@@ -104,7 +104,7 @@ def test_a_refusal_before_the_claim_means_waiting_unless_the_request_itself_is_r
         assert not traits(reason).retryable
 
 
-def test_offers_are_made_again_after_a_pause_that_doubles_or_that_was_asked_for() -> None:
+def test_offers_are_made_again_after_a_pause_that_doubles_or_that_was_requested() -> None:
     def pause(refusals: int, asked: float | None = None) -> float:
         verdict = after_refused_offer(Reason.QUEUE_FULL, "full", refusals=refusals, retry_after_seconds=asked)
         assert isinstance(verdict, OfferAgain)
@@ -145,6 +145,6 @@ def test_few_places_go_to_those_who_come_after_the_last_one() -> None:
     assert turns(counts, free=0) == ""
 
 
-def test_lanes_in_which_nobody_waits_have_no_turn() -> None:
+def test_lanes_without_a_ready_task_have_no_turn() -> None:
     assert turns({"a": (0, 0), "b": (1, 0)}) == "b"
     assert turns({}) == ""

@@ -36,7 +36,7 @@ def test_a_task_without_wishes_is_durable_work_with_the_routers_limits() -> None
     assert task_pb2.TaskSpec.FromString(found.spec) == spec()
 
 
-def test_a_task_has_the_limits_and_the_band_that_it_asks_for() -> None:
+def test_a_task_has_the_limits_and_the_priority_that_it_requests() -> None:
     given = spec()
     given.max_attempts = 100
     given.pending_limit.seconds = 7 * 86_400
@@ -68,7 +68,7 @@ def test_the_same_spec_has_the_same_digest_and_another_has_another() -> None:
         ),
     ],
 )
-def test_whatever_is_asked_of_whom_may_be_a_task(operation: Operation, given: task_pb2.TaskSpec) -> None:
+def test_every_generation_and_embedding_may_be_a_task(operation: Operation, given: task_pb2.TaskSpec) -> None:
     assert checked(given).operation is operation
 
 

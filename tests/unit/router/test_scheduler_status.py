@@ -1,4 +1,4 @@
-"""What those who wait are told, and how often."""
+"""The status messages of waiting requests, and how often they are sent."""
 
 from scheduler_harness import arrival, candidate, placed, scheduler
 
@@ -12,7 +12,7 @@ def waits(decisions: list[Decision]) -> dict[int, Waits]:
     return {decision.key: decision for decision in decisions if isinstance(decision, Waits)}
 
 
-def test_the_first_word_says_who_was_considered_and_later_ones_do_not() -> None:
+def test_the_first_status_has_the_considered_candidates_and_later_ones_do_not() -> None:
     mesh = scheduler(candidate())
     mesh.submit(arrival(1), 0.0)
     mesh.submit(arrival(2), 0.0)
@@ -23,7 +23,7 @@ def test_the_first_word_says_who_was_considered_and_later_ones_do_not() -> None:
     assert (later.position, later.considered) == (1, ())
 
 
-def test_one_tick_tells_no_more_than_so_many_and_the_next_ticks_tell_the_others() -> None:
+def test_one_tick_sends_a_bounded_number_of_statuses_and_the_next_ticks_the_others() -> None:
     mesh = scheduler(candidate(), queue_depth_per_runner=100, max_told_per_tick=10)
     for key in range(1, 42):
         mesh.submit(arrival(key), 0.0)
@@ -33,7 +33,7 @@ def test_one_tick_tells_no_more_than_so_many_and_the_next_ticks_tell_the_others(
     assert set().union(*rounds) == set(range(3, 42))
 
 
-def test_nobody_is_told_more_than_once_per_interval_however_fast_the_queue_moves() -> None:
+def test_no_request_gets_more_than_one_status_per_interval_however_fast_the_queue_moves() -> None:
     mesh = scheduler(candidate(), queue_depth_per_runner=200)
     for key in range(1, 101):
         mesh.submit(arrival(key), 0.0)
@@ -63,7 +63,7 @@ def test_the_time_left_follows_measured_answers() -> None:
     assert 8.0 <= told.eta_seconds <= 16.0
 
 
-def test_the_average_wait_of_a_line_is_that_of_those_who_were_placed_lately() -> None:
+def test_the_average_wait_of_a_queue_is_that_of_recently_placed_requests() -> None:
     mesh = scheduler(candidate())
     mesh.submit(arrival(1), 0.0)
     mesh.submit(arrival(2), 0.0)
@@ -75,8 +75,8 @@ def test_the_average_wait_of_a_line_is_that_of_those_who_were_placed_lately() ->
     assert length.average_wait_seconds == 1.0, "a tenth of the newest wait, which was 10 s"
 
 
-def test_an_estimate_goes_by_what_is_asked_for_and_not_by_short_answers_before() -> None:
-    """Found by trying: after answers of 3 tokens a wait of 8 s was announced as 1 s, while 80 tokens were asked for."""
+def test_an_estimate_goes_by_the_requested_length_and_not_by_short_answers_before() -> None:
+    """Found by trying: after answers of 3 tokens a wait of 8 s was estimated as 1 s, while 80 tokens were requested."""
     mesh = scheduler(candidate(), queue_timeout_seconds=1e6)
     for key in range(1, 6):
         now = key * 1.0
@@ -137,7 +137,7 @@ def test_slots_are_called_busy_only_while_they_are() -> None:
     assert word.eta_seconds is None
 
 
-def test_who_is_full_and_who_is_left_alone_are_told_apart() -> None:
+def test_full_and_paused_candidates_are_distinguished() -> None:
     mesh = scheduler(candidate("a", "m-a", pool="m"), candidate("b", "m-b", pool="m"))
     (broken,) = placed(mesh.submit(arrival(1), 0.0)).values()
     mesh.report_failed(1, 1, Reason.SERVER_DIED, 0.0)

@@ -1,4 +1,4 @@
-"""One fault in the router's own code costs one request, and neither the others nor the loop."""
+"""A fault in the router's own code fails one request, and neither the others nor the loop."""
 
 import asyncio
 from contextlib import AsyncExitStack, suppress

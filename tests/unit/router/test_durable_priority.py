@@ -1,4 +1,4 @@
-"""Durable requests: after every caller, with a share of their own, never shed, and in nobody's way."""
+"""Durable requests: served after callers, with a share of their own, never shed, and never in a caller's way."""
 
 import math
 from typing import Any
@@ -19,7 +19,7 @@ TOOK = Served(prompt_tokens=100, cached_tokens=0, output_tokens=100)
 
 
 class Load:
-    """One slot, and as many of each band before it as are asked for; whoever was served is replaced by its like."""
+    """One slot, and waiting requests per priority class; each served request is replaced by one of its kind."""
 
     def __init__(self, mesh: Mesh, *priorities: Priority, waiting: int = 4, target: str = "m") -> None:
         self.mesh = mesh
@@ -42,7 +42,7 @@ class Load:
         return decisions
 
     def serve(self, grants: int) -> list[Priority]:
-        """End what runs so many times, a tenth of a second each; returns who was granted a slot by that."""
+        """Ends the running request so many times, a tenth of a second each; returns the granted requests."""
         already = len(self.served)
         for _ in range(grants):
             self.now += 0.1
@@ -71,7 +71,7 @@ def test_durable_requests_get_their_share_of_the_grants_while_callers_wait(share
     assert load.serve(1000).count(DURABLE) == pytest.approx(of_thousand, abs=1)
 
 
-def test_the_share_holds_whatever_bands_wait_and_lower_ones_keep_theirs() -> None:
+def test_the_share_holds_whichever_classes_wait_and_lower_ones_keep_theirs() -> None:
     load = Load(mesh_of(lower_band_every=8), *CALLER_BANDS, DURABLE, waiting=20)
     load.serve(100)
     served = load.serve(1000)
@@ -91,7 +91,7 @@ def test_durable_requests_of_a_pool_get_their_share_beside_a_route_that_uses_it(
     assert load.serve(1000).count(DURABLE) == pytest.approx(100, abs=2)
 
 
-def test_durable_requests_of_ten_lines_share_what_one_line_would_get() -> None:
+def test_durable_requests_of_ten_queues_share_what_one_queue_would_get() -> None:
     mesh = mesh_of()
     routes = {f"r{number}": Route(name=f"r{number}", candidates=("m",)) for number in range(10)}
     mesh.apply(MeshChange(routes=routes), 0.0)
@@ -109,7 +109,7 @@ def test_all_that_is_idle_is_theirs() -> None:
     assert load.serve(10) == [DURABLE] * 30
 
 
-def test_tenants_take_turns_within_the_band() -> None:
+def test_tenants_take_turns_within_the_class() -> None:
     mesh = mesh_of()
     keys = {key: "loud" if key <= 20 else "quiet" for key in range(1, 31)}
     running: list[int] = []
@@ -188,7 +188,7 @@ def test_as_many_wait_as_may_over_all_lines() -> None:
     assert rejected(mesh.submit(arrival(8, "n", priority=DURABLE), 1.0)) == {}
 
 
-def test_a_line_in_which_only_durable_requests_wait_is_in_no_overload() -> None:
+def test_a_queue_in_which_only_durable_requests_wait_is_in_no_overload() -> None:
     mesh = scheduler(candidate(), queue_depth_per_runner=1000, queue_timeout_seconds=30.0, overload_after_seconds=10.0)
     running = 1
     mesh.submit(arrival(1, priority=DURABLE), 0.0)
@@ -204,7 +204,7 @@ def test_a_line_in_which_only_durable_requests_wait_is_in_no_overload() -> None:
     assert word.eta_seconds is None, "what durable requests wait says nothing about callers"
 
 
-def test_callers_are_told_the_pace_and_the_place_of_callers() -> None:
+def test_status_messages_of_callers_have_the_pace_and_the_position_among_callers() -> None:
     with_durable, without = (Load(mesh_of(), Priority.NORMAL, *durable) for durable in ((DURABLE,), ()))
     words = []
     for load in (with_durable, without):
@@ -238,7 +238,7 @@ def test_a_durable_request_that_comes_back_is_tried_again_without_a_timeout() ->
     assert rejected(mesh.tick(100.0)) == {3: Reason.QUEUE_TIMEOUT} or mesh.waiting <= 2
 
 
-def test_it_is_told_once_where_it_stands() -> None:
+def test_a_durable_request_gets_one_status() -> None:
     mesh = mesh_of()
     mesh.submit(arrival(1), 0.0)
     (word,) = mesh.submit(arrival(2, priority=DURABLE), 0.0)
@@ -248,7 +248,7 @@ def test_it_is_told_once_where_it_stands() -> None:
     assert 2 not in told
 
 
-def test_nobody_hurries_because_of_durable_requests() -> None:
+def test_durable_requests_are_not_urgent() -> None:
     mesh = mesh_of()
     mesh.submit(arrival(1), 0.0)
     mesh.submit(arrival(2, priority=DURABLE), 0.0)

@@ -1,4 +1,4 @@
-"""Routes: whose turn it is on a ladder, and that nothing leaves the premises without leave."""
+"""Routes: the order of their steps, and that nothing leaves the premises without a permit."""
 
 import pytest
 from hypothesis import settings
@@ -50,7 +50,7 @@ def test_a_pinned_primary_that_is_busy_is_waited_for() -> None:
     assert placed(mesh, 2, LINE) == ["big", "nobody"]
 
 
-def test_a_pinned_primary_that_was_tried_in_vain_or_lacks_something_is_not_waited_for() -> None:
+def test_a_pinned_primary_that_failed_the_request_or_lacks_something_is_not_waited_for() -> None:
     mesh = index(solo("big", context_tokens=1024), solo("small"), routes=[ladder("big", "small", pin_primary=True)])
     assert placed(mesh, 1, LINE, pick(excluded=frozenset({solo("big").key}))) == ["small"]
     assert placed(mesh, 1, LINE, pick(type(CHAT)(CHAT.operation, context_tokens=2048))) == ["small"]
@@ -184,7 +184,7 @@ def known(name: str, readiness: Readiness = Readiness.READY) -> Candidate:
 
 
 class Premises:
-    """Asks for all kinds of places, and watches what leaves the premises."""
+    """Submits requests of all kinds, and checks what leaves the premises."""
 
     def __init__(self, policy: ChoicePolicy) -> None:
         self.mesh = index(*map(known, NAMES), policy=policy)

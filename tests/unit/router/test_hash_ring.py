@@ -23,7 +23,7 @@ def test_an_empty_ring_has_no_owners() -> None:
     assert list(Ring().walk(5, 3)) == []
 
 
-def test_a_walk_names_each_member_once_and_no_more_than_asked() -> None:
+def test_a_walk_yields_each_member_once_and_no_more_than_requested() -> None:
     made = ring(NAMES)
     assert len(set(made.walk(KEYS[0], 7))) == 7
     assert sorted(made.walk(KEYS[0], 100)) == sorted(NAMES)

@@ -1,4 +1,4 @@
-"""Whoever keeps files on a slow disk is given the time that it takes, as long as it goes on."""
+"""A file store on a slow disk gets the time that it needs, as long as it makes progress."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -14,7 +14,7 @@ PIECES = 16
 
 
 class Slow(Silent):
-    """Takes in the first piece when it may."""
+    """Accepts the first chunk when the test allows it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Slow(Silent):
         )
 
 
-async def test_a_keeper_that_writes_for_longer_than_an_answer_may_take_is_waited_for(tmp_path: Path) -> None:
+async def test_a_store_that_writes_for_longer_than_an_answer_may_take_is_waited_for(tmp_path: Path) -> None:
     async def content() -> AsyncIterator[bytes]:
         for _ in range(PIECES):
             yield bytes(MAX_PIECE_BYTES)

@@ -1,4 +1,4 @@
-"""The scheduling loop and its books: what became of a request can be read while it goes on and afterwards."""
+"""The request log of the scheduling loop: the record of a request can be read while it runs and afterwards."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -140,7 +140,7 @@ async def test_one_request_too_many_is_refused_before_the_queue_and_remembered()
         )
 
 
-async def test_a_refusal_of_the_scheduler_is_remembered_in_its_words() -> None:
+async def test_a_refusal_of_the_scheduler_is_remembered_with_its_message() -> None:
     async with router() as mesh:
         async with mesh.placement.place(asked("r-1", model="nothing")) as place:
             with pytest.raises(WeftError) as refused:

@@ -1,4 +1,4 @@
-"""Lower bands behind higher ones: how many grants may go past them, in their own line and in others."""
+"""Lower priority classes behind higher ones: how many grants may pass them over, in their own queue and in others."""
 
 from collections import Counter
 from itertools import pairwise
@@ -17,7 +17,7 @@ PATIENCE = 5.0
 
 
 class Rush:
-    """One slot; whoever is served is over after a tenth of a second, and others come for it."""
+    """One slot; each served request ends after a tenth of a second, and others arrive for it."""
 
     def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh
@@ -58,7 +58,7 @@ def longest_gap(served: list[str], what: str) -> int:
 
 
 def test_low_does_not_wait_behind_a_backlog_of_normal_that_came_before_it() -> None:
-    """The one grant in eight used to go to whoever was oldest, over all lower bands."""
+    """The one grant in eight used to go to the oldest request over all lower priority classes."""
     rush = Rush(roomy())
     rush.asks("high", "m", Priority.HIGH, 3)
     rush.asks("normal", "m", Priority.NORMAL, 2_000)
@@ -72,8 +72,8 @@ def test_low_does_not_wait_behind_a_backlog_of_normal_that_came_before_it() -> N
     assert Counter(after_patience)["high"] >= len(after_patience) * (EVERY - 2) // EVERY - EVERY
 
 
-def test_low_does_not_wait_behind_normal_while_a_higher_band_waits_for_its_own_tenants_cap() -> None:
-    """Normal counted as a lower band then, whose grant made up for all that went past low."""
+def test_low_does_not_wait_behind_normal_while_a_higher_class_waits_for_its_own_tenants_cap() -> None:
+    """Normal counted as a lower priority class, and its grant reset the count of low."""
     settings = Settings(tenants={"capped": TenantSettings(max_in_flight=1)})
     rush = Rush(roomy(settings, candidate("b", "n")))
     rush.asks("capped", "n", Priority.HIGH)
@@ -86,8 +86,8 @@ def test_low_does_not_wait_behind_normal_while_a_higher_band_waits_for_its_own_t
     assert longest_gap(rush.served[int(PATIENCE / 0.1) + EVERY : 300], "low") <= EVERY
 
 
-def test_a_route_in_a_higher_band_does_not_starve_the_line_of_a_pool_that_it_uses() -> None:
-    """Passed over was counted line by line: a line that got nothing at all was passed over by nobody."""
+def test_a_route_in_a_higher_class_does_not_starve_the_queue_of_a_pool_that_it_uses() -> None:
+    """Passed over was counted per queue: a queue without any grant was never counted as passed over."""
     rush = Rush(roomy())
     rush.mesh.apply(MeshChange(routes={"r": Route(name="r", candidates=("m",))}), 0.0)
     rush.asks("route", "route/r", Priority.HIGH, 3)
@@ -100,7 +100,7 @@ def test_a_route_in_a_higher_band_does_not_starve_the_line_of_a_pool_that_it_use
     assert Counter(after_patience)["route"] >= len(after_patience) * (EVERY - 1) // EVERY - EVERY
 
 
-def test_many_lines_of_a_lower_band_together_get_no_more_than_one_line_would() -> None:
+def test_many_queues_of_a_lower_class_together_get_no_more_than_one_queue_would() -> None:
     rush = Rush(roomy())
     rush.mesh.apply(MeshChange(routes={f"r{n}": Route(name=f"r{n}", candidates=("m",)) for n in range(10)}), 0.0)
     rush.asks("high", "m", Priority.HIGH, 3)

@@ -1,4 +1,4 @@
-"""What PlacementService refuses at its door, and that nothing of it stays behind."""
+"""Requests that PlacementService refuses, and that they leave nothing behind."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ PLACED = WeftError(Reason.QUEUE_FULL, "it came to be placed")
 
 
 class NobodyIsPlaced:
-    """A router that notes what it is asked and refuses it."""
+    """A router that records the requests and refuses them."""
 
     def __init__(self) -> None:
         self.asked: list[PlacementRequest] = []
