@@ -1,18 +1,21 @@
-"""The ASGI application of a gateway: its endpoints, with the request middleware around them."""
+"""The ASGI application of a gateway, with the middleware for request ids, authentication and errors."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from typing import Any
 
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
 from gateway.admin.keys import KeysDeps
+from gateway.admin.operations import AdminDeps
 from gateway.admin.ports import AdminPorts, KeysPort
-from gateway.admin.request import AdminDeps
 from gateway.auth.authentication import Gate, KeyGate, KeyRingSource, OpenGate
 from gateway.auth.rate_limits import TenantRateLimits
-from gateway.batches.deps import batch_deps, file_deps
 from gateway.batches.finishing import FinishingJobs
+from gateway.batches.handlers import batch_deps, file_deps
 from gateway.config import GatewayConfig, MediaConfig
 from gateway.deps import GatewayDeps, InferenceDeps
 from gateway.endpoints import (
@@ -33,14 +36,25 @@ from gateway.endpoints import (
     TASKS,
     published_schemas,
 )
+from gateway.errors import (
+    ClientGoneError,
+    Dialect,
+    dialect_of,
+    envelope,
+    error_headers,
+    http_status,
+    internal_error,
+    shutting_down,
+)
 from gateway.http.event_watches import EventWatches
+from gateway.intake.headers import headers_of, request_id_of, validate_head
 from gateway.media import MediaSource, NoMediaSource
 from gateway.metrics import GatewayMetrics
-from gateway.middleware import EdgeMiddleware
 from gateway.ports import RegistryPort, RequestDispatcher
-from gateway.responses.create import responses_deps
+from gateway.request_facts import FACTS_KEY, RequestFacts
+from gateway.responses.handlers import responses_deps
 from gateway.routing import EndpointApp, EndpointGroup
-from gateway.tasks.dispatcher import BoundedTasks, DurableDispatcher
+from gateway.tasks.dispatcher import DurableDispatcher, TasksWithTimeout
 from gateway.tasks.handlers import TaskDeps
 from gateway.tasks.task_apis import task_apis_of
 from weft.dispatch.fleet import FleetSource
@@ -49,6 +63,8 @@ from weft.durable.batches import BatchPort, FilePort
 from weft.durable.responses import ResponseStore
 from weft.durable.tasks import TaskPort
 from weft.kernel.clock import Clock, SystemClock
+from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +107,7 @@ def create_app(
 ) -> EndpointApp:
     """Returns the application of one gateway. Its only state is its metrics."""
     ticking = clock or SystemClock()
-    tasks = None if ports.tasks is None else BoundedTasks(ports.tasks, timeout_seconds=config.task_timeout_seconds)
+    tasks = None if ports.tasks is None else TasksWithTimeout(ports.tasks, timeout_seconds=config.task_timeout_seconds)
     deps = GatewayDeps(
         config=config,
         dispatcher=ports.dispatcher if tasks is None else DurableDispatcher(ports.dispatcher, tasks, ticking),
@@ -156,3 +172,96 @@ def media_source(config: MediaConfig, clock: Clock) -> MediaSource:
     from gateway.media.fetcher import MediaFetcher  # noqa: PLC0415
 
     return MediaFetcher(config, clock=clock)
+
+
+TASK_HEADER = b"x-weft-task-id"
+
+log = get_logger("weft.gateway")
+
+
+class EdgeMiddleware:
+    """Wraps the application. Answers its errors, unless the status is already sent."""
+
+    def __init__(
+        self, app: ASGIApp, *, config: GatewayConfig, metrics: GatewayMetrics, clock: Clock, gate: Gate
+    ) -> None:
+        self._app = app
+        self._gate = gate
+        self._config = config
+        self._metrics = metrics
+        self._clock = clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = headers_of(scope)
+        dialect = dialect_of(scope["path"], headers)
+        facts = RequestFacts(request_id_of(headers), self._clock.monotonic(), dialect=dialect)
+        scope[FACTS_KEY] = facts
+        sender = _IdentifyingSender(send, facts)
+        try:
+            await self._serve(scope, receive, sender, facts)
+        finally:
+            self._metrics.request_ended(facts, self._clock.monotonic() - facts.arrived)
+            _drop_traceback(facts.error)
+
+    async def _serve(self, scope: Scope, receive: Receive, sender: "_IdentifyingSender", facts: RequestFacts) -> None:
+        try:
+            validate_head(scope, self._config)
+            facts.principal = self._gate.admit(scope)
+            await self._app(scope, receive, sender)
+        except ClientGoneError as error:
+            facts.error, facts.status = error, http_status(error)
+        except WeftError as error:
+            await self._answer(error, sender, facts)
+        except asyncio.CancelledError:
+            # Only the end of the grace period at shutdown cancels from outside; this is the task's last step.
+            await self._answer(shutting_down(), sender, facts)
+        except Exception:
+            log.exception("request failed unexpectedly", request_id=facts.request_id)
+            await self._answer(internal_error(), sender, facts)
+
+    async def _answer(self, error: WeftError, sender: "_IdentifyingSender", facts: RequestFacts) -> None:
+        facts.error = error
+        if not facts.was_dispatched:
+            log.info("refused", request_id=facts.request_id, reason=error.reason.name.lower(), message=error.message)
+        if facts.status:
+            # The response has begun and cannot be replaced: raising aborts the connection, instead of a normal end.
+            raise error
+        body = envelope(error, facts.request_id, facts.dialect)
+        await sender(
+            {"type": "http.response.start", "status": http_status(error), "headers": error_headers(error, body)}
+        )
+        await sender({"type": "http.response.body", "body": body})
+
+
+def _drop_traceback(error: WeftError | None) -> None:
+    """Drop the traceback of an error: its frames hold the body, and the request's facts hold the error.
+
+    Measured: the 10 MB of a refused body stay until the next full collection, which may be hours away.
+    """
+    if error is not None:
+        error.__traceback__ = error.__cause__ = error.__context__ = None
+
+
+class _IdentifyingSender:
+    """Adds the ids of request and task to the response headers and records the status."""
+
+    __slots__ = ("_facts", "_send")
+
+    def __init__(self, send: Send, facts: RequestFacts) -> None:
+        self._send = send
+        self._facts = facts
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._facts.status = message["status"]
+            request_id = self._facts.request_id.encode("ascii")
+            message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
+            if self._facts.task_id:
+                message["headers"].append((TASK_HEADER, self._facts.task_id.encode("ascii")))
+            if self._facts.dialect is Dialect.ANTHROPIC:
+                message["headers"].append((b"request-id", request_id))
+        await self._send(message)

@@ -34,19 +34,19 @@ HostPattern = Annotated[str, Checked(_host_pattern)]
 
 
 class KeepResponses(StrEnum):
-    """What becomes of a response that is complete."""
+    """Which completed responses are stored."""
 
     BY_DEFAULT = "by_default"
-    """It is kept unless its request says `"store": false`."""
+    """A response is stored unless its request says `"store": false`."""
     ON_REQUEST = "on_request"
-    """It is kept where its request says `"store": true`."""
+    """A response is stored where its request says `"store": true`."""
     NEVER = "never"
-    """It is not kept, and a request that says `"store": true` is refused."""
+    """No response is stored, and a request with `"store": true` is refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaConfig:
-    """Images and recordings in requests. Those sent along pass the same checks as those that are fetched."""
+    """Images and recordings in requests. Inline files pass the same checks as fetched ones."""
 
     allowed_hosts: Annotated[tuple[HostPattern, ...], MaxLen(1000), PUBLIC] = ()
     """Hosts that images may be fetched from, such as `images.example.org` or `*.example.org`, which is every name below
@@ -55,7 +55,7 @@ class MediaConfig:
     allow_plain_http: bool = False
     """Whether `http://` addresses of those hosts are fetched, too."""
     max_bytes: Annotated[int, Ge(1024), Le(MAX_FETCHED_BYTES)] = 10 * MEBIBYTE
-    """Size of one file, fetched or sent along."""
+    """Size of one file, fetched or inline."""
     max_total_bytes: Annotated[int, Ge(1024), Le(MAX_FETCHED_BYTES)] = 20 * MEBIBYTE
     """Size of all files that are fetched for one request."""
     max_files: Annotated[int, Ge(1), Le(256)] = 16
@@ -63,29 +63,29 @@ class MediaConfig:
     max_concurrent_fetches: Annotated[int, Ge(1), Le(1024)] = 16
     """Files that are fetched at once; others wait, at most half of `total_timeout_seconds`."""
     connect_timeout_seconds: Seconds = 5.0
-    """For the look-up of a name, the connection and TLS."""
+    """For name resolution, the connection and TLS."""
     total_timeout_seconds: Seconds = 20.0
-    """For all files of one request, waiting included."""
+    """For all files of one request, including the wait for a free fetch."""
     min_bytes_per_second: Annotated[int, Ge(0), Le(1_000_000_000)] = 1024
     """Lowest average rate of a file ..."""
     slow_start_seconds: Seconds = 5.0
     """... after this long."""
     max_pixels: Annotated[int, Ge(1), Le(2**31)] = 64 * 1024 * 1024
-    """Width times height times frames of an image, as its header has them: 8192 x 8192."""
+    """Width times height times frames of an image, by its header: 8192 x 8192."""
     max_frames: Annotated[int, Ge(1), Le(100_000)] = 300
     """Frames of an animation."""
     max_audio_seconds: Seconds = 3600.0
-    """Length of a recording, as its header has it."""
+    """Length of a recording, by its header."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchEdgeConfig:
-    """Files and batches at the edge: their sizes, and how many are handled at once."""
+    """Sizes of files and batches, and how many are handled at once."""
 
     max_file_bytes: Annotated[int, Ge(1024), Le(1024**5), PUBLIC] = 200 * MEBIBYTE
     """Size of an uploaded file."""
     upload_timeout_seconds: Seconds = 3600.0
-    """Longest upload of a file; the minimum rate of `connections` holds besides."""
+    """Longest upload of a file; the minimum rate of `connections` applies as well."""
     max_uploads: Count = 32
     """Uploads at once; one more is refused. Each holds about two chunks of a file in memory."""
     max_lines: Count = 50_000
@@ -106,12 +106,12 @@ class BatchEdgeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestLimits:
-    """What one request may hold. Every caller may ask for less; docs/limits.md says what more is answered with."""
+    """Limits of one request. docs/limits.md lists the errors above them."""
 
     max_json_depth: Annotated[int, Ge(1), Le(128)] = 64
     """Nesting of arrays and objects in a body."""
     max_json_members: Count = 200_000
-    """Names in all objects of a body together."""
+    """Number of names in all objects of a body."""
     max_messages: Count = 10_000
     """Messages of one conversation."""
     max_stop: Count = 16
@@ -135,7 +135,7 @@ class RequestLimits:
     max_embedding_inputs: Count = 2048
     """Texts of one request for embeddings."""
     max_tools: Count = 1024
-    """Tools that a request brings."""
+    """Tools of one request."""
     max_audio_bytes: Annotated[Bytes, PUBLIC] = 25 * MEBIBYTE
     """Body of an upload of audio."""
     max_image_bytes: Annotated[Bytes, PUBLIC] = 64 * MEBIBYTE
@@ -159,11 +159,11 @@ class ConnectionLimits:
     have open."""
     max_connections_per_address: Annotated[int, Ge(1), Le(1_000_000)] = 256
     """Open connections from one address, or one /64 network of IPv6; one more is answered 429 and closed. Loopback is
-    not counted: a proxy on this machine speaks for all its callers."""
+    not counted: a local proxy connects for all its callers."""
     max_header_bytes: Annotated[int, Ge(1024), Le(1_048_576)] = 32 * 1024
-    """Request line and headers together."""
+    """Size of the request line and headers."""
     max_header_count: Annotated[int, Ge(10), Le(10_000)] = 100
-    """Headers."""
+    """Number of headers."""
     max_body_pieces: Annotated[int, Ge(100), Le(1_000_000)] = 20_000
     """Chunks or segments that one body may arrive in: a 10 MiB body in chunks of 525 bytes."""
     header_timeout_seconds: Seconds = 10.0
@@ -171,19 +171,19 @@ class ConnectionLimits:
     body_grace_seconds: Seconds = 10.0
     """How long a body may arrive at any rate ..."""
     min_body_bytes_per_second: Annotated[int, Ge(1), Le(1_073_741_824)] = 1024
-    """... and how much every second more must bring."""
+    """... and the minimum rate after that."""
     linger_seconds: Seconds = 5.0
-    """How long a body is read and dropped after its request was answered."""
+    """How long the rest of a body is read and dropped after its request was answered."""
     idle_seconds: Annotated[int, Ge(1), Le(86_400)] = 75
     """How long a connection is kept between two requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantRequestRates:
-    """How many requests a tenant may make, in any second, minute or hour."""
+    """Requests per tenant, in any second, minute or hour."""
 
     default: Annotated[RequestRate, PUBLIC] = DEFAULT_RATE
-    """For tenants that are not named, such as `100req/min`, `5req/sec` or `1000req/hour`."""
+    """For unnamed tenants, such as `100req/min`, `5req/sec` or `1000req/hour`."""
     tenants: Annotated[Mapping[str, RequestRate], MaxLen(1000), PUBLIC] = field(default_factory=dict)
     """By tenant, as in X-Tenant-ID."""
 
@@ -193,23 +193,23 @@ class RateLimitConfig(TenantRequestRates):
     """Requests per tenant, and how many tenants are counted one by one."""
 
     max_tenants: int = 1000
-    """Tenants that are counted one by one; those beyond share one window, so that new names gain nothing."""
+    """Tenants that are counted one by one; those beyond share one window, so that inventing names gains nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EdgeTls:
-    """HTTPS, TLS 1.2 and newer. Without a certificate the edge speaks plain HTTP, which it does on loopback only."""
+    """HTTPS, TLS 1.2 and newer. Without a certificate the gateway serves plain HTTP, which it does on loopback only."""
 
     certificate_file: Annotated[PathText | None, PUBLIC] = None
-    """PEM chain. It is read again when it changes, as its key is."""
+    """PEM chain. It is reloaded when it changes, together with its key."""
     key_file: Annotated[PathText | None, PUBLIC] = None
     """PEM key of the certificate, without a passphrase; only its owner and group may be able to read it."""
     handshake_timeout_seconds: Seconds = 10.0
-    """How long a client may take to set TLS up."""
+    """Maximum duration of a TLS handshake."""
 
     @property
     def is_set(self) -> bool:
-        """Whether there is a certificate or a key."""
+        """Whether a certificate or a key is set."""
         return self.certificate_file is not None or self.key_file is not None
 
     @property
@@ -224,19 +224,19 @@ class EdgeTls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exposure:
-    """Where an HTTP surface listens, and what protects it there."""
+    """The address that an HTTP server listens on, and its protection."""
 
     host: str
     port: int
     tls: EdgeTls | None = field(default=None)
     """None: plain HTTP."""
     has_keys: bool = False
-    """Whether every caller needs a key."""
+    """Whether callers need API keys."""
     tls_terminated_elsewhere: bool = False
-    """Whether the operator says that a proxy in front speaks TLS with the callers."""
+    """Whether a proxy in front terminates TLS, as the operator declares."""
 
     def require_protection(self) -> None:
-        """For an address that is not loopback. Raises INVALID_ARGUMENT naming every setting that is missing."""
+        """Checks an address that is not loopback. Raises INVALID_ARGUMENT naming every missing setting."""
         missing = []
         if not self.has_keys:
             missing.append("keys (auth.required: true)")
@@ -251,16 +251,16 @@ class Exposure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySettings:
-    """The HTTP edge."""
+    """The HTTP gateway."""
 
     max_body_bytes: Annotated[Bytes, PUBLIC] = 10 * MEBIBYTE
     """Largest request body, uploads of audio and images aside."""
     body_timeout_seconds: Seconds = 60.0
     """From the end of a request's headers to the end of its body."""
     request_timeout_seconds: Annotated[Seconds, PUBLIC] = 600.0
-    """Deadline of every request, and the most a caller may ask for with X-Request-Timeout-Seconds."""
+    """Deadline of every request, and the maximum of X-Request-Timeout-Seconds."""
     sse_keepalive_seconds: Seconds = 10.0
-    """A stream silent for this long gets a comment."""
+    """Interval after which a silent stream gets a comment."""
     headers_within_seconds: Seconds = 1.0
     """How long the status line of a stream is held back, so that a refusal is still a status."""
     write_timeout_seconds: Seconds = 30.0
@@ -272,10 +272,10 @@ class GatewaySettings:
     max_event_watches: Annotated[int, Ge(1), Le(10_000)] = 64
     """Streams of `/api/v1/events` at once."""
     max_running_responses: Annotated[int, Ge(1), Le(100_000)] = 2048
-    """Streams of `/v1/responses` at once, which can be found by their ids meanwhile; one more is refused."""
+    """Streams of `/v1/responses` at once, which can be retrieved by id meanwhile; one more is refused."""
     keep_responses: Annotated[KeepResponses, PUBLIC] = KeepResponses.BY_DEFAULT
-    """Which responses of `/v1/responses` are kept with their input: all unless a request says `"store": false`, those
-    whose request says `"store": true`, or none. Responses that were kept before stay until they are deleted or expire
+    """Which responses of `/v1/responses` are stored with their input: all unless a request says `"store": false`, those
+    whose request says `"store": true`, or none. Stored responses stay until they are deleted or expire
     (`router.responses.keep_seconds`)."""
     response_store_timeout_seconds: Seconds = 5.0
     """How long the store of responses may take to answer."""
@@ -285,39 +285,40 @@ class GatewaySettings:
     """Files and batches."""
     allowed_hosts: Annotated[frozenset[HostName], MaxLen(1000), PUBLIC] = frozenset()
     """Names and addresses, without port, by which callers may reach the gateway, besides `host` and loopback: the
-    values that a Host or Origin header may have. A web page whose name points here by DNS rebinding sends its own."""
+    allowed values of Host and Origin headers. A web page that reaches this address by DNS rebinding sends its own
+    name."""
     tls: EdgeTls = field(default_factory=EdgeTls)
     """HTTPS."""
     tls_terminated_elsewhere: Annotated[bool, PUBLIC] = False
-    """Whether a proxy in front speaks TLS with the callers, so that `host` may be any address without `tls`. The
-    network between that proxy and the gateway carries plain text: it must be private."""
+    """Whether a proxy in front terminates TLS, so that `host` may be any address without `tls`. The network between
+    that proxy and the gateway carries plain text: it must be private."""
     rate_limits: Annotated[TenantRequestRates | None, PUBLIC] = None
     """Requests per tenant. Default: no limit."""
     limits: RequestLimits = field(default_factory=RequestLimits)
-    """What one request may hold."""
+    """Limits of one request."""
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
-    """What one connection may do."""
+    """Limits of one connection."""
     media: MediaConfig = field(default_factory=MediaConfig)
     """Images and recordings in requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayConfig(GatewaySettings):
-    """How the edge listens, what it accepts, and how long it waits."""
+    """Address, limits and timeouts of the gateway."""
 
     host: str = "127.0.0.1"
     """Loopback, or any address with keys and TLS."""
     port: int = 8080
-    """0: any free port; `GatewayService.port` says which."""
+    """0: any free port; `GatewayService.port` has it."""
     auth_required: bool = False
-    """Whether every caller needs a key."""
+    """Whether callers need API keys."""
     deadline_slack_seconds: float = 0.5
-    """How long after its deadline a request that is still running is cut off here."""
+    """How long after its deadline the gateway itself ends a request that is still running."""
     rate_limits: RateLimitConfig | None = None
     """Requests per tenant; None: no limit."""
 
     def exposure(self, port: int | None = None) -> Exposure:
-        """Returns where the edge listens and how that is protected; `port` instead of its own."""
+        """Returns the address and its protection; `port` replaces the configured one."""
         return Exposure(
             host=self.host,
             port=self.port if port is None else port,

@@ -12,36 +12,39 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
-from gateway.admin import keys, operations, requests
+from gateway.admin import keys, operations
 from gateway.admin import models as admin_models
 from gateway.admin.keys import KeysDeps
+from gateway.admin.operations import REQUEST_LIST_PARAMETERS, AdminDeps, get_request, list_clients, list_requests
 from gateway.admin.ports import KeyList, NewKeyBody, NewKeyDocument, RotateBody
-from gateway.admin.request import AdminDeps
 from gateway.admin.schemas import AdminModelDocument, AdminModelList, FlushBody, GpuMemoryAnswer, LoadBody, UnloadBody
 from gateway.anthropic.messages import count_tokens, create_message
 from gateway.anthropic.schema import CountTokensRequest, MessagesRequest
-from gateway.auth.access import AccessRules
-from gateway.batches import files
+from gateway.auth.authentication import AccessRules
 from gateway.batches import handlers as batches
-from gateway.batches.deps import BatchDeps, FileDeps
 from gateway.batches.documents import BatchList, BatchObject, BatchRequest, DeletedFile, FileList, FileObject
+from gateway.batches.handlers import (
+    FILE_LIST_PARAMETERS,
+    BatchDeps,
+    FileDeps,
+    create_file,
+    delete_file,
+    get_content,
+    get_file,
+    list_files,
+)
 from gateway.deps import GatewayDeps, InferenceDeps
 from gateway.health import get_health, get_metrics
 from gateway.metrics import GatewayMetrics
 from gateway.openai import audio, images, models
+from gateway.openai.audio import SpeechRequest, TranscriptionRequest
 from gateway.openai.chat import chat_completions
 from gateway.openai.chat_schema import ChatRequest
 from gateway.openai.completions import CompletionRequest, text_completions
 from gateway.openai.embeddings import EmbeddingRequest, create_embeddings
-from gateway.openai.model_call_schemas import (
-    ImageRequest,
-    RerankRequest,
-    SpeechRequest,
-    TokenizeRequest,
-    TranscriptionRequest,
-)
-from gateway.openai.rerank import rerank_documents
-from gateway.openai.tokenize import tokenize
+from gateway.openai.images import ImageRequest
+from gateway.openai.rerank import RerankRequest, rerank_documents
+from gateway.openai.tokenize import TokenizeRequest, tokenize
 from gateway.openapi import (
     OperationDoc,
     answers,
@@ -65,16 +68,24 @@ from gateway.resources.documents import (
     RunnerList,
 )
 from gateway.resources.handlers import APPLY_PARAMETERS, apply_resources, put_resource
-from gateway.responses import retrieve
-from gateway.responses.create import ResponsesDeps, create_response
+from gateway.responses.handlers import (
+    LIST_PARAMETERS,
+    STREAM_PARAMETERS,
+    ResponsesDeps,
+    cancel_response,
+    create_response,
+    delete_response,
+    get_response,
+    list_input_items,
+)
 from gateway.responses.schema import DeletedResponse, ResponseItemList, ResponseObject, ResponsesRequest
 from gateway.routing import DepsT, Endpoint, EndpointApp, EndpointGroup, get_openapi
 from gateway.runner_api import operations as runner_operations
 from gateway.runner_api import state as runner_state
-from gateway.runner_api.deps import RunnerApiDeps
 from gateway.runner_api.operations import FlushBody as RunnerFlushBody
 from gateway.runner_api.operations import LoadBody as RunnerLoadBody
 from gateway.runner_api.operations import UnloadBody as RunnerUnloadBody
+from gateway.runner_api.state import RunnerApiDeps
 from gateway.tasks import handlers as tasks
 from gateway.tasks.handlers import NewTaskBody, TaskDeps, TaskList, TaskObject
 from weft.dispatch.remote_router import RequestSource
@@ -165,16 +176,16 @@ RESPONSES: EndpointGroup[ResponsesDeps] = EndpointGroup(
         _get(
             _RESPONSE,
             _VIEW,
-            retrieve.get_response,
-            answers(ResponseObject, path="response_id", query=retrieve.STREAM_PARAMETERS, events=True),
+            get_response,
+            answers(ResponseObject, path="response_id", query=STREAM_PARAMETERS, events=True),
         ),
-        _delete(_RESPONSE, _EDIT, retrieve.delete_response, answers(DeletedResponse, path="response_id")),
-        _post(f"{_RESPONSE}/cancel", _EDIT, retrieve.cancel_response, answers(ResponseObject, path="response_id")),
+        _delete(_RESPONSE, _EDIT, delete_response, answers(DeletedResponse, path="response_id")),
+        _post(f"{_RESPONSE}/cancel", _EDIT, cancel_response, answers(ResponseObject, path="response_id")),
         _get(
             f"{_RESPONSE}/input_items",
             _VIEW,
-            retrieve.list_input_items,
-            answers(ResponseItemList, path="response_id", query=retrieve.LIST_PARAMETERS),
+            list_input_items,
+            answers(ResponseItemList, path="response_id", query=LIST_PARAMETERS),
         ),
     ),
 )
@@ -381,10 +392,10 @@ KEYS: EndpointGroup[KeysDeps] = EndpointGroup(
 REQUESTS: EndpointGroup[RequestSource] = EndpointGroup(
     tag="requests",
     endpoints=(
-        _get("/v1/requests", _VIEW, requests.list_requests, answers(RequestList, query=requests.LIST_PARAMETERS)),
+        _get("/v1/requests", _VIEW, list_requests, answers(RequestList, query=REQUEST_LIST_PARAMETERS)),
         # An id may contain slashes.
-        _get("/v1/requests/{id:path}", _VIEW, requests.get_request, answers(RequestDocument, path="id")),
-        _get("/v1/clients", _VIEW_TELEMETRY, requests.list_clients, answers(ClientList)),
+        _get("/v1/requests/{id:path}", _VIEW, get_request, answers(RequestDocument, path="id")),
+        _get("/v1/clients", _VIEW_TELEMETRY, list_clients, answers(ClientList)),
     ),
 )
 
@@ -416,18 +427,18 @@ FILES: EndpointGroup[FileDeps] = EndpointGroup(
         _post(
             "/v1/files",
             _USE,
-            files.create_file,
+            create_file,
             form_body(None, files=("file",), choices={"purpose": (BATCH_INPUT,)}) | answers(FileObject),
         ),
-        _get("/v1/files", _VIEW, files.list_files, answers(FileList, query=files.LIST_PARAMETERS)),
-        _get(_FILE, _VIEW, files.get_file, answers(FileObject, path="file_id")),
+        _get("/v1/files", _VIEW, list_files, answers(FileList, query=FILE_LIST_PARAMETERS)),
+        _get(_FILE, _VIEW, get_file, answers(FileObject, path="file_id")),
         _get(
             f"{_FILE}/content",
             _VIEW,
-            files.get_content,
-            binary_content("What is in the file", "application/octet-stream", path="file_id"),
+            get_content,
+            binary_content("The content of the file", "application/octet-stream", path="file_id"),
         ),
-        _delete(_FILE, _EDIT, files.delete_file, answers(DeletedFile, path="file_id")),
+        _delete(_FILE, _EDIT, delete_file, answers(DeletedFile, path="file_id")),
     ),
 )
 _BATCH = "/v1/batches/{batch_id}"
@@ -435,7 +446,7 @@ BATCHES: EndpointGroup[BatchDeps] = EndpointGroup(
     tag="openai",
     endpoints=(
         _post("/v1/batches", _USE, batches.create_batch, json_body(BatchRequest) | answers(BatchObject)),
-        _get("/v1/batches", _VIEW, batches.list_batches, answers(BatchList, query=batches.LIST_PARAMETERS)),
+        _get("/v1/batches", _VIEW, batches.list_batches, answers(BatchList, query=batches.BATCH_LIST_PARAMETERS)),
         _get(_BATCH, _VIEW, batches.get_batch, answers(BatchObject, path="batch_id")),
         _post(f"{_BATCH}/cancel", _EDIT, batches.cancel_batch, answers(BatchObject, path="batch_id")),
     ),

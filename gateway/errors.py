@@ -1,17 +1,17 @@
 """Errors as HTTP: one envelope for every answer that is not 2xx, and the headers that tell a client whether to retry.
 
-{"error": {"message": ..., "type": ..., "param": ..., "code": ...}, "request_id": ...}
+    {"error": {"message": ..., "type": ..., "param": ..., "code": ...}, "request_id": ...}
 
-Clients of Anthropic's API get theirs; `param` is there only where a field is wrong:
+Clients of Anthropic's API get theirs; `param` is present only where a field is wrong:
 
-{"type": "error", "error": {"type": ..., "message": ..., "code": ..., "param": ...}, "request_id": ...}
+    {"type": "error", "error": {"type": ..., "message": ..., "code": ..., "param": ...}, "request_id": ...}
 
 Refusals for lack of capacity also contain figures; see FIGURES.
 
-WeftError
-├── EdgeError          HTTP has a finer status than the reason (408, 431), or asks for a header (405)
-├── DetailedError      the envelope holds figures besides, or another code
-└── ClientGoneError    the caller disconnected; no answer is sent
+    WeftError
+    ├── EdgeError        HTTP has a finer status than the reason (408, 431), or asks for a header (405)
+    ├── DetailedError    the envelope holds figures besides, or another code
+    └── ClientGoneError  the caller disconnected; no answer is sent
 """
 
 import math
@@ -29,14 +29,14 @@ _VERSION = b"anthropic-version"
 
 
 class Dialect(Enum):
-    """A family of clients: their error format, and their header for the request id."""
+    """A family of clients, with its error format and its header for the request id."""
 
     OPENAI = "openai"
     ANTHROPIC = "anthropic"
 
 
 def dialect_of(path: str, headers: Mapping[bytes, bytes]) -> Dialect:
-    """Returns the dialect of a path; for one that both have, the header `anthropic-version` decides."""
+    """Returns the dialect of a path; for a path that both have, the header `anthropic-version` decides."""
     if is_under(path, _MESSAGES) or (is_under(path, _MODELS) and _VERSION in headers):
         return Dialect.ANTHROPIC
     return Dialect.OPENAI
@@ -147,10 +147,10 @@ def figures_of(error: WeftError) -> dict[str, float]:
     if error.reason not in _WITH_FIGURES:
         return {}
     found: dict[str, float] = {}
-    for name, told in FIGURES.items():
+    for name, figure in FIGURES.items():
         number = _number(error.metadata.get(name, ""))
         if number is not None:
-            found[told] = number if told.endswith("Seconds") else int(number)
+            found[figure] = number if figure.endswith("Seconds") else int(number)
     return found
 
 

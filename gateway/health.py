@@ -1,5 +1,7 @@
 """GET and HEAD /health and /metrics."""
 
+from collections.abc import Mapping
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -12,11 +14,9 @@ from weft.dispatch.fleet import FleetView
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
-_METHODS = ("GET", "HEAD")
-
 
 async def get_health(deps: GatewayDeps, request: Request) -> Response:
-    """200 while a router answers and a model is active or can be woken; 503 with the reason otherwise."""
+    """Answers 200 while a router answers and a model is active or can be woken; 503 with the reason otherwise."""
     facts = facts_of(request.scope)
     facts.surface = "health"
     has_router = deps.router is None or deps.router.is_there
@@ -24,11 +24,11 @@ async def get_health(deps: GatewayDeps, request: Request) -> Response:
     if status == "ok":
         return Response(encode_json({"status": status}), media_type="application/json")
     facts.error = unhealthy(status)
-    return _unhealthy_response(status, facts.error, facts.request_id)
+    return unhealthy_response({"status": status}, facts.error, facts.request_id)
 
 
 async def get_metrics(deps: GatewayDeps, request: Request) -> Response:
-    """The gateway's metrics in the Prometheus text format."""
+    """Returns the gateway's metrics in the Prometheus text format."""
     facts_of(request.scope).surface = "metrics"
     return Response(deps.metrics.render(), media_type=CONTENT_TYPE)
 
@@ -45,15 +45,17 @@ def health_status(view: FleetView, *, has_router: bool = True) -> str:
 def unhealthy(status: str) -> WeftError:
     """Returns the error of a status other than `ok`."""
     if status == "starting":
-        return WeftError(Reason.SERVICE_UNAVAILABLE, "the gateway does not know the fleet yet")
+        return WeftError(Reason.SERVICE_UNAVAILABLE, "the gateway has no view of the fleet yet")
     if status == "no_router":
-        return WeftError(Reason.SERVICE_UNAVAILABLE, "no router answers; requests wait for one until their deadline")
+        return WeftError(
+            Reason.SERVICE_UNAVAILABLE, "no router is reachable; requests wait for one until their deadline"
+        )
     return WeftError(Reason.NO_RUNNER_AVAILABLE, "no model is active")
 
 
-def _unhealthy_response(status: str, error: WeftError, request_id: str) -> Response:
-    # The status comes first, for probes; then the error envelope, as on every other failure.
-    body = b'{"status":' + encode_json(status) + b"," + envelope(error, request_id)[1:]
+def unhealthy_response(fields: Mapping[str, object], error: WeftError, request_id: str) -> Response:
+    """Returns the answer of a failed health check: `fields` come first, for probes, then the error envelope."""
+    body = encode_json(fields)[:-1] + b"," + envelope(error, request_id)[1:]
     response = Response(body, status_code=error.traits.http_status)
     response.raw_headers = error_headers(error, body)
     return response

@@ -46,10 +46,10 @@ _ANTHROPIC_ERROR_SCHEMA: dict[str, Any] = {
 
 
 _STREAMED: dict[str, Any] = {
-    "description": "The answer, or with `stream` its events",
+    "description": "The answer; with `stream`, its events",
     "content": {
         "application/json": {"schema": {"type": "object"}},
-        # No schema: it would be taken for that of each event.
+        # No schema: clients would apply it to each event.
         "text/event-stream": {},
     },
 }
@@ -64,7 +64,7 @@ EVENTS: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class OperationDoc:
-    """What the document says of one endpoint beyond its path, and the schemas that this refers to."""
+    """The documentation of one endpoint besides its path, and the schemas that it refers to."""
 
     extra: dict[str, Any] = field(default_factory=dict)
     """The `openapi_extra` of the endpoint's route."""
@@ -75,7 +75,7 @@ class OperationDoc:
 
 
 def json_body(model: type[BaseModel], *, error: str = "Error") -> OperationDoc:
-    """An endpoint that takes `model` as JSON; `error` is the schema of its failures."""
+    """Returns the doc of an endpoint that takes `model` as JSON; `error` is the schema of its failures."""
     responses: dict[str, Any] = {"default": _failure(error)}
     if "stream" in model.model_fields:
         responses["200"] = _STREAMED
@@ -86,7 +86,7 @@ def json_body(model: type[BaseModel], *, error: str = "Error") -> OperationDoc:
 def form_body(
     model: type[BaseModel] | None, *, files: tuple[str, ...], choices: Mapping[str, Sequence[str]] | None = None
 ) -> OperationDoc:
-    """An endpoint that takes a form with these files, and the fields of `model` beside them.
+    """Returns the doc of an endpoint that takes a form with these files, and the fields of `model` beside them.
 
     `choices`: further required fields, with the values that each may have.
     """
@@ -109,7 +109,7 @@ def form_body(
 
 
 def json_or_yaml_body(model: type[BaseModel]) -> OperationDoc:
-    """An endpoint that takes `model` as JSON, or its documents as YAML."""
+    """Returns the doc of an endpoint that takes `model` as JSON, or its documents as YAML."""
     content = _json(model.__name__) | {"application/yaml": {"schema": {"type": "string"}}}
     return OperationDoc({"requestBody": {"required": True, "content": content}}, (model,))
 
@@ -124,7 +124,7 @@ def answers(
     events: bool = False,
     or_nothing: str = "",
 ) -> OperationDoc:
-    """An endpoint that answers `model` with `status`; None for no body.
+    """Returns the doc of an endpoint that answers `model` with `status`; None for no body.
 
     `also` is another status with the same body, if there is one, `path` the name of its path parameter, if it has one,
     `query` those of its query parameters. `events`: it may answer server-sent events instead. `or_nothing` describes
@@ -142,12 +142,12 @@ def answers(
 
 
 def answers_events(*, path: str, query: tuple[str, ...] = ()) -> OperationDoc:
-    """An endpoint that answers with server-sent events."""
+    """Returns the doc of an endpoint that answers with server-sent events."""
     return _with_parameters({"200": EVENTS, "default": _failure()}, path, query)
 
 
 def binary_content(description: str, *media_types: str, path: str = "") -> OperationDoc:
-    """An endpoint that answers bytes of one of the media types; `path` is the name of its path parameter."""
+    """Returns the doc of an endpoint that answers bytes of one of the media types; `path` is its path parameter."""
     content = {kind: {"schema": {"type": "string", "format": "binary"}} for kind in media_types}
     success = {"description": description, "content": content}
     return _with_parameters({"200": success, "default": _failure()}, path)

@@ -63,39 +63,39 @@ class RequestDispatcher(Protocol):
     """Runs requests; see `weft.dispatch.Dispatcher`."""
 
     def generate(self, context: RequestContext, payload: GenerationPayload) -> Generation:
-        """A chat or text completion. Nothing happens until its frames are read."""
+        """Returns a chat or text completion. Nothing happens until its frames are read."""
         ...
 
     def embed(self, context: RequestContext, payload: embedding_pb2.EmbeddingPayload) -> Embedding:
-        """An embedding. Nothing happens until its result is awaited."""
+        """Returns an embedding. Nothing happens until its result is awaited."""
         ...
 
     def rerank(
         self, context: RequestContext, payload: rerank_pb2.RerankPayload
     ) -> UnaryCall[list[rerank_pb2.RerankScore]]:
-        """Scores of documents, the best first. Nothing happens until the result is awaited; also for the next three."""
+        """Returns scores of documents, best first. Nothing happens until the result is awaited (next three, too)."""
         ...
 
     def tokenize(
         self, context: RequestContext, payload: tokenize_pb2.TokenizePayload
     ) -> UnaryCall[tokenize_pb2.TokenizeResult]:
-        """Tokens of a text or of a conversation."""
+        """Returns the tokens of a text or of a conversation."""
         ...
 
     def generate_images(
         self, context: RequestContext, payload: image_pb2.ImagePayload
     ) -> UnaryCall[list[image_pb2.GeneratedImage]]:
-        """Generated images."""
+        """Returns generated images."""
         ...
 
     def transcribe(
         self, context: RequestContext, payload: audio_pb2.TranscriptionPayload
     ) -> UnaryCall[audio_pb2.Transcription]:
-        """The transcription of a recording."""
+        """Returns the transcription of a recording."""
         ...
 
     def speak(self, context: RequestContext, payload: audio_pb2.SpeechPayload) -> Speech:
-        """Generated speech. Nothing happens until its pieces are read."""
+        """Returns generated speech. Nothing happens until its pieces are read."""
         ...
 
 
@@ -105,7 +105,7 @@ class ResourcePage:
 
     documents: Sequence[Document]
     next_page_token: str
-    """Empty at the end."""
+    """Empty on the last page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +114,7 @@ class PoolMembers:
 
     pool: str
     is_explicit: bool
-    """Whether a member names the pool; otherwise it is that of one model."""
+    """Whether a member names the pool; otherwise it has one model and the model's name."""
     size: int
     active_count: int
     members: Sequence[ModelDocument]
@@ -125,14 +125,14 @@ class EventFilter:
     """A filter of events."""
 
     kind: ResourceKind | None = None
-    """None: of all kinds."""
+    """None: all kinds."""
     name: str = ""
-    """Empty: of all resources; otherwise `kind` is set."""
+    """Empty: all resources; otherwise `kind` is set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppliedResource:
-    """What was done for one document."""
+    """The outcome for one document."""
 
     kind: ResourceKind
     name: str
@@ -158,7 +158,7 @@ class RegistryPort(Protocol):
     """
 
     async def list_page(self, kind: ResourceKind, page_size: int, page_token: str) -> ResourcePage:
-        """Returns a page of the resources of a kind; `page_size` 0 is the registry's own."""
+        """Returns a page of the resources of a kind; `page_size` 0 means the registry's default."""
         ...
 
     async def get(self, kind: ResourceKind, name: str) -> Document:
@@ -170,19 +170,19 @@ class RegistryPort(Protocol):
         ...
 
     async def list_events(self, events: EventFilter, limit: int) -> Sequence[EventDocument]:
-        """Returns the newest events, oldest first; `limit` 0 is the registry's own."""
+        """Returns the newest events, oldest first; `limit` 0 means the registry's default."""
         ...
 
     def watch_events(self, events: EventFilter) -> AsyncGenerator[EventDocument]:
-        """Yields events from now on, until it is closed."""
+        """Yields new events until it is closed."""
         ...
 
     async def apply(self, documents: Sequence[Document], *, dry_run: bool, adopt: bool) -> Sequence[AppliedResource]:
-        """Bring all of them to their declared state, or none."""
+        """Brings all resources to their declared state, or none."""
         ...
 
     async def delete(self, kind: ResourceKind, name: str, *, force: bool) -> None:
-        """Remove a resource; `force`: unload what is loaded of it first."""
+        """Removes a resource; `force`: unload its loaded models first."""
         ...
 
     async def settings(self) -> MeshSettings:

@@ -20,7 +20,7 @@ class RequestFacts:
     request_id: str
     arrived: float
     surface: str = "none"
-    """Which API: chat, completions, embeddings, messages, responses, tasks, models, api, health, metrics, or none."""
+    """The API: chat, completions, embeddings, messages, responses, tasks, models, api, health, metrics, or none."""
     model: str = UNKNOWN_MODEL
     """A name the fleet knows, or `unknown`: callers do not add names to the metrics."""
     was_dispatched: bool = False

@@ -1,7 +1,7 @@
 """The ASGI application of a table of endpoints.
 
 Bodies are read and parsed by `gateway.intake`, requests are routed here, and FastAPI builds the OpenAPI document;
-`docs/decisions/0026-endpoint-table.md` says why it does no more.
+`docs/decisions/0026-endpoint-table.md` has the reasons.
 """
 
 import asyncio
@@ -36,27 +36,27 @@ class Endpoint(Generic[DepsT]):
     method: str
     path: str
     access: Access | None
-    """What the caller's key must allow; None: callers need no key."""
+    """The access that a caller's key needs; None: callers need no key."""
     handler: Callable[[DepsT, Request], Awaitable[Response]]
     doc: OperationDoc = field(default_factory=OperationDoc)
     status: int | None = None
     """The status of success in the OpenAPI document; None: 200."""
     response_class: type[Response] = JSONResponse
-    """What the OpenAPI document says of the answer, where `doc` says nothing."""
+    """The class of the answer in the OpenAPI document, where `doc` has none."""
     with_head: bool = False
     """Whether HEAD is answered like this GET; the OpenAPI document leaves it out."""
     name: str = ""
     """For the operation id and the summary of the OpenAPI document; empty: the handler's name."""
     summary: str | None = None
-    """None: made from the name."""
+    """None: derived from the name."""
     operation_id: str | None = None
-    """None: made from name and path."""
+    """None: derived from name and path."""
     in_schema: bool = True
-    """Whether the OpenAPI document has it."""
+    """Whether it is in the OpenAPI document."""
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """Every method that is answered."""
+        """All methods of the endpoint."""
         return (self.method, "HEAD") if self.with_head else (self.method,)
 
 
@@ -65,7 +65,7 @@ class EndpointGroup(Generic[DepsT]):
     """Endpoints whose handlers share their collaborators."""
 
     tag: str
-    """In the OpenAPI document."""
+    """Its tag in the OpenAPI document."""
     endpoints: tuple[Endpoint[DepsT], ...]
 
 
@@ -128,13 +128,13 @@ class EndpointApp:
             if match is Match.PARTIAL:
                 allowed |= route.methods or set()
         if not allowed:
-            raise WeftError(Reason.NOT_FOUND, "there is nothing at this path")
+            raise WeftError(Reason.NOT_FOUND, "no endpoint has this path")
         allow = (b"allow", ", ".join(sorted(allowed)).encode())
         message = f"{scope['method']} is not allowed at this path"
         raise EdgeError(405, Reason.METHOD_NOT_ALLOWED, message, headers=(allow,))
 
     def openapi(self) -> dict[str, Any]:
-        """The OpenAPI document; made by the first call."""
+        """Returns the OpenAPI document; the first call builds it."""
         if self._document is None:
             self._document = self._make_document()
         return self._document
@@ -143,7 +143,7 @@ class EndpointApp:
         # Only this document needs FastAPI, whose import takes 0.2 s of CPU time and 15 MB.
         from fastapi import FastAPI  # noqa: PLC0415
 
-        # Its telemetry would send URLs to wherever an environment variable points.
+        # Its telemetry would send URLs to the address in an environment variable.
         silent = {"auto_configure": False, "tracing": False, "metrics": False, "logs": False}
         app = FastAPI(title=self._title, version=self._version, telemetry=silent)  # type: ignore[arg-type]
         for endpoint, handler, tag in self._documented:
@@ -166,11 +166,11 @@ class EndpointApp:
         return document
 
     async def document(self) -> dict[str, Any]:
-        """The OpenAPI document. It is made for the first caller, in a thread: that takes about 0.3 s."""
+        """Returns the OpenAPI document. The first call builds it in a thread, which takes about 0.3 s."""
         async with self._document_lock:
             return await asyncio.to_thread(self.openapi)
 
 
 async def get_openapi(app: EndpointApp, _request: Request) -> Response:
-    """The OpenAPI document."""
+    """Returns the OpenAPI document."""
     return JSONResponse(await app.document())

@@ -13,9 +13,9 @@ from gateway.http.server import AppServer
 from gateway.metrics import GatewayMetrics
 from gateway.routing import EndpointApp
 from gateway.runner_api.capabilities import CapabilityCache
-from gateway.runner_api.deps import RunnerApiConfig, RunnerApiDeps, queue_facts
-from gateway.runner_api.observed import ObservedDispatcher, RequestObserver, RunnerMetrics, StateCollector
+from gateway.runner_api.metrics import ObservedDispatcher, RequestObserver, RunnerMetrics, StateCollector
 from gateway.runner_api.ports import RunnerApiPorts
+from gateway.runner_api.state import RunnerApiConfig, RunnerApiDeps, queue_facts
 from weft.kernel.clock import Clock, SystemClock
 
 
@@ -102,7 +102,7 @@ class RunnerApiService:
 
     @property
     def url(self) -> str:
-        """Where it answers, such as `http://127.0.0.1:8081`."""
+        """The server's URL, such as `http://127.0.0.1:8081`."""
         return self._server.url
 
     @property
@@ -114,7 +114,7 @@ class RunnerApiService:
         """Does nothing: it has no gRPC services."""
 
     async def start(self) -> None:
-        """Bind and accept; while the runner starts, answers say so. Raises a WeftError if an address is unusable."""
+        """Bind and accept; while the runner starts, answers are 503. Raises a WeftError if an address is unusable."""
         await self._cache.start()
         for server in self._servers():
             await server.start()

@@ -45,19 +45,19 @@ class GatewayService:
 
     @property
     def port(self) -> int:
-        """The port it listens on; the configured one before the start."""
+        """The port that it listens on; the configured one before the start."""
         return self._server.port
 
     @property
     def url(self) -> str:
-        """Where it answers, such as `http://127.0.0.1:8080`."""
+        """The server's URL, such as `http://127.0.0.1:8080`."""
         return self._server.url
 
     def register(self, server: grpc.aio.Server) -> None:
         """Does nothing: it has no gRPC services."""
 
     async def start(self) -> None:
-        """Bind and accept. Raises a WeftError if the address is not loopback or cannot be had."""
+        """Bind and accept. Raises a WeftError if the address is not loopback or not available."""
         await self._server.start()
 
     async def stop(self, grace_seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""`/api/v1/keys`: list, make, rotate and revoke API keys. Absent where callers need no keys."""
+"""`/api/v1/keys`: list, create, rotate and revoke API keys. Absent where callers need no keys."""
 
 from dataclasses import dataclass
 
@@ -6,21 +6,19 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.admin.operations import read_optional_body
 from gateway.admin.ports import KeysPort, NewKeyBody, RotateBody
-from gateway.admin.request import empty_body_or
 from gateway.answers.unary import json_response
 from gateway.deps import GatewayDeps
-from gateway.intake.headers import require_local_caller
-from gateway.intake.query import Query
+from gateway.intake.query import begin_change, begin_read
 from gateway.request_facts import facts_of
-from gateway.resources.handlers import API, SURFACE
+from gateway.resources.handlers import SURFACE
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.names import require_name
 from weft.kernel.principal import DEFAULT_SCOPES, Access, Resource, Role, parse_scopes
 from weft.kernel.reasons import Reason
 
-PATH = f"{API}/keys"
 _MAKE = Access(Resource.KEYS, Role.CREATE)
 
 log = get_logger("weft.gateway")
@@ -35,17 +33,14 @@ class KeysDeps:
 
 
 async def list_keys(deps: KeysDeps, request: Request) -> Response:
-    """All keys without their secrets, newest first."""
-    facts_of(request.scope).surface = SURFACE
-    Query(request.scope)
+    """Lists all keys without their secrets, newest first."""
+    begin_read(request, SURFACE)
     return _json(await deps.keys.list_all())
 
 
 async def revoke_key(deps: KeysDeps, request: Request) -> Response:
-    """Make a key useless at once, everywhere."""
-    facts_of(request.scope).surface = SURFACE
-    require_local_caller(request.scope)
-    Query(request.scope)
+    """Revokes a key at once, on every gateway and router."""
+    begin_change(request, SURFACE)
     key_id = _id_of(request)
     await deps.keys.revoke(key_id)
     _audit("key revoked", request, key_id)
@@ -53,8 +48,8 @@ async def revoke_key(deps: KeysDeps, request: Request) -> Response:
 
 
 async def create_key(deps: KeysDeps, request: Request) -> Response:
-    """Make a key. The answer is the only time that it is shown."""
-    wanted = await empty_body_or(request, deps.gateway, NewKeyBody, SURFACE)
+    """Creates a key. The answer is the only time that the secret is shown."""
+    wanted = await read_optional_body(request, deps.gateway, NewKeyBody, SURFACE)
     _require_scopes(request, wanted.scopes or DEFAULT_SCOPES)
     made = await deps.keys.create(wanted)
     _audit("key made", request, made.id)
@@ -62,8 +57,8 @@ async def create_key(deps: KeysDeps, request: Request) -> Response:
 
 
 async def rotate_key(deps: KeysDeps, request: Request) -> Response:
-    """Give a key a new secret; the old one stays good for a while. The answer is the only time that it is shown."""
-    wanted = await empty_body_or(request, deps.gateway, RotateBody, SURFACE)
+    """Gives a key a new secret, shown only in this answer; the old one stays valid for a grace period."""
+    wanted = await read_optional_body(request, deps.gateway, RotateBody, SURFACE)
     # The caller receives the new secret, whatever its tenant: so the caller must be allowed to create keys, and the key
     # may have no scope that the caller lacks. Scopes of a key never change.
     facts_of(request.scope).principal.require(_MAKE)

@@ -1,4 +1,4 @@
-"""GET /v1/admin/models, loads and unloads of them, GET /v1/admin/gpu-memory."""
+"""GET /v1/admin/models and /v1/admin/gpu-memory, and loads, unloads and cache flushes."""
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,8 +7,8 @@ from datetime import UTC
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.admin.operations import SURFACE, AdminDeps, create_operation, plain, read_optional_body
 from gateway.admin.ports import AdminPorts
-from gateway.admin.request import AdminDeps, create_operation, empty_body_or
 from gateway.admin.schemas import (
     AdminModelDocument,
     AdminModelList,
@@ -25,13 +25,11 @@ from gateway.admin.schemas import (
     UnloadBody,
 )
 from gateway.answers.unary import json_response
-from gateway.intake.query import Query
-from gateway.request_facts import facts_of
+from gateway.intake.query import begin_read
 from gateway.resources.handlers import name_of
 from weft.api.runner.v1 import runner_service_pb2
 from weft.dispatch.fleet import FleetView, InstanceView, ModelView, Phase
 from weft.dispatch.placement import PoolQueue
-from weft.documents.document_base import DocumentPart
 from weft.documents.messages import memory_status
 from weft.documents.operation_documents import LoadSettings
 from weft.documents.operation_messages import flush_action, load_action, parameter_document, unload_action
@@ -66,8 +64,8 @@ def admin_model(
 ) -> AdminModelDocument:
     """Returns the document of one public name. `queues` is None while the router is unreachable."""
     replicas = [_replica(view, member) for member in members]
-    said = [described.get(member.runner, {}).get(member.name) for member in members]
-    descriptions = [one for one in said if one is not None]
+    reported = [described.get(member.runner, {}).get(member.name) for member in members]
+    descriptions = [one for one in reported if one is not None]
     queue = None if queues is None else next((one for one in queues if one.pool == name), None)
     return AdminModelDocument(
         kind="adminModel",
@@ -175,7 +173,7 @@ def _capabilities(
 
 
 def _constraints(descriptions: Sequence[runner_service_pb2.InstanceDescription]) -> ConstraintsDocument:
-    """Merges the load parameters of the members; for one that several have, the first member's range counts."""
+    """Merges the load parameters of the members; where several have one, the first member's range counts."""
     parameters = {one.name: one for description in reversed(descriptions) for one in description.load_parameters}
     return ConstraintsDocument(
         parameters=tuple(parameter_document(one) for _, one in sorted(parameters.items())),
@@ -183,13 +181,8 @@ def _constraints(descriptions: Sequence[runner_service_pb2.InstanceDescription])
     )
 
 
-ADMIN = "/v1/admin"
-SURFACE = "admin"
-_MODEL = f"{ADMIN}/models/{{name}}"
-
-
 async def list_admin_models(deps: AdminDeps, request: Request) -> Response:
-    """Every model that can be asked for by name: definition, state, queue, replicas, capabilities, constraints."""
+    """Lists every public model name: definition, state, queue, replicas, capabilities, constraints."""
     _begin(request)
     names = public_names(deps.gateway.fleet.view)
     items = tuple(await _documents(deps, names))
@@ -197,7 +190,7 @@ async def list_admin_models(deps: AdminDeps, request: Request) -> Response:
 
 
 async def get_admin_model(deps: AdminDeps, request: Request) -> Response:
-    """One of them, by the name of the pool or of any of its members."""
+    """Returns one model, by the name of its pool or of any member of it."""
     _begin(request)
     name = name_of(request)
     view = deps.gateway.fleet.view
@@ -209,31 +202,30 @@ async def get_admin_model(deps: AdminDeps, request: Request) -> Response:
 
 
 async def get_gpu_memory(deps: AdminDeps, request: Request) -> Response:
-    """Accelerator memory of every host with its leases, and what each model takes of it or would take."""
-    facts_of(request.scope).surface = SURFACE
-    query = Query(request.scope, frozenset({"host"}))
+    """Returns the accelerator memory of every host with its leases, and what each model uses or would use of it."""
+    query = begin_read(request, SURFACE, ("host",))
     hosts = await deps.ports.operations.host_memory(query.text("host"))
     models = [one for one in model_memory(deps.gateway.fleet.view) if query.text("host") in ("", one.host)]
     return json_response(plain(GpuMemoryAnswer(kind="GpuMemory", hosts=tuple(hosts), models=tuple(models))))
 
 
 async def load_model(deps: AdminDeps, request: Request) -> Response:
-    """Load a model, or load it again with other settings: 202 with the operation that does it."""
-    body = await empty_body_or(request, deps.gateway, LoadBody, SURFACE)
+    """Loads a model, or reloads it with other settings: 202 with the operation."""
+    body = await read_optional_body(request, deps.gateway, LoadBody, SURFACE)
     settings = LoadSettings.model_construct(**{name: getattr(body, name) for name in LoadSettings.model_fields})
     action = load_action(name_of(request), settings, evict_model=body.evict_model or "", replicas=body.replicas or 0)
     return await create_operation(request, deps.ports, action, body.authorization)
 
 
 async def unload_model(deps: AdminDeps, request: Request) -> Response:
-    """Unload a model, or every member of a pool: 202 with the operation that does it."""
-    body = await empty_body_or(request, deps.gateway, UnloadBody, SURFACE)
+    """Unloads a model, or every member of a pool: 202 with the operation."""
+    body = await read_optional_body(request, deps.gateway, UnloadBody, SURFACE)
     return await create_operation(request, deps.ports, unload_action(name_of(request)), body.authorization)
 
 
 async def flush_cache(deps: AdminDeps, request: Request) -> Response:
-    """Forget cached prefixes: 202 with the operation that does it."""
-    body = await empty_body_or(request, deps.gateway, FlushBody, SURFACE)
+    """Deletes cached prefixes: 202 with the operation."""
+    body = await read_optional_body(request, deps.gateway, FlushBody, SURFACE)
     action = flush_action(
         body.scope, model=body.model or "", tenant=body.tenant, tag=body.tag, runner=body.runner or ""
     )
@@ -241,8 +233,7 @@ async def flush_cache(deps: AdminDeps, request: Request) -> Response:
 
 
 def _begin(request: Request) -> None:
-    facts_of(request.scope).surface = SURFACE
-    Query(request.scope)
+    begin_read(request, SURFACE)
 
 
 async def _documents(deps: AdminDeps, names: dict[str, list[ModelView]]) -> list[AdminModelDocument]:
@@ -253,13 +244,8 @@ async def _documents(deps: AdminDeps, names: dict[str, list[ModelView]]) -> list
 
 
 async def _queues(ports: AdminPorts) -> Sequence[PoolQueue] | None:
-    """Returns the queues; None while the router is unreachable: the models are listed all the same."""
+    """Returns the queues; None while the router is unreachable: the models are listed without them."""
     try:
         return await ports.queues.queues()
     except WeftError:
         return None
-
-
-def plain(document: DocumentPart) -> object:
-    """Returns a document as JSON types, without unset fields."""
-    return document.model_dump(mode="json", by_alias=True, exclude_none=True)

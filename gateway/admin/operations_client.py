@@ -8,8 +8,18 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 import grpc
+from typing_extensions import override
 
-from gateway.admin.ports import KeyDocument, KeyList, NewKeyBody, NewKeyDocument, NewOperation
+from gateway.admin.ports import (
+    InstanceSource,
+    KeyDocument,
+    KeyList,
+    KeysPort,
+    NewKeyBody,
+    NewKeyDocument,
+    NewOperation,
+    OperationsPort,
+)
 from gateway.resources.registry_client import RegistryCalls
 from weft.api.operations.v1 import operation_service_pb2 as pb
 from weft.api.operations.v1 import operation_service_pb2_grpc
@@ -30,7 +40,7 @@ if TYPE_CHECKING:
     from google.protobuf.timestamp_pb2 import Timestamp
 
 
-class OperationsClient:
+class OperationsClient(OperationsPort):
     """The registry's operations as `OperationsPort`."""
 
     def __init__(self, registry: grpc.aio.Channel, *, timeout_seconds: float) -> None:
@@ -39,8 +49,8 @@ class OperationsClient:
         self._leases: Any = lease_service_pb2_grpc.LeaseServiceStub(registry)
         self._calls = RegistryCalls(operation_field, timeout_seconds=timeout_seconds)
 
+    @override
     async def create(self, wanted: NewOperation) -> OperationDocument:
-        """See OperationsPort.create."""
         request = pb.CreateOperationRequest(
             request_id=wanted.request_id,
             action=wanted.action,
@@ -49,20 +59,20 @@ class OperationsClient:
         )
         return operation_document((await self._calls.call(self._operations.CreateOperation, request)).operation)
 
+    @override
     async def get(self, name: str) -> OperationDocument:
-        """See OperationsPort.get."""
         found = await self._calls.call(self._operations.GetOperation, pb.GetOperationRequest(name=name))
         return operation_document(found.operation)
 
+    @override
     async def list_page(self, page_size: int, page_token: str, *, unfinished_only: bool) -> OperationList:
-        """See OperationsPort.list_page."""
         request = pb.ListOperationsRequest(page_size=page_size, page_token=page_token, unfinished_only=unfinished_only)
         page = await self._calls.call(self._operations.ListOperations, request)
         items = tuple(operation_document(one) for one in page.operations)
         return OperationList(kind="OperationList", items=items, next_page_token=page.next_page_token)
 
+    @override
     async def watch(self, name: str) -> AsyncGenerator[OperationDocument]:
-        """See OperationsPort.watch."""
         call = self._operations.WatchOperation(pb.WatchOperationRequest(name=name))
         last: OperationDocument | None = None
         async with aclosing(self._calls.follow(call)) as responses:
@@ -70,15 +80,15 @@ class OperationsClient:
                 last = operation_document(response.operation)
                 yield last
         if last is None or not last.is_over:
-            raise WeftError(Reason.SERVICE_UNAVAILABLE, "the registry ended the watch; the operation goes on")
+            raise WeftError(Reason.SERVICE_UNAVAILABLE, "the registry ended the watch; the operation continues")
 
+    @override
     async def cancel(self, name: str, requested_by: str) -> OperationDocument:
-        """See OperationsPort.cancel."""
         request = pb.CancelOperationRequest(name=name, requested_by=requested_by)
         return operation_document((await self._calls.call(self._operations.CancelOperation, request)).operation)
 
+    @override
     async def audit(self, after_sequence: int, page_size: int) -> AuditList:
-        """See OperationsPort.audit."""
         request = pb.ListAuditEntriesRequest(page_size=page_size, after_sequence=after_sequence)
         page = await self._calls.call(self._operations.ListAuditEntries, request)
         return AuditList(
@@ -88,8 +98,8 @@ class OperationsClient:
             head_hash=page.head.hash,
         )
 
+    @override
     async def host_memory(self, host: str) -> Sequence[HostMemoryDocument]:
-        """See OperationsPort.host_memory."""
         request = lease_service_pb2.ListHostMemoryRequest(host=host)
         found = await self._calls.call(self._leases.ListHostMemory, request)
         return [host_memory_document(one) for one in found.hosts]
@@ -98,7 +108,7 @@ class OperationsClient:
 _FIELDS = {"lifetime": "lifetimeSeconds", "grace": "graceSeconds"}
 
 
-class KeysClient:
+class KeysClient(KeysPort):
     """The registry's API keys as `KeysPort`."""
 
     def __init__(self, registry: grpc.aio.Channel, clock: Clock, *, timeout_seconds: float) -> None:
@@ -107,25 +117,25 @@ class KeysClient:
         self._clock = clock
         self._calls = RegistryCalls(_key_field, timeout_seconds=timeout_seconds)
 
+    @override
     async def list_all(self) -> KeyList:
-        """See KeysPort.list_all."""
         found = await self._calls.call(self._keys.ListKeys, key_pb.ListKeysRequest())
         return KeyList(kind="ApiKeyList", items=tuple(KeyDocument(**self._fields(key)) for key in found.keys))
 
+    @override
     async def create(self, wanted: NewKeyBody) -> NewKeyDocument:
-        """See KeysPort.create."""
         request = key_pb.CreateKeyRequest(description=wanted.description, tenant=wanted.tenant, scopes=wanted.scopes)
         if wanted.lifetime_seconds is not None:
             request.lifetime.FromSeconds(wanted.lifetime_seconds)
         created = await self._calls.call(self._keys.CreateKey, request)
         return NewKeyDocument(**self._fields(created.key), key=created.text)
 
+    @override
     async def revoke(self, key_id: str) -> None:
-        """See KeysPort.revoke."""
         await self._calls.call(self._keys.RevokeKey, key_pb.RevokeKeyRequest(id=key_id))
 
+    @override
     async def rotate(self, key_id: str, grace_seconds: int | None) -> NewKeyDocument:
-        """See KeysPort.rotate."""
         request = key_pb.RotateKeyRequest(id=key_id)
         if grace_seconds is not None:
             request.grace.FromSeconds(grace_seconds)
@@ -179,7 +189,7 @@ class _Answer:
     instances: Instances
 
 
-class RunnerDescriptions:
+class RunnerDescriptions(InstanceSource):
     """Instance descriptions from the runners as `InstanceSource`, cached for FRESH_SECONDS."""
 
     def __init__(self, fleet: FleetSource, channels: ChannelPool, clock: Clock) -> None:
@@ -189,8 +199,8 @@ class RunnerDescriptions:
         self._answers: dict[str, _Answer] = {}
         self._turns = asyncio.Semaphore(MAX_ASKED_AT_ONCE)
 
+    @override
     async def instances(self, runners: Sequence[str]) -> dict[str, Instances]:
-        """See InstanceSource.instances."""
         names = list(dict.fromkeys(runners))
         found = await asyncio.gather(*(self._instances(name) for name in names))
         return {name: instances for name, instances in zip(names, found, strict=True) if instances is not None}

@@ -36,27 +36,27 @@ class OperationsPort(Protocol):
     """
 
     async def create(self, wanted: NewOperation) -> OperationDocument:
-        """Creates the operation, or returns the one that the same request id created before."""
+        """Creates the operation, or returns the existing one of the same request id."""
         ...
 
     async def get(self, name: str) -> OperationDocument:
-        """One operation."""
+        """Returns one operation."""
         ...
 
     async def list_page(self, page_size: int, page_token: str, *, unfinished_only: bool) -> OperationList:
-        """A page of operations, newest first; `page_size` 0 is the registry's own."""
+        """Returns a page of operations, newest first; `page_size` 0 means the registry's default."""
         ...
 
     def watch(self, name: str) -> AsyncGenerator[OperationDocument]:
-        """The operation as it is now, then with every change until it has ended."""
+        """Yields the operation as it is now, then after every change until it has ended."""
         ...
 
     async def cancel(self, name: str, requested_by: str) -> OperationDocument:
-        """Requests cancellation; returns the operation as it is then."""
+        """Requests cancellation; returns the operation as it is afterwards."""
         ...
 
     async def audit(self, after_sequence: int, page_size: int) -> AuditList:
-        """A part of the audit log."""
+        """Returns a part of the audit log."""
         ...
 
     async def host_memory(self, host: str) -> Sequence[HostMemoryDocument]:
@@ -68,7 +68,7 @@ class InstanceSource(Protocol):
     """Returns the instance descriptions of runners; see `gateway.admin.operations_client.RunnerDescriptions`."""
 
     async def instances(self, runners: Sequence[str]) -> dict[str, dict[str, runner_service_pb2.InstanceDescription]]:
-        """By runner and model. A runner that does not answer in time is left out. Never raises."""
+        """Returns descriptions by runner and model. A runner that does not answer in time is left out. Never raises."""
         ...
 
 
@@ -93,17 +93,17 @@ class KeyDocument(DocumentPart):
 
     kind: Literal["apiKey"]
     id: str
-    """The part of its text before the secret."""
+    """The part of the key's text before the secret."""
     state: Literal["good", "expired", "revoked"]
     tenant: str
-    """Whose requests it sends."""
+    """The tenant of its requests."""
     scopes: tuple[str, ...]
-    """What it may do."""
+    """The access that it grants, such as `inference:create`."""
     description: str
-    """What it is for."""
+    """The purpose of the key."""
     create_time: datetime
     expire_time: datetime | None = None
-    """Not there: never."""
+    """Absent: the key does not expire."""
     revoke_time: datetime | None = None
     rotate_time: datetime | None = None
     """When it last got a new secret."""
@@ -117,34 +117,36 @@ class KeyList(DocumentPart):
 
 
 class NewKeyDocument(KeyDocument):
-    """A key that has a new secret. This is the only time that it is shown."""
+    """A key with a new secret. This is the only time that the secret is shown."""
 
     key: str
-    """The whole text, `weft_<id>_<secret>`."""
+    """The complete key, `weft_<id>_<secret>`."""
     old_expire_time: datetime | None = None
-    """Until when the secret before it is good."""
+    """When the previous secret expires."""
 
 
 class NewKeyBody(DocumentPart):
-    """What a new key is to be."""
+    """The properties of a new key."""
 
     description: Annotated[str, Field(max_length=MAX_DESCRIPTION_CHARS)] = ""
-    """What it is for; one line."""
+    """The purpose of the key; one line."""
     tenant: Annotated[str, Field(max_length=MAX_TENANT_CHARS)] = ""
-    """Whose requests it sends. Empty: `default`."""
+    """The tenant of its requests. Empty: `default`."""
     scopes: Annotated[
         tuple[Annotated[str, Field(max_length=MAX_SCOPE_CHARS)], ...], Field(max_length=MAX_SCOPES, strict=False)
     ] = ()
-    """What it may do; empty: `inference:create`, `inference:edit` and `models:view`. None that the caller lacks."""
+    """The access that it grants; empty: `inference:create`, `inference:edit` and `models:view`. The caller must have
+    each scope.
+    """
     lifetime_seconds: Annotated[int, Field(ge=MIN_LIFETIME_SECONDS, le=MAX_LIFETIME_SECONDS)] | None = None
-    """How long it is good. Not there: for good."""
+    """How long the key is valid. Absent: without limit."""
 
 
 class RotateBody(DocumentPart):
-    """How a key gets a new secret."""
+    """Options of a key's rotation."""
 
     grace_seconds: Annotated[int, Field(ge=0, le=MAX_GRACE_SECONDS)] | None = None
-    """How long the old secret stays good. Not there: what the registry is set to, an hour unless it was changed."""
+    """How long the old secret stays valid. Absent: the registry's setting, one hour by default."""
 
 
 class KeysPort(Protocol):
@@ -155,7 +157,7 @@ class KeysPort(Protocol):
     """
 
     async def list_all(self) -> KeyList:
-        """All keys, newest first."""
+        """Returns all keys, newest first."""
         ...
 
     async def create(self, wanted: NewKeyBody) -> NewKeyDocument:

@@ -19,183 +19,183 @@ MAX_AUTHORIZATION_CHARS = 16 * 1024
 
 
 class LoadBody(LoadSettings):
-    """How to load a model."""
+    """Options of a load."""
 
     evict_model: Name | None = None
-    """A model that is unloaded first."""
+    """A model to unload first."""
     replicas: Annotated[int, Field(ge=1, le=64)] | None = None
-    """Of a pool: how many members are loaded afterwards."""
+    """For a pool: the number of members that are loaded afterwards."""
     authorization: Annotated[str, Field(max_length=MAX_AUTHORIZATION_CHARS)] = ""
-    """What `weft sign` and `weft approve` made, where governance asks for it."""
+    """The signatures that `weft sign` and `weft approve` made, where governance requires them."""
 
 
 class UnloadBody(DocumentPart):
-    """Nothing has to be said."""
+    """Options of an unload."""
 
     authorization: Annotated[str, Field(max_length=MAX_AUTHORIZATION_CHARS)] = ""
-    """What `weft sign` and `weft approve` made, where governance asks for it."""
+    """The signatures that `weft sign` and `weft approve` made, where governance requires them."""
 
 
 class FlushBody(DocumentPart):
-    """What to forget."""
+    """The cached prefixes to delete."""
 
     scope: FlushScope
-    """all, model, tenant or tag."""
+    """`all`, `model`, `tenant` or `tag`."""
     model: Name | None = None
-    """The model; for the other scopes: of this model alone."""
+    """The model; with another scope, the flush is limited to this model."""
     tenant: Annotated[str, Field(max_length=64)] = ""
-    """The tenant."""
+    """The tenant, for scope `tenant`."""
     tag: Annotated[str, Field(max_length=MAX_TAG_CHARS)] = ""
-    """The tag."""
+    """The tag, for scope `tag`."""
     runner: Name | None = None
-    """On this runner alone."""
+    """Limits the flush to this runner."""
     authorization: Annotated[str, Field(max_length=MAX_AUTHORIZATION_CHARS)] = ""
-    """What `weft sign` and `weft approve` made, where governance asks for it."""
+    """The signatures that `weft sign` and `weft approve` made, where governance requires them."""
 
 
 class QueueDocument(DocumentPart):
-    """How much is asked of a model."""
+    """The queue of a model."""
 
     waiting: int
-    """Requests that wait for it."""
+    """Waiting requests."""
     max_waiting: int
-    """How many may."""
+    """Maximum number of waiting requests."""
     running: int
-    """Requests under way."""
+    """Running requests."""
 
 
 class ReplicaDocument(DocumentPart):
-    """One engine, or one that could be."""
+    """One engine of a model, running or not."""
 
     model: str
-    """Its own name."""
+    """The replica's own model name."""
     runner: str | None = None
-    """Who serves it."""
+    """The runner that serves it."""
     host: str | None = None
-    """Where."""
+    """The runner's host."""
     state: str
-    """Where it is in its life, such as ready or hibernating; gone where no runner serves it now."""
+    """Its phase, such as ready or hibernating; `gone` where no runner serves it now."""
     detail: str | None = None
-    """Why, when that needs saying."""
+    """The reason for the state, where there is one."""
     load_progress: float | None = None
-    """Share of loading done, 0 to 1."""
+    """Share of the load that is done, 0 to 1."""
     load_eta_seconds: float | None = None
-    """How long loading will still take."""
+    """Estimated time until it is loaded."""
     context_tokens: int | None = None
     """Context of one slot."""
     slots_used: int
-    """Requests it works on."""
+    """Running requests."""
     slots_total: int
-    """Requests it can work on at once."""
+    """Maximum number of concurrent requests."""
     memory: MemoryStatus | None = None
     """Its accelerator memory."""
     unload_at: datetime | None = None
-    """When it is unloaded if nothing is asked of it until then."""
+    """When its idle timer unloads it, if no request comes until then."""
     pinned: bool = False
     """Whether it is never evicted for another model."""
 
 
 class ReplicasDocument(DocumentPart):
-    """Everything that answers for a model."""
+    """The replicas of a model."""
 
     ready: int
-    """How many take requests."""
+    """Replicas that take requests."""
     total: int
-    """How many there are, asleep ones included."""
+    """All replicas, including hibernating ones."""
     members: tuple[ReplicaDocument, ...]
-    """Each of them, by name."""
+    """The replicas, by name."""
 
 
 class DefinitionDocument(DocumentPart):
-    """What was declared."""
+    """The declaration of a model."""
 
     operations: tuple[str, ...]
-    """What it can be asked for."""
+    """The supported operations."""
     context_tokens: int | None = None
     """Context of one slot, the smallest of the members'."""
     remote: bool
     """Whether serving it may send bytes off the premises."""
     runtimes: tuple[str, ...]
-    """The engines that serve it."""
+    """The runtimes that serve it."""
     model_paths: tuple[str, ...] = ()
-    """The files, where the runners that could be asked have any."""
+    """Model files, of runners that were reachable and have any."""
 
 
 class CapabilitiesDocument(DocumentPart):
-    """What it can do."""
+    """The capabilities of a model."""
 
     modalities: tuple[Literal["text", "image"], ...]
-    """What it takes."""
+    """Input modalities."""
     streaming: bool
-    """Whether answers come as they are made."""
+    """Whether answers can be streamed."""
     multi_turn: bool
-    """Whether it takes conversations."""
+    """Whether it supports conversations."""
     embeddings: bool
-    """Whether it gives vectors."""
+    """Whether it produces embeddings."""
     cache_isolation: tuple[str, ...] = ()
-    """How prefixes of different tenants are kept apart, for each way that a member has: slots, whole, salt or none."""
+    """The ways in which members isolate the cached prefixes of tenants: slots, whole, salt or none."""
 
 
 class ConstraintsDocument(DocumentPart):
-    """What may be set for a load; members that could not be asked are left out."""
+    """The options of a load; members that were unreachable are left out."""
 
     parameters: tuple[LoadParameterDocument, ...] = ()
-    """The settings and their ranges."""
+    """The parameters and their ranges."""
     quantizations: tuple[str, ...] = ()
-    """The variants."""
+    """The quantizations."""
 
 
 class AdminModelDocument(DocumentPart):
-    """A model that can be asked for by name, with everything that answers for it."""
+    """A model by its public name, with its replicas."""
 
     kind: Literal["adminModel"]
-    """What it is."""
+    """Always `adminModel`."""
     name: str
-    """Its public name: the pool's, or that of a model without one."""
+    """Its public name: that of the pool, or of the model where it has no pool."""
     state: str
-    """The best state of its members."""
+    """The best state of its replicas."""
     definition: DefinitionDocument
-    """What was declared."""
+    """The declaration."""
     queue: QueueDocument | None = None
-    """How much is asked of it; absent while the router cannot be asked."""
+    """The queue; absent while the router is unreachable."""
     replicas: ReplicasDocument
-    """Who answers for it."""
+    """The replicas."""
     capabilities: CapabilitiesDocument
-    """What it can do."""
+    """The capabilities."""
     constraints: ConstraintsDocument
-    """What may be set for a load."""
+    """The options of a load."""
 
 
 class AdminModelList(DocumentPart):
-    """All of them, by name."""
+    """All models, by public name."""
 
     kind: Literal["AdminModelList"]
-    """What it is."""
+    """Always `AdminModelList`."""
     items: tuple[AdminModelDocument, ...]
     """The models."""
 
 
 class ModelMemoryDocument(DocumentPart):
-    """What one model takes or would take."""
+    """The accelerator memory of one model."""
 
     model: str
-    """Its name."""
+    """The model's name."""
     runner: str
-    """Who serves it."""
+    """The runner that serves it."""
     host: str
-    """Where."""
+    """The runner's host."""
     state: str
-    """Where it is in its life."""
+    """Its phase."""
     memory: MemoryStatus
-    """The figures."""
+    """Its accelerator memory, used or estimated."""
 
 
 class GpuMemoryAnswer(DocumentPart):
-    """Accelerator memory of every host, and what each model takes of it or would take."""
+    """Accelerator memory of every host, and what each model uses or would use of it."""
 
     kind: Literal["GpuMemory"]
-    """What it is."""
+    """Always `GpuMemory`."""
     hosts: tuple[HostMemoryDocument, ...]
     """Hosts with accelerators, their devices and leases."""
     models: tuple[ModelMemoryDocument, ...]
-    """Models whose runner says what they take."""
+    """Models whose runner reports their memory."""

@@ -1,4 +1,4 @@
-"""Builders of unary (non-streaming) answers from frames of events."""
+"""Builders of unary (non-streaming) answers from frames of events, and the fields that all generating APIs share."""
 
 import math
 from abc import ABC, abstractmethod
@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import msgspec
+from typing_extensions import override
 
 from weft.api.common.v1 import event_pb2, signal_pb2, usage_pb2, warning_pb2
 from weft.kernel.clock import Clock
@@ -25,7 +26,7 @@ FINISH_REASONS: dict[int, str] = {
 }
 FUNCTION_CALL = "function_call"
 """The finish reason `tool_calls` in answers of the older form (`functions`)."""
-ONE_CALL_ONLY = "the model made more than one call, and 'functions' has room for one; ask with 'tools'"
+ONE_CALL_ONLY = "the model made more than one call, which 'functions' cannot hold; use 'tools'"
 # What OpenAI sends for "next to impossible"; JSON has no minus infinity.
 _LOWEST_LOGPROB = -9999.0
 
@@ -68,7 +69,7 @@ def usage_json(usage: usage_pb2.Usage) -> dict[str, object]:
 
 
 def chat_logprobs(logprobs: Iterable[event_pb2.TokenLogprob]) -> list[dict[str, object]]:
-    """`logprobs.content` of a chat choice. `top_logprobs` may be empty, but is always there."""
+    """Returns `logprobs.content` of a chat choice. `top_logprobs` may be empty, but is always present."""
     return [{**_token(entry), "top_logprobs": [_token(top) for top in entry.top]} for entry in logprobs]
 
 
@@ -92,7 +93,7 @@ def unfinished_answer() -> WeftError:
 
 NOTICES = frozenset({"signal", "warning", "tool_call", "tool_result"})
 """Kinds of events that are notices, by their field names in InferenceEvent."""
-MAX_NOTICES_TOLD = 64
+MAX_NOTICES = 64
 """Maximum number of signals, and of warnings, in a unary answer; as in a receipt."""
 
 _CODE_PREFIX = "WARNING_CODE_"
@@ -111,7 +112,7 @@ def notice_json(event: event_pb2.InferenceEvent, kind: str) -> dict[str, object]
     return {"id": result.id, "failed": result.failed, "content": result.content}
 
 
-def notice_words(event: event_pb2.InferenceEvent, kind: str) -> str:
+def notice_text(event: event_pb2.InferenceEvent, kind: str) -> str:
     """Returns a one-line text of a notice: what happened, and its name."""
     if kind == "signal":
         return f"signal {event.signal.name}"
@@ -166,9 +167,9 @@ class AnswerBuilder(ABC):
                 self.usage = event.usage
             elif kind == "started":
                 self._begin_again(event.started.model or self._model)
-            elif kind == "signal" and len(self._signals) < MAX_NOTICES_TOLD:
+            elif kind == "signal" and len(self._signals) < MAX_NOTICES:
                 self._signals.append(signal_json(event.signal))
-            elif kind == "warning" and len(self.warnings) < MAX_NOTICES_TOLD:
+            elif kind == "warning" and len(self.warnings) < MAX_NOTICES:
                 self.warnings.append(warning_json(event.warning))
             elif kind == "finished":
                 self._is_complete = True
@@ -177,7 +178,7 @@ class AnswerBuilder(ABC):
 
     @abstractmethod
     def body(self) -> bytes:
-        """The answer as JSON. Raises BACKEND_PROTOCOL_ERROR unless it and every choice of it came to an end."""
+        """Returns the answer as JSON. Raises BACKEND_PROTOCOL_ERROR where it or a choice of it has no end."""
 
     def _begin_again(self, model: str) -> None:
         self._model = model
@@ -201,8 +202,8 @@ class AnswerBuilder(ABC):
 class DocumentAnswer(AnswerBuilder):
     """A builder of one JSON document, with signals and warnings beside the answer."""
 
+    @override
     def body(self) -> bytes:
-        """See AnswerBuilder.body."""
         if self._open_choices or not self._is_complete:
             raise unfinished_answer()
         document = self._document()
@@ -214,4 +215,4 @@ class DocumentAnswer(AnswerBuilder):
 
     @abstractmethod
     def _document(self) -> dict[str, object]:
-        """The answer as JSON values."""
+        """Returns the answer as JSON values."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from starlette.responses import Response
 from starlette.types import Scope
+from typing_extensions import override
 
 from gateway.answers.answer_builder import AnswerBuilder
 from gateway.answers.sse import StreamEncoder, receipt_facts
@@ -46,7 +47,7 @@ class Work:
         return WarnedGeneration(generation, self.warnings) if self.warnings else generation
 
 
-class SuppliedGeneration:
+class SuppliedGeneration(Generation):
     """A generation that fetches its media first. The caller's disconnect cancels the fetch, too."""
 
     def __init__(self, work: Work, media: RequestMedia) -> None:
@@ -54,13 +55,14 @@ class SuppliedGeneration:
         self._media = media
         self._generation: Generation | None = None
 
+    @override
     @property
     def receipt(self) -> receipt_pb2.Receipt | None:
-        """See Generation.receipt."""
         return None if self._generation is None else self._generation.receipt
 
+    @override
     async def frames(self) -> AsyncGenerator[Frame]:
-        """See Generation.frames. Raises as `gateway.media.supply`."""
+        """Raises as `gateway.media.supply`."""
         payload = self._work.payload
         assert isinstance(payload, chat_pb2.ChatPayload)
         await supply(payload, self._media, self._work.deps.media)
@@ -70,20 +72,21 @@ class SuppliedGeneration:
                 yield frame
 
 
-class WarnedGeneration:
+class WarnedGeneration(Generation):
     """A generation with the gateway's warnings beside those of its runner."""
 
     def __init__(self, generation: Generation, warnings: Sequence[warning_pb2.Warning]) -> None:
         self._generation = generation
         self._events = [event_pb2.InferenceEvent(warning=warning) for warning in warnings]
 
+    @override
     @property
     def receipt(self) -> receipt_pb2.Receipt | None:
-        """See Generation.receipt."""
         return self._generation.receipt
 
+    @override
     async def frames(self) -> AsyncGenerator[Frame]:
-        """See Generation.frames. The warnings are added to each attempt: events of an earlier one are discarded."""
+        """The warnings are added to each attempt: events of an earlier one are discarded."""
         async with aclosing(self._generation.frames()) as frames:
             async for frame in frames:
                 yield self._with_warnings(frame)
@@ -113,9 +116,9 @@ def unary(work: Work, answer: AnswerBuilder) -> Response:
         body = answer.body()
         deps.metrics.tokens_used(facts, answer.usage)
         receipt = generation.receipt
-        told = [] if receipt is None else receipt_facts(receipt)
+        headers = [] if receipt is None else receipt_facts(receipt)
         if answer.warnings:
-            told.append((b"x-weft-warnings", b"%d" % len(answer.warnings)))
-        return JsonAnswer(body, told)
+            headers.append((b"x-weft-warnings", b"%d" % len(answer.warnings)))
+        return JsonAnswer(body, headers)
 
     return UnaryAnswer(produce, cut_off_seconds=cut_off_seconds(deps, work.context))

@@ -5,12 +5,12 @@ from abc import ABC, abstractmethod
 from google.protobuf import duration_pb2
 
 from gateway.answers.answer_builder import (
-    MAX_NOTICES_TOLD,
+    MAX_NOTICES,
     NOTICES,
     AnswerIdentity,
     encode_json,
     notice_json,
-    notice_words,
+    notice_text,
     unfinished_answer,
     usage_json,
 )
@@ -53,7 +53,7 @@ class StreamEncoder(ABC):
         """Token counts; zero until the engine reports them."""
 
     def encode(self, frame: list[event_pb2.InferenceEvent]) -> bytes:
-        """The bytes of one write, possibly none. Raises BACKEND_PROTOCOL_ERROR for an end before every choice's."""
+        """Returns the bytes of one write, possibly none. Raises BACKEND_PROTOCOL_ERROR where a choice has no end."""
         out: list[bytes] = []
         for event in frame:
             kind = event.WhichOneof("event")
@@ -73,7 +73,7 @@ class StreamEncoder(ABC):
         return b"".join(out)
 
     def failure(self, error: WeftError, request_id: str = "") -> bytes:
-        """The last event of an answer that could not be completed. No [DONE] follows it."""
+        """Returns the last event of an answer that could not be completed. No [DONE] follows it."""
         return b"data: " + envelope(error, request_id) + b"\n\n"
 
     def _take(self, event: event_pb2.InferenceEvent, out: list[bytes]) -> None:
@@ -85,9 +85,9 @@ class StreamEncoder(ABC):
         self._encode(event, out)
 
     def _hold(self, event: event_pb2.InferenceEvent) -> None:
-        # A delta may be the end of its choice and must stay; of warnings there is a limit.
+        # A delta may be the end of its choice and must stay; the number of warnings is limited.
         is_warning = event.HasField("warning")
-        if not is_warning or sum(held.HasField("warning") for held in self._held) < MAX_NOTICES_TOLD:
+        if not is_warning or sum(held.HasField("warning") for held in self._held) < MAX_NOTICES:
             self._held.append(event)
 
     def _begin(self, out: list[bytes]) -> None:
@@ -101,8 +101,8 @@ class StreamEncoder(ABC):
         if kind == "delta":
             self._encode_delta(event.delta, out)
         elif self._include_events and kind in NOTICES:
-            told = encode_json({kind: notice_json(event, kind)})
-            out.append(self._opening() + b'"choices":[],"weft":' + told + b"}\n\n")
+            notice = encode_json({kind: notice_json(event, kind)})
+            out.append(self._opening() + b'"choices":[],"weft":' + notice + b"}\n\n")
         else:
             out.append(comment_of(event, kind))
 
@@ -128,14 +128,14 @@ class StreamEncoder(ABC):
 
     @abstractmethod
     def _opening(self) -> bytes:
-        """The first bytes of every chunk, up to its choices."""
+        """Returns the first bytes of every chunk, up to its choices."""
 
     def _usage_chunk(self) -> bytes:
         return self._opening() + b'"choices":[],"usage":' + encode_json(usage_json(self.usage)) + b"}\n\n"
 
 
 def comment_of(event: event_pb2.InferenceEvent, kind: str | None) -> bytes:
-    """Returns an event as an SSE comment; nothing for kinds of events that have none."""
+    """Returns an event as an SSE comment; empty for kinds of events without one."""
     if kind == "queued":
         facts = f": queued position={event.queued.position}"
         facts += _eta(event.queued) + f" reason={event.queued.reason}"
@@ -145,7 +145,7 @@ def comment_of(event: event_pb2.InferenceEvent, kind: str | None) -> bytes:
     elif kind == "progress":
         facts = f": prefill {event.progress.processed_tokens}/{event.progress.prompt_tokens} tokens"
     elif kind in NOTICES:
-        facts = f": {notice_words(event, kind)}"
+        facts = f": {notice_text(event, kind)}"
     else:
         return b""
     # A line break inside a reason would end the comment and begin a field; and people read comments on terminals.

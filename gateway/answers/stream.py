@@ -1,4 +1,7 @@
-"""Streamed answers: a generation as server-sent events, with keepalives, slow-reader timeout and error events."""
+"""Streamed answers as server-sent events, with keepalives, slow-reader timeout and error events.
+
+`StreamedAnswer` sends a generation, `EventStream` a watch of resources, operations or tasks.
+"""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -53,14 +56,14 @@ class SseWriter:
         self._last_write = clock.monotonic()
         self._writing_since: float | None = None
         self.is_committed = False
-        """Whether the status line is out: from here on a failure is an event."""
+        """Whether the status line is sent: from here on a failure is an event."""
 
     def hold(self, data: bytes) -> None:
         """Keep `data` until the status line goes out."""
         self._held.append(data)
 
     async def write(self, data: bytes, *, last: bool = False) -> None:
-        """Send `data` now, the status line first if it is not out; `last` ends the body with it."""
+        """Send `data` now, after the status line if that is not sent yet; `last` ends the body with it."""
         self._writing_since = self._clock.monotonic()
         async with self._lock:
             if not self.is_committed:
@@ -230,9 +233,9 @@ class EventStream(Response):
         watches: EventWatches | None = None,
         failure: Callable[[WeftError, str], bytes] = failure_event,
     ) -> None:
-        """`events` are encoded as server-sent events, each whole; `watches`: None: counted with those of resources.
+        """`events` are encoded as complete server-sent events; `watches`: None: the limit of resource watches.
 
-        `failure`: the last event of a stream that broke off, given why and the request's id.
+        `failure`: returns the last event of a failed stream, from the error and the request's id.
         """
         self.status_code = 200
         self.background: Any = None
@@ -242,7 +245,7 @@ class EventStream(Response):
         self._failure = failure
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Stream until the caller leaves, the registry ends the watch, or the gateway stops."""
+        """Stream until the caller disconnects, the registry ends the watch, or the gateway stops."""
         facts = facts_of(scope)
         writer = SseWriter(send, self._deps.config, self._deps.clock)
         try:
@@ -285,7 +288,7 @@ class EventStream(Response):
 
 
 async def encoded_events(events: AsyncGenerator[EventDocument]) -> AsyncGenerator[bytes]:
-    """Events of resources as server-sent events."""
+    """Yields events of resources as server-sent events."""
     async with aclosing(events):
         async for event in events:
             yield b"id: %d\ndata: %b\n\n" % (event.sequence, encode_json(plain(event)))

@@ -108,5 +108,5 @@ def _producer(
 
 
 def json_response(body: object, status: int = 200) -> Response:
-    """A complete JSON response."""
+    """Returns a complete JSON response."""
     return Response(encode_json(body), status_code=status, media_type="application/json")

@@ -1,4 +1,7 @@
-"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's Messages API."""
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's Messages API.
+
+Tool results become messages of their own.
+"""
 
 import json
 from collections.abc import Mapping
@@ -8,7 +11,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.answers.answer_builder import MAX_NOTICES_TOLD, encode_json, new_identity
+from gateway.answers.answer_builder import MAX_NOTICES, encode_json, new_identity
 from gateway.answers.generation import Work, streamed, unary
 from gateway.answers.sse import receipt_facts
 from gateway.answers.unary import JsonAnswer, UnaryAnswer, cut_off_seconds
@@ -38,8 +41,7 @@ from gateway.anthropic.stream import MessagesAnswer, MessagesStream
 from gateway.config import RequestLimits
 from gateway.deps import InferenceDeps
 from gateway.errors import DetailedError
-from gateway.intake.body import read_json_body
-from gateway.intake.json_guard import parse
+from gateway.intake.body import read_model
 from gateway.media import RequestMedia, supply
 from gateway.openai.extension_fields import unknown_extensions
 from gateway.request_facts import facts_of
@@ -55,10 +57,9 @@ SURFACE = "messages"
 
 
 async def create_message(deps: InferenceDeps, request: Request) -> Response:
-    """Continue a conversation, as one message or as a stream of server-sent events."""
+    """Continues a conversation, as one message or as a stream of server-sent events."""
     scope = request.scope
-    raw = await read_json_body(scope, request.receive, deps.config)
-    params = parse(MessagesRequest, raw, max_depth=deps.config.limits.max_json_depth)
+    params = await read_model(request, MessagesRequest, deps.config)
     context = deps.context(scope, surface=SURFACE, params=params, model=params.model, operation=Operation.CHAT)
     media = deps.request_media(params)
     wanted = to_payload(params, deps.config.limits, media)
@@ -70,10 +71,9 @@ async def create_message(deps: InferenceDeps, request: Request) -> Response:
 
 
 async def count_tokens(deps: InferenceDeps, request: Request) -> Response:
-    """How many tokens the model itself makes of a request; never an estimate."""
+    """Counts the tokens of a request with the model's own tokenizer; never an estimate."""
     scope = request.scope
-    raw = await read_json_body(scope, request.receive, deps.config)
-    params = parse(CountTokensRequest, raw, max_depth=deps.config.limits.max_json_depth)
+    params = await read_model(request, CountTokensRequest, deps.config)
     context = deps.context(scope, surface=SURFACE, params=params, model=params.model, operation=Operation.TOKENIZE)
     media = deps.request_media(params)
     wanted = to_countable(params, deps.config.limits, media)
@@ -83,8 +83,8 @@ async def count_tokens(deps: InferenceDeps, request: Request) -> Response:
         facts_of(scope).was_dispatched = True
         call = deps.dispatcher.tokenize(context, tokenize_pb2.TokenizePayload(chat=wanted.payload))
         result = await call.result()
-        told = [] if call.receipt is None else receipt_facts(call.receipt)
-        return JsonAnswer(encode_json({"input_tokens": result.count}), told)
+        headers = [] if call.receipt is None else receipt_facts(call.receipt)
+        return JsonAnswer(encode_json({"input_tokens": result.count}), headers)
 
     return UnaryAnswer(produce, cut_off_seconds=cut_off_seconds(deps, context))
 
@@ -103,12 +103,11 @@ _TOOL_MODES: dict[str, chat_pb2.ToolChoice.Mode.ValueType] = {
 }
 _COPIED = ("max_tokens", "temperature", "top_p", "top_k")
 _SCHEMA_NAME = "output"
-# What engines call the bound on thinking; those that have none warn about it.
+# The engines' name of the limit on thinking; those without one warn about it.
 _BUDGET = "thinking_budget_tokens"
-# Fields with which a caller asks for a service rather than tunes one: whoever sends them should hear that it is not
-# rendered here.
+# Fields that ask for a service: a caller that sends one gets a warning that the service is not available.
 _NOT_OFFERED = ("compaction", "container", "fallbacks", "inference_geo", "mcp_servers")
-# What clients read of a refused thread, before they send the whole conversation without one.
+# The details by which clients recognize a refused thread; they then send the complete conversation.
 _NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 
 
@@ -147,7 +146,7 @@ def to_countable(request: CountTokensRequest, limits: RequestLimits, media: Requ
         turns.add_system(request.system)
     for index, message in enumerate(request.messages):
         turns.add(message, f"messages[{index}]")
-    warnings = [_warning(field, "cannot be read here and was left out") for field in turns.unreadable]
+    warnings = [_warning(field, "cannot be decrypted and was left out") for field in turns.unreadable]
     guard = SchemaGuard(limits.schemas)
     warnings += _fill_tools(payload, request.tools or [], limits, guard)
     if request.tool_choice is not None:
@@ -156,9 +155,9 @@ def to_countable(request: CountTokensRequest, limits: RequestLimits, media: Requ
     if request.thinking is not None:
         _fill_thinking(payload, request.thinking)
     given = request.model_extra or {}
-    warnings += [_warning(name, "is not offered here; it was not used") for name in _NOT_OFFERED if given.get(name)]
+    warnings += [_warning(name, "is not supported; it was not used") for name in _NOT_OFFERED if given.get(name)]
     warnings += unknown_extensions(given)
-    return TranslatedMessages(payload=payload, warnings=tuple(warnings[:MAX_NOTICES_TOLD]))
+    return TranslatedMessages(payload=payload, warnings=tuple(warnings[:MAX_NOTICES]))
 
 
 def _fill_tools(
@@ -173,7 +172,7 @@ def _fill_tools(
             schema = guard.require_safe(tool.input_schema, f"tools[{index}].input_schema")
             _fill_tool(payload.tools.add(), tool, schema, f"tools[{index}]")
         else:
-            message = f"tools of type '{tool.type[:64]}' are not offered here; the model was not told of it"
+            message = f"tools of type '{tool.type[:64]}' are not supported; it was not offered to the model"
             warnings.append(_warning(f"tools[{index}]", message))
     return warnings
 
@@ -192,7 +191,7 @@ def _fill_tool_choice(payload: chat_pb2.ChatPayload, choice: ToolChoiceParam) ->
         if choice.name is None:
             raise invalid_field("tool_choice.name", "is required for type 'tool'")
         if all(tool.function.name != choice.name for tool in payload.tools):
-            raise invalid_field("tool_choice.name", "names none of the tools that the model can be told of")
+            raise invalid_field("tool_choice.name", "names none of the tools that are offered to the model")
         payload.tool_choice.function_name = choice.name
     elif payload.tools:
         payload.tool_choice.mode = _TOOL_MODES[choice.type]
@@ -230,8 +229,8 @@ def _fill_thinking(payload: chat_pb2.ChatPayload, wanted: ThinkingParam) -> None
 
 
 def _no_threads() -> WeftError:
-    told = "thread: conversations are not kept here: send the whole conversation without 'thread'"
-    error = DetailedError(Reason.INVALID_ARGUMENT, told, details={"details": _NO_THREADS})
+    message = "thread: conversations are not stored: send the whole conversation without 'thread'"
+    error = DetailedError(Reason.INVALID_ARGUMENT, message, details={"details": _NO_THREADS})
     error.metadata["field"] = "thread"
     return error
 
@@ -279,7 +278,7 @@ class Turns:
         if not content and message.role != "assistant":
             raise invalid_field(f"{field}.content", "must have at least one block")
         if message.role == "assistant":
-            # A turn that says nothing is still a turn.
+            # An assistant turn without content is still a turn.
             self._turn(chat_pb2.ROLE_ASSISTANT)
         for index, block in enumerate(content):
             self._add_block(message.role, block, f"{field}.content[{index}]")
@@ -340,7 +339,7 @@ class Turns:
             return self._media.encoded_image(source.data, source.media_type, f"{field}.data")
         if isinstance(source, UrlSource):
             return self._media.image(source.url, f"{field}.url")
-        raise invalid_field(f"{field}.type", "must be 'base64' or 'url': no files are kept here")
+        raise invalid_field(f"{field}.type", "must be 'base64' or 'url': uploaded files are not supported")
 
 
 def _mark_failed(turn: chat_pb2.ChatMessage) -> None:

@@ -77,7 +77,7 @@ class ToolUseBlock(StrictModel):
 
 
 class ThinkingBlock(StrictModel):
-    """What the assistant thought earlier. The signature is accepted and not checked: weft's own is empty."""
+    """The assistant's earlier thinking. The signature is accepted and not checked: weft's own is empty."""
 
     type: Literal["thinking"]
     thinking: str
@@ -85,7 +85,7 @@ class ThinkingBlock(StrictModel):
 
 
 class RedactedThinkingBlock(StrictModel):
-    """What another service's model thought, encrypted; nobody here can read it."""
+    """The thinking of another service's model, encrypted; it cannot be read here."""
 
     type: Literal["redacted_thinking"]
     data: str | None = None
@@ -124,7 +124,7 @@ ResultBlock = Annotated[
 
 
 class ToolResultBlock(StrictModel):
-    """What a tool answered."""
+    """The result of a tool."""
 
     type: Literal["tool_result"]
     tool_use_id: ToolUseId
@@ -201,9 +201,9 @@ class ThinkingParam(StrictModel):
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
-    """For type `enabled`: how many tokens it may think for, where the engine can bound that."""
+    """For type `enabled`: the maximum number of thinking tokens, where the engine supports a limit."""
     display: Annotated[str, Field(max_length=64)] | None = None
-    """Accepted, whatever it is: thinking is always shown as it is."""
+    """Accepted and not used: thinking is always returned unabridged."""
 
 
 class OutputFormatParam(StrictModel):
@@ -214,7 +214,7 @@ class OutputFormatParam(StrictModel):
 
 
 class OutputConfigParam(StrictModel):
-    """How the model puts its answer."""
+    """The format of the answer."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormatParam | None = None
@@ -227,7 +227,7 @@ class MetadataParam(StrictModel):
 
 
 class CountTokensRequest(HandledRequest):
-    """What the tokens are counted of. Others than these fields are kept, to warn about extensions."""
+    """The request whose tokens are counted. Unknown fields are kept, to warn about extensions."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -246,13 +246,13 @@ class CountTokensRequest(HandledRequest):
     thinking: ThinkingParam | None = None
     output_config: OutputConfigParam | None = None
     output_format: OutputFormatParam | None = None
-    """An older place of `output_config.format`."""
+    """The older place of `output_config.format`."""
     thread: JsonMap | None = None
-    """A conversation that the server keeps: refused, in the words that make clients send all of it."""
+    """A stored conversation: refused with the error that makes clients send the complete conversation."""
 
 
 class MessagesRequest(CountTokensRequest):
-    """A message to be continued."""
+    """A request for a message."""
 
     max_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)]
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None

@@ -1,14 +1,15 @@
-"""Events to the events of a streamed message. Assembled by hand: this runs once per token of every stream.
+"""Answers of the Messages API: unary messages and the events of streamed ones.
 
 message_start, then for each block content_block_start, its deltas and content_block_stop, then message_delta and
-message_stop. One block is open at a time. The input of a tool goes out only as far as it can be the beginning of a JSON
-object, because clients parse it as it comes and fail on anything else.
+message_stop. Events are assembled by hand: this runs once per token. One block is open at a time. The input of a tool
+is sent only as far as it can begin a JSON object, because clients parse it as it arrives and fail on anything else.
 """
 
 from dataclasses import dataclass, field
 
 import msgspec
 from pydantic_core import from_json
+from typing_extensions import override
 
 from gateway.answers.answer_builder import AnswerIdentity, DocumentAnswer, encode_json, unfinished_answer
 from gateway.answers.sse import StreamEncoder, receipt_comment
@@ -22,7 +23,7 @@ _STOP_REASONS: dict[int, str] = {
     event_pb2.FINISH_REASON_LENGTH: "max_tokens",
     event_pb2.FINISH_REASON_CONTENT_FILTER: "refusal",
 }
-# Ends at which a call of a tool may be half written, through no fault of the model's.
+# Finish reasons after which a tool call may be incomplete although the model made no error.
 CUTTING = frozenset({event_pb2.FINISH_REASON_LENGTH, event_pb2.FINISH_REASON_CONTENT_FILTER})
 
 
@@ -144,7 +145,7 @@ class MessagesAnswer(DocumentAnswer):
         self._has_refusal = False
 
     def _document(self) -> dict[str, object]:
-        content = [told for told in map(self._told, self._blocks) if told is not None]
+        content = [message for message in map(self._block_json, self._blocks) if message is not None]
         return {
             "id": self._identity.answer_id,
             "type": "message",
@@ -156,7 +157,7 @@ class MessagesAnswer(DocumentAnswer):
             "usage": message_usage(self.usage),
         }
 
-    def _told(self, block: _Block | _Call) -> dict[str, object] | None:
+    def _block_json(self, block: _Block | _Call) -> dict[str, object] | None:
         if isinstance(block, _Call):
             return self._call_block(block)
         text = "".join(block.pieces)
@@ -168,15 +169,15 @@ class MessagesAnswer(DocumentAnswer):
         """Returns the call as a block; None, and a warning, for a truncated one."""
         arguments = "".join(call.arguments)
         if not arguments.strip():
-            # The model gave none.
+            # A call without arguments.
             arguments = "{}"
         if is_whole_object(arguments):
-            # As the model wrote them: a number may be longer than the encoder's.
+            # The model's own text: a number may have more digits than the encoder supports.
             return {"type": "tool_use", "id": call.id, "name": call.name, "input": msgspec.Raw(arguments.encode())}
         if self._finish not in CUTTING:
             raise bad_arguments()
-        told = f"the answer ended within a call of {call.name[:64]}, which was left out"
-        self.warnings.append({"code": CALL_CUT, "field": None, "message": told})
+        message = f"the answer ended within a call of {call.name[:64]}, which was left out"
+        self.warnings.append({"code": CALL_CUT, "field": None, "message": message})
         return None
 
 
@@ -223,7 +224,7 @@ class CallInput:
     def _take(self) -> str:
         new = "".join(self._new)
         if not self._checked:
-            # Clients parse from the first byte, and find no value in blanks.
+            # Clients parse from the first byte, and fail on leading white space.
             new = new.lstrip()
         text = self._checked + new
         if not is_object_so_far(text):
@@ -318,12 +319,13 @@ class MessagesStream(StreamEncoder):
         self._finish = 0
         self._prompt = usage_pb2.Usage()
 
+    @override
     def encode(self, frame: list[event_pb2.InferenceEvent]) -> bytes:
-        """See StreamEncoder.encode. Raises TOOL_CALL_INVALID for a call whose arguments are no JSON object."""
+        """Raises TOOL_CALL_INVALID for a call whose arguments are no JSON object."""
         if not self.has_content:
             for event in frame:
                 if event.HasField("progress"):
-                    # The first event of a message has a place for these, and no other source for them.
+                    # message_start reports these counts, and only the progress events have them by then.
                     self._prompt.prompt_tokens = event.progress.prompt_tokens
                     self._prompt.cached_prompt_tokens = event.progress.cached_tokens
                 elif event.HasField("started"):
@@ -331,11 +333,11 @@ class MessagesStream(StreamEncoder):
         return super().encode(frame)
 
     def failure(self, error: WeftError, request_id: str = "") -> bytes:
-        """The last event of a message that could not be completed. No message_stop follows it."""
+        """Returns the last event of a message that could not be completed. No message_stop follows it."""
         return b"event: error\ndata: " + envelope(error, request_id, Dialect.ANTHROPIC) + b"\n\n"
 
     def _begin(self, out: list[bytes]) -> None:
-        # Content is not kept waiting for a count: the last event has the engine's own.
+        # Content does not wait for the engine's count: the last event has it.
         counted = self._prompt.prompt_tokens or self.usage.prompt_tokens
         known = self._prompt if self._prompt.prompt_tokens else self.usage
         prompt = known if counted else usage_pb2.Usage(prompt_tokens=self._estimated_prompt_tokens)
@@ -358,19 +360,19 @@ class MessagesStream(StreamEncoder):
         if delta.index:
             return
         if delta.reasoning:
-            self._say("thinking", delta.reasoning, out)
+            self._add_text("thinking", delta.reasoning, out)
         if delta.text:
-            self._say("text", delta.text, out)
+            self._add_text("text", delta.text, out)
         if delta.refusal:
             self._has_refusal = True
-            self._say("text", delta.refusal, out)
+            self._add_text("text", delta.refusal, out)
         for piece in delta.tool_calls:
             self._call(piece, out)
         if delta.finish_reason:
             self._finish = delta.finish_reason
             self._close_choice(0)
 
-    def _say(self, kind: str, text: str, out: list[bytes]) -> None:
+    def _add_text(self, kind: str, text: str, out: list[bytes]) -> None:
         if self._kind == kind:
             out += (self._head, encode_json(text), b"}", _END)
         elif self._calls.is_within:
@@ -378,16 +380,16 @@ class MessagesStream(StreamEncoder):
             self._late.append((kind, text))
         else:
             self._close(out)
-            self._say_late(out)
+            self._flush_late_text(out)
             if self._kind != kind:
                 self._close(out)
                 self._open(kind, _EMPTY[kind], out)
             out += (self._head, encode_json(text), b"}", _END)
 
-    def _say_late(self, out: list[bytes]) -> None:
+    def _flush_late_text(self, out: list[bytes]) -> None:
         late, self._late = self._late, []
         for kind, text in late:
-            self._say(kind, text, out)
+            self._add_text(kind, text, out)
 
     def _call(self, piece: event_pb2.ToolCallDelta, out: list[bytes]) -> None:
         call = self._calls.take(piece)
@@ -399,13 +401,13 @@ class MessagesStream(StreamEncoder):
                 return
             self._close(out)
             self._open_call(call, out)
-        self._tell(call.sendable(), out)
+        self._add_arguments(call.sendable(), out)
 
     def _open_call(self, call: CallInput, out: list[bytes]) -> None:
         self._calls.begin(call)
         self._open("tool_use", {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}, out)
 
-    def _tell(self, arguments: str, out: list[bytes]) -> None:
+    def _add_arguments(self, arguments: str, out: list[bytes]) -> None:
         if arguments:
             out += (self._head, encode_json(arguments), b"}", _END)
 
@@ -424,9 +426,9 @@ class MessagesStream(StreamEncoder):
         if not self._kind:
             return
         if self._kind == "tool_use":
-            self._tell(self._calls.end(is_cut=is_cut), out)
+            self._add_arguments(self._calls.end(is_cut=is_cut), out)
         elif self._kind == "thinking":
-            # Clients keep blocks as they came, and one without a signature is none to them.
+            # Clients discard a thinking block without a signature.
             out += (_DELTA % (self._block, b'"signature_delta"', b'"signature"'), b'""}', _END)
         out.append(_STOP % self._block)
         self._kind = ""
@@ -440,12 +442,12 @@ class MessagesStream(StreamEncoder):
         if not (self.usage.prompt_tokens or self.usage.completion_tokens):
             self.usage = receipt.usage
         reason = stop_reason(self._finish, has_calls=self._calls.any, has_refusal=self._has_refusal)
-        told = {
+        message = {
             "type": "message_delta",
             "delta": {"stop_reason": reason, "stop_sequence": None},
             "usage": message_usage(self.usage),
         }
-        out += (b"event: message_delta\ndata: ", encode_json(told), b"\n\n", receipt_comment(receipt), _MESSAGE_STOP)
+        out += (b"event: message_delta\ndata: ", encode_json(message), b"\n\n", receipt_comment(receipt), _MESSAGE_STOP)
         self.is_done = True
 
     def _finish_blocks(self, out: list[bytes]) -> None:
@@ -454,9 +456,9 @@ class MessagesStream(StreamEncoder):
         for call in self._calls.waiting:
             self._open_call(call, out)
             self._close(out, is_cut=is_cut)
-        self._say_late(out)
+        self._flush_late_text(out)
         self._close(out)
 
     def _opening(self) -> bytes:
-        # Nothing of a message has one: notices are comments on this surface.
+        # Unused: notices are comments in this API.
         return b""

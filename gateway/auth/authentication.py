@@ -1,14 +1,18 @@
-"""Authentication of HTTP requests: reads the API key; `weft.kernel.principal` verifies it."""
+"""Authentication and authorization of HTTP requests: the API key, and the access that each path requires.
 
+`weft.kernel.principal` verifies the key; the access rules follow from the table of endpoints.
+"""
+
+from collections.abc import Iterable
 from typing import Protocol
 from urllib.parse import parse_qsl
 
 from starlette.types import Scope
+from typing_extensions import override
 
-from gateway.auth.access import AccessRules
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
-from weft.kernel.principal import KEY_PREFIX, LOCAL, KeyRing, Principal, authenticate, require_one_key
+from weft.kernel.principal import KEY_PREFIX, LOCAL, Access, KeyRing, Principal, Role, authenticate, require_one_key
 from weft.kernel.reasons import Reason
 
 _BEARER = "bearer "
@@ -16,6 +20,75 @@ _KEY_BEGINNING = f"{KEY_PREFIX}_".encode()
 _KEY_HEADERS = frozenset({b"authorization", b"x-api-key"})
 _NO_KEY = "-"
 """Stands for credentials of another kind; it is no valid key."""
+
+
+_READS = ("GET", "HEAD")
+_ROLES = {"POST": Role.CREATE, "PUT": Role.EDIT, "PATCH": Role.EDIT, "DELETE": Role.EDIT}
+
+
+class AccessRules:
+    """The access that each path requires, whether or not it has an endpoint for the method.
+
+    A path below that of an endpoint requires the same access, so that an unexpected spelling of a path never bypasses
+    a rule.
+    """
+
+    def __init__(self, rows: Iterable[tuple[str, str, Access | None]]) -> None:
+        """`rows`: method, path and access of each endpoint; None: callers need no key. Raises ValueError."""
+        self._rules: dict[str, dict[str, Access]] = {}
+        """By the fixed beginning of a path, then by method."""
+        self._actions: dict[tuple[str, str, str], Access] = {}
+        """By the fixed beginning of a path with a parameter, method and last segment, such as `cancel`."""
+        open_paths = set()
+        for method, path, access in rows:
+            if access is None:
+                open_paths.add(path)
+            else:
+                self._add(method, path, access)
+        self.open_paths = frozenset(open_paths)
+        """Paths that need no key: health probes have none."""
+        for rule in self._rules.values():
+            _complete(rule)
+
+    def _add(self, method: str, path: str, access: Access) -> None:
+        beginning, brace, _ = path.partition("/{")
+        rule = self._rules.setdefault(beginning, {})
+        action = path.rpartition("/")[2]
+        if brace and "{" not in action:
+            self._actions[beginning, method, action] = access
+            rule.setdefault("", access)
+        elif rule.setdefault(method, access) != access:
+            raise ValueError(f"{method} {path} asks for {access}, another path under {beginning} for {rule[method]}")
+
+    def is_open(self, path: str) -> bool:
+        """Whether the path is answered without a key."""
+        return path in self.open_paths
+
+    def access_of(self, method: str, path: str) -> Access | None:
+        """Returns the access that a request requires, by its longest known path prefix; None: no such endpoint."""
+        beginning = path
+        while beginning:
+            rule = self._rules.get(beginning)
+            if rule is not None:
+                found = self._actions.get((beginning, method, path.rpartition("/")[2])) if beginning != path else None
+                return found or rule.get(method)
+            beginning = beginning.rpartition("/")[0]
+        return None
+
+
+def _complete(rule: dict[str, Access]) -> None:
+    """Adds rules for methods without an endpoint: the method's usual role on the same resource.
+
+    A path that has only reads gets no other methods.
+    """
+    known = set(rule) - {""}
+    resource = next(iter(rule.values())).resource
+    rule.pop("", None)
+    for method in _READS:
+        rule.setdefault(method, Access(resource, Role.VIEW))
+    if known - set(_READS) or not known:
+        for method, role in _ROLES.items():
+            rule.setdefault(method, Access(resource, role))
 
 
 class KeyRingSource(Protocol):
@@ -38,21 +111,21 @@ class Gate(Protocol):
     def admit(self, scope: Scope) -> Principal:
         """Returns the caller.
 
-        Raises UNAUTHENTICATED, PERMISSION_DENIED, MALFORMED_REQUEST for a header that is there twice, and
-        SERVICE_UNAVAILABLE before the keys are known.
+        Raises UNAUTHENTICATED, PERMISSION_DENIED, MALFORMED_REQUEST for a repeated header, and SERVICE_UNAVAILABLE
+        before the keys are known.
         """
         ...
 
 
-class OpenGate:
+class OpenGate(Gate):
     """Admits every request as local: for loopback without keys."""
 
-    def admit(self, scope: Scope) -> Principal:  # noqa: ARG002 - whoever it is
-        """See Gate.admit."""
+    @override
+    def admit(self, scope: Scope) -> Principal:
         return LOCAL
 
 
-class KeyGate:
+class KeyGate(Gate):
     """Admits requests that have a valid key whose scopes allow the endpoint."""
 
     def __init__(self, keys: KeyRingSource, rules: AccessRules, clock: Clock) -> None:
@@ -60,14 +133,16 @@ class KeyGate:
         self._rules = rules
         self._clock = clock
 
+    @override
     def admit(self, scope: Scope) -> Principal:
-        """See Gate.admit."""
         path: str = scope["path"]
         if self._rules.is_open(path):
             return LOCAL
         presented = _presented(scope)
         if presented is not None and not self._keys.is_ready:
-            raise WeftError(Reason.SERVICE_UNAVAILABLE, "the gateway does not know the keys yet", retry_after_seconds=1)
+            raise WeftError(
+                Reason.SERVICE_UNAVAILABLE, "the gateway has not loaded the API keys yet", retry_after_seconds=1
+            )
         principal = authenticate(self._keys.ring, presented, self._clock.utc_now())
         access = self._rules.access_of(scope["method"], path)
         if access is not None:
@@ -76,7 +151,7 @@ class KeyGate:
 
 
 def require_once(scope: Scope, names: frozenset[bytes]) -> None:
-    """Raises MALFORMED_REQUEST where a header of these names is there twice: a proxy may have read the other one."""
+    """Raises MALFORMED_REQUEST where a header of these names is repeated: a proxy may have used the other one."""
     found = [name for name, _ in scope["headers"] if name in names]
     if len(found) > len(set(found)):
         twice = next(name for name in found if found.count(name) > 1).decode()
@@ -86,7 +161,7 @@ def require_once(scope: Scope, names: frozenset[bytes]) -> None:
 def _presented(scope: Scope) -> str | None:
     """Returns the key of either header; None: there is none. Authorization takes precedence.
 
-    Raises MALFORMED_REQUEST where one of the headers is there twice, UNAUTHENTICATED for two different keys.
+    Raises MALFORMED_REQUEST where one of the headers is repeated, UNAUTHENTICATED for two different keys.
     """
     require_once(scope, _KEY_HEADERS)
     headers = dict(scope["headers"])

@@ -26,7 +26,7 @@ class TenantRateLimits:
         return len(self._tracked)
 
     def take(self, tenant: str) -> None:
-        """Count one request. Raises RATE_LIMIT_EXCEEDED with limit, remaining and resetAt when it is one too many."""
+        """Count one request. Raises RATE_LIMIT_EXCEEDED with limit, remaining and resetAt above the rate limit."""
         named = self._config.tenants.get(tenant)
         key = _PREFIX + tenant if named is not None else self._tracked.key_of(tenant)
         claim = Claim(key=key, who=f"Tenant {tenant}", rate=named or self._config.default)

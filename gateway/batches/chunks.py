@@ -15,18 +15,18 @@ Answer = TypeVar("Answer")
 SLICE_SECONDS = 0.005
 """How long CPU-bound work runs before it yields to the event loop."""
 HOLD_SECONDS = 5.0
-"""How long received bytes are held to fill a chunk: the store takes a silent stream for broken."""
+"""How long received bytes are held to fill a chunk: the store treats a silent stream as broken."""
 _NO_MORE = object()
 
 
-class Breather:
+class EventLoopYielder:
     """Yields to the event loop in CPU-bound loops."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._began = self._loop.time()
 
-    async def breathe(self) -> None:
+    async def yield_if_due(self) -> None:
         """Yield if SLICE_SECONDS have passed. Call it after each small unit of work."""
         if self._loop.time() - self._began >= SLICE_SECONDS:
             await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Files and batches as OpenAI's API shows them."""
+"""Files and batches in the format of OpenAI's API."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -32,21 +32,21 @@ _Metadata = Annotated[
 
 
 class BatchRequest(StrictModel):
-    """POST /v1/batches."""
+    """The body of POST /v1/batches."""
 
     input_file_id: str
     """A file of the purpose `batch`: one request per line."""
     endpoint: str
-    """The path that every line names."""
+    """The endpoint path of all its lines."""
     completion_window: Literal["24h"]
-    """How long the lines may wait until they are begun."""
+    """How long the lines may wait before they start."""
     window_seconds: Annotated[int, Field(ge=MIN_WINDOW_SECONDS, le=MAX_WINDOW_SECONDS)] | None = None
     """Extension: another window, in seconds."""
     wait_for_model: bool = False
-    """Extension: whether lines may name what nothing in the mesh has yet, and wait for it."""
+    """Extension: whether lines may name unknown models, and wait for them."""
     metadata: _Metadata | None = None
     output_expires_after: Any = None
-    """Accepted and not used: whoever keeps the files says how long."""
+    """Accepted and not used: the store decides how long files are kept."""
 
 
 class FileObject(BaseModel):
@@ -74,7 +74,7 @@ class FileList(BaseModel):
 
 
 class DeletedFile(BaseModel):
-    """A file that is forgotten."""
+    """A deleted file."""
 
     id: str
     object: Literal["file"]
@@ -82,7 +82,7 @@ class DeletedFile(BaseModel):
 
 
 class BatchErrorObject(BaseModel):
-    """What is wrong with a line, or with the file."""
+    """An error of a line, or of the file."""
 
     code: str
     message: str
@@ -91,14 +91,14 @@ class BatchErrorObject(BaseModel):
 
 
 class BatchErrors(BaseModel):
-    """Everything that is wrong with a file, as far as it was looked for."""
+    """The errors of a file; validation stops at a maximum number."""
 
     object: Literal["list"]
     data: list[BatchErrorObject]
 
 
 class BatchCounts(BaseModel):
-    """How many lines there are, and at which end."""
+    """Number of lines, and of those that ended, by outcome."""
 
     total: int
     completed: int
@@ -144,7 +144,7 @@ JsonObject = dict[str, object]
 
 
 def file_json(file: StoredFile) -> JsonObject:
-    """A file object."""
+    """Returns a file object."""
     return {
         "id": file.id,
         "object": "file",
@@ -159,7 +159,7 @@ def file_json(file: StoredFile) -> JsonObject:
 
 
 def batch_json(batch: Batch, problem: WeftError | None = None) -> JsonObject:
-    """A batch object; `problem`: why its results could not be written yet."""
+    """Returns a batch object; `problem`: why its results could not be written yet."""
     status = batch_status(batch)
     errors = [_error_json(each) for each in batch.errors]
     if problem is not None:
@@ -173,7 +173,7 @@ def batch_json(batch: Batch, problem: WeftError | None = None) -> JsonObject:
         "endpoint": batch.endpoint,
         "errors": {"object": "list", "data": errors} if errors else None,
         "input_file_id": batch.input_file,
-        # The one window that there is in this API; another one shows in `expires_at`.
+        # The only window of OpenAI's API; another one shows in `expires_at`.
         "completion_window": "24h",
         "status": status,
         "output_file_id": batch.output_file or None,
@@ -193,7 +193,7 @@ def batch_json(batch: Batch, problem: WeftError | None = None) -> JsonObject:
 
 
 def batch_status(batch: Batch) -> str:
-    """OpenAI's word for where it is."""
+    """Returns OpenAI's status of the batch."""
     is_cancelled = batch.cancelled_at is not None
     match batch.state:
         case BatchState.FAILED:
@@ -209,7 +209,7 @@ def batch_status(batch: Batch) -> str:
 
 
 def list_json(documents: Sequence[JsonObject], *, has_more: bool) -> JsonObject:
-    """A page of either."""
+    """Returns a page of files or batches."""
     return {
         "object": "list",
         "data": documents,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from gateway.batches.chunks import Breather, each_in_time, in_chunks, in_time
+from gateway.batches.chunks import EventLoopYielder, each_in_time, in_chunks, in_time
 from gateway.config import BatchEdgeConfig
 from gateway.errors import envelope, http_status, internal_error
 from gateway.tasks.task_apis import TaskApi, TaskApis
@@ -84,12 +84,12 @@ class BatchResults:
             self._held += line
 
     async def _results(self) -> AsyncGenerator[LineResult]:
-        breather = Breather()
+        breather = EventLoopYielder()
         found = self._batches.results(self._batch.tenant, self._batch.id)
         async with aclosing(each_in_time(found, self._timeout_seconds)) as results:
             async for result in results:
                 yield result
-                await breather.breathe()
+                await breather.yield_if_due()
 
     def _answer(self, result: LineResult) -> bytes:
         try:
@@ -98,7 +98,7 @@ class BatchResults:
             raise
         except Exception:
             # A fault in weft itself becomes the line's error: one line must not withhold all others.
-            log.exception("the answer of a line could not be made", batch=self._batch.id, task=result.task.id)
+            log.exception("the answer of a line could not be built", batch=self._batch.id, task=result.task.id)
             raise internal_error() from None
 
     def _broken_line(self, result: LineResult) -> bytes:
@@ -129,8 +129,8 @@ def _response(result: LineResult, status: int, body: bytes) -> dict[str, object]
 
 
 def _line(result: LineResult, response: dict[str, object] | None, error: dict[str, str] | None) -> bytes:
-    told = {"id": f"batch_req_{result.task.id}", "custom_id": result.custom_id, "response": response, "error": error}
-    return _encode(told) + b"\n"
+    line = {"id": f"batch_req_{result.task.id}", "custom_id": result.custom_id, "response": response, "error": error}
+    return _encode(line) + b"\n"
 
 
 log = get_logger("weft.gateway")
@@ -167,7 +167,7 @@ class FinishingJobs:
         return job
 
     async def close(self) -> None:
-        """Cancel every job, and start no others."""
+        """Cancel every job, and refuse new ones."""
         self._is_closed = True
         jobs = list(self._jobs.values())
         for job in jobs:
@@ -235,7 +235,7 @@ class BatchFinisher:
         return finished
 
     async def _hand_in(self, batch: Batch, output_file: str, error_file: str) -> Batch:
-        """The batch with its result files, ours or an earlier writer's. After other failures nothing is deleted."""
+        """Returns the batch with its result files, these or an earlier writer's. Other failures delete nothing."""
         tenant, timeout = batch.tenant, self._config.store_timeout_seconds
         try:
             finish = self._batches.finish(tenant, batch.id, output_file=output_file, error_file=error_file)

@@ -1,1 +1,1 @@
-"""The HTTP server: sockets, TLS, limits of connections and heads, disconnects, and the end of streams at a stop."""
+"""The HTTP server: sockets, TLS, limits of connections and heads, disconnects, and the end of streams at shutdown."""

@@ -20,7 +20,7 @@ DISCONNECT_KEY = "hang_up"
 
 
 class DisconnectNotifier:
-    """Notifies one listener of the disconnect of one request's caller."""
+    """Notifies one listener when the caller of one request disconnects."""
 
     __slots__ = ("_has_happened", "_notify", "_on_listen")
 
@@ -31,7 +31,7 @@ class DisconnectNotifier:
         self._has_happened = False
 
     def listen(self, notify: Callable[[], None]) -> None:
-        """Call `notify` at the disconnect; at once, if that has happened already."""
+        """Call `notify` at the disconnect; at once, if that has already happened."""
         self._notify = notify
         if self._has_happened:
             notify()
@@ -52,13 +52,13 @@ class DisconnectNotifier:
 def watch_for_disconnect(scope: Scope, receive: Receive, block: Interruptible) -> Callable[[], object]:
     """Interrupt `block` with ClientGoneError at a disconnect. Returns a function that stops watching.
 
-    A task that waits for the disconnect message costs some 20 us; where the server notifies, none is needed.
+    A task that waits for the disconnect message costs about 20 us; it is only used where the server does not notify.
     """
-    hang_up = scope.get("state", {}).get(DISCONNECT_KEY)
-    if hang_up is None:
+    notifier = scope.get("state", {}).get(DISCONNECT_KEY)
+    if notifier is None:
         return asyncio.create_task(interrupt_on_disconnect(receive, block)).cancel
-    hang_up.listen(partial(_interrupt_gone, block))
-    ignore: Callable[[], None] = hang_up.ignore
+    notifier.listen(partial(_interrupt_gone, block))
+    ignore: Callable[[], None] = notifier.ignore
     return ignore
 
 

@@ -10,7 +10,7 @@ from weft.kernel.reasons import Reason
 
 
 class EventWatches:
-    """The open event streams of one gateway."""
+    """The open event streams of one gateway, up to a maximum number."""
 
     def __init__(self, max_watches: int) -> None:
         self._max_watches = max_watches
@@ -26,7 +26,7 @@ class EventWatches:
 
     @contextmanager
     def joined(self, block: Interruptible) -> Generator[None]:
-        """Count `block` as an open stream; interrupt it at shutdown. Raises RATE_LIMIT_EXCEEDED for one too many."""
+        """Count `block` as an open stream; interrupt it at shutdown. Raises RATE_LIMIT_EXCEEDED above the maximum."""
         if self._is_closed:
             raise shutting_down()
         if len(self._open) >= self._max_watches:

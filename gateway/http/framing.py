@@ -17,7 +17,7 @@ _CONTINUE = b"100-continue"
 def framing_fault(http_version: str, headers: Sequence[tuple[bytes, bytes]]) -> WeftError | None:
     """Returns the error of framing that would hang or cannot be decoded; None: valid.
 
-    The parser has refused differing, repeated and malformed lengths already, and a length beside chunks.
+    The parser has already refused contradictory, repeated and malformed lengths, and a length beside chunks.
     """
     found = {name: value.strip().lower() for name, value in headers if name in _NAMES}
     coding = found.get(b"transfer-encoding")

@@ -1,12 +1,16 @@
 """The HTTP/1.1 protocol of one connection: uvicorn's httptools protocol with the limits that it lacks.
 
-Measured on uvicorn 0.54: a 60 MB header is parsed for 16 s, half a header is held forever, a parse error is answered
-in plain text, and with pipelined requests a disconnect is reported to the newest instead of the running one.
+Measured on uvicorn 0.54: a 60 MB header is parsed for 16 s, half a header is held without limit, a parse error is
+answered in plain text, and with pipelined requests a disconnect is reported to the newest instead of the running one.
 Trailers are added to the headers of a running request, so that a proxy and this server could see different callers.
 """
 
 import asyncio
+import ipaddress
+import resource
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NoReturn, Protocol
 
 import uvicorn
@@ -16,13 +20,73 @@ from uvicorn.server import ServerState
 
 from gateway.config import ConnectionLimits
 from gateway.errors import EdgeError, envelope, error_headers, http_status
-from gateway.http.connection_counts import ConnectionCounts
 from gateway.http.disconnect import ABORT_KEY, DISCONNECT_KEY, DisconnectNotifier
 from gateway.http.framing import DECLARED_BODY_KEY, MAX_CHUNK_LINE_BYTES, framing_fault, open_chunk_bytes
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
+
+_NETWORK_BITS = 64
+"""Prefix length that counts as one IPv6 address: networks of this size are assigned to one household or host."""
+
+log = get_logger("weft.gateway")
+
+
+class ConnectionCounts:
+    """Open connections of one server. Each `admit` is followed by one `release`."""
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self._limits = limits
+        self._by_origin: Counter[str] = Counter()
+        self._total = 0
+
+    def admit(self, address: str) -> WeftError | None:
+        """Count a connection; returns why it is refused, or None. `address`: the peer's, empty for a Unix socket."""
+        self._total += 1
+        origin = _origin(address)
+        if origin:
+            self._by_origin[origin] += 1
+        if self._total > self._limits.max_connections:
+            return WeftError(Reason.QUEUE_FULL, "too many connections")
+        if self._by_origin[origin] > self._limits.max_connections_per_address:
+            return WeftError(Reason.TOO_MANY_RESOURCES, "too many connections from this address")
+        return None
+
+    def release(self, address: str) -> None:
+        """Count a connection as closed."""
+        self._total -= 1
+        origin = _origin(address)
+        if origin:
+            self._by_origin[origin] -= 1
+            if not self._by_origin[origin]:
+                del self._by_origin[origin]
+
+
+def _origin(address: str) -> str:
+    """Returns the key that an address is counted under; empty for addresses without a limit of their own."""
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return ""
+    if isinstance(found, ipaddress.IPv6Address):
+        if found.ipv4_mapped is None:
+            return "" if found.is_loopback else str(ipaddress.ip_network((found, _NETWORK_BITS), strict=False))
+        found = found.ipv4_mapped
+    return "" if found.is_loopback else str(found)
+
+
+def within_open_files(limits: ConnectionLimits) -> ConnectionLimits:
+    """Returns the limits, with at most half of the process's open-file limit as connections.
+
+    The other half is for channels, logs and databases. Without files, accepting fails for every caller.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or limits.max_connections <= soft // 2:
+        return limits
+    room = max(1, soft // 2)
+    log.warning("fewer connections than configured", configured=limits.max_connections, most=room, open_files=soft)
+    return replace(limits, max_connections=room)
 
 
 class Writes(Protocol):
@@ -37,7 +101,7 @@ class Writes(Protocol):
         ...
 
     def is_closing(self) -> bool:
-        """Whether it is closed, or about to be."""
+        """Whether it is closed, or about to close."""
         ...
 
 
@@ -78,8 +142,6 @@ class HeadWriter:
             self._transport.write(head)
 
 
-log = get_logger("weft.gateway")
-
 _FRAMING_BYTES = 32
 """Allowed overhead of one chunk: its length, and two line ends."""
 
@@ -106,8 +168,7 @@ class EdgeServerConfig(uvicorn.Config):
 class EdgeProtocol(HttpToolsProtocol):
     """One connection."""
 
-    # With these beside the attributes of uvicorn's there would be more than instances can share the names of, and each
-    # connection would have a table of its own of 1.5 KB.
+    # More attribute names than instances can share would give each connection a 1.5 KB dictionary.
     __slots__ = (
         "_body_bytes",
         "_body_pieces",
@@ -238,7 +299,7 @@ class EdgeProtocol(HttpToolsProtocol):
         self._chunk_bytes += len(body)
         beyond = max(0, self._body_bytes - _ORDINARY_BODY_BYTES)
         if self._body_pieces > self._limits.max_body_pieces + beyond // _LARGE_PIECE_BYTES:
-            self._stop_parsing(WeftError(Reason.REQUEST_TOO_LARGE, "the body arrives in too many pieces"))
+            self._stop_parsing(WeftError(Reason.REQUEST_TOO_LARGE, "the body arrives in too many chunks"))
         super().on_body(body)
 
     def on_chunk_header(self) -> None:

@@ -11,10 +11,10 @@ from collections.abc import Callable, Generator
 
 import uvicorn
 from starlette.types import ASGIApp
+from typing_extensions import override
 
 from gateway.config import ConnectionLimits, EdgeTls, Exposure
-from gateway.http.connection_counts import within_open_files
-from gateway.http.protocol import EdgeProtocol, EdgeServerConfig
+from gateway.http.protocol import EdgeProtocol, EdgeServerConfig, within_open_files
 from gateway.http.tls import server_context
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
@@ -54,8 +54,8 @@ class EdgeServer(uvicorn.Server):
         """Signals belong to the host process."""
         yield
 
+    @override
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """See uvicorn.Server."""
         if self._tls is None:
             await super().startup(sockets)
         else:
@@ -143,7 +143,7 @@ class AppServer:
         name: str = "gateway",
         port_option: str = "--port",
     ) -> None:
-        """`port_option` is what sets the port, for error messages.
+        """`port_option` is the option that sets the port, for error messages.
 
         `on_refused` is called with the status of each request that is refused before the application.
         """
@@ -159,18 +159,18 @@ class AppServer:
 
     @property
     def port(self) -> int:
-        """The port it listens on; the configured one before the start."""
+        """The port that it listens on; the configured one before the start."""
         return self._exposure.port if self._address is None else self._address[1]
 
     @property
     def url(self) -> str:
-        """Where it answers, such as `http://127.0.0.1:8080`."""
+        """The server's URL, such as `http://127.0.0.1:8080`."""
         scheme = "http" if self._exposure.tls is None else "https"
         host = self._exposure.host if self._address is None else self._address[0]
         return f"{scheme}://[{host}]:{self.port}" if ":" in host else f"{scheme}://{host}:{self.port}"
 
     async def start(self) -> None:
-        """Bind and accept. Raises a WeftError if the address cannot be had, or lacks the protection that it needs."""
+        """Bind and accept. Raises a WeftError if the address is unavailable, or lacks the required protection."""
         context = server_context(self._exposure)
         listener = await _listen(self._exposure, self._port_option)
         self._address = listener.getsockname()[:2]
@@ -183,7 +183,7 @@ class AppServer:
                 ws="none",
                 lifespan="off",
                 log_config=None,
-                # uvicorn's warnings are about callers' input, which is answered and logged here.
+                # uvicorn's warnings concern callers' input, which is answered and logged here.
                 log_level="error",
                 access_log=False,
                 proxy_headers=False,
@@ -200,7 +200,7 @@ class AppServer:
         log.info("listens", surface=self._name, url=self.url)
 
     def request_stop(self, grace_seconds: float) -> None:
-        """Accept nothing more; running requests have `grace_seconds`."""
+        """Stop accepting requests; running ones have `grace_seconds`."""
         if self._server is not None:
             self._server.request_stop(grace_seconds)
 
@@ -230,7 +230,7 @@ async def _listen(exposure: Exposure, port_option: str) -> socket.socket:
 
 
 async def _protected_address(exposure: Exposure) -> tuple[socket.AddressFamily, tuple[str, int]]:
-    """The resolved address: spellings differ (127.1 and 0x7f000001 are loopback), and a name may be anything."""
+    """Checks the resolved address: spellings differ (127.1 and 0x7f000001 are loopback), and names resolve anywhere."""
     host, port = exposure.host, exposure.port
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)

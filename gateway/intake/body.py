@@ -1,18 +1,23 @@
-"""Reading a request's body, within its limits."""
+"""Reads a request's body within its limits."""
 
 import asyncio
 from collections.abc import AsyncGenerator
+from typing import TypeVar
 
+from pydantic import BaseModel
+from starlette.requests import Request
 from starlette.types import Receive, Scope
 
 from gateway.config import GatewayConfig, RequestLimits
 from gateway.errors import ClientGoneError, EdgeError
 from gateway.http.framing import DECLARED_BODY_KEY
 from gateway.intake.headers import Headers, headers_of
-from gateway.intake.json_guard import require_few_members
+from gateway.intake.json_guard import parse, require_few_members
 from gateway.intake.multipart import Part, boundary_of, parts_of
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
 
 _YAML_TYPES = frozenset({b"application/yaml", b"application/x-yaml"})
 _MAX_LENGTH_DIGITS = 20
@@ -27,6 +32,12 @@ async def read_json_body(scope: Scope, receive: Receive, config: GatewayConfig) 
     if not _is_json(_media_type(headers_of(scope))):
         raise WeftError(Reason.MALFORMED_REQUEST, "the Content-Type must be application/json")
     return await _read_json(scope, receive, config)
+
+
+async def read_model(request: Request, schema: type[ModelT], config: GatewayConfig) -> ModelT:
+    """Returns the JSON body as `schema`. Raises as `read_json_body` and `parse`."""
+    raw = await read_json_body(request.scope, request.receive, config)
+    return parse(schema, raw, max_depth=config.limits.max_json_depth)
 
 
 async def read_json_or_yaml_body(scope: Scope, receive: Receive, config: GatewayConfig) -> tuple[bytes, bool]:
@@ -52,7 +63,7 @@ async def read_multipart_body(scope: Scope, receive: Receive, config: GatewayCon
 
 
 def multipart_boundary(scope: Scope, limits: RequestLimits) -> bytes:
-    """The boundary of a form with files. Raises MALFORMED_REQUEST for another content type, REQUEST_TOO_LARGE."""
+    """Returns the boundary of a form with files. Raises MALFORMED_REQUEST for another content type."""
     headers = headers_of(scope)
     if _media_type(headers) != b"multipart/form-data":
         raise WeftError(Reason.MALFORMED_REQUEST, "the Content-Type must be multipart/form-data")

@@ -82,10 +82,10 @@ def validate_head(scope: Scope, config: GatewayConfig) -> None:
 
 
 def require_local_caller(scope: Scope) -> None:
-    """Where callers need no key: refuse a change that a page of another origin could have sent.
+    """Refuses a change that a page of another origin could have sent, where callers need no key.
 
-    A page has no key. Beyond `validate_head`: the Host is a loopback name, whatever `allowed_hosts`
-    says, and an Origin is this very gateway, port and all. Raises PERMISSION_DENIED.
+    A page has no key. Beyond `validate_head`: the Host is a loopback name even if `allowed_hosts` has others, and an
+    Origin is this gateway, including the port. Raises PERMISSION_DENIED.
     """
     if facts_of(scope).principal is not LOCAL:
         return
@@ -244,16 +244,17 @@ def durable_request_of(
 ) -> Journal | None:
     """Returns the options of `durable: "wait"`; None: the request is not durable.
 
-    Raises INVALID_ARGUMENT naming the field where it is not available: here (`is_possible`), or for this operation.
+    Raises INVALID_ARGUMENT naming the field where it is not available: on this gateway (`is_possible`), or for this
+    operation.
     """
     if params.durable is None:
         if params.on_disconnect is not None:
             raise invalid_field("on_disconnect", "goes with 'durable': 'wait'")
         return None
     if not is_possible:
-        raise invalid_field("durable", "there are no durable tasks here: leave it out")
+        raise invalid_field("durable", "durable tasks are not available: leave it out")
     if operation not in TEXT_OPERATIONS:
-        raise invalid_field("durable", "is for chats, completions and embeddings: leave it out")
+        raise invalid_field("durable", "is only available for chats, completions and embeddings: leave it out")
     return Journal(
         when_left=WhenLeft(params.on_disconnect or WhenLeft.CANCEL.value),
         idempotency_key=idempotency_key_of(headers_of(scope)),

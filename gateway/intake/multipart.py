@@ -52,7 +52,7 @@ def boundary_of(content_type: bytes, limits: RequestLimits) -> bytes:
 def parts_of(raw: bytes, boundary: bytes, limits: RequestLimits) -> list[Part]:
     """Returns the parts of `raw`, in order.
 
-    Raises MALFORMED_REQUEST for what is not whole, REQUEST_TOO_LARGE for too many parts or too long headers of one.
+    Raises MALFORMED_REQUEST for an incomplete form, REQUEST_TOO_LARGE for too many parts or too long headers of one.
     """
     delimiter = b"\r\n--" + boundary
     if not raw.startswith(delimiter[2:]):
@@ -151,9 +151,10 @@ class MultipartStream:
         self._has_begun = False
 
     async def next_part(self) -> Part | None:
-        """The head of the next part, its data empty; None: there is none. Unread data of the last one is dropped.
+        """Returns the head of the next part, without data; None: there is none. Drops unread data of the last one.
 
-        Raises MALFORMED_REQUEST for what is not whole, REQUEST_TOO_LARGE for too many parts or too long headers of one.
+        Raises MALFORMED_REQUEST for an incomplete form, REQUEST_TOO_LARGE for too many parts or too long headers of
+        one.
         """
         if not self._has_begun:
             await self._begin()
@@ -259,14 +260,14 @@ class Form:
         self._parts = parts
 
     def files(self, name: str) -> list[Part]:
-        """Returns the files of this name, in order. Raises INVALID_ARGUMENT for a value that should be one."""
+        """Returns the files of this name, in order. Raises INVALID_ARGUMENT for a value that is not a file."""
         found = [part for part in self._parts if part.name == name]
         if any(part.filename is None for part in found):
             raise invalid_field(name, "must be a file")
         return found
 
     def file(self, name: str) -> Part:
-        """Returns the one file of this name. Raises INVALID_ARGUMENT for none, for several and for an empty one."""
+        """Returns the only file of this name. Raises INVALID_ARGUMENT for none, for several and for an empty one."""
         found = self.files(name)
         if len(found) != 1:
             raise invalid_field(name, "must be one file")
@@ -282,7 +283,7 @@ class Form:
         return found
 
     def read(self, model: type[Model], *, file_fields: frozenset[str]) -> Model:
-        """The other fields, which may come once, as a request model. Raises INVALID_ARGUMENT naming the field."""
+        """Returns the other fields, each at most once, as a request model. Raises INVALID_ARGUMENT naming the field."""
         values: dict[str, str] = {}
         for part in self._parts:
             name = part.name

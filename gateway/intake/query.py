@@ -1,9 +1,13 @@
 """Strict query parameters: unknown, repeated and invalid ones are refused by name."""
 
+from collections.abc import Iterable
 from urllib.parse import parse_qsl
 
+from starlette.requests import Request
 from starlette.types import Scope
 
+from gateway.intake.headers import require_local_caller
+from gateway.request_facts import facts_of
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 
@@ -18,7 +22,7 @@ class Query:
     """The query parameters of one request; `known` are those of the endpoint."""
 
     def __init__(self, scope: Scope, known: frozenset[str] = frozenset()) -> None:
-        """Raises MALFORMED_REQUEST or INVALID_ARGUMENT naming what is wrong."""
+        """Raises MALFORMED_REQUEST or INVALID_ARGUMENT naming the invalid parameter."""
         self._values: dict[str, str] = {}
         for name, value in _parse(scope["query_string"]):
             if name not in known:
@@ -56,6 +60,19 @@ class Query:
         return flag
 
 
+def begin_read(request: Request, api: str, known: Iterable[str] = ()) -> Query:
+    """Records the API in the request's facts; returns the query. Raises as `Query`."""
+    facts_of(request.scope).surface = api
+    return Query(request.scope, frozenset(known))
+
+
+def begin_change(request: Request, api: str, known: Iterable[str] = ()) -> Query:
+    """As `begin_read`, for a request that changes something. Raises PERMISSION_DENIED for a foreign web page."""
+    facts_of(request.scope).surface = api
+    require_local_caller(request.scope)
+    return Query(request.scope, frozenset(known))
+
+
 def _parse(raw: bytes) -> list[tuple[str, str]]:
     try:
         return parse_qsl(raw.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=MAX_PARAMETERS)
@@ -67,4 +84,4 @@ def _parse(raw: bytes) -> list[tuple[str, str]]:
 
 def _unknown(known: frozenset[str]) -> str:
     there_are = ", ".join(sorted(known)) or "none"
-    return f"there is no such query parameter here; there is: {there_are}"
+    return f"unknown query parameter; known ones: {there_are}"

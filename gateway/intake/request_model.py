@@ -6,6 +6,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, FailFast, Field, Tag, WithJsonSchema
 
 from gateway.config import RequestLimits
+from weft.dispatch.parameter_checks import (
+    MAX_WORD_CHARS,
+)
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import MAX_CLIENT_CHARS
 from weft.kernel.units import MAX_DURATION_CHARS
@@ -24,7 +27,7 @@ class StopAtFirstError(FailFast):
 
 
 class StrictModel(BaseModel):
-    """Takes JSON as it is: "1" is no number, 1.5 no integer, NaN nothing at all."""
+    """A schema that converts nothing: "1" is no number, 1.5 no integer, and NaN is refused."""
 
     model_config = ConfigDict(defer_build=True, strict=True, allow_inf_nan=False, extra="ignore", frozen=True)
 
@@ -73,41 +76,41 @@ TextsOrTokens = Annotated[
     | Annotated[list[Tokens], StopAtFirstError(), Tag("~token_lists")],
     by_shape("Input should be a string, a list of strings, a list of token ids or a list of those, and not empty"),
 ]
-"""What completions call a prompt and embeddings call input."""
+"""The type of a completion's prompt and of an embedding's input."""
 
 UserName = Annotated[str, Field(max_length=512)]
-"""Who the caller says it asks for. Accepted and not used."""
+"""The end user's name, as the caller reports it. Accepted and not used."""
 
 KeepAlive = Annotated[
     Any,
     WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string", "maxLength": MAX_DURATION_CHARS}]}),
 ]
-"""Seconds, or a length such as "5m"; `weft.kernel.units` reads it, and its error says what may be written."""
+"""Seconds, or a duration such as "5m"; `weft.kernel.units` parses it, and its error lists the formats."""
 
 
 class HandledRequest(StrictModel):
-    """What every inference request may say about how it is handled; none of it reaches an engine."""
+    """Fields of every inference request about its handling; none of them reaches an engine."""
 
     user: UserName | None = None
     allow_remote: bool | None = None
     """Extension: whether the request may leave the premises of the mesh."""
     keep_alive: KeepAlive | None = None
-    """Extension: how long the model stays loaded afterwards: seconds, "5m", 0 (not at all), -1 (for ever)."""
+    """Extension: how long the model stays loaded afterwards: seconds, "5m", 0 (not at all), -1 (no limit)."""
     prompt_cache_key: Any = None
-    """Requests with the same text here go to the same runner where they can; the headers X-Session-Id and
-    X-Session-Affinity say the same, and win. At most 256 characters."""
+    """Requests with the same key are sent to the same runner where possible, as with the headers X-Session-Id and
+    X-Session-Affinity, which take precedence. At most 256 characters."""
     x_priority: Literal["high", "normal", "low"] | None = None
-    """Extension: the band to wait in. The header X-Priority says the same, and wins."""
+    """Extension: the priority class. The header X-Priority takes precedence."""
     x_client_id: Annotated[str, Field(max_length=MAX_CLIENT_CHARS)] | None = None
-    """Extension: who the caller is, for profiles and figures. The header X-Client-Id says the same, and wins."""
+    """Extension: the client's id, for profiles and statistics. The header X-Client-Id takes precedence."""
     durable: Literal["wait"] | None = None
-    """Extension: whether it is run as a durable task while its caller waits."""
+    """Extension: whether the request runs as a durable task while its caller waits."""
     on_disconnect: Literal["cancel", "keep"] | None = None
-    """Extension, with `durable`: what becomes of the task when its caller leaves. Absent: cancel."""
+    """Extension, with `durable`: whether a disconnect cancels or keeps the task. Absent: cancel."""
 
 
 def require_within(params: HandledRequest, limits: RequestLimits) -> None:
-    """Raises INVALID_ARGUMENT naming the field that asks for too much; fields that its schema lacks are ignored."""
+    """Raises INVALID_ARGUMENT naming the field above its configured limit; fields that the schema lacks are ignored."""
     given = params.model_fields_set
     if "user" in given:
         _require_few(params.user, "user", limits.max_user_chars, "characters")
@@ -150,3 +153,9 @@ def _require_few_tokens(params: HandledRequest, limits: RequestLimits) -> None:
     length = _value(params, name)
     if count > 1 and length is not None and count * length > limits.max_choice_tokens:
         raise invalid_field(name, f"must be at most {limits.max_choice_tokens // count} with 'n' {count}")
+
+
+ModelName = str
+"""A model or a pool of the mesh, `route/` and the name of one, or `auto`."""
+
+Word = Annotated[str, Field(min_length=1, max_length=MAX_WORD_CHARS)]

@@ -1,8 +1,8 @@
-"""Media inside requests. Only the gateway fetches addresses; services behind it get bytes.
+"""Media in requests. Only the gateway fetches addresses; the services behind it get bytes.
 
-A handler creates one `RequestMedia` for a request (`deps.request_media(params)`), translates with it
-(`image(url, field)`, `encoded_image(...)`, `encoded_audio(...)`) and hands it to `Work`, which awaits `supply` before
-the request is dispatched. A handler that dispatches by itself awaits `supply(payload, media, deps.media)`.
+A handler creates one `RequestMedia` for a request (`deps.request_media(params)`), translates with it (`image(url,
+field)`, `encoded_image(...)`, `encoded_audio(...)`) and passes it to `Work`, which awaits `supply` before the request
+is dispatched. A handler that dispatches by itself awaits `supply(payload, media, deps.media)`.
 """
 
 from gateway.config import MediaConfig

@@ -1,8 +1,8 @@
 """Policy of media addresses: which may be fetched. Pure.
 
-One parser serves the check and the connection: `require_allowed` gives the parts of a URL, and `gateway.media.fetcher`
-connects to those and to nothing else. What two parsers could read differently (a backslash, white space, a user name, a
-number in place of a name) is refused before it is read.
+One parser serves the check and the connection: `require_allowed` returns the parts of a URL, and
+`gateway.media.fetcher` connects only to those. Text that two parsers could read differently (a backslash, white space,
+a user name, a number in place of a name) is refused before it is parsed.
 """
 
 import re
@@ -26,7 +26,7 @@ _URL = re.compile(
 
 Address = IPv4Address | IPv6Address
 
-# Beyond what `is_global` refuses: it has moved between Python versions, and some of these are global by the register.
+# Beyond `is_global`, which differs between Python versions and admits some of these by the IANA registry.
 _REFUSED_4 = tuple(
     IPv4Network(text)
     for text in (
@@ -93,8 +93,8 @@ def require_allowed(url: str, field: str, config: MediaConfig) -> MediaUrl:
     if not config.allowed_hosts:
         raise invalid_field(
             field,
-            "must be a data: URL such as data:image/png;base64,...; addresses are not fetched here: the operator names "
-            "the hosts they may be fetched from in gateway.media.allowed_hosts",
+            "must be a data: URL such as data:image/png;base64,...; this gateway fetches no addresses: the operator "
+            "lists the hosts they may be fetched from in gateway.media.allowed_hosts",
         )
     parts = parse_url(url)
     if parts is None:
@@ -134,7 +134,7 @@ def address_refusal(text: str) -> str | None:
     try:
         address = ip_address(text)
     except ValueError:
-        return "is no address"
+        return "is not an address"
     if isinstance(address, IPv4Address):
         return None if _is_public_4(address) else "is not public"
     if address.scope_id is not None:

@@ -1,7 +1,8 @@
 """Validation of media files: known type by their first bytes, size and duration within limits.
 
-Nothing is decoded here: hostile files target decoders. SVG, playlists and other types that name further files begin
-with none of the known bytes.
+Nothing is decoded: hostile files target decoders. SVG, playlists and other types that name further files do not begin
+with any of the known bytes. Functions over headers read a bounded number of steps, and return None for a file that is
+not what its first bytes say. Formats: PNG and APNG (W3C), JPEG (ITU T.81), GIF89a, WebP (RFC 9649), BMP, WAV and MP3.
 """
 
 import struct
@@ -17,7 +18,7 @@ MAX_IMAGE_STEPS = 60_000
 
 @dataclass(frozen=True, slots=True)
 class ImageSize:
-    """What an image's header says; `frames` may stop counting at the bound that was given."""
+    """An image's size by its header; `frames` may stop at the given maximum."""
 
     width: int
     height: int
@@ -48,7 +49,7 @@ def media_type_of(data: bytes) -> str | None:
 
 
 def size_of(data: bytes, media_type: str, max_frames: int) -> ImageSize | None:
-    """The size of an image of this type; None where its header is broken. Counts no further than `max_frames` + 1."""
+    """Returns the size of an image of this type; None for an invalid header. Counts up to `max_frames` + 1 frames."""
     try:
         return _READERS[media_type](data, max_frames)
     except (struct.error, IndexError):
@@ -139,7 +140,7 @@ def _webp(data: bytes, max_frames: int) -> ImageSize | None:
             found = _WEBP_SIZES[kind](data, position + 8)
             if found is None:
                 return None
-            # The canvas comes first where there is one; a picture beside it may lie about it.
+            # The canvas comes first where there is one; the size of a picture beside it may differ.
             size = found if size is None else ImageSize(max(size.width, found.width), max(size.height, found.height))
         position += 8 + length + (length & 1)
     else:
@@ -192,15 +193,15 @@ _READERS: Mapping[str, Callable[[bytes, int], ImageSize | None]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaFile:
-    """A file whose content was checked."""
+    """A validated file."""
 
     data: bytes
     media_type: str
-    """Such as `image/png`, as its own first bytes say."""
+    """The type by its first bytes, such as `image/png`."""
 
 
 MAX_STEPS = 10_000
-"""Chunks looked at in one file."""
+"""Maximum number of chunks read of one file."""
 
 _UNKNOWN_LENGTHS = frozenset({0, 0xFFFFFFFF})
 # kbit/s by the four bits of the header; 0 and 15 are no rates.
@@ -225,7 +226,7 @@ def wav_seconds(data: bytes) -> float | None:
             bytes_per_second = _wav_rate(data, position)
         elif kind == b"data":
             here = len(data) - position
-            # Programs that write to a pipe do not know the length beforehand.
+            # Programs that write to a pipe do not know the length in advance.
             sound = here if length in _UNKNOWN_LENGTHS else length
             return sound / bytes_per_second if bytes_per_second and 0 < sound <= here else None
         position += length + (length & 1)
@@ -236,7 +237,7 @@ def _wav_rate(data: bytes, position: int) -> int:
     if position + 16 > len(data):
         return 0
     channels, sample_rate, rate, block = struct.unpack_from("<HIIH", data, position + 2)
-    # The length must be what a reader finds that counts samples, and one that counts bytes.
+    # A decoder may count samples or bytes: both must give the same length.
     return rate if channels and block and rate == sample_rate * block else 0
 
 
@@ -247,7 +248,7 @@ def mp3_seconds(data: bytes) -> float | None:
     if frame is None:
         return None
     length, bits_per_second = frame
-    # One header may be chance: four bytes that are not audio. A second one where the first ends is none.
+    # Four matching bytes may be chance; a second header right after the first frame is not.
     if start + length + 4 <= len(data) and _mp3_frame(data, start + length) is None:
         return None
     return (len(data) - start) * 8 / bits_per_second
@@ -282,29 +283,29 @@ IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/webp", "image/gif", "
 AUDIO_TYPES = {"wav": "audio/wav", "mp3": "audio/mpeg"}
 # Other names under which the types above are sent.
 _SPELLINGS = {"image/jpg": "image/jpeg", "image/pjpeg": "image/jpeg", "image/x-ms-bmp": "image/bmp"}
-# What servers say of files whose type they do not know; the bytes decide.
+# Content types of servers that do not know the file's type: its first bytes decide.
 _UNKNOWN_TYPES = frozenset({"", "application/octet-stream", "binary/octet-stream"})
 
 
-def checked_image(data: bytes, said: str, field: str, config: MediaConfig) -> MediaFile:
+def checked_image(data: bytes, declared_type: str, field: str, config: MediaConfig) -> MediaFile:
     """Returns a validated image. Raises INVALID_ARGUMENT naming `field`."""
-    media_type = _SPELLINGS.get(said.lower(), said.lower())
+    media_type = _SPELLINGS.get(declared_type.lower(), declared_type.lower())
     if media_type not in IMAGE_TYPES:
         raise invalid_field(field, f"must be one of {', '.join(sorted(IMAGE_TYPES))}")
     found = media_type_of(data)
     if found != media_type:
         is_what = "an image of no known type" if found is None else found
-        raise invalid_field(field, f"is said to be {media_type}, and its content is {is_what}")
+        raise invalid_field(field, f"is declared as {media_type}, but its content is {is_what}")
     _require_size(data, media_type, field, config)
     return MediaFile(data=data, media_type=media_type)
 
 
 def fetched_image(data: bytes, content_type: str, field: str, config: MediaConfig) -> MediaFile:
     """Returns a validated image that was fetched with a Content-Type. Raises INVALID_ARGUMENT naming `field`."""
-    said = content_type.partition(";")[0].strip().lower()
-    if said in _UNKNOWN_TYPES:
-        said = media_type_of(data) or "of no known type"
-    return checked_image(data, said, field, config)
+    declared_type = content_type.partition(";")[0].strip().lower()
+    if declared_type in _UNKNOWN_TYPES:
+        declared_type = media_type_of(data) or "of no known type"
+    return checked_image(data, declared_type, field, config)
 
 
 def checked_audio(data: bytes, audio_format: str, field: str, config: MediaConfig) -> MediaFile:

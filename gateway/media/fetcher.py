@@ -1,7 +1,7 @@
 """The media fetcher: downloads addresses in requests, only from hosts that the operator allows.
 
-The name is looked up once, every address it has must be a public one, and the connection is made to those: the socket
-is opened here, after one more look at the very address it will connect to. No redirects, no proxies, no cookies, no
+The name is resolved once, every address it has must be a public one, and the connection is made to those: the socket is
+opened here, after another check of the address that it connects to. No redirects, no proxies, no cookies, no
 credentials, no compression; the certificate must be that of the name.
 """
 
@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
+from typing_extensions import override
 from yarl import URL
 
 from gateway.config import MediaConfig
 from gateway.media.addresses import MediaUrl, address_refusal, require_allowed
 from gateway.media.content import MediaFile, fetched_image
-from gateway.media.request_media import MediaAddress, too_large
+from gateway.media.request_media import MediaAddress, MediaSource, too_large
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.reasons import Reason
@@ -34,7 +35,7 @@ AddressInfo = tuple[int | socket.AddressFamily, int | socket.SocketKind, int, st
 """As `socket.getaddrinfo` has them; the last entry begins with the address."""
 
 MAX_RESOLVED = 16
-"""Addresses of one name."""
+"""Maximum number of addresses of one name."""
 _CHUNK_BYTES = 64 * 1024
 _MAX_LINE_BYTES = 8 * 1024
 _MAX_HEADERS = 64
@@ -42,7 +43,7 @@ _HEADERS: "LooseHeaders" = {"Accept": "image/*", "Accept-Encoding": "identity", 
 
 
 class ForbiddenAddressError(Exception):
-    """A name resolves to an address that is not public. No OSError: the client would take it for a network error."""
+    """A resolved address is not public. Not an OSError, which the HTTP client reports as a network error."""
 
 
 async def look_up(host: str, port: int) -> list[AddressInfo]:
@@ -64,7 +65,7 @@ class Network:
     tls: ssl.SSLContext = field(default_factory=ssl.create_default_context)
 
 
-class MediaFetcher:
+class MediaFetcher(MediaSource):
     """Satisfies `gateway.media.request_media.MediaSource`. Holds no connection between two requests."""
 
     def __init__(self, config: MediaConfig, *, clock: Clock | None = None, network: Network | None = None) -> None:
@@ -73,8 +74,8 @@ class MediaFetcher:
         self._network = network or Network()
         self._turns = asyncio.Semaphore(config.max_concurrent_fetches)
 
+    @override
     async def fetch(self, addresses: Sequence[MediaAddress]) -> Mapping[str, MediaFile]:
-        """See MediaSource.fetch."""
         # Sequentially: the sum of their bytes is bounded, and no request takes all slots.
         files: dict[str, MediaFile] = {}
         left = self._config.max_total_bytes
@@ -98,7 +99,7 @@ class MediaFetcher:
             except ForbiddenAddressError:
                 raise invalid_field(address.field, "names a host whose address is not public") from None
             except (aiohttp.ClientError, OSError, ValueError) as error:
-                raise invalid_field(address.field, f"could not be fetched: {_told(error)}") from None
+                raise invalid_field(address.field, f"could not be fetched: {_public_reason(error)}") from None
         return fetched_image(data, content_type, address.field, self._config)
 
     @asynccontextmanager
@@ -229,10 +230,10 @@ def _require_plain(response: aiohttp.ClientResponse, field_name: str) -> None:
     if response.status != 200:
         raise invalid_field(field_name, f"could not be fetched: its host answered {response.status}")
     if response.headers.get("Content-Encoding", "identity").lower() != "identity":
-        raise invalid_field(field_name, "could not be fetched: its host sent it compressed, unasked")
+        raise invalid_field(field_name, "could not be fetched: its host sent it compressed")
 
 
-def _told(error: Exception) -> str:
+def _public_reason(error: Exception) -> str:
     """Returns the reason of a failure, without details of the mesh's network or resolver."""
     match error:
         case aiohttp.ConnectionTimeoutError():

@@ -1,8 +1,8 @@
-"""The media of one request: bytes in it are checked at once, addresses noted and fetched before it is dispatched.
+"""The media of one request: inline bytes are checked at once, addresses are collected and fetched before dispatch.
 
-Translation is synchronous: `RequestMedia.image` gives a part that stands for the address, and `supply` puts the bytes
-in its place. It is awaited where the answer is produced (`gateway.answers.generation.Work`), so that a caller who
-disconnects cancels the fetch, and a stream has its status line and its keepalive comments meanwhile.
+Translation is synchronous: `RequestMedia.image` returns a placeholder for the address, and `supply` replaces it by the
+bytes. It is awaited where the answer is produced (`gateway.answers.generation.Work`), so that a disconnect cancels the
+fetch, and a stream has its status line and its keepalive comments meanwhile.
 """
 
 import base64
@@ -11,6 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+from typing_extensions import override
 
 from gateway.config import MediaConfig
 from gateway.media.addresses import require_allowed
@@ -26,7 +28,7 @@ class MediaAddress:
 
     url: str
     field: str
-    """Where in the request it is first named, such as `messages[3].content[1].image_url.url`."""
+    """The path of its first occurrence in the request, such as `messages[3].content[1].image_url.url`."""
 
 
 class MediaSource(Protocol):
@@ -41,26 +43,27 @@ class MediaSource(Protocol):
         ...
 
 
-class NoMediaSource:
+class NoMediaSource(MediaSource):
     """Refuses all addresses: for a gateway that fetches none."""
 
+    @override
     async def fetch(self, addresses: Sequence[MediaAddress]) -> Mapping[str, MediaFile]:
-        """See MediaSource.fetch. Raises INVALID_ARGUMENT for any address."""
+        """Raises INVALID_ARGUMENT for any address."""
         for address in addresses:
-            raise invalid_field(address.field, "must be a data: URL: addresses are not fetched here")
+            raise invalid_field(address.field, "must be a data: URL: addresses are not fetched")
         return {}
 
 
 _DATA_URL = re.compile(r"data:(image/[a-z0-9.+-]{1,40});base64,", re.IGNORECASE)
-# Stands in a payload for bytes that are not fetched yet, which hold the address. No engine knows such a type.
+# Media type of a placeholder, whose bytes are the address. Engines know no such type.
 _ADDRESS_TYPE = "x-weft/address"
 
 
 class RequestMedia:
-    """Collects the addresses of one request. One request, one of these."""
+    """Collects the addresses of one request."""
 
     def __init__(self, config: MediaConfig, *, allow_remote: bool | None = None) -> None:
-        """`allow_remote`: as the request says; False refuses addresses, which would tell another host of it."""
+        """`allow_remote`: the request's own option; False refuses addresses, since a fetch contacts another host."""
         self._config = config
         self._allow_remote = allow_remote
         self._addresses: dict[str, MediaAddress] = {}
@@ -71,7 +74,7 @@ class RequestMedia:
         return tuple(self._addresses.values())
 
     def image(self, url: str, field: str, *, detail: str = "") -> chat_pb2.MediaPart:
-        """Returns the image of a data: URL, or a part that `supply` fills. Raises INVALID_ARGUMENT naming `field`."""
+        """Returns the image of a data: URL, or a placeholder for `supply`. Raises INVALID_ARGUMENT naming `field`."""
         prefix = _DATA_URL.match(url)
         if prefix is not None:
             part = self.encoded_image(url[prefix.end() :], prefix.group(1), field)
@@ -118,14 +121,14 @@ class RequestMedia:
 
 
 def too_large(field: str, max_bytes: int) -> FieldError:
-    """The refusal of a file above `max_bytes`."""
+    """Returns the error of a file above `max_bytes`."""
     return FieldError(field, f"is larger than {max_bytes} bytes (gateway.media.max_bytes)", Reason.REQUEST_TOO_LARGE)
 
 
 async def supply(payload: chat_pb2.ChatPayload, media: RequestMedia, source: MediaSource) -> None:
-    """Fetch every address that `media` has noted and put the bytes where they belong in `payload`.
+    """Fetch every address in `media` and replace the placeholders in `payload`.
 
-    Raises as `MediaSource.fetch`; `payload` is then as it was.
+    Raises as `MediaSource.fetch`; `payload` is then unchanged.
     """
     if not media.addresses:
         return

@@ -1,47 +1,113 @@
 """POST /v1/audio/transcriptions, /v1/audio/translations and /v1/audio/speech."""
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from types import MappingProxyType
+from typing import Annotated, Literal
 
 import msgspec
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.answers.speech import SpeechAnswer
+from gateway.answers.binary import BinaryAnswer, Headers
 from gateway.answers.unary import cut_off_seconds, unary_answer
 from gateway.deps import InferenceDeps
-from gateway.intake.body import read_json_body, read_multipart_body
-from gateway.intake.json_guard import parse
+from gateway.intake.body import read_model, read_multipart_body
 from gateway.intake.multipart import Form, Part
-from gateway.openai.model_call_schemas import SpeechRequest, TranscriptionRequest
+from gateway.intake.request_model import HandledRequest, ModelName, Word
+from gateway.ports import Speech
+from gateway.request_facts import facts_of
 from weft.api.common.v1 import audio_pb2, chat_pb2, receipt_pb2
-from weft.kernel.errors import FieldError
+from weft.dispatch.parameter_checks import (
+    MAX_SPEECH_CHARS,
+    MAX_SPEED,
+    MAX_TRANSCRIPTION_PROMPT_CHARS,
+    MIN_SPEED,
+)
+from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
+
+
+class SpeechRequest(HandledRequest):
+    """A request for speech."""
+
+    model: ModelName
+    input: str = Field(min_length=1, max_length=MAX_SPEECH_CHARS)
+    voice: Word
+    response_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm"] | None = None
+    speed: Annotated[float, Field(ge=MIN_SPEED, le=MAX_SPEED)] | None = None
+    instructions: Annotated[str, Field(max_length=MAX_SPEECH_CHARS)] | None = None
+    stream_format: Literal["audio", "sse"] | None = None
+    """Only bytes are streamed; `sse` is refused."""
+
+
+class TranscriptionRequest(HandledRequest):
+    """A request for a transcription: the fields of a form, whose `file` is the recording."""
+
+    model: ModelName
+    language: Word | None = None
+    prompt: Annotated[str, Field(max_length=MAX_TRANSCRIPTION_PROMPT_CHARS)] | None = None
+    response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] | None = None
+    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
+    stream: bool | None = None
+    """The transcription is sent when it is complete; true is refused."""
+
 
 _FILES = frozenset({"file"})
 
 
 async def transcribe(deps: InferenceDeps, request: Request) -> Response:
-    """Write down what is said in a recording."""
+    """Transcribes a recording."""
     return await _transcribed(request, deps, translates=False)
 
 
 async def translate(deps: InferenceDeps, request: Request) -> Response:
-    """Write down in English what is said in a recording."""
+    """Transcribes a recording into English."""
     return await _transcribed(request, deps, translates=True)
 
 
 async def speak(deps: InferenceDeps, request: Request) -> Response:
-    """Say words. The bytes of the recording come as they are made."""
+    """Generates speech. The bytes of the recording are streamed."""
     scope = request.scope
-    raw = await read_json_body(scope, request.receive, deps.config)
-    params = parse(SpeechRequest, raw, max_depth=deps.config.limits.max_json_depth)
+    params = await read_model(request, SpeechRequest, deps.config)
     context = deps.context(scope, surface="speech", params=params, model=params.model, operation=Operation.SPEECH)
     payload = to_speech(params)
-    speech = partial(deps.dispatcher.speak, context, payload)
-    return SpeechAnswer(deps, speech, cut_off_seconds=cut_off_seconds(deps, context))
+    speech = _GeneratedSpeech(deps.dispatcher.speak(context, payload))
+    facts_of(scope).was_dispatched = True
+    return BinaryAnswer(
+        speech.chunks(),
+        speech.headers,
+        kind="recording",
+        write_timeout_seconds=deps.config.write_timeout_seconds,
+        cut_off_seconds=cut_off_seconds(deps, context),
+    )
+
+
+class _GeneratedSpeech:
+    """Generated speech as bytes, with the media type of its first chunk."""
+
+    def __init__(self, speech: Speech) -> None:
+        self._speech = speech
+        self._media_type = ""
+
+    def headers(self) -> Headers:
+        """Returns the headers of the answer; call it after the first chunk."""
+        media_type = self._media_type.encode("latin-1", "replace") or b"application/octet-stream"
+        return [(b"content-type", media_type)]
+
+    async def chunks(self) -> AsyncGenerator[bytes]:
+        """Yields the recording. Raises BACKEND_PROTOCOL_ERROR for an empty one."""
+        is_empty = True
+        async with aclosing(self._speech.pieces()) as pieces:
+            async for piece in pieces:
+                if is_empty:
+                    self._media_type = piece.media_type
+                is_empty = False
+                yield piece.data
+        if is_empty:
+            raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the model sent an empty recording")
 
 
 async def _transcribed(request: Request, deps: InferenceDeps, *, translates: bool) -> Response:
@@ -97,9 +163,9 @@ def to_transcription(
 ) -> audio_pb2.TranscriptionPayload:
     """Returns the payload of a transcription. Raises UNSUPPORTED_OPERATION for what no runner offers."""
     if request.stream:
-        raise FieldError("stream", "is not offered for transcriptions: leave it out", Reason.UNSUPPORTED_OPERATION)
+        raise FieldError("stream", "is not supported for transcriptions: leave it out", Reason.UNSUPPORTED_OPERATION)
     if "word" in granularities:
-        message = "'word' is not offered: segments have times, words have none"
+        message = "'word' is not supported: only segments have times"
         raise FieldError("timestamp_granularities", message, Reason.UNSUPPORTED_OPERATION)
     payload = audio_pb2.TranscriptionPayload(
         audio=chat_pb2.MediaPart(data=recording.data, media_type=_type_of(recording)),
@@ -134,7 +200,7 @@ def transcription_body(transcription: audio_pb2.Transcription, request: Transcri
 def to_speech(request: SpeechRequest) -> audio_pb2.SpeechPayload:
     """Returns the payload of speech. Raises UNSUPPORTED_OPERATION for events instead of bytes."""
     if request.stream_format == "sse":
-        message = "'sse' is not offered: bytes come as they are made; use audio"
+        message = "'sse' is not supported: bytes are streamed; use audio"
         raise FieldError("stream_format", message, Reason.UNSUPPORTED_OPERATION)
     payload = audio_pb2.SpeechPayload(
         input=request.input,
@@ -164,7 +230,7 @@ def _verbose(transcription: audio_pb2.Transcription) -> bytes:
 
 def _captions(segments: Sequence[audio_pb2.TranscriptionSegment], *, is_vtt: bool) -> str:
     if not segments:
-        message = "the model said no times of its words: use json or text"
+        message = "the model returned no times: use json or text"
         raise FieldError("response_format", message, Reason.UNSUPPORTED_OPERATION)
     mark = "." if is_vtt else ","
     blocks = [] if not is_vtt else ["WEBVTT\n"]

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions."""
+"""POST /v1/chat/completions: the handler, and the translation of messages, tools and options to a chat payload."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,12 +6,11 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.answers.answer_builder import MAX_NOTICES_TOLD, encode_json, new_identity
+from gateway.answers.answer_builder import MAX_NOTICES, encode_json, new_identity
 from gateway.answers.generation import Work, streamed, unary
 from gateway.config import MediaConfig, RequestLimits
 from gateway.deps import InferenceDeps
-from gateway.intake.body import read_json_body
-from gateway.intake.json_guard import parse
+from gateway.intake.body import read_model
 from gateway.media import RequestMedia
 from gateway.openai.chat_answer import ChatAnswer, ChatStream
 from gateway.openai.chat_schema import (
@@ -45,10 +44,9 @@ from weft.kernel.request import Operation
 
 
 async def chat_completions(deps: InferenceDeps, request: Request) -> Response:
-    """Continue a conversation, as one answer or as a stream of server-sent events."""
+    """Continues a conversation, as one answer or as a stream of server-sent events."""
     scope = request.scope
-    raw = await read_json_body(scope, request.receive, deps.config)
-    params = parse(ChatRequest, raw, max_depth=deps.config.limits.max_json_depth)
+    params = await read_model(request, ChatRequest, deps.config)
     context = deps.context(scope, surface="chat", params=params, model=params.model, operation=Operation.CHAT)
     media = deps.request_media(params)
     payload = to_payload(params, deps.config.limits, media)
@@ -113,19 +111,19 @@ def to_payload(request: ChatRequest, limits: RequestLimits, media: RequestMedia 
 
 
 def warnings_of(request: ChatRequest) -> list[warning_pb2.Warning]:
-    """Returns warnings for fields that are understood and not supported; at most MAX_NOTICES_TOLD."""
+    """Returns warnings for known fields that are not supported; at most MAX_NOTICES_TOLD."""
     found = [
         _unused(f"tools[{index}]", "is a tool of a type that models here cannot call; it was left out")
         for index, tool in enumerate(request.tools or ())
         if tool.type != "function"
     ]
     if request.audio is not None:
-        found.append(_unused("audio", "is how an answer should sound; this one is text"))
+        found.append(_unused("audio", "is not supported: the answer is text"))
     if request.store:
-        found.append(_unused("store", "answers of this API are not kept"))
+        found.append(_unused("store", "answers of this API are not stored"))
     if request.moderation is not None:
         found.append(_unused("moderation", "was not done"))
-    return (found + unknown_extensions(request.model_extra or {}))[:MAX_NOTICES_TOLD]
+    return (found + unknown_extensions(request.model_extra or {}))[:MAX_NOTICES]
 
 
 def _unused(field: str, message: str) -> warning_pb2.Warning:
@@ -334,7 +332,7 @@ class Conversation:
         self._payload = payload
         self._media = media
         self._calls: set[str] = set()
-        # The older form has no ids: a result is that of the last call of its function.
+        # The older form has no ids: a result answers the last call of its function.
         self._last_calls: dict[str, str] = {}
 
     def add(self, message: Message, field: str) -> None:

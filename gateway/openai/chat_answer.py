@@ -156,8 +156,8 @@ class ChatStream(StreamEncoder):
         self._functions = functions
         self._heads: dict[int, bytes] = {}
         self._places: dict[int, dict[int, int]] = {}
-        """By choice: the place of each of its calls. Clients take the index for a place in a list that they append to,
-        so calls are numbered as they come, whatever a model's server calls them."""
+        """By choice: the place of each of its calls. Clients use the index as a place in a list that they append to, so
+        calls are numbered in order of arrival, not by the model server's indexes."""
 
     def _encode_delta(self, delta: event_pb2.Delta, out: list[bytes]) -> None:
         index = delta.index
@@ -179,7 +179,7 @@ class ChatStream(StreamEncoder):
             out += (head, b'{},"logprobs":null,"finish_reason":"', reason.encode(), b'"', _END)
 
     def _introduce(self, index: int, out: list[bytes]) -> bytes:
-        """The first chunk of a choice and of those before it: clients keep choices in a list, in order of arrival."""
+        """Returns the first chunk of a choice and of those before it: clients keep choices in order of arrival."""
         for known in range(len(self._heads), index + 1):
             self._heads[known] = self._head(known)
             out += (self._heads[known], _PREAMBLE)

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions."""
+"""The schema of POST /v1/chat/completions."""
 
 from typing import Annotated, Literal
 
@@ -51,7 +51,7 @@ class AllowedTools(StrictModel):
 
 
 class ToolChoiceObject(StrictModel):
-    """A tool choice by name, or by several names. `custom` is understood, and refused."""
+    """A tool choice by name, or by several names. `custom` is known, and refused."""
 
     type: Literal["function", "allowed_tools", "custom"]
     function: NamedFunction | None = None
@@ -69,25 +69,6 @@ FunctionChoice = Annotated[
 ]
 """`function_call`, the older form of `tool_choice`."""
 
-
-__all__ = [
-    "MAX_NAME_CHARS",
-    "ChatRequest",
-    "ContentPart",
-    "FunctionCall",
-    "FunctionDefinition",
-    "FunctionName",
-    "ImageUrl",
-    "InputAudio",
-    "JsonSchemaDefinition",
-    "Message",
-    "Prediction",
-    "ResponseFormatChoice",
-    "TemplateArguments",
-    "ToolCallMade",
-    "ToolDefinition",
-]
-
 MAX_TOOL_CALL_ID_CHARS = 256
 MAX_METADATA_ENTRIES = 16
 MAX_METADATA_VALUE_CHARS = 512
@@ -101,7 +82,7 @@ class ImageUrl(StrictModel):
 
     url: str
     detail: Literal["auto", "low", "high", "original"] | None = None
-    """`original` is as good as `high`."""
+    """`original` counts as `high`."""
 
 
 class InputAudio(StrictModel):
@@ -112,7 +93,7 @@ class InputAudio(StrictModel):
 
 
 class ContentPart(StrictModel):
-    """A piece of a message. `type` says which of the other fields holds it."""
+    """A part of a message. `type` names the field that holds it."""
 
     type: str
     text: str | None = None
@@ -163,7 +144,7 @@ class Message(StrictModel):
     """The older form of `tool_calls`."""
     reasoning_content: str | None = None
     reasoning: str | None = None
-    """Another spelling of `reasoning_content`, as some clients hand it back."""
+    """Another spelling of `reasoning_content`, which some clients send back."""
     refusal: str | None = None
 
 
@@ -186,14 +167,14 @@ class ResponseFormatChoice(StrictModel):
 
 
 class Prediction(StrictModel):
-    """Text that the answer is likely to repeat. Handed on to the engine."""
+    """Text that the answer is likely to repeat. Passed to the engine."""
 
     type: Literal["content"]
     content: Content
 
 
 class TemplateArguments(StrictModel):
-    """Arguments of the model's chat template. Others than these are handed on."""
+    """Arguments of the model's chat template. Other fields are passed to it."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -205,7 +186,7 @@ class ChatRequest(GenerationRequest):
 
     messages: Annotated[list[Message], Field(min_length=1), StopAtFirstError()]
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
-    """The newer spelling of `max_tokens`; wins where both are given."""
+    """The newer name of `max_tokens`; takes precedence."""
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     tools: Annotated[list[ToolDefinition], StopAtFirstError()] | None = None
@@ -214,9 +195,9 @@ class ChatRequest(GenerationRequest):
     response_format: ResponseFormatChoice | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     enable_thinking: bool | None = None
-    """Extension: whether a model that can think does so before it answers. Absent: the model's default."""
+    """Extension: whether a model that supports thinking does so before it answers. Absent: the model's default."""
     chat_template_kwargs: TemplateArguments | None = None
-    """Extension: `enable_thinking` in another place, as other servers have it."""
+    """Extension: the place where other servers have `enable_thinking`."""
     functions: Annotated[list[FunctionDefinition], Field(max_length=MAX_FUNCTIONS), StopAtFirstError()] | None = None
     """The older form of `tools`; the answer then calls in the older form, too."""
     function_call: FunctionChoice | None = None
@@ -224,17 +205,17 @@ class ChatRequest(GenerationRequest):
     modalities: Annotated[list[Literal["text", "audio"]], Field(max_length=2), StopAtFirstError()] | None = None
     """Answers are text; `audio` is refused."""
     audio: JsonMap | None = None
-    """How an answer should sound. Accepted and not used: answers are text."""
+    """The voice of an answer. Accepted and not used: answers are text."""
     verbosity: Literal["low", "medium", "high"] | None = None
-    """Handed on to the engine, as `prediction` and `web_search_options`."""
+    """Passed to the engine, as `prediction` and `web_search_options`."""
     prediction: Prediction | None = None
     web_search_options: JsonMap | None = None
     store: bool | None = None
-    """Chat answers are not kept; true is a warning."""
+    """Chat answers are not stored; true gives a warning."""
     moderation: JsonMap | None = None
-    """Not done, which is a warning."""
+    """Not supported; gives a warning."""
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
-    """Accepted and not used, as what follows: it is about OpenAI's own service."""
+    """Accepted and not used, like the fields below: they concern OpenAI's own service."""
     safety_identifier: Annotated[str, Field(max_length=MAX_LABEL_CHARS)] | None = None
     prompt_cache_options: JsonMap | None = None
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
@@ -245,4 +226,4 @@ class ChatRequest(GenerationRequest):
         ]
         | None
     ) = None
-    """Keys of at most 64 characters."""
+    """Keys have at most 64 characters."""

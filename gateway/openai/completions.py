@@ -1,4 +1,4 @@
-"""POST /v1/completions."""
+"""POST /v1/completions: the handler, the translation of prompts, and its answers."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -21,8 +21,7 @@ from gateway.answers.generation import Work, streamed, unary
 from gateway.answers.sse import StreamEncoder
 from gateway.config import RequestLimits
 from gateway.deps import InferenceDeps
-from gateway.intake.body import read_json_body
-from gateway.intake.json_guard import parse
+from gateway.intake.body import read_model
 from gateway.intake.request_model import TextsOrTokens
 from gateway.openai.extension_fields import fill_extra, unknown_extensions
 from gateway.openai.sampling import (
@@ -50,14 +49,13 @@ class CompletionRequest(GenerationRequest):
     echo: bool | None = None
     suffix: str | None = None
     best_of: Annotated[int, Field(ge=1, le=128)] | None = None
-    """Only as many as `n`: nothing is generated and thrown away."""
+    """At most `n`: no answer is generated and discarded."""
 
 
 async def text_completions(deps: InferenceDeps, request: Request) -> Response:
-    """Continue raw text, without a chat template."""
+    """Continues raw text, without a chat template."""
     scope = request.scope
-    raw = await read_json_body(scope, request.receive, deps.config)
-    params = parse(CompletionRequest, raw, max_depth=deps.config.limits.max_json_depth)
+    params = await read_model(request, CompletionRequest, deps.config)
     context = deps.context(
         scope, surface="completions", params=params, model=params.model, operation=Operation.COMPLETION
     )

@@ -16,8 +16,7 @@ from gateway.answers.sse import receipt_facts
 from gateway.answers.unary import JsonAnswer, UnaryAnswer, cut_off_seconds
 from gateway.config import RequestLimits
 from gateway.deps import InferenceDeps
-from gateway.intake.body import read_json_body
-from gateway.intake.json_guard import parse
+from gateway.intake.body import read_model
 from gateway.intake.request_model import HandledRequest, TextsOrTokens
 from gateway.openai.completions import fill_prompts
 from gateway.request_facts import facts_of
@@ -28,7 +27,7 @@ from weft.kernel.request import Operation
 
 
 class EmbeddingRequest(HandledRequest):
-    """Vectors for one or more texts."""
+    """A request for embeddings."""
 
     model: str
     """A model or a pool of the mesh, `route/` and the name of one, or `auto`."""
@@ -39,11 +38,10 @@ class EmbeddingRequest(HandledRequest):
 
 
 async def create_embeddings(deps: InferenceDeps, request: Request) -> Response:
-    """Turn texts into vectors."""
+    """Returns embeddings of texts."""
     scope = request.scope
     facts = facts_of(scope)
-    raw = await read_json_body(scope, request.receive, deps.config)
-    params = parse(EmbeddingRequest, raw, max_depth=deps.config.limits.max_json_depth)
+    params = await read_model(request, EmbeddingRequest, deps.config)
     context = deps.context(
         scope, surface="embeddings", params=params, model=params.model, operation=Operation.EMBEDDING
     )
@@ -91,8 +89,8 @@ def to_body(
 ) -> bytes:
     """Returns the answer as JSON. `dimensions`: the requested number; None: any.
 
-    Raises BACKEND_PROTOCOL_ERROR unless there is one finite vector per input, INVALID_ARGUMENT where they are longer or
-    shorter than requested: an engine without the parameter ignores it.
+    Raises BACKEND_PROTOCOL_ERROR unless there is one finite vector per input, INVALID_ARGUMENT where their length
+    differs from the requested one: an engine without the parameter ignores it.
     """
     ordered = sorted(embeddings, key=lambda embedding: embedding.index)
     if [embedding.index for embedding in ordered] != list(range(expected)):
@@ -116,7 +114,7 @@ def to_body(
 def _require_dimensions(embeddings: Sequence[embedding_pb2.Embedding], wanted: int) -> None:
     for embedding in embeddings:
         if (found := len(embedding.values)) != wanted:
-            raise invalid_field("dimensions", f"this model's vectors have {found}, whatever is asked for; leave it out")
+            raise invalid_field("dimensions", f"this model's vectors have {found}; leave it out")
 
 
 def _as_floats(embedding: embedding_pb2.Embedding) -> list[float]:
@@ -134,6 +132,6 @@ def _as_base64(embedding: embedding_pb2.Embedding) -> str:
 
 
 def _require_finite(values: Sequence[float]) -> None:
-    # One sum is enough: infinity and NaN survive every addition, and finite float32 cannot reach the end of double.
+    # One sum suffices: infinity and NaN survive every addition, and finite float32 values cannot overflow a double.
     if not values or not math.isfinite(sum(values)):
         raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the model returned an empty vector or one that is not finite")

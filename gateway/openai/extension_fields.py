@@ -1,21 +1,21 @@
-"""Extension fields: fields of a request that weft does not know, passed to the engine or warned about."""
+"""Extension fields: unknown fields of a request, passed to the engine or warned about."""
 
 from collections.abc import Mapping
 from itertools import islice
 
-from gateway.answers.answer_builder import MAX_NOTICES_TOLD
+from gateway.answers.answer_builder import MAX_NOTICES
 from weft.api.common.v1 import json_value_pb2, warning_pb2
 from weft.dispatch.parameter_checks import MAX_EXTRA_BYTES, MAX_EXTRA_FIELDS, MAX_EXTRA_NAME_CHARS, take_bytes
 from weft.kernel.errors import invalid_field
 from weft.kernel.json_objects import add_member
 
-# Fields of the OpenAI API about OpenAI's own service: its accounts, prices, stores and caches. Accepted and not used,
-# without a warning, because clients send them on their own account.
+# Fields about OpenAI's own service: its accounts, prices, stores and caches. Accepted and not used, without a warning,
+# because clients send them by default.
 NOT_USED = frozenset({
     "metadata", "moderation", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
     "safety_identifier", "service_tier", "store", "user",
 })  # fmt: skip
-# A second spelling of a field that a request has in its first one.
+# An alias of a field that the request has under its usual name.
 _SPELLINGS = frozenset({"repetition_penalty"})
 _MAX_SHOWN_CHARS = 64
 EXTENSION_PREFIX = "x_"
@@ -32,7 +32,7 @@ def fill_extra(target: json_value_pb2.JsonObject, given: Mapping[str, object]) -
         if not 0 < len(name) <= MAX_EXTRA_NAME_CHARS:
             raise invalid_field(field, f"names of fields have 1 to {MAX_EXTRA_NAME_CHARS} characters")
         if len(target.fields) == MAX_EXTRA_FIELDS:
-            raise invalid_field(field, f"is one too many: at most {MAX_EXTRA_FIELDS} fields that weft does not know")
+            raise invalid_field(field, f"is one too many: at most {MAX_EXTRA_FIELDS} unknown fields")
         left = take_bytes(left, name, value, field)
         add_member(target, name, value, field)
 
@@ -44,7 +44,7 @@ def unknown_extensions(given: Mapping[str, object]) -> list[warning_pb2.Warning]
         warning_pb2.Warning(
             code=warning_pb2.WARNING_CODE_UNSUPPORTED_PARAMETER,
             field=name[:_MAX_SHOWN_CHARS],
-            message="is an extension that weft does not know; it was not used",
+            message="is an unknown extension; it was not used",
         )
-        for name in islice(names, MAX_NOTICES_TOLD)
+        for name in islice(names, MAX_NOTICES)
     ]

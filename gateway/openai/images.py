@@ -2,37 +2,59 @@
 
 import base64
 from collections.abc import Sequence
+from typing import Annotated, Literal
 
 import msgspec
+from pydantic import ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.answers.unary import unary_answer
 from gateway.deps import InferenceDeps
-from gateway.intake.body import read_json_body, read_multipart_body
-from gateway.intake.json_guard import parse
+from gateway.intake.body import read_model, read_multipart_body
 from gateway.intake.multipart import Form
+from gateway.intake.request_model import HandledRequest, ModelName, Word
 from gateway.openai.extension_fields import fill_extra
-from gateway.openai.model_call_schemas import ImageRequest
 from gateway.request_facts import facts_of
 from weft.api.common.v1 import chat_pb2, image_pb2, receipt_pb2, usage_pb2
-from weft.dispatch.parameter_checks import MAX_SOURCE_IMAGES
+from weft.dispatch.parameter_checks import (
+    MAX_IMAGE_PROMPT_CHARS,
+    MAX_IMAGES,
+    MAX_SOURCE_IMAGES,
+)
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
+
+
+class ImageRequest(HandledRequest):
+    """A request for images."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="allow", frozen=True)
+
+    model: ModelName
+    prompt: str = Field(min_length=1, max_length=MAX_IMAGE_PROMPT_CHARS)
+    n: Annotated[int, Field(ge=1, le=MAX_IMAGES)] | None = None
+    size: Word | None = None
+    quality: Word | None = None
+    output_format: Literal["png", "jpeg", "webp"] | None = None
+    response_format: Literal["b64_json", "url"] | None = None
+    """Images are part of the answer; `url` is refused."""
+    stream: bool | None = None
+    """Images are sent when they are complete; true is refused."""
+
 
 _FILES = frozenset({"image", "image[]", "mask"})
 
 
 async def generate_images(deps: InferenceDeps, request: Request) -> Response:
-    """Make images from words."""
-    raw = await read_json_body(request.scope, request.receive, deps.config)
-    params = parse(ImageRequest, raw, max_depth=deps.config.limits.max_json_depth)
+    """Generates images from a prompt."""
+    params = await read_model(request, ImageRequest, deps.config)
     return _made(request, deps, params, to_payload(params))
 
 
 async def edit_images(deps: InferenceDeps, request: Request) -> Response:
-    """Make images from words and images."""
+    """Generates images from a prompt and images."""
     scope = request.scope
     form = Form(
         await read_multipart_body(scope, request.receive, deps.config, max_bytes=deps.config.limits.max_image_bytes)
@@ -44,9 +66,9 @@ async def edit_images(deps: InferenceDeps, request: Request) -> Response:
 
 
 async def vary_images(_deps: InferenceDeps, request: Request) -> Response:
-    """Not offered."""
+    """Refuses the request: variations are not supported."""
     facts_of(request.scope).surface = "images"
-    message = "variations of images are not offered by any runner; use /v1/images/edits with words"
+    message = "variations of images are not supported; use /v1/images/edits with a prompt"
     raise WeftError(Reason.UNSUPPORTED_OPERATION, message)
 
 
@@ -67,11 +89,11 @@ _IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/webp"})
 def to_payload(request: ImageRequest) -> image_pb2.ImagePayload:
     """Returns the image payload. Raises UNSUPPORTED_OPERATION for `response_format` `url`."""
     if request.response_format == "url":
-        message = "'url' is not offered: images come in the answer; use b64_json"
+        message = "'url' is not supported: images are part of the answer; use b64_json"
         raise FieldError("response_format", message, Reason.UNSUPPORTED_OPERATION)
     if request.stream:
         raise FieldError(
-            "stream", "is not offered for images: they come when they are done", Reason.UNSUPPORTED_OPERATION
+            "stream", "is not supported for images: they are sent when they are complete", Reason.UNSUPPORTED_OPERATION
         )
     payload = image_pb2.ImagePayload(
         prompt=request.prompt,

@@ -21,14 +21,13 @@ from weft.kernel.reasons import Reason
 from weft.kernel.request import Skill
 
 MAX_LISTED = 1000
-"""Models of one page, for Anthropic's clients."""
+"""Maximum number of models on one page, for Anthropic's clients."""
 DEFAULT_LISTED = 20
 _MAX_DIGITS = 4
-_METHODS = ("GET", "HEAD")
 
 
 async def list_models(deps: InferenceDeps, request: Request) -> Response:
-    """Every model, pool, agent and route that can be asked now; one that sleeps wakes when it is asked."""
+    """Lists every model, pool, agent and route that accepts requests, including hibernating ones."""
     facts = facts_of(request.scope)
     facts.surface = "models"
     view = deps.fleet.view
@@ -37,17 +36,17 @@ async def list_models(deps: InferenceDeps, request: Request) -> Response:
 
 
 async def get_model(deps: InferenceDeps, request: Request) -> Response:
-    """One model or pool."""
+    """Returns one model or pool."""
     return _answer(deps, request, request.path_params["model"], "model or pool")
 
 
 async def get_agent(deps: InferenceDeps, request: Request) -> Response:
-    """One agent, as a model."""
+    """Returns one agent, as a model."""
     return _answer(deps, request, AGENT_PREFIX + request.path_params["agent"], "agent")
 
 
 async def get_route(deps: InferenceDeps, request: Request) -> Response:
-    """One route, as a model."""
+    """Returns one route, as a model."""
     return _answer(deps, request, ROUTE_PREFIX + request.path_params["route"], "route")
 
 
@@ -56,7 +55,7 @@ def _answer(deps: InferenceDeps, request: Request, name: str, noun: str) -> Resp
     facts.surface = "models"
     entry = model_entry(deps.fleet.view, name)
     if entry is None:
-        raise WeftError(Reason.MODEL_NOT_FOUND, f"no {noun} of this name can be asked now")
+        raise WeftError(Reason.MODEL_NOT_FOUND, f"no {noun} of this name is available now")
     return _json(anthropic_entry(entry) if facts.dialect is Dialect.ANTHROPIC else entry)
 
 
@@ -82,9 +81,9 @@ OWNER = "weft"
 
 
 def model_list(view: FleetView) -> dict[str, Any]:
-    """Returns the body of GET /v1/models: pools, models without one, agents and routes.
+    """Returns the body of GET /v1/models: pools, models without a pool, agents and routes.
 
-    A member of a pool can be requested by its name, too, which reaches the whole pool; the resource lists have it.
+    The name of a pool's member reaches the whole pool; it is only in the lists of resources.
     """
     pools = {model.pool for model in view.models.values()}
     models = [_entry(name, members) for name, members in _by_name(view).items() if name in pools]
@@ -142,7 +141,7 @@ def _place(entries: list[dict[str, Any]], name: str, field: str) -> int:
     for place, entry in enumerate(entries):
         if entry["id"] == name:
             return place
-    raise invalid_field(field, "names nothing that is in the list now")
+    raise invalid_field(field, "names no entry of the current list")
 
 
 def _by_name(view: FleetView) -> dict[str, list[ModelView]]:

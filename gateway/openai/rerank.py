@@ -3,28 +3,69 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Annotated
 
 import msgspec
+from pydantic import Discriminator, Field, Tag
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.answers.answer_builder import AnswerIdentity, new_identity
 from gateway.answers.unary import unary_answer
 from gateway.deps import InferenceDeps
-from gateway.intake.body import read_json_body
-from gateway.intake.json_guard import parse
-from gateway.openai.model_call_schemas import RerankRequest
+from gateway.intake.body import read_model
+from gateway.intake.request_model import MAX_INT32, HandledRequest, ModelName, StopAtFirstError, StrictModel
 from weft.api.common.v1 import receipt_pb2, rerank_pb2, usage_pb2
+from weft.dispatch.parameter_checks import (
+    MAX_DOCUMENTS,
+)
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 
 
+class RerankDocument(StrictModel):
+    """A document as an object, as some clients send it."""
+
+    text: str = Field(min_length=1)
+
+
+def _text_or_object(value: object) -> str | None:
+    if isinstance(value, str):
+        return "~text"
+    return "~object" if isinstance(value, dict) else None
+
+
+_TEXT_OR_OBJECT = Discriminator(
+    _text_or_object, custom_error_type="wrong_shape", custom_error_message="Input should be a string or an object"
+)
+
+
+class RerankRequest(HandledRequest):
+    """A request to rank documents by their relevance for a query."""
+
+    model: ModelName
+    query: str = Field(min_length=1)
+    documents: Annotated[
+        list[
+            Annotated[
+                Annotated[str, Tag("~text"), Field(min_length=1)] | Annotated[RerankDocument, Tag("~object")],
+                _TEXT_OR_OBJECT,
+            ]
+        ],
+        Field(min_length=1, max_length=MAX_DOCUMENTS),
+        StopAtFirstError(),
+    ]
+    top_n: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
+    """The number of documents in the answer, best first. Absent: all."""
+    return_documents: bool | None = None
+    """Whether the answer repeats each document. Absent: no."""
+
+
 async def rerank_documents(deps: InferenceDeps, request: Request) -> Response:
-    """Say how well documents answer a query, the best first."""
+    """Ranks documents by their relevance for a query, best first."""
     scope = request.scope
-    raw = await read_json_body(scope, request.receive, deps.config)
-    params = parse(RerankRequest, raw, max_depth=deps.config.limits.max_json_depth)
+    params = await read_model(request, RerankRequest, deps.config)
     context = deps.context(scope, surface="rerank", params=params, model=params.model, operation=Operation.RERANK)
     payload = to_payload(params)
     identity = new_identity(deps.clock, "rerank", params.model)

@@ -27,7 +27,7 @@ Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
 class StreamOptions(StrictModel):
-    """What a stream carries besides content."""
+    """Options of a stream."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
@@ -37,7 +37,7 @@ class StreamOptions(StrictModel):
 
 
 class GenerationRequest(HandledRequest):
-    """Fields of every request that generates text. Others are kept, to be handed on."""
+    """Fields of every request that generates text. Unknown fields are kept, to pass them to the engine."""
 
     model_config = ConfigDict(extra="allow")
 

@@ -1,27 +1,54 @@
 """POST /tokenize and /v1/tokenize."""
 
+from typing import Annotated, Literal
+
 import msgspec
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.answers.unary import unary_answer
 from gateway.config import RequestLimits
 from gateway.deps import InferenceDeps
-from gateway.intake.body import read_json_body
-from gateway.intake.json_guard import parse
+from gateway.intake.body import read_model
+from gateway.intake.request_model import HandledRequest, ModelName, StopAtFirstError
 from gateway.openai import chat as chat_payload
-from gateway.openai.chat_schema import ChatRequest
-from gateway.openai.model_call_schemas import TokenizeRequest
+from gateway.openai.chat_schema import ChatRequest, Message, TemplateArguments, ToolDefinition
 from weft.api.common.v1 import receipt_pb2, tokenize_pb2
 from weft.kernel.errors import invalid_field
 from weft.kernel.request import Operation
 
 
+class TokenizeRequest(HandledRequest):
+    """A request for the tokens of a text or of a conversation: of exactly one of `content`, `prompt` and `messages`."""
+
+    model: ModelName
+    content: str | None = None
+    """The text, as in llama.cpp's server."""
+    prompt: str | None = None
+    """The text, as in vLLM."""
+    messages: Annotated[list[Message], Field(min_length=1), StopAtFirstError()] | None = None
+    """A conversation as in /v1/chat/completions: counted as the model's chat template renders it."""
+    tools: Annotated[list[ToolDefinition], StopAtFirstError()] | None = None
+    enable_thinking: bool | None = None
+    chat_template_kwargs: TemplateArguments | None = None
+    add_special: bool | None = None
+    """Whether the tokenizer's special tokens around a text are added. Absent: not for `content`, but for `prompt`, as
+    in the two servers."""
+    add_special_tokens: bool | None = None
+    """The same as `add_special`, as in vLLM."""
+    with_pieces: bool | None = None
+    """Whether `tokens` are objects with `id` and `piece`."""
+    return_token_strs: bool | None = None
+    """Whether `token_strs` has the text of each token."""
+    add_generation_prompt: Literal[True] | None = None
+    """Accepted: conversations are always counted with the beginning of the answer, as the model reads them."""
+
+
 async def tokenize(deps: InferenceDeps, request: Request) -> Response:
-    """Count the tokens of a text or of a conversation, as the model that would answer reads them."""
+    """Counts the tokens of a text or of a conversation with the tokenizer of the model that would answer."""
     scope = request.scope
-    raw = await read_json_body(scope, request.receive, deps.config)
-    params = parse(TokenizeRequest, raw, max_depth=deps.config.limits.max_json_depth)
+    params = await read_model(request, TokenizeRequest, deps.config)
     context = deps.context(scope, surface="tokenize", params=params, model=params.model, operation=Operation.TOKENIZE)
     payload = to_payload(params, deps.config.limits)
 
@@ -52,9 +79,9 @@ def to_payload(request: TokenizeRequest, limits: RequestLimits) -> tokenize_pb2.
         payload.chat.CopyFrom(chat_payload.to_payload(params, limits))
         return payload
     if request.tools:
-        raise invalid_field("tools", "go with messages")
-    said = (word for word in (request.add_special, request.add_special_tokens) if word is not None)
-    payload.add_special = next(said, request.content is None)
+        raise invalid_field("tools", "are only allowed with 'messages'")
+    choices = (word for word in (request.add_special, request.add_special_tokens) if word is not None)
+    payload.add_special = next(choices, request.content is None)
     payload.text = request.prompt or "" if request.content is None else request.content
     return payload
 

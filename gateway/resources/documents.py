@@ -22,7 +22,7 @@ from weft.documents.yaml_documents import MAX_DOCUMENTS, plain
 
 
 class _Part(BaseModel):
-    """camelCase outside; an unknown field is refused, since a mistyped `dryRun` must not change anything."""
+    """camelCase in JSON; unknown fields are refused, since a mistyped `dryRun` must not change anything."""
 
     model_config = ConfigDict(
         defer_build=True,
@@ -41,13 +41,13 @@ class ApplyRequest(_Part):
     documents: Annotated[list[Any], Field(min_length=1, max_length=MAX_DOCUMENTS), StopAtFirstError()]
     """Model, agent, runner, pool and route documents; `status` in them is ignored."""
     dry_run: bool = False
-    """Answer as if it were done, and change nothing."""
+    """Whether the changes are only reported, not made."""
     adopt: bool = False
-    """Take over what runners published: virtual resources that are named become public."""
+    """Whether to adopt resources that runners published: virtual ones become public."""
 
 
 class ApplyResult(_Part):
-    """What was done for one document."""
+    """The outcome for one document."""
 
     kind: Literal["model", "agent", "runner", "pool", "route"]
     name: str
@@ -57,7 +57,7 @@ class ApplyResult(_Part):
 
 
 class ApplyAnswer(_Part):
-    """What was done, in the order of the documents."""
+    """The outcomes, in the order of the documents."""
 
     kind: Literal["ApplyAnswer"]
     dry_run: bool
@@ -65,7 +65,7 @@ class ApplyAnswer(_Part):
 
 
 class PoolMembersAnswer(_Part):
-    """The pool that a model is in."""
+    """The pool of a model."""
 
     kind: Literal["PoolMembers"]
     pool_name: str
@@ -80,7 +80,7 @@ class PoolMembersAnswer(_Part):
 
 class _Page(_Part):
     next_page_token: str
-    """Empty at the end."""
+    """Empty on the last page."""
 
 
 class ModelList(_Page):
@@ -119,11 +119,11 @@ class RouteList(_Page):
 
 
 class MeshConfig(_Part):
-    """What operators set for the whole mesh while it runs."""
+    """Settings of the whole mesh that operators can change while it runs."""
 
     allow_cloud_fallback: bool
-    """Whether a route may fall back to a model that sends bytes off the premises. A route's primary, and a model asked
-    for by its own name, are not concerned. Every request must allow it besides."""
+    """Whether a route may fall back to a model that sends bytes off the premises. The primary of a route, and a model
+    that is requested by name, are not affected. Each request must allow it as well."""
 
 
 class EventList(_Part):
@@ -143,7 +143,7 @@ def page_body(kind: ResourceKind, page: ResourcePage) -> JsonObject:
 
 
 def members_body(pool: PoolMembers) -> JsonObject:
-    """The pool that a model is in."""
+    """Returns the pool of a model."""
     return {
         "kind": "PoolMembers",
         "poolName": pool.pool,
@@ -161,7 +161,7 @@ def events_body(events: Sequence[EventDocument]) -> JsonObject:
 
 
 def applied_body(results: Sequence[AppliedResource], *, dry_run: bool) -> JsonObject:
-    """What was done for each document."""
+    """Returns the outcome for each document."""
     return {"kind": "ApplyAnswer", "dryRun": dry_run, "results": [_result(result) for result in results]}
 
 

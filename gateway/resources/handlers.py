@@ -1,30 +1,24 @@
-"""/api/v1: list, get and delete resources; events; settings of the mesh."""
+"""/api/v1: list, get, apply and delete resources; events; settings of the mesh."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.answers.stream import EventStream, encoded_events
 from gateway.answers.unary import json_response
 from gateway.deps import GatewayDeps
-from gateway.intake.body import read_json_body, read_json_or_yaml_body
+from gateway.intake.body import read_json_or_yaml_body, read_model
 from gateway.intake.headers import require_local_caller
 from gateway.intake.json_guard import parse, parse_json
-from gateway.intake.query import Query
+from gateway.intake.query import Query, begin_read
 from gateway.ports import AppliedResource, EventFilter, MeshSettings
 from gateway.request_facts import facts_of
 from gateway.resources.documents import (
-    AgentList,
     ApplyRequest,
     MeshConfig,
-    ModelList,
-    PoolList,
-    RouteList,
-    RunnerList,
     applied_body,
     events_body,
     members_body,
@@ -44,16 +38,6 @@ MAX_PAGE_SIZE = 1000
 
 PAGE_PARAMETERS = ("pageSize", "pageToken")
 DELETE_PARAMETERS = ("force",)
-_LISTS: dict[ResourceKind, type[BaseModel]] = {
-    ResourceKind.MODEL: ModelList,
-    ResourceKind.AGENT: AgentList,
-    ResourceKind.RUNNER: RunnerList,
-    ResourceKind.POOL: PoolList,
-    ResourceKind.ROUTE: RouteList,
-}
-_DELETABLE = (ResourceKind.MODEL, ResourceKind.AGENT, ResourceKind.RUNNER, ResourceKind.ROUTE)
-
-Endpoint = Callable[[Request], Awaitable[Response]]
 
 log = get_logger("weft.gateway")
 
@@ -64,31 +48,28 @@ def name_of(request: Request) -> str:
 
 
 async def list_resources(kind: ResourceKind, deps: GatewayDeps, request: Request) -> Response:
-    """Resources by name, a page at a time."""
-    facts_of(request.scope).surface = SURFACE
-    query = Query(request.scope, frozenset(PAGE_PARAMETERS))
+    """Lists resources by name, in pages."""
+    query = begin_read(request, SURFACE, PAGE_PARAMETERS)
     size, token = query.count("pageSize", MAX_PAGE_SIZE), query.text("pageToken")
     return json_response(page_body(kind, await deps.registry.list_page(kind, size, token)))
 
 
 async def get_resource(kind: ResourceKind, deps: GatewayDeps, request: Request) -> Response:
-    """One resource."""
-    facts_of(request.scope).surface = SURFACE
-    Query(request.scope)
+    """Returns one resource."""
+    begin_read(request, SURFACE)
     return json_response(plain(await deps.registry.get(kind, name_of(request))))
 
 
 async def get_members(deps: GatewayDeps, request: Request) -> Response:
-    """The pool that a model is in, with every member whole."""
-    facts_of(request.scope).surface = SURFACE
-    Query(request.scope)
+    """Returns the pool of a model, with the complete documents of its members."""
+    begin_read(request, SURFACE)
     return json_response(members_body(await deps.registry.members(name_of(request))))
 
 
 async def delete_resource(kind: ResourceKind, deps: GatewayDeps, request: Request) -> Response:
-    """Delete a resource, whoever owns it; a live runner publishes its own again with its next session.
+    """Deletes a resource of any owner; a live runner publishes its own again with its next session.
 
-    What a live runner has loaded is refused with 409, or unloaded first with `force`.
+    A model that a live runner has loaded is refused with 409, or unloaded first with `force`.
     """
     facts = facts_of(request.scope)
     facts.surface = SURFACE
@@ -106,13 +87,12 @@ EVENT_PARAMETERS = ("kind", "name", "limit", "watch")
 
 
 async def get_events(deps: GatewayDeps, request: Request) -> Response:
-    """The newest events, oldest first; or with watch=1 a stream of server-sent events from now on."""
-    facts_of(request.scope).surface = SURFACE
-    query = Query(request.scope, frozenset(EVENT_PARAMETERS))
+    """Returns the newest events, oldest first; with watch=1 a stream of new events as server-sent events."""
+    query = begin_read(request, SURFACE, EVENT_PARAMETERS)
     wanted, limit = _filter_of(query), query.count("limit", MAX_EVENTS)
     if query.flag("watch"):
         if limit:
-            raise invalid_field("limit", "goes with a list; a watch has no end")
+            raise invalid_field("limit", "is not allowed with a watch, which has no end")
         return EventStream(deps, encoded_events(deps.registry.watch_events(wanted)))
     return json_response(events_body(await deps.registry.list_events(wanted, limit)))
 
@@ -126,24 +106,19 @@ def _filter_of(query: Query) -> EventFilter:
     return EventFilter(kind=kind, name=require_name(query.text("name"), "name"))
 
 
-PATH = f"{API}/config"
-
-
 async def get_config(deps: GatewayDeps, request: Request) -> Response:
-    """What is set for the whole mesh."""
-    facts_of(request.scope).surface = SURFACE
-    Query(request.scope)
+    """Returns the settings of the whole mesh."""
+    begin_read(request, SURFACE)
     return json_response(_body(await deps.registry.settings()))
 
 
 async def put_config(deps: GatewayDeps, request: Request) -> Response:
-    """Set it. The answer comes once it is kept; routers hear of it at once."""
+    """Changes the settings of the whole mesh. The answer is sent once they are stored; routers are notified at once."""
     facts = facts_of(request.scope)
     facts.surface = SURFACE
     require_local_caller(request.scope)
     Query(request.scope)
-    raw = await read_json_body(request.scope, request.receive, deps.config)
-    wanted = parse(MeshConfig, raw, max_depth=deps.config.limits.max_json_depth)
+    wanted = await read_model(request, MeshConfig, deps.config)
     settings = await deps.registry.update_settings(MeshSettings(allow_cloud_fallback=wanted.allow_cloud_fallback))
     log.info("settings changed", request_id=facts.request_id, allow_cloud_fallback=settings.allow_cloud_fallback)
     return json_response(_body(settings))
@@ -154,11 +129,10 @@ def _body(settings: MeshSettings) -> dict[str, object]:
 
 
 APPLY_PARAMETERS = ("dryRun", "adopt")
-_PUTTABLE = (ResourceKind.MODEL, ResourceKind.AGENT, ResourceKind.ROUTE)
 
 
 async def apply_resources(deps: GatewayDeps, request: Request) -> Response:
-    """Bring resources to their declared state: all of them, or none when any is refused."""
+    """Brings resources to their declared state: all of them, or none when any is refused."""
     raw, is_yaml = await _body_of(request, deps)
     if is_yaml:
         query = Query(request.scope, frozenset(APPLY_PARAMETERS))
@@ -174,7 +148,7 @@ async def apply_resources(deps: GatewayDeps, request: Request) -> Response:
 
 
 async def put_resource(kind: ResourceKind, deps: GatewayDeps, request: Request) -> Response:
-    """Bring one resource to its declared state; 201 when it did not exist."""
+    """Brings one resource to its declared state; 201 when it did not exist."""
     raw, is_yaml = await _body_of(request, deps)
     query = Query(request.scope, frozenset(APPLY_PARAMETERS))
     dry_run, adopt, name = query.flag("dryRun"), query.flag("adopt"), name_of(request)
@@ -210,7 +184,7 @@ _SOURCE = "body"
 
 
 def documents_of_json(values: Sequence[Any]) -> list[Document]:
-    """The documents of an apply request. Raises INVALID_ARGUMENT naming `documents[<index>]` and the field in it."""
+    """Returns the documents of an apply request. Raises INVALID_ARGUMENT naming `documents[<index>]` and the field."""
     found = []
     for index, value in enumerate(values):
         where = f"documents[{index}]"

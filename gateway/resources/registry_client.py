@@ -1,12 +1,14 @@
 """The registry over gRPC, as `gateway.ports.RegistryPort`: translates documents to messages and back."""
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
+from types import MappingProxyType
 from typing import Any, Literal
 
 import grpc
+from typing_extensions import override
 
-from gateway.ports import AppliedResource, EventFilter, MeshSettings, PoolMembers, ResourcePage
+from gateway.ports import AppliedResource, EventFilter, MeshSettings, PoolMembers, RegistryPort, ResourcePage
 from weft.api.registry.v1 import (
     declaration_service_pb2,
     declaration_service_pb2_grpc,
@@ -71,7 +73,7 @@ class RegistryCalls:
     def _error(self, error: grpc.aio.AioRpcError, timeout_seconds: float) -> WeftError:
         found = error_from_call(error, Reason.SERVICE_UNAVAILABLE)
         if found.reason is Reason.SERVICE_UNAVAILABLE:
-            return WeftError(found.reason, "the registry cannot be reached; models go on answering without it")
+            return WeftError(found.reason, "the registry cannot be reached; models continue to answer without it")
         if found.reason is Reason.DEADLINE_EXCEEDED and "operation" not in found.metadata:
             return WeftError(found.reason, f"the registry did not answer within {timeout_seconds:g} seconds")
         if isinstance(found, FieldError):
@@ -90,8 +92,17 @@ _OUTCOMES: dict[int, Literal["created", "configured", "unchanged"]] = {
     declaration_service_pb2.ApplyResult.OUTCOME_UNCHANGED: "unchanged",
 }
 
+_TO_DOCUMENT: Mapping[ResourceKind, Callable[[Any], Document]] = MappingProxyType(
+    {
+        ResourceKind.AGENT: agent_document,
+        ResourceKind.RUNNER: runner_document,
+        ResourceKind.POOL: pool_document,
+        ResourceKind.ROUTE: route_document,
+    }
+)
 
-class RegistryClient:
+
+class RegistryClient(RegistryPort):
     """See `gateway.ports.RegistryPort`. `fleet` adds a model's state on its runner, which the registry has not."""
 
     def __init__(self, registry: grpc.aio.Channel, fleet: FleetSource, *, timeout_seconds: float) -> None:
@@ -102,65 +113,26 @@ class RegistryClient:
         self._fleet = fleet
         self._calls = RegistryCalls(_callers_field, timeout_seconds=timeout_seconds)
 
+    @override
     async def list_page(self, kind: ResourceKind, page_size: int, page_token: str) -> ResourcePage:
-        """See RegistryPort.list_page."""
-        page: dict[str, Any] = {"page_size": page_size, "page_token": page_token}
-        documents: list[Document]
-        match kind:
-            case ResourceKind.MODEL:
-                found = await self._calls.call(
-                    self._resources.ListModels, registry_service_pb2.ListModelsRequest(**page)
-                )
-                documents = [self._model(model) for model in found.models]
-            case ResourceKind.AGENT:
-                found = await self._calls.call(
-                    self._resources.ListAgents, registry_service_pb2.ListAgentsRequest(**page)
-                )
-                documents = [agent_document(agent) for agent in found.agents]
-            case ResourceKind.RUNNER:
-                found = await self._calls.call(
-                    self._resources.ListRunners, registry_service_pb2.ListRunnersRequest(**page)
-                )
-                documents = [runner_document(runner) for runner in found.runners]
-            case ResourceKind.POOL:
-                found = await self._calls.call(self._resources.ListPools, registry_service_pb2.ListPoolsRequest(**page))
-                documents = [pool_document(pool) for pool in found.pools]
-            case ResourceKind.ROUTE:
-                found = await self._calls.call(
-                    self._resources.ListRoutes, registry_service_pb2.ListRoutesRequest(**page)
-                )
-                documents = [route_document(route) for route in found.routes]
+        noun = kind.value.capitalize()
+        request = getattr(registry_service_pb2, f"List{noun}sRequest")(page_size=page_size, page_token=page_token)
+        found = await self._calls.call(getattr(self._resources, f"List{noun}s"), request)
+        documents = [self._document(kind, message) for message in getattr(found, kind.plural)]
         return ResourcePage(documents=documents, next_page_token=found.next_page_token)
 
+    @override
     async def get(self, kind: ResourceKind, name: str) -> Document:
-        """See RegistryPort.get."""
-        match kind:
-            case ResourceKind.MODEL:
-                found = await self._calls.call(
-                    self._resources.GetModel, registry_service_pb2.GetModelRequest(name=name)
-                )
-                return self._model(found.model)
-            case ResourceKind.AGENT:
-                found = await self._calls.call(
-                    self._resources.GetAgent, registry_service_pb2.GetAgentRequest(name=name)
-                )
-                return agent_document(found.agent)
-            case ResourceKind.RUNNER:
-                found = await self._calls.call(
-                    self._resources.GetRunner, registry_service_pb2.GetRunnerRequest(name=name)
-                )
-                return runner_document(found.runner)
-            case ResourceKind.POOL:
-                found = await self._calls.call(self._resources.GetPool, registry_service_pb2.GetPoolRequest(name=name))
-                return pool_document(found.pool)
-            case ResourceKind.ROUTE:
-                found = await self._calls.call(
-                    self._resources.GetRoute, registry_service_pb2.GetRouteRequest(name=name)
-                )
-                return route_document(found.route)
+        noun = kind.value.capitalize()
+        request = getattr(registry_service_pb2, f"Get{noun}Request")(name=name)
+        found = await self._calls.call(getattr(self._resources, f"Get{noun}"), request)
+        return self._document(kind, getattr(found, kind.value))
 
+    def _document(self, kind: ResourceKind, message: Any) -> Document:
+        return self._model(message) if kind is ResourceKind.MODEL else _TO_DOCUMENT[kind](message)
+
+    @override
     async def members(self, model: str) -> PoolMembers:
-        """See RegistryPort.members."""
         request = registry_service_pb2.GetModelMembersRequest(name=model)
         pool = (await self._calls.call(self._resources.GetModelMembers, request)).pool
         return PoolMembers(
@@ -171,41 +143,41 @@ class RegistryClient:
             members=[self._model(member) for member in pool.members],
         )
 
+    @override
     async def list_events(self, events: EventFilter, limit: int) -> Sequence[EventDocument]:
-        """See RegistryPort.list_events."""
         request = registry_service_pb2.ListEventsRequest(**_event_filter(events), limit=limit)
         found = await self._calls.call(self._resources.ListEvents, request)
         return [event_document(event) for event in found.events]
 
+    @override
     async def watch_events(self, events: EventFilter) -> AsyncGenerator[EventDocument]:
-        """See RegistryPort.watch_events."""
         call = self._resources.WatchEvents(registry_service_pb2.WatchEventsRequest(**_event_filter(events)))
         async with aclosing(self._calls.follow(call)) as responses:
             async for response in responses:
                 yield event_document(response.event)
         raise WeftError(Reason.SERVICE_UNAVAILABLE, "the registry ended the watch; watch again")
 
+    @override
     async def apply(self, documents: Sequence[Document], *, dry_run: bool, adopt: bool) -> Sequence[AppliedResource]:
-        """See RegistryPort.apply."""
         request = declaration_service_pb2.ApplyRequest(
             declarations=[to_declaration(document) for document in documents], dry_run=dry_run, adopt=adopt
         )
         answer = await self._calls.call(self._declarations.Apply, request)
         return [_applied(result) for result in answer.results]
 
+    @override
     async def delete(self, kind: ResourceKind, name: str, *, force: bool) -> None:
-        """See RegistryPort.delete."""
         request = declaration_service_pb2.DeleteRequest(kind=kind_number(kind), name=name, force=force)
         timeout_seconds = FORCED_DELETE_TIMEOUT_SECONDS if force else None
         await self._calls.call(self._declarations.Delete, request, timeout_seconds)
 
+    @override
     async def settings(self) -> MeshSettings:
-        """See RegistryPort.settings."""
         request = settings_service_pb2.GetSettingsRequest()
         return _settings((await self._calls.call(self._settings.GetSettings, request)).settings)
 
+    @override
     async def update_settings(self, settings: MeshSettings) -> MeshSettings:
-        """See RegistryPort.update_settings."""
         request = settings_service_pb2.UpdateSettingsRequest(allow_cloud_fallback=settings.allow_cloud_fallback)
         return _settings((await self._calls.call(self._settings.UpdateSettings, request)).settings)
 
@@ -252,7 +224,7 @@ def _event_filter(events: EventFilter) -> dict[str, Any]:
 def _applied(result: declaration_service_pb2.ApplyResult) -> AppliedResource:
     outcome = _OUTCOMES.get(result.outcome)
     if outcome is None:
-        raise WeftError(Reason.INTERNAL, "the registry did not say what it has done; it may be of another version")
+        raise WeftError(Reason.INTERNAL, "the registry returned an unknown outcome; it may have another version")
     return AppliedResource(
         kind=kind_from_number(result.kind),
         name=result.name,

@@ -14,6 +14,7 @@ import msgspec
 from pydantic import TypeAdapter, ValidationError
 from starlette.responses import Response
 from starlette.types import Scope
+from typing_extensions import override
 
 from gateway.answers.stream import EventStream
 from gateway.answers.unary import JsonAnswer, UnaryAnswer, cut_off_seconds
@@ -22,7 +23,7 @@ from gateway.http.event_watches import EventWatches
 from gateway.intake.headers import headers_of, idempotency_key_of
 from gateway.media import RequestMedia, supply
 from gateway.request_facts import facts_of
-from gateway.responses.history import items_to_keep
+from gateway.responses.history import items_to_store
 from gateway.responses.output import background_response_id, task_of
 from gateway.responses.payload import own_items
 from gateway.responses.replay import FROM_THE_START, BackgroundRequest, Replay, require_resumable
@@ -79,13 +80,12 @@ def origin_of(
     """Returns the origin of a request. `own`: its input; `resolved`: the same with resolved references."""
     items = _NONE
     if any(item.kind == _REFERENCE for item in own):
-        told = [item.model_dump(mode="json", exclude_none=True) for item in resolved]
-        items = msgspec.Raw(msgspec.json.encode(told))
+        items = msgspec.Raw(msgspec.json.encode([item.model_dump(mode="json", exclude_none=True) for item in resolved]))
     encoded = [warning.SerializeToString(deterministic=True) for warning in warnings]
     return msgspec.json.encode(_Origin(body=msgspec.Raw(raw), items=items, warnings=encoded))
 
 
-_KEPT_STATES = frozenset({TaskState.COMPLETED, TaskState.CANCELLED})
+_STORED_STATES = frozenset({TaskState.COMPLETED, TaskState.CANCELLED})
 """States whose responses are stored; as elsewhere, failed ones are not stored beyond their task."""
 
 log = get_logger("weft.gateway")
@@ -97,7 +97,7 @@ class BackgroundResponse:
 
     id: str
     task: Task
-    """The task as it was found."""
+    """The task, as read from the store."""
     origin: ReadOrigin
 
 
@@ -159,13 +159,13 @@ class BackgroundResponses:
         if not task.state.is_terminal:
             task = await self._tasks.cancel(task.tenant, task.id)
         if task.state in {TaskState.COMPLETED, TaskState.FAILED}:
-            raise invalid_field("response_id", f"response {found.id} has come to its end and cannot be cancelled")
+            raise invalid_field("response_id", f"response {found.id} has ended and cannot be cancelled")
         return await self.body(BackgroundResponse(id=found.id, task=task, origin=found.origin))
 
     async def delete(self, found: BackgroundResponse) -> None:
         """Delete its task. Raises RESOURCE_IN_USE for one that is running."""
         if not found.task.state.is_terminal:
-            raise WeftError(Reason.RESOURCE_IN_USE, f"response {found.id} is under way; cancel it first")
+            raise WeftError(Reason.RESOURCE_IN_USE, f"response {found.id} is running; cancel it first")
         await self._tasks.delete(found.task.tenant, found.task.id)
 
     async def kept(self, tenant: str, response_id: str, field: str) -> StoredResponse:
@@ -177,8 +177,8 @@ class BackgroundResponses:
         found = await self.find(tenant, response_id)
         task, body = await self._rendered(found)
         if not task.state.is_terminal:
-            raise invalid_field(field, f"names {response_id}, which is not at its end; wait for it")
-        if task.state not in _KEPT_STATES:
+            raise invalid_field(field, f"names {response_id}, which is still running; wait for its end")
+        if task.state not in _STORED_STATES:
             raise invalid_field(field, f"names {response_id}, which failed and cannot be continued")
         stored = _stored(found, task, body)
         await self._save(stored, task)
@@ -207,26 +207,26 @@ class BackgroundResponses:
             position.number = replay.last_number
             held = b""
         async with aclosing(self._events(found, replay)) as events:
-            async for told in events:
+            async for data in events:
                 number = replay.last_number
-                if held or told:
-                    yield held + told
+                if held or data:
+                    yield held + data
                     held = b""
                 # Only after it is written: an event may be sent twice, but never lost.
                 position.number = number
 
     async def _events(self, found: BackgroundResponse, replay: Replay) -> AsyncGenerator[bytes]:
         async with aclosing(self._tasks.watch(found.task.tenant, found.task.id)) as watch:
-            async for news in watch:
-                told = replay.take(news)
+            async for update in watch:
+                data = replay.take(update)
                 if replay.is_done:
                     await self._keep(found, replay.task, replay.snapshot())
-                yield told
+                yield data
                 if replay.is_done:
                     return
         last = replay.end()
         if not replay.is_done:
-            raise WeftError(Reason.SERVICE_UNAVAILABLE, "the stream broke off; the response goes on")
+            raise WeftError(Reason.SERVICE_UNAVAILABLE, "the stream was interrupted; the response continues")
         await self._keep(found, replay.task, replay.snapshot())
         yield last
 
@@ -248,25 +248,25 @@ class BackgroundResponses:
     async def _replayed(self, found: BackgroundResponse) -> Replay:
         replay = self._fresh(found)
         async with aclosing(self._tasks.watch(found.task.tenant, found.task.id)) as watch:
-            async for news in watch:
+            async for update in watch:
                 try:
-                    replay.take(news)
+                    replay.take(update)
                 except WeftError:
                     # Another attempt began in the meantime.
                     replay = self._fresh(found)
-                    replay.take(news)
+                    replay.take(update)
                 if replay.is_current:
                     break
         replay.end()
         if replay.task.state.is_terminal and not replay.is_done:
-            raise WeftError(Reason.SERVICE_UNAVAILABLE, "the response could not be read to its end; ask again")
+            raise WeftError(Reason.SERVICE_UNAVAILABLE, "the response could not be read completely; try again")
         return replay
 
     def _fresh(self, found: BackgroundResponse) -> Replay:
         return Replay(found.origin.request, found.task, self._clock)
 
     async def _keep(self, found: BackgroundResponse, task: Task, body: bytes) -> None:
-        if task.state not in _KEPT_STATES:
+        if task.state not in _STORED_STATES:
             return
         try:
             await self._save(_stored(found, task, body), task)
@@ -312,26 +312,27 @@ def _stored(found: BackgroundResponse, task: Task, body: bytes) -> StoredRespons
         previous_id=found.origin.request.params.previous_response_id or "",
         created_at=task.created_at,
         body=body,
-        items=items_to_keep(found.origin.items, found.id),
+        items=items_to_store(found.origin.items, found.id),
     )
 
 
 _FIELD = "previous_response_id"
 
 
-class ContinuedResponses:
+class ContinuedResponses(ResponseStore):
     """A ResponseStore that stores an ended background response when it is requested."""
 
     def __init__(self, store: ResponseStore, background: BackgroundResponses) -> None:
         self._store = store
         self._background = background
 
+    @override
     async def save(self, response: StoredResponse) -> None:
-        """See ResponseStore.save."""
         await self._store.save(response)
 
+    @override
     async def get(self, tenant: str, response_id: str) -> StoredResponse:
-        """See ResponseStore.get. NOT_FOUND for one that cannot be continued."""
+        """NOT_FOUND for one that cannot be continued."""
         try:
             return await self._store.get(tenant, response_id)
         except WeftError as missing:
@@ -344,19 +345,20 @@ class ContinuedResponses:
                 raise response_not_found(response_id) from None
             raise
 
+    @override
     async def chain(self, tenant: str, response_id: str) -> Sequence[StoredResponse]:
-        """See ResponseStore.chain. Raises INVALID_ARGUMENT for one in the background that cannot be continued."""
+        """Raises INVALID_ARGUMENT for one in the background that cannot be continued."""
         try:
             return await self._store.chain(tenant, response_id)
         except WeftError as error:
             if error.reason is not Reason.NOT_FOUND:
                 raise
-        # Earlier ones were stored when it was submitted: only the last can be missing.
+        # Earlier responses were stored when this one was submitted: only the last can be missing.
         await self._background.kept(tenant, response_id, _FIELD)
         return await self._store.chain(tenant, response_id)
 
+    @override
     async def delete(self, tenant: str, response_id: str) -> None:
-        """See ResponseStore.delete."""
         await self._store.delete(tenant, response_id)
 
 
@@ -398,8 +400,8 @@ class Submission:
         async def events() -> AsyncGenerator[bytes]:
             found = await self._submitted()
             async with aclosing(self.background.responses.follow(found, position, is_new=True)) as followed:
-                async for told in followed:
-                    yield told
+                async for data in followed:
+                    yield data
 
         return EventStream(self.deps, events(), watches=self.background.watches, failure=position.broken_off)
 
@@ -408,7 +410,7 @@ class Submission:
         key = idempotency_key_of(headers_of(self.scope))
         spec = task_spec(self.context, self.payload, origin=self.origin, origin_kind=ORIGIN_KIND)
         if key:
-            # The same request comes with another trace each time.
+            # The trace context differs each time that the request is sent.
             spec.traceparent = ""
         new = NewTask(tenant=self.context.tenant, spec=spec, idempotency_key=key, caller=self.context.caller)
         found = await self.background.responses.submit(new)
@@ -421,9 +423,9 @@ def require_background(
 ) -> BackgroundDeps:
     """Raises INVALID_ARGUMENT naming the field where a request cannot run in the background."""
     if background is None:
-        raise invalid_field("background", "must be false: there are no responses in the background here")
+        raise invalid_field("background", "must be false: background responses are not available")
     if params.store is False:
-        raise invalid_field("store", "must not be false with 'background': what nobody waits for has to be kept")
+        raise invalid_field("store", "must not be false with 'background': background responses are stored")
     if context.journal is not None:
-        raise invalid_field("durable", "must not stand beside 'background', which is durable anyway")
+        raise invalid_field("durable", "must not be combined with 'background', which is always durable")
     return background

@@ -47,7 +47,7 @@ class ResponseState:
     def note_not_kept(self, why: WeftError) -> None:
         """Record that storing the response failed."""
         self.is_stored = False
-        message = f"the response could not be kept: {error_json(why)['message']}"
+        message = f"the response could not be stored: {error_json(why)['message']}"
         self.warnings.append({"code": "not_stored", "field": "store", "message": message})
 
 
@@ -63,7 +63,7 @@ class ResponseDocument:
         arrived: float,
         created_at: datetime | None = None,
     ) -> None:
-        """`arrived`: when the request came, on the monotonic clock; `created_at`: None: now."""
+        """`arrived`: the request's arrival on the monotonic clock; `created_at`: None: now."""
         self.response_id = response_id
         self.created_at = created_at or clock.utc_now()
         self.created = int(self.created_at.timestamp())

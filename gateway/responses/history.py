@@ -20,10 +20,10 @@ from weft.kernel.reasons import Reason
 MAX_REFERENCED_RESPONSES = 256
 """Maximum number of responses whose items one input may reference."""
 MAX_REFERENCED_BYTES = 48 * 1024 * 1024
-"""Maximum size of those responses with their input: as much as a conversation has by default (`router.responses`)."""
+"""Maximum size of those responses with their input: the default limit of a conversation (`router.responses`)."""
 
 MAX_MEMBERS = 200_000
-"""As `max_json_members` of a body, by default."""
+"""The default of `max_json_members` of a body."""
 
 _items = TypeAdapter(Items)
 _READABLE = frozenset({"message", "function_call", "function_call_output", "reasoning"})
@@ -41,8 +41,8 @@ async def conversation_of(
     """Returns the complete conversation that a request continues.
 
     `max_members`: maximum number of names in all JSON that is read for it: a short request must not occupy the gateway
-    longer than a long one. Raises NOT_FOUND naming `previous_response_id`, INVALID_ARGUMENT naming a reference to what
-    is not stored or has too many names, and SERVICE_UNAVAILABLE.
+    longer than a long one. Raises NOT_FOUND naming `previous_response_id`, INVALID_ARGUMENT naming a reference to an
+    item that is not stored or has too many names, and SERVICE_UNAVAILABLE.
     """
     reader = _Reader(max_members)
     chain = await _chain(store, tenant, previous_id) if previous_id else []
@@ -75,10 +75,10 @@ class _Reader:
 
 async def _chain(store: ResponseStore | None, tenant: str, response_id: str) -> Sequence[StoredResponse]:
     if store is None:
-        raise _not_found("this gateway keeps no responses")
+        raise _not_found("this gateway stores no responses")
     if not is_token(response_id, MAX_ID_CHARS):
-        # None of ours; databases and services refuse such names each in its own way.
-        raise _not_found("no response of this name is kept")
+        # Not an id of this API; databases and services refuse such names in different ways.
+        raise _not_found("no response with this id is stored")
     try:
         return await store.chain(tenant, response_id)
     except WeftError as error:
@@ -88,9 +88,9 @@ async def _chain(store: ResponseStore | None, tenant: str, response_id: str) -> 
 
 
 def _not_found(why: str) -> WeftError:
-    told = DetailedError(Reason.NOT_FOUND, f"previous_response_id: {why}", code="previous_response_not_found")
-    told.metadata["field"] = "previous_response_id"
-    return told
+    error = DetailedError(Reason.NOT_FOUND, f"previous_response_id: {why}", code="previous_response_not_found")
+    error.metadata["field"] = "previous_response_id"
+    return error
 
 
 async def _resolved(
@@ -111,21 +111,23 @@ async def _resolved(
             continue
         home = response_of(item.id or "")
         if home is None or store is None:
-            raise invalid_field(field, "names no item that is kept here")
+            raise invalid_field(field, "names no stored item")
         if home not in known:
             if len(known) >= MAX_REFERENCED_RESPONSES:
-                raise invalid_field(field, f"is of one response too many: at most {MAX_REFERENCED_RESPONSES}")
+                raise invalid_field(
+                    field, f"exceeds the number of referenced responses: at most {MAX_REFERENCED_RESPONSES}"
+                )
             found = await _found(store, tenant, home)
             left -= 0 if found is None else len(found.body) + len(found.items)
             if left < 0:
-                raise invalid_field(field, f"is of a response beyond {MAX_REFERENCED_BYTES} bytes of them together")
+                raise invalid_field(field, f"exceeds {MAX_REFERENCED_BYTES} bytes of referenced responses")
             known[home] = {} if found is None else _by_id(await reader.read(found, field))
         named = known[home].get(item.id or "")
         if named is None:
-            raise invalid_field(field, "names no item that is kept here")
+            raise invalid_field(field, "names no stored item")
         if item.id in named_already:
             # Repeated references of a few bytes each could expand one long item without limit.
-            raise invalid_field(field, "names an item that the input has named already")
+            raise invalid_field(field, "names an item twice")
         named_already.add(item.id or "")
         resolved.append(named)
     return resolved
@@ -146,8 +148,8 @@ def _by_id(exchange: Sequence[InputItem]) -> dict[str, InputItem]:
 
 def exchange_of(response: StoredResponse) -> list[InputItem]:
     """Returns input and output of a stored response that can be sent to a model again."""
-    said = [item for raw in _raw_items(response) for item in _read(raw, response.id)]
-    return [item for item in said if item.kind in _READABLE and not _is_cut_call(item)]
+    items = [item for raw in _raw_items(response) for item in _read(raw, response.id)]
+    return [item for item in items if item.kind in _READABLE and not _is_cut_call(item)]
 
 
 class _Body(msgspec.Struct):
@@ -171,10 +173,10 @@ def _read(raw: bytes, response_id: str) -> list[InputItem]:
     try:
         return _items.validate_json(raw)
     except ValidationError:
-        raise WeftError(Reason.INTERNAL, f"the kept response {response_id} cannot be read") from None
+        raise WeftError(Reason.INTERNAL, f"the stored response {response_id} cannot be read") from None
 
 
-def items_to_keep(items: Sequence[InputItem], response_id: str) -> bytes:
+def items_to_store(items: Sequence[InputItem], response_id: str) -> bytes:
     """Returns a response's input for storage: each item with type and id, content always as a list."""
     kept, seen = [], set[str]()
     for index, item in enumerate(items):

@@ -1,7 +1,7 @@
 """Translates input items of a response to messages of a conversation.
 
-An assistant's turn is several items: reasoning, text, function calls. They become one message, as templates and
-engines expect it, and each function's output becomes a message of the role `tool`.
+An assistant's turn is several items: reasoning, text, function calls. They become one message, as templates and engines
+expect it, and each function's output becomes a message of the role `tool`.
 """
 
 from collections.abc import Iterable
@@ -20,12 +20,12 @@ _ROLES: dict[str, chat_pb2.Role.ValueType] = {
 }
 _TEXT_TYPES = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
 _IMAGE_TYPES = frozenset({"input_image", "image_url"})
-# Fidelity that engines here do not know is as much as they have.
+# Image details that engines do not support count as `high`.
 _DETAILS = {"original": "high"}
 MAX_CALL_NAME_CHARS = 256
 """Maximum length of a called function's name."""
 PART_TYPES = frozenset({"text", "image_url"})
-"""The types of content parts that may stand where items do."""
+"""The types of content parts that are allowed in place of items."""
 
 _ITEM_TYPES = "'message', 'function_call', 'function_call_output', 'reasoning' or 'item_reference'"
 _PART_TYPES = "'input_text', 'input_image', 'input_audio', 'output_text' or 'refusal'"
@@ -153,14 +153,16 @@ class ConversationBuilder:
         elif part.type == "refusal" and target.role == chat_pb2.ROLE_ASSISTANT:
             target.refusal += part.refusal or ""
         elif part.type == "input_file":
-            raise invalid_field(f"{field}.type", "files are not read here; send their text, or their pages as images")
+            raise invalid_field(f"{field}.type", "files are not supported; send their text, or their pages as images")
         else:
             raise invalid_field(f"{field}.type", f"must be {_PART_TYPES}")
 
     def _image(self, part: InputPart, field: str) -> chat_pb2.MediaPart:
         if part.image_url is None:
             if part.file_id is not None:
-                raise invalid_field(f"{field}.file_id", "no files are kept here; send the image as a data: URL")
+                raise invalid_field(
+                    f"{field}.file_id", "uploaded files are not supported; send the image as a data: URL"
+                )
             raise invalid_field(f"{field}.image_url", "is required for a part of this type")
         if isinstance(part.image_url, ImageUrl):
             url, place, detail = part.image_url.url, f"{field}.image_url.url", part.image_url.detail

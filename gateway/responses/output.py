@@ -4,7 +4,6 @@ import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from gateway.answers.answer_builder import finite_logprob
 from gateway.openai.chat_schema import MAX_TOOL_CALL_ID_CHARS
@@ -114,7 +113,7 @@ class Item:
 
     def json(self, *, empty: bool = False, status: str = "") -> dict[str, object]:
         """Returns JSON values; `empty`: without content, as it began; `status` replaces its own."""
-        said = status or self.status
+        shown_status = status or self.status
         if self.kind == "function_call":
             return {
                 "type": self.kind,
@@ -122,23 +121,23 @@ class Item:
                 "call_id": self.call_id,
                 "name": self.name,
                 "arguments": "" if empty else "".join(self.arguments),
-                "status": said,
+                "status": shown_status,
             }
-        deps = [] if empty else [part.json() for part in self.parts]
+        parts = [] if empty else [part.json() for part in self.parts]
         if self.kind == "reasoning":
             return {
                 "type": self.kind,
                 "id": self.id,
                 "summary": [],
-                "content": deps,
+                "content": parts,
                 "encrypted_content": None,
-                "status": said,
+                "status": shown_status,
             }
-        return {"type": self.kind, "id": self.id, "role": "assistant", "status": said, "content": deps}
+        return {"type": self.kind, "id": self.id, "role": "assistant", "status": shown_status, "content": parts}
 
 
-class OutputSink(Protocol):
-    """Receives each step of building output items, in order."""
+class OutputSink:
+    """Receives each step of building output items, in order; ignores them by default."""
 
     def item_added(self, item: Item) -> None:
         """An item began."""
@@ -157,28 +156,6 @@ class OutputSink(Protocol):
 
     def item_done(self, item: Item) -> None:
         """An item is complete."""
-
-
-class NoSink:
-    """A sink that ignores all steps, for unary answers."""
-
-    def item_added(self, item: Item) -> None:
-        """See OutputSink."""
-
-    def part_added(self, item: Item, part: Part) -> None:
-        """See OutputSink."""
-
-    def text_added(self, item: Item, part: Part, text: str, logprobs: Logprobs) -> None:
-        """See OutputSink."""
-
-    def arguments_added(self, item: Item, text: str) -> None:
-        """See OutputSink."""
-
-    def part_done(self, item: Item, part: Part) -> None:
-        """See OutputSink."""
-
-    def item_done(self, item: Item) -> None:
-        """See OutputSink."""
 
 
 class OutputItems:
@@ -292,7 +269,7 @@ class OutputItems:
     def _fresh_call_id(self, given: str) -> str:
         """Returns a unique call id: an engine may number calls per answer, and clients identify calls by it."""
         is_usable = 0 < len(given) <= MAX_TOOL_CALL_ID_CHARS and given not in self._call_ids
-        # Not random: an answer that is rendered again must be identical.
+        # Not random: repeated rendering must give the same answer.
         fresh = given if is_usable else call_id(self._response_id, len(self.items))
         self._call_ids.add(fresh)
         return fresh

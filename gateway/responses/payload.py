@@ -1,4 +1,4 @@
-"""Responses requests to payloads, with the checks that need more than one field."""
+"""Translates a Responses request to its payload: input, tools, tool choice, text format and decoding."""
 
 import re
 from collections.abc import Sequence
@@ -33,9 +33,9 @@ _INCLUDES = frozenset({
     "web_search_call.action.sources", "message.input_image.image_url", "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 })  # fmt: skip
-# Fields about a service elsewhere that clients send on their own account: not used, without a warning.
+# Fields about OpenAI's own service that clients send by default: not used, without a warning.
 _NOT_USED = frozenset({"client_metadata", "access_programs", "image"})
-# Fields that would have changed what happens, had they been used.
+# Fields that are not supported and would have changed the answer: each gives a warning.
 _NOT_OFFERED = ("max_tool_calls", "context_management", "moderation")
 
 
@@ -89,7 +89,7 @@ def wants_logprobs(request: ResponsesRequest) -> bool:
 
 
 def uses_pool_envelope(request: ResponsesRequest) -> bool:
-    """Whether the answer has `output_text` and `metrics` besides: where the request has a field that goes with them."""
+    """Whether the answer also has `output_text` and `metrics`: where the request has a field of the extension."""
     params = request.messages, request.decoding, request.thinking, request.source_lang_code, request.target_lang_code
     return (
         any(value is not None for value in params)
@@ -104,7 +104,7 @@ def is_parts(items: Sequence[InputItem]) -> bool:
 
 
 def own_items(request: ResponsesRequest) -> list[InputItem]:
-    """The request's input as items, whichever way it was written. Raises INVALID_ARGUMENT for none or two inputs."""
+    """Returns the request's input as items, in any of its forms. Raises INVALID_ARGUMENT for none or two inputs."""
     if (request.input is None) == (request.messages is None):
         raise invalid_field("input", "is required" if request.input is None else "must not stand beside 'messages'")
     if request.messages is not None:
@@ -127,9 +127,9 @@ def _require_offered(request: ResponsesRequest, limits: RequestLimits) -> None:
     if require_choices(request, limits) > 1:
         raise invalid_field("n", "must be 1: a response is one answer")
     if request.conversation is not None:
-        raise invalid_field("conversation", "is not offered here; use 'previous_response_id', or send the whole input")
+        raise invalid_field("conversation", "is not supported; use 'previous_response_id', or send the whole input")
     if request.prompt is not None:
-        raise invalid_field("prompt", "is not offered here: no prompts are kept; send the text as 'instructions'")
+        raise invalid_field("prompt", "is not supported: prompts are not stored; send the text as 'instructions'")
     for index, name in enumerate(request.include or ()):
         if name not in _INCLUDES:
             raise invalid_field(f"include[{index}]", f"must be one of {', '.join(sorted(_INCLUDES))}")
@@ -180,12 +180,12 @@ def _fill_sampling(payload: chat_pb2.ChatPayload, request: ResponsesRequest, lim
 
 def _fill_thinking(payload: chat_pb2.ChatPayload, request: ResponsesRequest) -> None:
     arguments = request.chat_template_kwargs
-    said = {
+    formats = {
         "enable_thinking": request.enable_thinking,
         "thinking": None if request.thinking in {None, "default"} else request.thinking == "enabled",
         "chat_template_kwargs.enable_thinking": None if arguments is None else arguments.enable_thinking,
     }
-    given = {name: value for name, value in said.items() if value is not None}
+    given = {name: value for name, value in formats.items() if value is not None}
     if len(set(given.values())) > 1:
         first, *others = given
         raise invalid_field(others[-1], f"must not differ from '{first}'")
@@ -218,11 +218,11 @@ def _unused(request: ResponsesRequest) -> list[warning_pb2.Warning]:
         warnings.append(unsupported("truncation", "input that is too long is refused, not cut"))
     reasoning = request.reasoning
     if reasoning is not None and (reasoning.summary or reasoning.generate_summary):
-        warnings.append(unsupported("reasoning.summary", "reasoning is not summarized; it is told as it is"))
+        warnings.append(unsupported("reasoning.summary", "reasoning is not summarized; it is returned unabridged"))
     if _ENCRYPTED in (request.include or ()):
         warnings.append(unsupported("include", "reasoning is not encrypted; it is in its item's content"))
     warnings += [
-        unsupported(name, "is not offered here; it was not used")
+        unsupported(name, "is not supported; it was not used")
         for name in _NOT_OFFERED
         if (request.model_extra or {}).get(name) is not None
     ]
@@ -230,7 +230,7 @@ def _unused(request: ResponsesRequest) -> list[warning_pb2.Warning]:
 
 
 _UNKNOWN_SOURCES = frozenset({None, "auto", "mixed"})
-# A template for translation names one source language in any case; the words below say that it may be another.
+# A translation template needs one source language; the text added below says that it may be another.
 _FALLBACK_SOURCE = "en"
 _FALLBACK_FOR_ENGLISH = "fr"
 _DETECT = (
@@ -252,13 +252,13 @@ def require_pool_messages(messages: list[PoolMessage]) -> None:
 
 
 def fill_decoding(target: sampling_pb2.SamplingParams, decoding: Decoding, limits: RequestLimits) -> None:
-    """Add what `decoding` says. Raises INVALID_ARGUMENT where the request says something else in another place."""
+    """Add the options of `decoding`. Raises INVALID_ARGUMENT where they contradict other fields of the request."""
     for name, known_as in _NAMES.items():
         value = getattr(decoding, name)
         if value is None:
             continue
         if target.HasField(known_as) and getattr(target, known_as) != value:  # type: ignore[arg-type]
-            raise invalid_field(f"decoding.{name}", "must not differ from what the request says outside of 'decoding'")
+            raise invalid_field(f"decoding.{name}", "must not differ from the same option outside of 'decoding'")
         setattr(target, known_as, value)
     if decoding.stop:
         if len(target.stop) + len(decoding.stop) > limits.max_stop:
@@ -281,7 +281,7 @@ def languages_of(request: ResponsesRequest) -> dict[str, object]:
 
 
 def fill_languages(payload: chat_pb2.ChatPayload, request: ResponsesRequest) -> None:
-    """Say before the last message's text that its language is to be found out, where that is so."""
+    """Add to the last message that its language is to be detected, where the request does not state it."""
     if request.target_lang_code is None or request.source_lang_code not in _UNKNOWN_SOURCES:
         return
     for part in payload.messages[-1].content:
@@ -304,7 +304,7 @@ _MAX_SHOWN_CHARS = 64
 def fill_tools(
     payload: chat_pb2.ChatPayload, tools: list[ResponseTool], limits: RequestLimits
 ) -> list[warning_pb2.Warning]:
-    """Add the functions. Returns a warning for each other tool: a model that never hears of it cannot call it."""
+    """Add the functions. Returns a warning for each other tool: those are not offered to the model."""
     if len(tools) > limits.max_tools:
         raise invalid_field("tools", f"must have at most {limits.max_tools} entries")
     warnings, guard = [], SchemaGuard(limits.schemas)
@@ -314,7 +314,7 @@ def fill_tools(
             _fill_tool(payload.tools.add(), tool, field, guard)
         else:
             shown = tool.type[:_MAX_SHOWN_CHARS]
-            warnings.append(unsupported(field, f"tools of type '{shown}' are not offered here; it was left out"))
+            warnings.append(unsupported(field, f"tools of type '{shown}' are not supported; it was left out"))
     return warnings
 
 
@@ -330,7 +330,7 @@ def _fill_tool(target: chat_pb2.Tool, tool: ResponseTool, field: str, guard: Sch
 
 
 def fill_tool_choice(payload: chat_pb2.ChatPayload, choice: str | ResponsesToolChoiceObject) -> None:
-    """Set whether and what must be called. Raises INVALID_ARGUMENT for what is not offered."""
+    """Set the tool choice. Raises INVALID_ARGUMENT for an unsupported one."""
     if isinstance(choice, str):
         _fill_mode(payload, choice, "tool_choice")
     elif choice.type == FUNCTION:
@@ -343,9 +343,7 @@ def fill_tool_choice(payload: chat_pb2.ChatPayload, choice: str | ResponsesToolC
     elif choice.type == "allowed_tools":
         _fill_allowed(payload, choice)
     else:
-        raise invalid_field(
-            "tool_choice.type", "must be 'function' or 'allowed_tools': other tools are not offered here"
-        )
+        raise invalid_field("tool_choice.type", "must be 'function' or 'allowed_tools': other tools are not supported")
 
 
 def _fill_mode(payload: chat_pb2.ChatPayload, mode: str, field: str) -> None:
@@ -371,7 +369,7 @@ def _fill_allowed(payload: chat_pb2.ChatPayload, choice: ResponsesToolChoiceObje
 
 
 def fill_format(payload: chat_pb2.ChatPayload, wanted: TextFormat, limits: RequestLimits) -> None:
-    """Set the form of the answer."""
+    """Set the format of the answer."""
     target = payload.response_format
     if wanted.type == "text":
         target.text = True
@@ -379,7 +377,7 @@ def fill_format(payload: chat_pb2.ChatPayload, wanted: TextFormat, limits: Reque
     if wanted.type == "json_object" and wanted.schema_ is None:
         target.json_object = True
         return
-    # An object with a schema is meant to follow it, as it is in chat completions.
+    # An object with a schema must follow it, as in chat completions.
     name = "answer" if wanted.name is None and wanted.type == "json_object" else wanted.name
     target.json_schema.name = _required_name(name, "text.format.name")
     if wanted.schema_ is None:

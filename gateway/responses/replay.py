@@ -17,19 +17,19 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 
 ATTEMPT_STEP = 1_000_000
-"""Between the numbers of two attempts. An answer of more events than that can be resumed only until an attempt is
-lost."""
+"""Distance between the first sequence numbers of two attempts. An answer with more events can be resumed only until an
+attempt is lost."""
 _OPENING_EVENTS = 2
-_ASK_AGAIN = "ask again without starting_after"
+_ASK_AGAIN = "repeat the request without starting_after"
 
 
 def first_number(attempt: int) -> int:
-    """The sequence number of an attempt's `response.in_progress`."""
+    """Returns the sequence number of an attempt's `response.in_progress`."""
     return max(_OPENING_EVENTS, (attempt - 1) * ATTEMPT_STEP)
 
 
 def attempt_of_number(number: int) -> int:
-    """The attempt that a sequence number belongs to."""
+    """Returns the attempt that a sequence number belongs to."""
     return number // ATTEMPT_STEP + 1
 
 
@@ -43,14 +43,14 @@ def require_resumable(task: Task, starting_after: int) -> None:
     current = task.attempt + 1 if task.state is TaskState.PENDING else task.attempt
     params = attempt_of_number(starting_after)
     if params > max(1, current):
-        raise invalid_field("starting_after", "is the number of no event of this response")
+        raise invalid_field("starting_after", "is not the number of an event of this response")
     if params < current and has_content_until(starting_after):
-        raise invalid_field("starting_after", f"is of an attempt that was lost; the answer began anew: {_ASK_AGAIN}")
+        raise invalid_field("starting_after", f"belongs to a lost attempt; the answer was restarted: {_ASK_AGAIN}")
 
 
 def restarted_answer() -> WeftError:
     """Returns the error of a stream whose caller has read content of a lost attempt."""
-    return WeftError(Reason.WORKER_LOST, f"an attempt was lost and the answer starts again: {_ASK_AGAIN}")
+    return WeftError(Reason.WORKER_LOST, f"an attempt was lost and the answer restarts: {_ASK_AGAIN}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class BackgroundDocument(ResponseDocument):
             params, background_response_id(task.id), clock=clock, arrived=clock.monotonic(), created_at=task.created_at
         )
         self.ended_at: datetime | None = None
-        """Of the task; must be known before the answer is concluded."""
+        """The task's end time; set before the answer is concluded."""
 
     def _end(self) -> tuple[datetime, float]:
         ended_at = self.ended_at or self.created_at
@@ -99,7 +99,7 @@ class BackgroundStream(ResponsesStream):
         return self._sequence
 
     @property
-    def has_told(self) -> bool:
+    def has_sent(self) -> bool:
         """Whether content of the answer has been sent."""
         return self._sequence > self._first_number + 1
 
@@ -109,25 +109,25 @@ class BackgroundStream(ResponsesStream):
         return self._event(b"response.created", response) + self._event(b"response.queued", response)
 
     def begin(self) -> bytes:
-        """Encode the begin of the attempt."""
+        """Encode the beginning of the attempt."""
         self._sequence = self._first_number
         return self._event(b"response.in_progress", self._render(IN_PROGRESS))
 
     def add(self, event: event_pb2.InferenceEvent) -> bytes:
         """Encode an event of the answer, except its last."""
-        told = self.encode([event])
+        data = self.encode([event])
         if self._warnings and event.HasField("started"):
-            told += self.encode(self._warnings)
-        return told
+            data += self.encode(self._warnings)
+        return data
 
     def complete(self, last: event_pb2.InferenceEvent | None, ended_at: datetime | None) -> bytes:
         """Encode the end of a completed task; `last`: its last event. An invalid answer ends as a failure."""
         self._own_document.ended_at = ended_at
         try:
-            told = b"" if last is None else self.encode([last])
+            data = b"" if last is None else self.encode([last])
         except WeftError as error:
             return self.failure(error)
-        return told if self.is_done else self.failure(WeftError(Reason.INTERNAL, "the kept answer has no end"))
+        return data if self.is_done else self.failure(WeftError(Reason.INTERNAL, "the stored answer has no end"))
 
     def fail(self, error: WeftError, number: int) -> bytes:
         """Encode the failure or cancellation of the task. `number`: sequence number of its first event."""
@@ -196,24 +196,24 @@ class Replay:
         """Returns the opening events of every response."""
         return self._given(0, self._stream.opening())
 
-    def take(self, news: TaskEvent) -> bytes:
+    def take(self, event: TaskEvent) -> bytes:
         """Returns the new events. Raises WORKER_LOST where an attempt was lost whose content was sent."""
-        if isinstance(news, TaskChunk):
-            return self._reach(news.attempt) + self._take_piece(news)
-        self.task = news
-        told = b""
-        if news.attempt and news.state is not TaskState.PENDING:
-            told = self._reach(news.attempt)
-        elif not news.state.is_terminal:
-            self._require_not_anew(news.attempt + 1)
-        if news.state.is_terminal and self._seen >= news.last_event:
-            told += self.end()
-        return told
+        if isinstance(event, TaskChunk):
+            return self._reach(event.attempt) + self._take_piece(event)
+        self.task = event
+        data = b""
+        if event.attempt and event.state is not TaskState.PENDING:
+            data = self._reach(event.attempt)
+        elif not event.state.is_terminal:
+            self._require_not_anew(event.attempt + 1)
+        if event.state.is_terminal and self._seen >= event.last_event:
+            data += self.end()
+        return data
 
     def end(self) -> bytes:
-        """Returns the last events, once all stored output has been consumed; nothing where they were produced already.
+        """Returns the last events, once all stored output has been consumed; empty where they were already produced.
 
-        Nothing as well where a part of a complete answer is missing: it was deleted while it was read.
+        Empty as well where a part of a complete answer is missing: it was deleted while it was read.
         """
         if self.is_done or not self.task.state.is_terminal:
             return b""
@@ -225,7 +225,7 @@ class Replay:
         if task.state is TaskState.COMPLETED:
             return self._given(first, stream.complete(self._last, task.ended_at))
         if self._after > first + 1:
-            # Less is stored than the caller has: send the end.
+            # The store has fewer events than the caller: send the end.
             first = self._after + 1
         return self._given(first, stream.fail(_failure(task), first))
 
@@ -244,24 +244,24 @@ class Replay:
     def _require_not_anew(self, attempt: int) -> None:
         """Raises WORKER_LOST where another attempt begins after content was sent."""
         is_of_another = attempt_of_number(max(0, self._after)) < attempt
-        if (self._is_begun and self._stream.has_told) or (is_of_another and has_content_until(self._after)):
+        if (self._is_begun and self._stream.has_sent) or (is_of_another and has_content_until(self._after)):
             raise restarted_answer()
 
     def _take_piece(self, piece: TaskChunk) -> bytes:
         if piece.last_event <= self._seen:
             return b""
-        told = []
+        data = []
         for event in piece.output.events:
             if event.HasField("finished"):
                 # Only once the task has ended: until then the attempt may be lost, and its times are unknown.
                 self._last = event
             else:
                 first = self._stream.next_number
-                told.append(self._given(first, self._stream.add(event)))
+                data.append(self._given(first, self._stream.add(event)))
         self._seen = piece.last_event
         if self.task.state.is_terminal and self._seen >= self.task.last_event:
-            told.append(self.end())
-        return b"".join(told)
+            data.append(self.end())
+        return b"".join(data)
 
     def _given(self, first: int, data: bytes) -> bytes:
         given = events_after(data, first, self._after)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
+from typing_extensions import override
+
 from gateway.ports import Generation
 from gateway.responses.document import CANCELLED, IN_PROGRESS
 from weft.api.common.v1 import receipt_pb2
@@ -31,7 +33,7 @@ class PartialResponse(Protocol):
         """Conclude the response; returns it as JSON. Raises BACKEND_PROTOCOL_ERROR for an invalid end."""
         ...
 
-    def not_kept(self, why: WeftError) -> None:
+    def note_not_stored(self, why: WeftError) -> None:
         """Record that storing the response failed."""
         ...
 
@@ -49,8 +51,8 @@ class ResponseRecord:
     items: bytes
     """Its own input, a JSON list of items."""
 
-    async def keep(self, growing: PartialResponse, body: bytes) -> bool:
-        """Store the response; returns whether that succeeded, and records a failure in `growing`."""
+    async def keep(self, partial: PartialResponse, body: bytes) -> bool:
+        """Store the response; returns whether that succeeded, and records a failure in `partial`."""
         response = StoredResponse(
             id=self.id,
             tenant=self.tenant,
@@ -63,7 +65,7 @@ class ResponseRecord:
             await self.store.save(response)
         except WeftError as error:
             log.warning("response not kept", response_id=self.id, reason=error.reason.name.lower())
-            growing.not_kept(error)
+            partial.note_not_stored(error)
             return False
         return True
 
@@ -71,14 +73,14 @@ class ResponseRecord:
 class RunningResponse:
     """One running response that other requests may retrieve and cancel."""
 
-    def __init__(self, tenant: str, response_id: str, growing: PartialResponse, keeping: ResponseRecord | None) -> None:
-        """`keeping`: None: it is not stored."""
+    def __init__(self, tenant: str, response_id: str, partial: PartialResponse, record: ResponseRecord | None) -> None:
+        """`record`: None: it is not stored."""
         self.tenant = tenant
         self.response_id = response_id
         self.is_concluded = False
         """Whether the answer is complete, so that it can no longer be cancelled."""
-        self._growing = growing
-        self._keeping = keeping
+        self._growing = partial
+        self._keeping = record
         self._block = Interruptible()
         self._ended_by: WeftError | None = None
         self._settled = asyncio.Event()
@@ -135,7 +137,7 @@ class RunningResponses:
         self._running: dict[str, RunningResponse] = {}
 
     def find(self, tenant: str, response_id: str) -> RunningResponse | None:
-        """Returns a running response of the tenant; None: it does not run here."""
+        """Returns a running response of the tenant; None: it does not run on this gateway."""
         found = self._running.get(response_id)
         return found if found is not None and found.tenant == tenant else None
 
@@ -156,32 +158,33 @@ class RunningResponses:
             del self._running[running.response_id]
 
 
-class RecordedGeneration:
+class RecordedGeneration(Generation):
     """A generation whose response can be retrieved, and is stored before its last event is passed on."""
 
     def __init__(
         self,
         generation: Generation,
-        growing: PartialResponse,
+        partial: PartialResponse,
         *,
-        keeping: ResponseRecord | None,
+        record: ResponseRecord | None,
         running: RunningResponse | None,
-        everyone: RunningResponses,
+        all_running: RunningResponses,
     ) -> None:
-        """`keeping`: None: it is not stored; `running`: None: it cannot be retrieved before its end."""
+        """`record`: None: it is not stored; `running`: None: it cannot be retrieved before its end."""
         self._generation = generation
-        self._growing = growing
-        self._keeping = keeping
+        self._growing = partial
+        self._keeping = record
         self._running = running
-        self._everyone = everyone
+        self._everyone = all_running
 
+    @override
     @property
     def receipt(self) -> receipt_pb2.Receipt | None:
-        """See Generation.receipt."""
         return self._generation.receipt
 
+    @override
     async def frames(self) -> AsyncGenerator[Frame]:
-        """See Generation.frames. Raises CANCELLED where it was cancelled."""
+        """Raises CANCELLED where it was cancelled."""
         running = self._running
         with ExitStack() as stack:
             if running is not None:
@@ -202,7 +205,7 @@ class RecordedGeneration:
                 if running is not None and running.is_ended:
                     await running.settled()
                 elif error.reason is Reason.CANCELLED and self._keeping is not None:
-                    self._growing.not_kept(error)
+                    self._growing.note_not_stored(error)
                 raise
 
     async def _next(self, frames: AsyncGenerator[Frame]) -> Frame | None:

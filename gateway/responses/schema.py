@@ -20,7 +20,7 @@ ImageSource = Annotated[
 
 
 class InputPart(StrictModel):
-    """A piece of an item's content."""
+    """A part of an item's content."""
 
     type: str
     text: str | None = None
@@ -39,7 +39,7 @@ ItemContent = Annotated[
 
 
 class InputItem(StrictModel):
-    """One item: a message, a function call, its output, reasoning, or a reference to an item that is kept.
+    """One item: a message, a function call, its output, reasoning, or a reference to a stored item.
 
     A list of content parts may stand for the items of one user message (see docs/responses.md).
     """
@@ -62,7 +62,7 @@ class InputItem(StrictModel):
 
     @property
     def kind(self) -> str:
-        """Its type, the usual one where it is absent."""
+        """The item's type; by default the usual one."""
         return "message" if self.type is None else self.type
 
 
@@ -74,7 +74,7 @@ MAX_METADATA_ENTRIES = 16
 MAX_METADATA_NAME_CHARS = 64
 MAX_METADATA_VALUE_CHARS = 512
 MAX_LANGUAGE_CHARS = 35
-"""The longest language tag that RFC 5646 asks implementations to take."""
+"""The longest language tag that RFC 5646 requires implementations to support."""
 
 LanguageCode = Annotated[str, Field(min_length=1, max_length=MAX_LANGUAGE_CHARS, pattern=r"^[A-Za-z0-9_-]+$")]
 Metadata = Annotated[
@@ -105,7 +105,7 @@ class ToolReference(StrictModel):
 
 
 class ResponsesToolChoiceObject(StrictModel):
-    """A tool that must be called, or the tools that may be."""
+    """A tool that must be called, or the tools that may be called."""
 
     type: str
     name: str | None = None
@@ -114,16 +114,16 @@ class ResponsesToolChoiceObject(StrictModel):
 
 
 class ReasoningOptions(StrictModel):
-    """How much the model thinks."""
+    """Options of the model's thinking."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
-    """The older spelling of `summary`."""
+    """The older name of `summary`."""
 
 
 class TextFormat(StrictModel):
-    """The form of the answer."""
+    """The format of the answer."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -133,21 +133,21 @@ class TextFormat(StrictModel):
 
 
 class TextOptions(StrictModel):
-    """What the text of the answer is like."""
+    """Options of the answer's text."""
 
     format: TextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class PoolMessage(StrictModel):
-    """Extension: a turn of a conversation without items."""
+    """Extension: a turn of a conversation in `messages`."""
 
     role: Literal["user", "assistant"]
     content: ItemContent
 
 
 class Decoding(StrictModel):
-    """Extension: how to sample, in one object."""
+    """Extension: sampling options in one object."""
 
     beam_size: Annotated[int, Field(ge=1, le=64)] | None = None
     top_k: Annotated[int, Field(ge=0, le=MAX_INT32)] | None = None
@@ -161,7 +161,7 @@ class Decoding(StrictModel):
 
 
 class ResponsesRequest(GenerationRequest):
-    """A response."""
+    """A request for a response."""
 
     input: (
         Annotated[
@@ -174,9 +174,9 @@ class ResponsesRequest(GenerationRequest):
     """Extension: a conversation in place of `input`; the last turn is the user's."""
     instructions: str | None = None
     previous_response_id: ItemId | None = None
-    """A response that is kept: its input and output come before this one's input."""
+    """A stored response: its input and output come before this one's input."""
     store: bool | None = None
-    """Whether the response is kept. Absent: as the operator says (`gateway.keep_responses`)."""
+    """Whether the response is stored. Absent: the gateway's setting (`gateway.keep_responses`)."""
     max_output_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
     tools: Annotated[list[ResponseTool], StopAtFirstError()] | None = None
     tool_choice: (
@@ -203,13 +203,13 @@ class ResponsesRequest(GenerationRequest):
     conversation: Any = None
     prompt: Any = None
     enable_thinking: bool | None = None
-    """Extension: whether a model that can think does so before it answers. Absent: the model's default."""
+    """Extension: whether a model that supports thinking does so before it answers. Absent: the model's default."""
     thinking: Literal["default", "enabled", "disabled"] | None = None
-    """Extension: the same in other words."""
+    """Extension: another name of `enable_thinking`."""
     chat_template_kwargs: TemplateArguments | None = None
     """Extension: arguments of the model's chat template."""
     decoding: Decoding | None = None
-    """Extension: how to sample, in one object."""
+    """Extension: sampling options in one object."""
     source_lang_code: LanguageCode | None = None
     """Extension: the language of the input, for models that translate; absent, `auto` or `mixed`: any."""
     target_lang_code: LanguageCode | None = None
@@ -217,7 +217,7 @@ class ResponsesRequest(GenerationRequest):
 
 
 class ResponseObject(BaseModel):
-    """A response; docs/responses.md says what else it holds."""
+    """A response; docs/responses.md lists its other fields."""
 
     id: str
     object: Literal["response"]
@@ -229,7 +229,7 @@ class ResponseObject(BaseModel):
 
 
 class DeletedResponse(BaseModel):
-    """A response that is forgotten."""
+    """A deleted response."""
 
     id: str
     object: Literal["response"]

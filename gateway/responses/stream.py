@@ -4,13 +4,14 @@ response.created, response.in_progress, then per item: output_item.added, its pa
 end response.completed or response.incomplete, or response.failed and an `error` event after it. Every event has its
 name twice (as the SSE event and as `type`) and the next sequence number.
 
-`response.created` may go out before the answer begins: should another runner take over, it only begins to fill.
+`response.created` may be sent before the answer begins: the response is still empty when another runner takes over.
 """
 
 import msgspec
+from typing_extensions import override
 
 from gateway.answers.answer_builder import (
-    MAX_NOTICES_TOLD,
+    MAX_NOTICES,
     NOTICES,
     AnswerBuilder,
     AnswerIdentity,
@@ -27,8 +28,8 @@ from gateway.responses.output import (
     REFUSAL,
     Item,
     Logprobs,
-    NoSink,
     OutputItems,
+    OutputSink,
     Part,
 )
 from weft.api.common.v1 import event_pb2, receipt_pb2
@@ -43,7 +44,7 @@ _TEXTS = {
 _ARGUMENTS = b"response.function_call_arguments"
 
 
-class ResponsesStream(StreamEncoder):
+class ResponsesStream(StreamEncoder, OutputSink):
     """Encodes one streamed response; the sink of its own output items."""
 
     _is_kept_where_it_failed = False
@@ -61,8 +62,9 @@ class ResponsesStream(StreamEncoder):
         self._is_opened = False
         self._final_status = ""
 
+    @override
     def encode(self, frame: list[event_pb2.InferenceEvent]) -> bytes:
-        """See StreamEncoder. The first bytes are the opening events of every response."""
+        """The first bytes are the opening events of every response."""
         if self._is_opened:
             return super().encode(frame)
         for event in frame:
@@ -86,12 +88,13 @@ class ResponsesStream(StreamEncoder):
         self._final_status = self._document.conclude(self._state, self._items, receipt)
         return self._render(self._final_status)
 
-    def not_kept(self, why: WeftError) -> None:
+    def note_not_stored(self, why: WeftError) -> None:
         """Record that storing the response failed."""
         self._state.note_not_kept(why)
 
+    @override
     def failure(self, error: WeftError, request_id: str = "") -> bytes:
-        """See StreamEncoder. The `error` event comes last: clients that stop at it have the complete response."""
+        """The `error` event comes last: clients that stop at it have the complete response."""
         opening = b"" if self._is_opened else self._first_events()
         is_cancelled = error.reason is Reason.CANCELLED
         if not is_cancelled:
@@ -100,19 +103,19 @@ class ResponsesStream(StreamEncoder):
         failed = self._event(b"response.failed", self._render(CANCELLED if is_cancelled else FAILED))
         return opening + failed + error_event(error, request_id, self._next())
 
+    @override
     def item_added(self, item: Item) -> None:
-        """See OutputSink."""
         if item.kind == "function_call":
             item.head = _delta_head(_ARGUMENTS, item, b"")
-        self._tell_item(b"response.output_item.added", item, empty=True)
+        self._emit_item(b"response.output_item.added", item, empty=True)
 
+    @override
     def part_added(self, item: Item, part: Part) -> None:
-        """See OutputSink."""
         part.head = _delta_head(_TEXTS[part.kind], item, b',"content_index":%d' % part.index)
-        self._tell_part(b"response.content_part.added", item, part, empty=True)
+        self._emit_part(b"response.content_part.added", item, part, empty=True)
 
-    def text_added(self, item: Item, part: Part, text: str, logprobs: Logprobs) -> None:  # noqa: ARG002 - OutputSink
-        """See OutputSink."""
+    @override
+    def text_added(self, item: Item, part: Part, text: str, logprobs: Logprobs) -> None:
         sequence = self._sequence
         self._sequence = sequence + 1
         if part.kind != OUTPUT_TEXT:
@@ -123,12 +126,12 @@ class ResponsesStream(StreamEncoder):
             told = b',"logprobs":%b,"sequence_number":%d}\n\n' % (encode_json(logprobs), sequence)
             self._out += (part.head, encode_json(text), told)
 
+    @override
     def arguments_added(self, item: Item, text: str) -> None:
-        """See OutputSink."""
         self._out += (item.head, encode_json(text), b',"sequence_number":%d}\n\n' % self._next())
 
+    @override
     def part_done(self, item: Item, part: Part) -> None:
-        """See OutputSink."""
         name = _TEXTS[part.kind] + b".done"
         members = b'"item_id":%b,"output_index":%d,"content_index":%d,' % (
             encode_json(item.id),
@@ -137,11 +140,11 @@ class ResponsesStream(StreamEncoder):
         )
         said = b'"refusal":' if part.kind == REFUSAL else b'"text":'
         logprobs = b',"logprobs":' + encode_json(part.logprobs) if part.kind == OUTPUT_TEXT else b""
-        self._tell(name, members + said + encode_json(part.text) + logprobs)
-        self._tell_part(b"response.content_part.done", item, part)
+        self._emit(name, members + said + encode_json(part.text) + logprobs)
+        self._emit_part(b"response.content_part.done", item, part)
 
+    @override
     def item_done(self, item: Item) -> None:
-        """See OutputSink."""
         if item.kind == "function_call":
             members = b'"item_id":%b,"output_index":%d,"name":%b,"arguments":%b' % (
                 encode_json(item.id),
@@ -149,8 +152,8 @@ class ResponsesStream(StreamEncoder):
                 encode_json(item.name),
                 encode_json("".join(item.arguments)),
             )
-            self._tell(_ARGUMENTS + b".done", members)
-        self._tell_item(b"response.output_item.done", item)
+            self._emit(_ARGUMENTS + b".done", members)
+        self._emit_item(b"response.output_item.done", item)
 
     def _encode_delta(self, delta: event_pb2.Delta, out: list[bytes]) -> None:
         self._out = out
@@ -168,13 +171,13 @@ class ResponsesStream(StreamEncoder):
             self._note(kind, told)
             if self._include_events:
                 self._out = out
-                self._tell(b"response.weft", b'"%b":%b' % (kind.encode(), encode_json(told)))
+                self._emit(b"response.weft", b'"%b":%b' % (kind.encode(), encode_json(told)))
                 return
         out.append(comment_of(event, kind))
 
     def _note(self, kind: str, told: dict[str, object]) -> None:
         kept = {"warning": self._state.warnings, "signal": self._state.signals}.get(kind)
-        if kept is not None and len(kept) < MAX_NOTICES_TOLD:
+        if kept is not None and len(kept) < MAX_NOTICES:
             kept.append(told)
 
     def _encode_end(self, receipt: receipt_pb2.Receipt, out: list[bytes]) -> None:
@@ -184,7 +187,7 @@ class ResponsesStream(StreamEncoder):
         self._out = out
         out.append(receipt_comment(receipt))
         if self._document.has_metrics:
-            self._tell(b"response.metrics", b'"metrics":' + encode_json(self._document.metrics(self._state)))
+            self._emit(b"response.metrics", b'"metrics":' + encode_json(self._document.metrics(self._state)))
         status = self._final_status
         out.append(self._event(b"response." + status.encode(), self._render(status)))
         self.is_done = True
@@ -211,16 +214,16 @@ class ResponsesStream(StreamEncoder):
             response,
         )
 
-    def _tell(self, name: bytes, members: bytes) -> None:
+    def _emit(self, name: bytes, members: bytes) -> None:
         head = b'event: %b\ndata: {"type":"%b",' % (name, name)
         self._out += (head, members, b',"sequence_number":%d}\n\n' % self._next())
 
-    def _tell_item(self, name: bytes, item: Item, *, empty: bool = False) -> None:
-        self._tell(name, b'"output_index":%d,"item":%b' % (item.index, encode_json(item.json(empty=empty))))
+    def _emit_item(self, name: bytes, item: Item, *, empty: bool = False) -> None:
+        self._emit(name, b'"output_index":%d,"item":%b' % (item.index, encode_json(item.json(empty=empty))))
 
-    def _tell_part(self, name: bytes, item: Item, part: Part, *, empty: bool = False) -> None:
+    def _emit_part(self, name: bytes, item: Item, part: Part, *, empty: bool = False) -> None:
         place = b'"item_id":%b,"output_index":%d,"content_index":%d' % (encode_json(item.id), item.index, part.index)
-        self._tell(name, place + b',"part":' + encode_json(part.json(empty=empty)))
+        self._emit(name, place + b',"part":' + encode_json(part.json(empty=empty)))
 
     def _next(self) -> int:
         sequence = self._sequence
@@ -233,7 +236,7 @@ def error_event(error: WeftError, request_id: str, number: int) -> bytes:
     fields: dict[str, object] = msgspec.json.decode(envelope(error, request_id))
     told = fields["error"]
     assert isinstance(told, dict)
-    # The Python client raises for a member `error`, and would pass over the others.
+    # The Python client raises for a member `error`, and ignores the others.
     own = {"code": told["code"], "message": told["message"], "param": told["param"]}
     members = encode_json({"type": "error", "sequence_number": number} | own | fields)
     return b"event: error\ndata: " + members + b"\n\n"
@@ -263,8 +266,8 @@ class ResponsesAnswer(AnswerBuilder):
         self._final_status = ""
         self._receipt: receipt_pb2.Receipt | None = None
 
+    @override
     def add(self, frame: list[event_pb2.InferenceEvent]) -> None:
-        """See AnswerBuilder."""
         super().add(frame)
         for event in frame:
             if event.HasField("finished"):
@@ -286,13 +289,13 @@ class ResponsesAnswer(AnswerBuilder):
         self._final_status = self._response.conclude(self._state, self._items, receipt)
         return self.snapshot()
 
-    def not_kept(self, why: WeftError) -> None:
+    def note_not_stored(self, why: WeftError) -> None:
         """Record that storing the response failed."""
         self._state.warnings = self.warnings
         self._state.note_not_kept(why)
 
+    @override
     def body(self) -> bytes:
-        """See AnswerBuilder."""
         if self._receipt is None:
             raise unfinished_answer()
         return self.snapshot() if self._final_status else self.conclude(self._receipt)
@@ -306,4 +309,4 @@ class ResponsesAnswer(AnswerBuilder):
         self._items = self._no_items()
 
     def _no_items(self) -> OutputItems:
-        return OutputItems(self._response.response_id, NoSink(), logprobs=self._wants_logprobs)
+        return OutputItems(self._response.response_id, OutputSink(), logprobs=self._wants_logprobs)

@@ -63,7 +63,7 @@ class QueueFacts:
 def capabilities_body(
     facts: RunnerFacts, devices: Sequence[DeviceFacts] | None, queue: QueueFacts
 ) -> dict[str, object]:
-    """The body of GET /v1/capabilities."""
+    """Returns the body of GET /v1/capabilities."""
     return {
         "runnerType": facts.kind,
         "runnerId": facts.name,
@@ -95,12 +95,12 @@ def capabilities_body(
 
 
 def megabytes(count: int | None) -> int | None:
-    """Bytes as whole MiB, rounded; None stays None."""
+    """Returns bytes as whole MiB, rounded; None stays None."""
     return None if count is None else round(count / MEBIBYTE)
 
 
 def whole_seconds(seconds: float | None) -> int | None:
-    """Rounded; None stays None."""
+    """Returns whole seconds, rounded; None stays None."""
     return None if seconds is None else round(seconds)
 
 
@@ -133,7 +133,7 @@ def _resources(devices: Sequence[DeviceFacts] | None) -> dict[str, object]:
         "gpuMemoryUsedMB": megabytes(used),
         "gpuMemoryFreeMB": None if total is None or used is None else megabytes(max(0, total - used)),
         "gpuUtilization": round(sum(shares) / len(shares), 3) if is_known else None,
-        # No engine that weft runs says how much memory its KV cache takes, nor how full it is.
+        # No supported engine reports the size or the use of its KV cache.
         "kvCacheSizeMB": None,
         "kvCacheUtilization": None,
     }
@@ -180,7 +180,7 @@ class CapabilityCache:
         self._stages: Stages = ()
         self._task: asyncio.Task[None] | None = None
         self.devices: tuple[DeviceFacts, ...] | None = None
-        """As last observed; None: unknown."""
+        """The devices at the last refresh; None: unknown."""
 
     async def start(self) -> None:
         """Compose the first answer and keep it fresh."""
@@ -194,15 +194,15 @@ class CapabilityCache:
             self._task = None
 
     def body(self) -> bytes:
-        """The newest answer, as JSON. Raises SERVICE_UNAVAILABLE when it is older than STALE_SECONDS.
+        """Returns the newest answer, as JSON. Raises SERVICE_UNAVAILABLE when it is older than STALE_SECONDS.
 
-        A model that came up or went down since is reported at once: callers poll for that.
+        A model that was loaded or unloaded since is reported at once: callers poll for that.
         """
         facts = self._runner.facts()
         if _stages(facts) != self._stages:
             self._compose(facts)
         if not self._body or self._clock.monotonic() - self._composed_at > STALE_SECONDS:
-            raise WeftError(Reason.SERVICE_UNAVAILABLE, "the runner does not know its own state")
+            raise WeftError(Reason.SERVICE_UNAVAILABLE, "the state of the runner is unknown")
         return self._body
 
     async def refresh(self) -> None:
@@ -228,7 +228,7 @@ class CapabilityCache:
             try:
                 await self.refresh()
             except Exception:
-                # The last answer stays until it is stale; a loop that ended would make it so for good.
+                # The last answer stays until it is stale; without the loop it would stay stale.
                 log.exception("the capability descriptor could not be composed")
 
 

@@ -1,4 +1,7 @@
-"""POST /v1/models/load, /v1/models/unload and /v1/cache/flush, and the status of these operations."""
+"""POST /v1/models/load, /v1/models/unload and /v1/cache/flush, and the status of these operations.
+
+Bodies are translated to operations of the registry and back.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -15,13 +18,13 @@ from gateway.answers.unary import json_response
 from gateway.errors import ClientGoneError, DetailedError, EdgeError
 from gateway.http.disconnect import interrupt_on_disconnect
 from gateway.intake.body import read_json_body
-from gateway.intake.headers import headers_of, require_local_caller, timeout_seconds
+from gateway.intake.headers import headers_of, timeout_seconds
 from gateway.intake.json_guard import parse
-from gateway.intake.query import Query
+from gateway.intake.query import begin_change, begin_read
 from gateway.request_facts import facts_of
 from gateway.runner_api.capabilities import MEBIBYTE, megabytes
-from gateway.runner_api.deps import RunnerApiDeps
 from gateway.runner_api.operations_client import ENDED
+from gateway.runner_api.state import RunnerApiDeps
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2
 from weft.api.runner.v1 import runner_service_pb2
 from weft.kernel.errors import WeftError, invalid_field
@@ -46,7 +49,7 @@ ModelId = Annotated[str, Field(min_length=1, max_length=MAX_MODEL_ID_CHARS)]
 
 
 def _token(value: object) -> object:
-    """Either form of an operation token: one string, or the envelope as it is."""
+    """An operation token in either form: one string, or the envelope as an object."""
     if not isinstance(value, str | dict):
         raise ValueError("must be a string or an object")  # noqa: TRY004 - pydantic turns only this into an error
     if isinstance(value, str) and len(value) > MAX_TOKEN_CHARS:
@@ -70,9 +73,9 @@ class _Body(BaseModel):
     )
 
     verified_op_token: OperationToken | None = None
-    """What governance asks for; see docs/governance.md."""
+    """The authorization that governance requires; see docs/governance.md."""
     request_id: RequestId | None = None
-    """The same on every repeat of one call; the header Idempotency-Key does the same."""
+    """The same on every retry of one call; the header Idempotency-Key does the same."""
 
 
 class LoadBody(_Body):
@@ -87,7 +90,7 @@ class LoadBody(_Body):
     gpu_memory_budget_mb: Annotated[int, Field(ge=1, le=16_777_216)] | None = Field(
         default=None, alias="gpuMemoryBudgetMB"
     )
-    """The most accelerator memory it may take, in MiB."""
+    """Maximum accelerator memory of the model, in MiB."""
     evict_model: ModelId | None = None
     """A model of this runner that is unloaded first."""
 
@@ -103,9 +106,9 @@ class FlushBody(_Body):
     """POST /v1/cache/flush."""
 
     scope: Literal["all", "model", "tenant", "tag"]
-    """What is forgotten."""
+    """The prefixes to delete."""
     model_id: ModelId | None = None
-    """Only of this model; required for scope model."""
+    """Limits the flush to this model; required for scope model."""
     tenant_id: Annotated[str, Field(min_length=1, max_length=MAX_TENANT_CHARS)] | None = None
     """Required for scope tenant."""
     tag: Annotated[str, Field(min_length=1, max_length=MAX_TAG_CHARS)] | None = None
@@ -154,9 +157,9 @@ def flush_action(body: FlushBody, runner: str) -> operation_pb2.OperationAction:
     if needed is not None and needed[1] is None:
         raise invalid_field(needed[0], f"is required for scope {body.scope}")
     if body.tag is not None and body.scope != "tag":
-        raise invalid_field("tag", "goes with scope tag")
+        raise invalid_field("tag", "is only allowed with scope tag")
     if body.tenant_id is not None and body.scope not in ("tenant", "tag"):
-        raise invalid_field("tenantId", "goes with scope tenant or tag")
+        raise invalid_field("tenantId", "is only allowed with scope tenant or tag")
     flush = operation_pb2.FlushCache(
         scope=_SCOPES[body.scope],
         model=body.model_id or "",
@@ -168,7 +171,7 @@ def flush_action(body: FlushBody, runner: str) -> operation_pb2.OperationAction:
 
 
 def concerns(operation: operation_pb2.Operation, runner: str, models: frozenset[str]) -> bool:
-    """Whether an operation is about this runner or one of its models."""
+    """Whether an operation concerns this runner or one of its models."""
     match operation.action.WhichOneof("kind"):
         case "load_model":
             return operation.action.load_model.model in models
@@ -283,7 +286,7 @@ DoneBody = Callable[[operation_pb2.Operation], dict[str, object]]
 
 
 async def load_model(deps: RunnerApiDeps, request: Request) -> Response:
-    """Begin to load a model, or load it again with other options; 202 with the id to ask for it by."""
+    """Begins to load a model, or to reload it with other options; 202 with the id of the operation."""
     body = await _body_of(request, deps, LoadBody)
     _require_model(deps, body.model_id)
     if body.evict_model is not None and body.evict_model not in _models(deps):
@@ -293,14 +296,14 @@ async def load_model(deps: RunnerApiDeps, request: Request) -> Response:
 
 
 async def unload_model(deps: RunnerApiDeps, request: Request) -> Response:
-    """Unload a model; 200 when that is done, 202 with the id to ask for it by when it takes too long."""
+    """Unloads a model; 200 when that is done, 202 with the id of the operation when it takes too long."""
     body = await _body_of(request, deps, UnloadBody)
     _require_model(deps, body.model_id)
     return await _run(request, deps, body, unload_action(body), unloaded_body)
 
 
 async def flush_cache(deps: RunnerApiDeps, request: Request) -> Response:
-    """Forget cached prefixes; 200 when that is done, 202 when it takes too long."""
+    """Deletes cached prefixes; 200 when that is done, 202 when it takes too long."""
     body = await _body_of(request, deps, FlushBody)
     action = flush_action(body, deps.runner.facts().name)
     if body.model_id is not None:
@@ -309,26 +312,21 @@ async def flush_cache(deps: RunnerApiDeps, request: Request) -> Response:
 
 
 async def get_task(deps: RunnerApiDeps, request: Request) -> Response:
-    """How far a load, unload or flush is, or what came of it."""
-    facts_of(request.scope).surface = SURFACE
-    Query(request.scope)
+    """Returns the progress or the result of a load, unload or flush."""
+    begin_read(request, SURFACE)
     return json_response(task_body(await _known(deps, request)))
 
 
 async def cancel_task(deps: RunnerApiDeps, request: Request) -> Response:
-    """Cancel a load: what was loaded of it is unloaded. One that is over stays as it is."""
-    facts_of(request.scope).surface = SURFACE
-    require_local_caller(request.scope)
-    Query(request.scope)
+    """Cancels a load: what was loaded of it is unloaded. An operation that has ended stays as it is."""
+    begin_change(request, SURFACE)
     known = await _known(deps, request)
     cancelled = await deps.operations.cancel(known.name, _requester(request, deps))
     return json_response(task_body(cancelled), 200 if cancelled.state in ENDED else 202)
 
 
 async def _body_of(request: Request, deps: RunnerApiDeps, model: type[Model]) -> Model:
-    facts_of(request.scope).surface = SURFACE
-    require_local_caller(request.scope)
-    Query(request.scope)
+    begin_change(request, SURFACE)
     edge = deps.config.edge
     raw = await read_json_body(request.scope, request.receive, edge)
     return parse(model, raw, max_depth=edge.limits.max_json_depth)
@@ -383,13 +381,13 @@ async def _unless_gone(receive: Receive, waiting: Awaitable[operation_pb2.Operat
 
 async def _known(deps: RunnerApiDeps, request: Request) -> operation_pb2.Operation:
     task: str = request.path_params["task"]
-    missing = WeftError(Reason.NOT_FOUND, "this runner knows no task of this id")
+    missing = WeftError(Reason.NOT_FOUND, "this runner has no task with this id")
     if not is_token(task, MAX_REQUEST_ID_CHARS):
         raise missing
     try:
         operation = await deps.operations.get(NAME_PREFIX + task)
     except WeftError as error:
-        # A malformed id is one that no operation has.
+        # No operation has a malformed id.
         if error.reason in (Reason.NOT_FOUND, Reason.INVALID_ARGUMENT):
             raise missing from error
         raise

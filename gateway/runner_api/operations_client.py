@@ -7,8 +7,10 @@ from types import MappingProxyType
 from typing import Any
 
 import grpc
+from typing_extensions import override
 
 from gateway.resources.registry_client import RegistryCalls
+from gateway.runner_api.ports import OperationsPort
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2, operation_service_pb2_grpc
 from weft.documents.field_names import operation_field
 from weft.kernel.errors import WeftError
@@ -35,7 +37,7 @@ _FIELDS: Mapping[str, str] = MappingProxyType(
 log = get_logger("weft.gateway")
 
 
-class OperationsClient:
+class OperationsClient(OperationsPort):
     """See `OperationsPort`."""
 
     def __init__(self, registry: grpc.aio.Channel, *, timeout_seconds: float) -> None:
@@ -44,21 +46,21 @@ class OperationsClient:
         self._stub: Any = operation_service_pb2_grpc.OperationServiceStub(registry)
         self._calls = RegistryCalls(callers_field, timeout_seconds=timeout_seconds)
 
+    @override
     async def create(self, request: operation_service_pb2.CreateOperationRequest) -> operation_pb2.Operation:
-        """See OperationsPort.create."""
-        return await self._tenant_and_id(self._stub.CreateOperation, request)
+        return await self._operation(self._stub.CreateOperation, request)
 
+    @override
     async def get(self, name: str) -> operation_pb2.Operation:
-        """See OperationsPort.get."""
-        return await self._tenant_and_id(self._stub.GetOperation, operation_service_pb2.GetOperationRequest(name=name))
+        return await self._operation(self._stub.GetOperation, operation_service_pb2.GetOperationRequest(name=name))
 
+    @override
     async def cancel(self, name: str, requested_by: str) -> operation_pb2.Operation:
-        """See OperationsPort.cancel."""
         request = operation_service_pb2.CancelOperationRequest(name=name, requested_by=requested_by)
-        return await self._tenant_and_id(self._stub.CancelOperation, request)
+        return await self._operation(self._stub.CancelOperation, request)
 
+    @override
     async def wait(self, operation: operation_pb2.Operation, timeout_seconds: float) -> operation_pb2.Operation:
-        """See OperationsPort.wait."""
         last = operation
         if last.state in ENDED:
             return last
@@ -76,7 +78,7 @@ class OperationsClient:
             log.warning("lost sight of an operation", operation=operation.name, reason=error.reason.name.lower())
         return last
 
-    async def _tenant_and_id(self, method: Any, request: Any) -> operation_pb2.Operation:
+    async def _operation(self, method: Any, request: Any) -> operation_pb2.Operation:
         operation: operation_pb2.Operation = (await self._calls.call(method, request)).operation
         return operation
 

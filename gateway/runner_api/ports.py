@@ -40,32 +40,32 @@ class CacheCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """One model of the runner. None is unknown everywhere."""
+    """One model of the runner. None means unknown."""
 
     name: str
     stage: ModelStage
     quantization: str | None = None
     context_tokens: int | None = None
-    """Of one slot."""
+    """Context of one slot."""
     loaded_at: int | None = None
     """Unix time."""
     memory_bytes: int | None = None
-    """Accelerator memory: measured, or what its lease says."""
+    """Accelerator memory: measured, or that of its lease."""
     load_progress: float | None = None
     load_eta_seconds: float | None = None
     slots_used: int = 0
     takes_chats: bool = False
     takes_images: bool = False
     tenants_apart: bool | None = None
-    """Whether the prefixes of different tenants are kept apart."""
+    """Whether the prefixes of different tenants are isolated."""
     out_of_memory: bool = False
-    """Whether it is down because accelerator memory ran out."""
+    """Whether it failed because accelerator memory ran out."""
     cache: CacheCounts = CacheCounts()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerFacts:
-    """The runner at one moment."""
+    """The runner's state at one moment."""
 
     name: str
     kind: str
@@ -94,7 +94,7 @@ class RunnerPort(Protocol):
         ...
 
     async def devices(self) -> tuple[DeviceFacts, ...] | None:
-        """The accelerators that it may use, by index; None: unknown."""
+        """Returns the accelerators that it may use, by index; None: unknown."""
         ...
 
 
@@ -115,11 +115,11 @@ class OperationsPort(Protocol):
     """
 
     async def create(self, request: operation_service_pb2.CreateOperationRequest) -> operation_pb2.Operation:
-        """A new operation, or the one that the same request id created before."""
+        """Returns a new operation, or the existing one of the same request id."""
         ...
 
     async def get(self, name: str) -> operation_pb2.Operation:
-        """One operation. Raises NOT_FOUND."""
+        """Returns one operation. Raises NOT_FOUND."""
         ...
 
     async def wait(self, operation: operation_pb2.Operation, timeout_seconds: float) -> operation_pb2.Operation:
@@ -127,7 +127,7 @@ class OperationsPort(Protocol):
         ...
 
     async def cancel(self, name: str, requested_by: str) -> operation_pb2.Operation:
-        """Requests cancellation; returns the operation as it is then."""
+        """Requests cancellation; returns the operation as it is afterwards."""
         ...
 
 

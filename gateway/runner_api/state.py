@@ -1,19 +1,66 @@
-"""GET /v1/capabilities, /health and /metrics."""
+"""GET /v1/capabilities, /health and /metrics, and the collaborators of all endpoints of a runner."""
+
+from dataclasses import dataclass, field
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.answers.answer_builder import encode_json
-from gateway.errors import envelope, error_headers
+from gateway.config import GatewayConfig
+from gateway.deps import InferenceDeps
+from gateway.health import unhealthy_response
 from gateway.metrics import CONTENT_TYPE, GatewayMetrics
 from gateway.request_facts import facts_of
-from gateway.runner_api.capabilities import Verdict, verdict_of
-from gateway.runner_api.deps import RunnerApiDeps
-from gateway.runner_api.ports import ModelStage, RunnerStage
+from gateway.runner_api.capabilities import CapabilityCache, QueueFacts, Verdict, verdict_of
+from gateway.runner_api.metrics import RequestObserver
+from gateway.runner_api.ports import ModelStage, OperationsPort, QueueView, RunnerPort, RunnerStage
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
-_METHODS = ("GET", "HEAD")
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerApiConfig:
+    """Configuration of the HTTP API of one runner."""
+
+    edge: GatewayConfig = field(default_factory=GatewayConfig)
+    """The HTTP part: port, limits, requests per tenant."""
+    max_queue_depth: int = 16
+    """Requests that may wait, over all models."""
+    metrics: bool = True
+    """Whether /metrics is served."""
+    metrics_port: int | None = None
+    """An additional port with /metrics alone; 0: any free one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerApiDeps:
+    """Collaborators of the endpoints of one runner."""
+
+    config: RunnerApiConfig
+    inference: InferenceDeps
+    runner: RunnerPort
+    operations: OperationsPort
+    queue: QueueView
+    observer: RequestObserver
+    cache: CapabilityCache
+    started: float
+    """When the process started, on the monotonic clock."""
+
+    def queue_facts(self) -> QueueFacts:
+        """Returns the queue's depth, limit and waits."""
+        return queue_facts(self.config, self.queue, self.observer)
+
+
+def queue_facts(config: RunnerApiConfig, queue: QueueView, observer: RequestObserver) -> QueueFacts:
+    """Returns the queue's depth, limit and waits."""
+    return QueueFacts(
+        depth=queue.load[0],
+        max_depth=config.max_queue_depth,
+        average_wait_ms=observer.waits.average_ms(),
+        p95_wait_ms=observer.waits.p95_ms(),
+    )
+
+
 _HEALTH_REASONS = {
     "gpu_out_of_memory": Reason.OUT_OF_MEMORY,
     "all_models_failed": Reason.BACKEND_NOT_READY,
@@ -23,7 +70,7 @@ START_RETRY_SECONDS = 2.0
 
 
 async def get_capabilities(deps: RunnerApiDeps, request: Request) -> Response:
-    """What this runner can do and how it is; at most 5 s old. 503 while it starts or stops."""
+    """Returns the capabilities and the state of the runner, at most 5 s old. 503 while it starts or stops."""
     facts_of(request.scope).surface = "capabilities"
     stage = deps.runner.facts().stage
     if stage is RunnerStage.STARTING:
@@ -34,7 +81,7 @@ async def get_capabilities(deps: RunnerApiDeps, request: Request) -> Response:
 
 
 async def get_health(deps: RunnerApiDeps, request: Request) -> Response:
-    """200 while the runner can be of use; 503 with the reason when it is out of memory, failed or full."""
+    """Answers 200 while the runner is usable; 503 with the reason when it is out of memory, failed or full."""
     request_facts = facts_of(request.scope)
     request_facts.surface = "health"
     facts = deps.runner.facts()
@@ -49,22 +96,14 @@ async def get_health(deps: RunnerApiDeps, request: Request) -> Response:
     if not verdict.is_unhealthy:
         return Response(encode_json(body), media_type="application/json")
     request_facts.error = _unhealthy(verdict)
-    return _unhealthy_response(body | {"reason": verdict.reason}, request_facts.error, request_facts.request_id)
+    return unhealthy_response(body | {"reason": verdict.reason}, request_facts.error, request_facts.request_id)
 
 
 async def get_metrics(metrics: GatewayMetrics, request: Request) -> Response:
-    """The runner's metrics in the Prometheus text format."""
+    """Returns the runner's metrics in the Prometheus text format."""
     facts_of(request.scope).surface = "metrics"
     return Response(metrics.render(), media_type=CONTENT_TYPE)
 
 
 def _unhealthy(verdict: Verdict) -> WeftError:
     return WeftError(_HEALTH_REASONS[verdict.reason], verdict.message)
-
-
-def _unhealthy_response(fields: dict[str, object], error: WeftError, request_id: str) -> Response:
-    # The figures come first, for probes; then the error envelope, as on every other failure.
-    body = encode_json(fields)[:-1] + b"," + envelope(error, request_id)[1:]
-    response = Response(body, status_code=503)
-    response.raw_headers = error_headers(error, body)
-    return response

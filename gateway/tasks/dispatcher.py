@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable
 from typing import TypeVar
 
+from typing_extensions import override
+
 from gateway.ports import Embedding, Generation, RequestDispatcher, Speech, UnaryCall
 from weft.api.common.v1 import audio_pb2, embedding_pb2, image_pb2, rerank_pb2, tokenize_pb2
 from weft.dispatch.frames import GenerationPayload
@@ -17,39 +19,41 @@ from weft.kernel.reasons import Reason
 Answer = TypeVar("Answer")
 
 
-class BoundedTasks:
+class TasksWithTimeout(TaskPort):
     """A TaskPort whose every method but `watch` raises SERVICE_UNAVAILABLE where the answer takes too long."""
 
     def __init__(self, tasks: TaskPort, *, timeout_seconds: float) -> None:
         self._tasks = tasks
         self._timeout_seconds = timeout_seconds
 
+    @override
     async def submit(self, new: NewTask) -> Submitted:
-        """See TaskPort.submit. A task whose submission timed out may exist: its idempotency key finds it."""
+        """A task whose submission timed out may exist: its idempotency key finds it."""
         return await self._in_time(self._tasks.submit(new))
 
+    @override
     async def get(self, tenant: str, task_id: str) -> Task:
-        """See TaskPort.get."""
         return await self._in_time(self._tasks.get(tenant, task_id))
 
+    @override
     async def details(self, tenant: str, task_id: str) -> TaskDetails:
-        """See TaskPort.details."""
         return await self._in_time(self._tasks.details(tenant, task_id))
 
+    @override
     async def list_page(self, tenant: str, query: TaskQuery) -> TaskPage:
-        """See TaskPort.list_page."""
         return await self._in_time(self._tasks.list_page(tenant, query))
 
+    @override
     async def cancel(self, tenant: str, task_id: str) -> Task:
-        """See TaskPort.cancel."""
         return await self._in_time(self._tasks.cancel(tenant, task_id))
 
+    @override
     async def delete(self, tenant: str, task_id: str) -> None:
-        """See TaskPort.delete."""
         await self._in_time(self._tasks.delete(tenant, task_id))
 
+    @override
     def watch(self, tenant: str, task_id: str, after_event: int = 0) -> AsyncGenerator[TaskEvent]:
-        """See TaskPort.watch. It has no timeout: a task may take hours."""
+        """It has no timeout: a task may take hours."""
         return self._tasks.watch(tenant, task_id, after_event)
 
     async def _in_time(self, answer: Awaitable[Answer]) -> Answer:
@@ -60,7 +64,7 @@ class BoundedTasks:
             raise WeftError(Reason.SERVICE_UNAVAILABLE, "task store timed out", retry_after_seconds=2) from None
 
 
-class DurableDispatcher:
+class DurableDispatcher(RequestDispatcher):
     """Runs durable requests as tasks, and all others with the inner dispatcher."""
 
     def __init__(
@@ -69,42 +73,43 @@ class DurableDispatcher:
         self._dispatcher = dispatcher
         self._tools = DurableCallDeps(tasks, clock, config or DurableCallConfig())
 
+    @override
     def generate(self, context: RequestContext, payload: GenerationPayload) -> Generation:
-        """See RequestDispatcher.generate."""
         if context.journal is not None:
             return DurableGeneration(self._tools, context, context.journal, payload)
         return self._dispatcher.generate(context, payload)
 
+    @override
     def embed(self, context: RequestContext, payload: embedding_pb2.EmbeddingPayload) -> Embedding:
-        """See RequestDispatcher.embed."""
         if context.journal is not None:
             return DurableEmbedding(self._tools, context, context.journal, payload)
         return self._dispatcher.embed(context, payload)
 
+    @override
     def rerank(
         self, context: RequestContext, payload: rerank_pb2.RerankPayload
     ) -> UnaryCall[list[rerank_pb2.RerankScore]]:
-        """See RequestDispatcher.rerank. It and the operations below are never durable."""
+        """It and the operations below are never durable."""
         return self._dispatcher.rerank(context, payload)
 
+    @override
     def tokenize(
         self, context: RequestContext, payload: tokenize_pb2.TokenizePayload
     ) -> UnaryCall[tokenize_pb2.TokenizeResult]:
-        """See RequestDispatcher.tokenize."""
         return self._dispatcher.tokenize(context, payload)
 
+    @override
     def generate_images(
         self, context: RequestContext, payload: image_pb2.ImagePayload
     ) -> UnaryCall[list[image_pb2.GeneratedImage]]:
-        """See RequestDispatcher.generate_images."""
         return self._dispatcher.generate_images(context, payload)
 
+    @override
     def transcribe(
         self, context: RequestContext, payload: audio_pb2.TranscriptionPayload
     ) -> UnaryCall[audio_pb2.Transcription]:
-        """See RequestDispatcher.transcribe."""
         return self._dispatcher.transcribe(context, payload)
 
+    @override
     def speak(self, context: RequestContext, payload: audio_pb2.SpeechPayload) -> Speech:
-        """See RequestDispatcher.speak."""
         return self._dispatcher.speak(context, payload)

@@ -22,10 +22,9 @@ from gateway.answers.stream import EventStream
 from gateway.answers.unary import json_response
 from gateway.deps import GatewayDeps
 from gateway.errors import public_message
-from gateway.intake.body import read_json_body
+from gateway.intake.body import read_model
 from gateway.intake.headers import headers_of, idempotency_key_of, tenant_of
-from gateway.intake.json_guard import parse
-from gateway.intake.query import Query
+from gateway.intake.query import Query, begin_read
 from gateway.intake.request_model import JsonMap, StrictModel
 from gateway.request_facts import facts_of
 from gateway.resources.handlers import API
@@ -59,31 +58,31 @@ StateName = Literal["pending", "running", "completed", "failed", "cancelled"]
 
 
 class NewTaskBody(StrictModel):
-    """What is to be done, by nobody's connection."""
+    """A request to run as a durable task."""
 
     model: Annotated[str, Field(min_length=1, max_length=MAX_MODEL_CHARS)] | None = None
-    """For a `body` without one. """
+    """The model, for a `body` without one."""
     endpoint: Annotated[str, Field(min_length=1, max_length=MAX_ENDPOINT_CHARS)] = "/v1/chat/completions"
-    """Whose request `body` is."""
+    """The live endpoint that `body` is for."""
     body: JsonMap
-    """The request, as it would be sent there; `stream` says nothing."""
+    """The request, as the live endpoint takes it; `stream` is ignored."""
     pending_limit_seconds: Annotated[float, Field(ge=1, le=MAX_PENDING_SECONDS)] | None = None
     """How long it may wait before each attempt until it fails. Absent: `router.tasks.pending_limit_seconds`."""
     max_attempts: Annotated[int, Field(ge=1, le=MAX_ATTEMPTS)] | None = None
     """Absent: `router.tasks.max_attempts`."""
     wait_for_model: bool = False
-    """Whether a name that nothing in the mesh has is accepted, and waited for; otherwise it is 404."""
+    """Whether a model name that is unknown in the mesh is accepted and waited for; otherwise the answer is 404."""
 
 
 class TaskErrorObject(BaseModel):
-    """Why a task or an attempt came to nothing."""
+    """The failure of a task or of an attempt."""
 
     code: str
     message: str
 
 
 class TaskAttemptObject(BaseModel):
-    """One time that a task was begun."""
+    """One attempt of a task."""
 
     attempt: int
     claimed_at: str
@@ -111,20 +110,20 @@ class TaskObject(BaseModel):
     waiting_for: str | None
     error: TaskErrorObject | None
     attempts: list[TaskAttemptObject] | None = None
-    """Of one task that is asked for by its id."""
+    """Only where one task is requested by id."""
     result: dict[str, Any] | None = None
-    """Of one completed task that is asked for by its id: what its endpoint would have answered."""
+    """The answer of its endpoint; only where one completed task is requested by id."""
 
 
 class TaskList(BaseModel):
-    """Some tasks, the newest first."""
+    """A page of tasks, newest first."""
 
     object: Literal["list"]
     data: list[TaskObject]
     next_page_token: str | None
-    """For the next page; null at the end."""
+    """The token of the next page; null on the last one."""
     notice: str | None = None
-    """What whoever looks after the mesh must know of whoever keeps the tasks; absent: nothing."""
+    """A warning for operators about the task store; absent: none."""
 
 
 _NANOSECONDS = 1e9
@@ -147,8 +146,8 @@ async def new_task(scope: Scope, wanted: NewTaskBody, task_apis: TaskApis, *, co
     surface = task_apis.of_endpoint(wanted.endpoint)
     key = idempotency_key_of(headers_of(scope))
     raw = json.dumps(_body_of(wanted), ensure_ascii=False, separators=(",", ":")).encode()
-    about = SpecContext(scope=scope, field=_BODY, is_repeatable=bool(key), before_fetching=count)
-    spec = await surface.supplied_spec(raw, about)
+    submission = SpecContext(scope=scope, field=_BODY, is_repeatable=bool(key), before_fetching=count)
+    spec = await surface.supplied_spec(raw, submission)
     if wanted.pending_limit_seconds is not None:
         spec.pending_limit.FromNanoseconds(math.ceil(wanted.pending_limit_seconds * _NANOSECONDS))
     spec.max_attempts = wanted.max_attempts or 0
@@ -187,7 +186,7 @@ def _body_of(wanted: NewTaskBody) -> dict[str, object]:
     if wanted.model is None:
         return wanted.body
     if wanted.body.get("model", wanted.model) != wanted.model:
-        raise invalid_field("model", "is another than that of the body: say it once")
+        raise invalid_field("model", "differs from the one in the body: set it once")
     return {**wanted.body, "model": wanted.model}
 
 
@@ -195,7 +194,7 @@ JsonObject = dict[str, object]
 
 
 def task_json(task: Task, task_apis: TaskApis) -> JsonObject:
-    """A task; see `gateway.tasks.submission.TaskObject`."""
+    """Returns a task; see `TaskObject`."""
     surface = task_apis.of_kind(task.origin_kind)
     return {
         "id": task.id,
@@ -217,7 +216,7 @@ def task_json(task: Task, task_apis: TaskApis) -> JsonObject:
 
 
 def attempt_json(attempt: TaskAttempt) -> JsonObject:
-    """Returns one attempt of a task; its router is of no interest to callers."""
+    """Returns one attempt of a task, without its router."""
     failure = None
     if attempt.reason is not Reason.UNSPECIFIED:
         failure = TaskFailure(reason=attempt.reason, message=attempt.message)
@@ -235,7 +234,7 @@ def error_json(error: WeftError) -> JsonObject:
 
 
 def page_json(page: TaskPage, task_apis: TaskApis) -> JsonObject:
-    """A page of a list."""
+    """Returns a page of a list."""
     return {
         "object": "list",
         "data": [task_json(task, task_apis) for task in page.tasks],
@@ -272,7 +271,7 @@ def _event(name: str, number: int, body: JsonObject) -> bytes:
 
 
 def time_text(time: datetime) -> str:
-    """RFC 3339 in UTC, to the millisecond."""
+    """Returns a time as RFC 3339 in UTC, to the millisecond."""
     return time.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -287,7 +286,6 @@ def _failure(failure: TaskFailure | None) -> JsonObject | None:
 SURFACE = "tasks"
 PATH = f"{API}/inference-tasks"
 MAX_EVENT_NUMBER = 2**63 - 1
-_ONE = f"{PATH}/{{id}}"
 LIST_PARAMETERS = ("state", "model", "limit", "page_token")
 _STATES = {state.name.lower(): state for state in TaskState}
 _MAX_DIGITS = 19
@@ -303,15 +301,13 @@ class TaskDeps:
 
 
 async def submit_task(deps: TaskDeps, request: Request) -> Response:
-    """Accept a request that nobody waits for. Once this answers it is durable.
+    """Accepts a request to run without a waiting caller. The task is durable before the answer is sent.
 
     202 for a new task; with the `Idempotency-Key` of an earlier one 200 and that task as it is.
     """
     scope = request.scope
-    facts_of(scope).surface = SURFACE
-    Query(scope)
-    raw = await read_json_body(scope, request.receive, deps.gateway.config)
-    wanted = parse(NewTaskBody, raw, max_depth=deps.gateway.config.limits.max_json_depth)
+    begin_read(request, SURFACE)
+    wanted = await read_model(request, NewTaskBody, deps.gateway.config)
     deps.gateway.note(scope, surface=SURFACE, model=model_of(wanted))
     new = await new_task(scope, wanted, deps.task_apis, count=partial(deps.gateway.count, scope, tenant_of(scope)))
     accepted = await submitted(deps.tasks, new)
@@ -322,10 +318,9 @@ async def submit_task(deps: TaskDeps, request: Request) -> Response:
 
 
 async def list_tasks(deps: TaskDeps, request: Request) -> Response:
-    """Tasks of the caller's tenant, the newest first, a page at a time."""
+    """Lists tasks of the caller's tenant, newest first, in pages."""
     scope = request.scope
-    facts_of(scope).surface = SURFACE
-    query = Query(scope, frozenset(LIST_PARAMETERS))
+    query = begin_read(request, SURFACE, LIST_PARAMETERS)
     limit = query.count("limit", MAX_LISTED)
     wanted = TaskQuery(
         states=_states(query),
@@ -337,7 +332,7 @@ async def list_tasks(deps: TaskDeps, request: Request) -> Response:
 
 
 async def get_task(deps: TaskDeps, request: Request) -> Response:
-    """A task with its attempts; once it is completed with its result: what its endpoint would have answered."""
+    """Returns a task with its attempts; once it is completed with its result, the answer of its endpoint."""
     tenant, task_id = _tenant_and_id(request)
     Query(request.scope)
     details = await deps.tasks.details(tenant, task_id)
@@ -353,7 +348,7 @@ async def get_task(deps: TaskDeps, request: Request) -> Response:
 
 
 async def watch_task(deps: TaskDeps, request: Request) -> Response:
-    """A task and its answer as server-sent events `task` and `output`, until its end.
+    """Streams a task and its answer as server-sent events `task` and `output`, until its end.
 
     `after`, or the header Last-Event-ID, is the `id` of the last event that the caller has.
     """
@@ -366,14 +361,14 @@ async def watch_task(deps: TaskDeps, request: Request) -> Response:
 
 
 async def cancel_task(deps: TaskDeps, request: Request) -> Response:
-    """End a task, with its backend where it runs. One that is at its end stays as it is."""
+    """Cancels a task, also while it runs. A task that has ended stays as it is."""
     tenant, task_id = _tenant_and_id(request)
     Query(request.scope)
     return json_response(task_json(await deps.tasks.cancel(tenant, task_id), deps.task_apis))
 
 
 async def delete_task(deps: TaskDeps, request: Request) -> Response:
-    """End a task as `cancel` does; with forget=true forget one that is at its end, and answer 204."""
+    """Cancels a task as `cancel` does; with forget=true deletes one that has ended, and answers 204."""
     tenant, task_id = _tenant_and_id(request)
     query = Query(request.scope, frozenset({"forget"}))
     if not query.flag("forget"):
@@ -393,7 +388,7 @@ async def _outputs(tasks: TaskPort, task: Task, timeout_seconds: float) -> list[
     except TimeoutError:
         raise WeftError(Reason.SERVICE_UNAVAILABLE, "the task's answer could not be read in time") from None
     if task.last_event and (not pieces or pieces[-1].last_event != task.last_event):
-        raise WeftError(Reason.SERVICE_UNAVAILABLE, "the task's answer could not be read to its end; ask again")
+        raise WeftError(Reason.SERVICE_UNAVAILABLE, "the task's answer could not be read completely; try again")
     return [piece.output for piece in pieces]
 
 

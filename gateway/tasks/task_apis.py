@@ -1,12 +1,16 @@
-"""The task APIs of chat, completions, embeddings and responses, and answers of tasks without one."""
+"""Task APIs: translate the JSON of a live endpoint to a task, and a task's stored output to that endpoint's answer.
 
-from abc import ABC, abstractmethod
+Submitted tasks and items of batches use both directions. A task of unknown origin is answered in OpenAI's format.
+"""
+
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Generic, Protocol, TypeVar
 
 from starlette.types import Scope
+from typing_extensions import override
 
 from gateway.answers.answer_builder import AnswerBuilder, AnswerIdentity, unfinished_answer
 from gateway.deps import InferenceDeps
@@ -38,7 +42,7 @@ from weft.kernel.request import Operation
 
 
 def _nothing() -> None:
-    """Nothing to do."""
+    """Does nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +75,7 @@ class TaskApi(Protocol):
         """The live endpoint's path."""
         ...
 
-    def spec(self, raw: bytes, about: SpecContext) -> task_pb2.TaskSpec:
+    def spec(self, raw: bytes, submission: SpecContext) -> task_pb2.TaskSpec:
         """Returns the task of a body, which becomes its origin.
 
         `stream`, `durable` and `on_disconnect` are ignored. Raises as the live endpoint does; INVALID_ARGUMENT naming
@@ -79,7 +83,7 @@ class TaskApi(Protocol):
         """
         ...
 
-    async def supplied_spec(self, raw: bytes, about: SpecContext) -> task_pb2.TaskSpec:
+    async def supplied_spec(self, raw: bytes, submission: SpecContext) -> task_pb2.TaskSpec:
         """Returns the task with its media fetched.
 
         Raises as `spec`, as `SpecContext.before_fetching` and as `MediaSource.fetch`.
@@ -89,8 +93,8 @@ class TaskApi(Protocol):
     def answer(self, origin: bytes, task: Task, outputs: Iterable[task_pb2.TaskOutput]) -> bytes:
         """Returns the complete answer as the live endpoint's JSON; deterministic in its outputs.
 
-        Raises BACKEND_PROTOCOL_ERROR for outputs that are no whole answer, INVALID_ARGUMENT or MALFORMED_REQUEST where
-        the origin is no request of this API.
+        Raises BACKEND_PROTOCOL_ERROR for incomplete outputs, INVALID_ARGUMENT or MALFORMED_REQUEST where the origin is
+        not a request of this API.
         """
         ...
 
@@ -130,8 +134,8 @@ class _Translated:
     media: RequestMedia
 
 
-class JsonTaskApi(ABC, Generic[ParamsT]):
-    """A task API whose requests are JSON of one schema; see `gateway.tasks.task_api.TaskApi`."""
+class JsonTaskApi(TaskApi, Generic[ParamsT]):
+    """A task API whose requests are JSON of one schema; see `TaskApi`."""
 
     kind: str
     endpoint: str
@@ -141,48 +145,44 @@ class JsonTaskApi(ABC, Generic[ParamsT]):
     def __init__(self, deps: InferenceDeps) -> None:
         self._deps = deps
 
-    def spec(self, raw: bytes, about: SpecContext) -> task_pb2.TaskSpec:
-        """See TaskApi.spec."""
-        translated = self._translated(raw, about)
+    @override
+    def spec(self, raw: bytes, submission: SpecContext) -> task_pb2.TaskSpec:
+        translated = self._translated(raw, submission)
         if translated.media.addresses:
             field = translated.media.addresses[0].field
-            raise invalid_field(_within(about.field, field), "must be a data: URL: addresses are not fetched here")
+            raise invalid_field(_within(submission.field, field), "must be a data: URL: addresses are not fetched")
         return translated.spec
 
-    async def supplied_spec(self, raw: bytes, about: SpecContext) -> task_pb2.TaskSpec:
-        """See TaskApi.supplied_spec."""
-        translated = self._translated(raw, about)
-        about.before_fetching()
+    @override
+    async def supplied_spec(self, raw: bytes, submission: SpecContext) -> task_pb2.TaskSpec:
+        translated = self._translated(raw, submission)
+        submission.before_fetching()
         if translated.media.addresses:
             try:
                 await supply(translated.spec.chat, translated.media, self._deps.media)
             except FieldError as error:
-                raise _renamed(error, about.field) from None
+                raise _renamed(error, submission.field) from None
         return translated.spec
 
-    def _translated(self, raw: bytes, about: SpecContext) -> _Translated:
+    def _translated(self, raw: bytes, submission: SpecContext) -> _Translated:
         config = self._deps.config
         require_few_members(raw, config.limits.max_json_members)
         try:
-            params = self._tenant_and_id(raw)
+            params = self._parsed(raw)
             model = self._model(params)
-            context = request_context(about.scope, config, params, model=model, operation=self.operation)
+            context = request_context(submission.scope, config, params, model=model, operation=self.operation)
             require_within(params, config.limits)
             media = self._deps.request_media(params)
             payload = self._payload(params, media)
         except FieldError as error:
-            raise _renamed(error, about.field) from None
+            raise _renamed(error, submission.field) from None
         spec = task_spec(context, payload, origin=raw, origin_kind=self.kind)
-        if about.is_repeatable:
+        if submission.is_repeatable:
             spec.traceparent = ""
         return _Translated(spec, media)
 
-    def _tenant_and_id(self, raw: bytes) -> ParamsT:
+    def _parsed(self, raw: bytes) -> ParamsT:
         return parse(self.schema, raw, max_depth=self._deps.config.limits.max_json_depth)
-
-    @abstractmethod
-    def answer(self, origin: bytes, task: Task, outputs: Iterable[task_pb2.TaskOutput]) -> bytes:
-        """See TaskApi.answer."""
 
     @abstractmethod
     def _model(self, params: ParamsT) -> str:
@@ -215,7 +215,7 @@ def built(
 
 
 def _renamed(error: FieldError, outer: str) -> FieldError:
-    """Prefixes a body field of an error with the body's place; header names stay."""
+    """Prefixes a body field of an error with the body's path; names of headers stay."""
     if not outer or error.field.startswith("X-"):
         return error
     words = error.message.removeprefix(f"{error.field}: ")
@@ -237,9 +237,9 @@ class CompletionTaskApi(JsonTaskApi[CompletionRequest]):
     operation = Operation.COMPLETION
     schema = CompletionRequest
 
+    @override
     def answer(self, origin: bytes, task: Task, outputs: Iterable[task_pb2.TaskOutput]) -> bytes:
-        """See TaskApi.answer."""
-        params = self._tenant_and_id(origin)
+        params = self._parsed(origin)
         answer = CompletionAnswer(
             answer_identity(COMPLETION_ID_PREFIX, task),
             choice_count=prompt_count(params.prompt) * (params.n or 1),
@@ -262,9 +262,9 @@ class ResponsesTaskApi(JsonTaskApi[ResponsesRequest]):
     operation = Operation.CHAT
     schema = ResponsesRequest
 
+    @override
     def answer(self, origin: bytes, task: Task, outputs: Iterable[task_pb2.TaskOutput]) -> bytes:
-        """See TaskApi.answer."""
-        params = self._tenant_and_id(origin)
+        params = self._parsed(origin)
         document = BackgroundDocument(params, task, self._deps.clock)
         document.ended_at = task.ended_at
         state = ResponseState(model=params.model, is_stored=False)
@@ -277,11 +277,11 @@ class ResponsesTaskApi(JsonTaskApi[ResponsesRequest]):
 
     def _payload(self, params: ResponsesRequest, media: RequestMedia) -> chat_pb2.ChatPayload:
         if params.background:
-            raise invalid_field("background", "must be false: nobody waits for it anyway")
+            raise invalid_field("background", "must be false: a task always runs in the background")
         if params.store:
-            raise invalid_field("store", "must be false: such a response is kept with its task, and nowhere else")
+            raise invalid_field("store", "must be false: the response is stored with its task")
         if params.previous_response_id is not None:
-            raise invalid_field("previous_response_id", "is not offered here; send the whole input")
+            raise invalid_field("previous_response_id", "is not supported; send the whole input")
         return self._translate(params, media).payload
 
     def _translate(self, params: ResponsesRequest, media: RequestMedia) -> ResponsePayload:
@@ -296,9 +296,9 @@ class EmbeddingTaskApi(JsonTaskApi[EmbeddingRequest]):
     operation = Operation.EMBEDDING
     schema = EmbeddingRequest
 
+    @override
     def answer(self, origin: bytes, task: Task, outputs: Iterable[task_pb2.TaskOutput]) -> bytes:
-        """See TaskApi.answer."""
-        params = self._tenant_and_id(origin)
+        params = self._parsed(origin)
         vectors, receipt = vectors_of(outputs)
         return embedding_payload.to_body(
             vectors,
@@ -343,9 +343,9 @@ class ChatTaskApi(JsonTaskApi[ChatRequest]):
     operation = Operation.CHAT
     schema = ChatRequest
 
+    @override
     def answer(self, origin: bytes, task: Task, outputs: Iterable[task_pb2.TaskOutput]) -> bytes:
-        """See TaskApi.answer."""
-        params = self._tenant_and_id(origin)
+        params = self._parsed(origin)
         answer = ChatAnswer(
             answer_identity(CHAT_ID_PREFIX, task),
             choice_count=params.n or 1,
@@ -405,4 +405,4 @@ def plain_answer(spec: task_pb2.TaskSpec, task: Task, outputs: Sequence[task_pb2
                 as_base64=False,
             )
         case _:
-            raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the task asks for something that is not known here")
+            raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the task has an unknown operation")

@@ -12,7 +12,6 @@ import grpc
 import gateway.runner_service
 import router_svc.service
 from gateway.config import RateLimitConfig
-from gateway.runner_api.deps import RunnerApiConfig
 from gateway.runner_api.operations_client import OperationsClient
 from gateway.runner_api.ports import (
     CacheCounts,
@@ -23,6 +22,7 @@ from gateway.runner_api.ports import (
     RunnerFacts,
     RunnerStage,
 )
+from gateway.runner_api.state import RunnerApiConfig
 from router_svc.service import RouterService
 from runner_svc.config import RunnerConfig
 from runner_svc.memory.lease_manager import Observer

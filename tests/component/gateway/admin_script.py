@@ -1,4 +1,4 @@
-"""Scripted collaborators of the admin surface."""
+"""Scripted collaborators of the admin endpoints."""
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
@@ -37,7 +37,7 @@ def an_operation(state: str = "PENDING", *, action: operation_pb2.OperationActio
 
 @dataclass
 class ScriptedOperations:
-    """Answers as it is told, and remembers what it was asked."""
+    """Returns scripted answers, and records its requests."""
 
     failure: WeftError | None = None
     watch_states: tuple[str, ...] = ("RUNNING", "SUCCEEDED")
@@ -96,7 +96,7 @@ class ScriptedOperations:
 
 @dataclass
 class ScriptedInstances:
-    """What runners say, by runner and model."""
+    """Instance descriptions, by runner and model."""
 
     said: dict[str, dict[str, runner_service_pb2.InstanceDescription]] = field(default_factory=dict)
     asked: list[Sequence[str]] = field(default_factory=list)
@@ -108,7 +108,7 @@ class ScriptedInstances:
 
 @dataclass
 class ScriptedQueues:
-    """How long the queues are, or why nobody can tell."""
+    """Queue depths, or the error of a request for them."""
 
     told: tuple[PoolQueue, ...] = ()
     failure: WeftError | None = None
@@ -132,7 +132,7 @@ def admin_ports(
 
 
 def two_replicas() -> FleetView:
-    """A pool "qwen" with one model that is ready on titan and one that sleeps on a runner that is gone."""
+    """A pool "qwen" with a model that is ready on titan and a hibernating one of a runner that is gone."""
     ready = InstanceView(
         model="qwen",
         phase=Phase.READY,
@@ -162,7 +162,7 @@ def two_replicas() -> FleetView:
 
 
 def described() -> dict[str, dict[str, runner_service_pb2.InstanceDescription]]:
-    """What r1 says of qwen."""
+    """The description of qwen on r1."""
     context = load_pb2.LoadParameter(
         name="context_tokens", description="Context of one slot.", minimum=16, maximum=32_768, integer=True
     )

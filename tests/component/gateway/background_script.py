@@ -1,4 +1,4 @@
-"""Responses in the background, as tests ask for them and read them."""
+"""Requests for background responses, and readers of their answers."""
 
 import json
 from collections.abc import AsyncIterator, Mapping
@@ -29,7 +29,7 @@ async def stage(
 
 
 async def asked(gateway: RunningGateway, headers: Mapping[str, str] | None = None, **fields: object) -> dict[str, Any]:
-    """A response that was begun, as it is then."""
+    """A new background response, as first answered."""
     answer = await gateway.request("POST", PATH, asking(**fields), headers)
     assert answer.status == 200, answer.body
     made: dict[str, Any] = json.loads(answer.body)
@@ -44,7 +44,7 @@ async def found(gateway: RunningGateway, response_id: str) -> dict[str, Any]:
 
 
 async def made_whole(gateway: RunningGateway, **fields: Any) -> dict[str, Any]:
-    """A response as it is after its task, which is at its end at once."""
+    """A response after the end of its task, which ends at once."""
     return await found(gateway, (await asked(gateway, **fields))["id"])
 
 
@@ -59,7 +59,7 @@ def events_in(raw: bytes) -> list[dict[str, Any]]:
 
 
 def refusal(answer: RawResponse) -> tuple[int, str | None]:
-    """Its status, and the field that it names."""
+    """The status of an error, and the field that it names."""
     return answer.status, json.loads(answer.body)["error"]["param"]
 
 
@@ -68,14 +68,14 @@ def call(text: str) -> event_pb2.InferenceEvent:
 
 
 def long_answer() -> list[Frame]:
-    """It thinks, says something and calls a function that came without an id, one event per frame."""
+    """Reasoning, text and a function call without an id, one event per frame."""
     events = [started(), delta(reasoning="hm"), delta("It is"), delta(" sunny"), call("{"), call("}")]
     events += [delta(finish="TOOL_CALLS"), usage(), finished()]
     return [[event] for event in events]
 
 
 def pieces(frames: list[Frame]) -> list[task_pb2.TaskOutput]:
-    """Each frame is a piece of its own."""
+    """One chunk per frame."""
     return [output(frame) for frame in frames]
 
 

@@ -1,4 +1,4 @@
-"""Callers that show no good key, to a gateway that wants one."""
+"""Callers without a valid key, at a gateway that requires one."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""Batches of files that are not there, and fields that are none of theirs."""
+"""Batches of missing files, and unknown fields."""
 
 from bad_inputs_stage import Case, of_kind, with_fields
 

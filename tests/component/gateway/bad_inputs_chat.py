@@ -1,4 +1,4 @@
-"""Requests for inference whose fields hold what they should not, or too much of it."""
+"""Inference requests with invalid or too large fields."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""HTTP that is not quite HTTP, or too much of it."""
+"""Invalid or oversized HTTP."""
 
 from collections.abc import Mapping
 
@@ -14,7 +14,7 @@ _FINE = frozenset({200})
 
 
 def few(endpoint: Endpoint) -> bool:
-    """One of each kind: for what is refused before there is a path."""
+    """One endpoint of each kind: for refusals before a path is known."""
     return endpoint in _FEW
 
 
@@ -90,7 +90,7 @@ _LARGE = b"x" * 100_000
 
 
 def _endless(*lines: bytes) -> Send:
-    """A head that stops before its end."""
+    """A head without its end."""
     return lambda endpoint: _heading(*lines)(endpoint)[:-2]
 
 

@@ -1,4 +1,4 @@
-"""Bodies that are not quite JSON, read two ways, or are too much of it."""
+"""Invalid, ambiguous or oversized JSON bodies."""
 
 from bad_inputs_stage import Case, Send, good_body, later, of_kind, request, takes_json, with_body, with_member
 
@@ -14,7 +14,7 @@ def _wants_a_body(endpoint: object) -> bool:
 
 
 _FEW = of_kind("chat", "messages", "settings")
-"""For what takes long to make and is refused before anybody looks at its fields."""
+"""For bodies that take long to build and are refused before their fields are checked."""
 
 
 def _yaml(body: bytes) -> Send:

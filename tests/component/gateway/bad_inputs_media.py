@@ -1,4 +1,4 @@
-"""Images and recordings that point elsewhere, or are not what they say."""
+"""Images and recordings with foreign addresses, or with contents of another type."""
 
 import base64
 import struct

@@ -1,4 +1,4 @@
-"""Names that want to be paths, options or other names."""
+"""Names that look like paths, options or other names."""
 
 from urllib.parse import quote
 

@@ -1,4 +1,4 @@
-"""Responses in the background that cannot be, and streams of them from where there is nothing."""
+"""Impossible background responses, and streams from impossible positions."""
 
 from bad_inputs_stage import Case, Endpoint, Send, of_kind, request, with_fields
 

@@ -1,4 +1,4 @@
-"""JSON schemas and names of tools that no engine should see, wherever a request may hold one."""
+"""JSON schemas and names of tools that must not reach an engine, in every place of a request."""
 
 from typing import Any
 
@@ -99,7 +99,7 @@ CASES = (
         for name, schema in _GOOD.items()
         for place, send, applies in (("tool", _as_tool, _WITH_TOOLS), ("form", _as_form, _WITH_A_FORM))
     ),
-    # Agents bound the text of a file by its size: the bound is left out of what an engine sees.
+    # Agents limit the text of a file by its size: that limit is not passed to the engine.
     Case("S5 maxLength in a tool", _as_tool(_WIDE), frozenset({200}), _WITH_TOOLS, in_envelope=False),
     Case("S5 maxLength in the form", _as_form(_WIDE), frozenset({200}), _WITH_A_FORM, in_envelope=False),
     Case("S4 enum of 10^6 in a tool", later(lambda: _as_tool({"enum": [1] * 1_000_000})), applies=_WITH_TOOLS),

@@ -1,4 +1,4 @@
-"""A gateway with scripted collaborators as a process of its own: what is sent to it cannot harm who sends it.
+"""A gateway with scripted collaborators as a process of its own: bad input cannot harm the test process.
 
     python bad_inputs_server.py <log file> [keys]
 
@@ -61,12 +61,12 @@ CONFIG = GatewayConfig(
     batches=BatchEdgeConfig(max_file_bytes=64 * 1024 * 1024),
     connections=ConnectionLimits(header_timeout_seconds=2.0, body_grace_seconds=0.3, linger_seconds=0.3),
 )
-"""What a caller may take its time for is short, so that running out of it can be waited for."""
+"""Short timeouts for callers, so that the test can wait for them."""
 
 
 @dataclass
 class ForgetfulDispatcher(ScriptedDispatcher):
-    """Answers, and keeps nothing of what it was asked: what the process holds is what the gateway holds."""
+    """Answers and stores nothing, so that the memory of the process is that of the gateway."""
 
     spoken: Any = field(default_factory=lambda: [SpeechPiece(data=b"sound", media_type="audio/mpeg")])
 
@@ -95,7 +95,7 @@ class ForgetfulDispatcher(ScriptedDispatcher):
 
 
 def forgetful_files() -> MemoryFiles:
-    """One file to make batches of, and room for no other."""
+    """One file for batches, and no room for another."""
     found = StoredFile(
         id="file-1", tenant="default", name="in", purpose=BATCH_INPUT, size=len(_LINE), created_at=NOW, expires_at=NOW
     )
@@ -104,7 +104,7 @@ def forgetful_files() -> MemoryFiles:
 
 @dataclass
 class UnaryCall:
-    """An answer in one piece."""
+    """A unary answer."""
 
     answer: Any
     receipt: receipt_pb2.Receipt | None = None
@@ -116,7 +116,7 @@ class UnaryCall:
 
 @dataclass
 class ForgetfulTasks(ScriptedTasks):
-    """Completes every task at once, and keeps the last one alone."""
+    """Completes every task at once, and stores only the last one."""
 
     async def submit(self, new: NewTask) -> Submitted:
         self.kept.clear()
@@ -128,7 +128,7 @@ class ForgetfulTasks(ScriptedTasks):
 
 
 def answer_to(payload: object) -> list[Frame]:
-    """A complete answer with as many choices as are asked for."""
+    """A complete answer with the requested number of choices."""
     count = 1
     if isinstance(payload, chat_pb2.ChatPayload):
         count = payload.choice_count or 1

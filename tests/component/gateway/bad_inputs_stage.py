@@ -1,7 +1,7 @@
-"""What the bad-input catalogue stands on: endpoints, cases, the process they are sent to, and the judge of its answers.
+"""The framework of the bad-input catalogue: endpoints, cases, the process under test, and the checks of its answers.
 
-A family of cases is a file of its own, `bad_inputs_<family>.py`, and holds `CASES`. An endpoint that is new is one line
-in `ENDPOINTS`; until it is, `test_bad_inputs.py` fails.
+A family of cases is a file of its own, `bad_inputs_<family>.py`, and holds `CASES`. A new endpoint is one line in
+`ENDPOINTS`; until it is, `test_bad_inputs.py` fails.
 """
 
 import json
@@ -22,7 +22,7 @@ from gateway_script import RawResponse, head
 
 HERE = Path(__file__).parent
 ANSWER_SECONDS = 10.0
-"""After this an answer does not come any more."""
+"""Maximum time for an answer."""
 SECRET = "s3cr3t-of-the-caller"  # a key that no answer and no log line may hold
 _LAST_LINES_BYTES = 16_384
 _LEAKS = re.compile(
@@ -32,7 +32,7 @@ _LEAKS = re.compile(
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One route. `good` is a body that it takes; `kind` says which cases about fields apply."""
+    """One route. `good` is a valid body; `kind` selects the cases about fields."""
 
     method: str
     path: str
@@ -42,7 +42,7 @@ class Endpoint:
 
     @property
     def route(self) -> tuple[str, str]:
-        """Its method and its path, whatever the parameters in it are called."""
+        """Its method and its path, without the names of parameters."""
         return self.method, nameless(self.path)
 
     @property
@@ -146,7 +146,7 @@ Applies = Callable[[Endpoint], bool]
 
 
 def takes_json(endpoint: Endpoint) -> bool:
-    """Whether it has a body of JSON."""
+    """Whether its body is JSON."""
     return endpoint.good is not None
 
 
@@ -162,14 +162,14 @@ def everywhere(endpoint: Endpoint) -> bool:
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to send, the endpoints it is sent to, and the statuses that are right."""
+    """One input, the endpoints it is sent to, and the expected statuses."""
 
     name: str
     send: Send
     statuses: frozenset[int] = frozenset({400})
     applies: Applies = takes_json
     in_envelope: bool = True
-    """Whether the answer is an error's."""
+    """Whether the answer is an error."""
 
 
 def request(
@@ -183,12 +183,12 @@ def request(
 
 
 def good_body(endpoint: Endpoint) -> bytes:
-    """A body that the endpoint takes."""
+    """A valid body for the endpoint."""
     return json.dumps(endpoint.good if endpoint.good is not None else {}).encode()
 
 
 def later(make: Callable[[], Send]) -> Send:
-    """What is large is made when it is sent."""
+    """Builds a large input when it is sent."""
 
     def send(endpoint: Endpoint) -> bytes:
         return make()(endpoint)
@@ -212,7 +212,7 @@ def with_fields(fields: Mapping[str, Any], without: tuple[str, ...] = ()) -> Sen
 
 
 def with_member(member: bytes) -> Send:
-    """Send the good body with one more member, byte by byte as given."""
+    """Send the good body with one more member, with these exact bytes."""
 
     def send(endpoint: Endpoint) -> bytes:
         rest = good_body(endpoint)[1:]
@@ -223,7 +223,7 @@ def with_member(member: bytes) -> Send:
 
 @dataclass
 class Victim:
-    """The process that the catalogue is sent to."""
+    """The process under test."""
 
     process: psutil.Process
     port: int
@@ -231,14 +231,14 @@ class Victim:
     log: Path
     headers: Mapping[str, str] = field(default_factory=dict)
     resident_at_start: int = 0
-    """Bytes it held after its first good request."""
+    """Its memory after the first good request."""
 
     def endpoints(self, case: Case) -> list[Endpoint]:
-        """Those that it has and that a case is about."""
+        """Its endpoints that a case concerns."""
         return [endpoint for endpoint in ENDPOINTS if endpoint.route in self.routes and case.applies(endpoint)]
 
     def exchange(self, raw: bytes) -> bytes:
-        """Send, and read until the other side has closed."""
+        """Send, and read until the peer has closed."""
         with socket.create_connection(("127.0.0.1", self.port), ANSWER_SECONDS) as connection:
             with suppress(BrokenPipeError, ConnectionResetError):
                 connection.sendall(raw)
@@ -249,7 +249,7 @@ class Victim:
         return b"".join(pieces)
 
     def faults(self, case: Case, endpoint: Endpoint) -> list[str]:
-        """What is wrong with how one case was taken; empty where nothing is."""
+        """The violations in the handling of one case; empty where there are none."""
         answer = self.exchange(case.send(endpoint))
         found = [*judge(answer, case, endpoint), *self._faults_of_log(answer, case)]
         if not self.is_well():
@@ -257,14 +257,14 @@ class Victim:
         return [f"{endpoint}: {fault}" for fault in found]
 
     def is_well(self) -> bool:
-        """Whether it is the same process, and takes the next good request."""
+        """Whether it is the same process, and answers the next good request."""
         if not self.process.is_running() or self.process.status() == psutil.STATUS_ZOMBIE:
             return False
         answer = self.exchange(request(ENDPOINTS[0], good_body(ENDPOINTS[0]), self.headers))
         return answer.startswith(b"HTTP/1.1 200")
 
     def resident_bytes(self) -> int:
-        """Memory it holds."""
+        """Its memory in use."""
         return int(self.process.memory_info().rss)
 
     def counted(self) -> int:
@@ -284,7 +284,7 @@ class Victim:
 
 
 def judge(answer: bytes, case: Case, endpoint: Endpoint) -> list[str]:
-    """What is wrong with an answer; empty where nothing is."""
+    """The violations in an answer; empty where there are none."""
     if not answer:
         return ["no answer"]
     response = RawResponse.parse(answer)
@@ -312,7 +312,7 @@ def _faults_of_envelope(response: RawResponse, endpoint: Endpoint) -> list[str]:
         return [f"no envelope: {response.body[:100]!r}"]
     faults = []
     wanted = {"message", "type", "code"} | ({"param"} if endpoint.dialect == "openai" else set())
-    # What is refused before its path is known is refused in the words of OpenAI's API.
+    # A refusal before the path is known has the format of OpenAI's API.
     if not wanted <= set(error) or (endpoint.dialect == "anthropic") > (
         body.get("type") == "error" or "param" in error
     ):
@@ -348,7 +348,7 @@ def victim(folder: Path, *, headers: Mapping[str, str] | None = None, keys: bool
 
 
 def settle(found: Victim, most: int, seconds: float = 5.0) -> int:
-    """The memory that it holds once it is down to `most`, or after `seconds`."""
+    """Its memory, once it has fallen to `most`, or after `seconds`."""
     deadline = time.monotonic() + seconds
     while (held := found.resident_bytes()) > most and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Durable tasks: their own fields, what is wrong within the request that they bring, and who may be journaled."""
+"""Durable tasks: their own fields, errors within their request, and who may run journaled requests."""
 
 from typing import Any
 

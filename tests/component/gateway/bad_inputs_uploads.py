@@ -1,9 +1,9 @@
-"""Forms with files that are not whole, or too much of one."""
+"""Forms with incomplete files, or oversized ones."""
 
 from bad_inputs_stage import Case, Endpoint, Send, later, of_kind, request
 
 _UPLOADS = of_kind("upload")
-# What is not offered at all says so before it reads anything.
+# Unsupported endpoints refuse the request before they read its body.
 _REFUSED = frozenset({400, 501})
 _TOO_LARGE = frozenset({413, 501})
 

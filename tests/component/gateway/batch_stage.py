@@ -1,4 +1,4 @@
-"""A gateway over files and batches in memory, and the files that are sent to it."""
+"""A gateway over files and batches in memory, and uploads to it."""
 
 import asyncio
 import json
@@ -43,7 +43,7 @@ class Stage:
         return (await self.files.save(NewFile(tenant=tenant, name="in.jsonl", purpose=purpose), content())).id
 
     async def make(self, *lines: Line | bytes, **fields: Any) -> dict[str, Any]:
-        """A batch of these lines, as it was answered."""
+        """A batch of these lines, as answered."""
         status, answer = await self.ask(input_file_id=await self.file(*lines), **fields)
         assert status == 200, answer
         return answer
@@ -58,7 +58,7 @@ class Stage:
         return found
 
     async def until(self, batch_id: str, status: str) -> dict[str, Any]:
-        """Ask until it has a status."""
+        """Poll until it has a status."""
         async with asyncio.timeout(10):
             while (found := await self.get(batch_id))["status"] != status:
                 pass

@@ -1,4 +1,4 @@
-"""Whoever keeps files and batches, in memory: tests move the lines of a batch to their ends."""
+"""A file store and a batch store in memory: tests set the outcome of lines."""
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field, replace
@@ -39,7 +39,7 @@ class MemoryFiles:
     failure: WeftError | None = None
     save_failure: WeftError | None = None
     keeps_nothing: bool = False
-    """Whether content is read and forgotten."""
+    """Whether content is read and discarded."""
     count: int = 0
 
     async def save(self, new: NewFile, content: AsyncIterator[bytes]) -> StoredFile:
@@ -84,7 +84,7 @@ class MemoryFiles:
         del self.kept[file_id]
 
     def text(self, file_id: str) -> str:
-        """What is in a file."""
+        """The content of a file."""
         return b"".join(self.kept[file_id][1]).decode()
 
     def _find(self, tenant: str, file_id: str) -> tuple[StoredFile, list[bytes]]:
@@ -112,7 +112,7 @@ class MemoryBatches:
     line_failure: WeftError | None = None
     keeps_nothing: bool = False
     reads: int = 0
-    """How often the results were begun to be read."""
+    """How many times reading the results has begun."""
 
     async def create(self, new: NewBatch, lines: AsyncIterator[BatchLine]) -> Batch:
         batch_id = f"batch-{len(self.news) + 1}"
@@ -185,13 +185,13 @@ class MemoryBatches:
         outputs: tuple[task_pb2.TaskOutput, ...] = (),
         **fields: object,
     ) -> None:
-        """Bring one line to its end."""
+        """End one line."""
         results = self.kept[batch_id].results
         task = replace(results[place].task, state=state, **fields)  # type: ignore[arg-type]
         results[place] = replace(results[place], task=task, outputs=outputs)
 
     def close(self, batch_id: str) -> None:
-        """Every line is at its end."""
+        """All lines have ended."""
         kept = self.kept[batch_id]
         tasks = [result.task for result in kept.results]
         assert all(task.state.is_terminal for task in tasks)

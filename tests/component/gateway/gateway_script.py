@@ -1,4 +1,4 @@
-"""A gateway with a scripted dispatcher behind it, and a client that speaks bytes."""
+"""A gateway with a scripted dispatcher, and a client that sends bytes."""
 
 import asyncio
 import ssl
@@ -44,7 +44,7 @@ Step = Frame | Exception | asyncio.Event
 
 
 def delta(text: str = "", *, index: int = 0, finish: str = "", **fields: object) -> event_pb2.InferenceEvent:
-    """An event with a piece of an answer; `finish` is a finish reason's name, such as "STOP"."""
+    """An event with a chunk of an answer; `finish` is a finish reason's name, such as "STOP"."""
     piece = event_pb2.Delta(index=index, text=text, **fields)  # type: ignore[arg-type]
     if finish:
         piece.finish_reason = event_pb2.FinishReason.Value(f"FINISH_REASON_{finish}")
@@ -173,9 +173,9 @@ class ScriptedSpeech:
 
 @dataclass
 class ScriptedDispatcher:
-    """Answers every generation with `steps` and every embedding with `vectors`; remembers what was asked.
+    """Answers every generation with `steps` and every embedding with `vectors`; records the requests.
 
-    What is answered in one piece besides is `whole`, and a recording `spoken`.
+    Other unary answers are `whole`, and a recording is `spoken`.
     """
 
     steps: list[Step] = field(default_factory=hello)
@@ -337,7 +337,7 @@ class RawResponse:
 
 
 def unchunked(raw: bytes) -> bytes:
-    """The content of a chunked body, also of one that was cut off."""
+    """The content of a chunked body, also of a truncated one."""
     content = b""
     while raw:
         size, _, rest = raw.partition(b"\r\n")
@@ -384,7 +384,7 @@ async def serving(
     service = build(config or GatewayConfig(port=0), ports)
     await service.start()
     try:
-        # Over plain HTTP nobody is verified; to read the trust store takes longer than most tests.
+        # Plain HTTP verifies no certificate; reading the trust store takes longer than most tests.
         http = DefaultAsyncHttpxClient(verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
         async with AsyncOpenAI(base_url=f"{service.url}/v1", api_key="unused", max_retries=0, http_client=http) as sdk:
             yield RunningGateway(service, script, sdk)  # type: ignore[arg-type]  # a test knows which it gave

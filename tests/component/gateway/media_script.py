@@ -1,4 +1,4 @@
-"""A host on the internet that a test makes up: its addresses, its certificate, and every byte it sends."""
+"""A scripted host on the internet: its addresses, its certificate, and every byte it sends."""
 
 import asyncio
 import socket
@@ -19,7 +19,7 @@ Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 def response(
     body: bytes, *, status: str = "200 OK", headers: Mapping[str, str] | None = None, length: int | None = None
 ) -> bytes:
-    """A response; `length`: what it says of its body instead of the truth, a negative one is not told."""
+    """A response; `length` replaces the true Content-Length, a negative one omits it."""
     told = len(body) if length is None else length
     lines = [f"HTTP/1.1 {status}", "Content-Type: image/png", *(f"{k}: {v}" for k, v in (headers or {}).items())]
     if headers and "Content-Type" in headers:
@@ -41,7 +41,7 @@ def sending(raw: bytes) -> Answer:
 
 @dataclass
 class Resolver:
-    """Answers every look-up with the next list of addresses; the last one stays."""
+    """Resolves every name to the next list of addresses; the last one repeats."""
 
     answers: list[list[str]] = field(default_factory=lambda: [[PUBLIC]])
     asked: list[str] = field(default_factory=list)
@@ -56,7 +56,7 @@ class Resolver:
 
 
 class _RedirectedSocket(socket.socket):
-    """Connects to the test's own server, whatever address it is given."""
+    """Connects to the test's own server instead of the given address."""
 
     port = 0
 
@@ -66,7 +66,7 @@ class _RedirectedSocket(socket.socket):
 
 @dataclass
 class HostileHost:
-    """What the outside of a fetch looks like. Requests that reach it are kept as they came."""
+    """The network of a fetch. Records the requests that reach it."""
 
     port: int
     network: Network
@@ -74,10 +74,10 @@ class HostileHost:
     answer: Answer
     requests: list[bytes] = field(default_factory=list)
     connected_to: list[str] = field(default_factory=list)
-    """The addresses that sockets were opened for."""
+    """The addresses of opened sockets."""
     was_asked: asyncio.Event = field(default_factory=asyncio.Event)
     was_left: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the other side has closed."""
+    """Set when the peer has closed."""
 
     connections: dict[asyncio.Task[None], asyncio.StreamWriter] = field(default_factory=dict)
 

@@ -1,4 +1,4 @@
-"""A scheduler and a runner for a real dispatcher: every request is granted and answered, and remembered."""
+"""A scheduler and a runner for a real dispatcher: every request is granted, answered and recorded."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,7 +18,7 @@ from weft.kernel.rpc import ChannelPool, answering, new_server
 
 
 class GrantingScheduler:
-    """Grants each request the same runner, as often as it asks."""
+    """Grants every attempt of a request on the same runner."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -57,7 +57,7 @@ class GrantingScheduler:
 
 
 class AnsweringRunner(generation_service_pb2_grpc.GenerationServiceServicer):
-    """Answers with `steps`, hello where nobody says otherwise; first it fails with each of `failures`."""
+    """Answers with `steps`, by default hello; first it fails with each of `failures`."""
 
     def __init__(self, failures: list[Exception]) -> None:
         self._failures = failures
@@ -84,7 +84,7 @@ def _frame(step: Step) -> list[event_pb2.InferenceEvent]:
 async def dispatching(
     folder: Path, fleet: FleetSource, *failures: Exception
 ) -> AsyncIterator[tuple[Dispatcher, GrantingScheduler, AnsweringRunner]]:
-    """A dispatcher that knows the agents of `fleet`, over a runner at a socket in `folder`."""
+    """A dispatcher with the agents of `fleet`, over a runner at a socket in `folder`."""
     runner, server, channels = AnsweringRunner(list(failures)), new_server(), ChannelPool()
     generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(runner, server)
     address = f"unix:{folder / 'runner.sock'}"

@@ -1,4 +1,4 @@
-"""The real client of Anthropic's API against a gateway of a test, and the conversations that the tests have with it."""
+"""The real client of Anthropic's API against a test gateway, and its conversations."""
 
 import json
 import ssl
@@ -25,7 +25,7 @@ MESSAGES_PATH = "/v1/messages"
 
 @asynccontextmanager
 async def anthropic_of(gateway: RunningGateway, **options: Any) -> AsyncIterator[AsyncAnthropic]:
-    """A client that does not retry unless `options` say so."""
+    """A client that does not retry unless `options` set that."""
     given: dict[str, Any] = {"api_key": "unused", "max_retries": 0} | options
     http = DefaultAsyncHttpxClient(verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
     async with AsyncAnthropic(base_url=gateway.service.url, http_client=http, **given) as client:
@@ -33,13 +33,13 @@ async def anthropic_of(gateway: RunningGateway, **options: Any) -> AsyncIterator
 
 
 def call(index: int, call_id: str = "", name: str = "", arguments: str = "") -> event_pb2.InferenceEvent:
-    """An event with a piece of one call."""
+    """An event with a chunk of one call."""
     piece = event_pb2.ToolCallDelta(index=index, id=call_id, name=name, arguments_text=arguments)
     return delta(tool_calls=[piece])
 
 
 def two_calls() -> list[Step]:
-    """Thoughts, words, and two calls of tools, the second without arguments."""
+    """Reasoning, text, and two tool calls, the second without arguments."""
     return [
         [started()],
         [delta(reasoning="The user "), delta(reasoning="asks.")],
@@ -68,13 +68,13 @@ def events_of(response: RawResponse) -> list[tuple[str, Any]]:
 
 
 def names_of(events: Sequence[tuple[str, Any]]) -> list[str]:
-    """Their names alone."""
+    """The names of the events."""
     return [name for name, _ in events]
 
 
 @dataclass
 class Counted:
-    """A count under way."""
+    """A token count in progress."""
 
     answer: tokenize_pb2.TokenizeResult | Exception
     receipt: receipt_pb2.Receipt | None = None
@@ -87,7 +87,7 @@ class Counted:
 
 @dataclass
 class CountingDispatcher(ScriptedDispatcher):
-    """Counts the tokens of everything as `counted`, and remembers what was asked."""
+    """Counts the tokens of every request as `counted`, and records the requests."""
 
     counted: tokenize_pb2.TokenizeResult | Exception = field(
         default_factory=lambda: tokenize_pb2.TokenizeResult(count=42)
@@ -100,7 +100,7 @@ class CountingDispatcher(ScriptedDispatcher):
 
 
 def claude_code_request() -> dict[str, Any]:
-    """A turn of Claude Code 2.1, as it is on the wire: only the texts are shorter."""
+    """A turn of Claude Code 2.1 as recorded, with shorter texts."""
     cached = {"type": "ephemeral"}
     schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", "type": "object", "properties": {}}
     names = (

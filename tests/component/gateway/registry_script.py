@@ -50,7 +50,7 @@ def some_resources() -> list[Document]:
 
 @dataclass
 class ScriptedRegistry:
-    """Knows `documents`; `failure` is what every call raises, once it is set. Remembers what was asked."""
+    """Has `documents`; every call raises `failure`, once it is set. Records the calls."""
 
     documents: list[Document] = field(default_factory=some_resources)
     events: list[EventDocument] = field(default_factory=lambda: [event(1), event(2)])

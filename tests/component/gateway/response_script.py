@@ -1,4 +1,4 @@
-"""Whoever keeps responses, in memory, with failures on order."""
+"""A response store in memory, with scripted failures."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

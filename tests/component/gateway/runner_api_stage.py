@@ -1,4 +1,4 @@
-"""A runner's HTTP surface with a scripted runner, queue and registry behind it."""
+"""A runner's HTTP API with a scripted runner, queue and registry behind it."""
 
 import asyncio
 import json
@@ -13,7 +13,6 @@ from gateway_script import FixedFleet, ScriptedDispatcher, model
 from gateway.auth.authentication import KeyRingSource
 from gateway.config import GatewayConfig
 from gateway.ports import RequestDispatcher
-from gateway.runner_api.deps import RunnerApiConfig
 from gateway.runner_api.operations_client import ENDED
 from gateway.runner_api.ports import (
     CacheCounts,
@@ -24,6 +23,7 @@ from gateway.runner_api.ports import (
     RunnerFacts,
     RunnerStage,
 )
+from gateway.runner_api.state import RunnerApiConfig
 from gateway.runner_service import RunnerApiService, build
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2
 from weft.kernel.clock import Clock
@@ -76,7 +76,7 @@ class ScriptedQueue:
 
 @dataclass
 class ScriptedOperations:
-    """Knows operations by name; a new one ends as `ends` says, at once, or never while that is None."""
+    """Has operations by name; a new one ends at once as `ends` says, or never while that is None."""
 
     ends: Operation | None = None
     failure: WeftError | None = None
@@ -170,7 +170,7 @@ async def runner_api(
     clock: Clock | None = None,
     keys: KeyRingSource | None = None,
 ) -> AsyncIterator[RunnerApiStage]:
-    """The surface, running on a free port."""
+    """The API on a free port."""
     runner, queue, operations = runner or ScriptedRunner(), ScriptedQueue(), operations or ScriptedOperations()
     given = config or RunnerApiConfig()
     service = build(
@@ -194,5 +194,5 @@ async def runner_api(
 
 
 def edge(**settings: Any) -> RunnerApiConfig:
-    """A configuration whose edge has these settings."""
+    """A configuration with these HTTP settings."""
     return RunnerApiConfig(edge=GatewayConfig(**settings))

@@ -1,4 +1,4 @@
-"""Answers as the mesh may give them, whole or failing anywhere, for the clients' own readers."""
+"""Answers of the mesh, complete or failing at any point, for the clients' own readers."""
 
 from dataclasses import dataclass, field
 
@@ -16,7 +16,7 @@ LATE = (Reason.WORKER_LOST, Reason.STALL_TIMEOUT, Reason.BACKEND_ERROR, Reason.I
 
 @dataclass(frozen=True)
 class Case:
-    """A script for the dispatcher, and what its answer must come to."""
+    """A script for the dispatcher, and the expected outcome of its answer."""
 
     choices: int
     frames: list[Frame]
@@ -24,7 +24,7 @@ class Case:
     fails_at: int
     """Before which frame; len(frames): after the last."""
     ends_early: bool
-    """The frames just end there, without a word."""
+    """Whether the frames end there without an error."""
     finish_reasons: dict[int, str] = field(default_factory=dict)
 
     @property
@@ -81,7 +81,7 @@ def _aside() -> st.SearchStrategy[event_pb2.InferenceEvent]:
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Any order of pieces of any choices, cut into any frames, ending or failing anywhere."""
+    """Any order of chunks of any choices, in any frames, ending or failing at any point."""
     choices = draw(st.integers(1, 3))
     queues = []
     finish_reasons = {}

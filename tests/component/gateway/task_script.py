@@ -1,4 +1,4 @@
-"""Whoever runs tasks, in memory: a test says what becomes of them, or that all are completed at once."""
+"""A task store in memory: a test sets the outcome of tasks, or completes all of them at once."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -32,21 +32,21 @@ BORN = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 
 
 def output(*frames: Frame, vectors: Sequence[Sequence[float]] = ()) -> task_pb2.TaskOutput:
-    """A piece that holds the events of some frames."""
+    """A chunk with the events of some frames."""
     embeddings = [embedding_pb2.Embedding(index=index, values=values) for index, values in enumerate(vectors)]
     return task_pb2.TaskOutput(events=[event for frame in frames for event in frame], embeddings=embeddings)
 
 
 @dataclass
 class Kept:
-    """One task with all that is known of it."""
+    """One task with its stored data."""
 
     new: NewTask
     task: Task
     attempts: list[TaskAttempt] = field(default_factory=list)
     pieces: list[TaskChunk] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set, and replaced by another, whenever something is."""
+    """Set, and replaced by another event, after every change."""
 
     def change(self) -> None:
         changed, self.changed = self.changed, asyncio.Event()
@@ -57,14 +57,14 @@ class Kept:
 class ScriptedTasks:
     """A TaskPort. `at_once` completes each task with these outputs as it is submitted.
 
-    `failure` is raised by every method, `watch_failures` by as many watches, one each, after the task as it is.
+    `failure` is raised by every method, each of `watch_failures` by one watch, after the task's first state.
     """
 
     at_once: Sequence[task_pb2.TaskOutput] | None = None
     failure: WeftError | None = None
     watch_failures: list[WeftError] = field(default_factory=list)
     submit_gate: asyncio.Event | None = None
-    """Where set: a submission is durable only after it."""
+    """Where set: submissions wait for it."""
     kept: dict[str, Kept] = field(default_factory=dict)
     cancelled: list[str] = field(default_factory=list)
     watched_from: list[int] = field(default_factory=list)
@@ -72,11 +72,11 @@ class ScriptedTasks:
     was_watched: asyncio.Event = field(default_factory=asyncio.Event)
     was_cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     was_left: asyncio.Event = field(default_factory=asyncio.Event)
-    """A watch has ended."""
+    """Whether a watch has ended."""
     notice: str = ""
     waiting_for: str = "no runner has the model"
 
-    # What a test says.
+    # Outcomes that a test sets.
 
     @property
     def one(self) -> Kept:
@@ -91,7 +91,7 @@ class ScriptedTasks:
         self._turn(kept, state=TaskState.RUNNING, attempt=attempt, expires_at=None, waiting_for="", started_at=BORN)
 
     def say(self, piece: task_pb2.TaskOutput, task_id: str = "") -> None:
-        """A piece is on disk."""
+        """A chunk is stored."""
         kept = self._of(task_id)
         last = kept.pieces[-1].last_event if kept.pieces else event_number(kept.task.attempt, 0)
         number = last + len(piece.events)
@@ -100,7 +100,7 @@ class ScriptedTasks:
         kept.change()
 
     def lose(self, reason: Reason = Reason.WORKER_LOST, message: str = "the runner is gone", task_id: str = "") -> None:
-        """Its attempt comes to nothing; it waits for the next."""
+        """Its attempt is lost; it waits for the next."""
         kept = self._of(task_id)
         kept.attempts[-1] = replace(kept.attempts[-1], reason=reason, message=message, ended_at=BORN)
         kept.pieces.clear()
@@ -120,7 +120,7 @@ class ScriptedTasks:
         kept.task = replace(kept.task, **fields)  # type: ignore[arg-type]  # a test's own fields
         kept.change()
 
-    # The port.
+    # The port's methods.
 
     async def submit(self, new: NewTask) -> Submitted:
         self._fail()

@@ -1,4 +1,4 @@
-"""POST /api/v1/apply and PUT: all of a body is taken, or nothing."""
+"""POST /api/v1/apply and PUT: all documents of a body are applied, or none."""
 
 import json
 

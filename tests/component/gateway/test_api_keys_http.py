@@ -1,4 +1,4 @@
-"""`/api/v1/keys`: only for callers with a key, and never more than they may themselves."""
+"""`/api/v1/keys`: only for callers with a key, and never beyond their own access."""
 
 import json
 from dataclasses import dataclass, field
@@ -41,7 +41,7 @@ def known(key_id: str = "abc000000000", *scopes: str) -> KeyDocument:
 
 @dataclass
 class ScriptedKeys:
-    """See KeysPort; what it was asked stands in `asked`."""
+    """A KeysPort; records its calls in `asked`."""
 
     keys: dict[str, KeyDocument] = field(default_factory=lambda: {"abc000000000": known()})
     asked: list[Any] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Responses in the background: begun at once, read by anybody of their tenant, whenever and as far as they are."""
+"""Background responses: created at once, readable at any time by every caller of their tenant."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Whatever an answer is, however it was cut and however it ended: read again it is the same, from every event on."""
+"""Any background response, in any chunks and with any end, is the same on every retrieval, from every event on."""
 
 import asyncio
 import json
@@ -50,7 +50,7 @@ def check_all(check: Check, count: int) -> None:
 
 
 async def submitted(gateway: RunningGateway, tasks: ScriptedTasks, case: Case, attempt: int) -> None:
-    """A response whose attempts before the last came to nothing."""
+    """A response whose attempts before the last were lost."""
     options = OPTIONS[attempt % len(OPTIONS)]
     asked = gateway.post(PATH, asking(stream=True, **options))
     async with gateway.connection() as (reader, writer):

@@ -1,4 +1,4 @@
-"""Streams of responses in the background: begun, left, taken up again at any event, and honest where that cannot be."""
+"""Streams of background responses: opened, left, resumed at any event, and refused where that is impossible."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""The bad-input catalogue: every case against every endpoint that it is about, in a gateway of its own process."""
+"""The bad-input catalogue: every case against every endpoint that it concerns, in a gateway of its own process."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -81,7 +81,7 @@ def test_every_bad_request_is_counted_once(gateway: Victim) -> None:
                 gateway.exchange(case.send(endpoint))
                 sent += 1
     assert sent > 80
-    # The question for the counts is a request, too, and is counted after its answer.
+    # The request for the counts is counted after its own answer.
     assert gateway.counted() - before == sent + 1
 
 
@@ -157,7 +157,7 @@ def test_the_judge_finds_nothing_where_nothing_is_wrong() -> None:
 
 @contextmanager
 def broken_server(answer: bytes, folder: Path) -> Iterator[Victim]:
-    """What answers everything, good or bad, in the same words."""
+    """A server with one answer for every request."""
 
     class Handler(BaseRequestHandler):
         def handle(self) -> None:

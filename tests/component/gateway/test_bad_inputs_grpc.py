@@ -1,4 +1,4 @@
-"""What a gRPC server of the mesh is sent that it should not be: it refuses, and takes the next good call."""
+"""Bad input to a gRPC server of the mesh: it refuses, and answers the next good call."""
 
 import asyncio
 import gzip
@@ -23,18 +23,18 @@ SECONDS = 10.0
 
 
 def unary(channel: grpc.aio.Channel, method: str) -> Any:
-    """A method of bytes; the stubs of grpcio cannot say so."""
+    """A method of bytes, which the stubs of grpcio do not offer."""
     return channel.unary_unary(method)
 
 
 def streamed(channel: grpc.aio.Channel) -> Any:
-    """The stream without end, of bytes."""
+    """The endless stream, as bytes."""
     return channel.unary_stream(f"/{NAME}/Endless")
 
 
 @dataclass
 class Echo:
-    """A service of the test: one call, a stream without end, and a stream that is waited for."""
+    """A service of the test: one unary call, an endless stream, and a client stream."""
 
     service_names: Sequence[str] = (NAME,)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -58,10 +58,10 @@ class Echo:
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(NAME, methods),))
 
     async def start(self) -> None:
-        """Nothing to do."""
+        """Does nothing."""
 
     async def stop(self, grace_seconds: float) -> None:
-        """Nothing to do."""
+        """Does nothing."""
 
     async def once(self, request: Any, context: Any) -> Any:
         async with answering(context):
@@ -107,7 +107,7 @@ class Stage:
 
 @asynccontextmanager
 async def stage(*, is_public: bool = False) -> AsyncIterator[Stage]:
-    """A server of the mesh; at the end it must still take a good call."""
+    """A server of the mesh; at the end it must still answer a good call."""
     host, echo = GrpcHost(is_public=is_public), Echo()
     address = host.bind("127.0.0.1:0")
     await host.start([echo])
@@ -121,7 +121,7 @@ async def stage(*, is_public: bool = False) -> AsyncIterator[Stage]:
 
 
 def nested(depth: int) -> bytes:
-    """A request with JSON of this many messages in each other, built without asking protobuf."""
+    """A request with JSON of this many nested messages, built without protobuf."""
     inner = b""
     tags = (
         json_value_pb2.JsonValue.DESCRIPTOR.fields_by_name["array_value"].number,
@@ -152,7 +152,7 @@ async def test_r1_a_message_beyond_the_limit_is_refused() -> None:
 
 async def test_r2_metadata_beyond_the_limit_is_refused() -> None:
     async with stage() as found:
-        # Somewhat above the limit, gRPC refuses at random; from a quarter above it, always.
+        # Slightly above the limit gRPC refuses some messages; from a quarter above it, all.
         large = (("x-large", "x" * (MAX_METADATA_BYTES * 2)),)
         assert await found.refusal(metadata=large) is grpc.StatusCode.RESOURCE_EXHAUSTED
 
@@ -191,7 +191,7 @@ async def test_r3_bytes_that_are_no_http2_or_too_much_of_it_harm_nobody(raw: byt
 )
 async def test_r4_bytes_that_are_another_message_are_refused(raw: bytes) -> None:
     async with stage() as found:
-        # UNKNOWN is what gRPC makes of it for asyncio, INTERNAL for threads.
+        # gRPC reports UNKNOWN with asyncio, INTERNAL with threads.
         assert await found.refusal(raw) in {grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL}
 
 

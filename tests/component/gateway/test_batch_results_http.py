@@ -1,4 +1,4 @@
-"""`/v1/batches` after the last line's end: the files of answers and errors, and who writes them."""
+"""`/v1/batches` after the last line's end: the files of answers and errors, and their writers."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ async def test_every_end_of_a_line_has_its_line_in_a_file() -> None:
         at.batches.end(made["id"], 2, TaskState.FAILED, error=EXPIRED, ended_at=LATE)
         at.batches.end(made["id"], 3, TaskState.FAILED, error=replace(EXPIRED, message="too slow"), ended_at=NOW)
         at.batches.end(made["id"], 4, TaskState.CANCELLED)
-        # Its outputs have no end, so they are no answer.
+        # Its outputs have no end, so they are not an answer.
         at.batches.end(made["id"], 5, outputs=(task_pb2.TaskOutput(events=HELLO[0].events[:2]),))
         at.batches.close(made["id"])
         done = await at.get(made["id"])
@@ -137,7 +137,7 @@ async def test_batches_are_listed_in_pages_and_finished_on_the_way() -> None:
 
 
 class Held(MemoryFiles):
-    """Keeps results only when it may; `entered` says that it was asked to."""
+    """Stores results only once it is released; `entered` is set when it is called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class Held(MemoryFiles):
 
 
 async def finalizing(at: Stage) -> str:
-    """A batch whose lines are at their ends."""
+    """A batch whose lines have ended."""
     made = await at.make(line("a"))
     at.batches.end(made["id"], 0, outputs=HELLO)
     at.batches.close(made["id"])
@@ -209,7 +209,7 @@ async def test_results_that_cannot_be_written_are_told_and_begun_anew() -> None:
 
 
 class Second(MemoryBatches):
-    """Somebody else was first to write the results."""
+    """Another writer was the first to store the results."""
 
     async def finish(self, tenant: str, batch_id: str, *, output_file: str, error_file: str) -> Batch:
         if self.kept[batch_id].batch.state is BatchState.FINALIZING:
@@ -218,7 +218,7 @@ class Second(MemoryBatches):
 
 
 class Refusing(Second):
-    """The same, and says so in other words."""
+    """The same, reported by an error."""
 
     async def finish(self, tenant: str, batch_id: str, *, output_file: str, error_file: str) -> Batch:
         await super().finish(tenant, batch_id, output_file=output_file, error_file=error_file)
@@ -235,7 +235,7 @@ async def test_whoever_comes_second_takes_its_files_back(batches: MemoryBatches)
 
 
 class Unanswering(MemoryBatches):
-    """Does it, and the answer is lost."""
+    """Stores the results, and loses the answer."""
 
     async def finish(self, tenant: str, batch_id: str, *, output_file: str, error_file: str) -> Batch:
         await super().finish(tenant, batch_id, output_file=output_file, error_file=error_file)
@@ -285,7 +285,7 @@ async def test_a_fault_of_weft_in_one_line_keeps_no_other_from_its_caller() -> N
 
 
 class Turns:
-    """How long others have to wait for their turn, in seconds of work: what the machine does besides is not counted."""
+    """How long other coroutines wait, in seconds of processor time."""
 
     def __init__(self) -> None:
         self.longest = 0.0
@@ -312,5 +312,5 @@ async def test_others_are_served_while_many_lines_are_looked_at_and_written() ->
         done = await at.until(made["id"], "completed")
         watching.cancel()
     assert done["request_counts"]["completed"] == len(lines)
-    # All lines in one go are several times that.
+    # All lines without yielding take several times as long.
     assert turns.longest < 0.05

@@ -1,4 +1,4 @@
-"""Results of batches that could not be written leave nothing behind."""
+"""Results of batches that could not be written leave no files behind."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -10,7 +10,7 @@ from weft.durable.batches import BATCH_INPUT, NewFile, StoredFile
 
 
 class SlowErrors(MemoryFiles):
-    """Never comes to the end of a file of errors."""
+    """Never reaches the end of a file of errors."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""`/v1/batches` as OpenAI's client sees it: what is sent, and what is wrong with it."""
+"""`/v1/batches` with OpenAI's client: valid and invalid requests."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""`durable: "wait"`: a live request that is a durable task while its caller watches, on every surface that has it."""
+"""`durable: "wait"`: a live request that runs as a durable task while its caller waits, in every API that has it."""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ async def ask(
 
 
 def lasting(value: Any) -> Any:
-    """JSON without what is new in every answer."""
+    """JSON without the fields that differ in every answer."""
     if isinstance(value, dict):
         return {name: lasting(inner) for name, inner in value.items() if name not in VOLATILE}
     return [lasting(inner) for inner in value] if isinstance(value, list) else value

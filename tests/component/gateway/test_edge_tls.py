@@ -1,4 +1,4 @@
-"""HTTPS at the edge: what is spoken, what is refused, and what happens when the certificate is replaced."""
+"""HTTPS: supported and refused protocols, and the replacement of the certificate."""
 
 import asyncio
 import socket
@@ -63,14 +63,14 @@ def trusting(ca: Authority) -> ssl.SSLContext:
 
 
 async def is_answered(edge: GatewayService, context: ssl.SSLContext) -> bool:
-    """Whether a request gets an answer of the application: there is no runner, and it says so."""
+    """Whether the application answers a request: with the error that there is no runner."""
     url = f"https://127.0.0.1:{edge.port}/health"
     async with aiohttp.ClientSession() as http, http.get(url, ssl=context) as response:
         return response.status == 503 and "status" in await response.json()
 
 
 async def first_bytes(port: int, words: bytes) -> bytes:
-    """What a connection answers to `words` until it is closed."""
+    """The answer of a connection to `words`, until it closes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(words)
     try:

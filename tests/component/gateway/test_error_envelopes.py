@@ -1,4 +1,4 @@
-"""Every answer that is not 2xx, on every route: the envelope of its clients, the request's id, and when to retry."""
+"""Every answer that is not 2xx, on every route: the client's error format, the request's id, and the retry headers."""
 
 import json
 from collections.abc import Iterator
@@ -66,7 +66,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class NoKeys:
-    """A gate through which nobody comes."""
+    """A gate that admits no caller."""
 
     ring: KeyRing = field(default_factory=KeyRing)
     is_ready: bool = True
@@ -135,7 +135,7 @@ async def ask(app: EndpointApp, method: str, path: str, *headers: tuple[bytes, b
 
 
 def is_anthropic(path: str, headers: tuple[tuple[bytes, bytes], ...]) -> bool:
-    """What the contract says, in words of the test's own."""
+    """The contract, restated by the test."""
     parts = path.split("/")[:3]
     return parts == ["", "v1", "messages"] or (parts == ["", "v1", "models"] and VERSION in headers)
 
@@ -143,7 +143,7 @@ def is_anthropic(path: str, headers: tuple[tuple[bytes, bytes], ...]) -> bool:
 def require_contract(
     answer: Answer, path: str, headers: tuple[tuple[bytes, bytes], ...], status: int, code: str
 ) -> dict[str, Any]:
-    """The error in an answer, once all of it is as promised."""
+    """The error in an answer, after all checks of the contract."""
     where = (path, headers, answer)
     assert answer.status == status, where
     assert answer.headers["content-type"] == "application/json", where
@@ -198,7 +198,7 @@ async def test_whatever_a_route_raises_is_answered_in_the_words_of_its_clients(
     for route in app.routes:
         assert isinstance(route, Route)
         route.app = fail
-    # One traceback per route is much to print.
+    # One traceback per route is too much output.
     with capture_logs():
         for method, path in asked:
             require_contract(await ask(app, method, path, *headers), path, headers, status, code)
@@ -248,7 +248,7 @@ async def test_a_bad_body_is_told_in_the_words_of_the_surface(
 
 
 def takes_json(path: str) -> bool:
-    """Whether a POST there has a body of JSON that is read before anything else is looked at."""
+    """Whether a POST there reads a JSON body before any other check."""
     return not any(part in path for part in ("/admin/", "/audio/", "/images/", "/files", "/cancel"))
 
 

@@ -1,4 +1,4 @@
-"""`/v1/files` as OpenAI's client sees it, and as those see it who send what is wrong."""
+"""`/v1/files` with OpenAI's client, and with invalid uploads."""
 
 import asyncio
 import json
@@ -123,7 +123,7 @@ async def test_a_form_that_breaks_off_is_refused_wherever_it_does(cut: int) -> N
     files = MemoryFiles()
     async with serving(files=files) as gateway:
         answer = await send(gateway, GOOD[:cut])
-        # The line end after the last boundary says nothing.
+        # The line end after the last boundary is ignored.
         assert answer.status == (200 if cut >= len(GOOD) - 2 else 400)
     assert len(files.kept) == (cut >= len(GOOD) - 2)
 
@@ -132,7 +132,8 @@ async def test_a_form_that_breaks_off_is_refused_wherever_it_does(cut: int) -> N
 async def test_a_form_reads_the_same_in_pieces_of_any_size(size: int) -> None:
     data = b"\r\n--edg\r\n--edge \r\n-\r\n--edgf" * 3
     body = form(part(PURPOSE, b"batch"), part(FILE, data))
-    # "\r\n--edge " within the data is a boundary that is not at the end of its line, wherever it is cut.
+    # "\\r\
+    # --edge " within the data is a boundary that is not at the end of its line, for every split of the bytes.
     good = form(part(PURPOSE, b"batch"), part(FILE, data.replace(b"--edge ", b"--edgy ")))
     files = MemoryFiles()
     async with serving(files=files) as gateway:
@@ -159,7 +160,7 @@ def chunked(body: bytes, size: int) -> bytes:
 
 
 class Counting(MemoryFiles):
-    """Knows how much was asked for and not yet taken in, and keeps nothing."""
+    """Counts the bytes that were requested and not yet consumed, and stores nothing."""
 
     keeps_nothing = True
     sizes: list[int]
@@ -353,7 +354,7 @@ async def test_a_wrong_parameter_of_a_list_is_named(query: str, status: int, par
 
 
 class Breaking(MemoryFiles):
-    """Ends within a file."""
+    """Fails within a file."""
 
     async def read(self, tenant: str, file_id: str) -> AsyncGenerator[bytes]:
         yield LINES[:10]
@@ -361,7 +362,7 @@ class Breaking(MemoryFiles):
 
 
 class Forgetful(MemoryFiles):
-    """Has lost the end of a file, and does not know."""
+    """Has lost the end of a file without noticing."""
 
     async def read(self, tenant: str, file_id: str) -> AsyncGenerator[bytes]:
         yield LINES[:10]

@@ -1,4 +1,4 @@
-"""Tasks and responses that somebody forgets while somebody else reads them: no half answer, and nothing comes back."""
+"""Tasks and responses that are deleted while they are read: no partial answer, and none reappears."""
 
 import json
 from collections.abc import AsyncGenerator
@@ -14,7 +14,7 @@ from weft.durable.tasks import TaskChunk, TaskEvent, task_not_found
 
 
 class Forgotten(ScriptedTasks):
-    """Whose tasks are forgotten once the first piece of their answer was read: of a watch only the end is left."""
+    """Deletes tasks after the first chunk of their answer was read: a watch then has only the end."""
 
     is_on = True
 
@@ -88,7 +88,7 @@ async def test_a_response_that_is_deleted_while_its_end_is_being_kept_does_not_c
     async with stage(tasks, store) as gateway:
         made = await asked(gateway)
         path = f"/v1/responses/{made['id']}"
-        # It was read while it was there.
+        # It was read before its deletion.
         assert ((await gateway.request("GET", path)).status, store.kept) == (200, {})
         assert (await gateway.request("GET", path)).status == 404
         made = await asked(gateway)

@@ -1,4 +1,4 @@
-"""What an agent asks for on its way to the runner, and what its answers say beside their text on the way back."""
+"""An agent's request on its way to the runner, and the notices of its answers."""
 
 import json
 from dataclasses import replace
@@ -33,7 +33,7 @@ def fleet() -> FixedFleet:
 
 
 def told() -> list[Step]:
-    """An answer that begins with a tool, and says everything that can be said beside text."""
+    """An answer that begins with a tool, with every kind of notice."""
     warning = warning_pb2.Warning(
         code=warning_pb2.WARNING_CODE_UNSUPPORTED_PARAMETER, field="mirostat", message="was not used"
     )

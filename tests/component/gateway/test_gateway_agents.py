@@ -1,4 +1,4 @@
-"""Agents as models, through the whole edge: the OpenAI client on one side, what a runner is asked on the other."""
+"""Agents as models, through the whole gateway: the OpenAI client on one side, the runner's request on the other."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def fleet() -> FixedFleet:
 
 
 def require_prepared(runner: AnsweringRunner, *, temperature: float) -> None:
-    """What the runner was asked is the agent's, and what the caller said is still there."""
+    """The runner's request has the agent's properties, and the caller's messages."""
     for request in runner.asked:
         said = [(message.role, message.content[0].text) for message in request.chat.messages]
         assert said == [

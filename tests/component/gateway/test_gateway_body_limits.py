@@ -1,4 +1,4 @@
-"""Bodies that come slowly, and what comes with them."""
+"""Slow bodies, and limits of their chunks."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ async def test_a_body_earns_its_time_by_the_bytes_it_brings() -> None:
     limits = ConnectionLimits(body_grace_seconds=0.001, min_body_bytes_per_second=10)
     config = GatewayConfig(port=0, connections=limits)
     async with serving(config=config) as gateway, gateway.connection() as (reader, writer):
-        # One second for ten bytes: the first chunk of 50 is worth five.
+        # One second for ten bytes: the first chunk of 50 gives five.
         writer.write(head(f"POST {CHAT} HTTP/1.1", CHUNKED) + chunk(b" " * 50))
         await writer.drain()
         await asyncio.sleep(0.05)

@@ -1,4 +1,4 @@
-"""What callers say about the prefix cache and about keeping a model loaded, and what they are told of it."""
+"""Options of the prefix cache and of the keep-alive, and their effect on answers."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""What callers say of themselves: band, client and session, in headers or in the body, and what is made of it."""
+"""Callers' priority class, client and session, in headers or in the body."""
 
 import json
 from typing import Any

@@ -12,7 +12,7 @@ GOOD = b'{"model":"tiny","messages":[{"role":"user","content":"hi"}]}'
 
 
 def require_envelope(response: RawResponse, status: int, code: str) -> str:
-    """The message of an error, once its form is as promised."""
+    """The message of an error, after checks of its format."""
     assert response.status == status, response
     assert response.headers["content-type"] == "application/json"
     assert response.headers["x-request-id"]
@@ -139,11 +139,11 @@ async def test_a_body_in_too_many_pieces_is_refused() -> None:
         )
         response = await gateway.exchange(request + b"1\r\nx\r\n" * 51)
         await require_still_serving(gateway)
-    assert "too many pieces" in require_envelope(response, 413, "request_too_large")
+    assert "too many chunks" in require_envelope(response, 413, "request_too_large")
 
 
 async def test_a_chunk_too_large_for_any_body_is_refused_by_its_length_and_not_by_a_timeout() -> None:
-    """Its line may arrive in several segments; before, only the time for slow bodies ended the request."""
+    """Its line may arrive in several segments; before, only the timeout of slow bodies ended the request."""
     config = GatewayConfig(port=0, connections=ConnectionLimits(body_grace_seconds=3600.0), body_timeout_seconds=3600.0)
     first = head(
         "POST /v1/chat/completions HTTP/1.1",

@@ -1,4 +1,4 @@
-"""Which responses are kept, and what is said of those that are not."""
+"""Which responses are stored, and the warnings of those that are not."""
 
 import asyncio
 import json
@@ -107,7 +107,7 @@ async def test_a_stream_that_the_mesh_itself_cancels_is_not_said_to_be_kept() ->
 
 
 class UnaryCall:
-    """A growing response that is complete."""
+    """A partial response that is complete."""
 
     def snapshot(self, status: str = "in_progress") -> bytes:
         return status.encode()
@@ -115,7 +115,7 @@ class UnaryCall:
     def conclude(self, receipt: object) -> bytes:
         return b"{}"
 
-    def not_kept(self, why: WeftError) -> None:
+    def note_not_stored(self, why: WeftError) -> None:
         raise AssertionError(why)
 
 
@@ -128,7 +128,7 @@ async def test_a_response_that_is_kept_can_be_deleted_however_slowly_its_caller_
     script = ScriptedDispatcher(hello())
     asked = RequestContext(request_id="r", tenant="ann", model="chat", operation=Operation.CHAT, traceparent="")
     inner = script.generate(asked, chat_pb2.ChatPayload())
-    generation = RecordedGeneration(inner, growing, keeping=keeping, running=running, everyone=everyone)
+    generation = RecordedGeneration(inner, growing, record=keeping, running=running, all_running=everyone)
     seen = []
     async for frame in generation.frames():
         is_last = frame[-1].HasField("finished")

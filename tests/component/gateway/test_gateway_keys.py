@@ -1,4 +1,4 @@
-"""A gateway that asks for keys: who is let in, to what, and as whose request."""
+"""A gateway that requires keys: admission, access, and the tenant of requests."""
 
 import json
 from dataclasses import dataclass, field, replace
@@ -142,7 +142,7 @@ async def test_two_keys_of_different_tenants_in_one_request_are_refused_and_none
     [
         ({"Authorization": f"Bearer {GOOD}", "X-API-Key": GOOD}, ""),
         ({"Authorization": f"Bearer {GOOD}"}, f"?api_key={GOOD}"),
-        # Anthropic's SDK sends both where both variables are set, and one may be a provider's.
+        # Anthropic's SDK sends both where both variables are set, and one may be another provider's.
         ({"Authorization": f"Bearer {GOOD}", "X-API-Key": "sk-ant-somebody"}, ""),
         ({"X-API-Key": GOOD}, "?q=weft_is_a_word"),
     ],

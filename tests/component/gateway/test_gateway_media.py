@@ -1,4 +1,4 @@
-"""Images by address through the whole gateway: what engines get, and what callers see while one is fetched."""
+"""Images by address through the whole gateway: the bytes for engines, and the answer while one is fetched."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ CONFIG = GatewayConfig(port=0, media=MEDIA)
 
 @dataclass
 class ScriptedMedia:
-    """Answers when it may; remembers what was asked."""
+    """Returns files once it is released; records the requests."""
 
     failure: Exception | None = None
     may_answer: asyncio.Event = field(default_factory=asyncio.Event)

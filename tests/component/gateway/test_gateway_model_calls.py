@@ -1,4 +1,4 @@
-"""Scores, tokens, images and sound at the edge: forms of answers, and how each of them may end."""
+"""Reranking, tokens, images and audio: formats of answers, and their failures."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""What chat, completions and embeddings take alike: names of models, and whether a request may leave the premises."""
+"""Model names, and permission to leave the premises, alike in chat, completions and embeddings."""
 
 import json
 

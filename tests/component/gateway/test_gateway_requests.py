@@ -1,4 +1,4 @@
-"""GET /v1/requests, one of them, and GET /v1/clients."""
+"""GET /v1/requests, one request, and GET /v1/clients."""
 
 import json
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ def ended() -> pb.RequestRecord:
 
 @dataclass
 class ScriptedRequests:
-    """Remembers `records`, and what it was asked."""
+    """Has `records`, and records its calls."""
 
     records: list[pb.RequestRecord] = field(default_factory=lambda: [waiting(), ended(), waiting("req-3", "b")])
     failure: WeftError | None = None

@@ -195,7 +195,7 @@ async def read_to_the_end(gateway: RunningGateway, *, stream: bool) -> None:
 
 
 class Pictures:
-    """A MediaSource that has everything."""
+    """A MediaSource that has every file."""
 
     async def fetch(self, addresses: Sequence[MediaAddress]) -> Mapping[str, MediaFile]:
         return {address.url: MediaFile(data=png(1, 1), media_type="image/png") for address in addresses}

@@ -1,4 +1,4 @@
-"""Whatever an answer is and wherever it fails, the openai client reads it to its end or raises an APIError."""
+"""The openai client reads any answer to its end or raises an APIError, wherever it fails."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -53,7 +53,7 @@ async def accumulate(gateway: RunningGateway, case: Case, options: dict[str, Any
             pass
         if {"length", "content_filter"}.isdisjoint(case.finish_reasons.values()):
             return await stream.get_final_completion()
-        # Of these the client makes errors of its own, once the answer is complete.
+        # The client raises errors of its own for these, once the answer is complete.
         return stream.current_completion_snapshot
 
 
@@ -149,7 +149,7 @@ def test_a_stream_of_text_ends_with_every_finish_reason_or_with_an_error(options
 
 
 def long_answer() -> list[Frame]:
-    """Two choices that reason, speak, call and end, one event per frame."""
+    """Two choices with reasoning, text, calls and an end, one event per frame."""
     token = event_pb2.TokenLogprob(token="a", logprob=-0.1)
     call = event_pb2.ToolCallDelta(index=0, id="c1", name="f", arguments_text="{")
     rest = event_pb2.ToolCallDelta(index=0, arguments_text="}")

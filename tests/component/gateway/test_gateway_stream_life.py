@@ -270,7 +270,7 @@ async def test_stop_ends_what_does_not_finish_with_an_error(began: bool) -> None
 
 
 async def require_counted(gateway: RunningGateway, label: str) -> None:
-    """Wait until the metrics show `label`: the request's task ends a few steps after its work was closed."""
+    """Wait until the metrics show `label`: the request's task ends a few steps after its dispatch was closed."""
     async with asyncio.timeout(2):
         while label not in (await gateway.request("GET", "/metrics")).body.decode():
             pass

@@ -1,4 +1,4 @@
-"""Which answers are asked for in one piece."""
+"""Which answers are requested as unary ones."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Agents on the gRPC surface: the router's InferenceService over the same dispatcher as the HTTP edge."""
+"""Agents over gRPC: the router's InferenceService over the same dispatcher as the gateway."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -75,7 +75,7 @@ async def test_a_chat_with_an_agent_is_answered_by_its_model(tmp_path: Path) -> 
 
 
 async def test_signals_are_events_in_their_place_and_once_more_in_the_receipt(tmp_path: Path) -> None:
-    # As many and as long as they may be: more than metadata has room for.
+    # The maximum number of names of maximum length: more than metadata can hold.
     arguments = to_json_object({"reason": "x" * 2_000}, "arguments")
     raised = [signal_pb2.Signal(name=f"S{n}", arguments=arguments) for n in range(64)]
     warned = [warning_pb2.Warning(message="x" * 500, field=str(n)) for n in range(64)]

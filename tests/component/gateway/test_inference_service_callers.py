@@ -1,4 +1,4 @@
-"""What callers over gRPC say of themselves: band, client and session."""
+"""Callers' priority class, client and session over gRPC."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -37,7 +37,7 @@ async def serving(folder: Path, dispatcher: ScriptedDispatcher) -> AsyncIterator
 
 
 async def ask_all(stub: Any, options: pb.RequestOptions, model: str = "tiny") -> None:
-    """Each of the three calls, to its end. Raises what the service answers, as a WeftError."""
+    """Each of the three calls, to its end. Raises the service's error, as a WeftError."""
     chat = chat_pb2.ChatPayload()
     chat.messages.add(role=chat_pb2.ROLE_USER).content.add(text="hi")
     prompts = [completion_pb2.PromptInput(text="hi")]

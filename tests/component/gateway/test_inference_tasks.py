@@ -1,4 +1,4 @@
-"""`/api/v1/inference-tasks`: submitted, listed, read, watched, cancelled and forgotten over HTTP."""
+"""`/api/v1/inference-tasks`: submit, list, read, watch, cancel and delete over HTTP."""
 
 import asyncio
 import json
@@ -139,7 +139,7 @@ async def test_what_the_live_route_refuses_is_refused_here_with_where_it_stands(
     ],
 )
 async def test_what_whoever_keeps_tasks_refuses_is_named_as_its_sender_knows_it(field: str, param: str) -> None:
-    # As it comes over the wire: no FieldError any more.
+    # As received over gRPC: not a FieldError.
     refusal = WeftError(Reason.REQUEST_TOO_LARGE, f"{field}: too much", metadata={"field": field})
     async with serving(tasks=ScriptedTasks(failure=refusal)) as gateway:
         answer = await submit(gateway)

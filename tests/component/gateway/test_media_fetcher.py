@@ -1,4 +1,4 @@
-"""The fetcher against a host that does what it should not; reliability cases M15 to M18."""
+"""The fetcher against a hostile host; reliability cases M15 to M18."""
 
 import asyncio
 from dataclasses import replace

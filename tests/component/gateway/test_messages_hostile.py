@@ -1,4 +1,4 @@
-"""Requests that are almost those of a real client are understood or refused by name, and nothing else happens."""
+"""Requests that are almost those of a real client are translated or refused by name, without other effects."""
 
 import copy
 import json
@@ -23,7 +23,7 @@ MEDIA = MediaConfig(allowed_hosts=("images.example.org",))
 
 
 def honest_request() -> dict[str, Any]:
-    """A turn of Claude Code, with everything besides that a request may have."""
+    """A turn of Claude Code with every supported field."""
     request = claude_code_request()
     image = {"type": "image", "source": {"type": "url", "url": "https://images.example.org/a.png"}}
     request["messages"][0]["content"].append(image)
@@ -78,7 +78,7 @@ def outcome(request: dict[str, Any]) -> TranslatedMessages | WeftError:
 
 
 def change(request: dict[str, Any], place: Place, replacement: tuple[object] | None) -> None:
-    """Put something else there, or nothing; an earlier change may have taken the place away."""
+    """Replace or remove the value at a path, which an earlier change may have removed."""
     target: Any = request
     try:
         for key in place[:-1]:

@@ -34,7 +34,7 @@ from weft.kernel.principal import key_text
 
 
 def no_surprise(context: Any, response: Any, case: Any) -> None:  # noqa: ARG001 - a check has these
-    """501 is a promise not to: no runner offers it. Any other failure of the server's is one."""
+    """501 is a documented refusal; any other server error is a failure."""
     assert response.status_code < 500 or response.status_code == 501, response.content
 
 
@@ -50,7 +50,7 @@ NOT_TOLD = {("GET", "/openapi.json")}
 
 
 def app() -> Any:
-    """A gateway with everything, over scripted collaborators."""
+    """A gateway with all endpoints, over scripted collaborators."""
     ports = GatewayPorts(
         dispatcher=ForgetfulDispatcher(),
         fleet=FixedFleet.of(model("tiny")),
@@ -106,7 +106,7 @@ def test_the_gateway_keeps_to_its_document(endpoint: Endpoint, document: Any) ->
     ],
 )
 def test_an_answer_in_events_is_what_the_document_says(path: str, asks: dict[str, Any], document: Any) -> None:
-    """Chance alone hardly ever asks for a stream: and the document once called each event a string."""
+    """Random requests hardly ever ask for a stream; the document once declared each event a string."""
     body = {"model": "tiny", "stream": True, **asks}
     case = document[path]["POST"].Case(body=body, media_type="application/json")
     answer = case.call_and_validate(headers=SENT, checks=CHECKS)

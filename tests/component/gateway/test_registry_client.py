@@ -98,7 +98,7 @@ class ScriptedServicer(
     declaration_service_pb2_grpc.DeclarationServiceServicer,
     settings_service_pb2_grpc.SettingsServiceServicer,
 ):
-    """Answers by rpc name; an exception is what the rpc fails with."""
+    """Answers by rpc name; an exception is raised as the rpc's error."""
 
     def __init__(self, answers: dict[str, Answer | Exception]) -> None:
         self.asked: list[Any] = []
@@ -224,7 +224,7 @@ async def test_settings_are_told_and_set(tmp_path: Path) -> None:
         assert await client.settings() == MeshSettings(allow_cloud_fallback=True)
         wanted = MeshSettings(allow_cloud_fallback=False)
         assert await client.update_settings(wanted) == wanted
-    # False is a wish, not the absence of one.
+    # False is a value, not its absence.
     assert servicer.asked[1].HasField("allow_cloud_fallback")
 
 

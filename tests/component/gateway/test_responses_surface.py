@@ -1,4 +1,4 @@
-"""Responses as tasks that other APIs bring: each by itself."""
+"""Responses as tasks of other APIs: each without a conversation."""
 
 import json
 from typing import Any

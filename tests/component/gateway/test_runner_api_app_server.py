@@ -1,4 +1,4 @@
-"""Faults of the server under every HTTP surface, each with the test that found it."""
+"""Faults of the server under every HTTP API, each with its regression test."""
 
 import asyncio
 import socket
@@ -9,15 +9,15 @@ from gateway_script import FixedFleet, ScriptedDispatcher
 from runner_api_stage import ScriptedOperations, ScriptedQueue, ScriptedRunner, runner_api
 
 from gateway.config import GatewayConfig
-from gateway.runner_api.deps import RunnerApiConfig
 from gateway.runner_api.ports import RunnerApiPorts
+from gateway.runner_api.state import RunnerApiConfig
 from gateway.runner_service import build
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 
 async def test_an_answer_in_two_writes_does_not_wait_for_an_acknowledgement() -> None:
-    """asyncio left Nagle's algorithm on, since the listener did not say that it is TCP: 44 ms for every answer."""
+    """asyncio left Nagle's algorithm on, since the listener did not specify TCP: 44 ms for every answer."""
     async with runner_api() as stage:
         host, port = stage.service.url.removeprefix("http://").split(":")
         _, writer = await asyncio.open_connection(host, int(port))

@@ -1,4 +1,4 @@
-"""Inference on one runner: its queue, its limits per tenant, and what is learned from requests."""
+"""Inference on one runner: its queue, its limits per tenant, and the metrics from requests."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -10,7 +10,7 @@ from runner_api_stage import RunnerApiStage, edge, runner_api
 
 from gateway.config import GatewayConfig, RateLimitConfig
 from gateway.runner_api.capabilities import TTL_SECONDS
-from gateway.runner_api.deps import RunnerApiConfig
+from gateway.runner_api.state import RunnerApiConfig
 from weft.dispatch.frames import GenerationPayload
 from weft.dispatch.request_trace import RequestContext
 from weft.kernel.errors import WeftError
@@ -62,7 +62,7 @@ async def test_a_queue_of_no_length_is_the_schedulers_alone() -> None:
 
 
 class Granted(ScriptedDispatcher):
-    """Its receipts tell of an attempt, of a wait of 150 ms, and of a load of 1 s."""
+    """Its receipts have an attempt, a wait of 150 ms, and a load of 1 s."""
 
     def generate(self, context: RequestContext, payload: GenerationPayload) -> ScriptedGeneration:
         return GrantedGeneration(self.steps, self.was_closed)

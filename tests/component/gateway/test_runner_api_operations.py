@@ -1,4 +1,4 @@
-"""Loading, unloading and flushing over HTTP, with a scripted registry."""
+"""Load, unload and flush over HTTP, with a scripted registry."""
 
 import asyncio
 from typing import Any

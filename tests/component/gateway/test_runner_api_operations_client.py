@@ -1,4 +1,4 @@
-"""Operations over real gRPC, with a scripted service at the other end."""
+"""Operations over real gRPC, with a scripted service."""
 
 import asyncio
 from collections.abc import AsyncIterator

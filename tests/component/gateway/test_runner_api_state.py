@@ -9,9 +9,9 @@ from runner_api_stage import GIB, ScriptedRunner, facts, runner_api
 
 from gateway.endpoints import ACCESS_RULES
 from gateway.runner_api.capabilities import STALE_SECONDS, TTL_SECONDS
-from gateway.runner_api.deps import RunnerApiConfig
-from gateway.runner_api.observed import MAX_TENANT_LABELS
+from gateway.runner_api.metrics import MAX_TENANT_LABELS
 from gateway.runner_api.ports import DeviceFacts, ModelFacts, ModelStage, RunnerStage
+from gateway.runner_api.state import RunnerApiConfig
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock
@@ -166,7 +166,7 @@ async def test_metrics_tell_cache_memory_and_queue() -> None:
     assert found["weft_runner_gpu_memory_used_bytes", (("gpu", "0"),)] == 3 * GIB
     assert found["weft_runner_model_memory_bytes", (("model", "tiny"),)] == 2 * GIB
     assert found["weft_runner_requests_running", (("model", "tiny"),)] == 1
-    # Nobody has asked this one for anything: a rate of nothing is no rate.
+    # Without requests there is no hit rate.
     assert ("weft_runner_cache_hit_rate", (("model", "small"),)) not in found
 
 

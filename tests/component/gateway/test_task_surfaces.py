@@ -1,4 +1,4 @@
-"""Surfaces without a gateway around them, as whoever takes in lines of batches uses them."""
+"""Task APIs without a gateway, as batches use them."""
 
 import json
 from dataclasses import replace

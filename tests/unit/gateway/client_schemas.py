@@ -1,4 +1,4 @@
-"""JSON schemas as clients and their libraries write them, in every draft: what must pass."""
+"""JSON schemas as clients and their libraries write them, in every draft: all must pass."""
 
 from typing import Any
 

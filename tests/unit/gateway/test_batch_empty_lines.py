@@ -1,17 +1,17 @@
-"""A file may be nothing but line ends."""
+"""Batches from files of empty lines."""
 
 import asyncio
 from collections.abc import AsyncGenerator
 from time import thread_time
 
-from gateway.batches.making import raw_lines
+from gateway.batches.creation import raw_lines
 
 
 async def test_others_have_their_turn_while_a_piece_of_nothing_but_line_ends_is_read() -> None:
     longest = 0.0
 
     async def watch() -> None:
-        """How long others wait, in seconds of work: what the machine does besides is not counted."""
+        """The longest wait of another coroutine, in seconds of processor time."""
         nonlocal longest
         while True:
             began = thread_time()
@@ -26,5 +26,5 @@ async def test_others_have_their_turn_while_a_piece_of_nothing_but_line_ends_is_
     assert [line async for line in raw_lines(content(), 100)] == []
     await asyncio.sleep(0)
     watching.cancel()
-    # All of it in one go is several times that.
+    # Without yielding, the wait is several times as long.
     assert longest < 0.05

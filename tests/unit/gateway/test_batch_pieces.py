@@ -1,4 +1,4 @@
-"""Bytes on their way to a keeper, and the lines of a file, however they are cut."""
+"""Chunks of a file on their way to the store, and the lines of a file, for any split of its bytes."""
 
 from collections.abc import AsyncGenerator, Iterable
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kit.examples import examples, given
 
 from gateway.batches.chunks import HOLD_SECONDS, in_chunks
-from gateway.batches.making import RawLine, raw_lines
+from gateway.batches.creation import RawLine, raw_lines
 
 
 async def each(pieces: Iterable[bytes]) -> AsyncGenerator[bytes]:

@@ -4,7 +4,7 @@ import pytest
 import structlog
 
 from gateway.config import ConnectionLimits
-from gateway.http.connection_counts import ConnectionCounts, within_open_files
+from gateway.http.protocol import ConnectionCounts, within_open_files
 from weft.kernel.reasons import Reason
 
 FEW = ConnectionLimits(max_connections=5, max_connections_per_address=2)

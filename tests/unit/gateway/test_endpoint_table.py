@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.auth.access import AccessRules
+from gateway.auth.authentication import AccessRules
 from gateway.endpoints import ACCESS_RULES, GATEWAY_GROUPS, RUNNER_GROUPS, docs_table, endpoints_of
 from weft.kernel.principal import Access, Resource, Role
 

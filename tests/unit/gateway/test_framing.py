@@ -1,4 +1,4 @@
-"""The framing of a request: what can never be kept is refused from its head, or from the line before a chunk."""
+"""The framing of a request: unsupported framing is refused from its head, or from the line before a chunk."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Forms of answers that only some clients ask for, and what clients take for granted about the order of things."""
+"""Formats of answers that only some clients request, and the order that clients rely on."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Events to OpenAI JSON, streamed and whole, checked with the SDK's own accumulator."""
+"""Events to OpenAI JSON, streamed and unary, checked with the SDK's own accumulator."""
 
 import json
 

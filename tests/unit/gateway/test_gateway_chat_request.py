@@ -216,7 +216,7 @@ def test_every_response_format_is_understood(wanted: dict[str, object], kind: st
 
 @pytest.mark.parametrize("name", ["schema", "value"])
 def test_a_schema_beside_json_object_is_followed_and_not_lost(name: str) -> None:
-    """huggingface-hub and clients of llama.cpp's server write it so; it was ignored without a word."""
+    """huggingface-hub and clients of llama.cpp's server write it so; it was ignored without a warning."""
     schema = {"type": "object", "properties": {"a": {"type": "string"}}}
     wanted = payload_of(response_format={"type": "json_object", name: schema}).response_format
     assert plain_object(wanted.json_schema.schema) == schema

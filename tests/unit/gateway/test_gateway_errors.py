@@ -36,7 +36,7 @@ def test_every_reason_has_an_envelope_a_status_and_honest_retry_headers(reason: 
     elif status >= 500 and not retryable:
         assert headers == {b"x-should-retry": b"false"}
     if not retryable:
-        # What a client would repeat on its own account, it must be told not to.
+        # Clients retry some statuses by default; `x-should-retry` must stop them.
         assert (status not in {408, 409, 429} and status < 500) or headers[b"x-should-retry"] == b"false"
 
 

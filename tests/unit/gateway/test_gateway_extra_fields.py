@@ -1,4 +1,4 @@
-"""Fields that weft does not know are handed on, within limits; thinking has two spellings and one meaning."""
+"""Unknown fields are passed on, within limits; thinking has two spellings with one meaning."""
 
 import json
 from typing import Any

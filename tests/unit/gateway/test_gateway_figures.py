@@ -1,4 +1,4 @@
-"""Refusals for lack of room have their figures in the body, wherever they come from."""
+"""Refusals for lack of capacity have their figures in the body, whatever their origin."""
 
 import json
 

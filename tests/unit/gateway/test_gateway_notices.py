@@ -1,4 +1,4 @@
-"""Signals, warnings and tools that the mesh runs: comments, chunks on request, and members of a whole answer."""
+"""Signals, warnings and tools that the mesh runs: comments, chunks on request, and members of a unary answer."""
 
 import json
 from typing import Any, cast
@@ -7,7 +7,7 @@ import pytest
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from gateway.answers.answer_builder import MAX_NOTICES_TOLD, AnswerIdentity
+from gateway.answers.answer_builder import MAX_NOTICES, AnswerIdentity
 from gateway.openai.chat_answer import ChatAnswer, ChatStream
 from gateway.openai.completions import CompletionAnswer, CompletionStream
 from weft.api.common.v1 import event_pb2, receipt_pb2, signal_pb2, warning_pb2
@@ -127,7 +127,7 @@ def test_a_notice_is_a_comment_and_a_chunk_only_on_request(
     chunk = next(chunk for chunk in data_of(told) if "weft" in chunk)
     assert chunk["choices"] == []
     assert (chunk["id"], chunk["model"], chunk["created"]) == ("chatcmpl-1", "tiny", 1_700_000_000)
-    # Without the chunk, the two streams say the same.
+    # Without the chunk, the two streams are equal.
     assert [chunk for chunk in data_of(told) if "weft" not in chunk] == data_of(plain)
 
 
@@ -173,8 +173,8 @@ def test_a_warning_of_an_attempt_that_failed_is_forgotten(include_events: bool) 
 
 def test_no_more_warnings_are_held_back_than_a_whole_answer_would_have() -> None:
     encoder = chat_stream()
-    assert encoder.encode([started(), *(warning(str(n)) for n in range(MAX_NOTICES_TOLD + 9))]) == b""
-    assert encoder.encode([piece("a")]).count(b": warning") == MAX_NOTICES_TOLD
+    assert encoder.encode([started(), *(warning(str(n)) for n in range(MAX_NOTICES + 9))]) == b""
+    assert encoder.encode([piece("a")]).count(b": warning") == MAX_NOTICES
 
 
 def test_a_warning_before_an_answer_without_any_content_is_told_with_its_end() -> None:
@@ -226,8 +226,8 @@ def test_the_sdk_takes_a_whole_answer_with_signals() -> None:
 
 def test_a_whole_answer_holds_a_bounded_number_of_them() -> None:
     answer = ChatAnswer(IDENTITY, choice_count=1, logprobs=False)
-    many = [event for n in range(MAX_NOTICES_TOLD + 9) for event in (signal(n=n), warning(str(n)))]
+    many = [event for n in range(MAX_NOTICES + 9) for event in (signal(n=n), warning(str(n)))]
     answer.add([started(), *many, *end()])
     document = json.loads(answer.body())
-    assert (len(document["signals"]), len(document["warnings"])) == (MAX_NOTICES_TOLD, MAX_NOTICES_TOLD)
+    assert (len(document["signals"]), len(document["warnings"])) == (MAX_NOTICES, MAX_NOTICES)
     assert document["signals"][0]["arguments"] == {"n": 0}

@@ -1,4 +1,4 @@
-"""How a request hears that its caller has gone."""
+"""Notification of a request about its caller's disconnect."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""How the first write of an answer travels."""
+"""The delay of the first write of an answer."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Which addresses of media may be fetched: the family of reliability case M, and what two parsers could read apart."""
+"""Which media addresses may be fetched: reliability case M, and text that two parsers could read differently."""
 
 from urllib.parse import urlsplit
 

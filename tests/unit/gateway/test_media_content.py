@@ -1,4 +1,4 @@
-"""What a file must be before an engine sees it."""
+"""Validation of media files before an engine gets them."""
 
 import struct
 from contextlib import suppress
@@ -71,7 +71,7 @@ def test_a_type_that_is_not_known_is_refused_even_for_an_image(said: str) -> Non
 
 
 def test_a_type_and_content_that_differ_are_refused() -> None:
-    with pytest.raises(FieldError, match="is said to be image/png, and its content is image/jpeg"):
+    with pytest.raises(FieldError, match="is declared as image/png, but its content is image/jpeg"):
         checked_image(IMAGES["image/jpeg"], "image/png", FIELD, CONFIG)
 
 

@@ -154,7 +154,11 @@ def test_images_come_as_bytes_or_as_an_address_of_an_allowed_host() -> None:
         (assistant(IMAGE), "content[0].type", "role 'assistant'"),
         ({"role": "system", "content": [IMAGE]}, "content[0].type", "role 'system'"),
         (user(), "content", "at least one block"),
-        (user({"type": "image", "source": {"type": "file", "file_id": "f"}}), "content[0].source.type", "no files"),
+        (
+            user({"type": "image", "source": {"type": "file", "file_id": "f"}}),
+            "content[0].source.type",
+            "uploaded files",
+        ),
         (
             user({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "%"}}),
             "content[0].source.data",

@@ -1,4 +1,4 @@
-"""Whatever a runner can say, the real client of Anthropic's API reads it: an answer, or the error that it should be."""
+"""The real Anthropic client reads the stream of any event sequence: an answer, or the expected error."""
 
 import json
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ def piece(index: int, arguments: str, *, first: bool) -> Event:
 
 @dataclass
 class Told:
-    """What a stream said, and how it ended."""
+    """The events of a stream, and how it ended."""
 
     raw: bytes
     answer: anthropic.types.Message | None = None
@@ -52,7 +52,7 @@ class Told:
 
 @dataclass
 class Reader:
-    """The real client, for which a stream is bytes of the test's own."""
+    """The real client, over a stream of bytes from the test."""
 
     raw: bytes = b""
     client: anthropic.Anthropic = field(init=False)
@@ -81,7 +81,7 @@ READER = Reader()
 
 
 def stream(frames: Sequence[list[Event]], *, failing_after: int | None = None, estimate: int = 0) -> Told:
-    """Encode frames as an answer does, and have the client read them. `failing_after` so many frames the work fails."""
+    """Encode frames as an answer does, and read them with the client. The work fails after `failing_after` frames."""
     encoder, out, failure = MessagesStream(IDENTITY, estimate), [], None
     try:
         for place, frame in enumerate(frames):
@@ -99,7 +99,7 @@ def stream(frames: Sequence[list[Event]], *, failing_after: int | None = None, e
 
 
 def whole(frames: Sequence[list[Event]]) -> dict[str, Any]:
-    """The same answer in one piece."""
+    """The same answer, unary."""
     answer = MessagesAnswer(IDENTITY)
     for frame in frames:
         answer.add(frame)
@@ -128,7 +128,7 @@ OBJECTS = st.dictionaries(TEXTS, st.none() | st.booleans() | st.integers() | TEX
 
 @st.composite
 def calls(draw: st.DrawFn) -> list[Event]:
-    """The pieces of one to three calls, some of them wrong, cut or mixed with one another."""
+    """The chunks of one to three calls, some of them invalid, truncated or interleaved."""
     told: list[list[Event]] = []
     for index in range(draw(st.integers(1, 3))):
         text = draw(
@@ -208,7 +208,7 @@ def test_the_client_raises_nothing_but_the_error_of_the_stream(
 
 
 def require_one_block_at_a_time(events: Sequence[dict[str, Any]]) -> None:
-    """Blocks are numbered from 0, and each is over before the next begins."""
+    """Blocks are numbered from 0, and each ends before the next begins."""
     place, is_open = -1, False
     for event in events:
         if event["type"] == "content_block_start":
@@ -223,7 +223,7 @@ def require_one_block_at_a_time(events: Sequence[dict[str, Any]]) -> None:
 
 
 def require_same(told: Told, document: dict[str, Any]) -> None:
-    """Streamed or not, it is the same answer; only words in the middle of a call's arguments are told after it."""
+    """The streamed and the unary answer are equal; only text within a call's arguments is sent after them."""
     assert told.answer is not None
     assert told.answer.stop_reason == document["stop_reason"]
     assert told.answer.usage.to_dict() == document["usage"]
@@ -307,7 +307,7 @@ def test_the_first_event_has_the_counts_that_prefill_told_and_the_last_those_of_
 
 
 def test_the_first_event_estimates_what_the_engine_has_not_counted_yet() -> None:
-    """Found by trying: `input_tokens: 0` of every short prompt, and of every engine that reports no prefill."""
+    """Regression: `input_tokens: 0` for every short prompt, and for every engine that reports no prefill."""
     told = stream([[say(text="Hi")], end(prompt=9, cached=4)], estimate=11)
     assert told.events[0]["message"]["usage"] == {
         "input_tokens": 11,

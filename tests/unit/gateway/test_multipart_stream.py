@@ -1,4 +1,4 @@
-"""A form whose parts are read as their bytes come in says what it says when it is read as a whole."""
+"""A form that is parsed as a stream gives the same parts as one that is parsed as a whole."""
 
 from collections.abc import AsyncGenerator, Sequence
 

@@ -1,4 +1,4 @@
-"""Rates as text, and tenants that are counted."""
+"""Rates as text, and counted tenants."""
 
 import pytest
 
@@ -90,6 +90,6 @@ async def test_the_window_moves() -> None:
     limits.take("a")
     with pytest.raises(DetailedError):
         limits.take("a")
-    # The library has a clock of its own; one real second.
+    # The library has its own clock; one real second.
     await clock.sleep(1.05)
     limits.take("a")

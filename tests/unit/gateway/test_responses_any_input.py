@@ -1,4 +1,4 @@
-"""Whatever stands in a request, it is understood or refused by the name of a field."""
+"""Any request is translated, or refused with the name of a field."""
 
 import json
 from typing import Any
@@ -11,7 +11,7 @@ from gateway.config import MediaConfig, RequestLimits
 from gateway.intake.json_guard import parse
 from gateway.media import RequestMedia
 from gateway.responses.document import ResponseDocument, ResponseState
-from gateway.responses.history import conversation_of, items_to_keep
+from gateway.responses.history import conversation_of, items_to_store
 from gateway.responses.output import new_response_id
 from gateway.responses.payload import ResponsePayload, own_items, to_response_request
 from gateway.responses.schema import ResponsesRequest
@@ -80,7 +80,7 @@ async def test_any_request_is_answered_or_refused_in_our_words(given_fields: dic
     request, asked = found
     assert asked.payload.messages
     response_id = new_response_id()
-    assert len(json.loads(items_to_keep(own_items(request), response_id))) == len(own_items(request))
+    assert len(json.loads(items_to_store(own_items(request), response_id))) == len(own_items(request))
     document = ResponseDocument(request, response_id, clock=FakeClock(), arrived=0.0)
     answer = ResponsesAnswer(document, ResponseState(model="m", is_stored=False), logprobs=False)
     stop = event_pb2.Delta(text="Hi", finish_reason=event_pb2.FINISH_REASON_STOP)

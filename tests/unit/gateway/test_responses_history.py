@@ -1,4 +1,4 @@
-"""Whatever a response held, another one can continue it."""
+"""Any stored response can be continued."""
 
 import json
 from datetime import UTC, datetime
@@ -13,7 +13,7 @@ from gateway.config import MediaConfig, RequestLimits
 from gateway.intake.json_guard import parse
 from gateway.media import RequestMedia
 from gateway.responses.document import ResponseDocument, ResponseState
-from gateway.responses.history import conversation_of, exchange_of, items_to_keep
+from gateway.responses.history import conversation_of, exchange_of, items_to_store
 from gateway.responses.output import input_item_id, new_response_id, output_item_id, response_of
 from gateway.responses.payload import own_items, to_response_request
 from gateway.responses.schema import ResponsesRequest
@@ -38,7 +38,7 @@ DELTA = st.builds(
 
 
 class Kept:
-    """A ResponseStore of what it is given, all of one tenant."""
+    """A ResponseStore with the responses of one tenant."""
 
     def __init__(self, *responses: StoredResponse) -> None:
         self._responses = {response.id: response for response in responses}
@@ -64,7 +64,7 @@ def request_of(**fields: object) -> ResponsesRequest:
 
 
 def kept(request: ResponsesRequest, *deltas: event_pb2.Delta, finish: str = "STOP") -> StoredResponse:
-    """The response to `request` that these deltas make, as it is kept."""
+    """The stored response to `request` from these deltas."""
     response_id = new_response_id()
     document = ResponseDocument(request, response_id, clock=FakeClock(), arrived=0.0)
     answer = ResponsesAnswer(document, ResponseState(model="m", is_stored=True), logprobs=False)
@@ -76,7 +76,7 @@ def kept(request: ResponsesRequest, *deltas: event_pb2.Delta, finish: str = "STO
         previous_id="",
         created_at=datetime(2026, 1, 1, tzinfo=UTC),
         body=answer.conclude(receipt_pb2.Receipt()),
-        items=items_to_keep(own_items(request), response_id),
+        items=items_to_store(own_items(request), response_id),
     )
 
 
@@ -145,7 +145,7 @@ def test_items_are_kept_with_a_type_an_id_and_content_as_a_list() -> None:
         ]
     )
     response_id = new_response_id()
-    first, second, call, result = json.loads(items_to_keep(own_items(request), response_id))
+    first, second, call, result = json.loads(items_to_store(own_items(request), response_id))
     assert first == {
         "id": input_item_id(response_id, "message", 0),
         "type": "message",

@@ -1,4 +1,4 @@
-"""From what a watch tells of a task to the events of its response."""
+"""From the events of a task's watch to the events of its response."""
 
 import json
 from collections.abc import Sequence
@@ -60,7 +60,7 @@ def ended(state: TaskState = TaskState.COMPLETED, attempt: int = 1, events: int 
 
 
 def cut(events: Sequence[Event], places: Sequence[int], attempt: int = 1) -> list[TaskEvent]:
-    """The events in pieces that begin at these places."""
+    """The events in chunks that begin at these places."""
     bounds = sorted({0, *(place for place in places if place < len(events)), len(events)})
     return [
         TaskChunk(

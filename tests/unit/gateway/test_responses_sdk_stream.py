@@ -1,4 +1,4 @@
-"""Every stream of a response that can be sent, failures at every point, through the stream helper of openai-py."""
+"""Every possible stream of a response, with failures at every point, through the stream helper of openai-py."""
 
 import json
 from collections.abc import Sequence
@@ -72,7 +72,7 @@ FINISH = st.sampled_from(["STOP", "LENGTH", "TOOL_CALLS", "CONTENT_FILTER"])
 
 @dataclass
 class Answering:
-    """A client of openai-py whose server says `body`."""
+    """A client of openai-py whose server answers `body`."""
 
     body: bytes = b""
     client: openai.OpenAI = field(init=False)
@@ -108,7 +108,7 @@ def end(reason: str = "STOP") -> Frame:
 
 
 def events_in(body: bytes) -> list[dict[str, Any]]:
-    """The events, their names checked against their types."""
+    """The events, with their names checked against their types."""
     found = []
     for block in body.decode().split("\n\n"):
         if not block or block.startswith(":"):
@@ -121,7 +121,7 @@ def events_in(body: bytes) -> list[dict[str, Any]]:
 
 
 def read(answering: Answering, body: bytes) -> list[Any]:
-    """What the stream helper says of `body`."""
+    """The events that the stream helper reads from `body`."""
     answering.body = body
     with answering.client.responses.stream(model="chat", input="hi") as stream:
         return list(stream)
@@ -163,7 +163,7 @@ def test_the_stream_helper_takes_every_whole_answer(
 
 
 def assert_items_are_told_once(told: Sequence[dict[str, Any]]) -> None:
-    """Added, grown and done are one thing: pieces add up to wholes, and wholes to the last event."""
+    """Added, grown and done items agree: chunks add up to items, and items to the last event."""
     final = told[-1]["response"]["output"]
     added = [event["item"] for event in told if event["type"] == "response.output_item.added"]
     done = {event["output_index"]: event["item"] for event in told if event["type"] == "response.output_item.done"}

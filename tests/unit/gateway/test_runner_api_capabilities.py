@@ -1,9 +1,9 @@
-"""Facts to JSON: what is known is said, what is not is null."""
+"""Facts to JSON: unknown values are null."""
 
 import pytest
 
 from gateway.runner_api.capabilities import MEBIBYTE, QueueFacts, capabilities_body, verdict_of
-from gateway.runner_api.observed import MAX_WAITS, WINDOW_SECONDS, WaitWindow
+from gateway.runner_api.metrics import MAX_WAITS, WINDOW_SECONDS, WaitWindow
 from gateway.runner_api.ports import CacheCounts, DeviceFacts, ModelFacts, ModelStage, RunnerFacts, RunnerStage
 from weft_testing.fake_clock import FakeClock
 

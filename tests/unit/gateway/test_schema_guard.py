@@ -75,7 +75,7 @@ def either(count: int) -> dict[str, Any]:
             "defined by itself",
         ),
         (chained(200), ".$defs.d63", "64 references in a row"),
-        # No JSON schema at all.
+        # Not a JSON schema.
         ({"$ref": "#/$defs/nowhere"}, ".$ref", "does not have"),
         ({"items": {"$ref": "#/$defs/nowhere"}, "$defs": {}}, ".items.$ref", "does not have"),
         ({"$ref": "#anchor"}, ".$ref", "does not have"),
@@ -166,7 +166,7 @@ def test_a_pattern_of_half_a_character_is_refused() -> None:
 
 
 def test_an_upper_bound_that_no_answer_reaches_is_left_out_where_it_is_one_and_nothing_else_changes() -> None:
-    """Claude Code bounds the text of a file by half a megabyte; it was refused."""
+    """Claude Code limits the text of a file to half a megabyte; such a schema was refused."""
     schema = {
         "type": "object",
         "properties": {

@@ -1,14 +1,15 @@
-"""Retrieval of responses by id: running here, stored, or in the background."""
+"""Retrieval of responses by id: running on this gateway, stored, or in the background."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from typing import TypeVar
 
 import msgspec
+from typing_extensions import override
 
 from gateway.responses.background import BackgroundResponse, BackgroundResponses, StreamPosition
 from gateway.responses.document import CANCELLED
-from gateway.responses.history import items_to_keep
+from gateway.responses.history import items_to_store
 from gateway.responses.running import RunningResponses
 from weft.durable.responses import ResponseStore, StoredResponse, response_not_found
 from weft.kernel.errors import FieldError, WeftError, invalid_field
@@ -17,27 +18,27 @@ from weft.kernel.reasons import Reason
 Answer = TypeVar("Answer")
 
 
-class BoundedStore:
+class StoreWithTimeout(ResponseStore):
     """A ResponseStore with a timeout for each call; raises SERVICE_UNAVAILABLE."""
 
     def __init__(self, store: ResponseStore, *, timeout_seconds: float) -> None:
         self._store = store
         self._timeout_seconds = timeout_seconds
 
+    @override
     async def save(self, response: StoredResponse) -> None:
-        """See ResponseStore.save."""
         await self._in_time(self._store.save(response))
 
+    @override
     async def get(self, tenant: str, response_id: str) -> StoredResponse:
-        """See ResponseStore.get."""
         return await self._in_time(self._store.get(tenant, response_id))
 
+    @override
     async def chain(self, tenant: str, response_id: str) -> Sequence[StoredResponse]:
-        """See ResponseStore.chain."""
         return await self._in_time(self._store.chain(tenant, response_id))
 
+    @override
     async def delete(self, tenant: str, response_id: str) -> None:
-        """See ResponseStore.delete."""
         await self._in_time(self._store.delete(tenant, response_id))
 
     async def _in_time(self, answer: Awaitable[Answer]) -> Answer:
@@ -55,7 +56,7 @@ class _Body(msgspec.Struct):
     background: bool | None = None
 
 
-class KeptResponses:
+class ResponseRetrieval:
     """All responses that one gateway can retrieve."""
 
     def __init__(
@@ -137,7 +138,7 @@ class KeptResponses:
 
     async def _items_in_background(self, tenant: str, response_id: str) -> bytes:
         _, found = await self._in_background(tenant, response_id)
-        return items_to_keep(found.origin.items, found.id)
+        return items_to_store(found.origin.items, found.id)
 
     async def _forget_task(self, tenant: str, response_id: str) -> bool:
         try:
@@ -167,8 +168,8 @@ class KeptResponses:
 
 def not_streamed_again() -> FieldError:
     """Returns the error of a stream that cannot be resumed."""
-    return invalid_field("stream", "must be false: only a response in the background is streamed again")
+    return invalid_field("stream", "must be false: only a background response can be streamed again")
 
 
 def _at_its_end(response_id: str) -> FieldError:
-    return invalid_field("response_id", f"response {response_id} has come to its end and cannot be cancelled")
+    return invalid_field("response_id", f"response {response_id} has ended and cannot be cancelled")

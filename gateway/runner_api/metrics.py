@@ -1,4 +1,7 @@
-"""The dispatcher of a runner's HTTP API: counts requests and waits, with one queue limit over all models."""
+"""Metrics of a runner's HTTP API, and the dispatcher that counts its requests and waits within one queue limit.
+
+Labels are bounded: tenants beyond the limit share the label `other`.
+"""
 
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable
@@ -10,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+from typing_extensions import override
 
 from gateway.errors import DetailedError
 from gateway.ports import Embedding, Generation, RequestDispatcher, Speech, UnaryCall
@@ -33,7 +37,7 @@ class RunnerMetrics:
     """The counters of one runner's requests."""
 
     def __init__(self, registry: CollectorRegistry, named_tenants: Iterable[str] = ()) -> None:
-        """`named_tenants` have labels of their own in any case, as far as there is room."""
+        """`named_tenants` always have labels of their own, up to the limit."""
         self.registry = registry
         self._tenants = set(list(named_tenants)[:MAX_TENANT_LABELS])
         self._requests = Counter(
@@ -87,7 +91,7 @@ class StateCollector(Collector):
 
     facts: Callable[[], RunnerFacts]
     devices: Callable[[], tuple[DeviceFacts, ...] | None]
-    """As last observed; None: unknown."""
+    """The devices at the last refresh; None: unknown."""
     load: Callable[[], tuple[int, int]]
     """Number of waiting and of running requests."""
 
@@ -95,8 +99,8 @@ class StateCollector(Collector):
         """Returns nothing: the metrics depend on the models."""
         return ()
 
+    @override
     def collect(self) -> Iterable[Metric]:
-        """See prometheus_client."""
         waiting, _ = self.load()
         yield GaugeMetricFamily("weft_runner_queue_depth", "Requests that wait for a slot.", value=waiting)
         yield from _devices(self.devices() or ())
@@ -106,7 +110,7 @@ class StateCollector(Collector):
 def _devices(devices: tuple[DeviceFacts, ...]) -> Iterable[Metric]:
     total = GaugeMetricFamily("weft_runner_gpu_memory_total_bytes", "Memory of an accelerator.", labels=("gpu",))
     used = GaugeMetricFamily(
-        "weft_runner_gpu_memory_used_bytes", "Memory of an accelerator in use, by whomever.", labels=("gpu",)
+        "weft_runner_gpu_memory_used_bytes", "Memory of an accelerator in use by any process.", labels=("gpu",)
     )
     for device in devices:
         total.add_metric((str(device.index),), device.total_bytes)
@@ -198,7 +202,7 @@ class RequestObserver:
         return self._clock.monotonic()
 
     def admit(self) -> None:
-        """Raises QUEUE_FULL where the queue is full. The scheduler enforces a limit of 0: it alone knows the slots."""
+        """Raises QUEUE_FULL where the queue is full. The scheduler enforces a limit of 0: only it knows the slots."""
         if 0 < self._max_queue_depth <= self._queue.load[0]:
             raise WeftError(Reason.QUEUE_FULL, "the queue is full", retry_after_seconds=FULL_RETRY_SECONDS)
 
@@ -243,47 +247,48 @@ def _reason(receipt: receipt_pb2.Receipt | None, error: WeftError | None) -> Rea
     return Reason.CANCELLED if error is None else error.reason
 
 
-class ObservedDispatcher:
+class ObservedDispatcher(RequestDispatcher):
     """See `gateway.ports.RequestDispatcher`."""
 
     def __init__(self, dispatcher: RequestDispatcher, observer: RequestObserver) -> None:
         self._dispatcher = dispatcher
         self._observer = observer
 
+    @override
     def generate(self, context: RequestContext, payload: GenerationPayload) -> Generation:
-        """See RequestDispatcher.generate."""
         return _ObservedGeneration(self._dispatcher.generate(context, payload), context, self._observer)
 
+    @override
     def embed(self, context: RequestContext, payload: embedding_pb2.EmbeddingPayload) -> Embedding:
-        """See RequestDispatcher.embed."""
         return _ObservedWhole(self._dispatcher.embed(context, payload), context, self._observer)
 
+    @override
     def rerank(
         self, context: RequestContext, payload: rerank_pb2.RerankPayload
     ) -> UnaryCall[list[rerank_pb2.RerankScore]]:
-        """See RequestDispatcher.rerank."""
         return _ObservedWhole(self._dispatcher.rerank(context, payload), context, self._observer)
 
+    @override
     def tokenize(
         self, context: RequestContext, payload: tokenize_pb2.TokenizePayload
     ) -> UnaryCall[tokenize_pb2.TokenizeResult]:
-        """See RequestDispatcher.tokenize. It takes no slot: it is neither queued nor counted in waits."""
+        """It takes no slot: it is neither queued nor counted in waits."""
         return self._dispatcher.tokenize(context, payload)
 
+    @override
     def generate_images(
         self, context: RequestContext, payload: image_pb2.ImagePayload
     ) -> UnaryCall[list[image_pb2.GeneratedImage]]:
-        """See RequestDispatcher.generate_images."""
         return _ObservedWhole(self._dispatcher.generate_images(context, payload), context, self._observer)
 
+    @override
     def transcribe(
         self, context: RequestContext, payload: audio_pb2.TranscriptionPayload
     ) -> UnaryCall[audio_pb2.Transcription]:
-        """See RequestDispatcher.transcribe."""
         return _ObservedWhole(self._dispatcher.transcribe(context, payload), context, self._observer)
 
+    @override
     def speak(self, context: RequestContext, payload: audio_pb2.SpeechPayload) -> Speech:
-        """See RequestDispatcher.speak."""
         return _ObservedSpeech(self._dispatcher.speak(context, payload), context, self._observer)
 
 

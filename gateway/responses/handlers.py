@@ -1,16 +1,23 @@
-"""POST /v1/responses."""
+"""/v1/responses: create, retrieve, cancel and delete responses, and list their input items."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from urllib.parse import parse_qsl
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
+from typing_extensions import override
 
 from gateway.answers.generation import Work, streamed, unary
+from gateway.answers.stream import EventStream
 from gateway.config import KeepResponses
 from gateway.deps import GatewayDeps
 from gateway.intake.body import read_json_body
+from gateway.intake.headers import tenant_of
 from gateway.intake.json_guard import parse
+from gateway.intake.query import MAX_PARAMETERS
 from gateway.openai.sampling import wants_events
 from gateway.ports import Generation
 from gateway.request_facts import facts_of
@@ -18,15 +25,17 @@ from gateway.responses.background import (
     BackgroundDeps,
     BackgroundResponses,
     ContinuedResponses,
+    StreamPosition,
     Submission,
     origin_of,
     require_background,
 )
 from gateway.responses.document import ResponseDocument, ResponseState
-from gateway.responses.history import conversation_of, items_to_keep
-from gateway.responses.kept import BoundedStore, KeptResponses
+from gateway.responses.history import conversation_of, items_to_store
 from gateway.responses.output import new_response_id
 from gateway.responses.payload import Conversation, own_items, to_response_request, wants_logprobs
+from gateway.responses.replay import FROM_THE_START
+from gateway.responses.retrieval import ResponseRetrieval, StoreWithTimeout, not_streamed_again
 from gateway.responses.running import (
     PartialResponse,
     RecordedGeneration,
@@ -34,12 +43,13 @@ from gateway.responses.running import (
     RunningResponse,
     RunningResponses,
 )
-from gateway.responses.schema import ResponsesRequest
+from gateway.responses.schema import MAX_ID_CHARS, ResponsesRequest
 from gateway.responses.stream import ResponsesAnswer, ResponsesStream
 from weft.dispatch.request_trace import RequestContext
 from weft.durable.responses import ResponseStore
 from weft.durable.tasks import TaskPort
 from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.names import require_token
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 
@@ -53,7 +63,7 @@ class ResponsesDeps:
     deps: GatewayDeps
     store: ResponseStore | None
     """None: no responses are stored."""
-    kept: KeptResponses
+    retrieval: ResponseRetrieval
     running: RunningResponses
     keeps: KeepResponses = KeepResponses.BY_DEFAULT
     background: BackgroundDeps | None = None
@@ -73,8 +83,8 @@ class RecordedWork(Work):
 
     responding: Callable[[Generation], RecordedGeneration] | None = None
 
+    @override
     def begin(self) -> Generation:
-        """See Work.begin."""
         generation = Work.begin(self)
         return generation if self.responding is None else self.responding(generation)
 
@@ -83,7 +93,7 @@ def responses_deps(deps: GatewayDeps, store: ResponseStore | None, tasks: TaskPo
     """Returns the collaborators of one gateway over the response store and the task port."""
     config = deps.config
     timeout, most = config.response_store_timeout_seconds, config.max_running_responses
-    bounded = None if store is None else BoundedStore(store, timeout_seconds=timeout)
+    bounded = None if store is None else StoreWithTimeout(store, timeout_seconds=timeout)
     background = None
     if bounded is not None and tasks is not None:
         found = BackgroundResponses(tasks, bounded, deps.clock, timeout_seconds=timeout)
@@ -92,7 +102,7 @@ def responses_deps(deps: GatewayDeps, store: ResponseStore | None, tasks: TaskPo
     return ResponsesDeps(
         deps=deps,
         store=bounded,
-        kept=KeptResponses(bounded, running, None if background is None else background.responses),
+        retrieval=ResponseRetrieval(bounded, running, None if background is None else background.responses),
         running=running,
         keeps=config.keep_responses,
         background=background,
@@ -100,7 +110,7 @@ def responses_deps(deps: GatewayDeps, store: ResponseStore | None, tasks: TaskPo
 
 
 async def create_response(responses: ResponsesDeps, request: Request) -> Response:
-    """Answer, as one response or as a stream of server-sent events; or begin one in the background."""
+    """Creates a response: as one answer, as a stream of server-sent events, or in the background."""
     deps, scope = responses.deps, request.scope
     raw = await read_json_body(scope, request.receive, deps.config)
     params = parse(ResponsesRequest, raw, max_depth=deps.config.limits.max_json_depth)
@@ -139,19 +149,19 @@ async def _live(
     deps, context = work.deps, work.context
     state = ResponseState(model=params.model, is_stored=keeps is not None)
     document = ResponseDocument(params, new_response_id(), clock=deps.clock, arrived=facts_of(work.scope).arrived)
-    keeping = None if keeps is None else _keeping(keeps, params, context, conversation, document)
+    record = None if keeps is None else _keeping(keeps, params, context, conversation, document)
     logprobs = wants_logprobs(params)
     if not params.stream:
         answer = ResponsesAnswer(document, state, logprobs=logprobs)
         # Only a streamed response publishes its id before its end.
-        responding = _responding(responses, answer, keeping, None)
+        responding = _responding(responses, answer, record, None)
         return unary(_responding_work(work, responding), answer)
     responses.running.require_room()
-    if params.store and keeping is not None:
-        await _require_store(keeping)
+    if params.store and record is not None:
+        await _require_store(record)
     encoder = ResponsesStream(document, state, logprobs=logprobs, include_events=wants_events(params))
-    running = RunningResponse(context.tenant, document.response_id, encoder, keeping)
-    responding = _responding(responses, encoder, keeping, running)
+    running = RunningResponse(context.tenant, document.response_id, encoder, record)
+    responding = _responding(responses, encoder, record, running)
     return streamed(_responding_work(_cancellable(work, running), responding), encoder)
 
 
@@ -162,14 +172,14 @@ def _responding_work(work: Work, responding: Callable[[Generation], RecordedGene
 def _background(params: ResponsesRequest, context: RequestContext, responses: ResponsesDeps) -> BackgroundDeps:
     """Raises INVALID_ARGUMENT naming the field where the response cannot run in the background."""
     if responses.keeps is KeepResponses.NEVER:
-        raise invalid_field("background", "must be false: this gateway keeps no responses")
+        raise invalid_field("background", "must be false: this gateway stores no responses")
     return require_background(params, context, responses.background)
 
 
 def _keeps(params: ResponsesRequest, responses: ResponsesDeps) -> ResponseStore | None:
-    """The store for the response; None: it is not stored. Raises INVALID_ARGUMENT where `store` is impossible."""
+    """Returns the store for the response; None: it is not stored. Raises INVALID_ARGUMENT for an impossible `store`."""
     if params.store and (responses.store is None or responses.keeps is KeepResponses.NEVER):
-        raise invalid_field("store", "must be false: this gateway keeps no responses")
+        raise invalid_field("store", "must be false: this gateway stores no responses")
     is_wanted = responses.keeps is KeepResponses.BY_DEFAULT if params.store is None else params.store
     return responses.store if is_wanted else None
 
@@ -187,14 +197,14 @@ def _keeping(
         tenant=context.tenant,
         previous_id=params.previous_response_id or "",
         created_at=document.created_at,
-        items=items_to_keep(conversation.items, document.response_id),
+        items=items_to_store(conversation.items, document.response_id),
     )
 
 
-async def _require_store(keeping: ResponseRecord) -> None:
+async def _require_store(record: ResponseRecord) -> None:
     """Raises SERVICE_UNAVAILABLE where the store is down, before the stream begins: later it could not be a status."""
     try:
-        await keeping.store.get(keeping.tenant, keeping.id)
+        await record.store.get(record.tenant, record.id)
     except WeftError as error:
         if error.reason is not Reason.NOT_FOUND:
             raise
@@ -210,9 +220,120 @@ def _cancellable(work: Work, running: RunningResponse) -> Work:
 
 
 def _responding(
-    responses: ResponsesDeps, growing: PartialResponse, keeping: ResponseRecord | None, running: RunningResponse | None
+    responses: ResponsesDeps, partial: PartialResponse, record: ResponseRecord | None, running: RunningResponse | None
 ) -> Callable[[Generation], RecordedGeneration]:
     def around(generation: Generation) -> RecordedGeneration:
-        return RecordedGeneration(generation, growing, keeping=keeping, running=running, everyone=responses.running)
+        return RecordedGeneration(generation, partial, record=record, running=running, all_running=responses.running)
 
     return around
+
+
+MAX_ITEMS = 100
+DEFAULT_ITEMS = 20
+LIST_PARAMETERS = ("limit", "order", "after")
+STREAM_PARAMETERS = ("stream", "starting_after")
+_FLAGS = {"true": True, "1": True, "false": False, "0": False}
+MAX_SEQUENCE_NUMBER = 2**53
+"""Above it, clients that only have doubles lose precision."""
+
+
+async def get_response(responses: ResponsesDeps, request: Request) -> Response:
+    """Returns a stored or running response; one in the background also as its stream, from any event on."""
+    tenant, response_id = _tenant_and_id(request)
+    wanted = _parameters(request.scope)
+    starting_after = _starting_after(wanted)
+    if not _wants_stream(wanted):
+        if "starting_after" in wanted:
+            raise invalid_field("starting_after", "is only allowed with stream=true")
+        return _json(await responses.retrieval.body(tenant, response_id))
+    background = responses.background
+    if background is None:
+        raise not_streamed_again()
+    position = StreamPosition(max(0, starting_after))
+    events = await responses.retrieval.events(tenant, response_id, position, starting_after)
+    return EventStream(responses.deps, events, watches=background.watches, failure=position.broken_off)
+
+
+async def delete_response(responses: ResponsesDeps, request: Request) -> Response:
+    """Deletes a response."""
+    tenant, response_id = _tenant_and_id(request)
+    await responses.retrieval.delete(tenant, response_id)
+    deleted = {"id": response_id, "object": "response", "deleted": True}
+    return _json(msgspec.json.encode(deleted))
+
+
+async def cancel_response(responses: ResponsesDeps, request: Request) -> Response:
+    """Cancels a streamed or background response; the content generated so far is stored."""
+    tenant, response_id = _tenant_and_id(request)
+    return _json(await responses.retrieval.cancel(tenant, response_id))
+
+
+async def list_input_items(responses: ResponsesDeps, request: Request) -> Response:
+    """Lists the input of a stored response, last item first."""
+    tenant, response_id = _tenant_and_id(request)
+    wanted = _parameters(request.scope)
+    items = await responses.retrieval.input_items(tenant, response_id)
+    return _json(msgspec.json.encode(_page(items, wanted)))
+
+
+def _wants_stream(wanted: Mapping[str, str]) -> bool:
+    stream = _FLAGS.get(wanted.get("stream", "false").lower())
+    if stream is None:
+        raise invalid_field("stream", "must be true or false")
+    return stream
+
+
+def _starting_after(wanted: Mapping[str, str]) -> int:
+    """Returns the sequence number of the caller's last event. Raises INVALID_ARGUMENT for an invalid one."""
+    given = wanted.get("starting_after")
+    if given is None:
+        return FROM_THE_START
+    is_number = given.isascii() and given.isdigit() and len(given) <= len(str(MAX_SEQUENCE_NUMBER))
+    if not is_number or int(given) > MAX_SEQUENCE_NUMBER:
+        raise invalid_field("starting_after", f"must be a whole number from 0 to {MAX_SEQUENCE_NUMBER}")
+    return int(given)
+
+
+def _tenant_and_id(request: Request) -> tuple[str, str]:
+    facts_of(request.scope).surface = SURFACE
+    response_id = require_token(request.path_params["response_id"], "response_id", MAX_ID_CHARS)
+    return tenant_of(request.scope), response_id
+
+
+def _parameters(scope: Scope) -> Mapping[str, str]:
+    """Returns the parameters by name; clients send unknown ones, and some twice, as lists."""
+    try:
+        raw = scope["query_string"].decode("ascii")
+        return dict(parse_qsl(raw, keep_blank_values=True, errors="strict", max_num_fields=MAX_PARAMETERS))
+    except ValueError:
+        message = f"the query must be at most {MAX_PARAMETERS} parameters in percent-encoded UTF-8"
+        raise WeftError(Reason.MALFORMED_REQUEST, message) from None
+
+
+def _page(items: Sequence[dict[str, object]], wanted: Mapping[str, str]) -> dict[str, object]:
+    """Returns a page of the items. Raises INVALID_ARGUMENT naming the invalid parameter."""
+    order = wanted.get("order", "desc")
+    if order not in {"asc", "desc"}:
+        raise invalid_field("order", "must be 'asc' or 'desc'")
+    limit = wanted.get("limit", str(DEFAULT_ITEMS))
+    if not (limit.isascii() and limit.isdigit() and len(limit) <= len(str(MAX_ITEMS)) and 1 <= int(limit) <= MAX_ITEMS):
+        raise invalid_field("limit", f"must be a whole number from 1 to {MAX_ITEMS}")
+    ordered = list(items) if order == "asc" else list(reversed(items))
+    start = 0
+    if "after" in wanted:
+        ids = [item["id"] for item in ordered]
+        if wanted["after"] not in ids:
+            raise invalid_field("after", "names no item of this response")
+        start = ids.index(wanted["after"]) + 1
+    page = ordered[start : start + int(limit)]
+    return {
+        "object": "list",
+        "data": page,
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
+        "has_more": start + len(page) < len(ordered),
+    }
+
+
+def _json(body: bytes) -> Response:
+    return Response(body, media_type="application/json")

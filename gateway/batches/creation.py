@@ -1,4 +1,7 @@
-"""Creation of a batch from its input file: all lines become tasks, or the batch fails with the errors of its lines."""
+"""Creation of a batch from its input file: all lines become tasks, or the batch fails with the errors of its lines.
+
+Lines are split, parsed and validated up to MAX_LINE_ERRORS errors.
+"""
 
 import re
 from array import array
@@ -11,7 +14,7 @@ from hashlib import blake2b
 import msgspec
 from starlette.types import Scope
 
-from gateway.batches.chunks import Breather, each_in_time, in_time
+from gateway.batches.chunks import EventLoopYielder, each_in_time, in_time
 from gateway.batches.documents import WINDOW_SECONDS, BatchRequest
 from gateway.config import BatchEdgeConfig, GatewayConfig
 from gateway.intake.json_guard import require_strict_json
@@ -37,7 +40,7 @@ _MARK = b"\xef\xbb\xbf"
 """The UTF-8 byte order mark, with which some editors begin a file."""
 _DIGEST_BYTES = 16
 _SLICE_BYTES = 64 * 1024
-"""Bytes of a file that are scanned before other coroutines get a turn."""
+"""Bytes of a file that are scanned before the event loop runs other coroutines."""
 _MAX_MESSAGE_CHARS = 500
 _FAULTS_OF_CALLERS = frozenset(
     {
@@ -52,7 +55,7 @@ _FAULTS_OF_CALLERS = frozenset(
 )
 
 Members = dict[str, msgspec.Raw]
-ToSpec = Callable[[bytes], task_pb2.TaskSpec]
+SpecTranslator = Callable[[bytes], task_pb2.TaskSpec]
 """Translates a body to a task. Raises the WeftError that the live endpoint would raise."""
 
 
@@ -61,16 +64,16 @@ class RawLine:
     """One non-empty line."""
 
     number: int
-    """Counted from 1, empty ones too."""
+    """Line number from 1; empty lines count."""
     text: bytes | None
     """None: the line is longer than `max_line_bytes`."""
 
 
-class WrongLinesError(WeftError):
+class InvalidLinesError(WeftError):
     """Lines are invalid, `BatchLines.errors` has them: nothing of the batch is stored."""
 
     def __init__(self) -> None:
-        super().__init__(Reason.INVALID_ARGUMENT, "lines of the input file are wrong")
+        super().__init__(Reason.INVALID_ARGUMENT, "lines of the input file are invalid")
 
 
 async def raw_lines(content: AsyncIterable[bytes], max_line_bytes: int) -> AsyncGenerator[RawLine]:
@@ -80,7 +83,7 @@ async def raw_lines(content: AsyncIterable[bytes], max_line_bytes: int) -> Async
         async for piece in slices:
             *ends, rest = piece.split(b"\n")
             for end in ends:
-                # Many lines of nothing are no work for those who take the lines, and little here.
+                # Empty lines are dropped here: the store need not handle them.
                 if end or begun or is_too_long:
                     line = _line(number, begun + end, max_line_bytes, is_too_long=is_too_long)
                     if line is not None:
@@ -103,13 +106,13 @@ class BatchLines:
     Once a line is invalid, the others are only validated.
     """
 
-    def __init__(self, endpoint: str, to_spec: ToSpec, config: BatchEdgeConfig, *, max_depth: int) -> None:
+    def __init__(self, endpoint: str, to_spec: SpecTranslator, config: BatchEdgeConfig, *, max_depth: int) -> None:
         self.errors: list[LineError] = []
         """Errors, at most MAX_LINE_ERRORS."""
         self._endpoint = endpoint
         self._to_spec = to_spec
         self._config = config
-        # The line is one level around the body.
+        # The line itself is one level of nesting around the body.
         self._max_depth = max_depth + 1
         self._ids: set[bytes] = set()
         self._numbers = array("L")
@@ -120,7 +123,7 @@ class BatchLines:
         return self._numbers[place] if 0 <= place < len(self._numbers) else 0
 
     def take(self, line: RawLine) -> BatchLine | None:
-        """Returns a line as a task; None: this or an earlier line is invalid. Raises errors that are not the line's."""
+        """Returns a line as a task; None: this or an earlier line is invalid. Raises errors of other causes."""
         if len(self._numbers) == self._config.max_lines:
             self._is_full = True
             self.fail("too_many_tasks", f"a batch has at most {self._config.max_lines} requests", line.number)
@@ -134,7 +137,7 @@ class BatchLines:
         return None if members is None else self._task(members, line.number)
 
     def fail(self, code: str, message: str, number: int = 0, field: str = "") -> None:
-        """Record an error of a line; 0: of the file."""
+        """Record an error of a line; line 0 is the file."""
         if len(self.errors) < MAX_LINE_ERRORS:
             self.errors.append(LineError(code=code, message=message[:_MAX_MESSAGE_CHARS], line=number, field=field))
 
@@ -204,7 +207,7 @@ class BatchLines:
             self.fail(code, f"{name}: must be {wanted!r}, as the batch says", number, name)
 
     def _text(self, members: Members, name: str, number: int) -> str | None:
-        """Returns the value of a member; None: it is invalid, and recorded."""
+        """Returns the value of a member; None: it is invalid, and its error recorded."""
         if name not in members:
             self.fail("missing_required_parameter", f"{name}: Field required", number, name)
             return None
@@ -215,12 +218,12 @@ class BatchLines:
 
 
 async def _slices(content: AsyncIterable[bytes]) -> AsyncGenerator[bytes]:
-    """Yields the same bytes in small slices, so that other coroutines run even in a file of line ends."""
-    breather = Breather()
+    """Yields the same bytes in small slices, so that other coroutines run even in a file of empty lines."""
+    breather = EventLoopYielder()
     async for piece in content:
         for start in range(0, len(piece), _SLICE_BYTES):
             yield piece[start : start + _SLICE_BYTES]
-            await breather.breathe()
+            await breather.yield_if_due()
 
 
 def _line(number: int, text: bytes | bytearray, most: int, *, is_too_long: bool) -> RawLine | None:
@@ -233,7 +236,7 @@ def _line(number: int, text: bytes | bytearray, most: int, *, is_too_long: bool)
 _PLACE = re.compile(r"lines\[(\d{1,9})\]\.?(.*)")
 
 
-class BatchMaker:
+class BatchCreator:
     """Creates batches from input files."""
 
     def __init__(
@@ -268,7 +271,7 @@ class BatchMaker:
             _note(error, lines)
             if not lines.errors:
                 raise
-        # Errors were found while items were created: none of those is stored, and the failed batch is.
+        # A line failed while items were created: none of them is stored, only the failed batch.
         failed = replace(new, errors=tuple(lines.errors))
         return await in_time(self._batches.create(failed, _nothing()), self._config.batches.store_timeout_seconds)
 
@@ -278,11 +281,11 @@ class BatchMaker:
             raise invalid_field("input_file_id", f"is a file of the purpose {file.purpose!r}, not {BATCH_INPUT!r}")
 
     def _lines(self, scope: Scope, surface: TaskApi, *, wait_for_model: bool) -> BatchLines:
-        about = SpecContext(scope=scope, field="body")
+        submission = SpecContext(scope=scope, field="body")
         max_depth = self._config.limits.max_json_depth
 
         def to_spec(raw: bytes) -> task_pb2.TaskSpec:
-            spec = surface.spec(raw, about)
+            spec = surface.spec(raw, submission)
             spec.wait_for_model = wait_for_model
             return spec
 
@@ -290,7 +293,7 @@ class BatchMaker:
 
     async def _tasks(self, new: NewBatch, lines: BatchLines) -> AsyncGenerator[BatchLine]:
         """Yields every line as a task, up to the first invalid one. Raises WrongLinesError once all are validated."""
-        bounds, breather = self._config.batches, Breather()
+        bounds, breather = self._config.batches, EventLoopYielder()
         content = each_in_time(self._files.read(new.tenant, new.input_file), bounds.store_timeout_seconds)
         async with aclosing(content), aclosing(raw_lines(content, bounds.max_line_bytes)) as found:
             async for line in found:
@@ -299,10 +302,10 @@ class BatchMaker:
                     yield task
                 if lines.has_enough_errors:
                     break
-                await breather.breathe()
+                await breather.yield_if_due()
         lines.require_some()
         if lines.errors:
-            raise WrongLinesError
+            raise InvalidLinesError
 
 
 def _note(error: WeftError, lines: BatchLines) -> None:

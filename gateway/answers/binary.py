@@ -1,0 +1,98 @@
+"""The response that sends bytes as they come: a file, or generated speech."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from gateway.errors import ClientGoneError
+from gateway.http.disconnect import abort_connection, deadline_passed, interrupt_on_disconnect
+from gateway.request_facts import facts_of
+from weft.kernel.errors import WeftError
+from weft.kernel.interrupt import Interruptible
+from weft.kernel.log import get_logger
+
+Headers = list[tuple[bytes, bytes]]
+
+log = get_logger("weft.gateway")
+
+
+class SlowBytesReaderError(ClientGoneError):
+    """The caller is connected and does not read."""
+
+
+class BinaryAnswer(Response):
+    """Sends the chunks of one file or recording.
+
+    A failure before the first byte is raised and becomes a status. After it, the connection is aborted: the bytes
+    cannot hold an error, and a normal end would make them look complete. A caller that does not read is cut off, too.
+    """
+
+    def __init__(
+        self,
+        chunks: AsyncGenerator[bytes],
+        headers: Callable[[], Headers],
+        *,
+        kind: str,
+        write_timeout_seconds: float,
+        cut_off_seconds: float | None = None,
+    ) -> None:
+        """`headers` is called with the first chunk, or at the end of no chunks; `kind`, such as "file", is logged.
+
+        `cut_off_seconds`: the longest life of the answer; None: as long as chunks come and are read.
+        """
+        self.status_code = 200
+        self.background: Any = None
+        self._chunks = chunks
+        self._header_source = headers
+        self._kind = kind
+        self._write_timeout_seconds = write_timeout_seconds
+        self._cut_off_seconds = cut_off_seconds
+        self._has_begun = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the chunks until the answer is complete, fails, or the caller disconnects."""
+        facts = facts_of(scope)
+        try:
+            await self._run(receive, send)
+        except SlowBytesReaderError:
+            await abort_connection(scope, receive)
+            raise
+        except ClientGoneError:
+            raise
+        except WeftError as error:
+            if not self._has_begun:
+                raise
+            facts.error = error
+            event = f"a {self._kind} broke off"
+            log.warning(event, request_id=facts.request_id, reason=error.reason.name.lower())
+            await abort_connection(scope, receive)
+
+    async def _run(self, receive: Receive, send: Send) -> None:
+        with Interruptible() as block:
+            listener = asyncio.create_task(interrupt_on_disconnect(receive, block))
+            cut_off = None
+            if self._cut_off_seconds is not None:
+                cut_off = asyncio.get_running_loop().call_later(self._cut_off_seconds, deadline_passed, block)
+            try:
+                async with aclosing(self._chunks) as chunks:
+                    async for chunk in chunks:
+                        await self._write(send, chunk, more=True)
+                await self._write(send, b"", more=False)
+            finally:
+                if cut_off is not None:
+                    cut_off.cancel()
+                listener.cancel()
+
+    async def _write(self, send: Send, data: bytes, *, more: bool) -> None:
+        if not self._has_begun:
+            await send({"type": "http.response.start", "status": 200, "headers": self._header_source()})
+            self._has_begun = True
+        try:
+            async with asyncio.timeout(self._write_timeout_seconds):
+                await send({"type": "http.response.body", "body": data, "more_body": more})
+        except TimeoutError:
+            raise SlowBytesReaderError(f"the client did not read its {self._kind}") from None
