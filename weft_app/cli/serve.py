@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 import uvloop
 
+from weft.kernel.gc_tuning import large_imports
 from weft.kernel.log import get_logger
 from weft.kernel.telemetry import configure_logging
 from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption
@@ -48,7 +49,8 @@ def serve_registry(home: HomeOption = DEFAULT_HOME, config: ConfigOption = None,
     """
     with serving():
         loaded, folder = _prepare("registry", home, config, {})
-        from weft_app.compose.registry import serve_registry as run  # noqa: PLC0415 - see the module docstring
+        with large_imports():
+            from weft_app.compose.registry import serve_registry as run  # noqa: PLC0415 - see the module docstring
 
         uvloop.run(run(loaded, folder, listen, _announce("registry")))
 
@@ -66,7 +68,8 @@ def serve_router(
     """
     with serving():
         loaded, folder = _prepare("router", home, config, {"registry": registry})
-        from weft_app.compose.router import serve_router as run  # noqa: PLC0415 - see the module docstring
+        with large_imports():
+            from weft_app.compose.router import serve_router as run  # noqa: PLC0415 - see the module docstring
 
         uvloop.run(run(loaded, folder, listen, _announce("router")))
 
@@ -86,7 +89,8 @@ def serve_gateway(
     with serving():
         overrides = {} if port is None else {"port": port}
         loaded, folder = _prepare("gateway", home, config, {"registry": registry, "router": router}, overrides)
-        from weft_app.compose.gateway import serve_gateway as run  # noqa: PLC0415 - see the module docstring
+        with large_imports():
+            from weft_app.compose.gateway import serve_gateway as run  # noqa: PLC0415 - see the module docstring
 
         uvloop.run(run(loaded, folder, _announce("gateway")))
 
@@ -111,7 +115,8 @@ def serve_runner(
         environment = read_environment(os.environ)
         loaded, folder = _prepare(name, home, config, {"registry": registry}, environment=environment)
         _say_what_is_ignored(environment)
-        from weft_app.compose.runner import serve_runner as run  # noqa: PLC0415 - see the module docstring
+        with large_imports():
+            from weft_app.compose.runner import serve_runner as run  # noqa: PLC0415 - see the module docstring
 
         http_api = _http_api(loaded, folder, environment, runner, http_port)
         uvloop.run(run(loaded, folder, listen, _announce("runner"), name=runner, make_http_api=http_api))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 import uvloop
 
+from weft.kernel.gc_tuning import large_imports
 from weft.kernel.service import stop_tasks
 from weft.kernel.telemetry import configure_logging
 from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption, note
@@ -57,7 +58,8 @@ def up(
         folder.create()
         log_file = None if verbose else folder.log_file("host", loaded.log.max_file_bytes)
         configure_logging("host", level=loaded.log.level, file=log_file)
-        from weft_app.compose.up import UpHost  # noqa: PLC0415 - see the module docstring
+        with large_imports():
+            from weft_app.compose.up import UpHost  # noqa: PLC0415 - see the module docstring
 
         with folder.claim():
             uvloop.run(_run(UpHost(loaded, folder, config, notify=note), loaded, folder))

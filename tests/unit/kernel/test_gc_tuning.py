@@ -1,0 +1,46 @@
+"""The garbage collector around the imports of a service."""
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from weft.kernel.gc_tuning import YOUNG_OBJECTS, large_imports, settle_garbage_collector
+
+
+@pytest.fixture(autouse=True)
+def the_collector_as_it_was() -> Iterator[None]:
+    before = gc.get_threshold()
+    yield
+    gc.unfreeze()
+    gc.set_threshold(*before)
+
+
+class Cycle:
+    """Refers to itself."""
+
+    alive = 0
+
+    def __init__(self) -> None:
+        Cycle.alive += 1
+        self.itself = self
+
+    def __del__(self) -> None:
+        Cycle.alive -= 1
+
+
+def test_nothing_is_collected_while_a_service_is_imported_and_everything_once_it_is_settled() -> None:
+    with large_imports():
+        assert not gc.isenabled()
+        Cycle()
+    assert gc.isenabled()
+    assert gc.get_threshold()[0] == YOUNG_OBJECTS
+    assert Cycle.alive == 1
+    settle_garbage_collector()
+    assert Cycle.alive == 0
+
+
+def test_collections_go_on_after_an_import_that_failed() -> None:
+    with pytest.raises(ImportError), large_imports():
+        raise ImportError
+    assert gc.isenabled()
