@@ -89,7 +89,7 @@ def verify(
             count, fault = check_log(operations.audit(), known)
         if fault is not None:
             raise WeftError(Reason.INTERNAL, f"the audit log is not intact: {fault}")
-        say(f"{count} entries, whole{'' if known is None else f', and reaching entry {known[0]}'}\n")
+        say(f"{count} entries, intact{'' if known is None else f', and reaching entry {known[0]}'}\n")
 
 
 def _kept(head: str | None, head_file: Path | None) -> str | None:

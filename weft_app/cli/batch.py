@@ -200,11 +200,11 @@ def results(
         if batch["status"] == "failed":
             raise WeftError(
                 Reason.INVALID_ARGUMENT,
-                f"batch {batch_id} failed before any line was started; `weft batch get {batch_id}` says why",
+                f"batch {batch_id} failed before any line was started; `weft batch get {batch_id}` shows why",
             )
         file_id = batch.get("error_file_id" if errors else "output_file_id")
         if file_id is None:
-            note("no line failed" if errors else "no line was answered; --errors says why")
+            note("no line failed" if errors else "no line was answered; --errors shows why")
             return
         await _write(batches.content(file_id), to)
 
@@ -299,18 +299,18 @@ class _Bar:
 
 class _Lines:
     def __init__(self) -> None:
-        self._told = ""
+        self._shown = ""
 
     def __call__(self, batch: Document, /) -> None:
         failed = batch["request_counts"]["failed"]
-        told = f"{batch['id']}: {batch['status']}, {_done_words(batch)} answered, {failed} failed{_trouble(batch)}"
-        if told != self._told:
-            self._told = told
-            note(told)
+        line = f"{batch['id']}: {batch['status']}, {_done_words(batch)} answered, {failed} failed{_trouble(batch)}"
+        if line != self._shown:
+            self._shown = line
+            note(line)
 
 
 def _trouble(batch: Document) -> str:
-    """Why the results of a watched batch are not written yet; empty: unknown."""
+    """Returns why the results of a watched batch are not written yet; empty: unknown."""
     errors = _errors_of(batch)
     return safe_text(f" ({errors[0]['message']})") if errors and batch["status"] not in _OVER else ""
 
@@ -338,7 +338,7 @@ def _end(batch: Document, *, watched: bool) -> None:
     counts = batch["request_counts"]
     if watched and counts["completed"] < counts["total"]:
         left = counts["total"] - counts["completed"]
-        note(f"{left} lines failed; `weft batch results {batch['id']} --errors` says why")
+        note(f"{left} lines failed; `weft batch results {batch['id']} --errors` shows why")
         raise typer.Exit(EXIT_FAILED)
 
 
@@ -353,7 +353,7 @@ def _require_lasting(file: Path) -> None:
 
 
 def _endpoint_of(file: Path) -> str:
-    """The endpoint that the first line names. Raises INVALID_ARGUMENT for none, or an unknown one."""
+    """Returns the endpoint that the first line names. Raises INVALID_ARGUMENT for none, or an unknown one."""
     import json  # noqa: PLC0415 - only where nobody names the endpoint
 
     try:

@@ -34,7 +34,7 @@ MAX_SHOWN_CHARS = 160
 
 
 def notice(event: event_pb2.InferenceEvent) -> str:
-    """The notice line of an event; empty for an event that is no notice."""
+    """Returns the notice line of an event; empty for an event that is no notice."""
     match event.WhichOneof("event"):
         case "signal":
             return f"signal {event.signal.name}{_arguments(event.signal.arguments)}"
@@ -189,7 +189,7 @@ def submit(
 
 
 def name_for_task(name: str, home: Path, *, wait_for_model: bool) -> str:
-    """The target to request, as `resolve`; with `wait_for_model`, a target that does not exist yet is accepted."""
+    """Returns the target as `resolve` does; with `wait_for_model` it need not exist yet."""
     try:
         return resolve(name, home)[0]
     except WeftError as error:
@@ -203,7 +203,7 @@ def name_for_task(name: str, home: Path, *, wait_for_model: bool) -> str:
 
 
 def _only_message(message: str | None) -> str | None:
-    """The single message from -m or a pipe; None for an interactive chat. Raises INVALID_ARGUMENT."""
+    """Returns the single message from -m or a pipe; None for an interactive chat. Raises INVALID_ARGUMENT."""
     if message is None and sys.stdin.isatty():
         return None
     text = message if message is not None else sys.stdin.buffer.read(MAX_PIPED_BYTES + 1).decode("utf-8", "replace")
@@ -215,7 +215,7 @@ def _only_message(message: str | None) -> str | None:
 
 
 def resolve(name: str, home: Path) -> tuple[str, str]:
-    """The target to request and its description as text; the bare name of an agent or a route is enough.
+    """Returns the target to request and its description as text; the bare name of an agent or a route is enough.
 
     Where the registry cannot be reached, `name` is used as it is: the router resolves it.
     """
@@ -264,7 +264,7 @@ def _meant(registry: Registry, name: str, kinds: tuple[ResourceKind, ...]) -> st
 
 
 def header_of(document: Document) -> str:
-    """The heading above an answer: who answers, between two rules."""
+    """Returns the heading above an answer: who answers, between two rules."""
     rule = "─" * RULE_CHARS
     return f"{rule}\n{_who(document)}\n{rule}\n"
 
@@ -356,7 +356,7 @@ class Conversation:
         self._inside_line = False
 
     def turns(self) -> list[Message]:
-        """The conversation so far, without answers that were stopped."""
+        """Returns the conversation so far, without answers that were stopped."""
         return list(self._history)
 
     def clear(self) -> None:
@@ -429,14 +429,14 @@ def shown(text: str) -> str:
 
 
 def _aside(text: str) -> None:
-    """Text beside the answer, dimmed on a terminal."""
+    """Prints text that is not part of the answer, dimmed on a terminal."""
     line = safe_text(text)
     sys.stderr.write(f"{DIM}{line}{PLAIN}\n" if sys.stderr.isatty() else f"{line}\n")
     sys.stderr.flush()
 
 
 def timings(receipt: receipt_pb2.Receipt) -> str:
-    """One line: tokens, speed, time to first token, waits, and the runner; unknown values are left out."""
+    """Returns one line: tokens, speed, time to first token, waits, and the runner; unknown values are left out."""
     usage = receipt.usage
     first = receipt.time_to_first_token.ToNanoseconds() / 1e9
     queue = receipt.queue_wait.ToNanoseconds() / 1e9

@@ -92,7 +92,7 @@ EVENT_COLUMNS: tuple[Column, ...] = (
 
 
 def columns_of(kind: ResourceKind, *, wide: bool) -> Sequence[Column]:
-    """The table columns of a kind."""
+    """Returns the table columns of a kind."""
     match kind:
         case ResourceKind.MODEL:
             return (*_MODEL, *_MODEL_WIDE) if wide else _MODEL
@@ -107,23 +107,23 @@ def columns_of(kind: ResourceKind, *, wide: bool) -> Sequence[Column]:
 
 
 def _state_of(status: ModelStatus) -> str:
-    """The state of a model, or of its instance where the runner is live and the model takes no requests."""
+    """Returns the state of a model, or of its instance where the runner is live and the model takes no requests."""
     phase = status.instance.phase if status.instance else ""
     return phase if status.state == "active" and phase in _USELESS else status.state
 
 
 def label(document: Document) -> str:
-    """KIND/NAME of a resource."""
+    """Returns KIND/NAME of a resource."""
     return f"{document.kind}/{document.name}"
 
 
 def resource(event: EventDocument) -> str:
-    """KIND/NAME of an event's resource."""
+    """Returns KIND/NAME of an event's resource."""
     return f"{event.resource_kind}/{event.resource_name}"
 
 
 def context_tokens(model: ModelDocument) -> int:
-    """Context of one slot in tokens: as declared, else as loaded; 0: unknown."""
+    """Returns context of one slot in tokens: as declared, else as loaded; 0: unknown."""
     loaded = model.status.instance.context_tokens if model.status and model.status.instance else None
     return model.context_tokens or loaded or 0
 
@@ -137,27 +137,27 @@ def who_wakes(model: ModelDocument) -> list[str]:
 
 
 def slots(instances: Sequence[InstanceStatus]) -> str:
-    """Used and total slots of several instances."""
+    """Returns used and total slots of several instances."""
     return f"{sum(one.slots_used for one in instances)}/{sum(one.slots_total for one in instances)}"
 
 
 def keep_alive_text(seconds: float | None) -> str:
-    """How long a model stays loaded after a request, such as "300s"; "-": not configured."""
+    """Returns how long a model stays loaded after a request, such as "300s"; "-": not configured."""
     if seconds is None:
         return "-"
     return "never" if seconds < 0 else f"{seconds:g}s"
 
 
 def age(moment: datetime | None) -> str:
-    """How long ago, such as "3h"."""
+    """Returns how long ago, such as "3h"."""
     return "-" if moment is None else seconds_ago((datetime.now(UTC) - moment).total_seconds())
 
 
 def ago(moment: datetime | None) -> str:
-    """An age as text, such as "3h ago"."""
+    """Returns an age as text, such as "3h ago"."""
     return "-" if moment is None else f"{age(moment)} ago"
 
 
 def shortened(text: str) -> str:
-    """A text cut to a number of characters."""
+    """Returns a text cut to a number of characters."""
     return text if len(text) <= MAX_DESCRIPTION_CELL_CHARS else f"{text[: MAX_DESCRIPTION_CELL_CHARS - 1]}…"

@@ -1,4 +1,4 @@
-"""Shell completion: kinds, and names of the running mesh. It never waits long and never fails."""
+"""Shell completion: kinds, and names of the running mesh. Waits are short, and errors are ignored."""
 
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ CALL_TIMEOUT_SECONDS = 0.25
 MAX_OFFERED = 1000
 TASKS = "tasks"
 REMEMBERED = ("clients", "requests", TASKS)
-"""Plural words for what a router keeps; names are not completed, since they change constantly."""
+"""Plurals of what a router stores; their names are not completed, since they change constantly."""
 AGENT_PREFIX = "agent/"
 ROUTE_PREFIX = "route/"
 
@@ -42,7 +42,7 @@ def complete_resource(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete_shown(ctx: typer.Context, incomplete: str) -> list[str]:
-    """As `complete_resource`, and the words for requests, clients and tasks."""
+    """As `complete_resource`, with requests, clients and tasks."""
     words = ctx.params.get("resources") or ()
     if words and words[0].lower() in REQUEST_WORDS | CLIENT_WORDS | TASK_WORDS:
         return []
@@ -50,7 +50,7 @@ def complete_shown(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete_with_tasks(ctx: typer.Context, incomplete: str) -> list[str]:
-    """As `complete_resource`, and tasks."""
+    """As `complete_resource`, with tasks."""
     words = ctx.params.get("resources") or ()
     if words and words[0].lower() in TASK_WORDS:
         return []
@@ -58,7 +58,7 @@ def complete_with_tasks(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete_tasks(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Completes the word for tasks."""
+    """Completes `tasks`."""
     return [] if ctx.params.get("tasks") else _offer([TASKS], incomplete)
 
 

@@ -1,4 +1,4 @@
-"""`weft conformance`: which promises of the contract a running runner keeps."""
+"""`weft conformance`: checks of a running runner against the contract."""
 
 import asyncio
 import os

@@ -109,7 +109,7 @@ def submit(documents: tuple[SourcedDocument, ...], home: Path, *, dry_run: bool,
 
 
 def difference(result: Applied, where: str) -> str:
-    """A unified diff between a resource as declared in the mesh and as `where` declares it."""
+    """Returns a unified diff between a resource as declared in the mesh and as `where` declares it."""
     name = f"{result.kind.value}/{result.name}"
     before, after = _lines(result.before), _lines(result.after)
     if before == after:
@@ -131,14 +131,14 @@ def _render(applied: list[Applied], output: str, *, dry_run: bool) -> str:
 
 
 def _result(result: Applied) -> dict[str, Any]:
-    """The result for one document, in the format of `/api/v1/apply`."""
+    """Returns the result for one document, in the format of `/api/v1/apply`."""
     states = {"before": result.before, "after": result.after}
-    told = {name: plain(document) for name, document in states.items() if document is not None}
-    return {"kind": result.kind.value, "name": result.name, "outcome": result.outcome.value, **told}
+    shown = {name: plain(document) for name, document in states.items() if document is not None}
+    return {"kind": result.kind.value, "name": result.name, "outcome": result.outcome.value, **shown}
 
 
 def _placed(error: WeftError, documents: tuple[SourcedDocument, ...]) -> WeftError:
-    """The error with its place in the files instead of "declarations[2].agent.model"."""
+    """Returns the error with its place in the files instead of "declarations[2].agent.model"."""
     found = declared_field(error.field) if isinstance(error, FieldError) else None
     if not isinstance(error, FieldError) or found is None or found[0] >= len(documents):
         return error

@@ -54,7 +54,7 @@ def describe(
 
 
 def gather(registry: Registry, target: Target) -> Facts:
-    """Collects what is known about a resource; what cannot be fetched beside the resource itself is left out."""
+    """Collects what is known about a resource; related facts that cannot be fetched are left out."""
     document = find(registry, target)
     pool = _pool(registry, document)
     address = _runner_address(registry, document)
@@ -85,7 +85,7 @@ def _pool(registry: Registry, document: Document) -> PoolDocument | None:
 
 
 def _agents(registry: Registry, document: Document, pool: PoolDocument | None) -> list[AgentDocument]:
-    """The agents that point to a model or a pool."""
+    """Returns the agents that point to a model or a pool."""
     if not isinstance(document, ModelDocument | PoolDocument):
         return []
     agents = [agent for agent in registry.documents(ResourceKind.AGENT) if isinstance(agent, AgentDocument)]
@@ -95,7 +95,7 @@ def _agents(registry: Registry, document: Document, pool: PoolDocument | None) -
 
 
 def _routes(registry: Registry, document: Document, pool: PoolDocument | None) -> list[RouteDocument]:
-    """The routes that name a model, its pool, or a pool."""
+    """Returns the routes that name a model, its pool, or a pool."""
     if not isinstance(document, ModelDocument | PoolDocument):
         return []
     names = {document.name} if pool is None else {document.name, pool.name}
@@ -104,7 +104,7 @@ def _routes(registry: Registry, document: Document, pool: PoolDocument | None) -
 
 
 def _rungs(registry: Registry, document: Document) -> list[Rung]:
-    """The state of a route's candidates: a pool takes precedence over a model of the same name."""
+    """Returns the state of a route's candidates: a pool takes precedence over a model of the same name."""
     if not isinstance(document, RouteDocument):
         return []
     return [_rung(registry, name) for name in document.candidates]

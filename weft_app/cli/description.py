@@ -35,13 +35,13 @@ SHOWN_REQUESTS = 10
 
 
 def reason_name(reason: int) -> str:
-    """A reason's published name: lower case without its prefix; its number when this release does not know it."""
+    """Returns a reason's published name in lower case; its number when this release does not know it."""
     names: dict[int, str] = {number: name for name, number in error_reason_pb2.ErrorReason.items()}
     return names.get(reason, f"reason {reason}").removeprefix("ERROR_REASON_").lower()
 
 
 def moment(time: timestamp_pb2.Timestamp) -> datetime:
-    """A timestamp as text, UTC."""
+    """Returns a timestamp as text, UTC."""
     return time.ToDatetime(tzinfo=UTC)
 
 
@@ -87,7 +87,7 @@ _TIMEOUTS = (
 
 
 def instance_lines(state: InstanceStatus, described: pb.InstanceDescription | None) -> Iterator[str]:
-    """An instance as reported in heartbeats, and as its runner describes it on request (None: unreachable)."""
+    """Yields an instance as reported in heartbeats, and as its runner describes it on request (None: unreachable)."""
     loaded = f" ({state.load_progress:.0%})" if state.load_progress is not None and state.phase == "loading" else ""
     yield _fact("Phase", f"{state.phase}{loaded}")
     if state.detail:
@@ -113,7 +113,7 @@ def instance_lines(state: InstanceStatus, described: pb.InstanceDescription | No
 
 def _process(described: pb.InstanceDescription) -> Iterator[str]:
     process = str(described.process_id) if described.process_id else "none"
-    held = f", held together by {described.containment}" if described.process_id and described.containment else ""
+    held = f", contained by {described.containment}" if described.process_id and described.containment else ""
     yield _fact("Process", process + held)
     if described.HasField("last_ready_time"):
         yield _fact("Last ready", ago(moment(described.last_ready_time)))
@@ -174,7 +174,7 @@ PARAMETER_COLUMNS = (
 
 
 def cache_facts(described: pb.InstanceDescription) -> Iterator[tuple[str, str]]:
-    """Facts about a model's prefix cache, as titles and texts."""
+    """Yields facts about a model's prefix cache, as titles and texts."""
     isolation = pb.CacheIsolation.Name(described.cache_isolation).removeprefix("CACHE_ISOLATION_").lower()
     cache = described.cache
     asked = cache.hit_count + cache.miss_count
@@ -188,7 +188,7 @@ def cache_facts(described: pb.InstanceDescription) -> Iterator[tuple[str, str]]:
 
 
 def memory_text(memory: MemoryStatus) -> str:
-    """Accelerator memory that a model holds and would take."""
+    """Returns the accelerator memory that a model holds and would take."""
     if memory.leased_bytes:
         devices = ", ".join(map(str, memory.device_indexes))
         measured = "" if memory.measured_bytes is None else f", {size_words(memory.measured_bytes)} seen"
@@ -199,7 +199,7 @@ def memory_text(memory: MemoryStatus) -> str:
 
 
 def until_text(unload_at: datetime | None, *, pinned: bool) -> str:
-    """How long a model stays loaded, as text."""
+    """Returns how long a model stays loaded, as text."""
     if pinned:
         return "pinned"
     if unload_at is None:
@@ -250,7 +250,7 @@ class Facts:
 
 
 def description(facts: Facts) -> str:
-    """All facts as text."""
+    """Returns all facts as text."""
     lines = [
         *_header(facts.document),
         *_ladder(facts.rungs),
@@ -263,7 +263,7 @@ def description(facts: Facts) -> str:
 
 
 def facts_document(facts: Facts) -> dict[str, Any]:
-    """All facts as JSON types: the resource, its events, and its runner's own description."""
+    """Returns all facts as JSON types: the resource, its events, and its runner's own description."""
     described = None if facts.runner is None else MessageToDict(facts.runner)
     return {
         "resource": plain(facts.document),
@@ -330,13 +330,13 @@ def _agent(agent: AgentDocument) -> Iterator[str]:
 def _behaviour(agent: AgentDocument) -> Iterator[str]:
     """What the mesh does around the chats of an agent; empty for the default."""
     if agent.platform_prompt:
-        yield _fact("Platform", "the platform's own prompt stands first")
+        yield _fact("Platform", "the platform prompt comes first")
     if agent.tools or agent.max_tool_iterations is not None:
         rounds = agent.max_tool_iterations
-        limit = "" if rounds is None else f" (asked again at most {rounds} times)"
+        limit = "" if rounds is None else f" (at most {rounds} further turns)"
         yield _fact("Tools", (", ".join(agent.tools) or "those of the model") + limit)
     if not agent.parse_text_tool_calls:
-        yield _fact("Text calls", "not taken for calls")
+        yield _fact("Text calls", "not parsed as calls")
     if agent.signals:
         going_on = "" if agent.stop_on_decision_request else " (a question for a decision does not end the answer)"
         yield _fact("Signals", ", ".join(agent.signals) + going_on)
@@ -382,7 +382,7 @@ def _times(created: datetime | None, heartbeat: datetime | None, inactive: datet
 
 
 def _pool(facts: Facts) -> Iterator[str]:
-    """The pool block, where it adds to the resource itself."""
+    """Yields the pool block, where it adds to the resource itself."""
     pool = facts.pool
     if pool is None or pool.status is None:
         return
@@ -436,7 +436,7 @@ def _ladder(rungs: Sequence[Rung]) -> Iterator[str]:
 
 
 def _users(facts: Facts) -> Iterator[str]:
-    """The agents and routes that refer to it."""
+    """Yields the agents and routes that refer to it."""
     if facts.agents:
         yield "Agents:"
     for agent in facts.agents:

@@ -1,4 +1,4 @@
-"""`weft doctor`: what this machine has and lacks, each with its remedy."""
+"""`weft doctor`: checks of this machine and its mesh, each fault with its remedy."""
 
 import os
 import platform
@@ -49,12 +49,12 @@ from weft_app.config.loader import config_files, load_config
 
 MIN_FREE_BYTES = 1024**3
 DRIVER_SECONDS = 5.0
-"""How long NVIDIA's library is waited for: it hangs where a card does."""
+"""Timeout of NVIDIA's library, which hangs where a card does."""
 MAX_NAMED_LEASES = 4
 
 
 class Verdict(StrEnum):
-    """How a check went."""
+    """The result of a check."""
 
     OK = "ok"
     WARNING = "warning"
@@ -96,7 +96,7 @@ def doctor(
 
 
 def examine(home: WeftHome, config_path: Path | None, port: int | None) -> Iterator[Finding]:
-    """Every check, in the order in which a start would meet it."""
+    """Yields the findings of all checks, in the order of a start."""
     yield _platform()
     yield _packages()
     yield _home(home)
@@ -203,10 +203,10 @@ def _models(config: WeftConfig) -> str:
 
 
 def _startable(config: WeftConfig, home: WeftHome, config_path: Path | None) -> Finding:
-    """What `weft up` would say of the configuration before it starts anything."""
+    """Runs the checks of `weft up` before it starts anything."""
     files = ", ".join(str(file) for file in config_files(config_path)) or f"defaults (there is no ./{CONFIG_NAME})"
     # The services of a mesh are imported here alone: without their packages there is nothing to check, and `packages`
-    # says so.
+    # reports them.
     if _packages().verdict is Verdict.FAILED:
         return Finding(check="configuration", verdict=Verdict.OK, detail=files)
     from weft_app.compose.up import require_startable  # noqa: PLC0415
@@ -219,7 +219,7 @@ def _startable(config: WeftConfig, home: WeftHome, config_path: Path | None) -> 
 
 
 def _runtimes() -> Iterator[Finding]:
-    """The runtimes that a configuration may name, and those of other packages that cannot be used."""
+    """Yields the runtimes that a configuration may name, and those of other packages that cannot be used."""
     others = installed()
     usable = [f"{each.name} ({each.package})" for each in others if each.runtime is not None]
     yield Finding(check="runtimes", verdict=Verdict.OK, detail=", ".join([*built_in_names(), *usable]))
@@ -231,7 +231,7 @@ def _runtimes() -> Iterator[Finding]:
 
 
 def _servers(config: WeftConfig) -> Iterator[Finding]:
-    """What each server that runs already says of the model that it is configured for."""
+    """Yields whether each server that runs already serves the model that it is configured for."""
     for runner in config.runners or ():
         find_fault = runner.engine.find_fault
         if find_fault is not None:
@@ -259,7 +259,7 @@ def _requirements(config: WeftConfig) -> Iterator[Finding]:
 
 
 def _accelerators() -> Finding:
-    """The cards that the driver names; a driver that hangs is waited for only so long."""
+    """Returns the cards that the driver reports; after DRIVER_SECONDS it counts as hanging."""
     lines: list[Finding] = []
     reading = Thread(target=lambda: lines.append(_read_accelerators()), daemon=True)
     reading.start()
@@ -324,7 +324,7 @@ def _port(home: WeftHome, port: int) -> Finding:
 
 
 def _clocks(home: WeftHome) -> Iterator[Finding]:
-    """One finding per runner whose clock is notably off, where a registry runs on this home."""
+    """Yields one finding per runner whose clock is notably off, where a registry runs on this home."""
     if home.running() is None and not (home.run / "registry.sock").exists():
         return
     try:
@@ -347,7 +347,7 @@ def _clocks(home: WeftHome) -> Iterator[Finding]:
 
 
 def _engines(home: WeftHome) -> Iterator[Finding]:
-    """How the engines of the mesh on this home did: one finding per model whose engine ended because of a fault."""
+    """Yields one finding per model of the mesh on this home whose engine ended because of a fault."""
     try:
         with connect_registry(home=home.root) as registry:
             documents = registry.documents(ResourceKind.MODEL)
@@ -381,7 +381,7 @@ def _failed(check: str, detail: str, remedy: str) -> Finding:
 
 
 def unowned_leases(home: WeftHome) -> str | None:
-    """The leases without an owner, as text; empty: none. None: no mesh runs here, or it is unreachable."""
+    """Returns the leases without an owner, as text; empty: none. None: no mesh runs here, or it is unreachable."""
     if home.running() is None:
         return None
     calls = LeaseClient(mesh_address(home.root, "registry"), lease_pb2.LeaseHolder())
@@ -394,7 +394,7 @@ def unowned_leases(home: WeftHome) -> str | None:
 
 
 def unowned_text(hosts: Iterable[lease_service_pb2.HostMemory]) -> str:
-    """The leases without an owner on these hosts, as text; empty: every lease has one."""
+    """Returns the leases without an owner on these hosts, as text; empty: every lease has one."""
     found = [(host.host, lease) for host in hosts for lease in host.leases if lease.unowned]
     words = [
         f"{size_words(sum(share.bytes for share in lease.shares))} on {host} for {lease.purpose} of {lease.holder.name}"

@@ -45,7 +45,7 @@ def explain(
 
 
 def explanation(request: RequestDocument) -> str:
-    """All decisions as text."""
+    """Returns all decisions as text."""
     lines = [*_header(request), *_decisions(request.decisions)]
     if request.receipt is not None:
         lines += _receipt(request.receipt)

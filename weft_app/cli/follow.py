@@ -47,7 +47,7 @@ class Breaks:
 
 
 def follow_resources(home: Path) -> Iterator[tuple[MeshState, frozenset[Key]]]:
-    """Views of the mesh with the keys that may have changed: everything at first, then every change.
+    """Yields views of the mesh with the keys that may have changed: everything at first, then every change.
 
     Raises SERVICE_UNAVAILABLE when the mesh does not run, or was unreachable for RETRY_LIMIT_SECONDS.
     """
@@ -65,7 +65,7 @@ def follow_resources(home: Path) -> Iterator[tuple[MeshState, frozenset[Key]]]:
 def follow_events(
     home: Path, kind: ResourceKind | None, name: str, past_limit: int = MAX_PAST_EVENTS
 ) -> Iterator[EventDocument]:
-    """Recent events, then every new one, each once. Raises like `follow_resources`."""
+    """Yields recent events, then every new one, each once. Raises like `follow_resources`."""
     last, breaks = 0, Breaks()
     while True:
         try:

@@ -85,7 +85,7 @@ _CLIENTS_WIDE = (
 
 
 def is_about_requests(words: Sequence[str]) -> bool:
-    """Whether the first word of `weft get` names requests or clients."""
+    """Whether the first argument of `weft get` names requests or clients."""
     return words[0].lower() in REQUEST_WORDS | CLIENT_WORDS
 
 
@@ -266,9 +266,9 @@ class ResourceWatch:
     def _fingerprint(self, document: Document) -> Any:
         match self._output:
             case ResourceFormat.JSON | ResourceFormat.NAME:
-                told = plain(document)
-                told["status"].pop("lastHeartbeatAt", None)
-                return told
+                shown = plain(document)
+                shown["status"].pop("lastHeartbeatAt", None)
+                return shown
             case ResourceFormat.YAML:
                 return declared(document)
             case _:

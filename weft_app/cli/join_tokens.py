@@ -108,7 +108,7 @@ def _tokens(home: "Path") -> "Iterator[JoinTokenServiceStub]":
 
 
 def _join_command(home: "Path", token: str) -> tuple[str, str]:
-    """The command with which a runner joins, with a note when the mesh accepts none yet."""
+    """Returns the command with which a runner joins, with a note when the mesh has no relay yet."""
     from weft_app.compose.home import WeftHome  # noqa: PLC0415 - every command starts fast
     from weft_app.compose.relay import known_endpoint  # noqa: PLC0415
 
@@ -121,7 +121,7 @@ def _join_command(home: "Path", token: str) -> tuple[str, str]:
 
 
 def lifetime_seconds(text: str, option: str) -> int:
-    """A length of time such as 12h. Raises INVALID_ARGUMENT naming the option."""
+    """Returns a length of time such as 12h. Raises INVALID_ARGUMENT naming the option."""
     found = _LIFETIME.fullmatch(text)
     if found is None:
         raise invalid_field(option, "must be a number and s, m, h or d, such as 12h or 30d")

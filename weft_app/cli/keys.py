@@ -53,7 +53,7 @@ class KeyFormat(StrEnum):
 
 
 def scopes_of(role: KeyRole) -> tuple[str, ...]:
-    """The scopes of a role; docs/keys.md shows the same table."""
+    """Returns the scopes of a role; docs/keys.md shows the same table."""
     match role:
         case KeyRole.USER:
             return DEFAULT_SCOPES
@@ -239,7 +239,7 @@ def _curl_line(home: "Path", text: str) -> str:
 
 
 def _option_of(field: str) -> str:
-    """The option or argument that a request field comes from."""
+    """Returns the option or argument that a request field comes from."""
     return "--scope" if field.startswith("scopes") else _OPTIONS.get(field, field)
 
 

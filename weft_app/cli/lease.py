@@ -52,7 +52,7 @@ except OSError as error:
     os._exit(127)
 """
 """Becomes the command once the ledger knows its process id. Without it a command whose `weft` is killed in its first
-moment would take memory that the ledger believes to be nobody's."""
+moment would take memory that the ledger counts as free."""
 _FROM_A_TERMINAL = frozenset({signal.SIGINT, signal.SIGQUIT})
 _PASSED_ON = (*_FROM_A_TERMINAL, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _SIGNAL_STATUS = 128
@@ -112,13 +112,13 @@ class _Gate:
         return process
 
     def open(self) -> None:
-        """Lets the command begin."""
+        """Starts the command."""
         with suppress(BrokenPipeError):
             os.write(self._write_end, b"1")
         self.close()
 
     def close(self) -> None:
-        """Ends the process unless the command has begun. Idempotent."""
+        """Ends the process unless the command has started. Idempotent."""
         for end in (self._read_end, self._write_end):
             if end >= 0:
                 os.close(end)

@@ -19,7 +19,7 @@ BAR_CHARS = 40
 
 
 def live_stages(total: int, stages: "Mapping[str, Stage]") -> "LiveStages | None":
-    """A display of `stages`, of which there will be `total`; None where rich finds no terminal."""
+    """Returns a display of `total` stages; None where rich finds no terminal."""
     console = Console(highlight=False)
     return LiveStages(console, total, stages) if console.is_terminal else None
 
@@ -38,11 +38,11 @@ class LiveStages:
         self._live = Live(get_renderable=self._render, console=console, refresh_per_second=10)
 
     def start(self) -> None:
-        """Begin to render."""
+        """Starts to render."""
         self._live.start()
 
     def stop(self, *, failed: bool) -> None:
-        """Render once more, and leave the last picture; `failed`: stages that are not done get a cross."""
+        """Renders once more and stops; `failed`: unfinished stages get a cross."""
         self._failed = failed
         self._live.stop()
 

@@ -105,7 +105,7 @@ def flush_scope(everything: bool, model: str, tenant: str, tag: str) -> FlushSco
 
 
 def option_of(field: str) -> str:
-    """The option for a field of an operation, as the documents name it; the field itself where there is none."""
+    """Returns the option for a field of an operation document; the field itself where there is none."""
     name, _, parameter = field.partition(".")
     option = _OPTIONS.get(name, field)
     return f"{option} {parameter[:_SHOWN_CHARS]}" if parameter and name == "parameters" else option

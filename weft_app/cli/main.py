@@ -31,7 +31,7 @@ COMMANDS: Mapping[str, CommandPlace] = {
     "up": CommandPlace("weft_app.cli.up:up", "Start a mesh on this machine and serve until Ctrl-C."),
     "demo": CommandPlace(
         "weft_app.cli.demo:demo",
-        "Start a mesh in a temporary home, stream one chat through its HTTP surface, stop it.",
+        "Start a mesh in a temporary home, stream one chat through its HTTP API, stop it.",
     ),
     "chat": CommandPlace(
         "weft_app.cli.chat:chat",
@@ -148,7 +148,7 @@ class LazyGroup(TyperGroup):
 
     @override
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command as help and completion list it: its name and summary. `resolve_command` loads it."""
+        """Returns the command as help and completion list it: its name and summary. `resolve_command` loads it."""
         command = COMMANDS.get(cmd_name)
         if command is None:
             return super().get_command(ctx, cmd_name)

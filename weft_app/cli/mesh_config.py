@@ -1,4 +1,4 @@
-"""`weft config`: what weft.yaml means, and settings of the whole mesh that can change while it runs."""
+"""`weft config`: the effective configuration, and settings of the whole mesh that can change while it runs."""
 
 import json
 import os
@@ -22,7 +22,7 @@ ALLOW_CLOUD_FALLBACK = "allowCloudFallback"
 
 
 class ConfiguredService(StrEnum):
-    """Who reads a configuration; the environment means something else to each."""
+    """The command that reads a configuration; each reads other environment variables."""
 
     UP = "up"
     REGISTRY = "registry"
@@ -48,14 +48,12 @@ _COLUMNS = (
 @app.command("show")
 def show(
     config: ConfigOption = None,
-    effective: Annotated[
-        bool, typer.Option("--effective", help="Show every value, those that nothing sets included.")
-    ] = False,
+    effective: Annotated[bool, typer.Option("--effective", help="Show every value, defaults included.")] = False,
     service: Annotated[
         ConfiguredService, typer.Option("--service", help="Which command reads it: `weft up`, or `weft serve SERVICE`.")
     ] = ConfiguredService.UP,
-    port: Annotated[int | None, typer.Option("--port", "-p", help="As the command would be given it.")] = None,
-    grpc_port: Annotated[int | None, typer.Option("--grpc-port", help="As the command would be given it.")] = None,
+    port: Annotated[int | None, typer.Option("--port", "-p", help="As this option of that command.")] = None,
+    grpc_port: Annotated[int | None, typer.Option("--grpc-port", help="As this option of that command.")] = None,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Show the configuration and where each value comes from: file and line, environment, command line or default.

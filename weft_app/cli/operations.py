@@ -232,10 +232,10 @@ def follow(operations: Operations, first: OperationDocument, *, shown: bool) -> 
                     display.show(last)
     except KeyboardInterrupt:
         if not last.is_over:
-            note(f"{first.name} goes on; follow it with `weft operation watch`, end it with `weft operation cancel`")
+            note(f"{first.name} continues; follow it with `weft operation watch`, end it with `weft operation cancel`")
         raise
     if not last.is_over:
-        raise WeftError(Reason.SERVICE_UNAVAILABLE, f"the registry ended the watch; {last.name} goes on")
+        raise WeftError(Reason.SERVICE_UNAVAILABLE, f"the registry ended the watch; {last.name} continues")
     require_success(last)
     return last
 
@@ -250,7 +250,7 @@ def require_success(operation: OperationDocument) -> None:
 
 
 def outcome_text(operation: OperationDocument) -> str:
-    """The outcome of a successful operation, in one line."""
+    """Returns the outcome of a successful operation, in one line."""
     result, action = operation.result, operation.action
     if result is None:
         return operation.state
@@ -260,7 +260,7 @@ def outcome_text(operation: OperationDocument) -> str:
         held = f" ({took}, holds {size_words(result.memory_bytes)})" if result.memory_bytes else ""
         return f"model/{target} loaded{held}"
     if action.type == "unload":
-        freed = f" ({size_words(result.memory_freed_bytes)} given up)" if result.memory_freed_bytes else ""
+        freed = f" ({size_words(result.memory_freed_bytes)} freed)" if result.memory_freed_bytes else ""
         return f"model/{target} unloaded{freed}"
     tokens = "" if result.token_count is None else f", {result.token_count} tokens"
     return f"cache flushed: {result.entry_count or 0} prefixes{tokens}"
@@ -299,7 +299,7 @@ class _Lines:
 
 
 class _Bar:
-    """A progress bar where the share is known, a pulsing one where it is not."""
+    """A progress bar; it pulses where the share is unknown."""
 
     def __init__(self, progress: Progress, task: TaskID) -> None:
         self._progress = progress
@@ -324,11 +324,11 @@ def _bar() -> Iterator[_Bar]:
 
 
 def _words(operation: OperationDocument) -> str:
-    """Stage, detail and remaining time in one line that is safe for a terminal."""
+    """Returns stage, detail and remaining time in one line that is safe for a terminal."""
     stage = operation.stage or operation.state
     parts = [stage]
     if operation.detail:
-        # The runner's own text says what it waits for.
+        # The runner's own text names what it waits for.
         parts.append(operation.detail.removeprefix(f"{stage}: ")[:MAX_DETAIL_CHARS])
     if operation.progress is not None and not operation.is_over:
         parts.append(f"{operation.progress:.0%}")
@@ -339,7 +339,7 @@ def _words(operation: OperationDocument) -> str:
 
 
 def action_text(operation: OperationDocument) -> str:
-    """What an operation does, as short text."""
+    """Returns the action of an operation as short text."""
     action = operation.action
     if action.type != "flush":
         return f"{action.type} {action.model}"

@@ -63,7 +63,7 @@ HomeOption = Annotated[
 ]
 ConfigOption = Annotated[
     Path | None,
-    typer.Option("--config", "-c", help="Configuration file; weft.local.yaml beside it is merged over it."),
+    typer.Option("--config", "-c", help="Configuration file; weft.local.yaml in its folder is merged over it."),
 ]
 OutputOption = Annotated[OutputFormat, typer.Option("--output", "-o", help="How to print.")]
 ResourceOutputOption = Annotated[ResourceFormat, typer.Option("--output", "-o", help="How to print.")]
@@ -73,12 +73,12 @@ __all__ = ["DEFAULT_HOME", "ConfigOption", "HomeOption", "OutputFormat", "Output
 
 
 def exit_code(error: WeftError) -> int:
-    """The exit code for an error."""
+    """Returns the exit code for an error."""
     return EXIT_CODES.get(error.reason, EXIT_FAILED)
 
 
 def note(text: str) -> None:
-    """Prints a note for the user beside the output, on stderr."""
+    """Prints a note for the user on stderr."""
     sys.stderr.write(f"weft: {text}\n")
     sys.stderr.flush()
 

@@ -26,13 +26,13 @@ class Column:
 
 
 def say(text: str) -> None:
-    """Prints and flushes: output to a file or a pipe is otherwise held back until the program ends."""
+    """Prints and flushes: output to a file or pipe is otherwise buffered until the program ends."""
     sys.stdout.write(text)
     sys.stdout.flush()
 
 
 def safe_text(text: str) -> str:
-    """Text reduced to one line without control characters, whatever its origin."""
+    """Returns text reduced to one line without control characters, whatever its origin."""
     return "".join(character if character.isprintable() else " " for character in text)
 
 
@@ -44,22 +44,22 @@ class TextTable:
         self._widths = [max(column.min_chars, len(column.title)) for column in columns]
 
     def cells(self, row: Any) -> list[str]:
-        """The row's cells, made safe for a terminal; an empty one is "-"."""
+        """Returns the row's cells, made safe for a terminal; an empty one is "-"."""
         return [safe_text(column.cell(row)) or "-" for column in self._columns]
 
     def fingerprint(self, row: Any) -> tuple[str, ...]:
-        """The values whose change makes a watch print the row again."""
+        """Returns the values whose change makes a watch print the row again."""
         return tuple(column.cell(row) for column in self._columns if not column.ticks)
 
     def text(self, rows: Iterable[Any]) -> str:
-        """Header and rows; the header is bold on a terminal."""
+        """Returns header and rows; the header is bold on a terminal."""
         header, *lines = self.plain_text(rows).splitlines()
         if sys.stdout.isatty():
             header = f"{BOLD}{header}{PLAIN}"
         return "\n".join([header, *lines]) + "\n"
 
     def plain_text(self, rows: Iterable[Any]) -> str:
-        """Header and rows."""
+        """Returns header and rows."""
         table = [self.cells(row) for row in rows]
         for cells in table:
             self._widen(cells)
@@ -67,7 +67,7 @@ class TextTable:
         return "\n".join(map(self._line, [titles, *table])) + "\n"
 
     def line(self, cells: Sequence[str]) -> str:
-        """One more row below those already printed."""
+        """Returns one more row below those already printed."""
         self._widen(cells)
         return self._line(cells) + "\n"
 
@@ -100,12 +100,12 @@ def print_document(document: Any, output: OutputFormat) -> None:
 
 
 def json_text(document: Any) -> str:
-    """A document as JSON for people and programs."""
+    """Returns a document as JSON for people and programs."""
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
 
 def json_line(document: Any) -> str:
-    """A document as one line of JSON."""
+    """Returns a document as one line of JSON."""
     return json.dumps(document, ensure_ascii=False) + "\n"
 
 
@@ -115,7 +115,7 @@ def print_table(rows: Iterable[Any], columns: Sequence[Column]) -> None:
 
 
 def seconds_ago(seconds: float) -> str:
-    """An age as text: 5s, 3m, 2h, 4d."""
+    """Returns an age as text: 5s, 3m, 2h, 4d."""
     for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60)):
         if seconds >= length:
             return f"{int(seconds // length)}{unit}"

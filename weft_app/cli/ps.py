@@ -50,7 +50,7 @@ def _processes(runner: RunnerDocument) -> list[dict[str, Any]]:
 
 
 def _rows(runner: RunnerDocument) -> Iterator[dict[str, Any]]:
-    """One row per instance; process ids come from the runner itself, which may be unreachable."""
+    """Yields one row per instance; process ids come from the runner itself, which may be unreachable."""
     status = runner.status
     if status is None:
         return
@@ -83,7 +83,7 @@ def _rows(runner: RunnerDocument) -> Iterator[dict[str, Any]]:
 
 
 def _unowned(runner: str, status: RunnerStatus, instance: pb.InstanceDescription) -> dict[str, Any]:
-    """The row of an instance whose model the mesh no longer knows."""
+    """Returns the row of an instance whose model the mesh no longer knows."""
     return {
         "model": instance.model,
         "runner": runner,
@@ -105,7 +105,7 @@ def _unowned(runner: str, status: RunnerStatus, instance: pb.InstanceDescription
 
 
 def _memory_bytes(state: InstanceStatus) -> int:
-    """Memory that it holds: as observed, else as leased."""
+    """Returns memory that it holds: as observed, else as leased."""
     memory = state.memory
     if memory is None or not memory.leased_bytes:
         return 0

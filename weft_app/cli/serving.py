@@ -1,4 +1,4 @@
-"""The terminal and the exit of commands that serve."""
+"""Output streams and exit of commands that serve."""
 
 import os
 import sys
@@ -19,7 +19,7 @@ log = get_logger("weft_app.compose")
 
 
 class LastingStream:
-    """An output stream that survives its reader: after the first failed write it leads nowhere.
+    """An output stream that survives its reader: after the first failed write it goes to /dev/null.
 
     Writers and loggers get no error: a service must not end because its terminal is gone.
     """
@@ -32,7 +32,7 @@ class LastingStream:
         try:
             return self._stream.write(text)
         except (OSError, ValueError):
-            self._lead_nowhere()
+            self._redirect_to_null()
             return len(text)
 
     def flush(self) -> None:
@@ -40,9 +40,9 @@ class LastingStream:
         try:
             self._stream.flush()
         except (OSError, ValueError):
-            self._lead_nowhere()
+            self._redirect_to_null()
 
-    def _lead_nowhere(self) -> None:
+    def _redirect_to_null(self) -> None:
         # The descriptor itself is replaced, so that buffered text and the output of C libraries go there too.
         with suppress(OSError, ValueError):
             nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -116,7 +116,7 @@ class SigningRules:
 
 
 def signing_rules(home: Path, audience: str, policy: str, lifetime_seconds: int = MAX_LIFETIME_SECONDS) -> SigningRules:
-    """The rules of the mesh on `home`, or those of the options.
+    """Returns the rules of the mesh on `home`, or those of the options.
 
     Raises INVALID_ARGUMENT where only one of the options is given, and UNSUPPORTED_OPERATION when the registry takes no
     signatures.
@@ -127,10 +127,10 @@ def signing_rules(home: Path, audience: str, policy: str, lifetime_seconds: int 
     if audience:
         terms = Terms(audience=audience, lifetime_seconds=lifetime_seconds, policy_version=policy)
         return SigningRules(terms=terms)
-    return _asked(mesh_address(home, "registry"))
+    return _fetched_rules(mesh_address(home, "registry"))
 
 
-def _asked(target: str) -> SigningRules:
+def _fetched_rules(target: str) -> SigningRules:
     import grpc  # noqa: PLC0415 - every command starts fast
 
     from weft.api.operations.v1 import operation_service_pb2 as pb  # noqa: PLC0415
@@ -144,9 +144,9 @@ def _asked(target: str) -> SigningRules:
         except grpc.RpcError as error:
             raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
     if found.mode == pb.GetGovernanceResponse.MODE_SHARED_KEY:
-        raise WeftError(Reason.UNSUPPORTED_OPERATION, "the registry asks for a shared key; sign with --shared-key")
+        raise WeftError(Reason.UNSUPPORTED_OPERATION, "the registry requires a shared key; sign with --shared-key")
     if found.mode != pb.GetGovernanceResponse.MODE_SIGNATURES:
-        raise WeftError(Reason.UNSUPPORTED_OPERATION, "the registry asks for no signatures; there is nothing to sign")
+        raise WeftError(Reason.UNSUPPORTED_OPERATION, "the registry requires no signatures; there is nothing to sign")
     terms = Terms(
         audience=found.audience,
         # Whole seconds, rounded down: the registry refuses a longer lifetime than its own limit.
@@ -344,7 +344,7 @@ def sign_flush(
 
 
 def no_library() -> WeftError:
-    """The error where the signature library is not installed."""
+    """Returns the error where the signature library is not installed."""
     return WeftError(Reason.UNSUPPORTED_OPERATION, "signatures need the package joserfc; install weft[registry]")
 
 
@@ -437,7 +437,7 @@ def approve(
         _require_good(claims, rules, now)
         _show(claims, signers, rules, now)
         if not yes:
-            typer.confirm(f"Agree as {key_id}?", abort=True, err=True)
+            typer.confirm(f"Sign as {key_id}?", abort=True, err=True)
         agreed = sign(signed.payload_bytes, private, key_id, beside=signed.signatures)
         write_token_text(out or file, agreed.as_text(), "--out")
         _say_missing_signatures(len(set(signers)) + 1, rules)
@@ -457,11 +457,11 @@ def _read(file: Path) -> "tuple[SignedBytes, Claims]":
 def _require_good(claims: Claims, rules: SigningRules, now: int) -> None:
     terms = rules.terms
     if claims.audience != terms.audience:
-        raise invalid_field("FILE", "is made out to another registry than this one")
+        raise invalid_field("FILE", "is for another registry than this one")
     if claims.policy_version != terms.policy_version:
         raise invalid_field("FILE", "was made under another version of the policy; ask for a new one")
     if claims.expires_at - claims.issued_at > terms.lifetime_seconds:
-        raise invalid_field("FILE", f"is good for longer than the registry's {terms.lifetime_seconds} s")
+        raise invalid_field("FILE", f"is valid for longer than the registry's {terms.lifetime_seconds} s")
     if now >= claims.expires_at:
         raise invalid_field("FILE", f"expired {now - claims.expires_at} s ago; ask for a new one")
 
@@ -479,6 +479,6 @@ def _show(claims: Claims, signers: list[str], rules: SigningRules, now: int) -> 
 
 def _say_missing_signatures(agreed: int, rules: SigningRules) -> None:
     if rules.required_signers > agreed:
-        say(f"agreed; {rules.required_signers - agreed} more must agree\n")
+        say(f"signed; signatures that are still needed: {rules.required_signers - agreed}\n")
     else:
-        say("agreed\n")
+        say("signed\n")

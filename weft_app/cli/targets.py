@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 REQUEST_WORDS = frozenset({"request", "requests"})
 CLIENT_WORDS = frozenset({"client", "clients"})
 TASK_WORDS = frozenset({"task", "tasks", "inference-task", "inference-tasks"})
-"""Words for what a router keeps, beside the kinds of resources."""
+"""Names of what a router stores, which are no kinds of resources."""
 _NOT_FOUND = frozenset({Reason.NOT_FOUND, Reason.MODEL_NOT_FOUND})
 
 

@@ -67,7 +67,7 @@ _TASKS_WIDE = (
 
 
 def is_about_tasks(words: Sequence[str]) -> bool:
-    """Whether a command's words name tasks."""
+    """Whether the arguments of a command name tasks."""
     return words[0].partition("/")[0].lower() in TASK_WORDS
 
 
@@ -78,7 +78,7 @@ def task_ids(words: Sequence[str]) -> list[str]:
         for word in words:
             kind, _, task_id = word.partition("/")
             if kind.lower() not in TASK_WORDS:
-                raise invalid_field("NAME", f"{word[:64]!r} is no task; write task/ID for each")
+                raise invalid_field("NAME", f"{word[:64]!r} is not a task; write task/ID for each")
             found.append(task_id)
     else:
         found = list(words[1:])
@@ -137,9 +137,9 @@ def _lines(task: TaskDocument) -> Iterator[str]:
     if task.batch is not None:
         yield f"Batch:     {task.batch}, line {task.line}"
     yield f"Submitted: {_moment(task, 'created_at')}"
-    for name, label in (("started_at", "Begun:    "), ("ended_at", "Ended:    "), ("expires_at", "Fails at: ")):
+    for name, label in (("started_at", "Started:  "), ("ended_at", "Ended:    "), ("expires_at", "Fails at: ")):
         if getattr(task, name) is not None:
-            yield f"{label} {_moment(task, name)}" + (" unless begun by then" if name == "expires_at" else "")
+            yield f"{label} {_moment(task, name)}" + (" unless started by then" if name == "expires_at" else "")
     if task.waiting_for:
         yield f"Waits for: {task.waiting_for}"
     if task.error is not None:
@@ -275,7 +275,7 @@ def print_answer(words: Sequence[str], home: Path, *, follow: bool) -> None:
         note(f"task {task_id} {task.state}" + (f": {_why(task)}" if task.error is not None else ""))
         raise typer.Exit(EXIT_FAILED)
     if not task.is_over:
-        note(f"task {task_id} is {task.state}; `weft logs task/{task_id} -f` goes on with it")
+        note(f"task {task_id} is {task.state}; `weft logs task/{task_id} -f` continues with it")
 
 
 def _followed(task_id: str, home: Path) -> "Iterator[TaskDocument | task_pb2.TaskPiece]":
@@ -304,7 +304,7 @@ def _followed(task_id: str, home: Path) -> "Iterator[TaskDocument | task_pb2.Tas
 def _print_pieces(watched: "Iterator[TaskDocument | task_pb2.TaskPiece]", *, follow: bool) -> TaskDocument:
     """Prints the stored answer, or follows it to its end; returns the task as last seen."""
     task = next(watched)
-    assert isinstance(task, TaskDocument), "a task comes before its pieces"
+    assert isinstance(task, TaskDocument), "a task precedes its output"
     last, attempt, seen = task.last_event, 0, 0
     while follow or seen < last:
         news = next(watched, None)

@@ -68,7 +68,7 @@ def wait(
         typer.Option(
             "--for",
             help="status=active, condition=Ready (default), condition=Ready=false, exists or delete; of a task "
-            "status=running, say. Default of a task: its end.",
+            "such as status=running. Default of a task: its end.",
             metavar="WHAT",
         ),
     ] = None,
@@ -184,7 +184,7 @@ class _Last:
         return expectation.holds(self._document)
 
     def timed_out(self, seconds: float) -> WeftError:
-        """The timeout error, with the state that was last seen."""
+        """Returns the timeout error, with the state that was last seen."""
         after = f"after {seconds:g} s" if seconds else "now"
         if self._document is None or self._document.status is None:
             return WeftError(Reason.DEADLINE_EXCEEDED, f"{self._target} does not exist {after}")

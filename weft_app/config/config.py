@@ -136,7 +136,7 @@ class WeftConfig:
     __pydantic_config__ = STRICT
 
     host: Annotated[str, PUBLIC] = "127.0.0.1"
-    """Where the HTTP surface listens. Anything but loopback needs keys and `gateway.tls`."""
+    """Where the HTTP API listens. Anything but loopback needs keys and `gateway.tls`."""
     port: Annotated[Port, PUBLIC] = DEFAULT_PORT
     """HTTP port; 0 takes a free one."""
     grpc_port: Annotated[Port | None, PUBLIC] = None

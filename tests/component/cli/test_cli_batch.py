@@ -255,7 +255,7 @@ def test_a_batch_that_failed_has_no_results_and_says_where_the_reasons_are(scrip
     for words in (("results", ID), ("results", ID, "--errors")):
         done = script.run(*words)
         assert (done.exit_code, done.stdout) == (2, "")
-        assert f"`weft batch get {ID}` says why" in done.stderr
+        assert f"`weft batch get {ID}` shows why" in done.stderr
 
 
 def test_a_watched_batch_tells_why_its_results_cannot_be_written(script: GatewayScript) -> None:

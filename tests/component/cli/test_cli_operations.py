@@ -94,7 +94,7 @@ def test_a_watch_that_breaks_off_is_no_success_either(registry: ScriptedRegistry
     registry.told = [an_operation("RUNNING")]
     found = registry.run("load", "qwen")
     assert found.exit_code == 1
-    assert "operations/op-1 goes on" in found.stderr
+    assert "operations/op-1 continues" in found.stderr
 
 
 def test_a_refusal_is_told_in_the_registrys_words(registry: ScriptedRegistry) -> None:
@@ -117,7 +117,7 @@ def test_an_unload_says_what_was_given_up(registry: ScriptedRegistry) -> None:
     result = operation_pb2.OperationResult(memory_freed_bytes=5 * GIB, cache_flushed=True, models=["qwen", "qwen-2"])
     registry.told = [an_operation("SUCCEEDED", action, result=result)]
     found = registry.run("unload", "qwen")
-    assert found.stdout == "model/qwen, qwen-2 unloaded (5 GiB given up)\n"
+    assert found.stdout == "model/qwen, qwen-2 unloaded (5 GiB freed)\n"
     assert registry.created[0].action == action
 
 
@@ -200,9 +200,9 @@ def test_a_whole_audit_log_is_said_to_be_whole(registry: ScriptedRegistry, tmp_p
     head = registry.run("audit", "head").stdout
     (tmp_path / "head").write_text(head)
     assert head == f"3:{registry.audit[-1].hash}\n"
-    assert registry.run("audit", "verify").stdout == "3 entries, whole\n"
+    assert registry.run("audit", "verify").stdout == "3 entries, intact\n"
     found = registry.run("audit", "verify", "--head-file", str(tmp_path / "head"))
-    assert found.stdout == "3 entries, whole, and reaching entry 3\n"
+    assert found.stdout == "3 entries, intact, and reaching entry 3\n"
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ def test_whoever_approves_sees_the_signed_action(registry: GovernedRegistry, tok
         "replicas: 2",
     ]
     assert "alice (1 of 2)" in lines[-2]
-    assert lines[-1] == "agreed"
+    assert lines[-1] == "signed"
 
 
 def test_nothing_is_signed_without_a_yes(registry: GovernedRegistry, token: Path) -> None:

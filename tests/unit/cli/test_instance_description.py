@@ -33,7 +33,7 @@ def described() -> pb.InstanceDescription:
 
 def test_restarts_requests_timeouts_and_the_last_crash_are_told() -> None:
     text = "\n".join(instance_lines(STATE, described()))
-    assert "77, held together by guardian (sub-reaper)" in text
+    assert "77, contained by guardian (sub-reaper)" in text
     assert "stall_timeout 1.5s no token for 120 s" in " ".join(text.split())
     assert "out_of_memory not yet too big" in " ".join(text.split())
     assert "running tool" in text
