@@ -5,6 +5,10 @@ import heapq
 from collections.abc import Sized
 from datetime import UTC, datetime, timedelta
 
+from typing_extensions import override
+
+from weft.kernel.clock import Clock
+
 _START_UTC = datetime(2026, 1, 1, tzinfo=UTC)
 # How often control is handed to the event loop after a wake-up, at most. Enough for a task to pass through a few locks
 # and queues and to fall asleep again; a task that waits for real I/O needs `sleepers` instead.
@@ -26,7 +30,7 @@ def _ready_to_run() -> Sized:
     return ready
 
 
-class FakeClock:
+class FakeClock(Clock):
     """See weft.kernel.clock.Clock. Time passes only inside `advance`, and waking is in order of due time."""
 
     def __init__(self, *, monotonic: float = 1_000.0, utc: datetime = _START_UTC) -> None:
@@ -36,12 +40,12 @@ class FakeClock:
         self._naps = 0
         self._fell_asleep = asyncio.Event()
 
+    @override
     def monotonic(self) -> float:
-        """See Clock.monotonic."""
         return self._monotonic
 
+    @override
     def utc_now(self) -> datetime:
-        """See Clock.utc_now."""
         return self._utc
 
     @property

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import grpc
+from typing_extensions import override
 
 from weft.api.common.v1 import agent_behaviour_pb2, sampling_pb2
 from weft.api.registry.v1 import (
@@ -466,7 +467,7 @@ class ExpectedMesh:
         )
 
 
-class ExpectingFleet:
+class ExpectingFleet(FleetSource):
     """A FleetSource that shows what is expected beside what is there."""
 
     def __init__(self, fleet: FleetSource, expected: ExpectedMesh) -> None:
@@ -474,8 +475,8 @@ class ExpectingFleet:
         self._expected = expected
 
     @property
+    @override
     def view(self) -> FleetView:
-        """See FleetSource.view."""
         return self._expected.shown(self._fleet.view)
 
 

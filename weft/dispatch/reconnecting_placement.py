@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self, TypeVar
 
+from typing_extensions import override
+
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.placement import Decision, Grant, Placement, PlacementPort, PlacementRequest
 from weft.kernel.clock import Clock
@@ -34,7 +36,7 @@ class ReconnectConfig:
     """First pause before placing again; doubles up to one second."""
 
 
-class ReconnectingPlacement:
+class ReconnectingPlacement(Placement):
     """A Placement over whatever router answers. Keeps the request's age and its used attempts across routers."""
 
     def __init__(self, port: PlacementPort, request: PlacementRequest, clock: Clock, config: ReconnectConfig) -> None:
@@ -124,16 +126,16 @@ class ReconnectingPlacement:
         why = ", and no router answered" if self._is_lost else ""
         return WeftError(Reason.DEADLINE_EXCEEDED, f"the request's deadline passed while it waited{why}")
 
+    @override
     async def report_first_content(self, attempt: int) -> None:
-        """See Placement.report_first_content."""
         await self._report(self._place.report_first_content(attempt))
 
+    @override
     async def report_attempt_failed(self, attempt: int, reason: Reason) -> None:
-        """See Placement.report_attempt_failed."""
         await self._report(self._place.report_attempt_failed(attempt, reason))
 
+    @override
     async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> None:
-        """See Placement.report_finished."""
         await self._report(self._place.report_finished(reason, receipt))
 
     async def _report(self, report: Awaitable[None]) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol, Self, cast
 import grpc
 from google.protobuf import duration_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from typing_extensions import override
 
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import (
@@ -20,7 +21,16 @@ from weft.api.router.v1 import (
     request_service_pb2_grpc,
 )
 from weft.api.router.v1 import placement_service_pb2 as pb
-from weft.dispatch.placement import Decision, Grant, LoadingModel, PlacementRequest, PoolQueue, WaitingInQueue
+from weft.dispatch.placement import (
+    Decision,
+    Grant,
+    LoadingModel,
+    Placement,
+    PlacementRequest,
+    PoolQueue,
+    RouterPort,
+    WaitingInQueue,
+)
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
@@ -43,18 +53,18 @@ if TYPE_CHECKING:
 QUEUES_TIMEOUT_SECONDS = 5.0
 
 
-class RemotePlacement:
+class RemotePlacement(RouterPort):
     """A PlacementPort whose scheduler is behind a channel."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = cast("PlacementServiceAsyncStub", placement_service_pb2_grpc.PlacementServiceStub(channel))
 
+    @override
     def place(self, request: PlacementRequest) -> "RemotePlace":
-        """See PlacementPort.place."""
         return RemotePlace(self._stub, request)
 
+    @override
     async def queues(self) -> Sequence[PoolQueue]:
-        """See QueueSource.queues."""
         try:
             response = await self._stub.ListQueues(pb.ListQueuesRequest(), timeout=QUEUES_TIMEOUT_SECONDS)
         except grpc.aio.AioRpcError as error:
@@ -71,7 +81,7 @@ class RemotePlacement:
         ]
 
 
-class RemotePlace:
+class RemotePlace(Placement):
     """A Placement over one Place call."""
 
     def __init__(self, stub: "PlacementServiceAsyncStub", request: PlacementRequest) -> None:
@@ -92,8 +102,8 @@ class RemotePlace:
         if self._call is not None:
             self._call.cancel()
 
+    @override
     async def next_decision(self) -> Decision:
-        """See Placement.next_decision."""
         assert self._call is not None, "next_decision before the placement was entered"
         try:
             response = await self._call.read()
@@ -103,17 +113,17 @@ class RemotePlace:
             raise WeftError(Reason.SERVICE_UNAVAILABLE, "the router ended the placement without a decision")
         return _decision_from_proto(response)
 
+    @override
     async def report_first_content(self, attempt: int) -> None:
-        """See Placement.report_first_content."""
         await self._write(pb.PlaceRequest(first_content=pb.FirstContent(attempt=attempt)))
 
+    @override
     async def report_attempt_failed(self, attempt: int, reason: Reason) -> None:
-        """See Placement.report_attempt_failed."""
         failed = pb.AttemptFailed(attempt=attempt, reason=reason.value)  # type: ignore[arg-type]  # same numbers
         await self._write(pb.PlaceRequest(attempt_failed=failed))
 
+    @override
     async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> None:
-        """See Placement.report_finished."""
         finished = pb.PlaceFinished(reason=reason.value, receipt=receipt)  # type: ignore[arg-type]  # same numbers
         await self._write(pb.PlaceRequest(finished=finished))
         assert self._call is not None, "a report before the placement was entered"
@@ -208,7 +218,7 @@ class RouterSource(Protocol):
         ...
 
 
-class RouterWatch:
+class RouterWatch(RouterSource):
     """A RouterSource that checks the router's health in an interval: a frozen process keeps its connections open."""
 
     def __init__(self, router: grpc.aio.Channel, clock: Clock) -> None:
@@ -287,22 +297,22 @@ class RequestSource(Protocol):
         ...
 
 
-class RemoteRequests:
+class RemoteRequests(RequestSource):
     """A RequestSource whose router is behind a channel."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = cast("RequestServiceAsyncStub", request_service_pb2_grpc.RequestServiceStub(channel))
 
+    @override
     async def request(self, request_id: str, tenant: str = "") -> request_pb2.RequestRecord:
-        """See RequestSource.request."""
         wanted = request_service_pb2.GetRequestRequest(request_id=request_id, tenant=tenant)
         try:
             return (await self._stub.GetRequest(wanted, timeout=REQUESTS_TIMEOUT_SECONDS)).request
         except grpc.aio.AioRpcError as error:
             raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
 
+    @override
     async def requests(self, limit: int = DEFAULT_LISTED, tenant: str = "") -> RequestsUnderWay:
-        """See RequestSource.requests."""
         wanted = request_service_pb2.ListRequestsRequest(limit=limit, tenant=tenant)
         try:
             response = await self._stub.ListRequests(wanted, timeout=REQUESTS_TIMEOUT_SECONDS)
@@ -310,8 +320,8 @@ class RemoteRequests:
             raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
         return RequestsUnderWay(requests=response.requests, total=response.total_count)
 
+    @override
     async def clients(self) -> Sequence[request_pb2.ClientRecord]:
-        """See RequestSource.clients."""
         try:
             return (
                 await self._stub.ListClients(request_service_pb2.ListClientsRequest(), timeout=REQUESTS_TIMEOUT_SECONDS)

@@ -7,10 +7,21 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast
 
 import grpc
+from typing_extensions import override
 
 from weft.api.router.v1 import batch_service_pb2 as pb
 from weft.api.router.v1 import batch_service_pb2_grpc, task_pb2
-from weft.durable.batches import Batch, BatchLine, BatchPage, BatchState, LineCounts, LineError, LineResult, NewBatch
+from weft.durable.batches import (
+    Batch,
+    BatchLine,
+    BatchPage,
+    BatchPort,
+    BatchState,
+    LineCounts,
+    LineError,
+    LineResult,
+    NewBatch,
+)
 from weft.durable.remote_stores import COMMIT_TIMEOUT_SECONDS, TIMEOUT_SECONDS, answered, as_tenant, read_stream, upload
 from weft.durable.tasks import task_of
 from weft.kernel.errors import WeftError
@@ -33,8 +44,8 @@ _MOMENTS = {
 }
 
 
-class RemoteBatches:
-    """See BatchPort."""
+class RemoteBatches(BatchPort):
+    """A BatchPort whose store is behind a channel."""
 
     def __init__(self, channel: grpc.aio.Channel, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         self._timeout_seconds = timeout_seconds
@@ -47,24 +58,24 @@ class RemoteBatches:
             done = await upload(call, messages, kind=_KIND, timeout_seconds=self._timeout_seconds)
         return batch_of(done.batch)
 
+    @override
     async def get(self, tenant: str, batch_id: str) -> Batch:
-        """See BatchPort.get."""
         found = await self._ask(self._stub.GetBatch, tenant, pb.GetBatchRequest(id=batch_id))
         return batch_of(found.batch)
 
+    @override
     async def list_page(self, tenant: str, *, after: str = "", limit: int = 20) -> BatchPage:
-        """See BatchPort.list_page."""
         found = await self._ask(self._stub.ListBatches, tenant, pb.ListBatchesRequest(after=after, limit=limit))
         return BatchPage(batches=[batch_of(message) for message in found.batches], has_more=found.has_more)
 
+    @override
     async def cancel(self, tenant: str, batch_id: str) -> Batch:
-        """See BatchPort.cancel."""
         request = pb.CancelBatchRequest(id=batch_id)
         timeout_seconds = max(self._timeout_seconds, COMMIT_TIMEOUT_SECONDS)
         return batch_of((await self._ask(self._stub.CancelBatch, tenant, request, timeout_seconds)).batch)
 
+    @override
     async def results(self, tenant: str, batch_id: str) -> AsyncGenerator[LineResult]:
-        """See BatchPort.results."""
         call: Any = self._stub.ReadBatchResults(pb.ReadBatchResultsRequest(id=batch_id), metadata=as_tenant(tenant))
         partial: _Partial | None = None
         async with aclosing(read_stream(call, kind=_KIND, timeout_seconds=self._timeout_seconds)) as messages:
@@ -78,8 +89,8 @@ class RemoteBatches:
         if partial is not None:
             yield partial.whole()
 
+    @override
     async def finish(self, tenant: str, batch_id: str, *, output_file: str, error_file: str) -> Batch:
-        """See BatchPort.finish."""
         request = pb.FinishBatchRequest(id=batch_id, output_file=output_file, error_file=error_file)
         return batch_of((await self._ask(self._stub.FinishBatch, tenant, request)).batch)
 

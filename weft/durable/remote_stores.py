@@ -10,6 +10,7 @@ from datetime import UTC
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import grpc
+from typing_extensions import override
 
 from weft.api.router.v1 import (
     file_service_pb2,
@@ -19,8 +20,8 @@ from weft.api.router.v1 import (
     task_service_pb2,
     task_service_pb2_grpc,
 )
-from weft.durable.batches import MAX_PIECE_BYTES, FilePage, NewFile, StoredFile
-from weft.durable.responses import StoredResponse
+from weft.durable.batches import MAX_PIECE_BYTES, FilePage, FilePort, NewFile, StoredFile
+from weft.durable.responses import ResponseStore, StoredResponse
 from weft.durable.tasks import (
     NewTask,
     Submitted,
@@ -28,6 +29,7 @@ from weft.durable.tasks import (
     TaskDetails,
     TaskEvent,
     TaskPage,
+    TaskPort,
     TaskQuery,
     attempt_of_message,
     event_of,
@@ -173,40 +175,40 @@ def _silent(kind: str) -> WeftError:
 _KIND = "files"
 
 
-class RemoteFiles:
-    """See FilePort."""
+class RemoteFiles(FilePort):
+    """A FilePort whose store is behind a channel."""
 
     def __init__(self, channel: grpc.aio.Channel, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         self._timeout_seconds = timeout_seconds
         self._stub = cast("FileServiceAsyncStub", file_service_pb2_grpc.FileServiceStub(channel))
 
+    @override
     async def save(self, new: NewFile, content: AsyncIterator[bytes]) -> StoredFile:
-        """See FilePort.save."""
         call: Any = self._stub.UploadFile(metadata=as_tenant(new.tenant))
         async with aclosing(_messages(new, content)) as messages:
             done = await upload(call, messages, kind=_KIND, timeout_seconds=self._timeout_seconds)
         return file_of(done.file)
 
+    @override
     async def get(self, tenant: str, file_id: str) -> StoredFile:
-        """See FilePort.get."""
         found = await self._ask(self._stub.GetFile, tenant, file_service_pb2.GetFileRequest(id=file_id))
         return file_of(found.file)
 
+    @override
     async def list_page(self, tenant: str, *, purpose: str = "", after: str = "", limit: int = 100) -> FilePage:
-        """See FilePort.list_page."""
         request = file_service_pb2.ListFilesRequest(purpose=purpose, after=after, limit=limit)
         found = await self._ask(self._stub.ListFiles, tenant, request)
         return FilePage(files=[file_of(message) for message in found.files], has_more=found.has_more)
 
+    @override
     async def read(self, tenant: str, file_id: str) -> AsyncGenerator[bytes]:
-        """See FilePort.read."""
         call: Any = self._stub.ReadFile(file_service_pb2.ReadFileRequest(id=file_id), metadata=as_tenant(tenant))
         async with aclosing(read_stream(call, kind=_KIND, timeout_seconds=self._timeout_seconds)) as messages:
             async for message in messages:
                 yield message.data
 
+    @override
     async def delete(self, tenant: str, file_id: str) -> None:
-        """See FilePort.delete."""
         await self._ask(self._stub.DeleteFile, tenant, file_service_pb2.DeleteFileRequest(id=file_id))
 
     async def _ask(self, method: Any, tenant: str, request: object) -> Any:
@@ -247,16 +249,16 @@ def file_of(message: file_service_pb2.File) -> StoredFile:
     )
 
 
-class RemoteResponses:
-    """See ResponseStore."""
+class RemoteResponses(ResponseStore):
+    """A ResponseStore behind a channel."""
 
     def __init__(self, channel: grpc.aio.Channel, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         self._timeout_seconds = timeout_seconds
         stub = stored_response_service_pb2_grpc.StoredResponseServiceStub(channel)
         self._stub = cast("StoredResponseServiceAsyncStub", stub)
 
+    @override
     async def save(self, response: StoredResponse) -> None:
-        """See ResponseStore.save."""
         try:
             await self._stub.SaveResponse(
                 stored_response_service_pb2.SaveResponseRequest(response=response_message(response)),
@@ -265,8 +267,8 @@ class RemoteResponses:
         except grpc.aio.AioRpcError as error:
             raise _call_error(error) from error
 
+    @override
     async def get(self, tenant: str, response_id: str) -> StoredResponse:
-        """See ResponseStore.get."""
         try:
             found = await self._stub.GetResponse(
                 stored_response_service_pb2.GetResponseRequest(tenant=tenant, id=response_id),
@@ -276,8 +278,8 @@ class RemoteResponses:
             raise _call_error(error) from error
         return response_of(found.response)
 
+    @override
     async def chain(self, tenant: str, response_id: str) -> Sequence[StoredResponse]:
-        """See ResponseStore.chain."""
         try:
             found = await self._stub.ListChain(
                 stored_response_service_pb2.ListChainRequest(tenant=tenant, id=response_id),
@@ -287,8 +289,8 @@ class RemoteResponses:
             raise _call_error(error) from error
         return [response_of(message) for message in found.responses]
 
+    @override
     async def delete(self, tenant: str, response_id: str) -> None:
-        """See ResponseStore.delete."""
         try:
             await self._stub.DeleteResponse(
                 stored_response_service_pb2.DeleteResponseRequest(tenant=tenant, id=response_id),
@@ -337,27 +339,27 @@ TASK_TIMEOUT_SECONDS = 30.0
 AnswerT = TypeVar("AnswerT")
 
 
-class RemoteTasks:
+class RemoteTasks(TaskPort):
     """A TaskPort over gRPC. The tenant is sent as metadata: the caller must be trusted with it."""
 
     def __init__(self, channel: grpc.aio.Channel, *, timeout_seconds: float = TASK_TIMEOUT_SECONDS) -> None:
         self._timeout_seconds = timeout_seconds
         self._stub = cast("TaskServiceAsyncStub", task_service_pb2_grpc.TaskServiceStub(channel))
 
+    @override
     async def submit(self, new: NewTask) -> Submitted:
-        """See TaskPort.submit."""
         request = task_service_pb2.SubmitTaskRequest(spec=new.spec, idempotency_key=new.idempotency_key)
         answer = await _answer_of(
             self._stub.SubmitTask(request, timeout=self._timeout_seconds, metadata=as_tenant(new.tenant))
         )
         return Submitted(task=task_of(answer.task), existed=answer.existed)
 
+    @override
     async def get(self, tenant: str, task_id: str) -> Task:
-        """See TaskPort.get."""
         return (await self.details(tenant, task_id)).task
 
+    @override
     async def details(self, tenant: str, task_id: str) -> TaskDetails:
-        """See TaskPort.details."""
         request = task_service_pb2.GetTaskRequest(id=task_id)
         answer = await _answer_of(
             self._stub.GetTask(request, timeout=self._timeout_seconds, metadata=as_tenant(tenant))
@@ -366,8 +368,8 @@ class RemoteTasks:
             task=task_of(answer.task), spec=answer.spec, attempts=[*map(attempt_of_message, answer.attempts)]
         )
 
+    @override
     async def list_page(self, tenant: str, query: TaskQuery) -> TaskPage:
-        """See TaskPort.list_page."""
         request = task_service_pb2.ListTasksRequest(
             states=[state.value for state in sorted(query.states)],  # type: ignore[misc]  # same numbers
             model=query.model,
@@ -382,21 +384,21 @@ class RemoteTasks:
             tasks=[*map(task_of, answer.tasks)], next_page_token=answer.next_page_token, notice=answer.notice
         )
 
+    @override
     async def cancel(self, tenant: str, task_id: str) -> Task:
-        """See TaskPort.cancel."""
         request = task_service_pb2.CancelTaskRequest(id=task_id)
         answer = await _answer_of(
             self._stub.CancelTask(request, timeout=self._timeout_seconds, metadata=as_tenant(tenant))
         )
         return task_of(answer.task)
 
+    @override
     async def delete(self, tenant: str, task_id: str) -> None:
-        """See TaskPort.delete."""
         request = task_service_pb2.DeleteTaskRequest(id=task_id)
         await _answer_of(self._stub.DeleteTask(request, timeout=self._timeout_seconds, metadata=as_tenant(tenant)))
 
     async def watch(self, tenant: str, task_id: str, after_event: int = 0) -> AsyncGenerator[TaskEvent]:
-        """See TaskPort.watch. Leaving the iterator ends the watch, not the task."""
+        """As TaskPort.watch. Leaving the iterator ends the watch, not the task."""
         request = task_service_pb2.WatchTaskRequest(id=task_id, after_event=after_event)
         call = self._stub.WatchTask(request, metadata=as_tenant(tenant))
         try:

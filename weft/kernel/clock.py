@@ -8,6 +8,8 @@ import time
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
+from typing_extensions import override
+
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -28,23 +30,23 @@ class Clock(Protocol):
         ...
 
 
-class SystemClock:
+class SystemClock(Clock):
     """The machine's own clock."""
 
+    @override
     def monotonic(self) -> float:
-        """See Clock.monotonic."""
         return time.monotonic()
 
+    @override
     def utc_now(self) -> datetime:
-        """See Clock.utc_now."""
         return datetime.now(UTC)
 
+    @override
     async def sleep(self, seconds: float) -> None:
-        """See Clock.sleep."""
         await asyncio.sleep(seconds)
 
 
-class MeshClock:
+class MeshClock(Clock):
     """A Clock whose time of day is `clock`'s until the mesh's time is set.
 
     From then on it follows the monotonic clock, so that a correction of the machine's own clock does not move it.
@@ -58,19 +60,19 @@ class MeshClock:
         """Sets the mesh's current time: `now` is aware, in UTC."""
         self._told = now, self._clock.monotonic()
 
+    @override
     def monotonic(self) -> float:
-        """See Clock.monotonic."""
         return self._clock.monotonic()
 
+    @override
     def utc_now(self) -> datetime:
-        """See Clock.utc_now."""
         if self._told is None:
             return self._clock.utc_now()
         told, at = self._told
         return told + timedelta(seconds=self._clock.monotonic() - at)
 
+    @override
     async def sleep(self, seconds: float) -> None:
-        """See Clock.sleep."""
         await self._clock.sleep(seconds)
 
 

@@ -14,6 +14,7 @@ from inspect import isasyncgenfunction
 from typing import Any
 
 import grpc
+from typing_extensions import override
 
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
@@ -61,12 +62,12 @@ class RpcGuard(ABC, grpc.aio.ServerInterceptor):
         """Whether calls of a method need no look."""
         return False
 
+    @override
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """See grpc.aio.ServerInterceptor."""
         handler, method = await continuation(handler_call_details), handler_call_details.method
         if handler is None or self.is_open(method):
             return handler
@@ -246,8 +247,8 @@ class AuthInterceptor(RpcGuard):
         self._ring = ring
         self._clock = clock
 
+    @override
     def is_open(self, method: str) -> bool:
-        """See RpcGuard.is_open."""
         return access_of(method) is None
 
     def check(self, method: str, context: Context) -> None:

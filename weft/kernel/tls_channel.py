@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import grpc
+from typing_extensions import override
 
 from weft.kernel.address import needs_tls, without_tls
 from weft.kernel.log import get_logger
@@ -204,36 +205,36 @@ class SecuredChannel(grpc.aio.Channel):
     ) -> None:
         await self.close()
 
+    @override
     async def close(self, grace: float | None = None) -> None:
-        """See grpc.aio.Channel."""
         await self._connections.close(grace)
 
+    @override
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
-        """See grpc.aio.Channel."""
         return self._connections.current().channel.get_state(try_to_connect)
 
+    @override
     async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
-        """See grpc.aio.Channel."""
         await self._connections.current().channel.wait_for_state_change(last_observed_state)
 
+    @override
     async def channel_ready(self) -> None:
-        """See grpc.aio.Channel."""
         await self._connections.current().channel.channel_ready()
 
+    @override
     def unary_unary(self, *names: Any, **keywords: Any) -> Any:
-        """See grpc.aio.Channel."""
         return _Method(self._connections, "unary_unary", (names, keywords), self._extra)
 
+    @override
     def unary_stream(self, *names: Any, **keywords: Any) -> Any:
-        """See grpc.aio.Channel."""
         return _Method(self._connections, "unary_stream", (names, keywords), self._extra)
 
+    @override
     def stream_unary(self, *names: Any, **keywords: Any) -> Any:
-        """See grpc.aio.Channel."""
         return _Method(self._connections, "stream_unary", (names, keywords), self._extra)
 
+    @override
     def stream_stream(self, *names: Any, **keywords: Any) -> Any:
-        """See grpc.aio.Channel."""
         return _Method(self._connections, "stream_stream", (names, keywords), self._extra)
 
 
@@ -291,8 +292,8 @@ class SecuredSyncChannel(grpc.Channel):
             self._connection.enter()
             return self._connection
 
+    @override
     def close(self) -> None:
-        """See grpc.Channel."""
         with self._lock:
             retired, self._retired = self._retired, []
             for connection in (*retired, self._connection):
@@ -302,24 +303,24 @@ class SecuredSyncChannel(grpc.Channel):
         """See grpc.Channel; of the connection of this moment."""
         self._connection.channel.subscribe(callback, try_to_connect)
 
+    @override
     def unsubscribe(self, callback: Callable[[grpc.ChannelConnectivity], None]) -> None:
-        """See grpc.Channel."""
         self._connection.channel.unsubscribe(callback)
 
+    @override
     def unary_unary(self, *names: Any, **keywords: Any) -> Any:
-        """See grpc.Channel."""
         return _SyncMethod(self, "unary_unary", (names, keywords), self._extra)
 
+    @override
     def unary_stream(self, *names: Any, **keywords: Any) -> Any:
-        """See grpc.Channel."""
         return _SyncMethod(self, "unary_stream", (names, keywords), self._extra)
 
+    @override
     def stream_unary(self, *names: Any, **keywords: Any) -> Any:
-        """See grpc.Channel."""
         return _SyncMethod(self, "stream_unary", (names, keywords), self._extra)
 
+    @override
     def stream_stream(self, *names: Any, **keywords: Any) -> Any:
-        """See grpc.Channel."""
         return _SyncMethod(self, "stream_stream", (names, keywords), self._extra)
 
     def _close_idle(self) -> None:

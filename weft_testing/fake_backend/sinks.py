@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from aiohttp import web
+from typing_extensions import override
 
 from weft_testing.fake_backend import openai_shapes as shapes
 from weft_testing.fake_backend.answers import Piece, PieceKind
@@ -73,53 +74,53 @@ class StreamSink(Sink):
         self._buffer = bytearray(shapes.SSE_NULL if len(request.prompts) > 1 else b"")
         self._response = web.StreamResponse(headers=STREAM_HEADERS)
 
+    @override
     def start(self, index: int) -> None:
-        """See Sink.start."""
         self._buffer += self._chunks.start(index)
 
+    @override
     def progress(self, progress: Mapping[str, Any]) -> None:
-        """See Sink.progress."""
         self._buffer += self._chunks.progress(progress)
 
+    @override
     def piece(self, index: int, piece: Piece, logprobs: Mapping[str, Any] | None) -> None:
-        """See Sink.piece."""
         self._buffer += self._chunks.piece(index, piece, logprobs)
 
+    @override
     def finish(self, index: int, reason: str | None, tally: shapes.ChoiceTally) -> None:
-        """See Sink.finish."""
         if reason is not None:
             self._buffer += self._chunks.finish(index, reason, tally, include_usage=self._include_usage)
 
+    @override
     def malformed(self) -> None:
-        """See Sink.malformed."""
         self._buffer += shapes.SSE_MALFORMED
 
+    @override
     def wrong_shape(self) -> None:
-        """See Sink.wrong_shape."""
         self._buffer += shapes.SSE_WRONG_SHAPE
 
+    @override
     async def keepalive(self) -> None:
-        """See Sink.keepalive."""
         self._buffer += shapes.SSE_COMMENT
         await self.flush()
 
+    @override
     async def flush(self) -> None:
-        """See Sink.flush."""
         if not self._response.prepared:
             await self._response.prepare(self._http)
         if self._buffer:
             data, self._buffer = self._buffer, bytearray()
             await self._response.write(data)
 
+    @override
     async def flush_when_full(self) -> None:
-        """See Sink.flush_when_full."""
         if len(self._buffer) >= MAX_WRITE_BYTES:
             await self.flush()
             # A write into a socket with room never yields; other requests get their turn here.
             await asyncio.sleep(0)
 
+    @override
     async def end(self, *, tidy: bool) -> web.StreamResponse:
-        """See Sink.end."""
         if tidy:
             self._buffer += shapes.SSE_DONE
         await self.flush()
@@ -145,24 +146,24 @@ class UnarySink(Sink):
     def progress(self, progress: Mapping[str, Any]) -> None:
         """Nothing is sent yet."""
 
+    @override
     def piece(self, index: int, piece: Piece, logprobs: Mapping[str, Any] | None) -> None:
-        """See Sink.piece."""
         self._pieces[index].append(piece)
         if logprobs is not None:
             self._logprobs[index].append(logprobs)
 
+    @override
     def finish(self, index: int, reason: str | None, tally: shapes.ChoiceTally) -> None:
-        """See Sink.finish."""
         self._reasons[index] = reason
         if index == 0:
             self._first_tally = tally
 
+    @override
     def malformed(self) -> None:
-        """See Sink.malformed."""
         self._body_instead = shapes.JSON_MALFORMED
 
+    @override
     def wrong_shape(self) -> None:
-        """See Sink.wrong_shape."""
         self._body_instead = shapes.JSON_WRONG_SHAPE
 
     async def keepalive(self) -> None:
@@ -174,8 +175,8 @@ class UnarySink(Sink):
     async def flush_when_full(self) -> None:
         """Nothing is sent yet."""
 
+    @override
     async def end(self, *, tidy: bool) -> web.StreamResponse:
-        """See Sink.end."""
         del tidy
         assert self._first_tally is not None
         choices = [self._choice(index) for index in range(len(self._pieces))]
