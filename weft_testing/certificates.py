@@ -1,4 +1,4 @@
-"""An authority that makes certificates for tests, right and wrong ones. It needs the package trustme."""
+"""A certificate authority for tests, which also issues invalid certificates. Needs the package trustme."""
 
 import ipaddress
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Pair:
     key: bytes
 
     def write(self, folder: Path, ca: "Authority | None" = None, *, name: str = "own") -> TlsFiles:
-        """As files in `folder`, replaced in one step each; with the roots of `ca` beside them."""
+        """Writes both to files in `folder`, each replaced atomically, and the roots of `ca` beside them."""
         files = TlsFiles(
             certificate_file=folder / f"{name}.pem",
             key_file=folder / f"{name}.key",
@@ -43,18 +43,18 @@ class Pair:
 
 
 class Authority:
-    """One that others trust, or do not."""
+    """A certificate authority."""
 
     def __init__(self) -> None:
         self._ca = trustme.CA(key_type=trustme.KeyType.ECDSA)
 
     @property
     def root(self) -> bytes:
-        """Its own certificate as PEM."""
+        """The root certificate as PEM."""
         return self._ca.cert_pem.bytes()
 
     def issue(self, *names: str, begins: timedelta = timedelta(days=-2), ends: timedelta = timedelta(days=1)) -> Pair:
-        """A certificate for host names, addresses and URIs, good from and until so long from now."""
+        """Issues a certificate for host names, addresses and URIs; `begins` and `ends` are relative to now."""
         now = datetime.now(UTC)
         key = ec.generate_private_key(ec.SECP256R1())
         root = x509.load_pem_x509_certificate(self.root)
@@ -75,7 +75,7 @@ class Authority:
         return Pair(certificate=certificate.public_bytes(pem), key=key.private_bytes(pem, PrivateFormat.PKCS8, plain))
 
     def issue_expired(self, *names: str) -> Pair:
-        """One that ended yesterday."""
+        """Issues a certificate that expired yesterday."""
         return self.issue(*names, ends=timedelta(days=-1))
 
 

@@ -1,4 +1,4 @@
-"""A provider of models that counts every byte it is sent, and answers as it is told to.
+"""A fake model provider that counts every byte it receives, and answers with scripted replies.
 
 async with counting_provider() as provider:
     ... provider.base_url ...
@@ -22,75 +22,75 @@ USAGE = {"prompt_tokens": 11, "completion_tokens": 3, "prompt_tokens_details": {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What the provider does with one request."""
+    """The scripted reply to one request."""
 
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes | None = None
-    """None: a streamed answer of WORDS where the status is 200, else an error without words."""
+    """None: a streamed answer of WORDS for status 200, else an error without a message."""
     drops: bool = False
     """The connection is closed without an answer."""
     breaks_after_words: bool = False
-    """The connection is closed when the words are out, before their end is said."""
+    """The connection is closed after the words, before the end of the answer."""
     silent: bool = False
-    """Nothing is answered, and the connection stays open."""
+    """There is no answer, and the connection stays open."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProviderRequest:
-    """What the provider was sent."""
+    """A request that the provider received."""
 
     method: str
     path: str
     headers: Mapping[str, str]
-    """By their names in small letters."""
+    """Headers by their names in lower case."""
     body: Any
-    """As JSON; None where there is none."""
+    """The JSON body; None: there is none."""
 
 
 class CountingProvider:
-    """One listening socket; see the module."""
+    """The provider, on one listening socket."""
 
     def __init__(self, *, over_tls: bool) -> None:
         self.byte_count = 0
-        """Of everything that arrived, TLS apart."""
+        """Bytes received, without those of TLS."""
         self.connection_count = 0
         self.requests: list[ProviderRequest] = []
         self.replies: deque[Reply] = deque()
-        """For the next requests, in order; afterwards every one is answered with WORDS."""
+        """Replies to the next requests, in order; later requests are answered with WORDS."""
         self.list_status = 200
-        """What a look at its list of models is answered with."""
+        """Status of the answer to GET /models."""
         self.port = 0
-        """Where it listens, inside its block."""
+        """The port, while it listens."""
         self._scheme = "https" if over_tls else "http"
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._ending = asyncio.Event()
         self._server: asyncio.Server | None = None
 
     @property
     def base_url(self) -> str:
-        """With the version in it."""
+        """The base URL, with the version."""
         return f"{self._scheme}://127.0.0.1:{self.port}/v7"
 
     @property
     def bodies(self) -> list[Any]:
-        """Of the chats that arrived."""
+        """Bodies of the received chats."""
         return [request.body for request in self.requests if request.path.endswith("/chat/completions")]
 
     async def until_asked(self, count: int) -> None:
-        """Wait for that many requests to have arrived."""
+        """Returns once `count` requests have arrived."""
         while len(self.requests) < count:
-            self._news.clear()
-            await self._news.wait()
+            self._changed.clear()
+            await self._changed.wait()
 
     async def listen(self, context: ssl.SSLContext | None, port: int) -> None:
-        """Begin."""
+        """Starts to listen."""
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", port, ssl=context, limit=MAX_HEAD_BYTES)
         self.port = int(self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
-        """End, with every connection."""
+        """Stops, and closes every connection."""
         assert self._server is not None
         self._server.close()
         self._ending.set()
@@ -127,7 +127,7 @@ class CountingProvider:
         self.byte_count += len(body)
         request = ProviderRequest(method, path, headers, json.loads(body) if body else None)
         self.requests.append(request)
-        self._news.set()
+        self._changed.set()
         return request
 
     async def _answer(self, request: ProviderRequest, writer: asyncio.StreamWriter) -> bool:
@@ -151,7 +151,7 @@ class CountingProvider:
 
 @asynccontextmanager
 async def counting_provider(context: ssl.SSLContext | None = None, *, port: int = 0) -> AsyncIterator[CountingProvider]:
-    """A listening provider, over TLS where a context is given; `port` 0: any free one."""
+    """Yields a listening provider, over TLS if `context` is given; `port` 0: any free one."""
     provider = CountingProvider(over_tls=context is not None)
     await provider.listen(context, port)
     try:

@@ -1,4 +1,4 @@
-"""A clock that stands still until a test moves it."""
+"""A clock whose time passes only when a test advances it."""
 
 import asyncio
 import heapq
@@ -16,7 +16,7 @@ _SETTLE_ROUNDS = 50
 
 
 async def let_all_run(rounds: int = _SETTLE_ROUNDS) -> None:
-    """Hand control to the event loop until nobody can go on without real I/O, at most so many times."""
+    """Yields to the event loop until no task can continue without real I/O, at most `rounds` times."""
     ready = _ready_to_run()
     for _ in range(rounds):
         await asyncio.sleep(0)
@@ -25,13 +25,13 @@ async def let_all_run(rounds: int = _SETTLE_ROUNDS) -> None:
 
 
 def _ready_to_run() -> Sized:
-    """What the event loop runs next, as it is at any moment; of a loop that does not tell: something."""
+    """The event loop's live queue of callbacks; for a loop without one, a non-empty stand-in."""
     ready: Sized = getattr(asyncio.get_running_loop(), "_ready", (None,))
     return ready
 
 
 class FakeClock(Clock):
-    """See weft.kernel.clock.Clock. Time passes only inside `advance`, and waking is in order of due time."""
+    """A Clock for tests. Time passes only inside `advance`, and sleepers wake in order of their due time."""
 
     def __init__(self, *, monotonic: float = 1_000.0, utc: datetime = _START_UTC) -> None:
         self._monotonic = monotonic
@@ -50,11 +50,11 @@ class FakeClock(Clock):
 
     @property
     def sleepers(self) -> int:
-        """How many tasks are asleep on this clock."""
+        """Number of tasks that sleep on this clock."""
         return sum(not future.done() for _, _, future in self._asleep)
 
     async def sleep(self, seconds: float) -> None:
-        """Return once `advance` has moved time on by `seconds`; at once for zero and less."""
+        """Returns once `advance` has moved time by `seconds`; immediately for zero and less."""
         if seconds <= 0:
             await asyncio.sleep(0)
             return
@@ -65,7 +65,7 @@ class FakeClock(Clock):
         await future
 
     async def advance(self, seconds: float, *, sleepers: int = 0) -> None:
-        """Move time on by `seconds`, stopping at every due time to wake whoever sleeps until then.
+        """Advances time by `seconds`, stopping at every due time to wake the tasks that sleep until then.
 
         Sleepers with the same due time wake in the order in which they fell asleep, each settled before the next.
 
@@ -84,11 +84,11 @@ class FakeClock(Clock):
         await self._settle()
 
     def set_wall(self, seconds: float) -> None:
-        """Step the time of day by `seconds`, back where negative, as setting a clock does."""
+        """Changes the time of day by `seconds`, as setting a clock does."""
         self._utc += timedelta(seconds=seconds)
 
     async def wait_for_sleepers(self, count: int) -> None:
-        """Return once at least `count` tasks are asleep."""
+        """Returns once at least `count` tasks sleep."""
         while self.sleepers < count:
             self._fell_asleep.clear()
             await self._fell_asleep.wait()

@@ -1,6 +1,6 @@
 /* A stand-in for NVIDIA's management library (libnvidia-ml.so.1): its figures are files in the folder FAKE_NVML_DIR.
  *
- * Every call reads them anew; what each file means is told in folder.py. Layouts and numbers are those of nvml.h, as
+ * Every call reads them; what each file means is described in fake_nvml.py. Layouts and numbers are those of nvml.h, as
  * nvidia-ml-py 13 declares them (class c_nvml..._t, NVML_ERROR_...). Not thread-safe where the real one is: a reader
  * asks from one thread at a time.
  */

@@ -6,15 +6,15 @@ program = subprocess.Popen(..., env={**os.environ, **cards.environment(build_fak
 
 That program, and everything it starts, sees the cards of `cards`. The library reads the folder:
 
-    devices           a line for each card: uuid, bytes, name; 0 bytes: a card that tells nothing of its memory
+    devices           a line for each card: uuid, bytes, name; 0 bytes: a card that reports no memory
     buses             a line for each card: its place on the PCI bus; default: in the order of `devices`
     held/PID.CARD     bytes that a process holds of a card, and its start time in clock ticks; ignored once it is dead
     held/PID.CARD.N   the same for part N of a card in MIG mode
-    reserved_bytes    what the driver keeps for itself of each card
+    reserved_bytes    memory of each card that the driver reserves
     utilization       a line for each card: percent; not there: not supported
     samples           lines "pid microseconds percent": the GPU time of processes
 
-and switches, each a file that is there or not: see SWITCHES.
+and switches, each a file that exists or not: see SWITCHES.
 """
 
 import fcntl
@@ -48,29 +48,29 @@ SWITCHES: Mapping[str, str] = MappingProxyType(
 
 
 class OutOfCardMemoryError(Exception):
-    """A card has no room: somebody booked what was somebody else's."""
+    """A card has no free memory for a request: something was reserved twice."""
 
 
 class FakeCards:
-    """Cards of a pretended host. Several processes may use one folder at once."""
+    """The cards of a fake host. Several processes may use one folder concurrently."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         (folder / "held").mkdir(parents=True, exist_ok=True)
 
     def environment(self, library: Path) -> dict[str, str]:
-        """What a program needs to see these cards; `library` is what build_fake_nvml built."""
+        """Environment variables of a program that shall see these cards; `library` is from `build_fake_nvml`."""
         return {FOLDER_VARIABLE: str(self.folder), "LD_LIBRARY_PATH": str(library.parent)}
 
     def add(self, *, total_bytes: int, name: str = "Fake Card", uuid: str | None = None) -> int:
-        """One more card; returns its number."""
+        """Adds a card; returns its number."""
         number = len(self._lines("devices"))
         with (self.folder / "devices").open("a", encoding="utf-8") as devices:
             devices.write(f"{uuid or f'GPU-fake-{number}'} {total_bytes} {name}\n")
         return number
 
     def write(self, name: str, *lines: object) -> None:
-        """Write one of the files, whole at once."""
+        """Writes one of the files atomically."""
         path = self.folder / name
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         temporary.write_text("".join(f"{line}\n" for line in lines), "utf-8")
@@ -89,12 +89,12 @@ class FakeCards:
         return [int(line.split()[1]) for line in self._lines("devices")]
 
     def card_at(self, bus_index: int) -> int:
-        """The number of the card that is the `bus_index`-th on the PCI bus, as CUDA counts with PCI_BUS_ID."""
+        """Returns the number of the `bus_index`-th card on the PCI bus, the order of CUDA with PCI_BUS_ID."""
         buses = [int(line) for line in self._lines("buses")] or list(range(len(self.total_bytes())))
         return sorted(range(len(buses)), key=buses.__getitem__)[bus_index]
 
     def hold(self, process: ProcessId, card: int, amount: int, *, part: int | None = None) -> None:
-        """Let a process hold memory of a card, room or not; 0 gives it back."""
+        """Lets a process hold memory of a card, even beyond its size; 0 frees it."""
         name = f"held/{process.pid}.{card}" + (f".{part}" if part is not None else "")
         if amount:
             self.write(name, f"{amount} {process.start_ticks}")
@@ -102,19 +102,19 @@ class FakeCards:
             (self.folder / name).unlink(missing_ok=True)
 
     def held_bytes(self) -> list[int]:
-        """What living processes hold of each card."""
+        """Memory of each card that living processes hold."""
         sums = [0] * len(self.total_bytes())
         for card, amount in self._living():
             sums[card] += amount
         return sums
 
     def free_bytes(self) -> list[int]:
-        """What nobody holds of each card."""
+        """Free memory of each card."""
         reserved = sum(int(line) for line in self._lines("reserved_bytes"))
         return [total - held - reserved for total, held in zip(self.total_bytes(), self.held_bytes(), strict=True)]
 
     def take(self, pid: int, amounts: Sequence[tuple[int, int]]) -> None:
-        """Have a process take (card, bytes), all or nothing. Raises OutOfCardMemoryError where a card has no room."""
+        """Allocates (card, bytes) for a process, all or nothing. Raises OutOfCardMemoryError."""
         process = process_id_of(pid)
         assert process is not None
         with self._alone():
@@ -144,21 +144,21 @@ class FakeCards:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """One at a time, over all processes: the real driver gives no byte to two."""
+        """A lock over all processes: the real driver never allocates a byte twice."""
         with (self.folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
 
 def compiler() -> str | None:
-    """The C compiler of this machine; None where there is none: then there is no fake either."""
+    """Path of the C compiler; None: this machine has none, and cannot build the library."""
     return shutil.which("cc")
 
 
 def build_fake_nvml(folder: Path) -> Path:
-    """Build the library into `folder`, which then belongs on LD_LIBRARY_PATH; returns the library's path.
+    """Builds the library into `folder`, for LD_LIBRARY_PATH; returns the library's path.
 
-    Raises FileNotFoundError where there is no compiler, RuntimeError with its words when it fails.
+    Raises FileNotFoundError without a compiler, RuntimeError with its output when it fails.
     """
     found = compiler()
     if found is None:

@@ -1,4 +1,4 @@
-"""Ports for servers that are started later, or ended and started again on the same port."""
+"""Free ports for servers that start later, or restart on the same port."""
 
 import random
 import socket
@@ -6,18 +6,18 @@ from contextlib import ExitStack
 
 FIRST_PORT = 20_000
 LAST_PORT = 31_999
-"""Below what the kernel gives to connections and to whoever asks for any port: Linux begins at 32,768, macOS at 49,152.
-A port from there may be somebody else's by the time that the server starts."""
+"""Below the ephemeral ports (Linux begins at 32,768, macOS at 49,152), which another program may take before the server
+starts."""
 MAX_TRIES = 100
 
 
 def free_port() -> int:
-    """A TCP port of this machine on which nobody listens. Raises OSError when MAX_TRIES of them were taken."""
+    """Returns a free TCP port of this machine. Raises OSError after MAX_TRIES taken ones."""
     return free_ports(1)
 
 
 def free_ports(count: int) -> int:
-    """The first of that many ports in a row on which nobody listens. Raises OSError as `free_port` does."""
+    """Returns the first of `count` consecutive free ports. Raises OSError as `free_port` does."""
     # Not the shared generator: test processes that seed it alike would all try the same ports.
     for first in random.SystemRandom().sample(range(FIRST_PORT, LAST_PORT + 2 - count), MAX_TRIES):
         if _are_free(range(first, first + count)):

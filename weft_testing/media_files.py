@@ -1,4 +1,4 @@
-"""Small images and recordings, and broken ones, made byte by byte: what tests of media need, without a codec."""
+"""Small images and recordings, valid and broken ones, made byte by byte without a codec."""
 
 import struct
 import zlib
@@ -7,7 +7,7 @@ SAMPLE_RATE = 8000
 
 
 def png(width: int, height: int, *, frames: int = 0, pixels: bool = True) -> bytes:
-    """A grey PNG; with `frames` an APNG that says it has so many. Without `pixels` there is no more than its header."""
+    """A grey PNG; with `frames` an APNG that declares that many frames; without `pixels` only its header."""
     header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
     chunks = [_png_chunk(b"IHDR", header)]
     if frames:
@@ -36,7 +36,7 @@ def jpeg(width: int, height: int) -> bytes:
 
 
 def webp(width: int, height: int, *, frames: int = 0) -> bytes:
-    """An extended WebP: a canvas, and as many frames as said, each empty."""
+    """An extended WebP: a canvas, and `frames` empty frames."""
     canvas = bytes(4) + (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
     content = _riff_chunk(b"VP8X", canvas) + _riff_chunk(b"ANMF", bytes(16)) * frames
     return b"RIFF" + struct.pack("<I", 4 + len(content)) + b"WEBP" + content
@@ -55,7 +55,7 @@ def bmp(width: int, height: int) -> bytes:
 
 
 def wav(*, seconds: float, said_seconds: float | None = None, channels: int = 1) -> bytes:
-    """Silence of 8 bits per sample. `said_seconds`: what the header says instead of the truth."""
+    """Silence of 8 bits per sample. `said_seconds`: a false duration for the header."""
     sound = bytes(int(seconds * SAMPLE_RATE) * channels)
     length = len(sound) if said_seconds is None else int(said_seconds * SAMPLE_RATE) * channels
     form = struct.pack("<HHIIHH", 1, channels, SAMPLE_RATE, SAMPLE_RATE * channels, channels, 8)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 PYTHON_OF_THE_WHEEL = (3, 12)
-"""The newest Python that there is a wheel for."""
+"""The newest Python version with a wheel."""
 START_LIMIT_SECONDS = 30.0
 STOP_LIMIT_SECONDS = 10.0
 SQL_LIMIT_SECONDS = 60.0
@@ -43,19 +43,19 @@ CREATE SCHEMA public AUTHORIZATION pg_database_owner;
 GRANT USAGE ON SCHEMA public TO PUBLIC;
 SELECT count(*) FROM pg_namespace WHERE nspname NOT LIKE 'pg\\_%' AND nspname NOT IN ('information_schema', 'public');
 """
-"""Ends every other connection and waits until it has gone, with all that it locked; says what is left, which is 0."""
+"""Terminates every other connection and waits until its locks are released; returns the number of remaining ones, 0."""
 
 
 class NoPostgresError(Exception):
-    """There are no binaries to run."""
+    """The PostgreSQL binaries are missing."""
 
 
 class PostgresStartError(Exception):
-    """The server does not start; the message has what it said."""
+    """The server did not start; the message has its output."""
 
 
 class PostgresServer:
-    """Where it listens, and databases on it."""
+    """A running server and its databases."""
 
     def __init__(self, binaries: Path, folder: Path) -> None:
         self._binaries = binaries
@@ -64,15 +64,15 @@ class PostgresServer:
         self._empty: list[str] = []
 
     def url(self, database: str) -> str:
-        """For SQLAlchemy with asyncpg."""
+        """Returns the URL of a database for SQLAlchemy with asyncpg."""
         return f"postgresql+asyncpg://postgres@/{database}?host={self.socket_folder}"
 
     def dsn(self, database: str) -> str:
-        """For asyncpg itself."""
+        """Returns the URL of a database for asyncpg."""
         return f"postgresql://postgres@/{database}?host={self.socket_folder}"
 
     def sql(self, statement: str, database: str = "postgres") -> str:
-        """Run one statement from outside and return its output, unaligned and without headings."""
+        """Runs one statement with psql and returns its output, unaligned and without headings."""
         where = ["-h", str(self.socket_folder), "-U", "postgres", "-d", database]
         command = [str(self._binaries / "psql"), "-X", "-q", "-A", "-t", *where, "-c", statement]
         done = subprocess.run(  # noqa: S603 - a program of the wheel, and a test's own statement
@@ -83,7 +83,7 @@ class PostgresServer:
 
     @contextmanager
     def fresh_database(self) -> Iterator[str]:
-        """An empty database, by name; afterwards it is emptied for the next one, whoever is still connected to it.
+        """Yields the name of an empty database, which is emptied afterwards, even while clients are connected.
 
         To make one takes as long as most tests.
         """
@@ -101,7 +101,7 @@ class PostgresServer:
 
 @contextmanager
 def running_postgres() -> Iterator[PostgresServer]:
-    """A server of its own in a new folder directly under /tmp: the path of a socket may be 107 characters at most.
+    """Yields a server in a new folder directly under /tmp, because a socket path may have 107 characters at most.
 
     Raises NoPostgresError, PostgresStartError.
     """
@@ -117,7 +117,7 @@ def running_postgres() -> Iterator[PostgresServer]:
 
 
 def _identity(folder: Path) -> dict[str, Any]:
-    """Arguments for subprocess: PostgreSQL refuses to run as root, so then it runs as nobody, who owns the folder."""
+    """Arguments for subprocess: where root starts it, the user nobody runs it and owns the folder: PostgreSQL refuses root."""
     if os.geteuid() != 0:
         return {}
     nobody = pwd.getpwnam("nobody")

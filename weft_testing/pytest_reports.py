@@ -1,4 +1,4 @@
-"""A pytest plugin: the report of a failed test is made whatever the garbage collector finds meanwhile.
+"""A pytest plugin that makes test reports without running the garbage collector.
 
 For suites that inherit from `weft_testing.conformance`: `pytest -p weft_testing.pytest_reports`.
 """
@@ -14,8 +14,8 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     """Makes the report of a test without a run of the garbage collector.
 
     For a failed test pytest parses the source of each file in the traceback. CPython before 3.11.8 keeps one recursion
-    depth per interpreter for that. Where the collector runs in the middle and finds, say, a task whose exception was
-    never taken, asyncio logs it, formatting that traceback parses too, and the outer parser raises SystemError ("AST
+    depth per interpreter for that. Where the collector runs in the middle and finds a task whose exception was never
+    retrieved, asyncio logs it, formatting that traceback parses too, and the outer parser raises SystemError ("AST
     constructor recursion depth mismatch"): pytest ends with INTERNALERROR instead of reporting a failed test.
     """
     was_enabled = gc.isenabled()

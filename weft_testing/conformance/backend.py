@@ -118,7 +118,7 @@ class LoadOrderChecks(BackendRuns):
         await self._stop(backend)
         ordered = await self._start(backend, order)
         await self._stop(backend)
-        assert usual != ORDERED_CONTEXT_TOKENS, "nothing could be seen to change"
+        assert usual != ORDERED_CONTEXT_TOKENS, "this load parameter changes nothing"
         assert ordered.context_tokens == ORDERED_CONTEXT_TOKENS
         assert (await self._start(backend)).context_tokens == usual, "the next load is as configured again"
         await self._stop(backend)
@@ -156,7 +156,7 @@ class LoadOrderChecks(BackendRuns):
             engine = psutil.Process(backend.process_id)
             seen = {process.pid: process.start_ticks for process in backend.processes()}
             assert set(seen) == {engine.pid, *(child.pid for child in engine.children(recursive=True))}
-            assert len(seen) > 1, "this engine was to have a child process"
+            assert len(seen) > 1, "this engine must have a child process"
             assert all(ticks > 0 for ticks in seen.values())
             assert seen == {process.pid: process.start_ticks for process in backend.processes()}
             await self._stop(backend)
@@ -229,7 +229,7 @@ class ProcessChecks(BackendRuns):
         async with self._running(Engine.NORMAL) as (backend, _):
             before = backend.signs()
             if backend.process_id is None:
-                assert before is None, "what is not ours cannot be looked at"
+                assert before is None, "an engine without a process has no signs"
                 return
             assert before is not None
             assert before.cpu_seconds > 0.0, "it has loaded"
@@ -313,7 +313,7 @@ class ProcessChecks(BackendRuns):
         async with self._running(Engine.WITH_DESCENDANT) as (backend, _):
             engine = psutil.Process(backend.process_id)
             descendants = engine.children(recursive=True)
-            assert descendants, "this engine was to have a child process"
+            assert descendants, "this engine must have a child process"
             await self._stop(backend)
             await until(lambda: not any(map(is_alive, descendants)), self.notice_seconds, "a descendant survived")
 
@@ -397,7 +397,7 @@ class RequestChecks(BackendRuns):
     async def test_closing_the_generator_frees_the_engine(self) -> None:
         async with self._running(Engine.SLOW) as (backend, _):
             for _ in range(3):
-                # One slot: the next round gets a token only if the last one's work has ended.
+                # One slot: the next round gets a token only if the previous generation has ended.
                 stream = backend.generate(chat(max_tokens=2000), Call())
                 async with asyncio.timeout(self.notice_seconds):
                     await read_first_content(stream)
@@ -450,26 +450,26 @@ class RequestChecks(BackendRuns):
 
     async def test_tokens_are_told_before_their_frame_and_comments_are_not(self) -> None:
         async with self._running(Engine.SLOW) as (backend, _):
-            told: list[int] = []
+            tokens: list[int] = []
             frames = 0
-            stream = backend.generate(chat(max_tokens=2000), Call(on_token=lambda: told.append(1)))
+            stream = backend.generate(chat(max_tokens=2000), Call(on_token=lambda: tokens.append(1)))
             async with asyncio.timeout(self.notice_seconds), contextlib.aclosing(stream):
                 async for frame in stream:
                     frames += any(map(has_content, frame))
-                    assert len(told) >= frames, "a token came that nobody was told of"
+                    assert len(tokens) >= frames, "a frame came before `on_token` was called"
                     if frames == 3:
                         break
-            assert len(told) <= frames + 1, "something else than tokens was told as such"
+            assert len(tokens) <= frames + 1, "`on_token` was called for something other than a token"
 
     async def test_tokens_that_come_together_are_told_of_before_each_of_their_frames(self) -> None:
         async with self._running(Engine.NORMAL) as (backend, _):
-            told: list[int] = []
+            tokens: list[int] = []
             frames = 0
-            stream = backend.generate(chat(), Call(on_token=lambda: told.append(1)))
+            stream = backend.generate(chat(), Call(on_token=lambda: tokens.append(1)))
             async with asyncio.timeout(self.notice_seconds), contextlib.aclosing(stream):
                 async for frame in stream:
                     frames += any(map(has_content, frame))
-                    assert len(told) >= frames, "a token came that nobody was told of"
+                    assert len(tokens) >= frames, "a frame came before `on_token` was called"
             assert frames, "it answers"
 
 

@@ -18,11 +18,11 @@ Payload = chat_pb2.ChatPayload | completion_pb2.CompletionPayload
 
 ANSWER_TOKENS = 8
 MAX_LOG_BYTES = 2 * 1024 * 1024
-"""No backend keeps so much of an engine's output."""
+"""Output of an engine that exceeds what any backend keeps."""
 
 
 class Engine(Enum):
-    """The engine a test wants behind its backend."""
+    """The kind of engine that a test needs behind its backend."""
 
     NORMAL = "answers at once; two slots or more; an answer to any prompt has at least ANSWER_TOKENS tokens"
     SLOW = "one slot; an answer lasts 20 s or more, its first token comes within 2 s"
@@ -48,7 +48,7 @@ class Facts(Protocol):
 
     @property
     def slots(self) -> int:
-        """Requests it works on at once; 0: as configured."""
+        """Maximum number of concurrent requests; 0: as configured."""
         ...
 
 
@@ -57,12 +57,12 @@ class Embedded(Protocol):
 
     @property
     def embeddings(self) -> list[embedding_pb2.Embedding]:
-        """In input order."""
+        """The vectors, in input order."""
         ...
 
     @property
     def usage(self) -> usage_pb2.Usage:
-        """What they cost."""
+        """Their token usage."""
         ...
 
 
@@ -71,12 +71,12 @@ class Exit(Protocol):
 
     @property
     def reason(self) -> Reason:
-        """SERVER_DIED, OUT_OF_MEMORY, or CONNECT_FAILED for a server that is not ours."""
+        """SERVER_DIED, OUT_OF_MEMORY, or CONNECT_FAILED for a server that the backend did not start."""
         ...
 
     @property
     def how(self) -> str:
-        """In words."""
+        """Description of the end, such as the signal."""
         ...
 
 
@@ -85,12 +85,12 @@ class Signs(Protocol):
 
     @property
     def cpu_seconds(self) -> float:
-        """Processor time of the whole tree."""
+        """Processor time of the process tree."""
         ...
 
     @property
     def gpu_seconds(self) -> float | None:
-        """GPU time of the tree; None: unknown."""
+        """GPU time of the process tree; None: unknown."""
         ...
 
 
@@ -99,12 +99,12 @@ class Parameter(Protocol):
 
     @property
     def name(self) -> str:
-        """How an order names it."""
+        """Its name in an order."""
         ...
 
     @property
     def maximum(self) -> float | None:
-        """The most it may be; None: no number, or no limit."""
+        """Its maximum; None: it is not a number, or has none."""
         ...
 
 
@@ -118,13 +118,13 @@ class RunningProcess(Protocol):
 
     @property
     def start_ticks(self) -> int:
-        """When it began, in clock ticks of the host."""
+        """Its start time in clock ticks of the host."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What a runner asks of one load."""
+    """The order of one load."""
 
     shares: tuple[Any, ...] | None = None
     hides_devices: bool = False
@@ -137,67 +137,67 @@ class Backend(Protocol):
 
     @property
     def process_id(self) -> int | None:
-        """See the port."""
+        """Id of the engine's main process; None: there is none."""
         ...
 
     @property
     def containment(self) -> str:
-        """See the port."""
+        """How the engine's processes are kept together, such as "process group"; empty: they are not ours."""
         ...
 
     def load_progress(self) -> float | None:
-        """See the port."""
+        """Returns the loaded share, 0 to 1; None: it is not loading, or not reported."""
         ...
 
     def signs(self) -> Signs | None:
-        """See the port."""
+        """Returns the signs of work of the engine's processes; None: there are none, or they are not ours."""
         ...
 
     async def responds(self, timeout_seconds: float) -> bool:
-        """See the port."""
+        """Whether the engine answers a cheap request in time."""
         ...
 
     @property
     def load_parameters(self) -> Sequence[Parameter]:
-        """See the port."""
+        """The parameters that an order may have."""
         ...
 
     def processes(self) -> Sequence[RunningProcess]:
-        """See the port."""
+        """Returns every process of the engine."""
         ...
 
     async def start(self, order: Any = None) -> Facts:
-        """See the port; an order has the shape of Order."""
+        """Starts the engine and returns once it answers; an order has the shape of Order."""
         ...
 
     async def wait_exit(self) -> Exit:
-        """See the port."""
+        """Returns when the engine's process has ended by itself."""
         ...
 
     async def stop(self) -> None:
-        """See the port."""
+        """Stops the engine and everything it started. Idempotent."""
         ...
 
     def generate(self, payload: Payload, call: Any) -> AsyncGenerator[Frame]:
-        """See the port."""
+        """Runs one generation; closing the generator cancels it."""
         ...
 
     async def embed(self, payload: embedding_pb2.EmbeddingPayload, call: Any) -> Embedded:
-        """See the port."""
+        """Embeds every input."""
         ...
 
     def log_lines(self, count: int) -> list[str]:
-        """See the port."""
+        """Returns the last lines of the engine's output, oldest first, across restarts."""
         ...
 
 
 def _nothing() -> None:
-    """Nobody wants to know."""
+    """Does nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheUse:
-    """How a request uses the prefix cache; the default is as the engine likes."""
+    """Use of the prefix cache by a request; by default the engine decides."""
 
     slot: int | None = None
     fresh: bool = False
@@ -206,7 +206,7 @@ class CacheUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """What a runner says about a request."""
+    """A request as the runner describes it to its backend."""
 
     request_id: str = "req-conformance"
     traceparent: str = ""
@@ -219,8 +219,8 @@ class Call:
 
 @runtime_checkable
 class Tokenizes(Protocol):
-    """A backend that counts tokens as it would read them."""
+    """A backend that tokenizes texts and conversations."""
 
     async def tokenize(self, payload: tokenize_pb2.TokenizePayload, call: Any) -> tokenize_pb2.TokenizeResult:
-        """The tokens of a text or of a conversation."""
+        """Returns the tokens of a text or of a conversation."""
         ...

@@ -1,4 +1,4 @@
-"""What the backend suite's tests are made of: requests, ways to run them, and looks at processes."""
+"""Helpers of the backend suite: requests, running them, and processes."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ def chat(*, text: str = "Count.", max_tokens: int = ANSWER_TOKENS, choice_count:
 
 
 def completion() -> completion_pb2.CompletionPayload:
-    """Two prompts to go on with."""
+    """Two prompts to complete."""
     return completion_pb2.CompletionPayload(
         prompts=[completion_pb2.PromptInput(text=text) for text in ("One, two, three,", "Once upon a time")],
         sampling=sampling_pb2.SamplingParams(max_tokens=ANSWER_TOKENS, temperature=0),
@@ -35,28 +35,28 @@ def completion() -> completion_pb2.CompletionPayload:
 
 
 def has_content(event: event_pb2.InferenceEvent) -> bool:
-    """Whether an event holds something of an answer."""
+    """Whether an event has content of an answer."""
     delta = event.delta
     return event.HasField("delta") and bool(delta.text or delta.reasoning or delta.refusal or delta.tool_calls)
 
 
 async def run(backend: Backend, payload: Payload) -> list[Frame]:
-    """All frames of one generation."""
+    """Returns all frames of one generation."""
     return await collect(backend.generate(payload, Call()))
 
 
 async def collect(stream: AsyncGenerator[Frame]) -> list[Frame]:
-    """All frames of a stream."""
+    """Returns all frames of a stream."""
     return [frame async for frame in stream]
 
 
 def flat(frames: Iterable[Frame]) -> Frame:
-    """The events of all frames."""
+    """Returns the events of all frames."""
     return [event for frame in frames for event in frame]
 
 
 async def read_first_content(stream: AsyncGenerator[Frame]) -> None:
-    """Return once something of the answer has come."""
+    """Returns at the first content of the answer."""
     async for frame in stream:
         if any(map(has_content, frame)):
             return
@@ -65,10 +65,10 @@ async def read_first_content(stream: AsyncGenerator[Frame]) -> None:
 
 @asynccontextmanager
 async def beside(work: Coroutine[object, object, Result]) -> AsyncGenerator[asyncio.Task[Result]]:
-    """Runs `work` as a task for the length of the block, then cancels it and takes its outcome.
+    """Runs `work` as a task during the block, then cancels it and retrieves its outcome.
 
-    A task that failed and was never asked makes the event loop log an error when the garbage collector finds it. Before
-    CPython 3.11.8 such a log record, formatted while pytest parses the source of a failed test, ends all of pytest.
+    The event loop logs the exception of a failed task that nothing retrieved when the task is collected. Before CPython
+    3.11.8 such a log record, formatted while pytest parses the source of a failed test, ends all of pytest.
     """
     task = asyncio.create_task(work)
     try:
@@ -79,7 +79,7 @@ async def beside(work: Coroutine[object, object, Result]) -> AsyncGenerator[asyn
 
 
 async def read_on(stream: AsyncGenerator[Frame], started: asyncio.Event) -> None:
-    """Read a stream to its end, telling when it has begun."""
+    """Reads a stream to its end; sets `started` at its first content."""
     async with contextlib.aclosing(stream):
         await read_first_content(stream)
         started.set()
@@ -87,7 +87,7 @@ async def read_on(stream: AsyncGenerator[Frame], started: asyncio.Event) -> None
 
 
 async def begun(reader: asyncio.Task[None], started: asyncio.Event) -> None:
-    """Returns once `started` is set. Raises what ended `reader` before that."""
+    """Returns once `started` is set. Raises the error that ended `reader` before that."""
     async with beside(started.wait()) as waiting:
         await asyncio.wait({waiting, reader}, return_when=asyncio.FIRST_COMPLETED)
     if not started.is_set():
@@ -95,7 +95,7 @@ async def begun(reader: asyncio.Task[None], started: asyncio.Event) -> None:
 
 
 async def failure(work: Awaitable[object]) -> Reason:
-    """The reason of the typed error that `work` ends with."""
+    """Returns the reason of the WeftError that `work` raises."""
     try:
         await work
     except WeftError as error:
@@ -104,12 +104,12 @@ async def failure(work: Awaitable[object]) -> Reason:
 
 
 def distance(left: list[float], right: list[float]) -> float:
-    """How far two vectors are from each other."""
+    """Returns the distance of two vectors."""
     return math.dist(left, right)
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Whether a process runs; one that nobody has collected yet does not."""
+    """Whether a process runs; a zombie does not."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -118,7 +118,7 @@ def is_alive(process: psutil.Process) -> bool:
 
 @asynccontextmanager
 async def no_process_left(seconds: float) -> AsyncGenerator[Callable[[], list[psutil.Process]]]:
-    """Fail when a child process begun in the block outlives it by `seconds`; yields a look at those processes."""
+    """Fails when a child process started in the block outlives it by `seconds`; yields a function that lists them."""
     test = psutil.Process()
     before = set(test.children(recursive=True))
 
@@ -130,7 +130,7 @@ async def no_process_left(seconds: float) -> AsyncGenerator[Callable[[], list[ps
 
 
 async def until(condition: Callable[[], bool], seconds: float, otherwise: str) -> None:
-    """Return once `condition` holds; fail with `otherwise` after `seconds`."""
+    """Returns once `condition` holds; fails with `otherwise` after `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, otherwise

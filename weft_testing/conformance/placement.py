@@ -1,4 +1,4 @@
-"""What every RouterPort must do, whatever carries it, as tests to inherit.
+"""The conformance suite of RouterPort implementations, as tests to inherit.
 
 class TestMyPlacement(PlacementConformance):
     @asynccontextmanager
@@ -30,7 +30,7 @@ from weft.kernel.request import Operation, Priority
 __all__ = ["MEMBER", "POOL", "PlacementConformance"]
 
 POOL = "pool"
-"""The pool the implementation under test knows: one model on each of the runners "a" and "b"."""
+"""The pool of the implementation under test: one model on each of the runners "a" and "b"."""
 MEMBER = "m-a"
 """The name of the model on the runner "a"."""
 NOTICE_SECONDS = 5.0
@@ -40,11 +40,11 @@ class PlacementConformance:
     """Inherit, override both methods that raise NotImplementedError, and let pytest collect the subclass."""
 
     def placement(self, slots: int) -> AbstractAsyncContextManager[RouterPort]:
-        """A port over a fresh scheduler with queue depth 1 per runner; each runner has so many slots."""
+        """A port over a new scheduler with queue depth 1 per runner; each runner has `slots` slots."""
         raise NotImplementedError
 
     def sleeping_placement(self, wake_error: WeftError | None) -> AbstractAsyncContextManager[RouterPort]:
-        """A port whose pool sleeps. Every wake ends at once: with the error, or with the whole pool ready."""
+        """A port whose pool sleeps. Every wake ends immediately: with the error, or with the whole pool ready."""
         raise NotImplementedError
 
     async def test_a_free_slot_is_granted_with_all_that_a_dispatcher_needs(self) -> None:
@@ -67,10 +67,10 @@ class PlacementConformance:
             held = {(await _grant(one)).runner, (await _grant(two)).runner}
             assert held == {"a", "b"}
             async with port.place(_request("r3")) as waiting:
-                word = await _next(waiting)
-                assert isinstance(word, WaitingInQueue)
-                assert word.position == 1
-                assert word.reason
+                decision = await _next(waiting)
+                assert isinstance(decision, WaitingInQueue)
+                assert decision.position == 1
+                assert decision.reason
                 await one.report_finished(Reason.UNSPECIFIED)
                 assert isinstance(await _next(waiting), Grant)
 
@@ -80,11 +80,11 @@ class PlacementConformance:
             async with port.place(_request("r2")) as two, port.place(_request("r3")) as three:
                 await _grant(two)
                 assert isinstance(await _next(three), WaitingInQueue)
-                (told,) = await port.queues()
-                assert told.average_wait_seconds is not None, "two were placed"
-                assert 0.0 <= told.average_wait_seconds < NOTICE_SECONDS
+                (queue,) = await port.queues()
+                assert queue.average_wait_seconds is not None, "two were placed"
+                assert 0.0 <= queue.average_wait_seconds < NOTICE_SECONDS
                 expected = PoolQueue(pool=POOL, waiting=1, max_waiting=2, running=2)
-                assert replace(told, average_wait_seconds=None) == expected
+                assert replace(queue, average_wait_seconds=None) == expected
 
     async def test_leaving_the_placement_frees_its_slot_without_a_report(self) -> None:
         async with self.placement(slots=1) as port, port.place(_request("r1")) as one:
@@ -92,7 +92,7 @@ class PlacementConformance:
             async with port.place(_request("r2")) as two:
                 await _grant(two)
             async with port.place(_request("r3")) as three:
-                assert isinstance(await _last_word(three), Grant)
+                assert isinstance(await _final_decision(three), Grant)
 
     async def test_a_failed_attempt_is_granted_elsewhere_with_the_next_number(self) -> None:
         async with self.placement(slots=1) as port, port.place(_request("r1")) as place:
@@ -138,7 +138,7 @@ class PlacementConformance:
                     assert isinstance(await _next(young), WaitingInQueue)
                     assert isinstance(await _next(old), WaitingInQueue)
                     await one.report_finished(Reason.UNSPECIFIED)
-                    assert isinstance(await _last_word(old), Grant)
+                    assert isinstance(await _final_decision(old), Grant)
             async with port.place(_request("again", attempts_used=1)) as again:
                 assert (await _grant(again)).attempt == 2
 
@@ -152,10 +152,10 @@ class PlacementConformance:
 
     async def test_a_sleeping_pool_says_that_it_wakes_and_then_grants(self) -> None:
         async with self.sleeping_placement(None) as port, port.place(_request("r1")) as place:
-            word = await _next(place)
-            assert isinstance(word, LoadingModel)
-            assert word.stage.startswith("waking ")
-            assert isinstance(await _last_word(place), Grant)
+            decision = await _next(place)
+            assert isinstance(decision, LoadingModel)
+            assert decision.stage.startswith("waking ")
+            assert isinstance(await _final_decision(place), Grant)
 
     async def test_a_failed_wake_is_refused_with_its_error(self) -> None:
         error = WeftError(Reason.WAKE_FAILED, "the machine is locked away")
@@ -189,22 +189,22 @@ async def _next(place: Placement) -> object:
         return await place.next_decision()
 
 
-async def _last_word(place: Placement) -> object:
-    """The first decision that is not about waiting: a transport may still deliver an older word."""
-    while isinstance(word := await _next(place), (WaitingInQueue, LoadingModel)):
+async def _final_decision(place: Placement) -> object:
+    """Returns the first decision that is not about waiting: a transport may still deliver an older status."""
+    while isinstance(decision := await _next(place), (WaitingInQueue, LoadingModel)):
         pass
-    return word
+    return decision
 
 
 async def _grant(place: Placement) -> Grant:
-    word = await _last_word(place)
-    assert isinstance(word, Grant), f"expected a grant, heard {word}"
-    return word
+    decision = await _final_decision(place)
+    assert isinstance(decision, Grant), f"expected a grant, got {decision}"
+    return decision
 
 
 async def _refusal(place: Placement) -> WeftError:
     try:
-        word = await _last_word(place)
+        decision = await _final_decision(place)
     except WeftError as error:
         return error
-    raise AssertionError(f"expected a refusal, heard {word}")
+    raise AssertionError(f"expected a refusal, got {decision}")

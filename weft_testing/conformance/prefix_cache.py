@@ -1,4 +1,4 @@
-"""What a prefix cache must do for many tenants on one engine, as tests to inherit.
+"""The conformance suite of prefix caches that several tenants share, as tests to inherit.
 
     class TestMyEngine(PrefixCacheConformance):
         slots = 2
@@ -25,7 +25,7 @@ from weft_testing.conformance.backend_steps import beside
 
 MODEL = "m"
 MIN_HIT_TOKENS = 20
-"""A prompt that is cached has more than this of it; what templates put before every prompt has less."""
+"""A cached prompt has more cached tokens than this; the beginning of a chat template has fewer."""
 RANDOM_STEPS = 60
 
 SEA = "The sea is wide and deep and blue, and ships sail over it by day and by night. " * 3
@@ -53,7 +53,7 @@ def chat(prompt: str, choices: int = 1) -> chat_pb2.ChatPayload:
 
 
 class Tenants:
-    """Asks one engine in the names of many."""
+    """Requests of several tenants to one engine."""
 
     def __init__(self, backend: Any, desk: Any, make_call: Any) -> None:
         self.backend = backend
@@ -63,7 +63,7 @@ class Tenants:
     async def cached(
         self, tenant: str, prompt: str | Payload, *, tag: str = "", mode: CacheMode = CacheMode.AUTO
     ) -> int:
-        """How many tokens of a prompt the engine had when this tenant asked."""
+        """Returns the cached tokens of a prompt in a request of a tenant."""
         payload = completion(prompt) if isinstance(prompt, str) else prompt
         handling = Handling(cache_mode=mode, cache_tag=tag)
         async with self.desk.of_request(MODEL, tenant, handling).generating(payload) as turn:
@@ -82,14 +82,14 @@ class Tenants:
             await self.backend.embed(embedding_pb2.EmbeddingPayload(inputs=inputs), self._make_call(turn.use))
 
     async def cached_without_isolation(self, prompt: str) -> int:
-        """As `cached`, of an engine that is told nothing of tenants."""
+        """As `cached`, without information about tenants."""
         async for frame in self.backend.generate(completion(prompt), self._make_call(None)):
             if frame[-1].HasField("finished"):
                 return int(frame[-1].finished.receipt.usage.cached_prompt_tokens)
         raise AssertionError("the answer has no end")
 
     async def flush(self, scope: str, **names: str) -> pb.FlushCacheResponse:
-        """Flush what a scope means: all, model, tenant or tag."""
+        """Flushes a scope: all, model, tenant or tag."""
         request = pb.FlushCacheRequest(scope=pb.FlushCacheRequest.Scope.Value(f"SCOPE_{scope.upper()}"))
         for name, value in names.items():
             setattr(request, name, value)
@@ -98,15 +98,15 @@ class Tenants:
 
 
 class PrefixCacheConformance:
-    """Inherit, override the three `make_`s, and let pytest collect the subclass."""
+    """Inherit, override the three `make_` methods, and let pytest collect the subclass."""
 
     slots = 2
-    """How many prefixes the engine keeps at once."""
+    """Number of prefixes that the engine keeps."""
     embeds = True
-    """Whether it gives embeddings."""
+    """Whether the engine supports embeddings."""
 
     def make_backend(self) -> Any:
-        """A backend that is not started yet."""
+        """A backend, not started."""
         raise NotImplementedError
 
     def make_desk(self, backend: Any) -> Any:
@@ -114,12 +114,12 @@ class PrefixCacheConformance:
         raise NotImplementedError
 
     def make_call(self, use: Any) -> Any:
-        """A CallInfo with this use of the cache; None: with none."""
+        """A CallInfo with this cache use; None: without one."""
         raise NotImplementedError
 
     @asynccontextmanager
     async def tenants(self) -> AsyncGenerator[Tenants]:
-        """A started engine; ended afterwards."""
+        """Yields a started engine, which is stopped afterwards."""
         backend = self.make_backend()
         desk = self.make_desk(backend)
         await backend.start()
@@ -135,7 +135,7 @@ class PrefixCacheConformance:
             assert await ask.cached("a", SEA) > MIN_HIT_TOKENS
 
     async def test_without_isolation_a_probe_does_see_the_prefix_of_another_tenant(self) -> None:
-        """The control of every test here that expects 0."""
+        """The negative control of every test that expects 0."""
         async with self.tenants() as ask:
             await ask.cached_without_isolation(SEA)
             assert await ask.cached_without_isolation(SEA) > MIN_HIT_TOKENS
@@ -264,7 +264,7 @@ class PrefixCacheConformance:
             assert await ask.cached("a", SEA) == 0
 
     async def test_whatever_happens_nobody_finds_what_he_did_not_ask_himself(self) -> None:
-        """Random steps of several tenants, checked against what each can have left since the last flush."""
+        """Random steps of several tenants, checked against what each can have cached since the last flush."""
         dice = random.Random(20_261_120)  # noqa: S311 - a test
         known: set[tuple[str, str, str]] = set()
         hits = 0

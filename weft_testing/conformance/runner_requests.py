@@ -1,4 +1,4 @@
-"""Requests that the checks make, and what they read from the answers."""
+"""Requests, verdicts and helpers of the runner suite."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ from weft_testing.conformance.runner_under_test import POLL_SECONDS, Events, Run
 
 
 class Verdict(StrEnum):
-    """How a check went."""
+    """The verdict of a check."""
 
     HONOURED = "honoured"
     BROKEN = "broken"
@@ -22,11 +22,11 @@ class Verdict(StrEnum):
 
 
 class BrokenPromiseError(Exception):
-    """The runner does not do what every runner must; the message says what it did instead."""
+    """The runner breaks a promise; the message says what it did instead."""
 
 
 class NotCheckedError(Exception):
-    """The check cannot be made here; the message says why."""
+    """The check does not apply here; the message says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,18 +35,18 @@ class Check:
 
     name: str
     promise: str
-    """What a runner that honours it does, in a sentence."""
+    """The promise as a sentence about the runner."""
     run: Callable[[RunnerUnderTest], Awaitable[str]]
-    """Makes the check and returns what it saw. Raises BrokenPromiseError or NotCheckedError."""
+    """Runs the check and returns its observation. Raises BrokenPromiseError or NotCheckedError."""
     unloads: bool = False
     """Whether it unloads the model."""
     chats: bool = False
-    """Whether the model must be one that chats."""
+    """Whether the model must support chat."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """How one check went."""
+    """The result of one check."""
 
     check: str
     promise: str
@@ -63,14 +63,14 @@ def require(honoured: bool, otherwise: str) -> None:
 
 SHORT_ANSWER_TOKENS = 8
 ENDLESS_ANSWER_TOKENS = 100_000
-"""More than any check waits for."""
+"""Tokens of an answer that no check reads to its end."""
 FIRST_CONTENT_SECONDS = 120.0
 MAX_FILLED_TOKENS = 1_000_000
-"""Of larger contexts no prompt is made: the message would come near its own limit."""
+"""No prompt is made for a larger context: its message would approach the size limit."""
 NOTICE_SECONDS = 2.0
-"""How long a runner may take to notice that its caller has left."""
+"""Time for a runner to notice that its caller has left."""
 CONTEXT_GUESS_TOKENS = 2048
-"""Taken where the runner does not say what context a slot has."""
+"""Assumed context of a slot where the runner reports none."""
 ENDED_EARLY = "the model ended its answer before the check was made"
 
 
@@ -84,7 +84,7 @@ def chat(text: str, max_tokens: int = SHORT_ANSWER_TOKENS) -> chat_pb2.ChatPaylo
 
 
 def endless() -> chat_pb2.ChatPayload:
-    """A question whose answer takes long."""
+    """A question with a long answer."""
     return chat("Count from one to ten thousand, one number per line, and do not stop.", ENDLESS_ANSWER_TOKENS)
 
 
@@ -108,7 +108,7 @@ def text_of(frames: list[Events]) -> str:
 
 
 async def refusal(action: Awaitable[object], expected: Reason) -> str:
-    """That an action ends with this reason. Raises BrokenPromiseError when it does not."""
+    """Requires that an action fails with this reason. Raises BrokenPromiseError."""
     try:
         await action
     except WeftError as error:
@@ -123,7 +123,7 @@ async def refusal(action: Awaitable[object], expected: Reason) -> str:
 
 
 async def until(condition: Callable[[], Awaitable[bool]], limit_seconds: float, otherwise: str) -> float:
-    """Seconds until a condition held. Raises BrokenPromiseError with `otherwise` after the limit."""
+    """Waits for a condition and returns the seconds. Raises BrokenPromiseError with `otherwise` after the limit."""
     began = time.monotonic()
     while not await condition():
         require(time.monotonic() - began < limit_seconds, otherwise)
@@ -132,7 +132,7 @@ async def until(condition: Callable[[], Awaitable[bool]], limit_seconds: float, 
 
 
 class Generation:
-    """A generation in the background, known by its request id."""
+    """A generation in the background, identified by its request id."""
 
     def __init__(self, runner: RunnerUnderTest, payload: chat_pb2.ChatPayload, request_id: str) -> None:
         self._runner = runner
@@ -147,7 +147,7 @@ class Generation:
                 self.content.set()
 
     async def first_content(self) -> None:
-        """Return with the first content. Raises what ended the request before it; NotCheckedError when none comes."""
+        """Returns at the first content. Raises the request's error; NotCheckedError where no content arrives."""
         waiting = asyncio.create_task(self.content.wait())
         await asyncio.wait({waiting, self.task}, timeout=FIRST_CONTENT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
@@ -158,11 +158,11 @@ class Generation:
         raise NotCheckedError(f"no content came within {FIRST_CONTENT_SECONDS:g} s")
 
     def require_running(self) -> None:
-        """Raise NotCheckedError when the answer is over: a check that needs it to go on saw nothing."""
+        """Raises NotCheckedError when the answer has ended, because the check needs a running one."""
         if self.task.done():
             raise NotCheckedError(ENDED_EARLY)
 
     async def leave(self) -> None:
-        """Go away, as a caller that hangs up."""
+        """Cancels the call, as a caller that disconnects."""
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)  # an outcome that is never taken is logged

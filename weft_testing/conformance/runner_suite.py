@@ -37,15 +37,15 @@ from weft_testing.conformance.runner_requests import (
 from weft_testing.conformance.runner_under_test import RunnerUnderTest, TicketChanges
 
 REFUSAL_SECONDS = 1.0
-"""A refusal for want of a slot is an answer at once."""
+"""A refusal because no slot is free must come within this time."""
 PREFILL_WATCH_SECONDS = 10.0
-"""So long a prefill is watched; then its caller leaves."""
+"""Time for which a prefill is watched; then its caller leaves."""
 MAX_SLOTS_FILLED = 32
 FORGED = b"\0" * 32
 
 
 async def tickets(runner: RunnerUnderTest) -> str:
-    """Only tickets that the router signed for this life of the runner, once, in time."""
+    """Accepts only tickets that the router signed for this incarnation of the runner, once, in time."""
     question = chat("Hello")
     forged = runner.ticket("req-forged", TicketChanges(mac=FORGED))
     await refusal(runner.run(question, forged), Reason.TICKET_INVALID)
@@ -70,7 +70,7 @@ async def typed_errors(runner: RunnerUnderTest) -> str:
 
 
 async def event_order(runner: RunnerUnderTest) -> str:
-    """`started` first, first content alone, one end."""
+    """`started` comes first, the first content alone in its frame, one `finished` last."""
     frames = await runner.run(chat("Say hello to the world."))
     order = kinds(frames)
     require(order[:1] == ["started"], f"the first event was {order[:1]}")
@@ -86,7 +86,7 @@ async def event_order(runner: RunnerUnderTest) -> str:
 
 
 async def usage_counts(runner: RunnerUnderTest) -> str:
-    """Token counts that can be believed."""
+    """Token counts are plausible."""
     short = await _receipt_usage(runner, chat("Hi"))
     longer = await _receipt_usage(runner, chat("Hi, and tell me about rivers, stones, wind and the sea." * 4))
     require(0 < short[0] < longer[0], f"prompts counted {short[0]} and {longer[0]} tokens, the second is longer")
@@ -106,7 +106,7 @@ async def _receipt_usage(runner: RunnerUnderTest, payload: chat_pb2.ChatPayload)
 
 
 async def disconnect(runner: RunnerUnderTest) -> str:
-    """A caller that leaves stops the generation."""
+    """A generation is cancelled when its caller leaves."""
     running = Generation(runner, endless(), new_id("req"))
     try:
         await running.first_content()
@@ -124,7 +124,7 @@ async def disconnect(runner: RunnerUnderTest) -> str:
 
 
 async def slots(runner: RunnerUnderTest) -> str:
-    """No hidden queue: one request too many is refused at once."""
+    """There is no hidden queue: a request without a free slot is refused immediately."""
     total = (await runner.state()).slots_total
     require(total > 0, "it reports no slots")
     total = min(total, runner.runner.max_requests or total)
@@ -153,7 +153,7 @@ async def slots(runner: RunnerUnderTest) -> str:
 
 
 async def _fill(runner: RunnerUnderTest, running: list[Generation]) -> None:
-    """Return once all of them hold a slot; an engine with fewer slots than the runner says may let some wait."""
+    """Returns once all of them hold a slot; an engine with fewer slots than reported may let some wait."""
     ids = {one.request_id for one in running}
 
     async def filled() -> bool:
@@ -180,7 +180,7 @@ async def embeddings(runner: RunnerUnderTest) -> str:
 
 
 async def health_during_prefill(runner: RunnerUnderTest) -> str:
-    """The control plane answers while a prompt is worked on."""
+    """The control plane answers during a prefill."""
     running = Generation(runner, await long_prompt(runner, 0.7), new_id("req"))
     slowest, answers, last_look = 0.0, 0, time.monotonic() + PREFILL_WATCH_SECONDS
     try:
@@ -206,14 +206,14 @@ async def health_during_prefill(runner: RunnerUnderTest) -> str:
 
 
 async def request_record(runner: RunnerUnderTest) -> str:
-    """What is known of a request that runs."""
+    """A running request has a record."""
     request_id = new_id("req")
     running = Generation(runner, endless(), request_id)
     try:
         await running.first_content()
         found = await runner.find_request(request_id)
         if found.record.state == found.record.STATE_COMPLETED:
-            # If that is true, the end is on its way to us.
+            # Then the end of the stream is about to arrive.
             await asyncio.wait({running.task}, timeout=NOTICE_SECONDS)
         running.require_running()
     finally:
@@ -259,25 +259,25 @@ LOAD_HEAD_START_SECONDS = 0.05
 UNLOAD_SECONDS = 60.0
 FORGED_KEY = b"f" * 32
 GONE_SECONDS = 2.0
-"""Nothing of an engine may be left so long after its end."""
+"""Time within which every process of a stopped engine must be gone."""
 
 ASLEEP = frozenset({runner_pb2.InstanceState.PHASE_HIBERNATING, runner_pb2.InstanceState.PHASE_IDLE})
 
 
 async def description(runner: RunnerUnderTest) -> str:
-    """Who it is and how its model does."""
+    """The runner describes itself and the state of its model."""
     described = await runner.describe_runner()
-    told = described.runner
-    require(told.name == runner.runner.name, f"it calls itself {told.name}, the mesh calls it {runner.runner.name}")
-    require(told.incarnation == runner.runner.incarnation, "its incarnation is not the one that the mesh knows")
+    found = described.runner
+    require(found.name == runner.runner.name, f"it calls itself {found.name}, the mesh calls it {runner.runner.name}")
+    require(found.incarnation == runner.runner.incarnation, "its incarnation is not the one that the mesh knows")
     state = await runner.state()
     require(state.phase != runner_pb2.InstanceState.PHASE_UNSPECIFIED, "its model has no phase")
     require(await runner.serving(), "its health service says that it does not serve")
-    return f"{told.runtime} on {told.host}, model {runner.model}"
+    return f"{found.runtime} on {found.host}, model {runner.model}"
 
 
 async def logs(runner: RunnerUnderTest) -> str:
-    """The engine's output, no more than asked for."""
+    """The engine's output is returned, at most as many lines as requested."""
     lines = await runner.log_tail(LOG_LINES)
     require(len(lines) <= LOG_LINES, f"{len(lines)} lines came, {LOG_LINES} were asked for")
     if not lines:
@@ -286,7 +286,7 @@ async def logs(runner: RunnerUnderTest) -> str:
 
 
 async def permits(runner: RunnerUnderTest) -> str:
-    """Nothing is unloaded without a good permit, nor twice with one: operations are the registry's to decide."""
+    """Unloading needs a valid permit, each valid once, since the registry decides about operations."""
     forged = runner.permit(Action.UNLOAD, runner.model, key=FORGED_KEY)
     for_loading = runner.permit(Action.LOAD, runner.model)
     for_another = runner.permit(Action.UNLOAD, f"{runner.model}-of-another")
@@ -307,7 +307,7 @@ async def permits(runner: RunnerUnderTest) -> str:
 
 
 async def load_then_unload(runner: RunnerUnderTest) -> str:
-    """A load whose caller leaves, then an unload: asleep, without a process, and loadable again."""
+    """After a cancelled load and an unload the model sleeps, has no process, and can be loaded again."""
     await _unload(runner)
     loading = asyncio.create_task(runner.load())
     await asyncio.wait({loading}, timeout=LOAD_HEAD_START_SECONDS)
@@ -329,7 +329,7 @@ async def load_then_unload(runner: RunnerUnderTest) -> str:
 
 
 async def group_teardown(runner: RunnerUnderTest) -> str:
-    """Nothing of the engine is left after its end."""
+    """No process of a stopped engine is left."""
     if runner.runner.host != socket.gethostname():
         raise NotCheckedError(f"it runs on {runner.runner.host}; processes can be looked at on their own host only")
     await runner.load()
@@ -385,18 +385,18 @@ CONTROL_CHECKS = (
 
 
 CHECKS: tuple[Check, ...] = (CONTROL_CHECKS[0], *DATA_CHECKS, *CONTROL_CHECKS[1:])
-"""Those that unload the model come last."""
+"""All checks; those that unload the model come last."""
 CHECK_SECONDS = 600.0
-"""Longest time of one check: a runner that never answers is found out too."""
+"""Time limit of one check, for runners that never answer."""
 PUT_BACK_SECONDS = 5.0
-"""Longest wait for the model to be as it was found; what was begun goes on without us."""
+"""Maximum wait for the model to return to its original state; the operation continues after it."""
 
 
 async def examine(runner: RunnerUnderTest, checks: tuple[Check, ...] = CHECKS) -> AsyncGenerator[Finding]:
-    """Make the checks one after the other. What a runner answers wrongly is a finding, never an exception.
+    """Runs the checks one after the other. A wrong answer of the runner is a finding, never an exception.
 
-    The model is woken first, because a sleeping one would fail every check for that alone, and is put back in the end:
-    asleep where it was found asleep, else awake. Raises WeftError when it cannot be woken.
+    The model is woken first, because a sleeping one would fail every check, and finally restored: asleep where it was
+    found asleep, else awake. Raises WeftError when it cannot be woken.
     """
     was_asleep, unloading = await _phase(runner) in ASLEEP, False
     try:
@@ -412,7 +412,7 @@ async def examine(runner: RunnerUnderTest, checks: tuple[Check, ...] = CHECKS) -
 
 
 async def _put_back(runner: RunnerUnderTest, *, asleep: bool, unloading: bool) -> None:
-    """`unloading`: a check that unloads was broken off, and an unload that was asked for would undo a wake."""
+    """`unloading`: a check that unloads was interrupted, and its pending unload would undo a wake."""
     with contextlib.suppress(WeftError, TimeoutError):
         async with asyncio.timeout(PUT_BACK_SECONDS):
             if asleep or unloading:
@@ -425,14 +425,14 @@ async def _phase(runner: RunnerUnderTest) -> int:
     try:
         return (await runner.state()).phase
     except LookupError:
-        # The first check tells.
+        # The first check reports it.
         return 0
 
 
 async def _verdict(runner: RunnerUnderTest, check: Check) -> tuple[Verdict, str]:
     try:
         if check.chats and model_pb2.MODEL_OPERATION_CHAT not in runner.operations:
-            raise NotCheckedError("the model does not chat")  # noqa: TRY301 - one place tells verdicts
+            raise NotCheckedError("the model does not chat")  # noqa: TRY301 - one place for verdicts
         async with asyncio.timeout(CHECK_SECONDS):
             return Verdict.HONOURED, await check.run(runner)
     except NotCheckedError as why:
@@ -448,7 +448,7 @@ async def _verdict(runner: RunnerUnderTest, check: Check) -> tuple[Verdict, str]
 
 
 async def _others(runner: RunnerUnderTest) -> int:
-    """Requests of others that it works on now; 0 when it does not say."""
+    """Returns the number of running requests of other callers; 0: unknown."""
     try:
         return len(await runner.slot_holders() - runner.own_requests)
     except WeftError:

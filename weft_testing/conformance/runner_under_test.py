@@ -1,4 +1,4 @@
-"""The runner under test: how to reach it, tickets that it accepts, and what it answers."""
+"""The runner under test: its connection, tickets and permits, and calls."""
 
 import asyncio
 import contextlib
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 SNAPSHOT_SECONDS = 10.0
 CALL_SECONDS = 10.0
-"""Longest wait for an answer of the control plane."""
+"""Timeout of control plane calls."""
 POLL_SECONDS = 0.02
 TENANT = "conformance"
 
@@ -49,7 +49,7 @@ Events = list[event_pb2.InferenceEvent]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TicketChanges:
-    """What is wrong with a ticket on purpose; nothing, where it says nothing."""
+    """Deliberate errors of a ticket; by default none."""
 
     incarnation: str | None = None
     lifetime_seconds: float = TICKET_LIFETIME_SECONDS
@@ -69,7 +69,7 @@ class RunnerUnderTest:
         self.operations = operations
         """Numbers of registry.v1.ModelOperation."""
         self.own_requests: set[str] = set()
-        """Ids of the requests made here: the rest of what the runner works on is somebody else's."""
+        """Ids of the requests of this check; all other requests of the runner belong to other callers."""
         self._metadata = metadata_of(runner.address)
         self._generation = cast(
             "GenerationServiceAsyncStub", generation_service_pb2_grpc.GenerationServiceStub(channel)
@@ -103,7 +103,7 @@ class RunnerUnderTest:
         return make_permit(target, action, model=model, operation_id="conformance", now=time.time())
 
     async def unload_with(self, permit: permit_pb2.OperationPermit | None) -> None:
-        """Ask for the model to be unloaded with this permit; None: with none. Raises WeftError."""
+        """Unloads the model with this permit; None: without one. Raises WeftError."""
         request = runner_service_pb2.UnloadRequest(model=self.model, permit=permit)
         with _errors_of_the_runner():
             await self._control.Unload(request, metadata=self._metadata)
@@ -111,7 +111,7 @@ class RunnerUnderTest:
     async def frames(
         self, payload: chat_pb2.ChatPayload | None, request_id: str = "", ticket: ticket_pb2.Ticket | None = None
     ) -> AsyncGenerator[Events]:
-        """The frames of one generation. Closing it cancels the call. Raises WeftError for every other end than OK."""
+        """Yields the frames of one generation; closing it cancels the call. Raises WeftError unless it ends with OK."""
         name = request_id or new_id("req")
         request = generation_service_pb2.GenerateRequest(ticket=ticket or self.ticket(name))
         if payload is not None:
@@ -126,7 +126,7 @@ class RunnerUnderTest:
             call.cancel()
 
     async def run(self, payload: chat_pb2.ChatPayload | None, ticket: ticket_pb2.Ticket | None = None) -> list[Events]:
-        """Every frame of one generation. Raises WeftError."""
+        """Returns every frame of one generation. Raises WeftError."""
         return [frame async for frame in self.frames(payload, ticket=ticket)]
 
     async def embed(self, texts: list[str]) -> embedding_service_pb2.EmbedResponse:
@@ -140,7 +140,7 @@ class RunnerUnderTest:
         raise AssertionError
 
     async def describe(self, log_lines: int = 0) -> runner_service_pb2.InstanceDescription:
-        """The instance as the runner describes it. Raises WeftError; LookupError when it does not name the model."""
+        """Returns the description of the instance. Raises WeftError; LookupError where the model is not described."""
         response = await self.describe_runner(log_lines)
         found = [instance for instance in response.instances if instance.model == self.model]
         if not found:
@@ -148,7 +148,7 @@ class RunnerUnderTest:
         return found[0]
 
     async def describe_runner(self, log_lines: int = 0) -> runner_service_pb2.DescribeResponse:
-        """The whole description. Raises WeftError."""
+        """Returns the runner's description. Raises WeftError."""
         request = runner_service_pb2.DescribeRequest(log_line_count=log_lines)
         with _errors_of_the_runner():
             return await self._control.Describe(request, metadata=self._metadata, timeout=CALL_SECONDS)
@@ -162,7 +162,7 @@ class RunnerUnderTest:
         raise LookupError(f"the runner reports no state of its model {self.model}")
 
     async def find_request(self, request_id: str) -> runner_service_pb2.GetRequestResponse:
-        """What it knows of a request. Raises WeftError."""
+        """Returns the runner's record of a request. Raises WeftError."""
         request = runner_service_pb2.GetRequestRequest(request_id=request_id)
         with _errors_of_the_runner():
             return await self._control.GetRequest(request, metadata=self._metadata, timeout=CALL_SECONDS)
@@ -173,7 +173,7 @@ class RunnerUnderTest:
         await self.load_with(self.permit(Action.LOAD, model or self.model), model)
 
     async def load_with(self, permit: permit_pb2.OperationPermit | None, model: str = "") -> None:
-        """Ask for the model to be loaded with this permit; None: with none. Raises WeftError."""
+        """Loads the model with this permit; None: without one. Raises WeftError."""
         request = runner_service_pb2.LoadRequest(model=model or self.model, permit=permit)
         with _errors_of_the_runner():
             call = self._control.Load(request, metadata=self._metadata)
@@ -185,7 +185,7 @@ class RunnerUnderTest:
             raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the load ended without a result")
 
     async def wake(self) -> None:
-        """Wake the model. Unlike `load` it leaves it to the model when to sleep. Raises WeftError."""
+        """Wakes the model, which then may sleep again by its own settings, unlike after `load`. Raises WeftError."""
         request = runner_service_pb2.WakeRequest(model=self.model)
         with _errors_of_the_runner():
             await self._control.Wake(request, metadata=self._metadata)
@@ -214,7 +214,7 @@ class RunnerUnderTest:
         raise AssertionError
 
     async def slot_holders(self) -> frozenset[str]:
-        """Ids of the requests that hold a slot, of any model of the runner: all of them may share one limit."""
+        """Ids of the requests that hold a slot, of all models of the runner, since they may share one limit."""
         described = await self.describe_runner()
         return frozenset(name for instance in described.instances for name in instance.active_request_ids)
 
@@ -231,7 +231,7 @@ def _errors_of_the_runner() -> Any:
 async def attach(
     registry_target: str, runner: str, model: str | None = None, security: ChannelSecurity | None = None
 ) -> AsyncIterator[RunnerUnderTest]:
-    """The runner of this name or address in the mesh of a registry, which knows the key that its tickets need.
+    """Yields the runner of this name or address in the mesh of a registry, which provides the key of its tickets.
 
     `security` is for a mesh on other machines. Raises NOT_FOUND for a runner or model that the mesh does not know.
     """

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import uvloop
 
-# It verifies nobody; aiohttp, when it is imported, reads the trust store all the same: a sixth of the time of a start.
+# It verifies no certificates; importing aiohttp would read the trust store all the same, a sixth of the start time.
 os.environ["SSL_CERT_FILE"] = os.environ["SSL_CERT_DIR"] = os.devnull
 
 from aiohttp import web
@@ -21,7 +21,7 @@ from weft_testing.fake_backend.server import FakeServer
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run until a signal ends it."""
+    """Runs until a signal."""
     settings, behaviour = parse_command_line(arguments)
     if settings.die_with_parent:
         die_with_parent()
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 async def serve(settings: ServerSettings, behaviour: Behaviour) -> None:
-    """Listen, report the address on stdout, and serve until a signal."""
+    """Listens, reports the address on stdout, and serves until a signal."""
     control = Control(behaviour)
     faults = ProcessFaults(control)
     stop = asyncio.Event()

@@ -1,4 +1,4 @@
-"""What the model says: deterministic pieces, one per token."""
+"""Deterministic answers of the fake model, one piece per token."""
 
 import itertools
 from collections.abc import Iterable, Iterator
@@ -15,7 +15,7 @@ _MAX_SCHEMA_DEPTH = 16
 
 
 class PieceKind(Enum):
-    """Where a token's text goes; the values are the names of the members in a chat delta."""
+    """The kind of a token; values are member names of a chat delta."""
 
     CONTENT = "content"
     REASONING = "reasoning_content"
@@ -30,11 +30,11 @@ class Piece(NamedTuple):
     text: str
     """For CALL_START the function's name."""
     call: int = 0
-    """Which tool call it belongs to."""
+    """Number of its tool call."""
 
 
 def answer(request: GenerationRequest, behaviour: Behaviour) -> Iterator[Piece]:
-    """The pieces of one choice up to its natural end; may be endless."""
+    """Yields the pieces of one choice to its natural end; may be endless."""
     said = _scripted_turn if request.is_chat and behaviour.turns else _calls_or_content
     pieces = itertools.chain(_reasoning(request, behaviour), said(request, behaviour))
     if request.ignores_end:
@@ -45,7 +45,7 @@ def answer(request: GenerationRequest, behaviour: Behaviour) -> Iterator[Piece]:
 
 
 def fragments(text: str) -> list[str]:
-    """`text` in pieces that cut through words, as a real tokenizer cuts JSON."""
+    """Splits a text inside words, as a real tokenizer splits JSON."""
     return [text[at : at + _JSON_FRAGMENT_CHARS] for at in range(0, len(text), _JSON_FRAGMENT_CHARS)]
 
 
@@ -98,7 +98,7 @@ def _json_text(schema: Any) -> str:
 
 
 def _instance(schema: Any, root: Any, depth: int) -> Any:
-    """A small value that follows the common part of JSON schema; null where it gives up."""
+    """Returns a small value for the common part of JSON schema; None for the rest."""
     if not isinstance(schema, dict) or depth > _MAX_SCHEMA_DEPTH:
         return None
     if "const" in schema:

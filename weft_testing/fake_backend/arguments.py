@@ -1,4 +1,4 @@
-"""The command line: llama-server's own flags, one flag per switch of Behaviour, and a shrug for the rest."""
+"""The command line: llama-server's flags, and one flag per switch of Behaviour; other flags are ignored."""
 
 import argparse
 import os
@@ -20,14 +20,14 @@ MAX_CONTEXT_TOKENS = 16 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """What stays fixed for the life of the process."""
+    """Settings that are fixed for the life of the process."""
 
     host: str = "127.0.0.1"
     port: int = 0
     """0: any free port, reported on stdout."""
     alias: str = "fake"
     api_key: str = ""
-    """Empty: no key is asked for."""
+    """Empty: no key is required."""
     slots: int = DEFAULT_SLOTS
     context_tokens: int = DEFAULT_CONTEXT_TOKENS
     """Shared by all slots."""
@@ -35,27 +35,27 @@ class ServerSettings:
     embeddings: bool = False
     reranking: bool = False
     offers: frozenset[str] = frozenset()
-    """Of `image`, `transcription` and `speech`."""
+    """Supported operations: `image`, `transcription`, `speech`."""
     speaks_vllm: bool = False
-    """Whether /tokenize takes and gives what vLLM's does."""
+    """Whether /tokenize has vLLM's format."""
     slot_save_path: str = ""
     """Empty: slots cannot be erased."""
     die_with_parent: bool = False
     take_device_memory: int = 0
-    """Bytes of fake cards (see `device_memory`); 0: none."""
+    """Bytes of fake cards (see `fake_nvml`); 0: none."""
     tensor_split: tuple[float, ...] = ()
-    """In what proportions; empty: alike."""
+    """Proportions of that memory per card; empty: equal."""
     request_log: Path | None = None
-    """Where every request is written down (see `request_log`); None: nowhere."""
+    """File to which every request is logged (see `state.RequestLog`); None: no log."""
 
     @property
     def slot_context_tokens(self) -> int:
-        """Context of one slot, prompt and answer together."""
+        """Context of one slot, for prompt and answer."""
         return max(1, self.context_tokens // self.slots)
 
 
 def parse_command_line(arguments: Sequence[str]) -> tuple[ServerSettings, Behaviour]:
-    """Settings and behaviour; prints to stderr and exits with 2 when a value is out of range."""
+    """Returns settings and behaviour; prints to stderr and exits with 2 when a value is out of range."""
     parser = _parser()
     values, unknown = parser.parse_known_args(arguments)
     if unknown:

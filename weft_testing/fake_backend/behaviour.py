@@ -1,4 +1,4 @@
-"""What the fake does to a request, and every way it can be told to fail."""
+"""The behaviour of the fake: answers, timing, and every fault that can be switched on."""
 
 from typing import Annotated, Any, Literal
 
@@ -16,15 +16,15 @@ HttpStatus = Annotated[int, msgspec.Meta(ge=400, le=599)]
 
 
 class ScriptedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A tool call the model is made to emit."""
+    """A scripted tool call of the model."""
 
     name: Text
     arguments: Text = "{}"
-    """Exactly as the model "wrote" it; may be invalid JSON on purpose."""
+    """The exact text of the arguments; may be invalid JSON on purpose."""
 
 
 class ScriptedTurn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One turn of the model: what it says, then what it calls."""
+    """One turn of the model: its text, then its tool calls."""
 
     text: Text = ""
     calls: tuple[ScriptedCall, ...] = ()
@@ -37,13 +37,13 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     tokens_per_second: Seconds = 0.0
     """Decode speed; 0: as fast as possible, many events per write."""
     answer_tokens: Count = 16
-    """Length of the counted answer ("tok0 tok1 ..."); 0: it goes on until `max_tokens` or the context ends it."""
+    """Length of the counted answer ("tok0 tok1 ..."); 0: endless, limited by `max_tokens` or the context."""
     echo: bool = False
     """Answer with the last user message (chat) or the prompt (completion)."""
     text: Text | None = None
-    """Answer with this text, whatever was asked."""
+    """Answer every request with this text."""
     reasoning_text: Text = ""
-    """Chat: think this first, as `reasoning_content`."""
+    """Chat: send this first, as `reasoning_content`."""
     tool_call: ScriptedCall | tuple[ScriptedCall, ...] | None = None
     """Chat: call this, instead of answering, when the request offers tools and its last message is no tool result."""
     turns: tuple[ScriptedTurn, ...] = ()
@@ -57,7 +57,7 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     exit_at_start: Annotated[int, msgspec.Meta(ge=0, le=255)] | None = None
     """Exit with this code: before listening, or, when `load_seconds` is set, that long after the start."""
     out_of_memory_at_start: bool = False
-    """Say what llama.cpp says when a model does not fit, and exit with code 1 before listening."""
+    """Print llama.cpp's messages for a model that does not fit, and exit with code 1 before listening."""
     crash_at_start: bool = False
     """The process ends by `crash_signal` before listening."""
     ignore_sigterm: bool = False
@@ -69,10 +69,10 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     grandchild_setsid: bool = False
     """That process leaves the process group and the session."""
     stderr_flood_bytes: EventBytes = 0
-    """Write so much to stderr, blocking, at start and whenever it is set."""
+    """Write this many bytes to stderr, blocking, at start and whenever it is set."""
 
     close_after_stream: bool = False
-    """Close the connection after every stream while promising to keep it, as llama-server does."""
+    """Close the connection after every stream despite keep-alive, as llama-server does."""
     slow_headers_seconds: Seconds = 0.0
     """Silence before the response headers, idle, before a slot is taken."""
     prefill_seconds: Seconds = 0.0
@@ -86,25 +86,25 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     keepalive_interval_seconds: Annotated[float, msgspec.Meta(ge=0.01)] = 0.1
     """Time between those comments."""
     stall_after_tokens: Count | None = None
-    """Go silent, idle, for ever after so many tokens; 0: before the headers."""
+    """Stall, idle, after this many tokens; 0: before the headers."""
     crash_after_tokens: Count | None = None
-    """The process ends by `crash_signal` after so many tokens; 0: before the headers."""
+    """The process ends by `crash_signal` after this many tokens; 0: before the headers."""
     crash_signal: CrashSignal = "SIGKILL"
     """The signal that ends the process in a crash: SIGILL and SIGSEGV as of a program for another processor."""
     out_of_memory_after_tokens: Count | None = None
-    """Say what llama.cpp says when memory runs out, and abort, after so many tokens; 0: before the headers."""
+    """Print llama.cpp's messages for exhausted memory, and abort, after this many tokens; 0: before the headers."""
     close_after_tokens: Count | None = None
-    """Close the socket after so many tokens, without finish reason and end of the body."""
+    """Close the socket after this many tokens, without finish reason and end of the body."""
     end_without_finish_reason: bool = False
-    """A tidy end of the body, but no finish reason, no usage, no [DONE]."""
+    """A regular end of the body, but no finish reason, no usage, no [DONE]."""
     repeat_line: Text = ""
-    """Answer with this line again and again until `max_tokens` or the context ends it."""
+    """Answer with this line repeatedly, until `max_tokens` or the context ends it."""
     malformed_after_tokens: Count | None = None
-    """After so many tokens one event that is not JSON."""
+    """Send one event that is not JSON after this many tokens."""
     wrong_shape_after_tokens: Count | None = None
-    """After so many tokens one event that is JSON with wrong types."""
+    """Send one event of JSON with wrong types after this many tokens."""
     oversized_event_bytes: EventBytes = 0
-    """The first token's text is so long."""
+    """Length of the first token's text."""
     html_200: bool = False
     """Answer with status 200 and an HTML page, as a captive proxy does."""
     raw_answer: Text | None = None
@@ -115,11 +115,11 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     status_body: Text | None = None
     """Body of that answer; none: an error object as llama-server writes it."""
     text_only_status: HttpStatus | None = None
-    """Chat: refuse images and audio with this status and llama-server's words; none: their parts are not read."""
+    """Chat: refuse images and audio with this status and llama-server's message; none: they are ignored."""
     retry_after_seconds: Count | None = None
     """`Retry-After` header of that answer."""
     fail_times: Count | None = None
-    """How many requests meet the switches of `REQUEST_FAULTS` before normal service resumes; none: all of them."""
+    """Number of requests to which the switches of `REQUEST_FAULTS` apply; none: all."""
 
     @property
     def scripted_calls(self) -> tuple[ScriptedCall, ...]:
@@ -161,23 +161,23 @@ def updated(behaviour: Behaviour, changes: dict[str, Any], *, strict: bool = Tru
 
 
 class Control:
-    """The behaviour in force, and how many requests it has still to fail."""
+    """The current behaviour, and the number of requests that still fail."""
 
     def __init__(self, behaviour: Behaviour) -> None:
         self._set(behaviour)
 
     @property
     def behaviour(self) -> Behaviour:
-        """The switches as they were set."""
+        """The current switches."""
         return self._behaviour
 
     def update(self, changes: dict[str, Any]) -> Behaviour:
-        """Change some switches; `fail_times` starts counting again. Raises msgspec.ValidationError."""
+        """Changes some switches and restarts the count of `fail_times`. Raises msgspec.ValidationError."""
         self._set(updated(self._behaviour, changes))
         return self._behaviour
 
     def for_next_request(self) -> Behaviour:
-        """What applies to the request that starts now."""
+        """Returns the behaviour for a request that starts now."""
         if self._faults_left is None or self._is_healthy:
             return self._behaviour
         if self._faults_left == 0:

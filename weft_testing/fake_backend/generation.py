@@ -1,4 +1,4 @@
-"""The fake engine: prefill, then one token after another, failing where the behaviour says so."""
+"""The generation of an answer: prefill, then token by token, with the faults of the behaviour."""
 
 import asyncio
 import math
@@ -20,7 +20,7 @@ from weft_testing.fake_backend.state import FakeState, Outcome
 
 
 class StopFilter:
-    """Lets text through up to the first stop string; holds back what could become one."""
+    """Passes text up to the first stop string; holds back a possible beginning of one."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = stops
@@ -28,7 +28,7 @@ class StopFilter:
         self.has_stopped = False
 
     def feed(self, text: str) -> str:
-        """The text that may go out now."""
+        """Returns the text that can be sent now."""
         pending = self._held + text
         found = [place for place in (pending.find(stop) for stop in self._stops) if place >= 0]
         if found:
@@ -40,12 +40,12 @@ class StopFilter:
         return pending[: len(pending) - keep]
 
     def flush(self) -> str:
-        """What was held back and became no stop string."""
+        """Returns the text that was held back."""
         held, self._held = self._held, ""
         return held
 
     def _possible_start(self, text: str) -> int:
-        """Length of the longest end of `text` that a stop string begins with."""
+        """Length of the longest suffix of `text` that a stop string begins with."""
         longest = min(len(text), max(map(len, self._stops), default=1) - 1)
         for length in range(longest, 0, -1):
             if any(stop.startswith(text[-length:]) for stop in self._stops):
@@ -99,7 +99,7 @@ class Generation:
         self._decode_started = 0.0
 
     async def run(self, slots: list[Slot], slot_context_tokens: int) -> web.StreamResponse:
-        """Generate every choice and complete the answer; ends early only with the connection or the process."""
+        """Generates every choice and completes the answer; ends early only with the connection or the process."""
         count = len(self._request.prompts) * self._request.choices_per_prompt
         choices = [
             Choice(index, slots[index % len(slots)], self._request, self._behaviour, slot_context_tokens)
@@ -139,7 +139,7 @@ class Generation:
         self._sink.progress({"total": total, "cache": cached, "processed": processed, "time_ms": elapsed_ms})
 
     async def _compute(self, seconds: float) -> None:
-        """Be busy for so long: silent, and using a little CPU unless told otherwise."""
+        """Simulates computation: silent, and using a little CPU unless `prefill_idle`."""
         if self._behaviour.prefill_idle:
             await self._silence(seconds)
             return
@@ -159,9 +159,9 @@ class Generation:
             live = [choice for choice in live if await self._step(choice)]
 
     async def _step(self, choice: Choice) -> bool:
-        """One token of one choice, or its end; whether it goes on."""
+        """Generates one token of a choice, or its end; returns whether the choice continues."""
         if self._tokens_sent == self._next_fault:
-            await self._meet_faults()
+            await self._apply_faults()
         if choice.tally.completion_tokens >= choice.limit:
             return self._finish(choice, "length")
         piece = next(choice.pieces, None)
@@ -176,7 +176,7 @@ class Generation:
         return True
 
     def _emit(self, choice: Choice, piece: Piece) -> bool:
-        """Hand a token on; False when a stop string ended the choice."""
+        """Sends a token; returns False when a stop string ended the choice."""
         logprobs = None
         if self._request.top_logprobs is not None and piece.kind is PieceKind.CONTENT:
             position = choice.tally.completion_tokens - 1
@@ -202,8 +202,8 @@ class Generation:
         if held_back:
             self._sink.piece(choice.index, Piece(PieceKind.CONTENT, held_back), None)
         choice.tally.predicted_ms = 1000.0 * (time.perf_counter() - self._decode_started)
-        told = None if self._behaviour.end_without_finish_reason else reason
-        self._sink.finish(choice.index, told, choice.tally)
+        sent_reason = None if self._behaviour.end_without_finish_reason else reason
+        self._sink.finish(choice.index, sent_reason, choice.tally)
         return False
 
     async def _pace(self) -> None:
@@ -222,7 +222,7 @@ class Generation:
             await self._sink.keepalive()
             await asyncio.sleep(min(left, self._behaviour.keepalive_interval_seconds))
 
-    async def _meet_faults(self) -> None:
+    async def _apply_faults(self) -> None:
         place, behaviour = self._tokens_sent, self._behaviour
         if place == behaviour.malformed_after_tokens:
             self._sink.malformed()
@@ -231,11 +231,11 @@ class Generation:
         if place in _last_places(behaviour):
             if place > 0:
                 await self._sink.flush()
-            await self._stop_for_ever(place)
+            await self._stop_or_stall(place)
         self._next_fault = _next_fault(behaviour, place + 1)
 
-    async def _stop_for_ever(self, place: int) -> Never:
-        """Crash, close the socket or stall; ends only by cancellation, when the connection is gone."""
+    async def _stop_or_stall(self, place: int) -> Never:
+        """Crashes, closes the socket or stalls; ends only by cancellation, when the connection is closed."""
         if place == self._behaviour.crash_after_tokens:
             await self._wait_until_sent()
             crash(signal.Signals[self._behaviour.crash_signal])
@@ -250,9 +250,9 @@ class Generation:
             await self._silence(_STALL_SLICE_SECONDS)
 
     async def _wait_until_sent(self) -> None:
-        """Return when the kernel has all bytes, or after a second: a dead process sends nothing more.
+        """Returns when the kernel has all bytes, or after a second: a dead process sends no buffered bytes.
 
-        uvloop writes only at the end of a loop cycle, and no event tells that it has.
+        uvloop writes only at the end of a loop cycle, and has no event for it.
         """
         transport = self._http.transport
         for _ in range(_FLUSH_POLLS):
@@ -262,13 +262,13 @@ class Generation:
 
 
 def _next_fault(behaviour: Behaviour, from_token: int) -> int:
-    """The next token count at which something goes wrong; -1: never."""
+    """Returns the next token count with a fault; -1: there is none."""
     places = (behaviour.malformed_after_tokens, behaviour.wrong_shape_after_tokens, *_last_places(behaviour))
     return min((place for place in places if place is not None and place >= from_token), default=-1)
 
 
 def _last_places(behaviour: Behaviour) -> tuple[int | None, ...]:
-    """The token counts behind which nothing comes."""
+    """Returns the token counts of faults that end the answer."""
     return (
         behaviour.close_after_tokens,
         behaviour.crash_after_tokens,

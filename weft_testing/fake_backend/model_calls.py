@@ -1,4 +1,4 @@
-"""What the fake answers beside text and vectors: tokens and scores; images and sound where it is told to offer them."""
+"""Answers of calls other than generations: embeddings, tokens, scores; images and audio where enabled."""
 
 import asyncio
 import base64
@@ -24,7 +24,7 @@ EMBEDDING_SIZE = 32
 
 
 def embeddings_body(body: Any, alias: str, slot_context_tokens: int) -> tuple[bytes, int]:
-    """The answer to a /v1/embeddings body, and its prompt tokens. Raises RequestError."""
+    """Returns the answer to a /v1/embeddings body, and its prompt tokens. Raises RequestError."""
     if not isinstance(body, dict):
         raise bad_request("the body must be a JSON object")
     encoding = body.get("encoding_format", "float")
@@ -46,7 +46,7 @@ def embeddings_body(body: Any, alias: str, slot_context_tokens: int) -> tuple[by
 
 
 def too_long(prompt_tokens: int, slot_context_tokens: int) -> RequestError:
-    """The prompt does not fit a slot."""
+    """Returns the error for a prompt that does not fit a slot."""
     return RequestError(
         400,
         "exceed_context_size_error",
@@ -57,7 +57,7 @@ def too_long(prompt_tokens: int, slot_context_tokens: int) -> RequestError:
 
 
 def vector(tokens: Sequence[Token]) -> list[float]:
-    """Sum of one pseudo-random vector per token, of length 1, in single precision."""
+    """Returns the normalized sum of one pseudo-random vector per token, in single precision."""
     sums = [0.0] * EMBEDDING_SIZE
     for token in tokens:
         digest = hashlib.blake2b(str(token).strip().encode(), digest_size=EMBEDDING_SIZE).digest()
@@ -96,7 +96,7 @@ def template_body(body: Any, alias: str) -> bytes:
 
 
 def tokens_body(body: Any, settings: ServerSettings) -> bytes:
-    """The answer to /tokenize, in llama-server's words, or in vLLM's. Raises RequestError."""
+    """Returns the answer to /tokenize, in llama-server's format or vLLM's. Raises RequestError."""
     if not isinstance(body, dict):
         raise bad_request("the body must be a JSON object")
     if settings.speaks_vllm:
@@ -125,12 +125,12 @@ def _vllm_tokens(body: Mapping[str, Any], settings: ServerSettings) -> bytes:
 
 
 def _pieces(text: str) -> list[str]:
-    """The tokens of a text in which words for special tokens may stand."""
+    """Returns the tokens of a text that may contain special tokens."""
     return [word for part in _SPECIAL.split(text) for word in ([part] if _SPECIAL.fullmatch(part) else words(part))]
 
 
 def rerank_body(body: Any, settings: ServerSettings) -> tuple[bytes, int]:
-    """The answer to /v1/rerank and its prompt tokens: the more words of the query a document has, the better."""
+    """Returns the answer to /v1/rerank and its prompt tokens: a score is the share of query words in the document."""
     if not settings.reranking:
         message = "This server does not support reranking. Start it with `--reranking`"
         raise RequestError(501, "not_supported_error", message)
@@ -178,7 +178,7 @@ def images_body(fields: Mapping[str, Any]) -> bytes:
 
 
 def transcription_body(fields: Mapping[str, Any], recording: bytes, *, translates: bool) -> bytes:
-    """The answer to /v1/audio/transcriptions and translations: how long the recording is, in words."""
+    """The answer to /v1/audio/transcriptions and translations: the length of the recording as text."""
     text = f"{len(recording)} bytes {'in English' if translates else 'of sound'}"
     if fields.get("response_format", "json") == "json":
         return shapes.encode({"text": text})
@@ -192,7 +192,7 @@ def transcription_body(fields: Mapping[str, Any], recording: bytes, *, translate
 
 
 def spoken(fields: Mapping[str, Any]) -> Sequence[bytes]:
-    """The pieces of a recording of `input`: a head, then one piece per word. Raises RequestError."""
+    """Returns the chunks of a recording of `input`: a header, then one chunk per word. Raises RequestError."""
     if not isinstance(fields.get("input"), str) or not isinstance(fields.get("voice"), str):
         raise bad_request("'input' and 'voice' are required")
     return [WAVE_HEAD, *(zlib.crc32(word.encode()).to_bytes(4, "little") for word in words(fields["input"]))]
@@ -202,14 +202,14 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class MediaRoutes:
-    """Images, transcriptions and speech, each as deterministic as the rest of the fake."""
+    """Routes of images, transcriptions and speech, with deterministic answers."""
 
     def __init__(self, settings: ServerSettings, control: Control) -> None:
         self._settings = settings
         self._control = control
 
     def add(self, app: web.Application, guarded: Callable[[Handler], Handler]) -> None:
-        """Add the routes; `guarded` turns a RequestError into its answer."""
+        """Adds the routes; `guarded` turns a RequestError into its answer."""
         app.router.add_post("/v1/images/generations", guarded(self._images))
         app.router.add_post("/v1/images/edits", guarded(self._edits))
         app.router.add_post("/v1/audio/transcriptions", guarded(self._transcription))
@@ -265,7 +265,7 @@ async def _json(http: web.Request) -> dict[str, object]:
 
 
 async def _form(http: web.Request) -> tuple[dict[str, str], dict[str, bytes]]:
-    """The fields and the files of a form."""
+    """Parses the fields and the files of a form."""
     if not http.content_type.startswith("multipart/"):
         raise bad_request("the body must be a form")
     fields: dict[str, str] = {}

@@ -31,7 +31,7 @@ encode = msgspec.json.encode
 
 @dataclass(slots=True, kw_only=True)
 class ChoiceTally:
-    """What one choice has cost so far; times in milliseconds."""
+    """Token counts and times of one choice so far; times in milliseconds."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -112,7 +112,7 @@ class Envelope:
 
 
 class ChatChunks:
-    """SSE events of a streamed chat. Only the text of a token is encoded anew; all around it is ready bytes."""
+    """SSE events of a streamed chat. Only the text of a token is encoded per event; the rest is precomputed."""
 
     def __init__(self, envelope: Envelope, choice_count: int) -> None:
         self._members = envelope.members(streamed=True)
@@ -126,7 +126,7 @@ class ChatChunks:
         return self._heads[index] + b'{"role":"assistant","content":null}' + self._tail
 
     def progress(self, progress: Mapping[str, Any]) -> bytes:
-        """A prefill report; it rides on a role preamble."""
+        """A prefill report, in a role preamble."""
         return self.start(0)[:-3] + b',"prompt_progress":' + encode(progress) + b"}\n\n"
 
     def piece(self, index: int, piece: Piece, logprobs: Mapping[str, Any] | None) -> bytes:
@@ -137,7 +137,7 @@ class ChatChunks:
         return self._heads[index] + encode(_delta(piece)) + logprobs_member + self._tail
 
     def finish(self, index: int, reason: str, tally: ChoiceTally, *, include_usage: bool) -> bytes:
-        """The end of a choice; timings ride on its last event."""
+        """The end of a choice, with timings in its last event."""
         end: dict[str, Any] = {"choices": [{"finish_reason": reason, "index": index, "delta": {}}], **self._members}
         if not include_usage:
             return _sse({**end, "timings": tally.timings()})
@@ -154,12 +154,12 @@ class CompletionChunks:
         self._tail = b',"finish_reason":null}],' + encode(self._members)[1:] + b"\n\n"
 
     def start(self, index: int) -> bytes:
-        """A completion has no preamble."""
+        """Empty: a completion has no preamble."""
         del index
         return b""
 
     def progress(self, progress: Mapping[str, Any]) -> bytes:
-        """A prefill report; it rides on an empty text."""
+        """A prefill report, with an empty text."""
         return self.text(0, "")[:-3] + b',"prompt_progress":' + encode(progress) + b"}\n\n"
 
     def piece(self, index: int, piece: Piece, logprobs: Mapping[str, Any] | None) -> bytes:
@@ -174,14 +174,14 @@ class CompletionChunks:
         return b'data: {"choices":[{"text":' + encode(text) + self._middles[index] + b"null" + self._tail
 
     def finish(self, index: int, reason: str, tally: ChoiceTally, *, include_usage: bool) -> bytes:
-        """The end of a choice; llama-server puts the usage here whether it was asked for or not."""
+        """The end of a choice, always with usage, as in llama-server."""
         del include_usage
         choice = {"text": "", "index": index, "logprobs": None, "finish_reason": reason}
         return _sse({"choices": [choice], **self._members, "usage": tally.usage(), "timings": tally.timings()})
 
 
 def unary_body(envelope: Envelope, choices: list[dict[str, Any]], tally: ChoiceTally) -> bytes:
-    """The one object of an answer that is not streamed; usage and timings are the first choice's, as llama-server's."""
+    """The body of a non-streamed answer; usage and timings are the first choice's, as in llama-server."""
     members = envelope.members(streamed=False)
     return encode({"choices": choices, **members, "usage": tally.usage(), "timings": tally.timings()})
 

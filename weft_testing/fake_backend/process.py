@@ -1,4 +1,4 @@
-"""Start the fake as a real process, and talk to its /fake routes.
+"""Starting the fake as a process, its /fake routes, and its fake device memory.
 
 async with run_fake_backend("--parallel", "2", crash_after_tokens=5) as backend:
     ... backend.base_url ...
@@ -30,9 +30,9 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def take_device_memory(amount: int, tensor_split: Sequence[float], environment: Mapping[str, str]) -> None:
-    """Take `amount` bytes over the visible cards, in these proportions (none: alike), or end as llama.cpp does.
+    """Allocates `amount` bytes on the visible cards, in these proportions (none: equal), or exits like llama.cpp.
 
-    As with CUDA, an empty CUDA_VISIBLE_DEVICES hides every card, and then nothing is taken.
+    As with CUDA, an empty CUDA_VISIBLE_DEVICES hides every card, and nothing is allocated.
     """
     cards = FakeCards(Path(environment[FOLDER_VARIABLE]))
     visible = visible_cards(len(cards.total_bytes()), environment)
@@ -47,7 +47,7 @@ def take_device_memory(amount: int, tensor_split: Sequence[float], environment: 
 
 
 def visible_cards(count: int, environment: Mapping[str, str]) -> list[int]:
-    """Their numbers on the PCI bus."""
+    """Returns the numbers of the visible cards on the PCI bus."""
     named = environment.get(_VISIBLE)
     if named is None:
         return list(range(count))
@@ -55,7 +55,7 @@ def visible_cards(count: int, environment: Mapping[str, str]) -> list[int]:
 
 
 def split(amount: int, proportions: Sequence[float]) -> list[int]:
-    """`amount` in parts of these proportions, none lost by rounding."""
+    """Splits `amount` in these proportions, exactly."""
     whole = sum(proportions)
     ends = [round(amount * sum(proportions[: at + 1]) / whole) for at in range(len(proportions))]
     return [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
@@ -74,7 +74,7 @@ _GRANDCHILD = "grandchild "
 
 
 class FakeControl:
-    """The /fake routes of a running fake, whoever started it."""
+    """A client of the /fake routes of a running fake."""
 
     def __init__(self, base_url: str) -> None:
         self.base_url = base_url
@@ -89,16 +89,16 @@ class FakeControl:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections. Idempotent."""
+        """Closes the connections. Idempotent."""
         await self._session.close()
 
     async def behaviour(self) -> Behaviour:
-        """The switches in force."""
+        """Returns the current switches."""
         async with self._session.get(f"{self.base_url}/fake/behaviour") as answer:
             return msgspec.json.decode(await answer.read(), type=Behaviour)
 
     async def set_behaviour(self, **switches: Any) -> Behaviour:
-        """Change some switches of Behaviour. Raises ValueError with the fake's message when it refuses."""
+        """Changes some switches of Behaviour. Raises ValueError with the fake's error message."""
         body = msgspec.json.encode(switches)
         async with self._session.post(f"{self.base_url}/fake/behaviour", data=body) as answer:
             if answer.status != 200:
@@ -106,12 +106,12 @@ class FakeControl:
             return msgspec.json.decode(await answer.read(), type=Behaviour)
 
     async def state(self) -> FakeState:
-        """What has reached the fake so far."""
+        """Returns the fake's counters and last request."""
         async with self._session.get(f"{self.base_url}/fake/state") as answer:
             return msgspec.json.decode(await answer.read(), type=FakeState)
 
     async def wait_for_state(self, condition: Callable[[FakeState], bool], seconds: float = 5.0) -> FakeState:
-        """Poll until `condition` holds. Raises TimeoutError with the last state."""
+        """Polls until `condition` holds. Raises TimeoutError with the last state."""
         deadline = time.monotonic() + seconds
         while not condition(state := await self.state()):
             if time.monotonic() > deadline:
@@ -121,7 +121,7 @@ class FakeControl:
 
 
 class FakeBackendProcess(FakeControl):
-    """A fake that this test started."""
+    """A fake that was started here."""
 
     def __init__(self, base_url: str, process: asyncio.subprocess.Process, output: deque[str]) -> None:
         super().__init__(base_url)
@@ -130,7 +130,7 @@ class FakeBackendProcess(FakeControl):
 
     @property
     def pid(self) -> int:
-        """Id of the process and of its group."""
+        """Id of the process and of its process group."""
         return self._process.pid
 
     @property
@@ -150,7 +150,7 @@ class FakeBackendProcess(FakeControl):
 
 @asynccontextmanager
 async def run_fake_backend(*flags: str, **switches: Any) -> AsyncGenerator[FakeBackendProcess]:
-    """Start the fake on a free port of 127.0.0.1 and end its whole group with the block.
+    """Starts the fake on a free port of 127.0.0.1 and ends its process group with the block.
 
     `flags` are command line arguments, `switches` fields of Behaviour. Raises what `run_fake_backend_command` raises.
     """

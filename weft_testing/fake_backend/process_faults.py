@@ -1,4 +1,4 @@
-"""Misbehaviour of the process as a whole: signals, descendants, pipes, sudden death."""
+"""Faults of the whole process: ignored signals, descendants, blocked pipes, crashes."""
 
 import asyncio
 import ctypes
@@ -11,7 +11,7 @@ import sys
 from weft_testing.fake_backend.behaviour import Behaviour, Control
 
 GRANDCHILD_SECONDS = 120
-"""A grandchild that nobody ends goes away by itself, so that a failing test leaves nothing behind for long."""
+"""Lifetime of a grandchild, so that a failing test leaves no process behind for long."""
 _PR_SET_PDEATHSIG = 1
 _OUT_OF_MEMORY_AT_START = """\
 ggml_backend_cuda_buffer_type_alloc_buffer: allocating 40960.00 MiB on device 0: cudaMalloc failed: out of memory
@@ -28,20 +28,20 @@ _FLOOD_LINE = b"flood " * 21 + b"\n"
 
 
 def crash(number: signal.Signals) -> None:
-    """End this process by this signal: SIGKILL as the kernel's out-of-memory killer would, others as a fault would."""
+    """Ends this process by a signal: SIGKILL like the kernel's out-of-memory killer, others like a fault."""
     _keep_no_core()
     os.kill(os.getpid(), number)
 
 
 def run_out_of_memory() -> None:
-    """End this process as llama.cpp does when a GPU's memory runs out while it works."""
+    """Ends this process like llama.cpp when GPU memory runs out during a request."""
     _say(_OUT_OF_MEMORY_AT_WORK)
     _keep_no_core()
     os.abort()
 
 
 def fail_to_fit() -> None:
-    """End this process as llama.cpp does when the model is larger than the GPU's memory."""
+    """Ends this process like llama.cpp when the model does not fit into GPU memory."""
     _say(_OUT_OF_MEMORY_AT_START)
     os._exit(1)
 
@@ -55,32 +55,32 @@ def _say(words: str) -> None:
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when the thread that started it ends. Linux only."""
+    """Makes the kernel kill this process when the thread that started it ends. Linux only."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def flood_stderr(count: int) -> None:
-    """Write `count` bytes to stderr; blocks while nobody reads, as any careless program does."""
+    """Writes `count` bytes to stderr; blocks while the pipe is full."""
     left = count
     while left > 0:
         left -= os.write(sys.stderr.fileno(), _FLOOD_LINE[: min(left, len(_FLOOD_LINE))])
 
 
 def start_grandchild(*, setsid: bool) -> int:
-    """Start a process that inherits stdout and stderr and outlives this one; returns its id."""
+    """Starts a process that inherits stdout and stderr and outlives this one; returns its id."""
     grandchild = subprocess.Popen(  # noqa: S603 - fixed arguments
         [sys.executable, "-S", "-c", f"import time; time.sleep({GRANDCHILD_SECONDS})"],
         stdin=subprocess.DEVNULL,
         start_new_session=setsid,
     )
-    # Popen would warn about a child it lost sight of; outliving us is the point here.
+    # Popen would warn about an unreaped child, which is intended here.
     grandchild.returncode = 0
     print(f"grandchild {grandchild.pid}", flush=True)  # noqa: T201
     return grandchild.pid
 
 
 class ProcessFaults:
-    """Keeps the process in step with its behaviour."""
+    """Applies the faults of a behaviour to the process."""
 
     def __init__(self, control: Control) -> None:
         self._control = control
@@ -89,7 +89,7 @@ class ProcessFaults:
         self.grandchild_pid: int | None = None
 
     def apply(self, behaviour: Behaviour) -> None:
-        """Do what has just been switched on."""
+        """Applies switches that were just set."""
         if behaviour.fork_grandchild and self.grandchild_pid is None:
             self.grandchild_pid = start_grandchild(setsid=behaviour.grandchild_setsid)
         if behaviour.stderr_flood_bytes != self._flooded_bytes:
@@ -97,7 +97,7 @@ class ProcessFaults:
             flood_stderr(behaviour.stderr_flood_bytes)
 
     def handle_signals(self, stop: asyncio.Event) -> None:
-        """Set `stop` at SIGINT and at a SIGTERM that the behaviour lets through."""
+        """Sets `stop` at SIGINT and at a SIGTERM that the behaviour does not ignore."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, stop.set)
         loop.add_signal_handler(signal.SIGTERM, self._sigterm, stop)

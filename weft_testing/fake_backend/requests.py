@@ -1,4 +1,4 @@
-"""What clients ask for: the bodies of llama-server's routes, checked and reduced to what the fake acts on."""
+"""Request bodies of llama-server's routes, validated and reduced to the fields that the fake uses."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ _MEDIA_PARTS = MappingProxyType({"image_url": "image", "input_audio": "audio"})
 
 
 class RequestError(Exception):
-    """The request is answered with an error object; `facts` are further members of that object."""
+    """A request that is answered with an error object; `facts` are further members of it."""
 
     def __init__(self, status: int, kind: str, message: str, facts: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)
@@ -61,20 +61,20 @@ class GenerationRequest:
     offers_tools: bool
     """Whether a tool may be called."""
     turn: int
-    """How many turns of the model there are since the last user message."""
+    """Number of model turns since the last user message."""
     answers_tool: bool
-    """Whether the last message is the result of a tool."""
+    """Whether the last message is a tool result."""
 
 
 def words(text: str) -> list[str]:
-    """The fake's tokens: words with the space before them. Joined they are the text again."""
+    """Splits a text into the fake's tokens: words with the space before them."""
     return _WORD.findall(text)
 
 
 def parse_chat(body: Any, alias: str) -> GenerationRequest:
-    """Read a /v1/chat/completions body. Raises RequestError.
+    """Parses a /v1/chat/completions body. Raises RequestError.
 
-    The chat template: each message is its role as one token and its words, and one token opens the answer.
+    The chat template: one token for the role of each message, its words, and one token before the answer.
     """
     fields = _object(body)
     messages = fields.get("messages")
@@ -114,7 +114,7 @@ def parse_chat(body: Any, alias: str) -> GenerationRequest:
 
 
 def refuse_media(body: Any, status: int) -> None:
-    """Raise RequestError with `status`, as llama-server without a projector does, for a chat with images or audio."""
+    """Raises RequestError with `status` for a chat with images or audio, as llama-server without a projector."""
     messages = body.get("messages") if isinstance(body, dict) else None
     for message in messages if isinstance(messages, list) else ():
         content = message.get("content") if isinstance(message, dict) else None
@@ -126,7 +126,7 @@ def refuse_media(body: Any, status: int) -> None:
 
 
 def parse_completion(body: Any, alias: str) -> GenerationRequest:
-    """Read a /v1/completions body; `echo` and `suffix` are ignored, as llama-server does. Raises RequestError."""
+    """Parses a /v1/completions body; `echo` and `suffix` are ignored, as in llama-server. Raises RequestError."""
     fields = _object(body)
     prompts = prompt_list(fields.get("prompt"), "prompt")
     return _request(
@@ -145,7 +145,7 @@ def parse_completion(body: Any, alias: str) -> GenerationRequest:
 
 
 def prompt_list(value: Any, name: str) -> list[list[Token]]:
-    """One prompt or several, each text or token ids. Raises RequestError."""
+    """Parses one prompt or several, each text or token ids. Raises RequestError."""
     if isinstance(value, str):
         return [list(words(value))]
     if isinstance(value, list) and value:
@@ -202,7 +202,7 @@ def _max_tokens(fields: Mapping[str, Any]) -> int | None:
     for name in ("max_completion_tokens", "max_tokens", "n_predict"):
         limit = _integer(fields, name, -1, 2**31 - 1)
         if limit is not None:
-            # llama-server looks at the limit after it has a token: 0 gives one.
+            # llama-server checks the limit after a token: 0 gives one.
             return None if limit < 0 else min(max(limit, 1), MAX_TOKENS_PER_CHOICE)
     return None
 

@@ -35,7 +35,7 @@ from weft_testing.fake_backend.state import FakeState, Ledger, Outcome, RequestL
 MAX_BODY_BYTES = 64 * 1024 * 1024
 NOT_JSON = "parse error: the body is not JSON"
 CLIENT_CLOSED_REQUEST = 499
-"""As nginx counts a request whose client hung up; never sent."""
+"""Status of a request whose client disconnected, as in nginx; never sent."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Worker = Callable[[web.Request, Any, Behaviour, Outcome], Awaitable[web.StreamResponse]]
@@ -52,7 +52,7 @@ _STATUS_KINDS = {
 
 
 class FakeServer:
-    """One model server: its slots, its behaviour, its books."""
+    """A model server with its slots, behaviour and records."""
 
     def __init__(self, settings: ServerSettings, control: Control, faults: ProcessFaults) -> None:
         self._settings = settings
@@ -64,7 +64,7 @@ class FakeServer:
         self._started_at = time.time()
 
     def application(self) -> web.Application:
-        """The aiohttp application with every route."""
+        """Returns the aiohttp application with every route."""
         app = web.Application(client_max_size=MAX_BODY_BYTES)
         for path in ("/health", "/v1/health"):
             app.router.add_get(path, self._health)
@@ -94,7 +94,7 @@ class FakeServer:
         return not behaviour.never_healthy and time.monotonic() - self._started >= behaviour.load_seconds
 
     def _check_access(self, http: web.Request) -> None:
-        """Refuse a wrong key, and everything while the model loads."""
+        """Refuses a wrong key, and every request while the model loads."""
         key = self._settings.api_key
         if key and http.headers.get("Authorization") != f"Bearer {key}" and http.headers.get("X-Api-Key") != key:
             raise RequestError(401, "authentication_error", "Invalid API Key")
@@ -115,7 +115,7 @@ class FakeServer:
         return guarded
 
     def _counted(self, worker: Worker) -> Handler:
-        """Book the request, apply the faults that need no token, then work."""
+        """Counts the request, applies the faults before the first token, then runs the handler."""
 
         async def counted(http: web.Request) -> web.StreamResponse:
             raw = await http.read()
@@ -268,7 +268,7 @@ def _refusal(error: RequestError) -> web.Response:
 
 
 def _decoded(raw: bytes) -> Any:
-    """The body as JSON data; NOT_JSON when it is none, which every parser refuses."""
+    """Returns the body as JSON data; NOT_JSON for an invalid one, which every parser refuses."""
     try:
         return msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -276,8 +276,8 @@ def _decoded(raw: bytes) -> Any:
 
 
 async def _raw(http: web.Request, text: str) -> Never:
-    """Write `text` as bytes and end the connection; ends only by cancellation, when the connection is gone."""
-    transport = cast("asyncio.Transport", http.transport)  # uvloop's is none by name
+    """Writes `text` as bytes and closes the connection; ends only by cancellation, when the connection is closed."""
+    transport = cast("asyncio.Transport", http.transport)  # uvloop's has another base
     if text:
         transport.write(text.encode("latin-1", "replace"))
         transport.close()

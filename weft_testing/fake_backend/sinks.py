@@ -1,4 +1,4 @@
-"""Where generated tokens go: an SSE stream in large writes, or one JSON object at the end."""
+"""Sinks of generated tokens: an SSE stream in large writes, or one JSON object at the end."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -18,51 +18,51 @@ STREAM_HEADERS = {**SERVER_HEADER, "X-Accel-Buffering": "no", "Content-Type": "t
 
 
 class Sink(ABC):
-    """Takes the tokens of one request. `index` is always the choice, `tally` what that choice has cost."""
+    """Receives the tokens of one request. `index` is the choice, `tally` its token counts and times."""
 
     @abstractmethod
     def start(self, index: int) -> None:
-        """A choice begins."""
+        """Begins a choice."""
 
     @abstractmethod
     def progress(self, progress: Mapping[str, Any]) -> None:
-        """Prefill has moved on."""
+        """Reports prefill progress."""
 
     @abstractmethod
     def piece(self, index: int, piece: Piece, logprobs: Mapping[str, Any] | None) -> None:
-        """A token."""
+        """Adds a token."""
 
     @abstractmethod
     def finish(self, index: int, reason: str | None, tally: shapes.ChoiceTally) -> None:
-        """A choice ends; without a reason the client is not told."""
+        """Ends a choice; without a reason the client gets no event."""
 
     @abstractmethod
     def malformed(self) -> None:
-        """Something that is not JSON."""
+        """Adds an event that is not JSON."""
 
     @abstractmethod
     def wrong_shape(self) -> None:
-        """JSON with wrong types."""
+        """Adds JSON with wrong types."""
 
     @abstractmethod
     async def keepalive(self) -> None:
-        """Show life without content, where the form of the answer allows it."""
+        """Sends a keep-alive comment, where the answer is a stream."""
 
     @abstractmethod
     async def flush(self) -> None:
-        """Send what there is."""
+        """Sends the buffer."""
 
     @abstractmethod
     async def flush_when_full(self) -> None:
-        """Send what there is once it is worth a write."""
+        """Sends the buffer once it is large enough."""
 
     @abstractmethod
     async def end(self, *, tidy: bool) -> web.StreamResponse:
-        """Complete the answer; not `tidy` leaves out the closing marker."""
+        """Completes the answer; not `tidy`: without the closing marker."""
 
 
 class StreamSink(Sink):
-    """An SSE stream. Headers leave with the first bytes, as llama-server's do."""
+    """An SSE stream. Headers are sent with the first bytes, as in llama-server."""
 
     def __init__(
         self, http: web.BaseRequest, request: GenerationRequest, envelope: shapes.Envelope, count: int
@@ -116,7 +116,7 @@ class StreamSink(Sink):
     async def flush_when_full(self) -> None:
         if len(self._buffer) >= MAX_WRITE_BYTES:
             await self.flush()
-            # A write into a socket with room never yields; other requests get their turn here.
+            # A write into a socket with room never yields; let other requests run.
             await asyncio.sleep(0)
 
     @override
@@ -129,7 +129,7 @@ class StreamSink(Sink):
 
 
 class UnarySink(Sink):
-    """One JSON object, sent when everything is known."""
+    """One JSON object, sent at the end."""
 
     def __init__(self, request: GenerationRequest, envelope: shapes.Envelope, count: int) -> None:
         self._request = request
@@ -140,11 +140,13 @@ class UnarySink(Sink):
         self._first_tally: shapes.ChoiceTally | None = None
         self._body_instead = b""
 
+    @override
     def start(self, index: int) -> None:
-        """Nothing is sent yet."""
+        """Has no effect."""
 
+    @override
     def progress(self, progress: Mapping[str, Any]) -> None:
-        """Nothing is sent yet."""
+        """Has no effect."""
 
     @override
     def piece(self, index: int, piece: Piece, logprobs: Mapping[str, Any] | None) -> None:
@@ -167,13 +169,13 @@ class UnarySink(Sink):
         self._body_instead = shapes.JSON_WRONG_SHAPE
 
     async def keepalive(self) -> None:
-        """A JSON object cannot be kept alive."""
+        """Has no effect: a JSON object has no keep-alive."""
 
     async def flush(self) -> None:
-        """Nothing is sent yet."""
+        """Has no effect."""
 
     async def flush_when_full(self) -> None:
-        """Nothing is sent yet."""
+        """Has no effect."""
 
     @override
     async def end(self, *, tidy: bool) -> web.StreamResponse:

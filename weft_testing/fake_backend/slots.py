@@ -1,4 +1,4 @@
-"""Slots as llama-server has them: a fixed number, a waiting line inside, and a prompt cache per slot."""
+"""Slots like llama-server's: a fixed number, an internal queue, and a prompt cache per slot."""
 
 import asyncio
 from collections import deque
@@ -11,7 +11,7 @@ Token = str | int
 
 @dataclass(slots=True)
 class Slot:
-    """One slot and what it last worked on."""
+    """One slot and its last prompt."""
 
     id: int
     is_processing: bool = False
@@ -24,8 +24,8 @@ class Slot:
 
 
 @dataclass(slots=True, eq=False)
-class _InLine:
-    """Somebody who waits for `count` slots, `number` among them unless it is None."""
+class _QueueEntry:
+    """A request that waits for `count` slots, `number` among them unless it is None."""
 
     count: int
     number: int | None
@@ -33,31 +33,31 @@ class _InLine:
 
 
 class SlotPool:
-    """Hands out slots in order of arrival; who waits for a certain slot lets others pass."""
+    """Assigns slots in order of arrival; requests for a certain slot let others pass."""
 
     def __init__(self, count: int) -> None:
         self.slots = [Slot(id=number) for number in range(count)]
         self._free = list(self.slots)
-        self._line: deque[_InLine] = deque()
+        self._queue: deque[_QueueEntry] = deque()
         self._tasks_begun = 0
 
     @property
     def busy(self) -> int:
-        """Slots at work."""
+        """Number of busy slots."""
         return len(self.slots) - len(self._free)
 
     @property
     def waiting(self) -> int:
-        """Requests in line."""
-        return len(self._line)
+        """Number of queued requests."""
+        return len(self._queue)
 
     @asynccontextmanager
     async def hold(
         self, count: int, prompt: Sequence[Token], *, use_cache: bool, number: int | None = None
     ) -> AsyncIterator[list[Slot]]:
-        """Wait for `count` slots (at most all there are) and keep them for the block; the best cached one is first.
+        """Waits for `count` slots (at most all) and holds them during the block; the best cached one is first.
 
-        `number`: the one that is to be first. As in llama-server, one that does not exist is any.
+        `number`: the first slot. As in llama-server, an invalid number means any slot.
         """
         count = min(count, len(self.slots))
         if number is not None and not 0 <= number < len(self.slots):
@@ -76,7 +76,7 @@ class SlotPool:
             self._wake()
 
     async def erase(self, number: int) -> int:
-        """Forget what a slot holds, once it is free; how many tokens that were."""
+        """Erases the cache of a slot, once it is free; returns the number of erased tokens."""
         await self._wait_for(1, number)
         slot = self.slots[number]
         count = len(slot.prompt) + slot.tokens_decoded
@@ -85,22 +85,22 @@ class SlotPool:
         return count
 
     async def _wait_for(self, count: int, number: int | None) -> None:
-        entry = _InLine(count, number, asyncio.get_running_loop().create_future())
-        if not self._line and self._is_ready(entry):
+        entry = _QueueEntry(count, number, asyncio.get_running_loop().create_future())
+        if not self._queue and self._is_ready(entry):
             return
-        self._line.append(entry)
+        self._queue.append(entry)
         self._wake()
         try:
             await entry.turn
         except asyncio.CancelledError:
-            self._line.remove(entry)
+            self._queue.remove(entry)
             self._wake()
             raise
-        self._line.remove(entry)
+        self._queue.remove(entry)
 
     def _wake(self) -> None:
-        # One at a time: who is woken stays in line until it takes its slots, then wakes the next.
-        for entry in self._line:
+        # One at a time: a woken request stays queued until it takes its slots, then wakes the next.
+        for entry in self._queue:
             if entry.turn.done():
                 return
             if self._is_ready(entry):
@@ -109,7 +109,7 @@ class SlotPool:
             if entry.number is None:
                 return
 
-    def _is_ready(self, entry: _InLine) -> bool:
+    def _is_ready(self, entry: _QueueEntry) -> bool:
         has_own = entry.number is None or self.slots[entry.number] in self._free
         return has_own and len(self._free) >= entry.count
 

@@ -1,4 +1,4 @@
-"""What really reached the fake: the counters and the last request, for tests to look at."""
+"""Records of the requests that reached the fake: counters, the last request, and a log file."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ class RequestLog:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     def write(self, event: str, headers: dict[str, str]) -> None:
-        """`begun`, `finished`, `cancelled` or `failed`, with the id that the runner gave the request."""
+        """Writes `begun`, `finished`, `cancelled` or `failed`, with the runner's id of the request."""
         line = {
             "event": event,
             "request_id": headers.get(REQUEST_ID_HEADER, ""),
@@ -40,17 +40,17 @@ class FakeState(msgspec.Struct, kw_only=True):
     pid: int
     grandchild_pid: int | None = None
     active_requests: int = 0
-    """Requests inside, those that wait for a slot included."""
+    """Unfinished requests, including those that wait for a slot."""
     waiting_requests: int = 0
     """Requests that wait for a slot."""
     busy_slots: int = 0
     requests_started: int = 0
     requests_finished: int = 0
-    """Answered to the end, with whatever status."""
+    """Completely answered, with any status."""
     requests_cancelled: int = 0
-    """The client went away first."""
+    """The client disconnected first."""
     requests_failed: int = 0
-    """The fake itself broke the connection."""
+    """The fake broke the connection."""
     tokens_sent: int = 0
     """Tokens generated so far, over all requests."""
     prompt_tokens: int = 0
@@ -63,7 +63,7 @@ class FakeState(msgspec.Struct, kw_only=True):
 
 
 class Outcome:
-    """How one request is ending; set before the connection is broken on purpose."""
+    """How a request ends; set before the fake breaks its connection."""
 
     def __init__(self) -> None:
         self.broken_by_fake = False
@@ -78,7 +78,7 @@ class Ledger:
 
     @contextmanager
     def request(self, headers: dict[str, str], body: Any, body_bytes: int) -> Iterator[Outcome]:
-        """Count one request from its arrival to its end."""
+        """Counts one request from its arrival to its end."""
         state, outcome = self.state, Outcome()
         state.requests_started += 1
         state.active_requests += 1

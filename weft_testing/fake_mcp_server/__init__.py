@@ -1,1 +1,1 @@
-"""A scripted MCP server, for tests of whoever calls tools: `python -m weft_testing.fake_mcp_server`."""
+"""A scripted MCP server for tests of tool calls: `python -m weft_testing.fake_mcp_server`."""

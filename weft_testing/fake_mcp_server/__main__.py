@@ -15,9 +15,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-# `hang` never answers, `deaf` stops reading, `crash` ends the process, `garbage` says nonsense before its answer,
-# `endless` says a line without an end, `asks` asks for ever and reads no answers, `lists` says how often the tools were
-# listed.
+# `hang` never answers, `deaf` stops reading, `crash` ends the process, `garbage` prints an invalid line before
+# its answer, `endless` prints an endless line, `asks` sends requests without reading answers, `lists` returns how often
+# the tools were listed.
 TOOLS = ("echo", "crash", "hang", "garbage", "environment", "pid", "deaf", "endless", "asks", "lists")
 _SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}}}
 
@@ -62,7 +62,7 @@ def serve_bare(*, leave_child: bool, restless: bool) -> None:
         if "id" in message:
             _answer(message, 0 if child is None else child.pid, lists)
         if restless and message["method"] == "tools/list":
-            _say({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})
+            _send({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})
 
 
 def _answer(message: dict[str, Any], child: int, lists: int) -> None:
@@ -81,9 +81,9 @@ def _answer(message: dict[str, Any], child: int, lists: int) -> None:
             return
         result = {"content": [{"type": "text", "text": text}]}
     else:
-        _say({"jsonrpc": "2.0", "id": message["id"], "error": {"code": -32601, "message": "Method not found"}})
+        _send({"jsonrpc": "2.0", "id": message["id"], "error": {"code": -32601, "message": "Method not found"}})
         return
-    _say({"jsonrpc": "2.0", "id": message["id"], "result": result})
+    _send({"jsonrpc": "2.0", "id": message["id"], "result": result})
 
 
 def _call(name: str, arguments: dict[str, Any], child: int, lists: int) -> str | None:
@@ -111,12 +111,12 @@ def _call(name: str, arguments: dict[str, Any], child: int, lists: int) -> str |
 def _go_on(*, asks: bool) -> None:
     for number in itertools.count():
         if asks:
-            _say({"jsonrpc": "2.0", "id": f"ask-{number}", "method": "ping"})
+            _send({"jsonrpc": "2.0", "id": f"ask-{number}", "method": "ping"})
         else:
             sys.stdout.write("x" * 65_536)
 
 
-def _say(message: dict[str, Any]) -> None:
+def _send(message: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()
 

@@ -1,4 +1,4 @@
-"""The server on the official SDK: tools that answer, take their time, say too much, show pictures, appear later."""
+"""The server on the official SDK: tools that answer, hang, crash, return large results or images, or appear later."""
 
 import asyncio
 import base64
@@ -27,7 +27,7 @@ _PIXEL = base64.b64encode(b"not really a picture").decode()
 
 
 class ScriptedServer:
-    """The tools and what they do."""
+    """The tools and their behaviour."""
 
     def __init__(self, *, bad_schemas: bool, many: int) -> None:
         self.changes = InMemorySubscriptionBus()
@@ -53,7 +53,7 @@ class ScriptedServer:
     async def list_tools(
         self, _: ServerRequestContext[Any], params: types.PaginatedRequestParams | None
     ) -> types.ListToolsResult:
-        """A page of the tools."""
+        """Returns a page of the tools."""
         first = int(params.cursor) if params is not None and params.cursor else 0
         more = first + PAGE < len(self._tools)
         return types.ListToolsResult(
@@ -63,7 +63,7 @@ class ScriptedServer:
     async def call_tool(  # noqa: PLR0911 - one answer per tool
         self, context: ServerRequestContext[Any], params: types.CallToolRequestParams
     ) -> types.CallToolResult:
-        """Do what the tool is for."""
+        """Executes a tool."""
         arguments = params.arguments or {}
         match params.name:
             case "slow":
@@ -71,7 +71,7 @@ class ScriptedServer:
             case "crash":
                 os._exit(7)
             case "huge":
-                return _said("x" * int(arguments["bytes"]))
+                return _text_result("x" * int(arguments["bytes"]))
             case "picture":
                 return types.CallToolResult(
                     content=[
@@ -87,13 +87,13 @@ class ScriptedServer:
                 return types.CallToolResult(content=[], structured_content={"answer": 42})
             case "headers":
                 request = context.request
-                return _said(str(dict(request.headers)) if request is not None else "{}")
+                return _text_result(str(dict(request.headers)) if request is not None else "{}")
             case "grow":
                 self._tools.append(_tool("grown", _NO_ARGUMENTS))
                 await context.session.send_tool_list_changed()
                 await self.changes.publish(ToolsListChanged())
-                return _said("grown")
-        return _said(str(arguments.get("text", "")))
+                return _text_result("grown")
+        return _text_result(str(arguments.get("text", "")))
 
 
 def serve(*, http: bool, bad_schemas: bool, many: int, modern_only: bool) -> None:
@@ -137,5 +137,5 @@ def _tool(name: str, schema: dict[str, Any]) -> types.Tool:
     return types.Tool(name=name, description=f"The {name} tool.", input_schema=schema)
 
 
-def _said(text: str) -> types.CallToolResult:
+def _text_result(text: str) -> types.CallToolResult:
     return types.CallToolResult(content=[types.TextContent(type="text", text=text)])

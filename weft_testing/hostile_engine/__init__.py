@@ -1,1 +1,1 @@
-"""An engine that is hostile: a server that answers with given bytes, and a catalogue of answers that are wrong."""
+"""A hostile engine: a server that answers with given bytes, and a catalogue of wrong answers."""

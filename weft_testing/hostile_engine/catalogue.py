@@ -31,7 +31,7 @@ REJECTED = Reason.BACKEND_REJECTED
 
 
 class Ask(Enum):
-    """What the engine is asked for."""
+    """The request to the engine."""
 
     CHAT = "chat"
     TWO_CHOICES = "two choices of a chat"
@@ -46,13 +46,13 @@ class Ask(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """An answer and its verdict. The answer is the same whether the caller reads it as a stream or whole."""
+    """An answer and the expected result, the same for streaming and non-streaming callers."""
 
     name: str
     answer: bytes
     """Head and body; empty: the connection is reset."""
     sees: Reason | None
-    """The reason of the error that the caller gets; None: a good answer, whose text is `text`."""
+    """The reason of the caller's error; None: a valid answer with the text `text`."""
     text: str = ""
     ask: Ask = Ask.CHAT
     ends: bool = True
@@ -60,23 +60,23 @@ class Row:
 
     @property
     def status(self) -> int:
-        """The HTTP status that a caller of the mesh gets where nothing was sent before."""
+        """The HTTP status for a caller of the mesh, where no content was sent before."""
         return 200 if self.sees is None else traits(self.sees).http_status
 
 
 def stream(*events: bytes, head: bytes = STREAM_HEAD, last: bytes = LAST_CHUNK) -> bytes:
-    """A stream of these pieces of a body, each a chunk of its own."""
+    """A stream of these events, each a chunk of its own."""
     return head + b"".join(map(chunked, events)) + last
 
 
 def cut(*events: bytes) -> bytes:
-    """A stream that ends in mid-body."""
+    """A stream without the last chunk."""
     return stream(*events, last=b"")
 
 
 HI = piece("Hi")
 GOOD = (HI, end(), USAGE, DONE)
-"""The pieces of an answer in order."""
+"""The events of a valid answer."""
 
 
 def _choice(index: object = 0, finish: object = None, **fields: Any) -> bytes:
@@ -188,7 +188,7 @@ def _bare(**delta: Any) -> bytes:
 
 
 def _wrong(name: str, **chunk: Any) -> Row:
-    """A chunk with these fields in an answer that is in order otherwise."""
+    """A chunk with these fields in an otherwise valid answer."""
     return _bad(name, HI, event(chunk), *GOOD[1:])
 
 
@@ -197,7 +197,7 @@ def _usage(name: str, usage: object) -> Row:
 
 
 def _stated(name: str, *events: bytes) -> tuple[Row, Row]:
-    """An error before the content, and within it."""
+    """An error before the content, and after it."""
     return (
         _bad(f"{name}, at once", *events, sees=FAILED),
         _bad(f"{name}, after content", HI, *events, end(), DONE, sees=FAILED),
@@ -293,12 +293,12 @@ _TIDY = b"".join(GOOD)
 
 
 def _with_event(name: str, payload: bytes) -> Row:
-    """This payload in the middle of an answer that is in order otherwise."""
+    """This payload inside an otherwise valid answer."""
     return _bad(name, HI, b"data: " + payload + b"\n\n", *GOOD[1:])
 
 
 def _with_text(name: str, text: bytes) -> Row:
-    """This text, escapes included, as a piece of an answer."""
+    """This text, including escapes, as a chunk of an answer."""
     return _bad(name, HI, _BEGIN + text + _END, *GOOD[1:])
 
 
@@ -537,7 +537,7 @@ def _call(ask: Ask, name: str, document: object) -> Row:
 
 
 def _of_every_call(ask: Ask) -> tuple[Row, ...]:
-    """What no call of JSON may be answered with."""
+    """Answers that are wrong for every JSON call."""
     kinds: tuple[tuple[str, bytes, Reason], ...] = (
         ("a page", answer(b"<html></html>", "text/html"), PROTOCOL),
         ("not JSON", answer(b"Hello"), PROTOCOL),

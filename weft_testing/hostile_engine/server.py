@@ -1,4 +1,4 @@
-"""A server in this process that answers each request with the bytes that a test gives it, and nothing else."""
+"""An in-process server that answers each request with the bytes of a test."""
 
 import asyncio
 import re
@@ -14,26 +14,26 @@ _LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 
 @dataclass
 class Connection:
-    """One connection of a client, with the means to misbehave on it."""
+    """One client connection, with means to misbehave."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     number: int
-    """From 0, in the order they were opened."""
+    """Counted from 0."""
     requests: int = 0
 
     async def send(self, data: bytes) -> None:
-        """Write bytes as they are."""
+        """Writes raw bytes."""
         self.writer.write(data)
         with suppress(ConnectionError):
             await self.writer.drain()
 
     def reset(self) -> None:
-        """End the connection with a TCP reset."""
+        """Closes the connection with a TCP reset."""
         self.writer.transport.abort()
 
     async def close(self) -> None:
-        """End the connection in order."""
+        """Closes the connection in order."""
         self.writer.close()
         with suppress(ConnectionError):
             await self.writer.wait_closed()
@@ -41,7 +41,7 @@ class Connection:
 
 @dataclass(frozen=True)
 class Request:
-    """What a client asked."""
+    """A received request."""
 
     method: str
     path: str
@@ -49,7 +49,7 @@ class Request:
 
     @property
     def words(self) -> str:
-        """The last message of a chat, or the prompt of a completion."""
+        """Text of the last message of a chat, or the prompt of a completion."""
         document = msgspec.json.decode(self.body) if self.body.startswith(b"{") else {}
         if "messages" in document:
             content = document["messages"][-1]["content"]
@@ -62,7 +62,7 @@ Handler = Callable[[Connection, Request], Awaitable[None]]
 
 @dataclass
 class HostileServer:
-    """A listening server. Its list of models is always in order, so that it counts as present."""
+    """A listening server. Its list of models is always valid, so that it counts as available."""
 
     handler: Handler
     url: str = ""
@@ -74,7 +74,7 @@ class HostileServer:
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer what comes over one connection until either side closes it."""
+        """Answers requests of one connection until either side closes it."""
         connection = Connection(reader, writer, self.opened)
         self.opened += 1
         self.connections.append(connection)
@@ -105,7 +105,7 @@ async def _read(reader: asyncio.StreamReader) -> Request:
 
 @asynccontextmanager
 async def hostile_server(handler: Handler) -> AsyncIterator[HostileServer]:
-    """A server on a free port for the length of the block."""
+    """Yields a server on a free port."""
     hostile = HostileServer(handler)
     server = await asyncio.start_server(hostile.serve, "127.0.0.1", 0, limit=1 << 22)
     hostile.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
@@ -121,7 +121,7 @@ async def hostile_server(handler: Handler) -> AsyncIterator[HostileServer]:
 
 
 def answer(body: bytes, media_type: str = "application/json", status: str = "200 OK", extra: str = "") -> bytes:
-    """An answer in order, of known length."""
+    """A valid answer with Content-Length."""
     head = f"HTTP/1.1 {status}\r\nContent-Type: {media_type}\r\nContent-Length: {len(body)}\r\n{extra}\r\n"
     return head.encode() + body
 
@@ -136,12 +136,12 @@ def chunked(body: bytes) -> bytes:
 
 
 def event(document: object) -> bytes:
-    """One server-sent event with this JSON."""
+    """One server-sent event with a JSON document."""
     return b"data: " + msgspec.json.encode(document) + b"\n\n"
 
 
 def piece(text: str, **choice: object) -> bytes:
-    """One piece of a chat."""
+    """One text chunk of a chat."""
     return event({"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None, **choice}]})
 
 
@@ -155,5 +155,5 @@ DONE = b"data: [DONE]\n\n"
 
 
 def tidy(text: str) -> bytes:
-    """A whole stream in order, head included."""
+    """A complete valid stream, including its head."""
     return STREAM_HEAD + chunked(piece(text) + end() + USAGE + DONE) + LAST_CHUNK
