@@ -117,7 +117,7 @@ def running_postgres() -> Iterator[PostgresServer]:
 
 
 def _identity(folder: Path) -> dict[str, Any]:
-    """Arguments for subprocess: where root starts it, the user nobody runs it and owns the folder: PostgreSQL refuses root."""
+    """Arguments for subprocess: under root, which PostgreSQL refuses, `nobody` runs the server and owns the folder."""
     if os.geteuid() != 0:
         return {}
     nobody = pwd.getpwnam("nobody")

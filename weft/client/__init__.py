@@ -1,4 +1,4 @@
-"""A typed client of the mesh's gRPC surface, synchronous and asynchronous.
+"""A typed client of the mesh's gRPC API, synchronous and asynchronous.
 
 from weft.client import connect
 

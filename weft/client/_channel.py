@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 HOME_VARIABLE = "WEFT_HOME"
 DEFAULT_HOME = Path("~/.weft")
 URL_VARIABLE = "WEFT_URL"
-"""Variable with the base URL of the HTTP surface of a mesh that runs elsewhere."""
+"""Environment variable with the base URL of the HTTP API of a remote mesh."""
 ADDRESS_VARIABLES = {"router": "WEFT_ROUTER", "registry": "WEFT_REGISTRY"}
-"""Variables with the gRPC address of a service, for a mesh that runs elsewhere."""
+"""Environment variables with the gRPC address of a service of a remote mesh."""
 
 
 def mesh_url(home: Path | str | None = None) -> str:
-    """The base URL of the HTTP surface of the mesh that runs on a home; see `mesh_address`.
+    """Returns the base URL of the HTTP API of the mesh that runs on a home; see `mesh_address`.
 
-    Where nobody has chosen a home, WEFT_URL comes first. Raises SERVICE_UNAVAILABLE when there is none.
+    Without a chosen home, WEFT_URL comes first. Raises SERVICE_UNAVAILABLE when there is none.
     """
     folder = _folder(home)
     elsewhere = os.environ.get(URL_VARIABLE)
@@ -49,10 +49,10 @@ def mesh_url(home: Path | str | None = None) -> str:
 
 
 def mesh_address(home: Path | str | None = None, service: Literal["router", "registry"] = "router") -> str:
-    """The gRPC target of a service of the mesh that runs on a home (default: WEFT_HOME, then ~/.weft).
+    """Returns the gRPC target of a service of the mesh that runs on a home (default: WEFT_HOME, then ~/.weft).
 
-    It is the one that `weft up` wrote down, or the socket of a `weft serve` on the same home. Where nobody has chosen a
-    home, WEFT_ROUTER or WEFT_REGISTRY comes first. Raises SERVICE_UNAVAILABLE when there is none of these.
+    It is from the file of `weft up`, or the socket of a `weft serve` on the same home. Without a chosen home,
+    WEFT_ROUTER or WEFT_REGISTRY comes first. Raises SERVICE_UNAVAILABLE when there is none of these.
     """
     folder = _folder(home)
     elsewhere = os.environ.get(ADDRESS_VARIABLES[service])
@@ -78,15 +78,15 @@ _VARIABLES = {
     "key_file": "WEFT_KEY_FILE",
     "ca_file": "WEFT_CA_FILE",
 }
-"""By what `weft.kernel.tls.TlsFiles` calls them."""
+"""Environment variables by field of `weft.kernel.tls.TlsFiles`."""
 _SECTION = "environment"
 KEY_VARIABLE = "WEFT_API_KEY"
 
 
 def security_from(environment: Mapping[str, str]) -> ChannelSecurity:
-    """What the environment says: WEFT_CA_FILE, WEFT_CERTIFICATE_FILE and WEFT_KEY_FILE, each the path of a PEM file.
+    """Reads the environment: WEFT_CA_FILE, WEFT_CERTIFICATE_FILE and WEFT_KEY_FILE, each the path of a PEM file.
 
-    WEFT_API_KEY is sent with every call. Raises INVALID_ARGUMENT for a key that is none.
+    WEFT_API_KEY is sent with every call. Raises INVALID_ARGUMENT for an invalid key.
     """
     given = {name: environment.get(variable) or "" for name, variable in _VARIABLES.items()}
     paths = {name: Path(text).expanduser() for name, text in given.items() if text}
@@ -97,15 +97,15 @@ def security_from(environment: Mapping[str, str]) -> ChannelSecurity:
 
 
 def security_with(api_key: str | None) -> ChannelSecurity:
-    """What the environment says, with another key where one is given."""
+    """Reads the environment; `api_key` replaces WEFT_API_KEY."""
     environment = os.environ if api_key is None else {**os.environ, KEY_VARIABLE: api_key}
     return security_from(environment)
 
 
 def open_mesh_channel(target: str, security: ChannelSecurity | None = None) -> grpc.Channel:
-    """A channel to a service of a mesh; `security` is what the environment says, unless it is given.
+    """Opens a channel to a service of a mesh; without `security` as the environment says.
 
-    Raises INVALID_ARGUMENT naming the variable of a file that is wrong.
+    Raises INVALID_ARGUMENT naming the variable of an invalid file.
     """
     try:
         return open_blocking_channel(target, security or security_from(os.environ))
@@ -114,7 +114,7 @@ def open_mesh_channel(target: str, security: ChannelSecurity | None = None) -> g
 
 
 def named_by_variable(error: FieldError) -> FieldError:
-    """The error with the variable for the setting that it names; as it is when it names none of them."""
+    """Returns the error with the environment variable of the setting that it names; other errors unchanged."""
     section, _, name = error.field.partition(".")
     if section != _SECTION:
         return error
@@ -171,7 +171,7 @@ def registry_failure(error: grpc.RpcError, target: str) -> WeftError:
 def connect_async(
     target: str | None = None, *, home: Path | str | None = None, api_key: str | None = None
 ) -> "AsyncMesh":
-    """The mesh at a gRPC target, or the one that runs on `home`. Call it on the event loop that will use it.
+    """Connects to the mesh at a gRPC target, or that runs on `home`. Call it on the event loop that will use it.
 
     `api_key`: instead of WEFT_API_KEY.
     """
@@ -208,7 +208,7 @@ class AsyncMesh:
         timeout: float | None = None,
         **options: Unpack[ChatOptions],
     ) -> AsyncGenerator[event_pb2.InferenceEvent]:
-        """The events of a chat as they come; closing the generator cancels it. `timeout` is the deadline in seconds."""
+        """Yields the events of a chat; closing the generator cancels it. `timeout` is the deadline in seconds."""
         call = self._stub.Chat(chat_request(model, messages, options), timeout=timeout)
         try:
             async for response in call:
@@ -220,7 +220,7 @@ class AsyncMesh:
             call.cancel()
 
     async def embed(self, model: str, texts: Sequence[str], *, timeout: float | None = None) -> list[list[float]]:
-        """One vector per text."""
+        """Returns one vector per text."""
         try:
             response = await self._stub.Embed(embed_request(model, texts), timeout=timeout)
         except grpc.aio.AioRpcError as error:
@@ -229,7 +229,7 @@ class AsyncMesh:
 
 
 def connect(target: str | None = None, *, home: Path | str | None = None, api_key: str | None = None) -> "Mesh":
-    """The mesh at a gRPC target, or the one that runs on `home`. `api_key`: instead of WEFT_API_KEY."""
+    """Connects to the mesh at a gRPC target, or that runs on `home`. `api_key`: instead of WEFT_API_KEY."""
     return Mesh(target or mesh_address(home), api_key)
 
 
@@ -260,7 +260,7 @@ class Mesh:
         timeout: float | None = None,
         **options: Unpack[ChatOptions],
     ) -> Iterator[event_pb2.InferenceEvent]:
-        """The events of a chat as they come; leaving the iterator cancels it. `timeout` is the deadline in seconds."""
+        """Yields the events of a chat; leaving the iterator cancels it. `timeout` is the deadline in seconds."""
         call = self._stub.Chat(chat_request(model, messages, options), timeout=timeout)
         try:
             for response in call:
@@ -271,7 +271,7 @@ class Mesh:
             call.cancel()
 
     def embed(self, model: str, texts: Sequence[str], *, timeout: float | None = None) -> list[list[float]]:
-        """One vector per text."""
+        """Returns one vector per text."""
         try:
             response = self._stub.Embed(embed_request(model, texts), timeout=timeout)
         except grpc.RpcError as error:

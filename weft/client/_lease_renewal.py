@@ -1,4 +1,4 @@
-"""Renewal of one program's VRAM lease: calls, renewing thread, what is observed on the host, loss of the lease."""
+"""Renewal of one program's VRAM lease: calls to the ledger, the renewing thread, and the program's process tree."""
 
 import threading
 import time
@@ -18,13 +18,13 @@ from weft.gpu.snapshot_messages import MAX_PROCESSES, process_id_from, process_i
 from weft.kernel.errors import WeftError
 
 MAX_SEEN_PROCESSES = 4_096
-"""Processes of one tree that are kept in mind; the oldest numbers first."""
+"""Maximum number of tracked processes of one tree; those with the lowest ids are kept."""
 
 
 class ProcessTree:
-    """A process and everything that it has started and that still runs, also what has lost its parents since.
+    """A process and its running descendants, including those whose parents have ended since.
 
-    What was started and lost its parents between two looks is not found. For several threads.
+    Descendants that started and lost their parents between two observations are not found. Thread-safe.
     """
 
     def __init__(self, root: ProcessId | None = None) -> None:
@@ -33,13 +33,13 @@ class ProcessTree:
         self._seen: set[ProcessId] = set()
 
     def begin(self, root: ProcessId) -> None:
-        """Look at this process from now on."""
+        """Tracks this process from now on."""
         with self._lock:
             self._root = root
             self._seen.add(root)
 
     def living(self) -> tuple[ProcessId, ...]:
-        """Those that run now, the root first."""
+        """Returns the running processes, the root first."""
         with self._lock:
             found = set(tree_of(self._root)) if self._root is not None else set()
             for process in sorted(self._seen - found):
@@ -51,9 +51,9 @@ class ProcessTree:
 
 CALL_TIMEOUT_SECONDS = 10.0
 ANSWER_MARGIN_SECONDS = 30.0
-"""On top of the wait itself: how long the ledger may take to say that it is over."""
+"""Added to the wait itself: time for the ledger to report its end."""
 MAX_USE_PROCESSES = 256
-"""Of one lease; as in `registry.v1.LeaseUse`."""
+"""Maximum number of processes of one lease, as in `registry.v1.LeaseUse`."""
 
 pb = lease_service_pb2
 
@@ -67,7 +67,7 @@ class LeaseClient(ServiceClient):
         self._stub = lease_service_pb2_grpc.LeaseServiceStub(self._channel)
 
     def acquire(self, request: pb.AcquireLeaseRequest, wait_seconds: float) -> Iterator[pb.AcquireLeaseResponse]:
-        """What the ledger says until the memory is there, at most for so long. Leaving the iterator gives up."""
+        """Yields the ledger's responses up to the grant, for `wait_seconds` at most. Leaving the iterator cancels."""
         request.holder.CopyFrom(self._holder)
         request.max_wait.CopyFrom(_duration(wait_seconds))
         return self._stream(self._stub.AcquireLease(request, timeout=wait_seconds + ANSWER_MARGIN_SECONDS))
@@ -75,20 +75,20 @@ class LeaseClient(ServiceClient):
     def renew(
         self, leases: Iterable[pb.LeaseUse], sight: HostSnapshot, timeout_seconds: float = CALL_TIMEOUT_SECONDS
     ) -> pb.RenewLeasesResponse:
-        """Keep leases, and say what is seen; without leases only the latter."""
+        """Renews leases and reports the host's snapshot; without leases only reports."""
         request = pb.RenewLeasesRequest(holder=self._holder, leases=leases, sighting=snapshot_message(sight))
         response: pb.RenewLeasesResponse = self._call(self._stub.RenewLeases, request, timeout_seconds)
         return response
 
     def release(self, lease: lease_pb2.Lease) -> None:
-        """Give a lease up. Raises LEASE_LOST when it is somebody else's by now."""
+        """Releases a lease. Raises LEASE_LOST when its memory was given to another holder."""
         request = pb.ReleaseLeaseRequest(
             holder=self._holder, lease_id=lease.lease_id, fencing_number=lease.fencing_number
         )
         self._call(self._stub.ReleaseLease, request)
 
     def hosts(self, host: str = "") -> list[pb.HostMemory]:
-        """Hosts with their devices and leases; with `host` only that one, or none when the ledger has not seen it."""
+        """Returns hosts with their devices and leases; with `host` only that one, or none if it is unknown."""
         return list(self._call(self._stub.ListHostMemory, pb.ListHostMemoryRequest(host=host)).hosts)
 
     @override
@@ -97,7 +97,7 @@ class LeaseClient(ServiceClient):
 
 
 def lease_use(lease: lease_pb2.Lease, processes: Iterable[ProcessId]) -> pb.LeaseUse:
-    """How a program uses its lease: it may take all of it at any moment."""
+    """Returns the use of a lease by a program, which may allocate all of it at any time."""
     return pb.LeaseUse(
         lease_id=lease.lease_id,
         fencing_number=lease.fencing_number,
@@ -113,23 +113,23 @@ def _duration(seconds: float) -> duration_pb2.Duration:
 
 
 DEFAULT_RENEW_SECONDS = 5.0
-"""While nothing is known from a grant or an answer."""
+"""Interval before the first grant or answer."""
 MIN_RENEW_SECONDS = 0.1
 MIN_ANSWER_SECONDS = 1.0
-"""An answer may take as long as the renewal interval, and this long at least."""
+"""Minimum timeout of an answer, otherwise the renewal interval."""
 RETRY_SECONDS = 1.0
-"""After an answer that did not come."""
+"""Pause after a failed renewal."""
 CONFIRM_SECONDS = 30.0
-"""How long a ledger may be away just when it must be told something."""
+"""Time limit for reporting processes to the ledger."""
 STOP_SECONDS = 15.0
-"""How long the thread may take to see that it is to end: a call and a look at the host may be under way."""
+"""Time limit for the thread to stop: a call and a reading of the host may be in progress."""
 
 
 class LeaseManager:
-    """Renews in a daemon thread, which also tells the ledger what is seen while there is no lease yet.
+    """Renews in a daemon thread, which also reports the host's snapshot while there is no lease yet.
 
-    The ledger alone says that a lease is lost. One that cannot be reached leaves it as it is: the memory stays booked
-    until it has been seen back, and the renewal goes on being tried.
+    Only the ledger declares a lease lost. While it is unreachable, the memory stays reserved until it was observed as
+    free, and renewal is retried.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class LeaseManager:
         processes: Callable[[], Collection[ProcessId]],
         on_lost: Callable[[], None],
     ) -> None:
-        """`processes` gives those that may hold the memory; `on_lost` is called once, in the thread."""
+        """`processes` returns those that may hold the memory; `on_lost` is called once, in the thread."""
         self._calls = calls
         self._observer = observer
         self._processes = processes
@@ -154,23 +154,23 @@ class LeaseManager:
         self.lost = threading.Event()
 
     def start(self) -> None:
-        """Begin to report."""
+        """Starts the thread."""
         self._thread.start()
 
     def adopt(self, granted: lease_service_pb2.GrantedLease) -> None:
-        """Keep this lease from now on. The first renewal happens here: without it the grant is void. Raises."""
+        """Renews this lease from now on, first right here: without it the grant is void. Raises WeftError."""
         if granted.HasField("renew_interval"):
             self._renew_seconds = max(MIN_RENEW_SECONDS, granted.renew_interval.ToNanoseconds() / 1e9)
         self._lease = granted.lease
         self._renew()
-        self.hurry()  # the thread sleeps for as long as is right without a lease
+        self.hurry()  # the thread sleeps for the interval without a lease
 
     def hurry(self) -> None:
-        """Renew at once: who holds the memory has changed."""
+        """Renews immediately, because the holders of the memory have changed."""
         self._wake.set()
 
     def confirm(self) -> None:
-        """Return once the ledger knows who holds the memory. Raises SERVICE_UNAVAILABLE after CONFIRM_SECONDS."""
+        """Returns once the ledger knows the holders of the memory. Raises SERVICE_UNAVAILABLE after CONFIRM_SECONDS."""
         deadline = time.monotonic() + CONFIRM_SECONDS
         while not self.lost.is_set():
             try:
@@ -183,27 +183,27 @@ class LeaseManager:
                 return
 
     def stop(self) -> None:
-        """Renew no more. Idempotent."""
+        """Stops the renewal. Idempotent."""
         self._ending.set()
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join(STOP_SECONDS)
 
     def give_up(self) -> None:
-        """Tell the ledger that the lease is not needed any more, and what is seen of its memory.
+        """Releases the lease and reports the final use of its memory.
 
-        Processes that still run are named a last time: their memory stays booked until they end or give it back.
+        Running processes are reported once more: their memory stays reserved until they end or free it.
         """
         self.stop()
         lease, self._lease = self._lease, None
         if lease is None or self.lost.is_set():
             return
-        # A ledger that cannot be told finds out by itself: nobody renews, and the memory is seen back.
+        # An unreachable ledger notices by itself: there is no renewal, and the memory is observed as free.
         with suppress(WeftError):
             left = _most_important(self._processes(), self._observer.look_blocking())
             self._note(self._calls.renew([lease_use(lease, left)], self._look(left)))
             self._calls.release(lease)
-            # It asks about those that it was told of before: on a host without a runner nobody else answers.
+            # It watches the processes reported before: on a host without a runner nothing else reports them.
             self._calls.renew([], self._look(left))
 
     def _run(self) -> None:
@@ -217,12 +217,12 @@ class LeaseManager:
                 self._wake.wait(pause)
 
     def _renew(self) -> float:
-        """Renew and report; returns how soon to do it again."""
+        """Renews and reports; returns the time until the next renewal."""
         with self._once:
             lease = self._lease
             processes = _most_important(self._processes(), self._observer.look_blocking())
             uses = [lease_use(lease, processes)] if lease is not None else []
-            # Several answers may be missed within the time to live.
+            # Several answers may be missed within the lease's lifetime.
             timeout = max(MIN_ANSWER_SECONDS, self._renew_seconds)
             response = self._calls.renew(uses, self._look(processes), timeout)
             self._note(response)
@@ -241,12 +241,12 @@ class LeaseManager:
 
 
 def _seconds(response: lease_service_pb2.RenewLeasesResponse, otherwise: float) -> float:
-    """How soon the next sighting is wanted."""
+    """Returns the time until the next report is due."""
     wanted = response.next_within.ToNanoseconds() / 1e9 if response.HasField("next_within") else otherwise
     return max(MIN_RENEW_SECONDS, wanted)
 
 
 def _most_important(processes: Collection[ProcessId], sight: HostSnapshot) -> list[ProcessId]:
-    """As many as may be named, those that hold memory first."""
+    """Returns as many processes as a lease may have, those that hold memory first."""
     holders = {held.process for held in sight.processes if held.bytes_by_device or held.memory_unknown}
     return sorted(processes, key=lambda process: process not in holders)[:MAX_USE_PROCESSES]

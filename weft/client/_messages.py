@@ -1,4 +1,4 @@
-"""Plain Python values to request messages."""
+"""Request messages from plain Python values."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +29,7 @@ class Message(TypedDict):
 
 
 class ChatOptions(TypedDict, total=False):
-    """Options of a chat; what is left out is the backend's own default. Ranges: common/v1/sampling.proto."""
+    """Options of a chat; missing ones have the backend's default. Ranges: common/v1/sampling.proto."""
 
     max_tokens: int
     temperature: float
@@ -38,7 +38,7 @@ class ChatOptions(TypedDict, total=False):
     seed: int
     stop: Sequence[str]
     thinking: bool
-    """Whether a model that can think does so before it answers."""
+    """Whether a reasoning model thinks before it answers."""
     allow_remote: bool
     """Whether the request may leave the premises of the mesh: to models and tools elsewhere."""
     cache_mode: Literal["auto", "prefix", "none"]
@@ -46,15 +46,15 @@ class ChatOptions(TypedDict, total=False):
     cache_tag: str
     """Cached prefixes are shared only among requests of one tenant with the same tag; at most 64 characters."""
     keep_alive: float | str
-    """How long the model stays loaded afterwards: seconds, a length such as "5m", 0 (not at all), -1 (for ever)."""
+    """How long the model stays loaded afterwards: seconds, a duration such as "5m", 0 (unload), -1 (keep)."""
     priority: Literal["high", "normal", "low"]
-    """The band to wait in; left out: as the client's profile says, else normal."""
+    """The priority class; default: as the client's profile says, else normal."""
     client_id: str
-    """Which program asks, for its profile and for figures."""
+    """The id of the calling program, for its profile and statistics."""
     session: str
     """Requests of one session go to the same runner where they can; at most 256 characters."""
     extra_parameters: Mapping[str, object]
-    """Parameters that weft does not know, as JSON data; the answer has a warning for each that was not used."""
+    """Parameters unknown to weft, as JSON data; the answer has a warning for each unused one."""
 
 
 _NOT_NUMBERS = frozenset({
@@ -74,7 +74,7 @@ _CACHE_MODES = {
 
 
 def chat_request(model: str, messages: str | Iterable[Message], options: ChatOptions) -> pb.ChatRequest:
-    """A chat; a plain string is one user message."""
+    """Returns the request of a chat; a plain string is one user message."""
     turns: Iterable[Message] = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
     request = pb.ChatRequest(model=model)
     for turn in turns:
@@ -131,6 +131,6 @@ def _fill_sampling(sampling: sampling_pb2.SamplingParams, options: ChatOptions) 
 
 
 def embed_request(model: str, texts: Sequence[str]) -> pb.EmbedRequest:
-    """One input per text."""
+    """Returns the request of one embedding per text."""
     inputs = [completion_pb2.PromptInput(text=text) for text in texts]
     return pb.EmbedRequest(model=model, payload=embedding_pb2.EmbeddingPayload(inputs=inputs))

@@ -1,4 +1,4 @@
-"""An asynchronous client of files and batches, over HTTP: their lines are in the words of OpenAI's API.
+"""An asynchronous client of files and batches, over HTTP, because their lines are requests of OpenAI's API.
 
 from weft.client.batches import connect_batches
 
@@ -22,11 +22,11 @@ from weft.kernel.reasons import Reason
 
 CONNECT_TIMEOUT_SECONDS = 10.0
 SILENCE_SECONDS = 900.0
-"""How long nothing may come: a batch is acknowledged when all its lines are on disk, and 50,000 take a while."""
+"""Read timeout: a batch is acknowledged when all its lines are on disk, and 50,000 take a while."""
 UPLOAD_TIMEOUT_SECONDS = 3600.0
-"""How long a file may take on its way; as `gateway.batches.upload_timeout_seconds`."""
+"""Timeout of an upload; as `gateway.batches.upload_timeout_seconds`."""
 MAX_ERROR_BYTES = 64 * 1024
-_PIECE_BYTES = 256 * 1024
+_CHUNK_BYTES = 256 * 1024
 _BASE = re.compile(r"https?://[^/?#\s]+/?")
 _REASONS = {
     400: Reason.INVALID_ARGUMENT,
@@ -38,20 +38,20 @@ _REASONS = {
     429: Reason.RATE_LIMIT_EXCEEDED,
     503: Reason.SERVICE_UNAVAILABLE,
 }
-"""Of an error's status."""
+"""Reasons by HTTP status."""
 
 Document = dict[str, Any]
 
 
 @asynccontextmanager
 async def connect_batches(url: str | None = None, *, home: Path | str | None = None) -> AsyncGenerator["Batches"]:
-    """The batches of the gateway at a base URL, or of the mesh that runs on `home`. WEFT_API_KEY is sent along.
+    """Connects to the gateway at a base URL, or of the mesh that runs on `home`, with WEFT_API_KEY.
 
-    Raises SERVICE_UNAVAILABLE when none runs, INVALID_ARGUMENT for what is no such URL.
+    Raises SERVICE_UNAVAILABLE when none runs, INVALID_ARGUMENT for an invalid URL.
     """
     key = os.environ.get(KEY_VARIABLE, "").strip()
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    # Not of a call as a whole: results may be long, and so may the way to them.
+    # No total timeout: results may be long, and take long.
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_SECONDS, sock_read=SILENCE_SECONDS)
     base = url or mesh_url(home)
     if _BASE.fullmatch(base) is None:
@@ -75,10 +75,10 @@ class Batches:
         window_seconds: int | None = None,
         wait_for_model: bool = False,
     ) -> Document:
-        """Keep a file of lines and make a batch of it; once this returns all lines are durable, or say what is wrong.
+        """Uploads a file of requests and creates a batch; when this returns, all of them are durable.
 
-        `window_seconds`: how long lines may wait to be begun; None: 24 hours. `wait_for_model`: whether they may name
-        what nothing has yet. Raises INVALID_ARGUMENT.
+        `window_seconds`: how long requests may wait for their start; None: 24 hours. `wait_for_model`: whether they may
+        name a model that does not exist yet. Raises INVALID_ARGUMENT.
         """
         kept = await self._upload(file)
         body: Document = {"input_file_id": kept["id"], "endpoint": endpoint, "completion_window": "24h"}
@@ -92,17 +92,17 @@ class Batches:
             return await self._json("POST", "/v1/batches", json=body)
         except WeftError as error:
             if error.reason is not Reason.SERVICE_UNAVAILABLE:
-                # It is refused: the file would only take the room of others.
+                # The batch was rejected: its file would only use space.
                 with suppress(WeftError):
                     await self._json("DELETE", f"/v1/files/{kept['id']}")
             raise
 
     async def get(self, batch_id: str) -> Document:
-        """One batch. Raises NOT_FOUND."""
+        """Returns one batch. Raises NOT_FOUND."""
         return await self._json("GET", f"/v1/batches/{batch_id}")
 
     async def newest(self, limit: int) -> list[Document]:
-        """The newest batches."""
+        """Returns the newest batches."""
         found: list[Document] = []
         after: dict[str, str] = {}
         while len(found) < limit:
@@ -114,15 +114,15 @@ class Batches:
         return found
 
     async def cancel(self, batch_id: str) -> Document:
-        """End every line that is not at its end. Raises NOT_FOUND."""
+        """Cancels every unfinished request of a batch. Raises NOT_FOUND."""
         return await self._json("POST", f"/v1/batches/{batch_id}/cancel")
 
     async def content(self, file_id: str) -> AsyncGenerator[bytes]:
-        """What is in a file, in pieces. Raises NOT_FOUND."""
+        """Yields the content of a file in chunks. Raises NOT_FOUND."""
         try:
             async with self._session.get(f"/v1/files/{file_id}/content") as response:
-                await _require_well(response)
-                async for piece in response.content.iter_chunked(_PIECE_BYTES):
+                await _require_success(response)
+                async for piece in response.content.iter_chunked(_CHUNK_BYTES):
                     yield piece
         except (aiohttp.ClientError, TimeoutError) as error:
             raise _unreachable(error) from error
@@ -133,7 +133,7 @@ class Batches:
                 form = aiohttp.FormData()
                 form.add_field("purpose", "batch")
                 form.add_field("file", content, filename=file.name, content_type="application/jsonl")
-                # Nothing comes back until all of it is there.
+                # There is no response before the whole file was received.
                 timeout = aiohttp.ClientTimeout(total=UPLOAD_TIMEOUT_SECONDS, sock_connect=CONNECT_TIMEOUT_SECONDS)
                 return await self._json("POST", "/v1/files", data=form, timeout=timeout)
         except OSError as error:
@@ -144,21 +144,21 @@ class Batches:
     async def _json(self, method: str, path: str, **request: Any) -> Document:
         try:
             async with self._session.request(method, path, **request) as response:
-                await _require_well(response)
+                await _require_success(response)
                 document: Document = await response.json()
                 return document
         except (aiohttp.ClientError, TimeoutError) as error:
             raise _unreachable(error) from error
 
 
-async def _require_well(response: aiohttp.ClientResponse) -> None:
-    """Raises what an answer that is no success says."""
+async def _require_success(response: aiohttp.ClientResponse) -> None:
+    """Raises the error of a failed response."""
     if response.status < 400:
         return
     raw = await response.content.read(MAX_ERROR_BYTES)
     try:
-        told = json.loads(raw)["error"]
-        message, field = str(told["message"]), told.get("param")
+        error = json.loads(raw)["error"]
+        message, field = str(error["message"]), error.get("param")
     except (ValueError, KeyError, TypeError):
         message, field = f"the gateway answered {response.status}", None
     default = Reason.SERVICE_UNAVAILABLE if response.status >= 500 else Reason.INVALID_ARGUMENT

@@ -8,9 +8,9 @@ with hold_memory("8GiB", purpose="training") as lease:
         lease.check()
         ...
 
-As long as the block runs, nobody else in the mesh is given that memory. The lease is renewed in a daemon thread.
-Programs that fork while the block runs (without exec) should be started by `weft lease acquire` instead: the thread and
-its connection do not live on in a fork.
+During the block, no other program of the mesh gets that memory. The lease is renewed in a daemon thread. Programs that
+fork during the block (without exec) should be started by `weft lease acquire` instead: the thread and its connection do
+not survive a fork.
 """
 
 import getpass
@@ -39,43 +39,43 @@ from weft.kernel.units import parse_size
 
 MAX_PURPOSE_CHARS = 256
 MAX_CALL_WAIT_SECONDS = 300.0
-"""The ledger's own limit for one wait; a longer one is made of several, each at the end of the line."""
+"""The ledger's limit for one wait; a longer one consists of several, each at the end of the queue."""
 MAX_WAIT_SECONDS = 7 * 86_400.0
 DEFAULT_WAIT_SECONDS = 300.0
 RETRY_SECONDS = 1.0
-"""While the mesh does not answer, once it has."""
+"""Pause before retrying a mesh that stopped answering."""
 CHILD_WAIT_SECONDS = 10.0
-"""How long the end of the block waits for processes that were started in it; see `hold_memory`."""
+"""Maximum wait at the end of the block for processes that were started in it; see `hold_memory`."""
 CHILD_POLL_SECONDS = 0.05
 _PRIORITIES = {band.name.lower(): band.wire for band in sorted(CALLER_BANDS)}
-_NOT_OF_A_NAME = re.compile(r"[^A-Za-z0-9._:-]+")
+_INVALID_NAME_CHARS = re.compile(r"[^A-Za-z0-9._:-]+")
 
 
 class LeaseOptions(TypedDict, total=False):
-    """What may be said about a lease beside its size."""
+    """Options of a lease."""
 
     purpose: str
-    """What for, in words, for whoever waits for the memory; default: `name`."""
+    """Purpose, shown to programs that wait for the memory; default: `name`."""
     devices: Sequence[int]
-    """On which devices it may be, by their numbers on the host; default: any."""
+    """Allowed devices, by their numbers on the host; default: any."""
     max_devices: int
-    """On how many it may be split; default: as many as it takes. One that holds it all is preferred."""
+    """Maximum number of devices to split it over; default: any. A single device is preferred."""
     priority: str
-    """Idle models of a higher priority do not give way: low, normal or high. Default: normal."""
+    """Idle models of a higher priority are not evicted: low, normal or high. Default: normal."""
     wait_seconds: float
-    """Longest wait for the memory; default: DEFAULT_WAIT_SECONDS."""
+    """Maximum wait for the memory; default: DEFAULT_WAIT_SECONDS."""
     on_waiting: Callable[[str], None]
-    """Called with what is awaited, whenever that changes."""
+    """Called with the current reason for waiting, whenever it changes."""
     on_lost: Callable[[], None]
     """Called once, in another thread, when the lease is lost."""
     name: str
-    """What the program calls itself; default: its file name and the user."""
+    """Name of the program; default: its file name and the user."""
     observer: HostObserver
-    """What looks at the devices; default: what the ledger knows of this host, else NVIDIA's library."""
+    """Observer of the devices; default: as the ledger knows this host, else NVIDIA's library."""
 
 
 class MemoryLease:
-    """Memory that is held. Leave the block of `hold_memory` to give it up."""
+    """A held lease. Leave the block of `hold_memory` to release it."""
 
     def __init__(self, lease: lease_pb2.Lease, keeper: LeaseManager, tree: ProcessTree, *, hides_devices: bool) -> None:
         self._lease = lease
@@ -90,47 +90,47 @@ class MemoryLease:
 
     @property
     def fencing_number(self) -> int:
-        """Grows with every lease of the mesh: of two holders the one with the lower number is stale."""
+        """Increases with every lease of the mesh: of two holders the one with the lower number is stale."""
         return self._lease.fencing_number
 
     @property
     def host(self) -> str:
-        """The host that the memory is on."""
+        """The host of the memory."""
         return self._lease.host
 
     @property
     def shares(self) -> dict[int, int]:
-        """Bytes by device, by its number on the host."""
+        """Bytes by device number on the host."""
         return {share.device_index: share.bytes for share in self._lease.shares}
 
     @property
     def devices(self) -> list[int]:
-        """The devices, by their numbers on the host, which count along the PCI bus."""
+        """The device numbers on the host, in the order of the PCI bus."""
         return sorted(self.shares)
 
     @property
     def is_lost(self) -> bool:
-        """Whether the memory is somebody else's by now."""
+        """Whether the lease was lost, so that the memory may belong to another holder."""
         return self._keeper.lost.is_set()
 
     def check(self) -> None:
-        """Raises LEASE_LOST when the memory is somebody else's by now: free it at once."""
+        """Raises LEASE_LOST when the lease was lost: free the memory immediately."""
         if self.is_lost:
             raise WeftError(
-                Reason.LEASE_LOST, f"the lease {self.id} is lost: the ledger counts its memory as somebody else's"
+                Reason.LEASE_LOST, f"the lease {self.id} is lost: its memory may belong to another holder; free it"
             )
 
     def environment(self) -> dict[str, str]:
-        """Variables that show CUDA programs these devices and no others; none for devices that were declared."""
+        """Returns environment variables that limit CUDA programs to these devices; none for declared devices."""
         if not self._hides_devices:
             return {}
         visible = ",".join(map(str, self.devices))
         return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": visible}
 
     def held_by(self, pid: int) -> None:
-        """Say that this process, and what it starts, uses the memory. Returns once the ledger knows.
+        """Declares that this process and its descendants use the memory. Returns once the ledger knows.
 
-        Raises LEASE_LOST, and SERVICE_UNAVAILABLE when the ledger cannot be told.
+        Raises LEASE_LOST, and SERVICE_UNAVAILABLE when the ledger does not answer.
         """
         process = process_id_of(pid)
         if process is not None:
@@ -139,7 +139,7 @@ class MemoryLease:
         self.check()
 
     def processes(self) -> tuple[ProcessId, ...]:
-        """Those that may hold the memory."""
+        """The processes that may hold the memory."""
         return self._tree.living()
 
 
@@ -151,15 +151,15 @@ def hold_memory(
     target: str | None = None,
     **options: Unpack[LeaseOptions],
 ) -> Iterator[MemoryLease]:
-    """Hold accelerator memory of this host for a block: "8GiB" or a number of bytes, over all devices together.
+    """Holds accelerator memory of this host during a block: "8GiB" or a number of bytes, over all devices together.
 
     Waits for it. `target` is the registry's gRPC address; default: the mesh that runs on `home`. At the end of the
-    block it waits up to CHILD_WAIT_SECONDS for processes that were started in it, then gives the lease up. The ledger
-    keeps it booked until the memory has been seen back: until this process and those that it started in the block have
-    ended or hold nothing. Frameworks keep memory for later: a program that goes on should do the work in a child.
+    block it waits up to CHILD_WAIT_SECONDS for processes that were started in it, then releases the lease. The ledger
+    keeps the reservation until the memory is observed as free: until this process and those that it started in the
+    block have ended or hold none. Frameworks cache memory: a program that continues should work in a child process.
 
     Raises INVALID_ARGUMENT, NOT_FOUND when this host has no devices, INSUFFICIENT_MEMORY when it is too much or did
-    not come free in time, SERVICE_UNAVAILABLE when no mesh answers.
+    not become free in time, SERVICE_UNAVAILABLE when no mesh answers.
     """
     process = process_id_of(os.getpid())
     before = frozenset(ProcessTree(process).living())
@@ -175,7 +175,7 @@ def hold_memory(
 
 @contextmanager
 def acquired_lease(amount: int, tree: ProcessTree, target: str, options: LeaseOptions) -> Iterator[MemoryLease]:
-    """As `hold_memory`, for the processes of `tree`; those that run at the end are told to the ledger."""
+    """As `hold_memory`, for the processes of `tree`; those that still run at the end are reported to the ledger."""
     name = options.get("name") or program_name(sys.argv[0])
     request = _request(amount, options, name)
     holder = lease_pb2.LeaseHolder(kind=lease_pb2.LeaseHolder.KIND_PROGRAM, name=name, incarnation=new_id("life"))
@@ -185,7 +185,7 @@ def acquired_lease(amount: int, tree: ProcessTree, target: str, options: LeaseOp
         keeper = LeaseManager(calls, observer, tree.living, options.get("on_lost") or _nothing)
         keeper.start()
         try:
-            granted = _Line(calls, observer, keeper, options).wait(request)
+            granted = _LeaseWait(calls, observer, keeper, options).wait(request)
             is_real = observer.look_blocking().source is not Source.DECLARED
             yield MemoryLease(granted, keeper, tree, hides_devices=is_real)
         finally:
@@ -195,7 +195,7 @@ def acquired_lease(amount: int, tree: ProcessTree, target: str, options: LeaseOp
 
 
 def observer_of_this_host(calls: LeaseClient) -> HostObserver:
-    """As the ledger knows this host: with the devices that its operator declared, or read by NVIDIA's library."""
+    """Returns an observer of the devices that the ledger knows as declared, or else of NVIDIA's library."""
     observer = HostObserver()
     for known in calls.hosts(observer.host):
         if known.host == observer.host and known.source == lease_pb2.HostSighting.SOURCE_DECLARED:
@@ -205,47 +205,47 @@ def observer_of_this_host(calls: LeaseClient) -> HostObserver:
 
 
 def program_name(program: str) -> str:
-    """A name for a holder of leases: the program's file name and the user's."""
-    stem = _NOT_OF_A_NAME.sub("-", Path(program).name).strip("-._:") or "program"
+    """Returns a name for a holder of leases: the program's file name and the user's."""
+    stem = _INVALID_NAME_CHARS.sub("-", Path(program).name).strip("-._:") or "program"
     try:
-        user = _NOT_OF_A_NAME.sub("-", getpass.getuser())
+        user = _INVALID_NAME_CHARS.sub("-", getpass.getuser())
     except (OSError, KeyError):
         user = str(os.getpid())
     return f"{stem[: MAX_NAME_CHARS // 2]}-{user}"[:MAX_NAME_CHARS]
 
 
-class _Line:
-    """A place in the line for memory, taken again where one wait of the ledger is not long enough."""
+class _LeaseWait:
+    """A wait for memory, repeated where the ledger's limit of one wait is too short."""
 
     def __init__(self, calls: LeaseClient, observer: HostObserver, keeper: LeaseManager, options: LeaseOptions) -> None:
         self._calls = calls
         self._observer = observer
         self._keeper = keeper
-        self._tell = options.get("on_waiting") or _ignore
+        self._on_waiting = options.get("on_waiting") or _ignore
         self._deadline = time.monotonic() + options.get("wait_seconds", DEFAULT_WAIT_SECONDS)
-        self._told = ""
+        self._last_status = ""
         self._has_waited = False
 
     def wait(self, request: lease_service_pb2.AcquireLeaseRequest) -> lease_pb2.Lease:
-        """The lease, renewed for the first time. Raises as `hold_memory`."""
+        """Returns the lease, renewed for the first time. Raises as `hold_memory`."""
         while True:
             try:
-                return self._ask(request)
+                return self._acquire(request)
             except WeftError as error:
-                if not self._is_worth_another_try(error):
+                if not self._is_retryable(error):
                     raise
                 if error.reason is Reason.SERVICE_UNAVAILABLE:
-                    self._say(f"{error.message}; trying again")
+                    self._report(f"{error.message}; trying again")
                     time.sleep(RETRY_SECONDS)
                 else:
                     request.request_id = new_id("lease")
 
-    def _is_worth_another_try(self, error: WeftError) -> bool:
-        """A refusal without a wait is for good; one after a wait means that the ledger's own limit came first."""
+    def _is_retryable(self, error: WeftError) -> bool:
+        """A refusal without a wait is final; one after a wait means that the ledger's own limit came first."""
         waits = {Reason.INSUFFICIENT_MEMORY, Reason.SERVICE_UNAVAILABLE}
         return error.reason in waits and self._has_waited and time.monotonic() + RETRY_SECONDS < self._deadline
 
-    def _ask(self, request: lease_service_pb2.AcquireLeaseRequest) -> lease_pb2.Lease:
+    def _acquire(self, request: lease_service_pb2.AcquireLeaseRequest) -> lease_pb2.Lease:
         sight = self._observer.look_blocking(fresh=True)
         if not sight.devices:
             raise WeftError(
@@ -256,23 +256,23 @@ class _Line:
         request.sighting.CopyFrom(snapshot_message(sight))
         left = max(0.0, self._deadline - time.monotonic())
         lease: lease_pb2.Lease | None = None
-        # Read to its end: leaving a call after its grant, but before the first renewal, gives the lease back.
+        # Read to its end: leaving a call after its grant, but before the first renewal, releases the lease.
         for response in self._calls.acquire(request, min(left, MAX_CALL_WAIT_SECONDS)):
             if response.HasField("granted"):
                 lease = response.granted.lease
                 self._keeper.adopt(response.granted)
             elif response.HasField("waiting"):
-                self._keeper.hurry()  # what is seen here is wanted more often by now
+                self._keeper.hurry()  # the ledger now wants reports more often
                 self._has_waited = True
-                self._say(response.waiting.detail)
+                self._report(response.waiting.detail)
         if lease is None:
             raise WeftError(Reason.SERVICE_UNAVAILABLE, "the ledger ended the call without an answer")
         return lease
 
-    def _say(self, words: str) -> None:
-        if words != self._told:
-            self._told = words
-            self._tell(words)
+    def _report(self, status: str) -> None:
+        if status != self._last_status:
+            self._last_status = status
+            self._on_waiting(status)
 
 
 def _request(amount: int, options: LeaseOptions, name: str) -> lease_service_pb2.AcquireLeaseRequest:
@@ -299,15 +299,15 @@ def _request(amount: int, options: LeaseOptions, name: str) -> lease_service_pb2
 
 
 def _wait_for_children(tree: ProcessTree, before: frozenset[ProcessId]) -> None:
-    """Wait for processes that were started since, but for CHILD_WAIT_SECONDS at the most."""
+    """Waits for processes that were started since, CHILD_WAIT_SECONDS at most."""
     deadline = time.monotonic() + CHILD_WAIT_SECONDS
     while set(tree.living()) - before and time.monotonic() < deadline:
         time.sleep(CHILD_POLL_SECONDS)
 
 
 def _nothing() -> None:
-    """Nobody wants to hear of it."""
+    """Does nothing."""
 
 
-def _ignore(words: str) -> None:
-    """Nobody wants to hear of it."""
+def _ignore(status: str) -> None:
+    """Does nothing."""

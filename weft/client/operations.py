@@ -32,7 +32,7 @@ pb = operation_service_pb2
 def connect_operations(
     target: str | None = None, *, home: Path | str | None = None, timeout_seconds: float = CALL_TIMEOUT_SECONDS
 ) -> "Operations":
-    """The operations of the registry at a gRPC target, or of the mesh that runs on `home`.
+    """Connects to the registry at a gRPC target, or of the mesh that runs on `home`.
 
     Raises SERVICE_UNAVAILABLE when none runs.
     """
@@ -50,7 +50,7 @@ class Operations(ServiceClient):
     def create(
         self, action: operation_pb2.OperationAction, *, request_id: str = "", authorization: str = ""
     ) -> OperationDocument:
-        """Have something done. Raises OPERATION_REFUSED where governance asks for more."""
+        """Creates an operation. Raises OPERATION_REFUSED where governance requires more authorization."""
         request = pb.CreateOperationRequest(
             request_id=request_id or new_id("op"),
             action=action,
@@ -60,23 +60,23 @@ class Operations(ServiceClient):
         return operation_document(self._call(self._stub.CreateOperation, request).operation)
 
     def get(self, name: str) -> OperationDocument:
-        """One operation, by "operations/<id>" or its id alone. Raises NOT_FOUND."""
+        """Returns one operation, by "operations/<id>" or its id alone. Raises NOT_FOUND."""
         request = pb.GetOperationRequest(name=operation_name(name))
         return operation_document(self._call(self._stub.GetOperation, request).operation)
 
     def cancel(self, name: str) -> OperationDocument:
-        """Ask for its end."""
+        """Cancels an operation."""
         request = pb.CancelOperationRequest(name=operation_name(name), requested_by=requester("cli"))
         return operation_document(self._call(self._stub.CancelOperation, request).operation)
 
     def watch(self, name: str, timeout_seconds: float | None = None) -> Iterator[OperationDocument]:
-        """The operation as it is now, then with every change, until it has ended."""
+        """Yields the operation now and at every change, until it has ended."""
         request = pb.WatchOperationRequest(name=operation_name(name))
         for response in self._stream(self._stub.WatchOperation(request, timeout=timeout_seconds)):
             yield operation_document(response.operation)
 
     def newest(self, limit: int, *, unfinished_only: bool = False) -> Iterator[OperationDocument]:
-        """At most `limit` operations, newest first."""
+        """Yields at most `limit` operations, newest first."""
         token = ""
         while limit > 0:
             request = pb.ListOperationsRequest(
@@ -90,7 +90,7 @@ class Operations(ServiceClient):
                 return
 
     def audit(self, after_sequence: int = 0) -> Iterator[AuditEntryDocument]:
-        """The audit log, oldest entry first."""
+        """Yields the audit log, oldest entry first."""
         while True:
             request = pb.ListAuditEntriesRequest(page_size=PAGE_SIZE, after_sequence=after_sequence)
             page = self._call(self._stub.ListAuditEntries, request)
@@ -100,23 +100,23 @@ class Operations(ServiceClient):
             after_sequence = page.entries[-1].sequence
 
     def audit_head(self) -> tuple[int, str]:
-        """Number and hash of the newest entry; (0, "") for an empty log."""
+        """Returns number and hash of the newest entry; (0, "") for an empty log."""
         page = self._call(self._stub.ListAuditEntries, pb.ListAuditEntriesRequest(page_size=1))
         return page.head.sequence, page.head.hash
 
     def host_memory(self, host: str = "") -> list[HostMemoryDocument]:
-        """The VRAM ledger, of one host or all that have any."""
+        """Returns the VRAM ledger of one host, or of all hosts."""
         request = lease_service_pb2.ListHostMemoryRequest(host=host)
         return [host_memory_document(one) for one in self._call(self._leases.ListHostMemory, request).hosts]
 
 
 def operation_name(name: str) -> str:
-    """The name of an operation, of which people may give the id alone."""
+    """Returns the name of an operation, which may be given by its id alone."""
     return name if name.startswith(OPERATION_PREFIX) else OPERATION_PREFIX + name
 
 
 def requester(surface: str) -> str:
-    """Who asks, for the audit log: "cli:alice@laptop"."""
+    """Returns the requester for the audit log: "cli:alice@laptop"."""
     user = str(os.getuid())
     with suppress(KeyError, OSError):
         user = getpass.getuser()

@@ -1,4 +1,4 @@
-"""A synchronous client of what a router remembers of requests and clients.
+"""A synchronous client of the router's records of requests and clients.
 
 from weft.client.requests import connect_requests
 
@@ -27,7 +27,7 @@ pb = request_service_pb2
 def connect_requests(
     target: str | None = None, *, home: Path | str | None = None, timeout_seconds: float = CALL_TIMEOUT_SECONDS
 ) -> "Requests":
-    """The requests of the router at a gRPC target, or of the mesh that runs on `home`.
+    """Connects to the router at a gRPC target, or of the mesh that runs on `home`.
 
     Raises SERVICE_UNAVAILABLE when none runs.
     """
@@ -42,18 +42,18 @@ class Requests(ServiceClient):
         self._stub = request_service_pb2_grpc.RequestServiceStub(self._channel)
 
     def get(self, request_id: str, tenant: str = "") -> RequestDocument:
-        """One request, if it is the tenant's; empty: whoever's it is. Raises NOT_FOUND."""
+        """Returns one request of the tenant; empty: of any. Raises NOT_FOUND."""
         request = pb.GetRequestRequest(request_id=request_id, tenant=tenant)
         return request_document(self._call(self._stub.GetRequest, request).request)
 
     def under_way(self, limit: int = 0) -> RequestList:
-        """Those that go on, the oldest first; `limit` 0 is the router's own, which is 100."""
+        """Returns unfinished requests, the oldest first; `limit` 0: the router's default, 100."""
         found = self._call(self._stub.ListRequests, pb.ListRequestsRequest(limit=limit))
         items = tuple(map(request_document, found.requests))
         return RequestList(kind="RequestList", items=items, total=found.total_count)
 
     def clients(self) -> ClientList:
-        """The clients that were seen lately, by id."""
+        """Returns recent clients, by id."""
         found = self._call(self._stub.ListClients, pb.ListClientsRequest())
         clients: list[ClientDocument] = [client_document(record) for record in found.clients]
         return ClientList(kind="ClientList", items=tuple(clients))

@@ -1,4 +1,4 @@
-"""A synchronous client of the registry that speaks in documents.
+"""A synchronous client of the registry and its resources as documents.
 
 from weft.client.resources import connect_registry
 
@@ -51,48 +51,51 @@ from weft.kernel.rpc import error_from_call
 CALL_TIMEOUT_SECONDS = 5.0
 APPLY_TIMEOUT_SECONDS = 60.0
 FORCED_DELETE_TIMEOUT_SECONDS = 120.0
-"""Longest forced delete: the registry waits less than this for the requests of the model to end."""
+"""Timeout of a forced delete: the registry waits less than this for the model's requests to end."""
 PAGE_SIZE = 1000
 
 pb = registry_service_pb2
 
 
 class Outcome(Enum):
-    """What apply did, or would do."""
+    """The outcome of apply for one document."""
 
     CREATED = "created"
     CONFIGURED = "configured"
     UNCHANGED = "unchanged"
     UNKNOWN = "unknown"
-    """Said by a registry of another version."""
+    """From a registry of another version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
-    """What was done for one document."""
+    """The result of apply for one document."""
 
     kind: ResourceKind
     name: str
     outcome: Outcome
     before: Document | None
-    """As it was declared or published; None when it did not exist."""
+    """The previous document, declared or published; None: it did not exist."""
     after: Document | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshSettings:
-    """What operators set for the whole mesh."""
+    """Settings of the whole mesh."""
 
     allow_cloud_fallback: bool
     """Whether routes may fall back to models off the premises."""
     revision: int
-    """Counts up with every change."""
+    """Increases with every change."""
 
 
 def connect_registry(
     target: str | None = None, *, home: Path | str | None = None, timeout_seconds: float = CALL_TIMEOUT_SECONDS
 ) -> "Registry":
-    """The registry at a gRPC target, or of the mesh that runs on `home`. Raises SERVICE_UNAVAILABLE when none runs."""
+    """Connects to the registry at a gRPC target, or of the mesh that runs on `home`.
+
+    Raises SERVICE_UNAVAILABLE when none runs.
+    """
     return Registry(target or mesh_address(home, "registry"), timeout_seconds)
 
 
@@ -106,7 +109,7 @@ class Registry(ServiceClient):
         self._settings = settings_service_pb2_grpc.SettingsServiceStub(self._channel)
 
     def documents(self, kind: ResourceKind) -> list[Document]:
-        """The resources of one kind, by name."""
+        """Returns the resources of one kind, by name."""
         match kind:
             case ResourceKind.MODEL:
                 runners = {runner.name: runner for runner in self._messages(ResourceKind.RUNNER)}
@@ -123,12 +126,12 @@ class Registry(ServiceClient):
                 return [route_document(route) for route in self._messages(kind)]
 
     def names(self, kind: ResourceKind) -> Iterator[str]:
-        """The names of the resources of one kind, fetched as far as they are read."""
+        """Yields the names of the resources of one kind, fetched lazily."""
         named_by_manifest = kind in (ResourceKind.MODEL, ResourceKind.AGENT, ResourceKind.ROUTE)
         return (message.manifest.name if named_by_manifest else message.name for message in self._messages(kind))
 
     def document(self, kind: ResourceKind, name: str) -> Document:
-        """One resource. Raises NOT_FOUND or MODEL_NOT_FOUND."""
+        """Returns one resource. Raises NOT_FOUND or MODEL_NOT_FOUND."""
         match kind:
             case ResourceKind.MODEL:
                 model = self._call(self._stub.GetModel, pb.GetModelRequest(name=name)).model
@@ -143,12 +146,12 @@ class Registry(ServiceClient):
                 return route_document(self._call(self._stub.GetRoute, pb.GetRouteRequest(name=name)).route)
 
     def members(self, model: str) -> PoolDocument:
-        """The pool that a model is in. Raises MODEL_NOT_FOUND."""
+        """Returns the pool of a model. Raises MODEL_NOT_FOUND."""
         response = self._call(self._stub.GetModelMembers, pb.GetModelMembersRequest(name=model))
         return pool_document(response.pool)
 
     def apply(self, documents: Iterable[Document], *, dry_run: bool = False, adopt: bool = False) -> list[Applied]:
-        """Declare all of `documents`, or none when one is refused; `adopt` takes over what runners published."""
+        """Declares all of `documents`, or none if one is refused; `adopt` takes over what runners published."""
         request = declaration_service_pb2.ApplyRequest(
             declarations=[to_declaration(document) for document in documents], dry_run=dry_run, adopt=adopt
         )
@@ -156,31 +159,31 @@ class Registry(ServiceClient):
         return [_applied(result) for result in response.results]
 
     def delete(self, kind: ResourceKind, name: str, *, force: bool = False) -> None:
-        """Delete a resource; `force` unloads it first. Raises NOT_FOUND, MODEL_NOT_FOUND or RESOURCE_IN_USE."""
+        """Deletes a resource; `force` unloads it first. Raises NOT_FOUND, MODEL_NOT_FOUND or RESOURCE_IN_USE."""
         request = declaration_service_pb2.DeleteRequest(kind=kind_number(kind), name=name, force=force)
         self._call(self._declarations.Delete, request, FORCED_DELETE_TIMEOUT_SECONDS if force else None)
 
     def settings(self) -> MeshSettings:
-        """What is set for the whole mesh."""
+        """Returns the settings of the mesh."""
         response = self._call(self._settings.GetSettings, settings_service_pb2.GetSettingsRequest())
         return _settings(response.settings)
 
     def update_settings(self, *, allow_cloud_fallback: bool | None = None) -> MeshSettings:
-        """Change what is not None; returns what is set now."""
+        """Changes the settings that are not None; returns the new settings."""
         request = settings_service_pb2.UpdateSettingsRequest(allow_cloud_fallback=allow_cloud_fallback)
         return _settings(self._call(self._settings.UpdateSettings, request).settings)
 
     def events(self, kind: ResourceKind | None = None, name: str = "", limit: int = 0) -> list[EventDocument]:
-        """What happened lately to one resource, one kind, or all, oldest first."""
+        """Returns recent events of one resource, one kind, or all, oldest first."""
         request = pb.ListEventsRequest(kind=_scope(kind), name=name, limit=limit)
         return [event_document(event) for event in self._call(self._stub.ListEvents, request).events]
 
     def watch(self, timeout_seconds: float | None = None) -> Iterator[registry_service_pb2.WatchResponse]:
-        """The snapshot, then every change. Raises WATCH_LAGGED or SERVICE_UNAVAILABLE when it breaks off."""
+        """Yields the snapshot, then every change. Raises WATCH_LAGGED or SERVICE_UNAVAILABLE when it ends."""
         return self._stream(self._stub.Watch(pb.WatchRequest(), timeout=timeout_seconds))
 
     def watch_events(self, kind: ResourceKind | None = None, name: str = "") -> Iterator[EventDocument]:
-        """What happens from now on. Raises WATCH_LAGGED or SERVICE_UNAVAILABLE when it breaks off."""
+        """Yields new events. Raises WATCH_LAGGED or SERVICE_UNAVAILABLE when it ends."""
         call = self._stub.WatchEvents(pb.WatchEventsRequest(kind=_scope(kind), name=name))
         return (event_document(response.event) for response in self._stream(call))
 
@@ -200,7 +203,7 @@ class Registry(ServiceClient):
             raise
 
     def _messages(self, kind: ResourceKind) -> Iterator[Any]:
-        """Every resource of a kind, from all pages."""
+        """Yields every resource of a kind, from all pages."""
         call, request = self._list_call(kind)
         while True:
             response = self._call(call, request)
@@ -228,7 +231,7 @@ class Registry(ServiceClient):
 
 
 def describe_runner(address: str, log_line_count: int = 0) -> runner_service_pb2.DescribeResponse | None:
-    """A runner as it describes itself; None when it cannot be reached."""
+    """Returns a runner's description of itself; None: it is unreachable."""
     with open_mesh_channel(address) as channel:
         stub = runner_service_pb2_grpc.RunnerServiceStub(channel)
         request = runner_service_pb2.DescribeRequest(log_line_count=log_line_count)
@@ -239,7 +242,7 @@ def describe_runner(address: str, log_line_count: int = 0) -> runner_service_pb2
 
 
 def connect_runner_of(registry: Registry, model: str) -> "RunnerOfModel":
-    """The runner that serves a model. Raises MODEL_NOT_FOUND, or NO_RUNNER_AVAILABLE when none does now."""
+    """Connects to the runner of a model. Raises MODEL_NOT_FOUND, or NO_RUNNER_AVAILABLE when none serves it."""
     document = registry.document(ResourceKind.MODEL, model)
     assert isinstance(document, ModelDocument)
     name = document.status.runner if document.status is not None else None
@@ -264,7 +267,7 @@ class RunnerOfModel(ServiceClient):
         self._stub = runner_service_pb2_grpc.RunnerServiceStub(self._channel)
 
     def log_lines(self, line_count: int, *, follow: bool) -> Iterator[runner_service_pb2.TailLogsResponse]:
-        """The last lines of its backend's output, and with `follow` every new one for as long as they are read."""
+        """Yields the last lines of its backend's output, and with `follow` every new one."""
         request = runner_service_pb2.TailLogsRequest(model=self._model, line_count=line_count, follow=follow)
         return self._stream(self._stub.TailLogs(request, metadata=self._metadata))
 

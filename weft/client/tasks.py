@@ -28,7 +28,7 @@ _STATES = {name.removeprefix("TASK_STATE_").lower(): value for name, value in ta
 def connect_tasks(
     target: str | None = None, *, home: Path | str | None = None, timeout_seconds: float = CALL_TIMEOUT_SECONDS
 ) -> "Tasks":
-    """The tasks of the router at a gRPC target, or of the mesh that runs on `home`.
+    """Connects to the router at a gRPC target, or of the mesh that runs on `home`.
 
     Raises SERVICE_UNAVAILABLE when none runs.
     """
@@ -51,9 +51,9 @@ class Tasks(ServiceClient):
         wait_for_model: bool = False,
         **options: Unpack[ChatOptions],
     ) -> TaskDocument:
-        """Accept a chat; once this returns it is durable. Sent again with the same key it is the same task.
+        """Submits a chat; once this returns it is durable. Sent again with the same key it is the same task.
 
-        `wait_for_model`: whether a name that nothing has is waited for. Raises MODEL_NOT_FOUND otherwise.
+        `wait_for_model`: whether to wait for a model that does not exist yet. Raises MODEL_NOT_FOUND otherwise.
         """
         chat = chat_request(model, messages, options)
         spec = task_pb2.TaskSpec(model=model, chat=chat.payload, options=chat.options, wait_for_model=wait_for_model)
@@ -61,16 +61,16 @@ class Tasks(ServiceClient):
         return task_document(self._call(self._stub.SubmitTask, request).task)
 
     def get(self, task_id: str) -> TaskDocument:
-        """One task with its attempts. Raises NOT_FOUND."""
+        """Returns one task with its attempts. Raises NOT_FOUND."""
         return task_details(self._call(self._stub.GetTask, pb.GetTaskRequest(id=task_id)))
 
     def spec(self, task_id: str) -> task_pb2.TaskSpec:
-        """What was asked for. Raises NOT_FOUND."""
+        """Returns the submitted request. Raises NOT_FOUND."""
         spec: task_pb2.TaskSpec = self._call(self._stub.GetTask, pb.GetTaskRequest(id=task_id)).spec
         return spec
 
     def newest(self, limit: int, *, states: Iterable[str] = (), model: str = "", batch: str = "") -> TaskList:
-        """The newest tasks of some states (none: of all), model and batch (empty: any). Raises INVALID_ARGUMENT."""
+        """The newest tasks of some states (none: all), model and batch (empty: any). Raises INVALID_ARGUMENT."""
         numbers = [_state(word) for word in states]
         items: list[TaskDocument] = []
         token = notice = ""
@@ -90,24 +90,24 @@ class Tasks(ServiceClient):
         return TaskList(kind="TaskList", items=tuple(items), notice=notice or None)
 
     def cancel(self, task_id: str) -> TaskDocument:
-        """End it, with its backend where it runs; returns it at its end. Raises NOT_FOUND."""
+        """Cancels a task and its running backend request; returns it when it has ended. Raises NOT_FOUND."""
         return task_document(self._call(self._stub.CancelTask, pb.CancelTaskRequest(id=task_id)).task)
 
     def delete(self, task_id: str) -> None:
-        """Forget it. Raises NOT_FOUND, RESOURCE_IN_USE where it is not at its end."""
+        """Deletes a finished task. Raises NOT_FOUND, RESOURCE_IN_USE for an unfinished one."""
         self._call(self._stub.DeleteTask, pb.DeleteTaskRequest(id=task_id))
 
     def watch(
         self, task_id: str, after_event: int = 0, *, timeout_seconds: float | None = None
     ) -> Iterator[TaskDocument | task_pb2.TaskPiece]:
-        """The task as it is, then every piece of its answer and the task at each change; its end comes last."""
+        """Yields the task, every chunk of its answer, and the task at each change; its final state comes last."""
         request = pb.WatchTaskRequest(id=task_id, after_event=after_event)
         for response in self._stream(self._stub.WatchTask(request, timeout=timeout_seconds)):
             yield task_document(response.task) if response.HasField("task") else response.piece
 
 
 def text_of(piece: task_pb2.TaskPiece) -> str:
-    """What a piece says, of the first choice."""
+    """Returns the text of a chunk, of the first choice."""
     return "".join(event.delta.text for event in piece.output.events if _is_first(event))
 
 
