@@ -1,4 +1,4 @@
-"""Agents as models: what a request for `agent/<name>` becomes. Pure; the fleet view is what is known now."""
+"""Resolution of agents: a request for `agent/<name>` becomes a request to its model. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -12,15 +12,15 @@ from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 
 AGENT_PREFIX = "agent/"
-"""No model, pool or runner can be called so: a name has no '/'."""
+"""Prefix of an agent's name; names themselves have no '/'."""
 ROUTE_PREFIX = "route/"
-"""Before the name of a route; the router resolves those."""
+"""Prefix of a route's name; the router resolves routes."""
 
 AUTO_MODEL = "auto"
-"""What a request asks for that leaves the choice to its client's profile in the router."""
+"""Model name that leaves the choice to the client's profile in the router."""
 
 MAX_AGENTS_NAMED = 20
-"""An error names at most this many agents."""
+"""Maximum number of agents in an error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,16 +30,16 @@ class AgentRequest:
     context: RequestContext
     payload: chat_pb2.ChatPayload
     behaviour: agent_behaviour_pb2.AgentBehaviour | None
-    """What the runner does around the chat; None: nothing. Only ever read."""
+    """Behaviour of the runner around the chat; None: none. Read-only."""
 
 
 def agent_name_of(model: str) -> str | None:
-    """The agent that `model` asks for; None if it asks for a model or a pool."""
+    """Returns the name of the requested agent; None: `model` is a model or a pool."""
     return model.removeprefix(AGENT_PREFIX) if model.startswith(AGENT_PREFIX) else None
 
 
 def require_model_name(text: str, field: str) -> str:
-    """Return `text` if a request may ask for it, else INVALID_ARGUMENT on `field`.
+    """Returns `text` if it is a valid model of a request. Raises INVALID_ARGUMENT naming `field`.
 
     It is a name, or AGENT_PREFIX or ROUTE_PREFIX and a name.
     """
@@ -66,7 +66,7 @@ def require_chat(context: RequestContext) -> None:
 
 
 def resolve(view: FleetView, context: RequestContext, payload: chat_pb2.ChatPayload) -> AgentRequest | None:
-    """The request that an agent's model is asked; None if `context` does not ask for an agent.
+    """Returns the request to an agent's model; None: `context` does not name an agent.
 
     Neither the payload nor the agent is changed. Raises UNSUPPORTED_OPERATION for anything but chat, MODEL_NOT_FOUND
     for an unknown agent or one whose model is gone, NO_RUNNER_AVAILABLE for one whose runner is gone,
@@ -86,13 +86,13 @@ def resolve(view: FleetView, context: RequestContext, payload: chat_pb2.ChatPayl
 
 
 def members_of(view: FleetView, agent: AgentView) -> list[ModelView]:
-    """The models that answer for an agent; empty when what it points to is gone."""
+    """Returns the models that answer for an agent; empty: its target does not exist."""
     target = _placing_name(view, agent)
     return [] if target is None else view.pool_members(target)
 
 
 def with_agent(payload: chat_pb2.ChatPayload, agent: AgentView) -> chat_pb2.ChatPayload:
-    """A copy of `payload` that begins with the agent's system prompt and has its defaults where it says nothing."""
+    """Returns a copy of `payload` with the agent's system prompt first and its defaults for unset parameters."""
     prepared = chat_pb2.ChatPayload()
     prepared.CopyFrom(payload)
     if agent.system_prompt:
@@ -104,10 +104,10 @@ def with_agent(payload: chat_pb2.ChatPayload, agent: AgentView) -> chat_pb2.Chat
 
 
 def fill_defaults(params: sampling_pb2.SamplingParams, defaults: sampling_pb2.SamplingParams) -> None:
-    """Set in `params` what it leaves out. A parameter that is there stays, 0 too; an empty list counts as left out."""
+    """Sets defaults for unset parameters. Set ones stay, including 0; an empty list counts as unset."""
     filled = sampling_pb2.SamplingParams()
     filled.CopyFrom(defaults)
-    # Merging would add up lists and maps; here the request's own replace the agent's whole.
+    # Merging would concatenate lists and maps; the request's replace the agent's instead.
     if params.stop:
         filled.ClearField("stop")
     if params.logit_bias:
@@ -148,7 +148,7 @@ def _require_target(view: FleetView, agent: AgentView) -> str:
 
 
 def _placing_name(view: FleetView, agent: AgentView) -> str | None:
-    """The name to place a request under so that exactly the agent's models answer; None when there is none."""
+    """Returns the target that exactly the agent's models answer; None: there is none."""
     if agent.targets_pool:
         return agent.target if _is_pool(view, agent.target) else None
     model = view.models.get(agent.target)
@@ -173,20 +173,20 @@ _SHOWN_CHARS = 64
 
 
 def known_names(view: FleetView) -> frozenset[str]:
-    """Every name a request may carry, asleep or away as its runner may be."""
+    """Returns every valid target of a request, also of inactive runners."""
     models = (name for model in view.models.values() for name in (model.name, model.pool))
     agents = (AGENT_PREFIX + name for name in view.agents)
     return frozenset(models) | frozenset(agents) | frozenset(ROUTE_PREFIX + name for name in view.routes)
 
 
 def no_such_model(name: str, names: Iterable[str]) -> str:
-    """Returns the sentence for a name that nothing has, with those of `names` that are close to it."""
+    """Returns the error text for an unknown name, with similar ones of `names`."""
     meant = close_names(name, names) or "GET /v1/models lists what there is"
     return f"no model, pool, agent or route is called {name[:_SHOWN_CHARS]}; {meant}"
 
 
 class KnownNames:
-    """The names of the mesh as it is now, put together once for each change of it."""
+    """The current names of the mesh, collected once per change."""
 
     def __init__(self, fleet: FleetSource) -> None:
         self._fleet = fleet
@@ -194,7 +194,7 @@ class KnownNames:
         self._names: frozenset[str] = frozenset()
 
     def require(self, name: str, field: str) -> None:
-        """Raises MODEL_NOT_FOUND for a name that nothing has. Before the mesh is known every name passes."""
+        """Raises MODEL_NOT_FOUND for an unknown name. Before the first snapshot every name passes."""
         view = self._fleet.view
         if view is not self._view:
             self._view, self._names = view, known_names(view)

@@ -84,7 +84,7 @@ TRANSCRIBE: UnaryMethod[audio_pb2.Transcription] = UnaryMethod(
 
 
 class UnaryCall(RequestCall, Generic[ResultT]):
-    """One such request under way."""
+    """A running unary request."""
 
     def __init__(
         self, tools: CallDeps, context: RequestContext, payload: Payload, method: UnaryMethod[ResultT]
@@ -121,9 +121,9 @@ class UnaryCall(RequestCall, Generic[ResultT]):
                 raise reported_error(rejection, last_error) from rejection
             now = self._tools.clock.monotonic()
             if not isinstance(decision, Grant):
-                self._journey.note_waiting(decision, now)
+                self._trace.note_waiting(decision, now)
                 continue
-            self._journey.note_grant(decision, now, remote=self._tools.may_leave(decision))
+            self._trace.note_grant(decision, now, remote=self._tools.may_leave(decision))
             try:
                 return await self._attempt(decision)
             except WeftError as error:
@@ -166,7 +166,7 @@ class Dispatcher:
         steady: ReconnectConfig | None = None,
         fleet: FleetSource | None = None,
     ) -> None:
-        """`fleet` knows the agents; without one there are none."""
+        """`fleet` knows the agents; without it there are none."""
         self._tools = CallDeps(placement, channels, clock or SystemClock(), steady or ReconnectConfig(), fleet)
 
     def generate(self, context: RequestContext, payload: GenerationPayload) -> GenerationCall:

@@ -62,7 +62,7 @@ class InstanceView:
     context_tokens: int = 0
     """Context of one slot, prompt and answer together; 0: unknown."""
     memory: runner_pb2.InstanceMemory | None = None
-    """Its accelerator memory, only ever read; None: its runner says nothing of it."""
+    """Its accelerator memory, read-only; None: not reported."""
     unload_time: "Timestamp | None" = None
     """Time at which it is unloaded if idle; None: never."""
     pinned: bool = False
@@ -70,11 +70,11 @@ class InstanceView:
     load_eta_seconds: float | None = None
     """How long loading will still take; None: unknown, or it does not load."""
     usual_load_seconds: float | None = None
-    """How long a load from nothing takes, as earlier ones did; None: unknown."""
+    """Duration of a cold load, as observed; None: unknown."""
     fault_count: int = 0
-    """How often its backend ended because of a fault since its runner started."""
+    """Number of crashes of its backend since its runner started."""
     last_fault: runner_pb2.InstanceFault | None = None
-    """The last of these, only ever read."""
+    """The last of these, read-only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,13 +91,13 @@ class RunnerView:
     ticket_key: bytes
     instances: Mapping[str, InstanceView]
     max_requests: int = 0
-    """Requests it works on at once over all its models; 0: as many as its slots."""
+    """Maximum concurrent requests over all its models; 0: as many as its slots."""
     tool_names: frozenset[str] = frozenset()
     """Tools of the mesh that it has."""
     clock_offset_seconds: float = 0.0
     """How far its clock is ahead of the mesh's; negative: behind; 0: not notably."""
     clock_refused: bool = False
-    """Whether that is more than is allowed, so that it takes no requests."""
+    """Whether that exceeds the allowed deviation, so that it gets no requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,15 +118,15 @@ class ModelView:
     hibernating: bool = False
     """The model sleeps and a request wakes it; it is then not active."""
     wake: WakePlan | None = None
-    """Who can wake it; None: it never sleeps."""
+    """How it is woken; None: it never sleeps."""
     skills: frozenset[Skill] | None = None
     """Abilities beyond text; None: unknown, every request is tried."""
     expected: bool = False
-    """Whether it is only configured so far: its runner is being started, and nothing else of it is known."""
+    """Whether only its configuration is known, because its runner is still starting."""
 
     @property
     def reachable(self) -> bool:
-        """Whether a request for it makes sense now."""
+        """Whether it can serve requests now."""
         return self.active or self.hibernating
 
 
@@ -147,9 +147,9 @@ class AgentView:
     targets_pool: bool = False
     """Whether `target` names a pool; else a model, and with it the pool that it is in."""
     runner_gone: bool = False
-    """Whether it was published by a runner that is not heard of: then it does not answer."""
+    """Whether the runner that published it is inactive, so that it does not answer."""
     behaviour: agent_behaviour_pb2.AgentBehaviour | None = None
-    """What the mesh does around its chats; None: nothing. Only ever read."""
+    """Its behaviour around chats; None: none. Read-only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,10 +174,10 @@ class RouteView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingsView:
-    """What operators set for the whole mesh, as far as it is known."""
+    """Settings of the whole mesh, as far as they are known."""
 
     allow_cloud_fallback: bool = False
-    """Whether a route may fall back to models off the premises. No, until the registry has said so."""
+    """Whether a route may fall back to models off the premises; False until the registry has reported it."""
 
 
 class FleetSource(Protocol):
@@ -201,7 +201,7 @@ class FleetView:
     settings: SettingsView = SettingsView()
 
     def pool_members(self, model_or_pool: str) -> list[ModelView]:
-        """The models that answer for a name: those of the pool so called, or those of the pool of the model so called.
+        """Returns the models that answer for a name: of the pool, or of the model's pool.
 
         A model without a declared pool is in the pool of its own name, and so joins a pool that is called like it.
         """
@@ -370,7 +370,7 @@ class FleetWatcher:
         self._task: asyncio.Task[None] | None = None
         self._first_snapshot = asyncio.Event()
         self._is_following = False
-        """Whether the present watch has brought its snapshot."""
+        """Whether the current watch has received its snapshot."""
 
     @property
     def view(self) -> FleetView:
@@ -425,7 +425,7 @@ class FleetWatcher:
 
 
 def expected_model(name: str, pool: str, runner: str) -> ModelView:
-    """A model of which only the configuration is known: it counts as one that can do everything."""
+    """A model of which only the configuration is known: it counts as able to do everything."""
     return ModelView(
         name=name,
         pool=pool or name,
@@ -440,7 +440,7 @@ def expected_model(name: str, pool: str, runner: str) -> ModelView:
 
 
 class ExpectedMesh:
-    """Models and agents by name that are shown until their runners have come, or until nothing is expected any more.
+    """Models and agents that are shown until their runners have registered, or the expectation ends.
 
     Each reader of the mesh has its own: what one reader has seen come, another may still wait for.
     """
@@ -455,7 +455,7 @@ class ExpectedMesh:
         self._agents.clear()
 
     def shown(self, view: FleetView) -> FleetView:
-        """`view` with what is expected and not there yet. What has arrived once is not expected again."""
+        """Returns `view` with the expected entries that have not arrived yet; each arrives only once."""
         if not (self._models or self._agents) or view.revision == 0:
             return view
         for name in [name for name in self._models if _has_come(view, view.models.get(name))]:
@@ -468,7 +468,7 @@ class ExpectedMesh:
 
 
 class ExpectingFleet(FleetSource):
-    """A FleetSource that shows what is expected beside what is there."""
+    """A FleetSource that also shows expected entries."""
 
     def __init__(self, fleet: FleetSource, expected: ExpectedMesh) -> None:
         self._fleet = fleet
@@ -481,7 +481,7 @@ class ExpectingFleet(FleetSource):
 
 
 def _has_come(view: FleetView, model: ModelView | None) -> bool:
-    """Whether a model and its runner are both there; their changes arrive one after the other."""
+    """Whether a model and its runner have both arrived; their changes arrive one after the other."""
     if model is None or not model.reachable:
         return False
     runner = view.runners.get(model.runner)

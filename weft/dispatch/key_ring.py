@@ -1,6 +1,6 @@
 """The ring of valid API keys, kept current by the registry's WatchKeys.
 
-The last ring stays in force while the registry is away: callers are served, and a revocation arrives once it is back.
+The last ring stays valid during an outage of the registry: callers are served, and revocations arrive after it.
 """
 
 import asyncio
@@ -88,7 +88,7 @@ class KeyRingWatcher:
 
 
 def apply_watch(ring: KeyRing, response: key_service_pb2.WatchKeysResponse) -> KeyRing:
-    """The keys after one more step of the watch; a kind of step that is not known changes nothing."""
+    """Returns the ring after a response of the watch; an unknown kind changes nothing."""
     match response.WhichOneof("kind"):
         case "snapshot":
             verifiers = map(_verifier, response.snapshot.keys)

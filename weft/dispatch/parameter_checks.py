@@ -30,7 +30,7 @@ MAX_SPEECH_CHARS = 4096
 """Characters of the text to speak, and of the instructions how."""
 MAX_TRANSCRIPTION_PROMPT_CHARS = 4096
 MAX_WORD_CHARS = 64
-"""A voice, a language, a size, a quality."""
+"""Length of a voice, language, size or quality."""
 MIN_SPEED, MAX_SPEED = 0.25, 4.0
 IMAGE_FORMATS = ("png", "jpeg", "webp")
 SPEECH_FORMATS = ("mp3", "opus", "aac", "flac", "wav", "pcm")
@@ -50,7 +50,7 @@ _steps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=F
 
 
 def take_bytes(budget: int, name: str, value: Any, field: str) -> int:
-    """What is left of `budget` bytes after one more member; raises INVALID_ARGUMENT naming `field` for too much."""
+    """Returns the rest of `budget` bytes after one more member; raises INVALID_ARGUMENT naming `field` for too much."""
     left = budget - len(name.encode()) - len('"":,')
     try:
         for step in _steps(value):
@@ -177,7 +177,7 @@ def serve_options(handling: Handling, priority: Priority, *, whole: bool = False
 
 
 def handling_of(options: Options) -> Handling:
-    """What a message says. Raises INVALID_ARGUMENT naming the field that is out of range."""
+    """Reads the options of a message. Raises INVALID_ARGUMENT naming the field that is out of range."""
     mode = _CACHE_MODES.get(options.cache_mode)
     if mode is None:
         raise invalid_field("options.cache_mode", "must be auto, prefix or none")
@@ -190,7 +190,7 @@ def handling_of(options: Options) -> Handling:
 
 
 def priority_of(options: inference_service_pb2.RequestOptions) -> Priority:
-    """The band that a caller names; not set: normal. Raises INVALID_ARGUMENT for one that no caller can claim."""
+    """Returns the caller's priority class; unset: normal. Raises INVALID_ARGUMENT for one that callers cannot claim."""
     band = Priority.from_wire(options.priority)
     if band is None or band not in CALLER_BANDS:
         raise invalid_field("options.priority", "must be high, normal or low")
@@ -203,7 +203,7 @@ def client_of(options: inference_service_pb2.RequestOptions) -> str:
 
 
 def session_of(options: inference_service_pb2.RequestOptions) -> str:
-    """The session that a caller names; empty: none. Raises INVALID_ARGUMENT for one that is too long."""
+    """Returns the caller's session; empty: none. Raises INVALID_ARGUMENT for one that is too long."""
     return require_session(options.session, "options.session")
 
 
@@ -215,7 +215,7 @@ def require_session(text: str, field: str) -> str:
 
 
 def granted_priority_of(options: serve_options_pb2.ServeOptions) -> Priority:
-    """The band that a service of the mesh names to a runner; not set: normal."""
+    """Returns the priority class that a service of the mesh sets for a runner; unset: normal."""
     band = Priority.from_wire(options.priority)
     if band is None:
         raise invalid_field("options.priority", "must be high, normal, low, system or durable")

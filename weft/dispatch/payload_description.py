@@ -22,7 +22,7 @@ from weft.kernel.request import Skill
 CHARS_PER_TOKEN = 4.0
 """A usual figure for English text and byte-pair vocabularies; what an answer really took corrects it in the router."""
 TOKENS_PER_MESSAGE = 4
-"""What chat templates put around a turn."""
+"""Tokens that chat templates add per message."""
 TOKENS_PER_MEDIUM = 512
 """An image of usual size in a vision model, or some 20 s of audio."""
 PREFIX_CHUNK_CHARS = 1_024
@@ -40,7 +40,7 @@ WholePayload = (
     | audio_pb2.TranscriptionPayload
     | audio_pb2.SpeechPayload
 )
-"""What is answered without a token that the model writes."""
+"""Payloads that are answered without generated tokens."""
 Payload = GeneratingPayload | WholePayload
 
 
@@ -58,7 +58,7 @@ class Description:
 def describe(
     payload: Payload, *, salt: str, behaviour: agent_behaviour_pb2.AgentBehaviour | None = None
 ) -> Description:
-    """What there is to say of a payload. Prefixes of different salts (tenant and cache tag) never look alike."""
+    """Describes a payload. Prefixes with different salts (tenant and cache tag) have different digests."""
     pieces = list(_pieces(payload))
     return Description(
         prompt_tokens=_prompt_tokens(payload, pieces),
@@ -70,14 +70,14 @@ def describe(
 
 
 def affinity_key(session: str, salt: str) -> bytes:
-    """The key of a session; empty for none. Sessions of different salts never meet."""
+    """Returns the key of a session; empty: no session. Sessions with different salts have different keys."""
     if not session:
         return b""
     return hashlib.blake2b(f"{salt}\0{session}".encode(), digest_size=_KEY_BYTES).digest()
 
 
 def prefix_digests(pieces: Iterable[str], salt: str) -> tuple[int, ...]:
-    """Digests of ever longer beginnings, one per PREFIX_CHUNK_CHARS; a rest that fills no chunk counts for nothing."""
+    """Returns digests of ever longer prefixes, one per PREFIX_CHUNK_CHARS; an incomplete chunk is ignored."""
     text = _beginning(pieces)
     if len(text) < PREFIX_CHUNK_CHARS:
         return ()
@@ -102,7 +102,7 @@ def _beginning(pieces: Iterable[str]) -> str:
 
 
 def _pieces(payload: Payload) -> Iterator[str]:
-    """The text of a prompt in order; what is said by whom makes a difference."""
+    """Yields the text of a prompt in order, with roles."""
     match payload:
         case chat_pb2.ChatPayload():
             for tool in payload.tools:
@@ -120,7 +120,7 @@ def _pieces(payload: Payload) -> Iterator[str]:
             yield payload.query
             yield max(payload.documents, key=len, default="")
         case _:
-            # To count tokens works on none; images and recordings are measured in other things.
+            # Tokenizing generates nothing; images and recordings have other measures.
             return
 
 
@@ -140,7 +140,7 @@ def _prompt_tokens(payload: Payload, pieces: Iterable[str]) -> int:
 
 
 def estimated_prompt_tokens(payload: Payload) -> int:
-    """About how many tokens the prompt has, for where the engine has not counted them yet."""
+    """Estimates the tokens of a prompt that the engine has not counted yet."""
     return _prompt_tokens(payload, _pieces(payload))
 
 

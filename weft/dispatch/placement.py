@@ -1,4 +1,4 @@
-"""The placement port: how a dispatcher and a scheduler talk, free of transport.
+"""The placement port between dispatchers and schedulers, independent of transport.
 
 Two implementations exist, the router's own (`router_svc.placement.LocalPlacement`) and the one over gRPC
 (`weft.dispatch.remote_router.RemotePlacement`); `weft_testing.conformance.placement` is the suite both pass.
@@ -25,7 +25,7 @@ class PlacementRequest:
     operation: Operation
     priority: Priority = Priority.NORMAL
     names_priority: bool = True
-    """Whether the caller named that band; else its client's profile may say another."""
+    """Whether the caller named that class; else its client's profile may set another."""
     allow_remote: bool = False
     age_seconds: float = 0.0
     """How long ago it first arrived: a request placed again after a lost router keeps its age."""
@@ -38,11 +38,11 @@ class PlacementRequest:
     prompt_tokens: int = 0
     """An estimate; 0: unknown."""
     max_output_tokens: int | None = None
-    """None: it does not say."""
+    """None: unset."""
     skills: frozenset[Skill] = frozenset()
-    """What its model must be able to do."""
+    """Required abilities of its model."""
     tools: frozenset[str] = frozenset()
-    """Tools of the mesh that its runner must have."""
+    """Required tools of its runner."""
     affinity_key: bytes = b""
     """Requests with the same key should go to the same runner; empty: none."""
     prefix_digests: tuple[int, ...] = ()
@@ -84,9 +84,9 @@ class Grant:
     model: str
     attempt: int
     keep_alive_seconds: float | None = None
-    """What the request's route says; None: nothing."""
+    """As the request's route sets it; None: unset."""
     priority: Priority | None = None
-    """The band that it was granted in; None: as the request says."""
+    """The priority class of the grant; None: as requested."""
     seconds_left: float | None = None
     """Until the answer must be complete, by the request or its route; None: as the request says."""
 
@@ -131,7 +131,7 @@ class PoolQueue:
     """Its name; or `route/` and a route's."""
     waiting: int
     max_waiting: int
-    """How many may wait."""
+    """Maximum number of waiting requests."""
     running: int
     """Requests running on its models, under any name."""
     average_wait_seconds: float | None = None
@@ -142,7 +142,7 @@ class PlacementPort(Protocol):
     """Places requests on runners."""
 
     def place(self, request: PlacementRequest) -> Placement:
-        """Ask for a place. Nothing happens until the returned context is entered."""
+        """Requests a placement. Nothing happens until the returned context is entered."""
         ...
 
 
@@ -155,4 +155,4 @@ class QueueSource(Protocol):
 
 
 class RouterPort(PlacementPort, QueueSource, Protocol):
-    """A router as others see it."""
+    """The router for dispatchers."""

@@ -13,7 +13,7 @@ from weft.kernel.reasons import Reason
 from weft.kernel.units import Rate
 
 BUCKETS_PER_WINDOW = 256
-"""What is counted within a 256th of a window leaves it together, at the time of the newest: never too early."""
+"""Amounts within a 256th of a window expire together, at the time of the newest: never too early."""
 EVERYBODY_ELSE = "+everybody-else"
 """The key shared by all keys beyond a bound. It cannot collide: names of tenants and clients begin with a letter or a
 digit.
@@ -22,7 +22,7 @@ digit.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """Something that is to be counted."""
+    """An amount to be counted."""
 
     key: str
     """Key of the window; keys of different kinds must differ by themselves."""
@@ -40,7 +40,7 @@ class RateWindows:
         self._windows: dict[tuple[str, Rate], _Window] = {}
 
     def take(self, claims: Sequence[Claim]) -> float:
-        """Count all of them, or none; returns when, on the monotonic clock, for a correction.
+        """Counts all of them, or none; returns the time on the monotonic clock, for a correction.
 
         A claim above its whole rate is let through when its window is empty. Raises RATE_LIMIT_EXCEEDED with limit,
         remaining and resetAt (unix time in seconds), naming the first that is too much.
@@ -59,7 +59,7 @@ class RateWindows:
         return now
 
     def correct(self, key: str, rate: Rate, amount: int, *, counted_at: float) -> None:
-        """Count more, or less for a negative amount, whatever the limit says.
+        """Adds an amount, which may be negative, regardless of the limit.
 
         What is taken back is that of `counted_at`: where it has left the window already, there is nothing to take.
         """
@@ -73,7 +73,7 @@ class RateWindows:
             window.take_back(-amount, counted_at)
 
     def counted(self, key: str, rate: Rate) -> int:
-        """How much its window holds now."""
+        """Returns the current amount in its window."""
         window = self._windows.get((key, rate))
         if window is None:
             return 0
@@ -81,7 +81,7 @@ class RateWindows:
         return window.total
 
     def forget(self, key: str, rate: Rate) -> None:
-        """Drop what is counted."""
+        """Resets the windows."""
         self._windows.pop((key, rate), None)
 
     def _take(self, claim: Claim) -> bool:
@@ -143,7 +143,7 @@ class TrackedKeys:
         return self._prefix + name
 
     def _forget_idle(self, now: float) -> None:
-        """Forget those whose windows are empty by now: nothing is lost with them."""
+        """Removes keys with empty windows."""
         # A bucket leaves its window with its newest entry.
         longest = self._longest_window * (1 + 1 / BUCKETS_PER_WINDOW)
         while self._last_seen:
@@ -176,7 +176,7 @@ class _Window:
         self.total = 0
 
     def settle(self, now: float, length: float) -> None:
-        """Drop what has left the window."""
+        """Removes expired amounts."""
         while self.buckets and self.buckets[0].newest <= now - length:
             self.total -= self.buckets.popleft().amount
 
@@ -189,7 +189,7 @@ class _Window:
             self.buckets.append(_Bucket(now, now, amount))
 
     def take_back(self, amount: int, counted_at: float) -> None:
-        """Take away what was counted then; there is never less than nothing."""
+        """Subtracts an amount that was counted then; never below zero."""
         for place in reversed(range(len(self.buckets))):
             bucket = self.buckets[place]
             if bucket.began <= counted_at:

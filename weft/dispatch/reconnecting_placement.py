@@ -1,4 +1,4 @@
-"""A placement that outlives its router: while a request has no grant, a lost router only means being placed again.
+"""A placement that survives its router: while a request has no grant, it is placed again after a lost router.
 
 It keeps the request's deadline itself, so that a router which is frozen or unreachable delays no answer beyond it.
 """
@@ -19,16 +19,16 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 REPORT_SECONDS = 1.0
-"""How long a report may take: a router that is frozen does not hold up an answer that is complete."""
+"""Time limit of a report: a frozen router must not delay a complete answer."""
 LATE_REPORT_SECONDS = 0.1
-"""The same once the request's deadline has passed."""
+"""Time limit of a report after the request's deadline."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconnectConfig:
-    """How long to put up with a router that is away."""
+    """Tolerance of router outages."""
 
     router_outage_limit_seconds: float = 30.0
     """After this long without a router the request fails with SERVICE_UNAVAILABLE."""
@@ -37,7 +37,7 @@ class ReconnectConfig:
 
 
 class ReconnectingPlacement(Placement):
-    """A Placement over whatever router answers. Keeps the request's age and its used attempts across routers."""
+    """A Placement over any router that answers. Keeps the request's age and its used attempts across routers."""
 
     def __init__(self, port: PlacementPort, request: PlacementRequest, clock: Clock, config: ReconnectConfig) -> None:
         self._port = port
@@ -64,14 +64,14 @@ class ReconnectingPlacement(Placement):
         await self._place.__aexit__(kind, error, trace)
 
     async def next_decision(self) -> Decision:
-        """See Placement.next_decision; a lost router is replaced until the outage limit.
+        """As Placement.next_decision; after a lost router the request is placed again, until the outage limit.
 
         Raises DEADLINE_EXCEEDED at the request's deadline, whatever the router does.
         """
         try:
             decision = await self._in_time(self._next_decision())
         except WeftError as error:
-            # A call that ended with its own deadline says nothing of the request.
+            # A call may end with its own deadline before the request's.
             if error.reason is Reason.DEADLINE_EXCEEDED and self._seconds_left() == 0:
                 raise self._deadline_passed() from error
             raise

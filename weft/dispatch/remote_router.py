@@ -229,15 +229,15 @@ class RouterWatch(RouterSource):
 
     @property
     def is_there(self) -> bool:
-        """See RouterSource.is_there; False before the first answer."""
+        """As RouterSource.is_there; False before the first answer."""
         return self._is_there
 
     async def start(self) -> None:
-        """Begin to ask. Returns at once."""
+        """Starts the health checks. Returns immediately."""
         self._task = start_task(self._follow(), name="router-watch")
 
     async def stop(self) -> None:
-        """Stop asking. Safe to call twice, or when never started."""
+        """Stops the health checks. Safe to call twice, or when never started."""
         if self._task is not None:
             await stop_tasks([self._task])
             self._task = None
@@ -258,7 +258,7 @@ class RouterWatch(RouterSource):
         except grpc.aio.AioRpcError:
             return False
         except Exception:
-            # A watch that ended would say for good what it said last.
+            # A watch that ended would repeat its last result forever.
             log.exception("the router cannot be asked for its health")
             return False
         status = cast("health_pb2.HealthCheckResponse", answer).status
@@ -273,12 +273,12 @@ MAX_LISTED = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestsUnderWay:
-    """Requests that go on."""
+    """Unfinished requests."""
 
     requests: Sequence[request_pb2.RequestRecord]
     """The oldest first, without their decisions."""
     total: int
-    """How many go on, listed or not."""
+    """Number of unfinished requests, listed or not."""
 
 
 class RequestSource(Protocol):
@@ -289,11 +289,11 @@ class RequestSource(Protocol):
         ...
 
     async def requests(self, limit: int = DEFAULT_LISTED, tenant: str = "") -> RequestsUnderWay:
-        """Those that go on, of one tenant or, for an empty one, of all; at most MAX_LISTED."""
+        """Unfinished requests of one tenant (empty: of all); at most MAX_LISTED."""
         ...
 
     async def clients(self) -> Sequence[request_pb2.ClientRecord]:
-        """The clients that were seen lately, by id."""
+        """Recent clients, by id."""
         ...
 
 

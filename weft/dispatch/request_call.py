@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CallDeps:
-    """What every call of one dispatcher works with."""
+    """Dependencies of every call of one dispatcher."""
 
     placement: PlacementPort
     channels: ChannelPool
@@ -48,13 +48,13 @@ class CallDeps:
     fleet: FleetSource | None
 
     def view(self) -> FleetView:
-        """What is known of the mesh; of no mesh, that there is nothing in it."""
+        """Returns the current view of the mesh; empty without a fleet."""
         return FleetView(revision=1) if self.fleet is None else self.fleet.view
 
     def may_leave(self, grant: Grant) -> bool:
         """Whether using a grant may send bytes off the premises.
 
-        The router may know models that are not known here yet: of those, the ticket says whether it lets bytes out.
+        For models that are not known here yet, the ticket decides.
         """
         known = self.view().models.get(grant.model)
         if known is None or known.expected:
@@ -63,12 +63,12 @@ class CallDeps:
 
 
 class RequestCall:
-    """What every kind of request shares: the journey, the placement, the receipt."""
+    """The common part of all requests: trace, placement, receipt."""
 
     def __init__(self, tools: CallDeps, context: RequestContext) -> None:
         self._tools = tools
         self._context = context
-        self._journey = RequestTrace(context, tools.clock.monotonic())
+        self._trace = RequestTrace(context, tools.clock.monotonic())
         self._receipt: receipt_pb2.Receipt | None = None
 
     @property
@@ -78,7 +78,7 @@ class RequestCall:
 
     def read_whole(self, *, whole: bool) -> None:
         """Sets whether the answer is read only when complete, from the next attempt on."""
-        self._context = self._journey.context = replace(self._context, whole=whole)
+        self._context = self._trace.context = replace(self._context, whole=whole)
 
     def _place(
         self, payload: Payload, behaviour: agent_behaviour_pb2.AgentBehaviour | None = None
@@ -107,7 +107,7 @@ class RequestCall:
         return ReconnectingPlacement(self._tools.placement, request, self._tools.clock, self._tools.steady)
 
     def _seconds_left(self, grant: Grant) -> float | None:
-        """For an attempt that begins now: what the caller or the request's route leaves it, whichever is less."""
+        """Returns the time limit of an attempt that starts now, from the caller's deadline and the request's route."""
         left = [] if grant.seconds_left is None else [grant.seconds_left]
         own = self._seconds_to_deadline()
         if own is not None:
@@ -115,10 +115,10 @@ class RequestCall:
         return max(0.0, min(left)) if left else None
 
     def _seconds_to_deadline(self) -> float | None:
-        """What is left of the caller's time; None: it set no deadline."""
+        """Returns the time to the caller's deadline; None: there is none."""
         if self._context.timeout_seconds is None:
             return None
-        return max(0.0, self._context.timeout_seconds - (self._tools.clock.monotonic() - self._journey.arrived))
+        return max(0.0, self._context.timeout_seconds - (self._tools.clock.monotonic() - self._trace.arrived))
 
     def _options(self, grant: Grant) -> serve_options_pb2.ServeOptions:
         handling = self._context.handling
@@ -132,26 +132,26 @@ class RequestCall:
         return about + metadata_of(grant.address)
 
     async def _fail_attempt(self, placement: ReconnectingPlacement, grant: Grant, error: WeftError) -> None:
-        self._journey.note_attempt_failed(error.reason)
+        self._trace.note_attempt_failed(error.reason)
         await placement.report_attempt_failed(grant.attempt, error.reason)
 
     async def _fail_attempt_or_raise(self, placement: ReconnectingPlacement, grant: Grant, error: WeftError) -> None:
-        """An attempt failed: another may follow, unless its content has begun to go out."""
-        if self._journey.first_content is None:
+        """Reports a failed attempt; raises its error if content was already sent."""
+        if self._trace.first_content is None:
             await self._fail_attempt(placement, grant, error)
             return
-        self._journey.note_attempt_failed(error.reason)
+        self._trace.note_attempt_failed(error.reason)
         error.metadata["content_started"] = "true"
         raise error
 
     def _close(self, reason: Reason, runner_part: receipt_pb2.Receipt | None) -> receipt_pb2.Receipt:
         now = self._tools.clock.monotonic()
-        self._receipt = self._journey.receipt(reason, runner_part, now)
-        log_receipt(self._context, self._receipt, now - self._journey.arrived)
+        self._receipt = self._trace.receipt(reason, runner_part, now)
+        log_receipt(self._context, self._receipt, now - self._trace.arrived)
         return self._receipt
 
     def _close_failed(self, error: Exception) -> receipt_pb2.Receipt:
-        """The receipt of a request that an error ended; one that was over already keeps its own."""
+        """Returns the receipt of a failed request; a finished request keeps its own."""
         if self._receipt is None:
             return self._close(_reason_of(error), None)
         return self._receipt
@@ -161,7 +161,7 @@ class RequestCall:
         await placement.report_finished(_reason_of(error), self._close_failed(error))
 
     def _close_left(self) -> None:
-        """The receipt of a request whose caller left, or whose deadline passed, if nothing else has ended it."""
+        """Writes the receipt of a request whose caller left, or whose deadline passed, unless it has one."""
         if self._receipt is None:
             is_late = self._seconds_to_deadline() == 0
             self._close(Reason.DEADLINE_EXCEEDED if is_late else Reason.CANCELLED, None)
@@ -185,7 +185,7 @@ def waiting_event(decision: WaitingInQueue | LoadingModel) -> event_pb2.Inferenc
 
 
 def runner_error(error: grpc.aio.AioRpcError) -> WeftError:
-    """The error of a failed call to a runner; a cancelled call is the runner's doing, ours never gets here."""
+    """Returns the error of a failed call to a runner; a cancelled call was cancelled by the runner, not here."""
     found = error_from_call(error, Reason.WORKER_LOST)
     if found.reason is Reason.CANCELLED:
         return WeftError(Reason.WORKER_LOST, "the runner dropped the request")
@@ -214,7 +214,7 @@ def _reason_of(error: Exception) -> Reason:
 
 
 def ticket_of(grant: Grant) -> ticket_pb2.Ticket:
-    """The permit of a grant, as runners take it."""
+    """Returns the ticket of a grant."""
     return ticket_pb2.Ticket(claims=grant.claims, mac=grant.mac)
 
 
@@ -223,7 +223,7 @@ SNAPSHOT_CHECK_SECONDS = 0.05
 
 
 class GenerationCall(RequestCall):
-    """A generation under way."""
+    """A running generation."""
 
     def __init__(self, tools: CallDeps, context: RequestContext, payload: GenerationPayload) -> None:
         super().__init__(tools, context)
@@ -231,9 +231,9 @@ class GenerationCall(RequestCall):
         self._behaviour: agent_behaviour_pb2.AgentBehaviour | None = None
 
     async def frames(self) -> AsyncGenerator[Frame]:
-        """Every frame of events, `finished` in the last one.
+        """Yields every frame of events, `finished` in the last one.
 
-        Raises the WeftError that ended the request; `content_started` in its metadata says that content went out
+        Raises the WeftError that ended the request; `content_started` in its metadata means that content was sent
         before it. Leaving the iterator (aclose, cancel) cancels the runner's work.
         """
         try:
@@ -265,11 +265,11 @@ class GenerationCall(RequestCall):
             await clock.sleep(SNAPSHOT_CHECK_SECONDS)
 
     def _resolve_agent(self) -> None:
-        """From here on the request is its agent's model's, in every attempt."""
+        """Replaces the request for an agent by one to its model, for every attempt."""
         if isinstance(self._payload, chat_pb2.ChatPayload):
             found = resolve(self._tools.view(), self._context, self._payload)
             if found is not None:
-                self._context = self._journey.context = found.context
+                self._context = self._trace.context = found.context
                 self._payload = found.payload
                 self._behaviour = found.behaviour
         else:
@@ -284,10 +284,10 @@ class GenerationCall(RequestCall):
                 raise reported_error(rejection, last_error) from rejection
             now = self._tools.clock.monotonic()
             if not isinstance(decision, Grant):
-                self._journey.note_waiting(decision, now)
+                self._trace.note_waiting(decision, now)
                 yield [waiting_event(decision)]
                 continue
-            self._journey.note_grant(decision, now, remote=self._tools.may_leave(decision))
+            self._trace.note_grant(decision, now, remote=self._tools.may_leave(decision))
             try:
                 async with aclosing(self._attempt(placement, decision)) as frames:
                     async for frame in frames:
@@ -307,13 +307,13 @@ class GenerationCall(RequestCall):
                 frame = list(cast("generation_service_pb2.GenerateResponse", response).events)
                 if not started and has_content(frame):
                     started = True
-                    self._journey.note_first_content(self._tools.clock.monotonic())
+                    self._trace.note_first_content(self._tools.clock.monotonic())
                     await placement.report_first_content(grant.attempt)
                 last = frame[-1].WhichOneof("event") if frame else None
                 if last == "tool_call":
-                    self._journey.note_tool_calls(frame)
+                    self._trace.note_tool_calls(frame)
                 elif last == "usage":
-                    self._journey.usage = frame[-1].usage
+                    self._trace.usage = frame[-1].usage
                 elif last == "finished":
                     receipt = self._close(Reason.UNSPECIFIED, frame[-1].finished.receipt)
                     frame[-1].finished.receipt.CopyFrom(receipt)
@@ -349,7 +349,7 @@ class GenerationCall(RequestCall):
 
 @dataclass(frozen=True, slots=True)
 class SpeechPiece:
-    """Some bytes of the recording."""
+    """A chunk of the recording."""
 
     data: bytes
     media_type: str
@@ -357,17 +357,17 @@ class SpeechPiece:
 
 
 class SpeechCall(RequestCall):
-    """A recording under way."""
+    """A running speech request."""
 
     def __init__(self, tools: CallDeps, context: RequestContext, payload: audio_pb2.SpeechPayload) -> None:
         super().__init__(tools, context)
         self._payload = payload
 
     async def pieces(self) -> AsyncGenerator[SpeechPiece]:
-        """Every chunk in order, at least one, none empty.
+        """Yields every chunk in order, at least one, none empty.
 
-        Raises the WeftError that ended the request; `content_started` in its metadata says that chunks went out before
-        it. Leaving the iterator (aclose, cancel) cancels the runner's work.
+        Raises the WeftError that ended the request; `content_started` in its metadata means that chunks were sent
+        before it. Leaving the iterator (aclose, cancel) cancels the runner's work.
         """
         try:
             require_chat(self._context)
@@ -395,9 +395,9 @@ class SpeechCall(RequestCall):
                 raise reported_error(rejection, last_error) from rejection
             now = self._tools.clock.monotonic()
             if not isinstance(decision, Grant):
-                self._journey.note_waiting(decision, now)
+                self._trace.note_waiting(decision, now)
                 continue
-            self._journey.note_grant(decision, now, remote=self._tools.may_leave(decision))
+            self._trace.note_grant(decision, now, remote=self._tools.may_leave(decision))
             try:
                 async with aclosing(self._attempt(placement, decision)) as pieces:
                     async for piece in pieces:
@@ -421,7 +421,7 @@ class SpeechCall(RequestCall):
                 media_type = media_type or response.media_type
                 if response.data:
                     if is_first:
-                        self._journey.note_first_content(self._tools.clock.monotonic())
+                        self._trace.note_first_content(self._tools.clock.monotonic())
                         await placement.report_first_content(grant.attempt)
                     yield SpeechPiece(response.data, media_type if is_first else "")
                     is_first = False

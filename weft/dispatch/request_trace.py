@@ -1,4 +1,4 @@
-"""What happened to one request, kept while it happens and written down as its receipt."""
+"""The trace of one request, collected while it runs and written as its receipt."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,18 +18,18 @@ log = get_logger("weft.request")
 
 
 class WhenLeft(Enum):
-    """What becomes of a journaled request whose caller leaves before its end."""
+    """The fate of a durable request whose caller leaves before its end."""
 
     CANCEL = "cancel"
     KEEP = "keep"
     """It continues, and its answer is kept like that of any task."""
 
 
-def _nobody_asks(task_id: str) -> None:
+def _ignore_task(task_id: str) -> None:
     """Does nothing."""
 
 
-def _nobody_ends_it() -> bool:
+def _never_ended() -> bool:
     return False
 
 
@@ -40,9 +40,9 @@ class Journal:
     when_left: WhenLeft = WhenLeft.CANCEL
     idempotency_key: str = ""
     """See `NewTask`."""
-    on_task: Callable[[str], None] = _nobody_asks
+    on_task: Callable[[str], None] = _ignore_task
     """Called with the task's id as soon as it is durable."""
-    is_ended: Callable[[], bool] = _nobody_ends_it
+    is_ended: Callable[[], bool] = _never_ended
     """Whether the request was cancelled: then its task is ended, whatever `when_left` says."""
 
 
@@ -59,14 +59,14 @@ class RequestContext:
     traceparent: str
     priority: Priority = Priority.NORMAL
     names_priority: bool = True
-    """Whether the caller named that band; else its client's profile may say another."""
+    """Whether the caller named that class; else its client's profile may set another."""
     allow_remote: bool = False
     timeout_seconds: float | None = None
     """Time to the caller's deadline; None: no deadline."""
     agent: str = ""
     """The agent that was requested, once resolved; empty: none."""
     handling: Handling = field(default_factory=Handling)
-    """What it says about how its runner handles it."""
+    """Its options for the runner."""
     client_id: str = ""
     """The client id that the caller states, for profiles and statistics; empty: none."""
     caller: str = "local"
@@ -76,7 +76,7 @@ class RequestContext:
     whole: bool = False
     """Whether the answer is read only when complete: it may come in few, large frames."""
     journal: Journal | None = None
-    """None: it is no task, and ends with its caller's connection."""
+    """None: it is not a task, and ends with its caller's connection."""
 
 
 _NOTHING_SENT = frozenset(
@@ -90,21 +90,21 @@ _NOTHING_SENT = frozenset(
         Reason.TOOL_UNAVAILABLE,
     }
 )
-"""With these, before any content, a runner has passed nothing on to its engine. CONNECT_FAILED is none of them: a
-server may close the connection after it has taken the request."""
+"""With these, before any content, a runner has sent nothing to its engine. Not CONNECT_FAILED: a server may close the
+connection after it has read the request."""
 
 
 @dataclass(slots=True)
 class _AttemptRecord:
     grant: Grant
     remote: bool
-    """Whether the runner sends what it is given off the premises, or may do so for all that is known."""
+    """Whether the runner may send the request off the premises."""
     reason: Reason = Reason.UNSPECIFIED
     answered: bool = False
 
     @property
     def may_have_left(self) -> bool:
-        """Whether bytes of the request may have left the premises: unless it is certain that none did, they have."""
+        """Whether bytes of the request may have left the premises; False only if it is certain that none did."""
         return self.remote and (self.answered or self.reason not in _NOTHING_SENT)
 
 
@@ -119,7 +119,7 @@ class RequestTrace:
     first_content: float | None = None
     load_wait: float = 0.0
     usage: usage_pb2.Usage | None = None
-    """What the runner said of an answer that has not ended."""
+    """Usage that the runner reported during the answer."""
     left_premises: bool = False
     """Whether a tool was seen to send bytes off the premises."""
     _load_wait_at_grant: float = 0.0
@@ -133,23 +133,23 @@ class RequestTrace:
             self._end_load_wait(now)
 
     def note_grant(self, grant: Grant, now: float, *, remote: bool = False) -> None:
-        """An attempt begins; `remote`: its runner may send what it is given off the premises."""
+        """Records a new attempt; `remote`: its runner may send the request off the premises."""
         self._end_load_wait(now)
         self.granted, self.usage = now, None
         self._load_wait_at_grant = self.load_wait
         self.attempts.append(_AttemptRecord(grant, remote))
 
     def note_attempt_failed(self, reason: Reason) -> None:
-        """The current attempt failed."""
+        """Records that the current attempt failed."""
         self.attempts[-1].reason = reason
 
     def note_first_content(self, now: float) -> None:
-        """The answer has begun."""
+        """Records the first content."""
         self.first_content = now
         self.attempts[-1].answered = True
 
     def note_tool_calls(self, frame: Frame) -> None:
-        """Tools are called; their calls end a frame of their own."""
+        """Records tool calls, which end a frame of their own."""
         if any(event.tool_call.remote for event in frame):
             self.left_premises = True
 
@@ -159,7 +159,7 @@ class RequestTrace:
             self._loading_since = None
 
     def receipt(self, reason: Reason, runner_part: receipt_pb2.Receipt | None, now: float) -> receipt_pb2.Receipt:
-        """The receipt at the end. `runner_part` is what the runner reported: usage, digest, host, GPU time."""
+        """Returns the final receipt. `runner_part` is the runner's report: usage, digest, host, GPU time."""
         self._end_load_wait(now)
         receipt = receipt_pb2.Receipt()
         if runner_part is not None:
@@ -200,7 +200,7 @@ class RequestTrace:
 
 
 def log_receipt(context: RequestContext, receipt: receipt_pb2.Receipt, duration_seconds: float) -> None:
-    """The one log line of a request. Tenant and ids are here, and never on a metric."""
+    """Writes the log line of a request. Tenant and ids are here, and never on a metric."""
     usage, attempts, is_counted = receipt.usage, receipt.attempts, receipt.HasField("usage")
     log.info(
         "request",

@@ -1,4 +1,4 @@
-"""JSON schemas from callers, before an engine makes a grammar of them.
+"""Checks of callers' JSON schemas, before an engine compiles them to grammars.
 
 Engines take schemas on trust: a deep one overflows a stack, a repeat of 10^9 is written out, a pattern runs in an
 engine of regular expressions without a time bound, a reference to a file is opened.
@@ -40,7 +40,7 @@ def require_safe_schema(schema: Mapping[str, Any], field: str, limits: SchemaLim
 
 
 class SchemaGuard:
-    """Looks at the schemas of one request, one after the other: some bounds are for all of them together."""
+    """Checks the schemas of one request, one after the other: some bounds apply to all of them together."""
 
     def __init__(self, limits: SchemaLimits) -> None:
         self._limits = limits
@@ -48,7 +48,7 @@ class SchemaGuard:
         self._patterns_left = limits.max_patterns
 
     def require_safe(self, schema: Mapping[str, Any], field: str) -> Mapping[str, Any]:
-        """The schema for an engine. Raises INVALID_ARGUMENT naming the place in `field` that no engine should see.
+        """Returns the schema for an engine. Raises INVALID_ARGUMENT naming the unsafe place in `field`.
 
         An upper bound above `max_repeat` is left out: agents bound the text of a file by its size, no answer is that
         long, and a grammar would be written out that often. So is a pattern that cannot be run safely beside a
@@ -79,10 +79,10 @@ class _Walk:
         self._enum_left = limits.max_enum
         self.patterns_left = patterns_left
         self.left_out: dict[int, set[str]] = {}
-        """Keywords that no engine sees: names by the id of the schema that has them."""
+        """Removed keywords: names by the id of their schema."""
 
     def visit(self, schema: Mapping[str, Any], field: str, depth: int = 1) -> None:
-        """Look at a schema, then at those within it."""
+        """Checks a schema and its subschemas."""
         if depth > self._limits.max_depth:
             raise invalid_field(field, f"is nested deeper than {self._limits.max_depth} schemas")
         self._nodes_left -= 1
@@ -115,7 +115,7 @@ class _Walk:
             self._require_repeat(value, field)
 
     def _is_needed(self, pattern: object, field: str, form: object) -> bool:
-        """Whether a pattern goes to the engine; raises INVALID_ARGUMENT for an unsafe one that nothing stands for."""
+        """Whether a pattern is passed to the engine; raises INVALID_ARGUMENT for an unsafe one without replacement."""
         self._require_short(pattern, field)
         try:
             require_safe_pattern(str(pattern), field)
@@ -157,7 +157,7 @@ def _is_whole(value: object) -> TypeGuard[float]:
 
 
 def _without(value: Any, names: Mapping[int, set[str]]) -> Any:
-    """A copy of a schema without the names that are listed by the id of what has them."""
+    """Returns a copy of a schema without the removed keywords."""
     if isinstance(value, dict):
         left_out = names.get(id(value), ())
         return {key: _without(inner, names) for key, inner in value.items() if key not in left_out}
@@ -165,7 +165,7 @@ def _without(value: Any, names: Mapping[int, set[str]]) -> Any:
 
 
 def require_safe_pattern(pattern: str, field: str) -> None:
-    """Raises INVALID_ARGUMENT naming `field` for what cannot be matched in linear time and little memory."""
+    """Raises INVALID_ARGUMENT naming `field` for a pattern that cannot be matched in linear time and little memory."""
     options = re2.Options()
     options.log_errors = False
     options.max_mem = _MAX_PATTERN_MEMORY

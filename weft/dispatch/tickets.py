@@ -29,7 +29,7 @@ def sign(claims: bytes, key: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Permit:
-    """The claims of a ticket that was checked."""
+    """The verified claims of a ticket."""
 
     request_id: str
     tenant: str
@@ -56,7 +56,7 @@ class TicketGate:
         self._key = key
 
     def admit(self, ticket: ticket_pb2.Ticket, *, now: float) -> Permit:
-        """The permit of a good ticket. `now` is UTC in seconds since the epoch.
+        """Returns the claims of a valid ticket. `now` is UTC in seconds since the epoch.
 
         Raises TICKET_INVALID or TICKET_EXPIRED; the message does not say which check failed. BACKEND_NOT_READY before
         there is a session: no ticket can be judged then, and nothing is wrong with this one for all that is known.
@@ -105,7 +105,7 @@ _PREFIX = b"weft-operation-permit-v1\0"
 
 
 class Action(IntEnum):
-    """What a permit allows; numbers as in `runner.v1.PermitClaims.Action`."""
+    """The permitted action; numbers as in `runner.v1.PermitClaims.Action`."""
 
     LOAD = 1
     UNLOAD = 2

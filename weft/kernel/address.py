@@ -7,29 +7,29 @@ RUNNER_KEY = "weft-runner"
 """Metadata key with the name of the runner that a relayed call is for."""
 
 TLS_PREFIX = "tls:"
-"""Before `host:port`: TLS, wherever it is."""
+"""Prefix of `host:port`: TLS, wherever the host is."""
 
 _SEPARATOR = "#runner="
 
 
 def relayed_address(target: str, runner: str) -> str:
-    """The address of a runner that the relay at `target` holds the link of."""
+    """Returns the address of a runner whose link is at the relay `target`."""
     return f"{target}{_SEPARATOR}{runner}"
 
 
 def target_of(address: str) -> str:
-    """The gRPC target to connect to, with its `tls:` where it has one."""
+    """Returns the gRPC target to connect to, with its `tls:` if it has one."""
     return address.partition(_SEPARATOR)[0]
 
 
 def metadata_of(address: str) -> tuple[tuple[str, str], ...]:
-    """Metadata that every call to this address carries; empty when the runner listens there itself."""
+    """Returns the metadata of every call to this address; empty unless a relay forwards them."""
     _, separator, runner = address.partition(_SEPARATOR)
     return ((RUNNER_KEY, runner),) if separator else ()
 
 
 def without_tls(address: str) -> str:
-    """The address as gRPC takes it."""
+    """Returns the address in gRPC's form."""
     return address.removeprefix(TLS_PREFIX)
 
 

@@ -1,4 +1,4 @@
-"""The clock port, the machine's clock, the mesh's clock, and how clocks that differ are judged.
+"""The clock port, the machine's clock, the mesh's clock, and tolerances for differing clocks.
 
 Policies take `now` as a value; only loops hold a Clock.
 """
@@ -77,7 +77,7 @@ class MeshClock(Clock):
 
 
 NOTABLE_OFFSET_SECONDS = 5.0
-"""A clock that is off by less is not mentioned: clocks that are synchronised are off by milliseconds."""
+"""Smaller deviations are not reported: synchronised clocks are off by milliseconds."""
 
 
 def offset_words(seconds: float) -> str:
@@ -86,12 +86,12 @@ def offset_words(seconds: float) -> str:
 
 
 def refused_words(seconds: float) -> str:
-    """The same for a clock that is off by more than is allowed, with the remedy."""
+    """The same for a clock beyond the allowed deviation, with the remedy."""
     return f"{offset_words(seconds)}, more than is allowed; set it right there (NTP)"
 
 
 def clock_off(runner: str, seconds: float) -> WeftError:
-    """The refusal of a request by a runner whose clock is off by more than is allowed."""
+    """The refusal of a request by a runner whose clock is beyond the allowed deviation."""
     return WeftError(
         Reason.CLOCK_OFF,
         f"the runner {runner} takes no requests: {refused_words(seconds)}",
@@ -100,11 +100,11 @@ def clock_off(runner: str, seconds: float) -> WeftError:
 
 
 CLOCK_MARGIN_SECONDS = 5.0
-"""A written moment may lie further off than it can by this much: clocks of two machines differ, and are corrected."""
+"""Tolerance of stored times: clocks of two machines differ, and are corrected."""
 
 
 def seconds_ahead(made_at: datetime, now: datetime) -> timedelta:
-    """How far in the future something was made that is there already; zero within the margin.
+    """Returns how far in the future an existing thing was created; zero within the margin.
 
     Its maker's clock was ahead: every moment that was counted from then lies too far off by as much.
     """

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from weft.kernel.reasons import Reason, ReasonTraits, traits
 
 PROMPT_TOKENS, COMPLETION_TOKENS = "prompt_tokens", "completion_tokens"
-"""Names in an error's metadata: what an answer had cost when it was ended."""
+"""Keys in an error's metadata with the token usage of an answer that was ended."""
 
 
 class WeftError(Exception):
-    """Something did not succeed, and this is why.
+    """A failure with its reason.
 
     `message` is one sentence for a person: the cause, then the remedy where there is one; no paths, keys or traces.
     `metadata` names the things concerned (model, runner, limits), all values strings.

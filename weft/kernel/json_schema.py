@@ -117,7 +117,7 @@ _METASCHEMA: Final[dict[str, Any]] = {
         },
     },
 }
-"""What any draft from 04 to 2020-12 takes: few clients name the one that they mean.
+"""Keywords of all drafts from 04 to 2020-12, because few clients name their draft.
 
 Names that are twice in `required` or `type` pass, since every engine takes them.
 """
@@ -126,7 +126,7 @@ _NEW_WORDS: Final = {
     "exclusiveMinimum": {"type": "number"},
     "exclusiveMaximum": {"type": "number"},
 }
-"""What 2020-12 takes where older drafts took something else."""
+"""Keywords whose form in 2020-12 differs from older drafts."""
 
 
 def require_json_schema(
@@ -188,7 +188,7 @@ def _words(keyword: str, details: Mapping[str, Any]) -> str:
 
 
 class _References:
-    """The references of a schema: where they lead, and whether following them ever comes to a value.
+    """The references of a schema: their targets, and whether following them ends.
 
     Properties and items do not multiply the branches: each has a rule of its own in a grammar.
     """
@@ -253,7 +253,7 @@ class _References:
         yield from self._collect(target, place, self._root)
 
     def _target(self, schema: Mapping[str, Any], key: str) -> Mapping[str, Any] | bool | None:
-        """What a reference leads to; None where it leads to no schema."""
+        """Returns the target of a reference; None: it is not a schema."""
         pointer = unquote(schema[key])
         for resource in (self._resources[id(schema)], self._root):
             if pointer == "#" or pointer.startswith("#/"):
@@ -265,7 +265,7 @@ class _References:
         return None
 
     def _count(self, schema: Mapping[str, Any]) -> int:
-        """In how many ways the alternatives of a schema combine, references followed."""
+        """Returns the number of combinations of a schema's alternatives, with references followed."""
         known = self._known.get(id(schema))
         if known is not None:
             return known

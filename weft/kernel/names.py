@@ -72,10 +72,10 @@ def new_key() -> bytes:
 
 MAX_CLOSE_NAMES = 3
 _COMPARED_NAMES = 10_000
-"""Names that one is compared with at most: comparing takes some microseconds each."""
+"""Maximum number of compared names: each takes some microseconds."""
 
 
 def close_names(name: str, names: Iterable[str]) -> str:
-    """Returns the question whether one of the names that are close was meant; empty where none is."""
+    """Returns a "did you mean" question with similar names; empty: there are none."""
     close = get_close_matches(name, sorted(names)[:_COMPARED_NAMES], n=MAX_CLOSE_NAMES)
     return f"did you mean {' or '.join(close)}?" if close else ""

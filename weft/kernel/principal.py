@@ -31,9 +31,9 @@ class Resource(Enum):
     """Resources that roles are granted for."""
 
     INFERENCE = "inference"
-    """Requests to models, their receipts, and answers that are kept."""
+    """Requests to models, their receipts, and stored answers."""
     REMOTE = "remote"
-    """Leaving the premises, which may cost money: `create` lets requests do so where their tenant may."""
+    """Requests that leave the premises, which may cost money: `create` allows them where their tenant may."""
     MODELS = "models"
     """Models, pools, agents and routes."""
     RUNNERS = "runners"
@@ -41,11 +41,11 @@ class Resource(Enum):
     OPERATIONS = "operations"
     """Loads, unloads and flushes, and their audit."""
     SETTINGS = "settings"
-    """What is set for the whole mesh."""
+    """Settings of the whole mesh."""
     KEYS = "keys"
     """API keys."""
     TELEMETRY = "telemetry"
-    """Metrics, events, and who asks how often."""
+    """Metrics, events, and statistics of clients."""
     MESH = "mesh"
     """Traffic among services of the mesh: placement, tickets, sessions. Its holder can act for any tenant."""
 
@@ -102,7 +102,7 @@ class Principal:
             raise WeftError(Reason.PERMISSION_DENIED, f"the key lacks the scope {access}")
 
     def tenant_for(self, claimed: str, field_name: str) -> str:
-        """The tenant of a call that says it is of `claimed`; empty: it does not say.
+        """Returns the tenant of a call that claims `claimed`; empty: no claim.
 
         Raises PERMISSION_DENIED naming the field where that is not its own, and it is not believed.
         """
@@ -120,15 +120,15 @@ LOCAL = Principal(name="local", access=_EVERYTHING, names_tenants=True)
 
 
 def service_principal(name: str) -> Principal:
-    """A service of the mesh that has shown a certificate."""
+    """Returns the principal of a service with a client certificate."""
     return Principal(name=f"service:{name}", access=_EVERYTHING, names_tenants=True)
 
 
 def parse_scope(text: str, field_name: str) -> frozenset[Access]:
-    """What a scope stands for. Raises INVALID_ARGUMENT naming the field and what there is."""
+    """Returns the access of a scope. Raises INVALID_ARGUMENT naming the field and the known scopes."""
     resource, _, role = text.partition(":")
     resources = [known for known in Resource if resource in (ANY, known.value)]
-    # `*` is for people and programs; speaking for the whole mesh must be said.
+    # `*` is for people and programs; mesh access must be explicit.
     if resource == ANY:
         resources.remove(Resource.MESH)
     roles = [known for known in Role if role in (ANY, known.value)]
@@ -142,7 +142,7 @@ def parse_scope(text: str, field_name: str) -> frozenset[Access]:
 
 
 def parse_scopes(texts: Iterable[str], field_name: str) -> frozenset[Access]:
-    """What several scopes stand for together. Raises INVALID_ARGUMENT naming the field."""
+    """Returns the access of several scopes. Raises INVALID_ARGUMENT naming the field."""
     given = tuple(texts)
     if len(given) > MAX_SCOPES:
         raise invalid_field(field_name, f"must have at most {MAX_SCOPES} entries")
@@ -164,13 +164,13 @@ def _words(words: Iterable[Enum]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyVerifier:
-    """What is needed to check one key."""
+    """The data to verify one key."""
 
     key_id: str
     tenant: str
     access: frozenset[Access]
     digest: bytes
-    """See `key_digest`."""
+    """Digest of the secret; see `key_digest`."""
     expires_at: datetime | None = None
     previous_digest: bytes = b""
     """Digest of the secret before the last rotation; empty: none."""

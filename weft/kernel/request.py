@@ -5,7 +5,7 @@ from enum import IntEnum
 
 
 class Priority(IntEnum):
-    """The band a request waits in; a lower number goes first."""
+    """The priority class of a request; lower numbers first."""
 
     SYSTEM = 0
     """The mesh's own work. No caller can claim it."""
@@ -17,23 +17,23 @@ class Priority(IntEnum):
 
     @property
     def wire(self) -> int:
-        """Its number in `common.v1.Priority`, where 0 means that none is named."""
+        """Its number in `common.v1.Priority`, where 0 means unset."""
         return _WIRES.get(self, self.value)
 
     @staticmethod
     def from_wire(number: int) -> "Priority | None":
-        """The band of a number in `common.v1.Priority`, normal for none that is named; None: there is no such band."""
+        """Returns the class of a number in `common.v1.Priority`, normal for unset; None: an unknown number."""
         return _BANDS.get(number)
 
 
 _WIRES = {Priority.SYSTEM: 4, Priority.DURABLE: 5}
 _BANDS = {0: Priority.NORMAL, **{band.wire: band for band in Priority}}
 CALLER_BANDS = frozenset({Priority.HIGH, Priority.NORMAL, Priority.LOW})
-"""What callers may ask for."""
+"""Classes that callers may request."""
 
 
 class Skill(IntEnum):
-    """What a model can do that not every model can; numbers as in `registry.v1.ModelSkill`."""
+    """Optional abilities of a model; numbers as in `registry.v1.ModelSkill`."""
 
     TEXT = 1
     IMAGE = 2
@@ -55,7 +55,7 @@ class Operation(IntEnum):
 
 
 TEXT_OPERATIONS = frozenset({Operation.CHAT, Operation.COMPLETION, Operation.EMBEDDING})
-"""What servers of language models offer as a rule."""
+"""Usual operations of servers of language models."""
 
 
 class CacheMode(IntEnum):
@@ -68,7 +68,7 @@ class CacheMode(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handling:
-    """What a request says about how its runner handles it; the default is as the model is configured."""
+    """Options of a request for its runner; by default as the model is configured."""
 
     cache_mode: CacheMode = CacheMode.AUTO
     cache_tag: str = ""

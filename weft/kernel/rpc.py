@@ -22,7 +22,7 @@ ERROR_DOMAIN = "weft"
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 MAX_METADATA_BYTES = 16 * 1024
 KEEPALIVE_INTERVAL_MS = 30_000
-# Detection of a frozen peer hangs on this option alone; its default is 60 s (measured, grpcio 1.85).
+# Only this option detects a frozen peer; its default is 60 s (measured, grpcio 1.85).
 PING_TIMEOUT_MS = 10_000
 FIRST_RECONNECT_MS = 100
 MAX_RECONNECT_MS = 2_000
@@ -53,7 +53,7 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 POOLED_OPTIONS: tuple[tuple[str, int], ...] = (
     *CHANNEL_OPTIONS,
-    # Whoever places requests tries again elsewhere and counts it; what gRPC repeats by itself nobody hears of.
+    # The dispatcher retries elsewhere and counts attempts; retries of gRPC itself would not be counted.
     # Without it a call takes 6 KB less for as long as it lasts (measured, grpcio 1.85).
     ("grpc.enable_retries", 0),
 )
@@ -70,10 +70,10 @@ def open_channel(address: str, security: ChannelSecurity | None = None) -> grpc.
     """A channel to an address: plaintext to this machine, TLS elsewhere (see `weft.kernel.address`).
 
     Without `security` the usual roots vouch for who is there. Calls to a runner's address also carry
-    `weft.kernel.address.metadata_of` it. Raises INVALID_ARGUMENT naming a file of `security` that is wrong.
+    `weft.kernel.address.metadata_of` it. Raises INVALID_ARGUMENT naming an invalid file of `security`.
     """
     target, chosen = target_of(address), security or ChannelSecurity()
-    # Files that are wrong are no matter to a call on this machine.
+    # Invalid files do not matter to a call on this machine.
     needed = chosen if needs_tls(target) else replace(chosen, files=TlsFiles())
     return ChannelOpener(needed).open(target, CHANNEL_OPTIONS)
 
@@ -92,7 +92,7 @@ class ChannelPool:
     """Channels by address, at most MAX_CHANNELS, the least recently used one closed first."""
 
     def __init__(self, max_channels: int = MAX_CHANNELS, *, security: ChannelSecurity | None = None) -> None:
-        """Raises INVALID_ARGUMENT naming a file of `security` that is wrong."""
+        """Raises INVALID_ARGUMENT naming an invalid file of `security`."""
         self._max_channels = max_channels
         self._opener = ChannelOpener(security)
         self._channels: OrderedDict[str, grpc.aio.Channel] = OrderedDict()
@@ -151,7 +151,7 @@ _BARE_CODES: dict[grpc.StatusCode, Reason] = {
 
 
 def error_from_call(error: grpc.RpcError, peer_lost: Reason) -> WeftError:
-    """The WeftError a failed call stands for.
+    """Returns the WeftError of a failed call.
 
     `peer_lost` is the reason to use when the transport failed: WORKER_LOST towards a runner, SERVICE_UNAVAILABLE
     towards a service. A reset stream arrives as INTERNAL and is a transport failure too.
@@ -176,10 +176,10 @@ _HANDSHAKE_WORDS: tuple[tuple[str, str], ...] = (
     ("CERTIFICATE_VERIFY_FAILED", "the peer's certificate is not from a trusted authority"),
     ("Hostname Verification Check failed", "the peer's certificate is for another name"),
     ("WRONG_VERSION_NUMBER", "the peer does not speak TLS"),
-    # What a caller sees of a server that does not take its certificate, or its plaintext, is a closed connection.
+    # A server that rejects the caller's certificate, or plaintext, closes the connection.
     ("failed to connect to all addresses; last error: UNAVAILABLE", _CLOSED_AT_ONCE),
 )
-"""What gRPC says of a connection that did not come about (grpcio 1.85), and what it means."""
+"""gRPC's messages for failed connections (grpcio 1.85), and their meaning."""
 
 
 def _lost_words(details: str) -> str:
@@ -225,6 +225,6 @@ class answering:  # noqa: N801 - reads as a statement: `async with answering(con
             log.error("rpc failed unexpectedly", exc_info=error)
             error = WeftError(Reason.INTERNAL, "an internal error; the service's log has the details")
         status = rpc_status.to_status(error_to_status(error))
-        # What the body has put into the trailer (a receipt, say) stays beside the error's details.
+        # Trailing metadata that the body has set (such as a receipt) stays beside the error's details.
         trailer = (*(self._context.trailing_metadata() or ()), *status.trailing_metadata)
         await self._context.abort(status.code, status.details, trailing_metadata=trailer)

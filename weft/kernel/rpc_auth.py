@@ -45,21 +45,21 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class RpcGuard(ABC, grpc.aio.ServerInterceptor):
-    """An interceptor that refuses calls. What `check` raises becomes the call's status."""
+    """An interceptor that rejects calls. An error of `check` becomes the call's status."""
 
     def __init__(self) -> None:
         self._made: dict[str, tuple[Any, Any]] = {}
-        """A method's handler and the guarded one, made once: there are as many as the server has methods."""
+        """A method's handler and the guarded one, created once per method of the server."""
 
     @abstractmethod
     def check(self, method: str, context: Context) -> None:
-        """One look at a call of `/package.Service/Method`. Raises the WeftError to refuse it with.
+        """Checks a call of `/package.Service/Method`. Raises the WeftError that rejects it.
 
         It runs in the call's own task: what it sets in context variables, the servicer reads.
         """
 
     def is_open(self, method: str) -> bool:  # noqa: ARG002 - for those that leave methods open
-        """Whether calls of a method need no look."""
+        """Whether calls of a method are not checked."""
         return False
 
     @override
@@ -107,12 +107,12 @@ _IDENTITIES = "peer_uri"
 
 
 def allowing_clients(patterns: Sequence[str]) -> tuple[grpc.aio.ServerInterceptor, ...]:
-    """What refuses calls of certificates without a URI that one of `patterns` matches; nothing without patterns."""
+    """Returns interceptors that reject certificates without a URI that matches a pattern; none without patterns."""
     return (PeerGate(patterns),) if patterns else ()
 
 
 class PeerGate(RpcGuard):
-    """Refuses calls over TLS with PERMISSION_DENIED; those without TLS are from this machine, and pass."""
+    """Rejects TLS callers with other certificates; calls without TLS are from this machine, and pass."""
 
     def __init__(self, patterns: Sequence[str]) -> None:
         """Shell patterns for URIs, such as `weft://mesh/router-*`."""
@@ -120,7 +120,7 @@ class PeerGate(RpcGuard):
         self._patterns = tuple(patterns)
 
     def check(self, method: str, context: "grpc.aio.ServicerContext[Any, Any]") -> None:  # noqa: ARG002 - whichever
-        """See RpcGuard.check: raises PERMISSION_DENIED for a caller that may not be here."""
+        """Raises PERMISSION_DENIED for a certificate that matches no pattern."""
         facts = context.auth_context()
         if b"ssl" not in facts.get(_TRANSPORT, ()):
             return
@@ -222,7 +222,7 @@ _SERVICES: dict[str, dict[str, Access]] = {
 
 
 def access_of(method: str) -> Access | None:
-    """The access that a method such as `/package.Service/Method` needs; None: open to everyone."""
+    """Returns the access that a method such as `/package.Service/Method` needs; None: open to everyone."""
     service, _, name = method.removeprefix("/").partition("/")
     if service in _OPEN:
         return None
@@ -252,7 +252,7 @@ class AuthInterceptor(RpcGuard):
         return access_of(method) is None
 
     def check(self, method: str, context: Context) -> None:
-        """See RpcGuard.check: raises UNAUTHENTICATED or PERMISSION_DENIED; the servicer learns who calls."""
+        """Raises UNAUTHENTICATED or PERMISSION_DENIED; sets the caller for the servicer."""
         principal, access = self._principal(context), access_of(method)
         if access is not None:
             principal.require(access)
@@ -273,7 +273,7 @@ class AuthInterceptor(RpcGuard):
 
 
 def presented_key(metadata: Mapping[str, str | bytes]) -> str | None:
-    """The key of a call, from either header; None: none. Credentials that are no text count as an unknown key.
+    """Returns the key of a call, from either header; None: none. Non-text credentials count as an unknown key.
 
     Raises UNAUTHENTICATED for two different keys.
     """
@@ -289,7 +289,7 @@ def presented_key(metadata: Mapping[str, str | bytes]) -> str | None:
 
 
 def _certified_name(context: Context) -> str | None:
-    """The name in a client certificate that the server's roots verify; None: none."""
+    """Returns the name in a verified client certificate; None: there is none."""
     about = context.auth_context() or {}
     for field in ("peer_uri", "x509_subject_alternative_name", "x509_common_name"):
         names = about.get(field)

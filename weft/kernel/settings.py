@@ -1,4 +1,4 @@
-"""How settings are declared: their ranges, how text is read into them, which are public and which are secret.
+"""Declaration of settings: ranges, parsing from text, and marks for public and secret ones.
 
 Services declare settings as frozen dataclasses with these annotations and those of `annotated_types`; `weft_app.config`
 reads weft.yaml into them. Nothing here imports pydantic: it finds `Checked`, `Read`, `Before` and
@@ -49,7 +49,7 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A value that is written as another type: `read` makes it of a `form`, or raises ValueError."""
+    """A value written as another type: `read` parses a `form`, or raises ValueError."""
 
     form: Any
     read: Callable[[Any], Any]
@@ -60,7 +60,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """A change to what is written before its type is checked."""
+    """A conversion of the written value before its type is checked."""
 
     change: Callable[[Any], Any]
 
@@ -80,7 +80,7 @@ class Pattern:
 
 
 class SettingError(FieldError, ValueError):
-    """A setting that does not fit another one. A ValueError, too: a validator adds where in the file it stands."""
+    """Two settings that contradict each other. Also a ValueError: a validator adds the place in the file."""
 
 
 def _after(function: Callable[[Any], Any], schema: Any) -> dict[str, Any]:

@@ -128,7 +128,7 @@ def configure_logging(
 
 
 def _json_line(event: Mapping[str, Any], default: Callable[[Any], Any]) -> str:
-    """One event as JSON; `default` is asked for what JSON does not know.
+    """Returns an event as JSON; `default` converts values of other types.
 
     The faster encoder gets plain values only: of a dataclass it would write every field, also those that hold secrets
     and that its `repr` leaves out.

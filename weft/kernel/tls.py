@@ -218,14 +218,14 @@ class ServerTls:
     files: TlsFiles
     """With a certificate and its key."""
     requires_clients: bool = False
-    """Whether callers need a certificate that the roots of `files` vouch for."""
+    """Whether callers need a certificate that the roots of `files` have signed."""
     allowed_clients: tuple[str, ...] = ()
     """Patterns such as `weft://mesh/router-*` for the URIs in client certificates; empty: any certificate."""
     announced_host: str = ""
     """The host name that others use for this machine, for a server that listens on all its addresses."""
 
     def credentials(self) -> grpc.ServerCredentials:
-        """For a gRPC server; it follows the files. Raises INVALID_ARGUMENT naming what is missing or wrong."""
+        """Returns credentials of a gRPC server that follow the files. Raises INVALID_ARGUMENT naming a setting."""
         if self.files.certificate_file is None:
             raise invalid_field(self.files.field("certificate_file"), "is missing")
         if self.requires_clients and self.files.ca_file is None:
@@ -242,7 +242,7 @@ def _following(source: TlsSource, *, requires_clients: bool) -> grpc.ServerCrede
     shown, first = source.current()
 
     def latest() -> Any:
-        """What gRPC asks for before each handshake; None: as before."""
+        """Returns the configuration for the next handshake; None: unchanged."""
         nonlocal shown
         version, material = source.current()
         if version == shown:

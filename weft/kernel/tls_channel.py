@@ -93,7 +93,7 @@ class _Connection:
         self._on_idle: Callable[[], None] | None = None
 
     def enter(self, call: Any) -> None:
-        """Count a call that has begun."""
+        """Counts a call that has started."""
         self._calls += 1
         call.add_done_callback(self._leave)
 
@@ -188,7 +188,7 @@ class _Method:
 
 
 class SecuredChannel(grpc.aio.Channel):
-    """A channel as stubs see it: gRPC's own binds a stub to one certificate for good, this one does not.
+    """A channel for stubs whose certificate can change: gRPC's own binds a stub to one certificate.
 
     Metadata is added here rather than by an interceptor, which would cost every message of a stream.
     """
@@ -242,7 +242,7 @@ Connect = Callable[[TlsMaterial], grpc.Channel]
 
 
 class _SyncConnection:
-    """A channel and how many calls run on it."""
+    """A channel and the number of its running calls."""
 
     def __init__(self, channel: grpc.Channel) -> None:
         self.channel = channel
@@ -259,7 +259,7 @@ class _SyncConnection:
 
 
 class SecuredSyncChannel(grpc.Channel):
-    """The newest certificates for new calls; calls that have begun keep the connection that they have."""
+    """Connections with the newest certificate for new calls; running calls keep theirs."""
 
     def __init__(self, source: TlsSource, connect: Connect, extra: tuple[tuple[str, str], ...], most: int) -> None:
         """`extra` is metadata of every call; at most `most` connections of earlier certificates are kept."""
@@ -300,7 +300,7 @@ class SecuredSyncChannel(grpc.Channel):
                 connection.channel.close()
 
     def subscribe(self, callback: Callable[[grpc.ChannelConnectivity], None], try_to_connect: bool = False) -> None:
-        """See grpc.Channel; of the connection of this moment."""
+        """As grpc.Channel, of the current connection."""
         self._connection.channel.subscribe(callback, try_to_connect)
 
     @override
@@ -351,7 +351,7 @@ class _SyncMethod:
             method = getattr(connection.channel, self._kind)(*names, **keywords)
             metadata = (*(metadata or ()), *self._extra) or None
             answer = method(*arguments, metadata=metadata, **options)
-            # A finished call takes no callback, and says so.
+            # A finished call accepts no callback, and returns False.
             is_left = self._kind.endswith("_stream") and answer.add_callback(connection.leave)
             return answer
         finally:

@@ -1,4 +1,4 @@
-"""Durations, amounts of memory and request rates as text: how they are read and how they are printed."""
+"""Parsing and printing of durations, memory sizes and request rates."""
 
 import math
 import re
@@ -128,7 +128,7 @@ def _malformed(field: str) -> FieldError:
 MAX_SIZE_CHARS = 32
 MAX_SIZE_BYTES = 2**62
 MIN_PLAIN_BYTES = 1024**2
-"""The least number without a unit: who writes 300 means something larger than bytes."""
+"""Minimum of a number without a unit: 300 without a unit is hardly meant as bytes."""
 
 _SIZE_UNITS: Mapping[str, int] = {
     "": 1,
