@@ -1,7 +1,7 @@
 """Refusals of requests: messages and figures."""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from router_svc.policy.arrival import Arrival
 from router_svc.policy.decisions import Rejects
@@ -35,62 +35,63 @@ def no_candidate_can(arrival: Arrival, summary: GateSummary, retry_after_seconds
     )
 
 
-def queue_full(
-    arrival: Arrival, waiting: int, depth: int, average_wait_seconds: float | None, retry_after_seconds: float
-) -> Rejects:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueFigures:
+    """Figures of a queue that its refusals name."""
+
+    waiting: int
+    """Waiting requests of callers."""
+    depth: int
+    """Maximum number of waiting requests."""
+    average_wait_seconds: float | None
+    """None: no request was placed lately."""
+    retry_after_seconds: float
+
+    def refuse(self, arrival: Arrival, reason: Reason, message: str) -> Rejects:
+        """Return a refusal with these figures."""
+        metadata = {"queueDepth": str(self.waiting), "maxDepth": str(self.depth)}
+        if self.average_wait_seconds is not None:
+            metadata["avgWaitMs"] = str(round(self.average_wait_seconds * 1000))
+        return Rejects(
+            key=arrival.key,
+            reason=reason,
+            message=message,
+            retry_after_seconds=self.retry_after_seconds,
+            metadata=metadata,
+        )
+
+
+def queue_full(arrival: Arrival, figures: QueueFigures) -> Rejects:
     """Return the refusal for a full queue."""
-    return Rejects(
-        key=arrival.key,
-        reason=Reason.QUEUE_FULL,
-        message=f"the queue for {arrival.target} is full ({waiting} requests wait)",
-        retry_after_seconds=retry_after_seconds,
-        metadata=_queue_figures(waiting, depth, average_wait_seconds),
-    )
+    message = f"the queue for {arrival.target} is full ({figures.waiting} requests wait)"
+    return figures.refuse(arrival, Reason.QUEUE_FULL, message)
 
 
-def too_slow(
-    arrival: Arrival,
-    expected_seconds: float,
-    waiting: int,
-    depth: int,
-    average_wait_seconds: float | None,
-    retry_after_seconds: float,
-) -> Rejects:
+def too_slow(arrival: Arrival, expected_seconds: float, figures: QueueFigures) -> Rejects:
     """Return the refusal for a queue with free places whose expected wait exceeds the queue timeout."""
-    return Rejects(
-        key=arrival.key,
-        reason=Reason.QUEUE_FULL,
-        message=f"the queue for {arrival.target} is too long: its turn would come in about {expected_seconds:.0f} s",
-        retry_after_seconds=retry_after_seconds,
-        metadata=_queue_figures(waiting, depth, average_wait_seconds),
-    )
+    message = f"the queue for {arrival.target} is too long: its turn would come in about {expected_seconds:.0f} s"
+    return figures.refuse(arrival, Reason.QUEUE_FULL, message)
 
 
-def was_evicted(
-    arrival: Arrival, waiting: int, depth: int, average_wait_seconds: float | None, retry_after_seconds: float
-) -> Rejects:
+def was_evicted(arrival: Arrival, figures: QueueFigures) -> Rejects:
     """Return the refusal of a waiting request that was evicted for one of a higher class or of a less served tenant."""
-    return Rejects(
-        key=arrival.key,
-        reason=Reason.QUEUE_FULL,
-        message=(
-            f"the queue for {arrival.target} is full; this request was evicted for one of a higher priority class, or "
-            "of a tenant that was served less"
-        ),
-        retry_after_seconds=retry_after_seconds,
-        metadata=_queue_figures(waiting, depth, average_wait_seconds),
+    message = (
+        f"the queue for {arrival.target} is full; this request was evicted for one of a higher priority class, or "
+        "of a tenant that was served less"
     )
+    return figures.refuse(arrival, Reason.QUEUE_FULL, message)
 
 
 def too_many_durable(arrival: Arrival, waiting: int, limits: SchedulerLimits) -> Rejects:
     """Return the refusal for too many waiting durable requests over all queues."""
-    return Rejects(
-        key=arrival.key,
-        reason=Reason.QUEUE_FULL,
-        message=f"{waiting} durable requests wait, which is the limit (router.scheduling.max_durable_waiting)",
+    message = f"{waiting} durable requests wait, which is the limit (router.scheduling.max_durable_waiting)"
+    figures = QueueFigures(
+        waiting=waiting,
+        depth=limits.max_durable_waiting,
+        average_wait_seconds=None,
         retry_after_seconds=limits.full_retry_seconds,
-        metadata=_queue_figures(waiting, limits.max_durable_waiting, None),
     )
+    return figures.refuse(arrival, Reason.QUEUE_FULL, message)
 
 
 def deadline_passed(arrival: Arrival) -> Rejects:
@@ -115,22 +116,10 @@ def deadline_unreachable(arrival: Arrival, parts: tuple[tuple[str, float], ...],
     )
 
 
-def waited_too_long(
-    arrival: Arrival,
-    waited_seconds: float,
-    waiting: int,
-    depth: int,
-    average_wait_seconds: float | None,
-    retry_after_seconds: float,
-) -> Rejects:
+def waited_too_long(arrival: Arrival, waited_seconds: float, figures: QueueFigures) -> Rejects:
     """Return the refusal of a request that waited for the queue timeout."""
-    return Rejects(
-        key=arrival.key,
-        reason=Reason.QUEUE_TIMEOUT,
-        message=f"no slot for {arrival.target} came free in {round(waited_seconds, 1):g} s",
-        retry_after_seconds=retry_after_seconds,
-        metadata=_queue_figures(waiting, depth, average_wait_seconds),
-    )
+    message = f"no slot for {arrival.target} came free in {round(waited_seconds, 1):g} s"
+    return figures.refuse(arrival, Reason.QUEUE_TIMEOUT, message)
 
 
 def not_loaded(refusal: Rejects, arrival: Arrival, waited_seconds: float, awaited: str) -> Rejects:
@@ -167,10 +156,3 @@ def attempt_failed(key: int, attempt: int, reason: Reason) -> Rejects:
 def retry_after(seconds: float) -> float:
     """Return the time after which a caller may retry, in whole seconds within the bounds."""
     return float(math.ceil(max(MIN_RETRY_SECONDS, min(MAX_RETRY_SECONDS, seconds))))
-
-
-def _queue_figures(waiting: int, depth: int, average_wait_seconds: float | None) -> dict[str, str]:
-    figures = {"queueDepth": str(waiting), "maxDepth": str(depth)}
-    if average_wait_seconds is not None:
-        figures["avgWaitMs"] = str(round(average_wait_seconds * 1000))
-    return figures

@@ -60,28 +60,28 @@ class Admission:
 
     def full(self, request: LiveRequest, queue: Queue, capacity: Capacity, now: float) -> Rejects:
         """Return the refusal of a request that finds no place."""
-        wait = queue.grant_rate.average_wait_seconds
-        back = self.retry_after(request, queue, now)
-        return refusals.queue_full(request.arrival, queue.callers_waiting, self.depth(capacity), wait, back)
+        return refusals.queue_full(request.arrival, self._figures(request, queue, capacity, now))
 
     def was_evicted(self, request: LiveRequest, queue: Queue, capacity: Capacity, now: float) -> Rejects:
         """Return the refusal of a request that was evicted for another one."""
-        wait = queue.grant_rate.average_wait_seconds
-        back = self.retry_after(request, queue, now)
-        return refusals.was_evicted(request.arrival, queue.callers_waiting, self.depth(capacity), wait, back)
+        return refusals.was_evicted(request.arrival, self._figures(request, queue, capacity, now))
 
     def timed_out(self, request: LiveRequest, queue: Queue, capacity: Capacity, waited: float, now: float) -> Rejects:
         """Return the refusal of a request that waited for the queue timeout."""
-        wait = queue.grant_rate.average_wait_seconds
-        back = self.retry_after(request, queue, now)
-        return refusals.waited_too_long(
-            request.arrival, waited, queue.callers_waiting, self.depth(capacity), wait, back
-        )
+        return refusals.waited_too_long(request.arrival, waited, self._figures(request, queue, capacity, now))
 
     def retry_after(self, request: LiveRequest, queue: Queue, now: float) -> float:
         """Return when its tenant's next grant is expected in seconds; a fixed time where that is unknown."""
         rate = self._own_rate(request, queue, now)
         return refusals.retry_after(self._limits.full_retry_seconds if rate is None else 1.0 / rate)
+
+    def _figures(self, request: LiveRequest, queue: Queue, capacity: Capacity, now: float) -> refusals.QueueFigures:
+        return refusals.QueueFigures(
+            waiting=queue.callers_waiting,
+            depth=self.depth(capacity),
+            average_wait_seconds=queue.grant_rate.average_wait_seconds,
+            retry_after_seconds=self.retry_after(request, queue, now),
+        )
 
     def _too_slow(self, request: LiveRequest, queue: Queue, capacity: Capacity, now: float) -> Rejects | None:
         """In overload, refuse a request at once whose expected wait exceeds its part of the queue timeout."""
@@ -90,9 +90,7 @@ class Admission:
         expected = max(self._behind_all(request, queue, now), self._behind_own(request, queue, now))
         if expected <= self._limits.overload_fill * self._limits.queue_timeout_seconds:
             return None
-        wait = queue.grant_rate.average_wait_seconds
-        back = self.retry_after(request, queue, now)
-        return refusals.too_slow(request.arrival, expected, queue.callers_waiting, self.depth(capacity), wait, back)
+        return refusals.too_slow(request.arrival, expected, self._figures(request, queue, capacity, now))
 
     def _behind_all(self, request: LiveRequest, queue: Queue, now: float) -> float:
         """Return the expected wait behind all requests that go first, in seconds; 0: no overload, or unknown.
