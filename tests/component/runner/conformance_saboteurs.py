@@ -1,4 +1,4 @@
-"""Runners that break one promise each: a real one, with one answer bent on its way to the checks."""
+"""Runners that break one promise each: a real runner, with one answer changed on the way to the checks."""
 
 import asyncio
 import hashlib
@@ -35,7 +35,7 @@ class HangsWhenFull(RunnerUnderTest):
 
 
 class _Lenient(RunnerUnderTest):
-    """Takes some tickets that nobody should."""
+    """A ticket gate that admits invalid tickets."""
 
     def is_taken(self, ticket: ticket_pb2.Ticket) -> bool:
         raise NotImplementedError
@@ -69,7 +69,7 @@ class TakesTwice(_Lenient):
 
 
 class _Bending(RunnerUnderTest):
-    """Bends the frames of every answer."""
+    """Changes the frames of every answer."""
 
     def bend(self, frame: Events) -> list[Events]:
         raise NotImplementedError
@@ -220,7 +220,7 @@ class CountsNoInputs(RunnerUnderTest):
 
 
 class _BendingRecords(RunnerUnderTest):
-    """Bends what is told of requests."""
+    """Changes the request records."""
 
     def bend(self, found: Any) -> None:
         raise NotImplementedError
@@ -263,7 +263,7 @@ class FailsToLoad(RunnerUnderTest):
 
 
 class _LenientWithPermits(RunnerUnderTest):
-    """Takes some permits that nobody should."""
+    """A permit gate that admits invalid permits."""
 
     def is_taken(self, permit: permit_pb2.OperationPermit | None) -> bool:
         raise NotImplementedError
@@ -319,7 +319,7 @@ class IsMuteAfterALoad(RunnerUnderTest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saboteur:
-    """A runner that breaks one promise, and how the check tells it."""
+    """A runner that breaks one promise, and the check that detects it."""
 
     check: str
     kind: type[RunnerUnderTest]

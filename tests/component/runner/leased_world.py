@@ -1,4 +1,4 @@
-"""A host with fake cards, real runner processes with real engines on it, and the registry's own book beside them."""
+"""A host with fake devices, real runner processes with real engines, and the registry's ledger."""
 
 import asyncio
 import os
@@ -80,16 +80,16 @@ class RunningRegistry:
 
 @dataclass
 class LeasedWorld:
-    """Everything, and what was seen to go wrong."""
+    """The host, the runners, and the violations found."""
 
     folder: Path
     cards: FakeCards
     registry: RunningRegistry
     environment: dict[str, str]
     greed: float = 1.0
-    """How much of what is booked for it an engine takes; more than 1 is a lie of its configuration."""
+    """Share of its lease that an engine uses; more than 1: its configuration is wrong."""
     changes: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """By runner: what is different in its configuration."""
+    """Changed settings by runner."""
     broken: list[str] = field(default_factory=list)
     runners: dict[str, asyncio.subprocess.Process] = field(default_factory=dict)
     most_held: int = 0
@@ -97,7 +97,7 @@ class LeasedWorld:
 
     @property
     def core(self) -> RegistryCore:
-        """The registry's memory of its present life."""
+        """The present registry's ledger."""
         return self.registry.core
 
     async def start_runner(self, name: str) -> None:
@@ -115,14 +115,14 @@ class LeasedWorld:
             )
 
     async def kill_runner(self, name: str) -> None:
-        """SIGKILL, and nothing else."""
+        """Send SIGKILL."""
         process = self.runners.pop(name)
         with suppress(ProcessLookupError):
             process.kill()
         await process.wait()
 
     async def stop_runner(self, name: str) -> None:
-        """SIGTERM, and wait."""
+        """Send SIGTERM, and wait."""
         process = self.runners.pop(name, None)
         if process is not None:
             with suppress(ProcessLookupError):
@@ -131,7 +131,7 @@ class LeasedWorld:
                 await process.wait()
 
     async def wake(self, runner: str, model: str) -> None:
-        """Ask for a model, as a router does; what comes of it is not this test's business."""
+        """Request a model, as a router does; the outcome is ignored."""
         with suppress(grpc.aio.AioRpcError, TimeoutError):
             await self.control(runner).Wake(pb.WakeRequest(model=model), timeout=WAIT_SECONDS)
 
@@ -145,7 +145,7 @@ class LeasedWorld:
         return cast("Any", runner_service_pb2_grpc.RunnerServiceStub(self._channels[runner]))
 
     def engines(self) -> list[psutil.Process]:
-        """Living engines of this world, whoever their parents are."""
+        """Returns the living engines of this world."""
         found = []
         for process in psutil.process_iter():
             with suppress(psutil.Error):
@@ -155,7 +155,7 @@ class LeasedWorld:
         return found
 
     def check(self) -> None:
-        """What holds at every moment: nothing is booked twice, and nothing taken that is not there."""
+        """Check the invariants: no memory is leased twice, and no engine uses memory that is not there."""
         host = self.host()
         devices, leases = ((), ()) if host is None else (host.devices, host.leases)
         for device in devices:
@@ -171,18 +171,18 @@ class LeasedWorld:
                 self._note(f"card {card} is full beyond its brim: {amount} bytes")
 
     def host(self) -> HostMemory | None:
-        """The book of this host."""
+        """The ledger of this host."""
         return next(iter(self.registry.ledger.hosts()), None)
 
     def memory_deaths(self) -> list[str]:
-        """Engines that died for want of memory: what somebody else had was given to them."""
+        """Engines that died for want of memory: they were granted memory in use."""
         lines = []
         for path in self.folder.glob("r*/logs/*"):
             lines += [line for line in path.read_text("utf-8", "replace").splitlines() if "CUDA error" in line]
         return lines
 
     async def until(self, condition: Callable[[], Any], what: str, seconds: float = WAIT_SECONDS) -> None:
-        """Wait, checking all the while."""
+        """Wait, and check the invariants meanwhile."""
         deadline = time.monotonic() + seconds
         while not condition():
             self.check()
@@ -196,14 +196,14 @@ class LeasedWorld:
             await asyncio.sleep(POLL_SECONDS)
 
     async def kill_engine(self, dice: random.Random) -> None:
-        """SIGKILL one of them."""
+        """Send SIGKILL to one engine."""
         engines = self.engines()
         if engines:
             with suppress(psutil.Error):
                 dice.choice(engines).kill()
 
     def ready(self, runner: str, model: str) -> bool:
-        """Whether the registry has heard that it takes requests."""
+        """Whether the registry knows that it takes requests."""
         member = self.core.mesh.of_runner(runner)
         states = member.capability.instances if member is not None else ()
         return any(state.model == model and state.phase.value == Phase.READY.value for state in states)
@@ -240,7 +240,7 @@ class LeasedWorld:
         return {"runners": [runner], "accelerators": {"poll_interval_seconds": 0.05}, "drain_seconds": 0.1}
 
     async def close(self) -> None:
-        """End what is left."""
+        """End the remaining processes."""
         for channel in self._channels.values():
             await channel.close(grace=None)
         for name in list(self.runners):
@@ -252,7 +252,7 @@ class LeasedWorld:
 
 @asynccontextmanager
 async def leased_world(folder: Path, *, greed: float = 1.0, cards: int = 2) -> AsyncIterator[LeasedWorld]:
-    """The world, without any runner yet."""
+    """Yields the world, without runners."""
     library, fake = build_fake_nvml(folder / "library"), FakeCards(folder / "cards")
     for _ in range(cards):
         fake.add(total_bytes=CARD_BYTES)

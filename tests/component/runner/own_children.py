@@ -1,4 +1,4 @@
-"""The processes that tests of the runner have started: what serves the whole test session is not theirs."""
+"""The processes that tests of the runner have started, without those of the test session."""
 
 import psutil
 from kit.warm_server import NAME
@@ -7,7 +7,7 @@ OF_THE_SESSION = ("postgres", NAME)
 
 
 def own_children(*, recursive: bool = False) -> list[psutil.Process]:
-    """The living and the unreaped children of this process."""
+    """Returns the living and the unreaped children of this process."""
     return [child for child in psutil.Process().children(recursive=recursive) if not _belongs_to_session(child)]
 
 

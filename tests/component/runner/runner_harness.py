@@ -1,4 +1,4 @@
-"""A runner on a real gRPC server beside a registry that only takes notes, and servers of somebody else."""
+"""A runner on a real gRPC server, a recording registry, and servers that weft did not start."""
 
 import asyncio
 import time
@@ -45,7 +45,7 @@ WAIT_SECONDS = 20.0
 
 
 class NotingRegistry(runner_session_service_pb2_grpc.RunnerSessionServiceServicer):
-    """Takes every call down; fails the next ones as the test says."""
+    """A registry that records every call, and fails the next ones as the test sets."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -70,7 +70,7 @@ class NotingRegistry(runner_session_service_pb2_grpc.RunnerSessionServiceService
 
     @property
     def capability(self) -> runner_pb2.Capability:
-        """The last one that was reported."""
+        """Returns the last reported capability."""
         return self.beats[-1].capability if self.beats else runner_pb2.Capability()
 
     async def OpenSession(  # noqa: N802 - the rpc's name
@@ -112,7 +112,7 @@ class NotingRegistry(runner_session_service_pb2_grpc.RunnerSessionServiceService
 
 @dataclass
 class RunningRunner:
-    """The runner under test and everything to ask it with."""
+    """The runner under test, and its clients."""
 
     service: RunnerService
     registry: NotingRegistry
@@ -121,7 +121,7 @@ class RunningRunner:
     tickets: int = field(default=0)
 
     async def until(self, phase: Phase, model: str = "m") -> State:
-        """The state of `model` once the registry has heard that it is in `phase`."""
+        """Waits until `model` is reported in `phase`; returns its state."""
         return await self.until_state(lambda state: state.phase == phase.value, model)
 
     async def until_state(self, condition: Callable[[State], bool], model: str = "m") -> State:
@@ -157,7 +157,7 @@ class RunningRunner:
         await self.control.Wake(runner_service_pb2.WakeRequest(model=model))
 
     async def permit(self, action: Action, model: str = "m") -> permit_pb2.OperationPermit:
-        """A permit as the registry signs it, once the runner has the session's key: it has when it reports."""
+        """Returns a permit as the registry signs it, once the runner has the session's key."""
         await self._until(lambda: bool(self.registry.beats))
         target = PermitTarget(runner="r1", incarnation=self.registry.opened[-1].runner.incarnation, key=TICKET_KEY)
         return make_permit(target, action, model=model, operation_id="op-1", now=time.time())
@@ -165,7 +165,7 @@ class RunningRunner:
     async def load(
         self, model: str = "m", options: load_pb2.LoadOptions | None = None
     ) -> list[runner_service_pb2.LoadResponse]:
-        """Everything that a load tells."""
+        """Returns every message of a load."""
         permit = await self.permit(Action.LOAD, model)
         request = runner_service_pb2.LoadRequest(model=model, permit=permit, options=options)
         return [response async for response in self.control.Load(request)]
@@ -184,7 +184,7 @@ class RunningRunner:
         seconds_left: float | None = None,
         **chat: Any,
     ) -> Any:
-        """A running call of Generate with a good ticket; `chat` are further fields of the payload."""
+        """Starts a Generate call with a valid ticket; `chat`: further fields of the payload."""
         self.tickets += 1
         incarnation = self.registry.opened[-1].runner.incarnation
         claims = ticket_pb2.TicketClaims(
@@ -213,7 +213,7 @@ class RunningRunner:
 
 @asynccontextmanager
 async def noting_registry(folder: Path, clock: Clock) -> AsyncIterator[tuple[NotingRegistry, str]]:
-    """A registry that takes notes, and its address."""
+    """Yields a recording registry and its address."""
     registry, address = NotingRegistry(clock), f"unix:{folder}/registry.sock"
     await registry.serve(address)
     try:
@@ -259,7 +259,7 @@ async def running_runner(folder: Path, models: Sequence[ServedModel], **settings
 
 
 class OtherServer:
-    """A server that weft did not start, on a port that stays the same: begun and ended by whoever likes."""
+    """A server that weft did not start, on a fixed port, which tests start and end."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -291,7 +291,7 @@ class OtherServer:
 
 
 async def refusal(call: Any) -> WeftError:
-    """The error that a call ends with."""
+    """Returns the error of a call."""
     try:
         await call
     except grpc.aio.AioRpcError as error:
@@ -300,7 +300,7 @@ async def refusal(call: Any) -> WeftError:
 
 
 async def events_of(call: Any) -> list[Any]:
-    """Every event of a Generate call that is still to come."""
+    """Returns the remaining events of a Generate call."""
     events: list[Any] = []
     while (response := await call.read()) is not grpc.aio.EOF:
         events += response.events

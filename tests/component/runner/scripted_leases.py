@@ -1,4 +1,4 @@
-"""A VRAM ledger that says what the test says, over gRPC; and a host that is seen as the test says."""
+"""A scripted VRAM ledger over gRPC, and a scripted observer of the host."""
 
 import asyncio
 import time
@@ -32,12 +32,12 @@ class ScriptedLeases(lease_service_pb2_grpc.LeaseServiceServicer):
         self.go.set()
         self.asked: list[pb.AcquireLeaseRequest] = []
         self.left = 0
-        """Callers that hung up while they waited."""
+        """Callers that disconnected while they waited."""
         self.renewals: list[pb.RenewLeasesRequest] = []
         self.released: list[pb.ReleaseLeaseRequest] = []
         self.greetings: list[pb.ReleaseEarlierLivesRequest] = []
         self.failures: list[WeftError] = []
-        """What the next calls end with, whichever they are."""
+        """Errors of the next calls."""
         self.ends_after_words = False
         """The next answer breaks off before the lease."""
         self.lost: set[str] = set()
@@ -102,7 +102,7 @@ class ScriptedLeases(lease_service_pb2_grpc.LeaseServiceServicer):
 
 
 class SeenHost:
-    """Says what the test says about the devices, and of each process that it holds what `held` says."""
+    """An observer with the devices that the test sets; each process holds the memory in `held`."""
 
     def __init__(self, *device_bytes: int, source: Source = Source.NVML) -> None:
         self.source = source
@@ -128,7 +128,7 @@ class SeenHost:
 
 
 class Holder:
-    """Who holds a lease in these tests."""
+    """The holder of a lease in these tests."""
 
     def __init__(self) -> None:
         self.processes: tuple[ProcessId, ...] = ()
@@ -160,7 +160,7 @@ def wish(model: str = "m", size: int = GIB) -> MemoryRequest:
 async def keeping(
     folder: Path, host: SeenHost, clock: Clock, *, max_wait_seconds: float = 60.0, devices: tuple[int, ...] = ()
 ) -> AsyncIterator[tuple[LeaseManager, ScriptedLeases, list[str]]]:
-    """A keeper that has started, its registry, and its session id, in a list so that the test may take it away."""
+    """Yields a started lease manager, its registry, and its session id, in a list that the test may change."""
     server, leases, session = new_server(), ScriptedLeases(), ["session-1"]
     lease_service_pb2_grpc.add_LeaseServiceServicer_to_server(leases, server)
     server.add_insecure_port(f"unix:{folder}/registry.sock")
@@ -180,7 +180,7 @@ async def keeping(
 
 
 async def until(condition: Callable[[], Any]) -> None:
-    """Return once it holds."""
+    """Wait until the condition holds."""
     deadline = time.monotonic() + WAIT_SECONDS
     while not condition():
         assert time.monotonic() < deadline, "it did not come to that"

@@ -71,7 +71,7 @@ class Family:
         return {*self.members, *marked(self.mark)}
 
     def said(self) -> str:
-        """The supervisor's next line."""
+        """Returns the supervisor's next line."""
         assert self.supervisor.stdout is not None
         return self.supervisor.stdout.readline().strip()
 
@@ -87,7 +87,7 @@ def marked(mark: str) -> set[psutil.Process]:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """A zombie is not."""
+    """Whether the process is alive; a zombie is not."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
@@ -95,7 +95,7 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 def until(condition: Callable[[], bool], seconds: float) -> bool:
-    """Whether it came true in time."""
+    """Whether the condition became true in time."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -185,7 +185,7 @@ async def _supervise(plan: dict[str, Any]) -> None:
 
 
 async def _bypass(plan: dict[str, Any], env: dict[str, str]) -> None:
-    """As it was before there were guardians."""
+    """The start of an engine without a guardian."""
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-I", "-S", str(Path(parent_death.__file__)), str(os.getpid()), *plan["argv"]),
         env=env,

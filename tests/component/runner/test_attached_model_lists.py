@@ -1,4 +1,4 @@
-"""Attached servers that list other models than the one that they are attached for."""
+"""Attached servers that list other models than the configured one."""
 
 import json
 from collections.abc import AsyncIterator
@@ -19,7 +19,7 @@ from weft_testing.free_port import free_port
 
 @dataclass
 class Lister:
-    """A server that has what is in `names`, and counts what it is asked for besides."""
+    """A server with the models in `names`, which counts other requests."""
 
     names: list[str] = field(default_factory=list)
     status: int = 200

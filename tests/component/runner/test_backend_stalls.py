@@ -118,7 +118,7 @@ async def test_an_engine_that_freezes_in_mid_answer_is_found_and_must_be_restart
 
 
 async def test_a_prefill_that_hangs_is_found_although_bytes_flow_and_health_answers() -> None:
-    """As llama-server did in one of four runs after a SIGTERM: comments and health, no token, no work."""
+    """As llama-server in one of four runs after a SIGTERM: comments and health, but no token and no work."""
     async with _watched(prefill_seconds=60, prefill_idle=True, prefill_progress=1, keepalive_comments=True) as w:
         assert await _reason(w.chat()) is Reason.STALL_TIMEOUT
         assert await w.backend.responds(1.0)
@@ -126,7 +126,7 @@ async def test_a_prefill_that_hangs_is_found_although_bytes_flow_and_health_answ
 
 
 async def test_without_the_limit_on_prefill_nobody_ends_it() -> None:
-    """The test above would be worth nothing if something else than the watchdog ended such a request."""
+    """The control: nothing else than the watchdog ends such a request."""
     profile = replace(PROFILE, prefill_liveness_seconds=None)
     async with _watched(profile, prefill_seconds=60, prefill_idle=True, keepalive_comments=True) as w:
         chat = asyncio.create_task(w.chat())
@@ -218,7 +218,7 @@ async def test_llama_cpp_that_freezes_in_mid_answer_is_found() -> None:
 
 @pytest.mark.real
 async def test_a_prompt_that_llama_cpp_works_on_for_longer_than_the_limit_is_left_alone() -> None:
-    """One batch, so that nothing is reported in between: only its processor time tells."""
+    """One batch without reports: only its processor time shows progress."""
     async with _real_engine() as w:
         frames = await w.chat(text="word " * 250, max_tokens=2)
         assert frames[-1][-1].HasField("finished")

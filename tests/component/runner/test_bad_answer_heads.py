@@ -1,8 +1,8 @@
-"""An answer that is no HTTP costs the request that it was for, and nothing else."""
+"""An answer that is not HTTP fails its own request only."""
 
 import asyncio
 
-from repaving_stage import Repaving, living, repaving
+from restart_stage import Repaving, living, repaving
 
 from runner_svc.instance.settings import HibernationSettings, InstanceConfig
 from runner_svc.policy.lifecycle import Phase
@@ -25,7 +25,7 @@ BAD_HEADS = {
 
 
 async def _neighbour(stage: Repaving) -> "tuple[asyncio.Task[object], list[str]]":
-    """A request that has begun to answer and goes on to its own end."""
+    """A concurrent request that runs to its own end."""
     text: list[str] = []
     task = asyncio.create_task(stage.ask("neighbour", text, max_tokens=NEIGHBOUR_TOKENS))
     await stage.until(lambda: bool("".join(text)) or task.done(), "no token")

@@ -1,4 +1,4 @@
-"""Many tenants on one real llama.cpp server: nobody finds another one's prefix."""
+"""Many tenants on one real llama.cpp server: no tenant finds the prefix of another."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -5,7 +5,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from repaving_stage import LONG
+from restart_stage import LONG
 from runner_harness import TICKET_KEY, RunningRunner, events_of, refusal, running_runner
 
 from runner_svc.config import ServedModel

@@ -122,7 +122,7 @@ async def test_the_session_can_be_opened_anew_from_outside(tmp_path: Path) -> No
 
 
 class StubbornBackend(LlamaServerBackend):
-    """Ends as it should, and raises all the same."""
+    """A backend that ends correctly, and raises."""
 
     async def stop(self) -> None:
         await super().stop()

@@ -1,4 +1,4 @@
-"""What a server may say about embeddings, and what it may not."""
+"""Valid and invalid embeddings of a server."""
 
 import asyncio
 import json

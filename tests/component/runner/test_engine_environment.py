@@ -1,4 +1,4 @@
-"""What the program of an engine is told by its environment: not what opens the mesh."""
+"""The environment of an engine's program, without the keys of the mesh."""
 
 import asyncio
 import os

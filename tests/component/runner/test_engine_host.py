@@ -1,4 +1,4 @@
-"""The llama-cpp-python backend with its real host process, over a stand-in for the library alone."""
+"""The llama-cpp-python backend with its real host process, over a fake of the library."""
 
 import asyncio
 import json

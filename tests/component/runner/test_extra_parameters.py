@@ -1,4 +1,4 @@
-"""Extra parameters and thinking as they arrive at a real process, and the warnings as they leave the backend."""
+"""Extra parameters and thinking as a real process receives them, and the backend's warnings."""
 
 import re
 from collections.abc import AsyncGenerator

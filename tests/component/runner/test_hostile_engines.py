@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
-from repaving_stage import Repaving, living
+from restart_stage import Repaving, living
 
 from runner_svc.backend.port import CallInfo
 from runner_svc.instance.admission import AdmittedRequest

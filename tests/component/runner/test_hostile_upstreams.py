@@ -13,7 +13,7 @@ from aiohttp import web
 from aiohttp.test_utils import RawTestServer
 from kit.fake_backend import run_fake_backend
 from own_children import own_children
-from repaving_stage import living
+from restart_stage import living
 
 from runner_svc.backend.port import CallInfo
 from runner_svc.instance.settings import InstanceConfig

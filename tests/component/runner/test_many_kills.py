@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import astuple
 
 import pytest
-from repaving_stage import LONG, Leftovers, Repaving, count_leftovers, repaving
+from restart_stage import LONG, Leftovers, Repaving, count_leftovers, repaving
 
 from runner_svc.openai_upstream.client import IDLE_CONNECTION_SECONDS
 from runner_svc.policy.backoff import RestartLimits

@@ -9,7 +9,7 @@ import time
 
 import psutil
 import pytest
-from repaving_stage import LONG, living, repaving
+from restart_stage import LONG, living, repaving
 from runner_harness import OtherServer
 
 from runner_svc.instance.settings import HibernationSettings, InstanceConfig

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from repaving_stage import LONG
+from restart_stage import LONG
 from runner_harness import RunningRunner, events_of, refusal, running_runner
 
 from runner_svc.chat.conversation import converse

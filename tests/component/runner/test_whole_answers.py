@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from repaving_stage import LONG
+from restart_stage import LONG
 from runner_harness import RunningRunner, events_of, refusal, running_runner
 
 from runner_svc.config import ServedModel

@@ -1,4 +1,4 @@
-"""A conversation on a stage: an engine that says what the test wrote, and tools that do what it says."""
+"""A conversation with a scripted engine and scripted tools."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
@@ -33,7 +33,7 @@ def thought(piece: str) -> Frame:
 
 
 def call(name: str, arguments: str = "{}", index: int = 0, call_id: str = "call_0") -> list[Frame]:
-    """The pieces of one structured call."""
+    """Returns the chunks of one structured call."""
     first = event_pb2.ToolCallDelta(index=index, id=call_id, name=name)
     middle = len(arguments) // 2
     rest = [
@@ -45,7 +45,7 @@ def call(name: str, arguments: str = "{}", index: int = 0, call_id: str = "call_
 def end(
     finish: "event_pb2.FinishReason.ValueType" = STOP, *, prompt: int = 10, completion: int = 5, cached: int = 0
 ) -> list[Frame]:
-    """The last frames of a turn, which took 10 ms per token."""
+    """Returns the last frames of a turn, which took 10 ms per token."""
     usage = usage_pb2.Usage(prompt_tokens=prompt, completion_tokens=completion, cached_prompt_tokens=cached)
     receipt = receipt_pb2.Receipt(usage=usage, tokens_per_second=100.0)
     receipt.gpu_time.FromMilliseconds(completion * 10)
@@ -56,7 +56,7 @@ def end(
 
 
 class ScriptedWork:
-    """Says one script per turn; see chat.request.Work."""
+    """A ChatEngine that plays one script per turn."""
 
     def __init__(self, *turns: Sequence[Frame], clock: FakeClock | None = None) -> None:
         clock = clock or FakeClock()
@@ -145,14 +145,14 @@ def request(payload: GenerationPayload | None = None, agent: str = "", **behavio
 
 
 async def events_of(work: ScriptedWork, asked: ChatRequest, chat: ChatSetup | None = None) -> list[Event]:
-    """Every event of the answer."""
+    """Returns every event of the answer."""
     frames = [frame async for frame in converse(work, asked, chat or setup())]
     assert all(frames), "an empty frame"
     return [event for frame in frames for event in frame]
 
 
 def kinds(events: Sequence[Event]) -> list[str]:
-    """The kinds of the events, deltas left out."""
+    """Returns the kinds of the events without deltas."""
     return [kind for event in events if (kind := event.WhichOneof("event") or "") != "delta"]
 
 

@@ -1,4 +1,4 @@
-"""An instance, its backend and its clock, all moved by the test."""
+"""An instance with a stepped backend and a fake clock."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
@@ -35,7 +35,7 @@ CALL = CallInfo(request_id="r", traceparent="")
 
 
 class StepBackend:
-    """A backend that loads and dies when the test says so."""
+    """A backend whose loads and deaths the test controls."""
 
     process_id = 7
 
@@ -45,9 +45,9 @@ class StepBackend:
         self.deaths: asyncio.Queue[str] = asyncio.Queue()
         self.death_reason = Reason.SERVER_DIED
         self.failures: asyncio.Queue[WeftError] = asyncio.Queue()
-        """What a request ends with, after one frame."""
+        """Outcome of a request after one frame."""
         self.error_when_cancelled: WeftError | None = None
-        """What it says instead of letting go quietly: a connection that was cut may be noticed first."""
+        """Error that it raises in place of a quiet end: a broken connection may be noticed first."""
         self.load_error: Exception | None = None
         self.starts = 0
         self.orders: list[LoadOrder | None] = []
@@ -107,7 +107,7 @@ class StepBackend:
 
 
 class RecipeBook:
-    """Carries recipes out as the test says, and remembers which."""
+    """Runs recipes with the outcome that the test sets, and records them."""
 
     def __init__(self) -> None:
         self.done: list[Recipe] = []
@@ -123,7 +123,7 @@ class RecipeBook:
 
 
 class Stage:
-    """An instance, its backend, its clock, and the phases that were told."""
+    """An instance, its backend, its clock, and the reported phases."""
 
     def __init__(
         self, hibernation: HibernationSettings | None = None, account: MemoryAccount | None = None, **limits: Any
@@ -152,7 +152,7 @@ class Stage:
         return self.instance.phase, self.instance.detail
 
     async def request(self, request_id: str = "r", **options: Any) -> "asyncio.Task[WeftError | None]":
-        """A request under way, and what it ends with; `options` as of Instance.admit."""
+        """Starts a request; returns its task. `options` as of Instance.admit."""
 
         async def hold() -> WeftError | None:
             try:
@@ -174,7 +174,7 @@ class Stage:
 
 @asynccontextmanager
 async def living(account: MemoryAccount | None = None, **settings: Any) -> AsyncIterator[Stage]:
-    """An instance that has begun its life; its loads succeed at once."""
+    """Yields a started instance; its loads succeed at once."""
     stage = Stage(HibernationSettings(**settings), account)
     stage.backend.loaded.set()
     await stage.instance.start()
@@ -186,7 +186,7 @@ async def living(account: MemoryAccount | None = None, **settings: Any) -> Async
 
 
 async def outcome(work: "asyncio.Task[Any]") -> WeftError | None:
-    """What a task ends with."""
+    """Returns the outcome of a task."""
     try:
         await work
     except WeftError as error:

@@ -1,4 +1,4 @@
-"""A model's life under random orders, faults and ends, and what must hold at every moment of it."""
+"""A model's lifecycle under random calls, faults and stops, and its invariants."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
@@ -46,14 +46,14 @@ KINDS = (
 LOAD_FAILURES = (Reason.SERVER_DIED, Reason.OUT_OF_MEMORY, Reason.LOAD_STALLED, Reason.CONNECT_FAILED)
 REQUEST_FAILURES = (Reason.CONNECT_FAILED, Reason.HEADERS_TIMEOUT, Reason.BACKEND_ERROR)
 SAFETY_SECONDS = 1000.0
-"""Longer than every pause and every wait of a life."""
+"""Longer than every pause and wait of a lifecycle."""
 STEP_SECONDS = 5.0
 TURNS = 60
-"""Of the event loop, in which everything that does not wait for time gets as far as it can."""
+"""Turns of the event loop in which everything that does not wait for time proceeds."""
 
 
 class RandomBackend:
-    """Takes a random time over everything and fails at random; counts its processes."""
+    """A backend with random delays and failures that counts its processes."""
 
     containment = ""
 
@@ -74,7 +74,7 @@ class RandomBackend:
         return 7 if self.process_count and not self._attached else None
 
     async def dawdle(self) -> None:
-        """Some turns of the event loop, or some seconds."""
+        """Wait for some turns of the event loop, or some seconds."""
         if self._random.random() < 0.5:
             await self._clock.sleep(self._random.choice((0.01, 1.0, 8.0)))
         for _ in range(self._random.randrange(6)):
@@ -114,7 +114,7 @@ class RandomBackend:
             raise WeftError(self._random.choice(LOAD_FAILURES), "it did not load")
 
     def die(self) -> None:
-        """Now, if it is there."""
+        """End the process, if there is one."""
         if self._death is not None and not self._death.done():
             reason = self._random.choice((Reason.SERVER_DIED, Reason.OUT_OF_MEMORY))
             self._death.set_result(ExitReport(reason=reason, how="signal SIGKILL"))
@@ -156,8 +156,8 @@ class RandomBackend:
         return self.log.last(count)
 
 
-class RandomBook:
-    """Grants, refuses, takes away and is unsure at random; counts what is held."""
+class RandomLedger:
+    """A ledger that grants, refuses and revokes leases at random, and counts them."""
 
     def __init__(self, random: Random, backend: RandomBackend) -> None:
         self._random = random
@@ -191,14 +191,14 @@ class RandomBook:
         self.held.pop(grant.lease_id, None)
 
     def lose(self) -> None:
-        """The registry takes every lease away."""
+        """Revoke every lease."""
         held, self.held = self.held, {}
         for user in held.values():
             user.note_lease_lost("somebody else's")
 
 
 class SteadyForecast:
-    """Every load takes the same."""
+    """A forecast of the same size for every load."""
 
     async def expect(self, plan: LoadPlan) -> ExpectedMemory | None:
         del plan
@@ -213,7 +213,7 @@ class SteadyForecast:
 
 @dataclass
 class Stress:
-    """One life, everybody who asked something of it, and what went wrong."""
+    """One lifecycle under stress: its callers and the violations found."""
 
     seed: int
     broken: list[str] = field(default_factory=list)
@@ -224,7 +224,7 @@ class Stress:
         settings = KINDS[self.seed % len(KINDS)]
         self.backend = RandomBackend(self.random, self.clock, attached=settings.attached)
         config = InstanceConfig(model="m", slots=2, hibernation=settings)
-        self.book = RandomBook(self.random, self.backend)
+        self.book = RandomLedger(self.random, self.backend)
         account = MemoryAccount()
         if not settings.attached:
             account = MemoryAccount(ledger=self.book, forecast=SteadyForecast())
@@ -243,7 +243,7 @@ class Stress:
         ]
 
     async def run(self, moves: int = 40) -> None:
-        """A life with so many random events, at the end of which nobody waits and nothing is left."""
+        """Run a number of random events; afterwards no caller waits and no process is left."""
         await self.instance.start()
         for _ in range(moves):
             self.random.choice(self.moves)()
@@ -263,7 +263,7 @@ class Stress:
         await asyncio.gather(*self.asked, return_exceptions=True)
 
     async def _pass(self, seconds: float) -> None:
-        """In steps, so that what somebody begins in one of them can be over in the next."""
+        """Advance the clock in steps, so that an action of one step can end in the next."""
         while seconds > 0.0:
             step = min(seconds, STEP_SECONDS)
             await self.clock.advance(step)
@@ -272,7 +272,7 @@ class Stress:
                 await asyncio.sleep(0)
 
     def check(self) -> None:
-        """What holds at every moment."""
+        """Check the invariants."""
         if self.instance.phase in (Phase.READY, Phase.DRAINING) and not self.backend.ready:
             self._note(f"{self.instance.phase.name} without a backend")
         if self.backend.most_processes > 1:
@@ -285,7 +285,7 @@ class Stress:
             self._note("it sleeps with a lease")
 
     async def _calm_down(self) -> None:
-        """From here on nothing fails: everybody must get an answer, and the model must be able to serve."""
+        """Stop all failures: every caller must get an answer, and the model must serve."""
         self.backend.failing = 0.0
         await self._pass(SAFETY_SECONDS)
         self._note_unanswered("in calm weather")
@@ -355,7 +355,7 @@ class Stress:
 
 
 async def broken_seeds(seeds: range, run: Callable[[Stress], Awaitable[None]] = Stress.run) -> dict[int, list[str]]:
-    """What went wrong, by seed."""
+    """Returns the violations by seed."""
     found = {}
     for seed in seeds:
         stress = Stress(seed)

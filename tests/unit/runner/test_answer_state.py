@@ -1,4 +1,4 @@
-"""What may follow what in an engine's answer."""
+"""The order of chunks in an engine's answer."""
 
 import pytest
 
@@ -15,7 +15,7 @@ from weft.kernel.reasons import Reason
 
 
 def _answer(*pieces: tuple[int, str, str | None], choices: int = 1, figures: bool = True) -> AnswerState:
-    """An answer that was read to its end; pieces are (choice, text, finish reason)."""
+    """Returns an answer that was read to its end; chunks are (choice, text, finish reason)."""
     state = AnswerState(choices)
     for index, text, word in pieces:
         state.take(index, word, has_content=bool(text), has_call=text == "call")

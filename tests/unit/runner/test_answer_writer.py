@@ -1,4 +1,4 @@
-"""Which frames of an answer travel alone."""
+"""Which frames of an answer are sent alone."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""How a server is told what it may use of its prefix cache."""
+"""The fields that tell a server how to use its prefix cache."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Salts: the same for the same tenant, of no use to anybody else, other ones after a flush."""
+"""Salts: stable per tenant, different between tenants, changed by a flush."""
 
 import stat
 from pathlib import Path

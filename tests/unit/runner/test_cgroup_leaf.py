@@ -1,4 +1,4 @@
-"""Where a leaf is looked for and made, with files that only look like cgroups: component tests use real ones."""
+"""The place of a cgroup leaf, with files that imitate cgroups: component tests use real ones."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What stands before a conversation, answers that repeat themselves, and requests that ask for nothing."""
+"""The platform prompt, repetition in answers, and plain requests."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -264,7 +264,7 @@ def _with_tool(**choice: Any) -> chat_pb2.ChatPayload:
 
 @pytest.mark.parametrize("choice", [{"mode": chat_pb2.ToolChoice.MODE_REQUIRED}, {"function_name": "add"}])
 async def test_a_call_that_was_demanded_and_did_not_come_is_a_warning(choice: dict[str, Any]) -> None:
-    """Found by trying: `tool_choice: "required"` came back as free text without a word."""
+    """Observed: `tool_choice: "required"` was answered with free text, without a warning."""
     events = await events_of(_work(), request(_with_tool(**choice)))
     (told,) = receipt(events).warnings
     assert (told.code, told.field) == (warning_pb2.WARNING_CODE_UNSUPPORTED_PARAMETER, "tool_choice")

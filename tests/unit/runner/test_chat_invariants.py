@@ -1,4 +1,4 @@
-"""Whatever a model says and calls, an answer ends once, tells nothing twice, and keeps the mesh's calls to itself."""
+"""Invariants of an answer: it ends once, repeats no event, and hides calls for the mesh."""
 
 import asyncio
 from collections.abc import Coroutine

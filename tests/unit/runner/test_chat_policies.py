@@ -1,4 +1,4 @@
-"""The pure parts of a chat: the platform prompt, signals, and what follows a turn."""
+"""The policies of a chat: the platform prompt, signals, and the step after a turn."""
 
 from datetime import UTC, datetime
 from typing import Any

@@ -1,4 +1,4 @@
-"""Control signals: told at once, recorded, and where they ask for a decision, the end of the answer."""
+"""Control signals: sent at once, recorded, and ending the answer where they ask for a decision."""
 
 import json
 

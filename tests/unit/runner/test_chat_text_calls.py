@@ -19,7 +19,7 @@ FENCED = '```json\n{"name": "search", "arguments": {"q": "x"}}\n```'
 
 
 def _parse(*pieces: str, cut_off: bool = False) -> list[str | TextCall]:
-    """What comes out, neighbouring pieces of text joined."""
+    """Returns the output with adjacent text joined."""
     parser = TextCallParser(OFFERED)
     out: list[str | TextCall] = []
     for item in [*(item for piece in pieces for item in parser.feed(piece)), *parser.finish(cut_off=cut_off)]:

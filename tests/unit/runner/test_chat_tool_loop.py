@@ -1,4 +1,4 @@
-"""The tool loop: what the engine is asked, what the caller is told, and what it costs."""
+"""The tool loop: requests to the engine, events for the caller, and usage."""
 
 import asyncio
 import json

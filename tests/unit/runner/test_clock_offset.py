@@ -1,4 +1,4 @@
-"""What a runner makes of the times that the registry answers with."""
+"""The clock offset of a runner, from the times in the registry's answers."""
 
 from datetime import datetime, timedelta
 
@@ -18,7 +18,7 @@ LIFETIME_SECONDS = 30.0
 
 
 class Registry:
-    """A registry: its clock, and the mesh's time, which goes on evenly from the registry's start."""
+    """A registry with its clock and the mesh's time, which advances evenly from the registry's start."""
 
     def __init__(self) -> None:
         self.clock = FakeClock()
@@ -44,7 +44,7 @@ class Runner:
         self.gate.use_key(KEY)
 
     async def hear(self, takes_seconds: float = 0.0) -> None:
-        """An answer that was under way for as long in both directions."""
+        """Receive an answer with the same latency in both directions."""
         asked = self.clock.monotonic()
         await self.pass_time(takes_seconds / 2)
         mesh, wall = _stamp(self.registry.mesh_clock.utc_now()), _stamp(self.registry.clock.utc_now())
@@ -84,14 +84,14 @@ async def test_tickets_are_judged_by_the_meshs_time_however_far_the_clock_is_off
 
 
 async def test_without_the_registrys_time_the_same_ticket_is_refused() -> None:
-    """The control: what it was like."""
+    """The control: the earlier behaviour."""
     runner = Runner(Registry(), 31.0)
     assert not runner.admits(runner.registry.ticket())
 
 
 @pytest.mark.parametrize("jump_seconds", [-600.0, -30.0, 30.0, 600.0])
 async def test_a_clock_that_is_set_on_either_side_voids_no_ticket_between_two_heartbeats(jump_seconds: float) -> None:
-    """NTP steps a clock back or on; the next heartbeat is up to 30 s away."""
+    """NTP steps a clock back or forward; the next heartbeat is up to 30 s away."""
     runner = Runner(Registry(), 0.0)
     await runner.hear()
     for clock in (runner.clock, runner.registry.clock):

@@ -1,4 +1,4 @@
-"""Errors of engines that are about what is in the request, in the words and with the statuses that engines use."""
+"""Errors of engines about the content of a request, with their messages and statuses."""
 
 import json
 from typing import Any

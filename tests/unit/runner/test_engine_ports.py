@@ -1,4 +1,4 @@
-"""Ports from a range: free ones are found, each is given to one engine, and the end of the range is an error."""
+"""Ports from a range: each free port goes to one engine, and the end of the range is an error."""
 
 import socket
 
@@ -22,7 +22,7 @@ def _listen(port: int = 0) -> socket.socket:
 
 
 def _free_neighbours(count: int) -> int:
-    """The first of some ports in a row that are free now."""
+    """Returns the first of several adjacent free ports."""
     for first in range(42_000, 60_000, count):
         try:
             for port in range(first, first + count):

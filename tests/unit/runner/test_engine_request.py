@@ -1,4 +1,4 @@
-"""What the template is given for a conversation, and what becomes of the engine's answers."""
+"""The variables of a chat template, and the events of the engine's answers."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,7 +19,7 @@ PROFILE = ParameterProfile(engine=LLAMA_CPP_PYTHON_PARAMETERS)
 
 
 class Renderer:
-    """Renders nothing and remembers what it was asked."""
+    """A renderer that only records its calls."""
 
     def __init__(self) -> None:
         self.template = ""

@@ -1,4 +1,4 @@
-"""What can be shown of a text while it is generated."""
+"""The text that can be shown during a generation."""
 
 from itertools import pairwise
 

@@ -18,7 +18,7 @@ OF_TASKS = tuple(range(1, 9))
 
 
 def _missing(text: str) -> list[str]:
-    """Tests that `text` names and that do not exist."""
+    """Returns the tests that `text` names and that do not exist."""
     files = {file.name: file.read_text() for file in (ROOT / "tests").rglob("test_*.py")}
     return [
         f"{file}::{name}"

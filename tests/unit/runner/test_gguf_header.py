@@ -1,4 +1,4 @@
-"""The head of a model file: what is wanted is found, and no file can do more than be refused."""
+"""The header of a GGUF file: its facts are found, and malformed files are refused."""
 
 import struct
 import tracemalloc
@@ -268,7 +268,7 @@ def test_lengths_and_heads_of_each_layer_are_read(write: Write) -> None:
     ],
 )
 def test_a_list_that_cannot_be_is_not_believed(write: Write, listed: bytes) -> None:
-    """The heads of all layers stand in for it: more than any layer can have."""
+    """The total over all layers in place of a list: more than a layer can have."""
     assert read_gguf_header(write(_file((*SHAPE, listed)))).kv_heads == (4,) * 4
 
 
@@ -366,7 +366,7 @@ def _peak_bytes(path: Path) -> int:
 
 @pytest.mark.parametrize("number", [0, 1, 4095, 4096, 4097, 9999])
 def test_any_of_very_many_tokens_is_found(write: Write, number: int) -> None:
-    """Of every 4096th it is remembered where it begins."""
+    """The reader keeps the place of every 4096th."""
     words = [f"word {one}" + "x" * (one % 50) for one in range(10_000)]
     entries = [_strings("tokenizer.ggml.tokens", words), _number("tokenizer.ggml.eos_token_id", number)]
     header = read_gguf_header(write(_file(entries)))

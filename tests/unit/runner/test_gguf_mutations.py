@@ -23,7 +23,7 @@ MUTATIONS = int(os.environ.get("WEFT_TEST_MUTATIONS", examples(2000, 300)))
 MAX_BYTES = 64 * 1024 * 1024
 LIMITED_FILES = 200
 ADDRESS_SPACE_BYTES = 512 * 1024 * 1024
-"""An interpreter with what the reader imports, and no room for a count that is believed."""
+"""Memory for an interpreter with the reader's imports, without room for an unchecked count."""
 HUGE = (0, 1, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
 Read = Callable[[Path], object]
 
@@ -76,7 +76,7 @@ def _mutated(content: bytes, random_numbers: random.Random, head_bytes: int) -> 
 
 
 def _files(count: int) -> Iterator[bytes]:
-    """Broken small files, and one in a hundred that was the head of the real model, which takes longer to read."""
+    """Yields malformed small files, and for one in a hundred the real model's header, which takes longer to read."""
     random_numbers = random.Random(SEED)
     with demo_model_path().open("rb") as file:
         real = file.read(2 * 1024 * 1024)
@@ -91,7 +91,7 @@ def _files(count: int) -> Iterator[bytes]:
 
 
 def _judge(read: Read, path: Path) -> tuple[str, bool]:
-    """What is wrong with how a file was read, empty: nothing; and whether it was refused."""
+    """Returns the fault of reading a file (empty: none), and whether it was refused."""
     tracemalloc.reset_peak()
     was_refused = False
     try:
@@ -122,7 +122,7 @@ def test_no_mutated_file_does_more_than_be_refused(tmp_path: Path) -> None:
 
 
 def _believing_reader(path: Path) -> object:
-    """What a reader without bounds does: it makes room for what a file says before it looks whether that is there."""
+    """A reader without bounds: it allocates memory for a stated size before reading."""
     with path.open("rb") as file:
         file.seek(16)
         count = struct.unpack("<Q", file.read(8))[0]

@@ -1,4 +1,4 @@
-"""GPU time from a stand-in for NVIDIA's library: added up, and unknown wherever that library is of no help."""
+"""GPU time from a fake of NVIDIA's library: added up, and unknown where the library fails."""
 
 import os
 import threading
@@ -56,7 +56,7 @@ class StandIn:
 
 
 def _settled(gpu: GpuTime, *process_ids: int) -> float | None:
-    """The figure after a reading that was asked for now."""
+    """Returns the figure after a new reading."""
     gpu.seconds(process_ids)
     _wait_for(lambda: gpu._reader is None or not gpu._reader.is_alive())
     return gpu._seconds

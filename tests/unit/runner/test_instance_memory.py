@@ -1,10 +1,10 @@
-"""A model's life under leases: waited for, kept over crashes, lost, given up, and asked back."""
+"""An instance under leases: waited for, kept over crashes, lost, released, and revoked."""
 
 import asyncio
 
 import pytest
 from instance_stage import Stage, living, outcome
-from step_book import GIB, WORDS, StepBook, step_account
+from stepped_ledger import GIB, WORDS, SteppedLedger, step_account
 
 from runner_svc.backend.port import DeviceShare, LoadOrder
 from runner_svc.instance.settings import SleepSettings
@@ -20,7 +20,7 @@ ORDER = LoadOrder(shares=(DeviceShare(index=0, bytes=2 * GIB),), hides_devices=T
 
 
 async def test_memory_is_had_before_the_engine_starts_and_the_wait_is_told() -> None:
-    book = StepBook()
+    book = SteppedLedger()
     book.go.clear()
     async with living(step_account(book)) as stage:
         assert (stage.state, stage.backend.starts) == ((Phase.LOADING, WORDS), 0)
@@ -33,7 +33,7 @@ async def test_memory_is_had_before_the_engine_starts_and_the_wait_is_told() -> 
 
 
 async def test_a_lease_is_kept_over_a_crash_and_given_up_when_the_model_sleeps() -> None:
-    book = StepBook()
+    book = SteppedLedger()
     async with living(step_account(book)) as stage:
         stage.backend.deaths.put_nowait("signal SIGKILL")
         await stage.settle()
@@ -47,7 +47,7 @@ async def test_a_lease_is_kept_over_a_crash_and_given_up_when_the_model_sleeps()
 
 
 async def test_a_crash_loop_gives_its_lease_up_and_asks_again_after_the_pause() -> None:
-    book = StepBook()
+    book = SteppedLedger()
     stage = Stage(account=step_account(book), max_deaths=2, first_pause_seconds=10.0)
     stage.backend.loaded.set()
     stage.backend.load_error = WeftError(Reason.SERVER_DIED, "exit code 1")
@@ -64,7 +64,7 @@ async def test_a_crash_loop_gives_its_lease_up_and_asks_again_after_the_pause() 
 
 
 async def test_memory_that_cannot_be_had_is_no_crash_and_the_next_call_tries_afresh() -> None:
-    book = StepBook()
+    book = SteppedLedger()
     book.error = NEVER
     async with living(step_account(book)) as stage:
         assert stage.state == (Phase.HIBERNATING, NEVER.message)
@@ -81,7 +81,7 @@ async def test_memory_that_cannot_be_had_is_no_crash_and_the_next_call_tries_afr
 
 
 async def test_a_lost_lease_ends_the_backend_at_once_and_it_loads_again_under_a_new_one() -> None:
-    book = StepBook()
+    book = SteppedLedger()
     async with living(step_account(book)) as stage:
         request = await stage.request()
         book.lose()
@@ -97,7 +97,7 @@ async def test_a_lost_lease_ends_the_backend_at_once_and_it_loads_again_under_a_
 
 
 async def test_a_lease_that_is_lost_while_the_engine_loads_ends_the_load() -> None:
-    book = StepBook()
+    book = SteppedLedger()
     stage = Stage(account=step_account(book))
     await stage.instance.start()
     await stage.settle()
@@ -110,7 +110,7 @@ async def test_a_lease_that_is_lost_while_the_engine_loads_ends_the_load() -> No
 
 
 async def test_no_engine_is_started_under_a_lease_that_may_be_somebody_elses_by_now() -> None:
-    book = StepBook()
+    book = SteppedLedger()
     book.is_sure = False
     stage = Stage(account=step_account(book), max_deaths=2)
     stage.backend.loaded.set()
@@ -124,7 +124,7 @@ async def test_no_engine_is_started_under_a_lease_that_may_be_somebody_elses_by_
 
 @pytest.mark.parametrize("waits", [True, False], ids=["for-memory", "for-the-engine"])
 async def test_a_load_that_its_only_caller_leaves_is_ended_and_its_memory_given_up(waits: bool) -> None:
-    book = StepBook()
+    book = SteppedLedger()
     async with living(step_account(book), start_asleep=True) as stage:
         (book.go if waits else stage.backend.loaded).clear()
         load = asyncio.create_task(stage.instance.load())
@@ -137,7 +137,7 @@ async def test_a_load_that_its_only_caller_leaves_is_ended_and_its_memory_given_
 
 
 async def test_a_load_that_somebody_else_waits_for_goes_on_when_its_caller_leaves() -> None:
-    async with living(step_account(StepBook()), start_asleep=True) as stage:
+    async with living(step_account(SteppedLedger()), start_asleep=True) as stage:
         stage.backend.loaded.clear()
         leaves = asyncio.create_task(stage.instance.load())
         await stage.settle()
@@ -151,7 +151,7 @@ async def test_a_load_that_somebody_else_waits_for_goes_on_when_its_caller_leave
 
 
 async def test_a_stop_while_memory_is_awaited_leaves_no_lease() -> None:
-    book = StepBook()
+    book = SteppedLedger()
     book.go.clear()
     stage = Stage(account=step_account(book))
     await stage.instance.start()
@@ -163,7 +163,7 @@ async def test_a_stop_while_memory_is_awaited_leaves_no_lease() -> None:
 
 
 async def test_other_options_load_it_again_and_the_next_load_without_them_is_as_configured() -> None:
-    book = StepBook()
+    book = SteppedLedger()
     longer = LoadSpec(plan=LoadPlan(parameters={"context_tokens": 4096}))
     async with living(step_account(book)) as stage:
         assert await stage.instance.load() is True
@@ -181,7 +181,7 @@ async def test_other_options_load_it_again_and_the_next_load_without_them_is_as_
 
 
 async def test_of_loads_with_different_options_each_gets_its_own_or_a_later_one_has_the_last_word() -> None:
-    book = StepBook()
+    book = SteppedLedger()
     wishes = [LoadSpec(plan=LoadPlan(parameters={"context_tokens": 1024 * number})) for number in range(1, 5)]
     async with living(step_account(book), start_asleep=True) as stage:
         loads = [asyncio.create_task(stage.instance.load(wish)) for wish in wishes]
@@ -194,7 +194,7 @@ async def test_of_loads_with_different_options_each_gets_its_own_or_a_later_one_
 
 
 async def test_a_budget_that_is_too_small_says_what_would_fit() -> None:
-    async with living(step_account(StepBook()), start_asleep=True) as stage:
+    async with living(step_account(SteppedLedger()), start_asleep=True) as stage:
         with pytest.raises(WeftError) as refused:
             await stage.instance.load(LoadSpec(memory_budget_bytes=GIB))
         assert refused.value.reason is Reason.INSUFFICIENT_MEMORY
@@ -204,7 +204,7 @@ async def test_a_budget_that_is_too_small_says_what_would_fit() -> None:
 
 
 async def test_an_idle_model_gives_its_memory_to_somebody_else() -> None:
-    book = StepBook()
+    book = SteppedLedger()
     async with living(step_account(book)) as stage:
         await stage.instance.yield_memory("lease-1", Priority.NORMAL, "llama")
         assert (stage.instance.phase, book.held) == (Phase.HIBERNATING, {})
@@ -212,7 +212,7 @@ async def test_an_idle_model_gives_its_memory_to_somebody_else() -> None:
 
 
 async def test_nothing_is_admitted_once_the_memory_has_been_promised() -> None:
-    async with living(step_account(StepBook())) as stage:
+    async with living(step_account(SteppedLedger())) as stage:
         giving = asyncio.create_task(stage.instance.yield_memory("lease-1", Priority.NORMAL, "llama"))
         await asyncio.sleep(0)
         assert stage.instance.phase is Phase.READY, "the life has not noticed yet"
@@ -224,7 +224,7 @@ async def test_nothing_is_admitted_once_the_memory_has_been_promised() -> None:
 
 @pytest.mark.parametrize("why", ["works", "pinned", "higher", "loading"])
 async def test_a_model_in_use_keeps_its_memory(why: str) -> None:
-    async with living(step_account(StepBook())) as stage:
+    async with living(step_account(SteppedLedger())) as stage:
         asked = Priority.NORMAL
         if why == "works":
             await stage.request()
@@ -245,7 +245,7 @@ async def test_a_model_in_use_keeps_its_memory(why: str) -> None:
 
 
 async def test_what_a_load_took_is_learned_once() -> None:
-    account = step_account(StepBook())
+    account = step_account(SteppedLedger())
     async with living(account) as stage:
         memory = stage.instance.memory
         for seen in (None, 0, 3 * GIB, 4 * GIB):
@@ -255,7 +255,7 @@ async def test_what_a_load_took_is_learned_once() -> None:
 
 
 async def test_a_server_that_only_pauses_after_a_crash_is_not_waited_for_by_a_load() -> None:
-    book = StepBook()
+    book = SteppedLedger()
     stage = Stage(account=step_account(book), max_deaths=1)
     stage.backend.loaded.set()
     stage.backend.load_error = WeftError(Reason.SERVER_DIED, "exit code 1")
@@ -271,7 +271,7 @@ async def test_a_server_that_only_pauses_after_a_crash_is_not_waited_for_by_a_lo
 async def test_a_model_that_somebody_woke_while_it_was_to_be_loaded_otherwise_is_loaded_as_the_plan_says() -> None:
     other = LoadSpec(plan=LoadPlan(parameters={"context_tokens": 4096}))
     for turns in range(40):
-        async with living(step_account(StepBook())) as stage:
+        async with living(step_account(SteppedLedger())) as stage:
             load = asyncio.create_task(stage.instance.load(other))
             for _ in range(turns):
                 await asyncio.sleep(0)
@@ -286,7 +286,7 @@ async def test_a_model_that_somebody_woke_while_it_was_to_be_loaded_otherwise_is
 
 
 async def test_what_needs_no_memory_of_accelerators_takes_no_lease_and_leaves_them_alone() -> None:
-    book = StepBook()
+    book = SteppedLedger()
     account = step_account(book)
     async with living(account, start_asleep=True) as stage:
         await stage.instance.load(LoadSpec(plan=LoadPlan(parameters={"context_tokens": 0})))
@@ -294,7 +294,7 @@ async def test_what_needs_no_memory_of_accelerators_takes_no_lease_and_leaves_th
 
 
 async def test_a_load_may_take_as_long_as_it_moves() -> None:
-    async with living(step_account(StepBook()), start_asleep=True, max_wait_seconds=60.0) as stage:
+    async with living(step_account(SteppedLedger()), start_asleep=True, max_wait_seconds=60.0) as stage:
         stage.backend.loaded.clear()
         load = asyncio.create_task(stage.instance.load())
         await stage.settle()
@@ -305,7 +305,7 @@ async def test_a_load_may_take_as_long_as_it_moves() -> None:
 
 
 async def test_a_lease_that_is_lost_while_the_model_falls_asleep_is_waited_for_by_no_request_and_no_recipe() -> None:
-    book = StepBook()
+    book = SteppedLedger()
     sleep = SleepSettings(after_seconds=1000.0, action=HttpRecipe(url="http://controller/sleep"))
     async with living(step_account(book), drain_seconds=60.0, sleep=sleep) as stage:
         request = await stage.request()
@@ -322,7 +322,7 @@ async def test_a_lease_that_is_lost_while_the_model_falls_asleep_is_waited_for_b
 
 async def test_a_load_that_comes_while_its_like_falls_asleep_is_loaded_with_its_own_options() -> None:
     longer = LoadSpec(plan=LoadPlan(parameters={"context_tokens": 4096}))
-    async with living(step_account(StepBook()), drain_seconds=60.0) as stage:
+    async with living(step_account(SteppedLedger()), drain_seconds=60.0) as stage:
         await stage.instance.load(longer)
         request = await stage.request()
         unload = asyncio.create_task(stage.instance.unload())
@@ -341,7 +341,7 @@ async def test_a_load_that_comes_while_its_like_falls_asleep_is_loaded_with_its_
 
 async def test_of_a_model_that_takes_too_much_as_configured_a_smaller_load_is_tried_at_once() -> None:
     smaller = LoadSpec(plan=LoadPlan(parameters={"context_tokens": 1024}))
-    async with living(step_account(StepBook()), start_asleep=True) as stage:
+    async with living(step_account(SteppedLedger()), start_asleep=True) as stage:
         stage.backend.load_error = WeftError(Reason.OUT_OF_MEMORY, "exit code 1")
         for _ in range(2):
             failed = asyncio.create_task(stage.instance.load())
@@ -354,7 +354,7 @@ async def test_of_a_model_that_takes_too_much_as_configured_a_smaller_load_is_tr
 
 @pytest.mark.parametrize("dies", [False, True], ids=["at-first", "after-a-crash"])
 async def test_options_that_fail_keep_nobody_from_the_model_as_it_is_configured(dies: bool) -> None:
-    other, book = LoadSpec(plan=LoadPlan(parameters={"context_tokens": 4096})), StepBook()
+    other, book = LoadSpec(plan=LoadPlan(parameters={"context_tokens": 4096})), SteppedLedger()
     cannot_be = WeftError(Reason.INVALID_ARGUMENT, "cannot be")
     async with living(step_account(book)) as stage:
         if dies:

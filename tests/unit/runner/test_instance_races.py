@@ -1,4 +1,4 @@
-"""Loads, unloads, wakes and stops that meet in one moment."""
+"""Concurrent loads, unloads, wakes and stops."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""A fault ends what runs with its own reason and restarts the backend, stepped on a fake clock."""
+"""A fault fails the running requests with its reason and restarts the backend, on a fake clock."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,10 +1,10 @@
-"""What waking a model asks of the VRAM ledger, and what whoever wakes it is told."""
+"""Requests of a wake to the VRAM ledger, and its outcome for the caller."""
 
 import asyncio
 
 import pytest
 from instance_stage import living
-from step_book import StepBook, step_account
+from stepped_ledger import SteppedLedger, step_account
 
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -15,7 +15,7 @@ NEVER = WeftError(Reason.INSUFFICIENT_MEMORY, "needs 99 GiB; host-a has 24 GiB")
 
 async def test_whoever_wakes_a_model_is_told_whether_its_memory_may_come_later() -> None:
     """A router keeps requests waiting where it may, and refuses them where there never is enough."""
-    book = StepBook()
+    book = SteppedLedger()
     later = WeftError(Reason.INSUFFICIENT_MEMORY, "no memory within 60 s", retry_after_seconds=5.0)
     reasons = []
     book.error = later
@@ -29,7 +29,7 @@ async def test_whoever_wakes_a_model_is_told_whether_its_memory_may_come_later()
 
 
 async def test_memory_is_asked_for_with_the_priority_of_the_request_that_waits_and_not_of_an_earlier_one() -> None:
-    book = StepBook()
+    book = SteppedLedger()
     async with living(step_account(book), start_asleep=True) as stage:
         for priority in (Priority.HIGH, Priority.LOW, Priority.HIGH):
             await stage.instance.wake(priority)

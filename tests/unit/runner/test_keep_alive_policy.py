@@ -1,4 +1,4 @@
-"""How long an idle model is kept, by what was said about it."""
+"""The keep-alive of an idle model, by its settings."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What loads took is remembered, in a file that may be lost, spoilt or large without harm."""
+"""Measured memory of loads, in a file that may be lost, damaged or large without harm."""
 
 import threading
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Whatever order loads, unloads, wakes, requests, deaths, drains and stops come in, what a life promises holds.
+"""The invariants of a lifecycle hold for loads, unloads, wakes, requests, deaths, drains and stops in any order.
 
 WEFT_TEST_LIVES=5000 runs the long version.
 """

@@ -1,4 +1,4 @@
-"""The state machine of an instance: what may happen when, and what it leads to."""
+"""The state machine of an instance: possible events and their transitions."""
 
 from dataclasses import replace
 from itertools import product
@@ -234,7 +234,7 @@ RULES = st.builds(
 
 
 def _pick(state: LifeState, number: int, reason: Reason) -> Any:
-    """One of the events that are possible now, so that long lives are reached."""
+    """Returns one of the possible events, so that long histories are reached."""
     possible = sorted(POSSIBLE[state.doing], key=lambda kind: kind.__name__)
     return _event(possible[number % len(possible)], reason, "how " + "x" * 2000)
 

@@ -1,4 +1,4 @@
-"""Where a server says that it listens."""
+"""The line with which a server announces its port."""
 
 import pytest
 
@@ -22,5 +22,5 @@ def test_the_port_is_found_in_every_servers_words(line: str, port: str) -> None:
 
 
 def test_a_log_line_glued_to_the_port_is_not_read_as_another_port() -> None:
-    """Seen once: two writers on one pipe made 127.0.0.1:410450.00.766."""
+    """Observed: two writers on one pipe made 127.0.0.1:410450.00.766."""
     assert LISTENING.search("listening on http://127.0.0.1:410450.00.766.016 I srv") is None

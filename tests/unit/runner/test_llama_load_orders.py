@@ -1,4 +1,4 @@
-"""What engines over llama.cpp are told about one load: parameters, devices, files, as arguments and variables."""
+"""Arguments and environment of engines over llama.cpp for one load: parameters, devices, files."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,7 +33,7 @@ EIGHT = tuple(DeviceShare(index=index, bytes=(10 + index) * GIBIBYTE) for index 
 
 
 def _value(arguments: Sequence[str], flag: str) -> str:
-    """The value that counts: that of the last one."""
+    """Returns the value that counts: that of the last flag."""
     found = [arguments[place + 1] for place, argument in enumerate(arguments) if argument == flag]
     assert found, f"{flag} is not among {arguments}"
     return found[-1]

@@ -1,4 +1,4 @@
-"""Options of a load: what they mean, and which cannot be."""
+"""Options of a load, and their validation."""
 
 from pathlib import Path
 from typing import Any, cast

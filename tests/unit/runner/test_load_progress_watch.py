@@ -1,4 +1,4 @@
-"""When a load counts as stalled, where its work comes late or in bursts."""
+"""Stall detection of loads whose work is late or in bursts."""
 
 from collections.abc import Callable
 
@@ -18,7 +18,7 @@ def _stalled_at(cpu_seconds: Callable[[float], float], until: int) -> float | No
 
 
 def test_work_that_begins_shortly_before_the_limit_is_seen() -> None:
-    """A file on a slow disk was waited for, and now the weights are converted."""
+    """A wait for a slow disk, followed by the conversion of weights."""
     assert _stalled_at(lambda now: max(0.0, now - 290.0), 900) is None
 
 

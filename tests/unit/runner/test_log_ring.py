@@ -1,4 +1,4 @@
-"""The memory of what a process printed is bounded whatever it prints."""
+"""The memory of a process's output is bounded."""
 
 import random
 import tracemalloc

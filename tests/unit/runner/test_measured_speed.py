@@ -1,4 +1,4 @@
-"""The speed of an answer whose engine tells none: from its first token to its last one."""
+"""The speed of an answer whose engine reports none: from its first token to its last."""
 
 from collections.abc import AsyncGenerator
 from types import SimpleNamespace
@@ -61,7 +61,7 @@ async def _receipt(clock: FakeClock, engine: Backend) -> receipt_pb2.Receipt:
 
 
 async def test_an_engine_that_tells_no_speed_is_measured() -> None:
-    """Found by trying: "0 tokens/s" of every server that tells no timings."""
+    """Observed: "0 tokens/s" for every server that reports no timings."""
     clock = FakeClock()
     assert (await _receipt(clock, _engine(clock))).tokens_per_second == pytest.approx(10.0)
 

@@ -1,4 +1,4 @@
-"""What a model will take: the best source wins, and the figures are those of real loads."""
+"""Memory estimates: the best source is used, and the figures are those of real loads."""
 
 from dataclasses import replace
 from pathlib import Path

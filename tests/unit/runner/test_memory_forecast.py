@@ -1,4 +1,4 @@
-"""What loads of one configured model are expected to take, whatever was asked for, and what is learned from them."""
+"""Memory forecasts for loads of one configured model, and learning from their measurements."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Digests of model files, and the file that remembers them."""
+"""Digests of model files, and the file that caches them."""
 
 from hashlib import sha256
 from pathlib import Path
@@ -17,7 +17,7 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe garbage", b"[1, 2]", b'{"a": 1}', b'{"cut": "off', b"[" * 9_999])
 async def test_a_damaged_memory_of_digests_is_replaced(model: Path, tmp_path: Path, content: bytes) -> None:
-    """The task that reads the models died of it, and no model had a digest."""
+    """The task that computes digests died of it, and no model had a digest."""
     memory = tmp_path / "digests.json"
     memory.write_bytes(content)
     expected = f"sha256:{sha256(b'weights').hexdigest()}"

@@ -1,4 +1,4 @@
-"""What a server's own list of models says about the one that it is asked for."""
+"""Whether a server's list of models has the requested one."""
 
 import json
 from typing import Any

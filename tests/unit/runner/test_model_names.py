@@ -1,4 +1,4 @@
-"""Names of models in answers, and when one is another's."""
+"""Names of models in answers, and mismatches with the request."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a server is sent: extra parameters, warnings, and whether the model thinks."""
+"""The body of a request to a server: extra parameters, warnings, and thinking."""
 
 from dataclasses import replace
 from typing import Any
@@ -85,7 +85,7 @@ def _with_tools(*names: str, forced: str) -> chat_pb2.ChatPayload:
 
 
 def test_llama_server_is_told_of_a_forced_function_in_words_that_it_knows() -> None:
-    """It takes a choice by name for auto, and says so in its log alone."""
+    """It treats a choice by name as auto, and says so in its log only."""
     body = chat_body(_with_tools("a", "b", forced="b")).body
     assert [tool["function"]["name"] for tool in body["tools"]] == ["b"]
     assert body["tool_choice"] == "required"

@@ -1,4 +1,4 @@
-"""Parameters that the contract does not know: sent, refused, or left out with a warning."""
+"""Extra parameters: sent, refused, or left out with a warning."""
 
 from pathlib import Path
 from typing import Any

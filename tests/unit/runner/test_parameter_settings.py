@@ -1,4 +1,4 @@
-"""From a model's configuration to what its engine is told."""
+"""From a model's configuration to the parameters of its engine."""
 
 from typing import Any
 

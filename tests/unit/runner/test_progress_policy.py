@@ -1,4 +1,4 @@
-"""When an engine or a request on it counts as stuck: stepped through by values."""
+"""Stall detection of engines and requests, stepped by values."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -37,7 +37,7 @@ def engine(cpu_seconds: float = 0.0, gpu_seconds: float | None = None) -> Engine
 def step(
     policy: ProgressPolicy, seconds: Iterable[float], look: Callable[[float], Observation]
 ) -> tuple[float, Verdict]:
-    """The first verdict that does something, and when; at the end an empty one."""
+    """Returns the first verdict with an action, and its time; at the end an empty one."""
     at = 0.0
     for at in seconds:
         verdict = policy.look(look(at))
@@ -113,7 +113,7 @@ def test_one_short_burst_is_no_work() -> None:
 
 
 def test_prefill_is_not_judged_where_the_processes_cannot_be_seen() -> None:
-    """A server of somebody else's: only its tokens say anything."""
+    """For a server that weft did not start only tokens are signs of progress."""
 
     def look(now: float) -> Observation:
         return Observation(now=now, requests=[request()], owned=False)
@@ -233,7 +233,7 @@ def test_time_before_and_after_the_machine_slept_counts() -> None:
 
 
 def _idle(policy: ProgressPolicy, until: int, **signs: Any) -> tuple[float, int, Verdict]:
-    """An idle engine whose probes fail: when it counts as frozen, after how many probes."""
+    """Returns when an idle engine whose probes fail counts as frozen, and after how many probes."""
     probes, asked = 0, False
     cpu_share = signs.pop("cpu_share", 0.0)
     for now in every_second(until):

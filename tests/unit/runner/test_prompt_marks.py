@@ -1,4 +1,4 @@
-"""Marks tell how much of one prompt begins another."""
+"""Prompt marks measure the common prefix of two prompts."""
 
 from runner_svc.cache.model_cache import MARK_BYTES, MAX_MARKS, prompt_marks
 from weft.api.common.v1 import chat_pb2, completion_pb2

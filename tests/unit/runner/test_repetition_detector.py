@@ -1,4 +1,4 @@
-"""When a model repeats itself: what is noticed, what is not, and that chunks do not matter."""
+"""Detection of repetition, independent of the chunks."""
 
 import random
 
@@ -13,7 +13,7 @@ CHECK = RepetitionLimits().check_characters
 def _feed(
     text: str, sizes: list[int] | None = None, limits: RepetitionLimits | None = None
 ) -> tuple[int, Repetition] | None:
-    """How much had been fed when a loop was found, and the loop."""
+    """Returns the length of the text at which a loop was found, and the loop."""
     detector, place = RepetitionDetector(limits), 0
     rng = iter(sizes or [])
     while place < len(text):
@@ -58,7 +58,7 @@ def test_another_line_between_begins_the_count_anew() -> None:
 
 @pytest.mark.parametrize("line", ["Hi!", "yes", "Say hi.", "ja ja", "- Hello", "好的"])
 def test_short_lines_are_a_loop_when_they_come_very_often(line: str) -> None:
-    """Found by trying: `weft chat -m "Say hi"` ran to the end of the context."""
+    """Observed: `weft chat -m "Say hi"` ran to the end of the context."""
     found = _feed(_prose(600) + "\n" + f"{line}\n" * 200)
     assert found is not None
     assert (found[1].kind, found[1].count) == ("line", RepetitionLimits().short_lines)

@@ -1,4 +1,4 @@
-"""The watch over the choices of one turn: each is told of once, however their pieces come together."""
+"""The repetition watch over the choices of one turn: one warning for each."""
 
 import pytest
 

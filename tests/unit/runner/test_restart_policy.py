@@ -1,4 +1,4 @@
-"""When a backend that died is started again."""
+"""The restart policy of backends."""
 
 from runner_svc.policy.backoff import RestartHistory, RestartLimits
 
@@ -27,7 +27,7 @@ def test_a_quiet_time_forgives_earlier_crash_loops() -> None:
 
 
 def test_pauses_grow_to_the_longest_one_although_they_are_longer_than_the_window() -> None:
-    """What dies at once after each pause never had a quiet time."""
+    """A backend that dies at once after each pause was never healthy."""
     history, now, pauses = RestartHistory(), 0.0, []
     for _ in range(12):
         history, pause = history.after_death(now, RestartLimits())

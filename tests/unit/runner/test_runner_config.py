@@ -1,4 +1,4 @@
-"""From a configuration section to a runner: engines, recipes, agents, and what is told about them."""
+"""From a configuration section to a runner: engines, recipes, agents, and their report."""
 
 from pathlib import Path
 from typing import Any

@@ -26,7 +26,7 @@ def _modules() -> Iterator[Path]:
 
 
 def _names_in(path: Path) -> set[str]:
-    """The runtimes that a module names: by a string that is the name, or by importing from its folder."""
+    """Returns the runtimes that a module names, by a string or by an import from the folder."""
     text = path.read_text(encoding="utf-8")
     names = {name for name in RUNTIMES if name in text}
     found: set[str] = set()

@@ -1,4 +1,4 @@
-"""The heads of safetensors files and of the folders around them: weights are added up, and nothing is believed."""
+"""Safetensors headers and their folders: weights are added up, and all values are checked."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""Schemas that would fill the memory when they become a grammar are refused before."""
+"""Schemas whose grammar would fill the memory are refused."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""The file with the session id, whole and broken."""
+"""The session file, intact and damaged."""
 
 import errno
 import os

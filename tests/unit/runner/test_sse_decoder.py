@@ -1,4 +1,4 @@
-"""Events out of bytes, however the bytes are cut."""
+"""The SSE decoder, with chunks split anywhere."""
 
 from itertools import pairwise
 from typing import Any
@@ -70,7 +70,7 @@ def test_a_line_over_the_limit_is_a_protocol_error_though_it_would_be_dropped() 
 
 
 class _Counted(bytes):
-    """Bytes that note what is copied when they are put behind others in a new object."""
+    """Bytes that count copies of themselves into new objects."""
 
     copied = 0
 
@@ -94,7 +94,7 @@ def test_a_line_that_arrives_byte_by_byte_is_not_copied_with_every_byte() -> Non
 
 
 def test_the_count_of_copies_sees_a_decoder_that_copies() -> None:
-    """The negative control: what is put together anew with every byte."""
+    """The negative control: a decoder that copies with every byte."""
     _Counted.copied, line = 0, b""
     for _ in range(1_000):
         line = line + _Counted(b"x")

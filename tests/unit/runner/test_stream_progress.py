@@ -1,4 +1,4 @@
-"""What of a stream counts as a token, and what as work on the prompt."""
+"""Chunks of a stream that count as a token, or as prefill progress."""
 
 from typing import Any
 

@@ -170,7 +170,7 @@ def test_usage_of_several_prompts_adds_up() -> None:
 
 
 def test_usage_that_runs_along_with_the_pieces_is_not_added_up() -> None:
-    """Some servers say with every piece what the choice has cost so far."""
+    """Some servers send the choice's usage so far with every chunk."""
     reader = StreamReader(2, 2)
     for index in (0, 1):
         for tokens, finish in ((1, None), (2, None), (3, "stop")):

@@ -1,4 +1,4 @@
-"""The limits of a configuration section reach the backends that keep them."""
+"""The limits of a configuration section reach the backends."""
 
 from typing import Any
 

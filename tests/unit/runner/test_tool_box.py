@@ -14,7 +14,7 @@ SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}}
 
 
 class Scripted:
-    """A source of tools that does what a test says."""
+    """A scripted tool source."""
 
     def __init__(self, *names: str, work: Callable[[], Awaitable[str]] | None = None) -> None:
         self.names = names

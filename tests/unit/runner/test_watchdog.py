@@ -1,4 +1,4 @@
-"""The watchdog on a clock that the test moves, and an engine that does what the test says."""
+"""The watchdog on a fake clock, with a scripted engine."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -32,7 +32,7 @@ PROFILE = TimeoutProfile(prefill_liveness_seconds=10.0, idle_stream_seconds=6.0,
 
 
 class SilentBackend:
-    """An engine of which only the signs of life matter."""
+    """An engine that only has signs of life."""
 
     containment = ""
 
@@ -87,7 +87,7 @@ class SilentBackend:
 
 
 class SuspendedClock(FakeClock):
-    """A clock that `slept` seconds longer than anybody slept on it, as after the suspension of a machine."""
+    """A clock that advances `slept` seconds more than its sleeps, as after a suspension of the machine."""
 
     slept = 0.0
 
@@ -95,8 +95,8 @@ class SuspendedClock(FakeClock):
         return super().monotonic() + self.slept
 
 
-class Kennel:
-    """A watchdog at work, the records it watches, and requests that wait for an engine."""
+class WatchdogStage:
+    """A running watchdog, its records, and requests in the engine."""
 
     def __init__(self, profile: TimeoutProfile) -> None:
         self.clock = SuspendedClock()
@@ -129,9 +129,9 @@ class Kennel:
 
 
 @asynccontextmanager
-async def kennel(profile: TimeoutProfile = PROFILE) -> AsyncGenerator[Kennel]:
-    """A kennel, ended with the block."""
-    made = Kennel(profile)
+async def watchdog_stage(profile: TimeoutProfile = PROFILE) -> AsyncGenerator[WatchdogStage]:
+    """Yields a stage, ended with the block."""
+    made = WatchdogStage(profile)
     try:
         yield made
     finally:
@@ -145,7 +145,7 @@ def _failure(task: "asyncio.Task[None]") -> WeftError:
 
 
 async def test_a_prefill_that_does_nothing_fails_and_asks_for_a_restart() -> None:
-    async with kennel() as k:
+    async with watchdog_stage() as k:
         record, task = await k.request()
         await k.seconds(9)
         assert not task.done()
@@ -156,7 +156,7 @@ async def test_a_prefill_that_does_nothing_fails_and_asks_for_a_restart() -> Non
 
 
 async def test_a_prefill_that_burns_processor_time_goes_on_and_the_record_shows_progress() -> None:
-    async with kennel() as k:
+    async with watchdog_stage() as k:
         record, task = await k.request()
         for _ in range(600):
             k.backend.cpu_seconds = (k.backend.cpu_seconds or 0.0) + 0.9
@@ -166,7 +166,7 @@ async def test_a_prefill_that_burns_processor_time_goes_on_and_the_record_shows_
 
 
 async def test_one_of_two_answers_that_stops_fails_alone() -> None:
-    async with kennel() as k:
+    async with watchdog_stage() as k:
         stuck, stuck_task = await k.request("stuck")
         flowing, flowing_task = await k.request("flowing")
         stuck.note_token()
@@ -179,7 +179,7 @@ async def test_one_of_two_answers_that_stops_fails_alone() -> None:
 
 
 async def test_two_requests_of_one_id_are_told_apart() -> None:
-    async with kennel() as k:
+    async with watchdog_stage() as k:
         stuck, stuck_task = await k.request("same")
         flowing, flowing_task = await k.request("same")
         stuck.note_token()
@@ -191,7 +191,7 @@ async def test_two_requests_of_one_id_are_told_apart() -> None:
 
 
 async def test_a_caller_that_does_not_read_is_not_the_engines_fault() -> None:
-    async with kennel() as k:
+    async with watchdog_stage() as k:
         record, task = await k.request()
         record.note_token()
         record.with_caller = True
@@ -205,7 +205,7 @@ async def test_a_caller_that_does_not_read_is_not_the_engines_fault() -> None:
 
 
 async def test_a_request_that_was_admitted_and_not_yet_begun_is_not_judged() -> None:
-    async with kennel() as k:
+    async with watchdog_stage() as k:
         record, task = await k.request()
         record.turn_started = 0.0
         await k.seconds(100)
@@ -213,7 +213,7 @@ async def test_a_request_that_was_admitted_and_not_yet_begun_is_not_judged() -> 
 
 
 async def test_an_attached_server_loses_its_stalled_requests_and_is_never_restarted() -> None:
-    async with kennel() as k:
+    async with watchdog_stage() as k:
         k.backend.process_id = k.backend.cpu_seconds = None
         k.backend.answers = False
         record, task = await k.request()
@@ -228,7 +228,7 @@ async def test_an_attached_server_loses_its_stalled_requests_and_is_never_restar
 
 
 async def test_an_idle_engine_that_froze_is_found() -> None:
-    async with kennel() as k:
+    async with watchdog_stage() as k:
         k.backend.answers = False
         await k.seconds(20)
         error = k.watching.result()
@@ -237,7 +237,7 @@ async def test_an_idle_engine_that_froze_is_found() -> None:
 
 
 async def test_an_idle_engine_that_answers_is_left_alone_and_its_processes_are_not_looked_at() -> None:
-    async with kennel() as k:
+    async with watchdog_stage() as k:
         await k.seconds(100)
         assert not k.watching.done()
         assert k.backend.looks == 0
@@ -245,7 +245,7 @@ async def test_an_idle_engine_that_answers_is_left_alone_and_its_processes_are_n
 
 
 async def test_a_probe_that_never_ends_holds_nothing_up() -> None:
-    async with kennel() as k:
+    async with watchdog_stage() as k:
         k.backend.answers = None
         await k.seconds(10)
         _, task = await k.request()
@@ -257,7 +257,7 @@ async def test_a_probe_that_never_ends_holds_nothing_up() -> None:
 
 
 async def test_a_clock_that_jumped_ends_nothing() -> None:
-    async with kennel() as k:
+    async with watchdog_stage() as k:
         _, task = await k.request()
         await k.seconds(5)
         k.clock.slept = 3600.0
@@ -269,7 +269,7 @@ async def test_a_clock_that_jumped_ends_nothing() -> None:
 
 @pytest.mark.parametrize("state", [RequestState.PREFILL, RequestState.RUNNING_TOOL])
 async def test_the_absolute_limit_is_a_deadline(state: RequestState) -> None:
-    async with kennel(TimeoutProfile(absolute_seconds=8.0, probe_interval_seconds=1.0)) as k:
+    async with watchdog_stage(TimeoutProfile(absolute_seconds=8.0, probe_interval_seconds=1.0)) as k:
         record, task = await k.request()
         if state is RequestState.RUNNING_TOOL:
             record.begin_tool()

@@ -1,4 +1,4 @@
-"""The desk of a runner's caches: flushing, figures, and engines that have no slots to tell apart."""
+"""The cache manager: flush, figures, and engines without slots."""
 
 import asyncio
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ PRIVATE = Handling(cache_mode=CacheMode.NONE)
 
 
 class Engine:
-    """A backend as far as its cache goes."""
+    """A backend reduced to its cache."""
 
     def __init__(self, isolation: CacheIsolation, slots: int = 0, *, fails: WeftError | None = None) -> None:
         self.cache_isolation = isolation

@@ -1,4 +1,4 @@
-"""Which last words of an engine mean that memory ran out."""
+"""Last output lines of an engine that ran out of memory."""
 
 import pytest
 

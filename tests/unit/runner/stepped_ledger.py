@@ -1,4 +1,4 @@
-"""A VRAM ledger that grants, refuses and takes back as the test says."""
+"""A VRAM ledger whose grants, refusals and revocations the test controls."""
 
 import asyncio
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ GIB = 1024**3
 WORDS = "waiting for memory: needs 2.0 GiB on host-a, held by qwen"
 
 
-class StepBook:
+class SteppedLedger:
     """Grants one device's memory at once unless `go` is cleared or `error` is set."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class StepBook:
         self.released.append(grant.lease_id)
 
     def lose(self) -> None:
-        """Every lease is somebody else's from now on."""
+        """Revoke every lease."""
         held, self.held = self.held, {}
         for user in held.values():
             user.note_lease_lost("the test says so")
@@ -80,5 +80,5 @@ class StepForecast:
         self.taken.append((plan, taken_bytes))
 
 
-def step_account(book: StepBook) -> MemoryAccount:
+def step_account(book: SteppedLedger) -> MemoryAccount:
     return MemoryAccount(ledger=book, forecast=StepForecast())

@@ -1,4 +1,4 @@
-"""Slots and who may use them: single decisions, and random turns on a model of an engine."""
+"""The cache directory: single decisions about slots, and random turns on a model of an engine."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -22,7 +22,7 @@ def _turn(book: CacheDirectory, partition: Partition | None, *marks: bytes) -> C
 
 
 def _shared_book(slot_count: int) -> CacheDirectory:
-    """A book that two tenants have used, and whose slots are all known to be empty."""
+    """Returns a directory that two tenants have used, with slots known to be empty."""
     book = CacheDirectory(slot_count)
     _turn(book, A)
     _turn(book, B)
@@ -153,7 +153,7 @@ def test_an_engine_has_at_least_one_slot() -> None:
 
 @dataclass(frozen=True)
 class _Text:
-    """What a turn leaves in a slot."""
+    """The text that a turn leaves in a slot."""
 
     partition: Partition | None
     turn: int
@@ -168,7 +168,7 @@ class _Running:
 
 @dataclass
 class _Engine:
-    """Slots with texts in them, and what no turn may be shown."""
+    """A model of an engine: slots with texts, and the texts that a turn must not see."""
 
     book: CacheDirectory
     contents: list[_Text | None]
@@ -220,7 +220,7 @@ class _Engine:
         self.erasing.append(self.book.forget(tenant, tag))
 
     def erase(self) -> None:
-        """The oldest erasure that was asked for is carried out; a slot at work is waited for."""
+        """Carry out the oldest requested erasure; a busy slot is waited for."""
         if not self.erasing:
             return
         states = self.erasing.pop(0)
@@ -326,7 +326,7 @@ _WRONG_BOOKS: list[tuple[type[CacheDirectory], list[tuple[object, ...]]]] = [
 
 @pytest.mark.parametrize(("wrong", "steps"), _WRONG_BOOKS)
 def test_the_model_finds_books_that_are_wrong(wrong: type[CacheDirectory], steps: list[tuple[object, ...]]) -> None:
-    """The control: each of these leaves one precaution out."""
+    """The control: each directory lacks one precaution."""
     _run(steps, 1)
     with pytest.raises(AssertionError):
         _run(steps, 1, wrong)

@@ -1,4 +1,4 @@
-"""When a provider may be asked, and when again."""
+"""The back-off of requests to a server or provider."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Which ends of an engine mean that its program is for another processor, and what may help."""
+"""Ends of an engine whose program was built for another processor, and the advice."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""An instance on a real process, requests on it, and a count of everything that a fault may leave behind."""
+"""An instance on a real process, its requests, and a count of resources that a fault may leave behind."""
 
 import asyncio
 import os
@@ -30,7 +30,7 @@ from weft_testing.fake_backend.process import FakeControl, fake_backend_command
 WAIT_SECONDS = 20.0
 POLL_SECONDS = 0.002
 LONG: dict[str, Any] = {"answer_tokens": 0, "tokens_per_second": 200}
-"""An answer that goes on until somebody ends it."""
+"""Length of an answer that does not end by itself."""
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Repaving:
     phases: list[Phase] = field(default_factory=list)
 
     async def until(self, condition: Callable[[], bool], what: str, seconds: float = WAIT_SECONDS) -> float:
-        """Wait for `condition`, and say how long that took."""
+        """Wait for `condition`; returns the time."""
         began = time.monotonic()
         while not condition():
             assert time.monotonic() - began < seconds, f"{what}: {self.instance.phase.name} {self.instance.detail}"
@@ -53,23 +53,23 @@ class Repaving:
         await self.until(lambda: self.instance.phase is phase, f"not {phase.name}")
 
     async def until_restarted(self, count: int = 1) -> None:
-        """Ready, after that many restarts."""
+        """Wait until it is ready after that many restarts."""
         await self.until(
             lambda: self.instance.restart_count >= count and self.instance.phase is Phase.READY, "not ready again"
         )
 
     def kill(self) -> None:
-        """As the kernel's out-of-memory killer, or an operator."""
+        """Kill the engine, as the kernel's out-of-memory killer does."""
         assert self.backend.process_id is not None
         os.kill(self.backend.process_id, signal.SIGKILL)
 
     def control(self) -> FakeControl:
-        """The present fake's own routes."""
+        """Call a control route of the present fake backend."""
         found = re.findall(r"listening on (http://\S+)", "\n".join(self.backend.log_lines(100)))
         return FakeControl(found[-1])
 
     async def ask(self, request_id: str = "r", text: list[str] | None = None, max_tokens: int = 5) -> WeftError | None:
-        """One request from its beginning to its end: its error, and its answer in `text`."""
+        """Run one request; returns its error, and keeps its answer in `text`."""
         message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text="hi")])
         payload = chat_pb2.ChatPayload(messages=[message])
         payload.sampling.max_tokens = max_tokens
@@ -86,7 +86,7 @@ class Repaving:
         return None
 
     async def stream(self, request_id: str = "r") -> "asyncio.Task[WeftError | None]":
-        """A request that goes on until somebody ends it, once its first token has come."""
+        """Start a request that does not end by itself; returns after its first token."""
         text: list[str] = []
         task = asyncio.create_task(self.ask(request_id, text, max_tokens=100_000))
         await self.until(lambda: bool("".join(text)) or task.done(), "no token")
@@ -101,7 +101,7 @@ async def repaving(
     http: TimeoutProfile | None = None,
     **switches: Any,
 ) -> AsyncIterator[Repaving]:
-    """An instance that has begun to load a fake backend with these switches, or `command`."""
+    """Yields an instance that loads a fake backend with these switches, or `command`."""
     config = LlamaServerConfig(
         command=tuple(command or fake_backend_command(**switches)),
         model_path=Path(__file__),
@@ -130,7 +130,7 @@ async def living(config: InstanceConfig, backend: Backend) -> AsyncIterator[Repa
 
 @dataclass(frozen=True)
 class Leftovers:
-    """What this process holds."""
+    """The resources of this process."""
 
     processes: int
     file_descriptors: int
@@ -139,7 +139,7 @@ class Leftovers:
 
 
 def count_leftovers() -> Leftovers:
-    """As it is now."""
+    """Returns the present count."""
     return Leftovers(
         processes=len(own_children(recursive=True)),
         file_descriptors=len(list(Path("/proc/self/fd").iterdir())),
