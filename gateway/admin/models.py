@@ -37,7 +37,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 
-Described = Mapping[str, Mapping[str, runner_service_pb2.InstanceDescription]]
+InstanceDescriptions = Mapping[str, Mapping[str, runner_service_pb2.InstanceDescription]]
 """Instance descriptions as the runners report them, by runner and model."""
 
 GONE = "gone"
@@ -60,7 +60,11 @@ def runners_of(members: Iterable[ModelView]) -> list[str]:
 
 
 def admin_model(
-    view: FleetView, name: str, members: Sequence[ModelView], queues: Sequence[PoolQueue] | None, described: Described
+    view: FleetView,
+    name: str,
+    members: Sequence[ModelView],
+    queues: Sequence[PoolQueue] | None,
+    described: InstanceDescriptions,
 ) -> AdminModelDocument:
     """Returns the document of one public name. `queues` is None while the router is unreachable."""
     replicas = [_replica(view, member) for member in members]

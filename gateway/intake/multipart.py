@@ -275,7 +275,7 @@ class Form:
             raise invalid_field(name, "must not be empty")
         return found[0]
 
-    def words(self, name: str, known: frozenset[str]) -> list[str]:
+    def values(self, name: str, known: frozenset[str]) -> list[str]:
         """Returns the values of a field that may be given several times. Raises INVALID_ARGUMENT for an unknown one."""
         found = [part.text() for part in self._parts if part.name == name + LIST_MARK]
         if not known.issuperset(found):

@@ -117,7 +117,7 @@ async def _transcribed(request: Request, deps: InferenceDeps, *, translates: boo
     context = deps.context(
         scope, surface="transcriptions", params=params, model=params.model, operation=Operation.TRANSCRIPTION
     )
-    granularities = form.words("timestamp_granularities", GRANULARITIES)
+    granularities = form.values("timestamp_granularities", GRANULARITIES)
     payload = to_transcription(params, form.file("file"), granularities, translates=translates)
 
     def to_body(transcription: audio_pb2.Transcription, receipt: receipt_pb2.Receipt) -> bytes:

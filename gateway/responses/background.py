@@ -150,7 +150,7 @@ class BackgroundResponses:
     async def body(self, found: BackgroundResponse) -> bytes:
         """Returns the current response as JSON; stores it where it has ended."""
         task, body = await self._rendered(found)
-        await self._keep(found, task, body)
+        await self._store_if_ended(found, task, body)
         return body
 
     async def cancel(self, found: BackgroundResponse) -> bytes:
@@ -168,7 +168,7 @@ class BackgroundResponses:
             raise WeftError(Reason.RESOURCE_IN_USE, f"response {found.id} is running; cancel it first")
         await self._tasks.delete(found.task.tenant, found.task.id)
 
-    async def kept(self, tenant: str, response_id: str, field: str) -> StoredResponse:
+    async def ended(self, tenant: str, response_id: str, field: str) -> StoredResponse:
         """Returns an ended response to be continued; stores it first.
 
         Raises NOT_FOUND, INVALID_ARGUMENT naming `field` for one that is running or failed, and as
@@ -220,14 +220,14 @@ class BackgroundResponses:
             async for update in watch:
                 data = replay.take(update)
                 if replay.is_done:
-                    await self._keep(found, replay.task, replay.snapshot())
+                    await self._store_if_ended(found, replay.task, replay.snapshot())
                 yield data
                 if replay.is_done:
                     return
         last = replay.end()
         if not replay.is_done:
             raise WeftError(Reason.SERVICE_UNAVAILABLE, "the stream was interrupted; the response continues")
-        await self._keep(found, replay.task, replay.snapshot())
+        await self._store_if_ended(found, replay.task, replay.snapshot())
         yield last
 
     async def _rendered(self, found: BackgroundResponse) -> tuple[Task, bytes]:
@@ -265,7 +265,7 @@ class BackgroundResponses:
     def _fresh(self, found: BackgroundResponse) -> Replay:
         return Replay(found.origin.request, found.task, self._clock)
 
-    async def _keep(self, found: BackgroundResponse, task: Task, body: bytes) -> None:
+    async def _store_if_ended(self, found: BackgroundResponse, task: Task, body: bytes) -> None:
         if task.state not in _STORED_STATES:
             return
         try:
@@ -339,7 +339,7 @@ class ContinuedResponses(ResponseStore):
             if missing.reason is not Reason.NOT_FOUND:
                 raise
         try:
-            return await self._background.kept(tenant, response_id, _FIELD)
+            return await self._background.ended(tenant, response_id, _FIELD)
         except WeftError as error:
             if error.reason is Reason.INVALID_ARGUMENT:
                 raise response_not_found(response_id) from None
@@ -354,7 +354,7 @@ class ContinuedResponses(ResponseStore):
             if error.reason is not Reason.NOT_FOUND:
                 raise
         # Earlier responses were stored when this one was submitted: only the last can be missing.
-        await self._background.kept(tenant, response_id, _FIELD)
+        await self._background.ended(tenant, response_id, _FIELD)
         return await self._store.chain(tenant, response_id)
 
     @override

@@ -206,7 +206,7 @@ class RequestObserver:
         if 0 < self._max_queue_depth <= self._queue.load[0]:
             raise WeftError(Reason.QUEUE_FULL, "the queue is full", retry_after_seconds=FULL_RETRY_SECONDS)
 
-    def told(self, error: WeftError) -> WeftError:
+    def public_error(self, error: WeftError) -> WeftError:
         """Returns the error as it is shown to the caller."""
         if error.reason is not Reason.QUEUE_FULL:
             return error
@@ -311,7 +311,7 @@ class _ObservedGeneration:
                 async for frame in frames:
                     yield frame
         except WeftError as error:
-            failure = observer.told(error)
+            failure = observer.public_error(error)
             raise failure from error
         finally:
             observer.ended(self._context, self.receipt, failure, began)
@@ -334,7 +334,7 @@ class _ObservedWhole(Generic[ResultT]):
             observer.admit()
             return await self._call.result()
         except WeftError as error:
-            failure = observer.told(error)
+            failure = observer.public_error(error)
             raise failure from error
         finally:
             observer.ended(self._context, self.receipt, failure, began)
@@ -359,7 +359,7 @@ class _ObservedSpeech:
                 async for piece in pieces:
                     yield piece
         except WeftError as error:
-            failure = observer.told(error)
+            failure = observer.public_error(error)
             raise failure from error
         finally:
             observer.ended(self._context, self.receipt, failure, began)

@@ -32,7 +32,7 @@ def fleet() -> FixedFleet:
     return FixedFleet.of(model("tiny"), agents=[replace(agent("coder"), behaviour=BEHAVIOUR), agent("plain")])
 
 
-def told() -> list[Step]:
+def answer_with_notices() -> list[Step]:
     """An answer that begins with a tool, with every kind of notice."""
     warning = warning_pb2.Warning(
         code=warning_pb2.WARNING_CODE_UNSUPPORTED_PARAMETER, field="mirostat", message="was not used"
@@ -116,7 +116,7 @@ async def test_too_much_or_a_contradiction_is_a_400_that_names_the_field(fields:
 
 
 async def test_an_answer_in_one_piece_has_warnings_and_signals() -> None:
-    async with serving(ScriptedDispatcher(told())) as gateway:
+    async with serving(ScriptedDispatcher(answer_with_notices())) as gateway:
         headers, body = await chat(gateway)
     document = json.loads(body)
     assert document["choices"][0]["message"]["content"] == "Hello"
@@ -133,7 +133,7 @@ async def test_an_answer_without_any_has_neither_members_nor_header() -> None:
 
 
 async def test_a_stream_tells_them_as_comments_and_in_chunks_on_request() -> None:
-    async with serving(ScriptedDispatcher(told())) as gateway:
+    async with serving(ScriptedDispatcher(answer_with_notices())) as gateway:
         _, plain = await chat(gateway, stream=True)
         _, asked = await chat(gateway, stream=True, stream_options={"include_weft_events": True})
     comments = [line for line in plain.split("\n\n") if line.startswith(":")]
@@ -152,7 +152,7 @@ async def test_a_stream_tells_them_as_comments_and_in_chunks_on_request() -> Non
 
 
 async def test_a_failure_after_a_tool_has_run_is_the_last_event_of_a_stream_that_has_begun() -> None:
-    steps: list[Step] = [*told()[:3], WeftError(Reason.SERVER_DIED, "it died")]
+    steps: list[Step] = [*answer_with_notices()[:3], WeftError(Reason.SERVER_DIED, "it died")]
     async with serving(ScriptedDispatcher(steps)) as gateway:
         _, body = await chat(gateway, stream=True)
     events = [part for part in body.split("\n\n") if part]
@@ -162,7 +162,7 @@ async def test_a_failure_after_a_tool_has_run_is_the_last_event_of_a_stream_that
 
 
 async def test_a_failure_after_no_more_than_a_warning_is_still_a_status() -> None:
-    steps: list[Step] = [*told()[:2], WeftError(Reason.SERVER_DIED, "it died")]
+    steps: list[Step] = [*answer_with_notices()[:2], WeftError(Reason.SERVER_DIED, "it died")]
     async with serving(ScriptedDispatcher(steps)) as gateway:
         body = json.dumps({"model": "tiny", "messages": MESSAGES, "stream": True}).encode()
         response = await gateway.request("POST", "/v1/chat/completions", body)

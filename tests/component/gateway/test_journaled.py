@@ -48,7 +48,7 @@ def generation(
     return DurableGeneration(DurableCallDeps(tasks, clock or FakeClock(), CONFIG), CONTEXT, journal or Journal(), CHAT)
 
 
-def words(frames: list[Frame]) -> str:
+def text_of(frames: list[Frame]) -> str:
     return "".join(event.delta.text for frame in frames for event in frame)
 
 
@@ -61,7 +61,7 @@ async def all_of(frames: AsyncGenerator[Frame], into: list[Frame] | None = None)
 
 async def read_until(frames: AsyncGenerator[Frame], text: str) -> list[Frame]:
     found: list[Frame] = []
-    while text not in words(found):
+    while text not in text_of(found):
         found.append(await anext(frames))
     return found
 
@@ -90,7 +90,7 @@ async def test_what_is_kept_is_handed_on_and_the_end_only_with_the_end_of_the_ta
 
 async def test_its_task_is_told_before_anything_else_and_waits_in_the_callers_band_no_longer_than_the_caller() -> None:
     tasks, told = ScriptedTasks(at_once=[HELLO, WORLD]), list[str]()
-    assert words(await all_of(generation(tasks, Journal(on_task=told.append)).frames())) == "Hello, world"
+    assert text_of(await all_of(generation(tasks, Journal(on_task=told.append)).frames())) == "Hello, world"
     assert told == list(tasks.kept)
     spec = tasks.one.new.spec
     assert (spec.options.priority, spec.pending_limit.ToSeconds(), spec.chat) == (PRIORITY_NORMAL, 60, CHAT)
@@ -191,7 +191,7 @@ async def test_an_attempt_that_is_lost_before_any_content_is_followed_by_the_nex
     tasks.say(WORLD)
     tasks.complete()
     frames = await reading
-    assert words(frames) == "Hello, world"
+    assert text_of(frames) == "Hello, world"
     assert sum(event.HasField("finished") for frame in frames for event in frame) == 1
 
 
@@ -215,7 +215,7 @@ async def test_an_answer_that_broke_off_is_an_error_and_never_continued_with_ano
     assert task_id in caught.value.message
     assert ("goes on" in caught.value.message) is not is_cancelled
     assert caught.value.metadata["task_id"] == task_id
-    assert words(found) == "Hello"
+    assert text_of(found) == "Hello"
     assert bool(tasks.cancelled) is is_cancelled
 
 
@@ -280,7 +280,7 @@ async def test_a_watch_that_ends_before_the_task_is_begun_again_where_it_ended_a
     reading = asyncio.create_task(all_of(generation(tasks, clock=clock).frames()))
     await clock.wait_for_sleepers(1)
     await clock.advance(0.4)
-    assert words(await reading) == "Hello, world"
+    assert text_of(await reading) == "Hello, world"
     assert tasks.watched_from == [0, tasks.one.pieces[0].last_event]
 
 
@@ -301,7 +301,7 @@ async def test_whoever_keeps_the_tasks_may_be_away_for_a_while_and_not_for_ever(
     for pause in (0.4, 0.8):
         await clock.wait_for_sleepers(1)
         await clock.advance(pause)
-    assert words(await reading) == "Hello, world"
+    assert text_of(await reading) == "Hello, world"
 
     tasks = Away(watch_failures=away(9))
     reading = asyncio.create_task(all_of(generation(tasks, clock=clock).frames()))

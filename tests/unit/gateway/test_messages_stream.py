@@ -36,7 +36,7 @@ def piece(index: int, arguments: str, *, first: bool) -> Event:
 
 
 @dataclass
-class Told:
+class StreamEvents:
     """The events of a stream, and how it ended."""
 
     raw: bytes
@@ -65,8 +65,8 @@ class Reader:
     def _answer(self, _request: httpx2.Request) -> httpx2.Response:
         return httpx2.Response(200, headers={"content-type": "text/event-stream"}, content=self.raw)
 
-    def read(self, raw: bytes) -> Told:
-        self.raw, told = raw, Told(raw)
+    def read(self, raw: bytes) -> StreamEvents:
+        self.raw, told = raw, StreamEvents(raw)
         try:
             with self.client.messages.stream(
                 model="chat", max_tokens=9, messages=[{"role": "user", "content": "x"}]
@@ -80,7 +80,7 @@ class Reader:
 READER = Reader()
 
 
-def stream(frames: Sequence[list[Event]], *, failing_after: int | None = None, estimate: int = 0) -> Told:
+def stream(frames: Sequence[list[Event]], *, failing_after: int | None = None, estimate: int = 0) -> StreamEvents:
     """Encode frames as an answer does, and read them with the client. The work fails after `failing_after` frames."""
     encoder, out, failure = MessagesStream(IDENTITY, estimate), [], None
     try:
@@ -117,7 +117,7 @@ def end(finish: str = "STOP", prompt: int = 9, cached: int = 4) -> list[Event]:
     ]
 
 
-def blocks(told: Told) -> list[dict[str, Any]]:
+def blocks(told: StreamEvents) -> list[dict[str, Any]]:
     assert told.answer is not None, told
     return [block.to_dict() for block in told.answer.content]
 
@@ -222,7 +222,7 @@ def require_one_block_at_a_time(events: Sequence[dict[str, Any]]) -> None:
     assert not is_open
 
 
-def require_same(told: Told, document: dict[str, Any]) -> None:
+def require_same(told: StreamEvents, document: dict[str, Any]) -> None:
     """The streamed and the unary answer are equal; only text within a call's arguments is sent after them."""
     assert told.answer is not None
     assert told.answer.stop_reason == document["stop_reason"]

@@ -37,7 +37,7 @@ DELTA = st.builds(
 )
 
 
-class Kept:
+class SingleTenantStore:
     """A ResponseStore with the responses of one tenant."""
 
     def __init__(self, *responses: StoredResponse) -> None:
@@ -63,7 +63,7 @@ def request_of(**fields: object) -> ResponsesRequest:
     return parse(ResponsesRequest, json.dumps({"model": "m", "input": "hi", **fields}).encode(), max_depth=64)
 
 
-def kept(request: ResponsesRequest, *deltas: event_pb2.Delta, finish: str = "STOP") -> StoredResponse:
+def stored_response(request: ResponsesRequest, *deltas: event_pb2.Delta, finish: str = "STOP") -> StoredResponse:
     """The stored response to `request` from these deltas."""
     response_id = new_response_id()
     document = ResponseDocument(request, response_id, clock=FakeClock(), arrived=0.0)
@@ -80,7 +80,7 @@ def kept(request: ResponsesRequest, *deltas: event_pb2.Delta, finish: str = "STO
     )
 
 
-async def continued(store: Kept | None, tenant: str = "acme", **fields: Any) -> chat_pb2.ChatPayload:
+async def continued(store: SingleTenantStore | None, tenant: str = "acme", **fields: Any) -> chat_pb2.ChatPayload:
     request = request_of(**fields)
     conversation = await conversation_of(store, tenant, own_items(request), request.previous_response_id)
     return to_response_request(request, conversation, RequestMedia(MediaConfig()), RequestLimits()).payload
@@ -89,8 +89,8 @@ async def continued(store: Kept | None, tenant: str = "acme", **fields: Any) -> 
 @settings(deadline=None)
 @given(deltas=st.lists(DELTA, max_size=6), finish=st.sampled_from(["STOP", "LENGTH", "TOOL_CALLS"]))
 async def test_every_answer_can_be_continued(deltas: list[event_pb2.Delta], finish: str) -> None:
-    before = kept(request_of(), *deltas, finish=finish)
-    payload = await continued(Kept(before), previous_response_id=before.id, input="Go on")
+    before = stored_response(request_of(), *deltas, finish=finish)
+    payload = await continued(SingleTenantStore(before), previous_response_id=before.id, input="Go on")
     said = "".join(part.text for message in payload.messages[1:-1] for part in message.content)
     assert said == "".join(delta.text for delta in deltas)
     assert [part.text for message in (payload.messages[0], payload.messages[-1]) for part in message.content] == [
@@ -102,11 +102,11 @@ async def test_every_answer_can_be_continued(deltas: list[event_pb2.Delta], fini
 async def test_every_item_of_an_answer_can_be_named() -> None:
     call = event_pb2.ToolCallDelta(index=0, id="call_a", name="weather", arguments_text="{}")
     delta = event_pb2.Delta(reasoning="Hm.", text="Wait.", tool_calls=[call])
-    before = kept(request_of(), delta, finish="TOOL_CALLS")
+    before = stored_response(request_of(), delta, finish="TOOL_CALLS")
     ids = [item.id for item in exchange_of(before)]
     result = {"type": "function_call_output", "call_id": "call_a", "output": "sunny"}
     references = [{"type": "item_reference", "id": item_id} for item_id in ids]
-    payload = await continued(Kept(before), input=[*references, result])
+    payload = await continued(SingleTenantStore(before), input=[*references, result])
     assert [message.role for message in payload.messages] == [
         chat_pb2.ROLE_USER,
         chat_pb2.ROLE_ASSISTANT,
@@ -118,19 +118,19 @@ async def test_every_item_of_an_answer_can_be_named() -> None:
 
 @pytest.mark.parametrize("tenant", ["acme", "other"])
 async def test_a_name_of_nothing_is_refused_by_its_place(tenant: str) -> None:
-    before = kept(request_of(), event_pb2.Delta(text="Hi"))
+    before = stored_response(request_of(), event_pb2.Delta(text="Hi"))
     item_id = output_item_id(before.id, "message", 7 if tenant == "acme" else 0)
     reference = {"type": "item_reference", "id": item_id}
-    for store in (Kept(before), None):
+    for store in (SingleTenantStore(before), None):
         with pytest.raises(FieldError) as caught:
             await continued(store, tenant, input=[{"role": "user", "content": "hi"}, reference])
         assert caught.value.field == "input[1].id"
 
 
 async def test_a_response_of_another_tenant_is_not_found() -> None:
-    before = kept(request_of(), event_pb2.Delta(text="Hi"))
+    before = stored_response(request_of(), event_pb2.Delta(text="Hi"))
     with pytest.raises(WeftError) as caught:
-        await continued(Kept(before), "other", previous_response_id=before.id)
+        await continued(SingleTenantStore(before), "other", previous_response_id=before.id)
     assert caught.value.reason is Reason.NOT_FOUND
     assert caught.value.metadata["field"] == "previous_response_id"
 

@@ -72,7 +72,9 @@ def cut(events: Sequence[Event], places: Sequence[int], attempt: int = 1) -> lis
     ]
 
 
-def told(news: Sequence[TaskEvent], *, after: int = FROM_THE_START, asked: BackgroundRequest | None = None) -> bytes:
+def response_events(
+    news: Sequence[TaskEvent], *, after: int = FROM_THE_START, asked: BackgroundRequest | None = None
+) -> bytes:
     taker = replay(after=after, asked=asked)
     return taker.opening() + b"".join(map(taker.take, news)) + taker.end()
 
@@ -101,11 +103,11 @@ def test_it_is_the_same_however_it_is_cut_and_told(
     live = [PENDING, running(attempt), *cut(events, first, attempt), last]
     again = [last, *cut(events, second, attempt)]
     joined = [running(attempt, count), *cut(events, second, attempt), last, last]
-    body = told(live, asked=asked)
-    assert told(again, asked=asked) == told(joined, asked=asked) == body
+    body = response_events(live, asked=asked)
+    assert response_events(again, asked=asked) == response_events(joined, asked=asked) == body
     whole = events_in(body)
     for place, event in enumerate(whole):
-        assert events_in(told(again, after=event["sequence_number"], asked=asked)) == whole[place + 1 :]
+        assert events_in(response_events(again, after=event["sequence_number"], asked=asked)) == whole[place + 1 :]
     assert [event.type for event in read(answering, body)] == [event["type"] for event in whole]
 
 
@@ -116,19 +118,21 @@ def test_an_end_in_the_middle_is_the_same_however_it_is_told(
 ) -> None:
     said = events[:-1]
     last = ended(state, events=len(said))
-    body = told([running(), *cut(said, []), last])
-    assert told([last, *cut(said, places)]) == body
+    body = response_events([running(), *cut(said, []), last])
+    assert response_events([last, *cut(said, places)]) == body
     whole = events_in(body)
     assert [event["type"] for event in whole[-2:]] == ["response.failed", "error"]
     for place, event in enumerate(whole):
-        assert events_in(told([last, *cut(said, places)], after=event["sequence_number"])) == whole[place + 1 :]
+        assert (
+            events_in(response_events([last, *cut(said, places)], after=event["sequence_number"])) == whole[place + 1 :]
+        )
 
 
 def test_an_id_at_random_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.responses.output.output_item_id", lambda *_: new_id("msg"))
     events = [*HELLO, *end()]
     news = [ended(events=len(events)), *cut(events, [])]
-    assert told(news) != told(news)
+    assert response_events(news) != response_events(news)
 
 
 @pytest.mark.parametrize("places", [[], [1], [2], [1, 2, 3, 4]])
@@ -150,7 +154,7 @@ def test_the_response_as_it_is_grows_with_the_pieces(places: list[int]) -> None:
 def test_times_are_the_tasks_and_warnings_come_with_every_reading() -> None:
     asked = request(include=["metrics"])
     events = [*HELLO, *end()]
-    (*_, last) = events_in(told([ended(events=len(events)), *cut(events, [])], asked=asked))
+    (*_, last) = events_in(response_events([ended(events=len(events)), *cut(events, [])], asked=asked))
     assert last["response"]["metrics"]["pool_total_wall_ms"] == 9000.0
     assert [warning["field"] for warning in last["response"]["warnings"]] == ["x"]
 
@@ -204,8 +208,8 @@ def test_whoever_has_no_content_goes_on_with_the_next_attempt() -> None:
 
 def test_pieces_that_come_twice_are_taken_once() -> None:
     pieces = cut([*HELLO, *end()], [1, 2])
-    once = told([running(), *pieces, ended(events=6)])
-    assert told([running(), *pieces[:2], *pieces, ended(events=6)]) == once
+    once = response_events([running(), *pieces, ended(events=6)])
+    assert response_events([running(), *pieces[:2], *pieces, ended(events=6)]) == once
 
 
 @pytest.mark.parametrize(
