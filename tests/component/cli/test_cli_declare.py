@@ -187,7 +187,7 @@ def test_wait_ends_with_the_change_it_waits_for(mesh: ScriptedMesh, expected: st
 
 def test_wait_that_times_out_says_how_it_is_instead(mesh: ScriptedMesh) -> None:
     mesh.add(some_model("qwen", status="HIBERNATING"))
-    result = mesh.run("wait", "model", "qwen", "--for", "status=active", "--timeout", "50ms")
+    result = mesh.run("wait", "model", "qwen", "--for", "status=active", "--timeout", "1s")
     assert result.exit_code == 5
     assert "it is hibernating" in result.stderr
     assert mesh.run("wait", "model", "nix", "--for", "exists", "--timeout", "0").exit_code == 5

@@ -27,7 +27,7 @@ COMPLETED, FAILED, CANCELLED = (
     task_pb2.TASK_STATE_FAILED,
     task_pb2.TASK_STATE_CANCELLED,
 )
-CREATED = datetime.now(UTC) - timedelta(seconds=65)
+AGE = timedelta(seconds=65)
 
 
 def task(state: int = PENDING, *, task_id: str = ID, attempt: int = 0, **fields: Any) -> task_pb2.Task:
@@ -40,7 +40,7 @@ def task(state: int = PENDING, *, task_id: str = ID, attempt: int = 0, **fields:
         max_attempts=5,
         **fields,
     )
-    made.create_time.FromDatetime(CREATED)
+    made.create_time.FromDatetime(datetime.now(UTC) - AGE)
     return made
 
 
@@ -189,8 +189,8 @@ def test_a_description_has_every_attempt_with_its_reason(script: TaskScript) -> 
     for number in (1, 2):
         lost = task_pb2.TaskAttempt(attempt=number, owner="router-a", message="the runner went away")
         lost.reason = Reason.WORKER_LOST.value  # type: ignore[assignment]  # a number of the enum
-        lost.claim_time.FromDatetime(CREATED)
-        lost.end_time.FromDatetime(CREATED)
+        lost.claim_time.FromDatetime(datetime.now(UTC) - AGE)
+        lost.end_time.FromDatetime(datetime.now(UTC) - AGE)
         lost.receipt.attempts.add(runner="atlas", reason=Reason.WORKER_LOST.value)
         script.attempts.append(lost)
     done = script.run("describe", "task", ID)
