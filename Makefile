@@ -12,6 +12,8 @@ WORKERS ?= $(shell expr 2 '*' $$(getconf _NPROCESSORS_ONLN))
 # Tests start some hundred Python processes: without compiled modules on disk, each compiles all of weft for itself.
 # And a test that runs Python between fork and exec must not have gRPC start its threads anew in there: its files are closed.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE GRPC_ENABLE_FORK_SUPPORT=0 $(BIN)/python -m pytest
+# Compiled once before tests that run side by side: each worker would compile all of weft at the same time.
+COMPILED := $(BIN)/python -m compileall -q -j 0 weft weft_app weft_testing gateway registry_svc router_svc runner_svc
 SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
@@ -27,9 +29,11 @@ demo: $(VENV)/.up ## start a mesh, stream one chat through it, stop it; the exit
 	@$(BIN)/weft demo $(ARGS)
 
 test: $(VENV)/.dev ## run the tests, the real model included, without the heavy ones
+	@$(COMPILED)
 	@$(PYTEST) $(SIDE_BY_SIDE) $(ARGS)
 
 test-all: $(VENV)/.dev ## run the heavy tests too (torture, storms), and properties with many examples
+	@$(COMPILED)
 	@WEFT_TESTS=all $(PYTEST) $(SIDE_BY_SIDE) $(ARGS)
 
 test-runtimes: $(VENV)/.dev ## run the tests of heavy runtimes, each in an environment of its own
