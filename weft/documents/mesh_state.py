@@ -1,4 +1,4 @@
-"""What a watcher knows: the snapshot and changes of RegistryService.Watch folded into the resources there are."""
+"""The state of a watcher: resources from the snapshot and changes of RegistryService.Watch."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ Key = tuple[ResourceKind, str]
 
 @dataclass(slots=True)
 class MeshState:
-    """The resources of a mesh by name, as of the last response that was folded in."""
+    """The resources of a mesh by name, as of the last applied response."""
 
     runners: dict[str, runner_pb2.Runner] = field(default_factory=dict)
     models: dict[str, model_pb2.Model] = field(default_factory=dict)
@@ -25,7 +25,7 @@ class MeshState:
     """Names of the models of each runner."""
 
     def fold(self, response: registry_service_pb2.WatchResponse) -> frozenset[Key]:
-        """Take a snapshot or a change over; the resources whose document may be different or gone now."""
+        """Applies a snapshot or a change; returns the resources whose document may have changed or disappeared."""
         if response.WhichOneof("kind") == "snapshot":
             before = set(self.keys())
             self._replace(response.snapshot)
@@ -33,7 +33,7 @@ class MeshState:
         return frozenset(self._change(response.change))
 
     def keys(self) -> Iterator[Key]:
-        """Every resource there is."""
+        """Yields every resource."""
         yield from ((ResourceKind.RUNNER, name) for name in self.runners)
         yield from ((ResourceKind.MODEL, name) for name in self.models)
         yield from ((ResourceKind.AGENT, name) for name in self.agents)
@@ -41,7 +41,7 @@ class MeshState:
         yield from ((ResourceKind.ROUTE, name) for name in self.routes)
 
     def document(self, key: Key) -> Document | None:
-        """The resource as it is now; None when there is none."""
+        """Returns the current document of a resource; None: it does not exist."""
         kind, name = key
         match kind:
             case ResourceKind.RUNNER:
@@ -58,7 +58,7 @@ class MeshState:
                 return pool_document(pool_message(name, members)) if members else None
 
     def documents(self, kind: ResourceKind) -> list[Document]:
-        """The resources of one kind, by name."""
+        """Returns the resources of one kind, by name."""
         names = sorted(name for found, name in self.keys() if found is kind)
         documents = (self.document((kind, name)) for name in names)
         return [document for document in documents if document is not None]
@@ -100,7 +100,7 @@ class MeshState:
                 yield ResourceKind.ROUTE, change.deleted_route
 
     def _runner_keys(self, name: str) -> Iterator[Key]:
-        """A runner and its models: it tells how their instances are."""
+        """Yields a runner and its models, because it reports their instances."""
         yield ResourceKind.RUNNER, name
         yield from ((ResourceKind.MODEL, model) for model in self._of_runner.get(name, ()))
 
@@ -112,7 +112,7 @@ class MeshState:
             self._of_runner.setdefault(model.runner, set()).add(name)
 
     def _drop(self, name: str) -> model_pb2.Model | None:
-        """Take a model out; returns it."""
+        """Removes a model; returns it."""
         model = self.models.pop(name, None)
         if model is not None:
             _discard(self._of_pool, pool_of(model), name)
@@ -121,12 +121,12 @@ class MeshState:
 
 
 def pool_of(model: model_pb2.Model) -> str:
-    """The pool a model is in."""
+    """Returns the pool of a model."""
     return model.manifest.pool_name or model.manifest.name
 
 
 def pool_message(name: str, members: Iterable[model_pb2.Model]) -> pool_pb2.Pool:
-    """The pool that these models make up."""
+    """Returns the message of a pool of these models."""
     ordered = sorted(members, key=lambda model: model.manifest.name)
     return pool_pb2.Pool(
         name=name,
@@ -138,7 +138,7 @@ def pool_message(name: str, members: Iterable[model_pb2.Model]) -> pool_pb2.Pool
 
 
 def _model_keys(name: str, *versions: model_pb2.Model | None) -> Iterator[Key]:
-    """A model, and the pools it is or was in."""
+    """Yields a model, and its current and previous pools."""
     yield ResourceKind.MODEL, name
     yield from ((ResourceKind.POOL, pool_of(model)) for model in versions if model is not None)
 

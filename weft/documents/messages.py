@@ -1,4 +1,4 @@
-"""Documents from what the registry answers, and declarations for it from documents.
+"""Conversion of the registry's messages to documents, and of documents to declarations.
 
 The registry has checked what it tells, so parts that only it checks are taken over as they are: one odd row must not
 make a whole list unreadable.
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 
 
 def wake_message(document: WakeDocument) -> wake_pb2.Wake:
-    """What `document` says, on the wire."""
+    """Converts a wake plan to its message."""
     plan = WakePlan(
         by_runner=document.by_runner,
         by_mesh=_recipe(document.by_mesh) if document.by_mesh is not None else None,
@@ -73,7 +73,7 @@ def wake_message(document: WakeDocument) -> wake_pb2.Wake:
 
 
 def wake_document(message: wake_pb2.Wake) -> WakeDocument:
-    """What `message` says, as a document."""
+    """Converts a message to a part of a document."""
     plan = plan_of(message)
     return WakeDocument.model_construct(
         by_runner=plan.by_runner,
@@ -116,7 +116,7 @@ _NANOSECONDS = 1e9
 
 
 def route_manifest(document: RouteDocument) -> route_pb2.RouteManifest:
-    """What a document declares."""
+    """The declared content of a document."""
     return route_pb2.RouteManifest(
         name=document.name,
         description=document.description,
@@ -161,7 +161,7 @@ _WORDS: dict[int, str] = {number: word for word, number in _POLICIES.items()}
 
 
 def behaviour_message(document: AgentDocument) -> agent_behaviour_pb2.AgentBehaviour | None:
-    """What `document` asks for, on the wire; None when that is nothing."""
+    """Converts an agent's behaviour to its message; None: it has none."""
     message = agent_behaviour_pb2.AgentBehaviour(
         platform_prompt=document.platform_prompt,
         tools=document.tools,
@@ -178,7 +178,7 @@ def behaviour_message(document: AgentDocument) -> agent_behaviour_pb2.AgentBehav
 
 
 def behaviour_fields(message: agent_behaviour_pb2.AgentBehaviour) -> dict[str, Any]:
-    """What `message` asks for, as fields of an agent's document."""
+    """Converts a behaviour message to fields of an agent's document."""
     return {
         "platform_prompt": message.platform_prompt,
         "tools": tuple(message.tools),
@@ -196,23 +196,23 @@ _SKILL_PREFIX = "MODEL_SKILL_"
 
 
 def kind_number(kind: ResourceKind) -> "resource_kind_pb2.ResourceKind.ValueType":
-    """The kind on the wire."""
+    """Returns the number of a kind."""
     return resource_kind_pb2.ResourceKind.Value(f"RESOURCE_KIND_{kind.name}")
 
 
 def kind_from_number(number: int) -> ResourceKind:
-    """The kind that a number on the wire stands for. Raises ValueError for one that is not set or not known."""
+    """Returns the kind of a number. Raises ValueError for an unset or unknown one."""
     return ResourceKind(resource_kind_pb2.ResourceKind.Name(cast("Any", number)).removeprefix("RESOURCE_KIND_").lower())
 
 
 def model_document(model: model_pb2.Model, runner: runner_pb2.Runner | None = None) -> ModelDocument:
-    """A model; its runner, where given, tells how its instance is."""
+    """Converts a model; its runner, if given, provides the state of its instance."""
     declared = _model_fields(model.manifest, model.declared_runner)
     return ModelDocument.model_construct(**declared, status=_model_status(model, runner))
 
 
 def agent_document(agent: agent_pb2.Agent) -> AgentDocument:
-    """An agent."""
+    """Converts an agent."""
     status = AgentStatus(
         kind=cast("Any", _last_word(agent_pb2.Agent.Kind, agent.kind)),
         state=cast("Any", _last_word(agent_pb2.Agent.Status, agent.status)),
@@ -229,7 +229,7 @@ def agent_document(agent: agent_pb2.Agent) -> AgentDocument:
 
 
 def runner_document(runner: runner_pb2.Runner) -> RunnerDocument:
-    """A runner."""
+    """Converts a runner."""
     status = RunnerStatus(
         state=cast("Any", _last_word(runner_pb2.Runner.Status, runner.status)),
         incarnation=runner.incarnation,
@@ -253,7 +253,7 @@ def runner_document(runner: runner_pb2.Runner) -> RunnerDocument:
 
 
 def pool_document(pool: pool_pb2.Pool) -> PoolDocument:
-    """A pool."""
+    """Converts a pool."""
     status = PoolStatus(
         explicit=pool.explicit,
         size=pool.size,
@@ -269,7 +269,7 @@ def pool_document(pool: pool_pb2.Pool) -> PoolDocument:
 
 
 def route_document(route: route_pb2.Route) -> RouteDocument:
-    """A route."""
+    """Converts a route."""
     status = RouteStatus(
         state=cast("Any", _last_word(route_pb2.Route.Status, route.status)), created_at=_moment(route, "create_time")
     )
@@ -280,7 +280,7 @@ def route_document(route: route_pb2.Route) -> RouteDocument:
 
 
 def event_document(event: event_pb2.Event) -> EventDocument:
-    """An event."""
+    """Converts an event."""
     return EventDocument(
         kind="event",
         sequence=event.sequence,
@@ -293,7 +293,7 @@ def event_document(event: event_pb2.Event) -> EventDocument:
 
 
 def declared_document(declaration: declaration_service_pb2.Declaration) -> Document | None:
-    """What a declaration says, as a document without `status`; None for an empty one."""
+    """Converts a declaration to a document without `status`; None for an empty one."""
     match declaration.WhichOneof("resource"):
         case "model":
             return ModelDocument.model_construct(**_model_fields(declaration.model.manifest, declaration.model.runner))
@@ -312,7 +312,7 @@ def declared_document(declaration: declaration_service_pb2.Declaration) -> Docum
 
 
 def to_declaration(document: Document) -> declaration_service_pb2.Declaration:
-    """What `document` declares; its `status` is left out."""
+    """Converts a document to its declaration, without `status`."""
     match document:
         case ModelDocument():
             model = declaration_service_pb2.ModelDeclaration(
@@ -414,7 +414,7 @@ def _model_status(model: model_pb2.Model, runner: runner_pb2.Runner | None) -> M
 
 
 def _instance_of(model: model_pb2.Model, runner: runner_pb2.Runner | None) -> InstanceStatus | None:
-    """How the model does on its runner; None where the runner is another one or gone."""
+    """Returns the model's state on its runner; None: it is served by another runner or none."""
     if runner is None or runner.name != model.runner or runner.status != runner_pb2.Runner.STATUS_ACTIVE:
         return None
     for state in runner.capability.instances:
@@ -442,7 +442,7 @@ def _instance(state: runner_pb2.InstanceState) -> InstanceStatus:
 
 
 def memory_status(memory: runner_pb2.InstanceMemory) -> MemoryStatus:
-    """What a model takes of accelerators."""
+    """Returns a model's accelerator memory."""
     return MemoryStatus(
         leased_bytes=memory.leased_bytes,
         measured_bytes=memory.measured_bytes if memory.HasField("measured_bytes") else None,
@@ -467,7 +467,7 @@ def _words(enum: Any, prefix: str, numbers: Iterable[int]) -> Iterable[str]:
 
 
 def _last_word(enum: Any, number: int) -> str:
-    """PHASE_CRASH_LOOP is crash-loop; a number that is not set, or not known to this version, is unknown."""
+    """Returns a phase as text: PHASE_CRASH_LOOP is "crash-loop"; an unset or unknown number is "unknown"."""
     return _name_of(enum, number).partition("_")[2].lower().replace("_", "-") or "unknown"
 
 

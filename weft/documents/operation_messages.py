@@ -1,4 +1,4 @@
-"""Between the operation documents and the messages of the wire."""
+"""Conversion between operation documents and messages."""
 
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast
@@ -39,7 +39,7 @@ _SCOPES = {
 
 
 def load_options(settings: LoadSettings, field: str = "") -> load_pb2.LoadOptions:
-    """Settings on the wire. Raises INVALID_ARGUMENT naming the setting below `field`."""
+    """Converts settings to their message. Raises INVALID_ARGUMENT naming the setting below `field`."""
     where = f"{field}." if field else ""
     options = load_pb2.LoadOptions(quantization=settings.quantization or "", pin=settings.pin)
     options.memory_budget_bytes = (settings.memory_budget_mb or 0) * MEBIBYTE
@@ -58,7 +58,7 @@ def load_options(settings: LoadSettings, field: str = "") -> load_pb2.LoadOption
 def load_action(
     model: str, settings: LoadSettings, *, evict_model: str = "", replicas: int = 0, field: str = ""
 ) -> operation_pb2.OperationAction:
-    """The action that loads a model."""
+    """Returns the action that loads a model."""
     return operation_pb2.OperationAction(
         load_model=operation_pb2.LoadModel(
             model=model, options=load_options(settings, field), evict_model=evict_model, replicas=replicas
@@ -67,14 +67,14 @@ def load_action(
 
 
 def unload_action(model: str) -> operation_pb2.OperationAction:
-    """The action that unloads a model."""
+    """Returns the action that unloads a model."""
     return operation_pb2.OperationAction(unload_model=operation_pb2.UnloadModel(model=model))
 
 
 def flush_action(
     scope: FlushScope, *, model: str = "", tenant: str = "", tag: str = "", runner: str = ""
 ) -> operation_pb2.OperationAction:
-    """The action that forgets cached prefixes. Raises INVALID_ARGUMENT naming what goes with the scope."""
+    """Returns the action that flushes cached prefixes. Raises INVALID_ARGUMENT naming a wrong field of the scope."""
     needed = {"model": model, "tenant": tenant, "tag": tag}.get(scope, scope)
     if not needed:
         raise invalid_field(scope, f"must be given where the scope is {scope}")
@@ -84,7 +84,7 @@ def flush_action(
 
 
 def operation_document(operation: operation_pb2.Operation) -> OperationDocument:
-    """An operation."""
+    """Converts an operation."""
     return OperationDocument(
         kind="operation",
         name=operation.name,
@@ -107,7 +107,7 @@ def operation_document(operation: operation_pb2.Operation) -> OperationDocument:
 
 
 def action_document(action: operation_pb2.OperationAction) -> OperationActionDocument:
-    """What an operation does."""
+    """Converts an action."""
     match action.WhichOneof("kind"):
         case "load_model":
             load = action.load_model
@@ -136,7 +136,7 @@ def action_document(action: operation_pb2.OperationAction) -> OperationActionDoc
 
 
 def settings_document(options: load_pb2.LoadOptions) -> LoadSettings:
-    """How a model is loaded; `load_options` of it is the same again."""
+    """Converts load options; `load_options` is the inverse."""
     parameters = {name: load_value(value) for name, value in sorted(options.parameters.items())}
     context = cast("int | None", parameters.pop(CONTEXT_TOKENS, None))
     keep_alive = options.keep_alive.ToNanoseconds() / 1e9 if options.HasField("keep_alive") else None
@@ -151,7 +151,7 @@ def settings_document(options: load_pb2.LoadOptions) -> LoadSettings:
 
 
 def parameter_document(parameter: load_pb2.LoadParameter) -> LoadParameterDocument:
-    """Something that may be set for one load."""
+    """Converts a load parameter."""
     kind = "word" if parameter.words else "flag" if parameter.flag else "integer" if parameter.integer else "number"
     return LoadParameterDocument(
         name=parameter.name,
@@ -165,13 +165,13 @@ def parameter_document(parameter: load_pb2.LoadParameter) -> LoadParameterDocume
 
 
 def load_value(value: load_pb2.LoadValue) -> LoadValue:
-    """A value; an empty word where the sender set none."""
+    """Converts a value; unset: an empty text."""
     kind = value.WhichOneof("kind")
     return "" if kind is None else cast("LoadValue", getattr(value, kind))
 
 
 def host_memory_document(memory: lease_service_pb2.HostMemory) -> HostMemoryDocument:
-    """A host's devices and who holds them."""
+    """Converts the memory of a host."""
     source = _last_word(lease_pb2.HostSighting.Source, memory.source)
     return HostMemoryDocument(
         host=memory.host,
@@ -184,7 +184,7 @@ def host_memory_document(memory: lease_service_pb2.HostMemory) -> HostMemoryDocu
 
 
 def audit_document(entry: operation_service_pb2.AuditEntry) -> AuditEntryDocument:
-    """One line of the audit log."""
+    """Converts an entry of the audit log."""
     return AuditEntryDocument(
         sequence=entry.sequence,
         time=entry.time.ToDatetime(tzinfo=UTC),
@@ -265,7 +265,7 @@ def _lease(lease: lease_pb2.Lease) -> LeaseDocument:
 
 
 def _last_word(enum: Any, number: int) -> str:
-    """STATE_RUNNING is running; a number that is not set, or not known to this version, is unknown."""
+    """Returns an enum value as text: STATE_RUNNING is "running"; an unset or unknown number is "unknown"."""
     names: dict[int, str] = {value: name for name, value in enum.items() if value}
     return names.get(number, "").partition("_")[2].lower() or "unknown"
 

@@ -28,9 +28,9 @@ class BatchState(IntEnum):
     """The state of a batch without that of its lines; numbers as in `router.v1.BatchState`."""
 
     FAILED = 1
-    """Its lines are not right; nothing of it was begun."""
+    """Its lines are invalid; none of them was started."""
     IN_PROGRESS = 2
-    """Lines wait or run."""
+    """Lines are queued or running."""
     FINALIZING = 3
     """Every line has ended, and the results are not written yet."""
     FINISHED = 4
@@ -39,7 +39,7 @@ class BatchState(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineError:
-    """What is wrong with a line of an input file."""
+    """An error of a line of an input file."""
 
     code: str
     message: str
@@ -50,20 +50,20 @@ class LineError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineCounts:
-    """How many lines there are, and how many of them are at which end."""
+    """Number of lines in total and by final state."""
 
     total: int = 0
     completed: int = 0
     failed: int = 0
-    """Those that expired are not among them."""
+    """Without expired lines."""
     cancelled: int = 0
     expired: int = 0
-    """Not begun before the window was over."""
+    """Not started within the window."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """A batch as it is. Times are UTC."""
+    """A batch. Times are UTC."""
 
     id: str
     tenant: str
@@ -84,7 +84,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewBatch:
-    """What a batch is to be. With errors it is kept as failed, and has no lines."""
+    """A new batch. With errors it is stored as failed, without lines."""
 
     tenant: str
     endpoint: str
@@ -105,19 +105,19 @@ class BatchLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineResult:
-    """What became of one line."""
+    """The result of one line."""
 
     custom_id: str
     task: Task
     origin: bytes
-    """What the line was, as its submitter said."""
+    """The line as its submitter sent it."""
     outputs: Sequence[task_pb2.TaskOutput] = ()
     """Outputs of a completed line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPage:
-    """Some batches, the newest first."""
+    """A page of batches, the newest first."""
 
     batches: Sequence[Batch]
     has_more: bool
@@ -127,19 +127,19 @@ class BatchPort(Protocol):
     """The batch store."""
 
     async def create(self, new: NewBatch, lines: AsyncIterator[BatchLine]) -> Batch:
-        """Accept a batch; return once it and all its lines are durable. Until then none of them is begun.
+        """Accepts a batch; returns once it and all its lines are durable. Until then none of them is started.
 
-        One whose lines break off is not kept. Raises INVALID_ARGUMENT naming `lines[n].field`, TOO_MANY_RESOURCES,
+        A batch with incomplete lines is discarded. Raises INVALID_ARGUMENT naming `lines[n].field`, TOO_MANY_RESOURCES,
         REQUEST_TOO_LARGE for too many lines, and what `lines` raises.
         """
         ...
 
     async def get(self, tenant: str, batch_id: str) -> Batch:
-        """One batch. Raises NOT_FOUND."""
+        """Returns one batch. Raises NOT_FOUND."""
         ...
 
     async def list_page(self, tenant: str, *, after: str = "", limit: int = 20) -> BatchPage:
-        """Batches older than one (empty: from the newest on). Raises NOT_FOUND."""
+        """Returns batches older than `after` (empty: the newest). Raises NOT_FOUND."""
         ...
 
     async def cancel(self, tenant: str, batch_id: str) -> Batch:
@@ -147,11 +147,11 @@ class BatchPort(Protocol):
         ...
 
     def results(self, tenant: str, batch_id: str) -> AsyncGenerator[LineResult]:
-        """Every line in order. Raises NOT_FOUND."""
+        """Yields every line in order. Raises NOT_FOUND."""
         ...
 
     async def finish(self, tenant: str, batch_id: str, *, output_file: str, error_file: str) -> Batch:
-        """Say where the results lie; the first one to say so counts. Raises NOT_FOUND, RESOURCE_IN_USE."""
+        """Sets the files of the results; only the first call counts. Raises NOT_FOUND, RESOURCE_IN_USE."""
         ...
 
 
@@ -170,7 +170,7 @@ BATCH_OUTPUT = "batch_output"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFile:
-    """What is known of a file. Times are UTC."""
+    """A stored file. Times are UTC."""
 
     id: str
     tenant: str
@@ -185,7 +185,7 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewFile:
-    """What a file is to be."""
+    """A new file."""
 
     tenant: str
     name: str
@@ -194,7 +194,7 @@ class NewFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilePage:
-    """Some files, the newest first."""
+    """A page of files, the newest first."""
 
     files: Sequence[StoredFile]
     has_more: bool
@@ -204,18 +204,18 @@ class FilePort(Protocol):
     """The file store."""
 
     async def save(self, new: NewFile, content: AsyncIterator[bytes]) -> StoredFile:
-        """Keep a file; return once it is durable. One whose content breaks off is not kept.
+        """Stores a file; returns once it is durable. A file with incomplete content is discarded.
 
-        Raises REQUEST_TOO_LARGE, TOO_MANY_RESOURCES where the tenant keeps all it may, and what `content` raises.
+        Raises REQUEST_TOO_LARGE, TOO_MANY_RESOURCES at the tenant's limit, and the errors of `content`.
         """
         ...
 
     async def get(self, tenant: str, file_id: str) -> StoredFile:
-        """What is known of it. Raises NOT_FOUND."""
+        """Returns a file's metadata. Raises NOT_FOUND."""
         ...
 
     async def list_page(self, tenant: str, *, purpose: str = "", after: str = "", limit: int = 100) -> FilePage:
-        """Files of a purpose (empty: of all) that are older than one (empty: from the newest on). Raises NOT_FOUND."""
+        """Returns files of a purpose (empty: all) older than `after` (empty: the newest). Raises NOT_FOUND."""
         ...
 
     def read(self, tenant: str, file_id: str) -> AsyncGenerator[bytes]:
@@ -223,7 +223,7 @@ class FilePort(Protocol):
         ...
 
     async def delete(self, tenant: str, file_id: str) -> None:
-        """Forget it. Raises NOT_FOUND."""
+        """Deletes a file. Raises NOT_FOUND."""
         ...
 
 

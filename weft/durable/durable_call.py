@@ -1,6 +1,6 @@
-"""Requests that run as durable tasks while their callers watch: to the edge they look like any other request.
+"""Requests that run as durable tasks while their callers watch; the gateway handles them like any other request.
 
-A caller who leaves cancels the task or lets it run, as its options say. Content of a lost attempt is never continued
+When the caller leaves, the task is cancelled or continues, by its options. Content of a lost attempt is never continued
 with another attempt's: the caller then gets an error that the answer broke off.
 """
 
@@ -34,20 +34,19 @@ log = get_logger("weft.request")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DurableCallConfig:
-    """How patient it is."""
+    """Time limits of a durable call."""
 
     outage_limit_seconds: float = 30.0
     """Longest outage of the task store before the request fails."""
     retry_interval_seconds: float = 0.1
     """First pause before watching again; doubles up to one second."""
     settle_seconds: float = 5.0
-    """How long the end of a task whose caller left may take, once it is durable; then it is left to itself. How long
-    leaving may take."""
+    """Time limit for cancelling a durable task whose caller left, and for the caller to leave."""
 
 
 @dataclass(frozen=True, slots=True)
 class DurableCallDeps:
-    """What every journaled request of one edge works with."""
+    """Dependencies of every durable request of one gateway."""
 
     tasks: TaskPort
     clock: Clock
@@ -57,7 +56,7 @@ class DurableCallDeps:
 def task_spec(
     context: RequestContext, payload: TaskPayload, *, origin: bytes = b"", origin_kind: str = ""
 ) -> task_pb2.TaskSpec:
-    """The task of a request. It names a band only where its caller does."""
+    """Returns the task of a request. It has a priority class only if its caller named one."""
     spec = task_pb2.TaskSpec(
         model=context.model,
         options=_options(context),
@@ -91,11 +90,11 @@ def _options(context: RequestContext) -> inference_service_pb2.RequestOptions:
 
 
 def durable_spec(context: RequestContext, journal: Journal, payload: TaskPayload) -> task_pb2.TaskSpec:
-    """The task of a request whose caller watches: it waits in its caller's band, and no longer than its caller."""
+    """Returns the task of a request whose caller watches: with its caller's priority class and deadline."""
     spec = task_spec(context, payload)
     spec.options.priority = context.priority.wire  # type: ignore[assignment]  # same numbers
     if journal.idempotency_key:
-        # The same request comes with another trace each time.
+        # Each repetition of a request has another trace.
         spec.traceparent = ""
     if journal.when_left is WhenLeft.CANCEL and context.timeout_seconds is not None:
         seconds = max(MIN_PENDING_SECONDS, context.timeout_seconds)
@@ -104,7 +103,7 @@ def durable_spec(context: RequestContext, journal: Journal, payload: TaskPayload
 
 
 def of_request(error: WeftError) -> WeftError:
-    """What is said of a task's spec, to a caller who sent none: in the names of its request."""
+    """Returns an error about a task's spec in terms of the caller's request."""
     field = error.metadata.get("field", "")
     if field.partition(".")[0] != _SPEC:
         return error
@@ -124,28 +123,28 @@ class WatchedTask:
         self._journal = journal
         self._payload = payload
         self._submitting: asyncio.Future[Submitted] | None = None
-        self._is_over = False
+        self._has_ended = False
         self.id = ""
         """Empty until it is durable."""
 
-    async def news(self) -> AsyncGenerator[TaskEvent]:
+    async def events(self) -> AsyncGenerator[TaskEvent]:
         """Submits the task and yields its events, its final state last.
 
-        Closing the iterator earlier means that the caller left. Raises as `TaskPort.submit`, and SERVICE_UNAVAILABLE
-        for a longer outage of the task store.
+        Closing the iterator earlier means that the caller has left. Raises as `TaskPort.submit`, and
+        SERVICE_UNAVAILABLE for a longer outage of the task store.
         """
         try:
             await self._submit()
             async with aclosing(self._watched()) as found:
                 async for item in found:
-                    self._is_over = isinstance(item, Task) and item.state.is_terminal
+                    self._has_ended = isinstance(item, Task) and item.state.is_terminal
                     yield item
         finally:
-            if not self._is_over:
+            if not self._has_ended:
                 await self._leave()
 
     async def lost(self) -> WeftError:
-        """What is said where an attempt was lost of which content has been handed on."""
+        """Returns the error for an attempt that was lost after content was sent."""
         reason, words = await self._why_lost()
         kept = self._journal.when_left is WhenLeft.KEEP
         then = f"task {self.id} goes on" if kept else f"task {self.id} is cancelled"
@@ -174,19 +173,19 @@ class WatchedTask:
         # A caller who leaves during the submission must not leave an unknown task behind: its outcome is awaited.
         self._submitting = asyncio.ensure_future(self._tools.tasks.submit(new))
         try:
-            self._begun(await asyncio.shield(self._submitting))
+            self._note_submitted(await asyncio.shield(self._submitting))
         except WeftError as error:
-            self._is_over = True
+            self._has_ended = True
             log.info("not journaled", request_id=context.request_id, reason=error.reason.name.lower())
             raise of_request(error) from None
 
-    def _begun(self, submitted: Submitted) -> None:
+    def _note_submitted(self, submitted: Submitted) -> None:
         self.id = submitted.task.id
         self._journal.on_task(self.id)
         log.info("journaled", request_id=self._context.request_id, task_id=self.id, existed=submitted.existed)
 
     async def _watched(self) -> AsyncGenerator[TaskEvent]:
-        """Watch it, again where a watch ends before the task does."""
+        """Watches the task, again after a watch that ends earlier."""
         clock, config = self._tools.clock, self._tools.config
         after, lost_at, pause = 0, None, config.retry_interval_seconds
         while True:
@@ -230,7 +229,7 @@ class WatchedTask:
 
     async def _end(self, submitting: "asyncio.Future[Submitted]") -> None:
         try:
-            # The timeout is the port's: a task that becomes durable late must not run without a caller.
+            # Without a timeout: a task that becomes durable late must not run without a caller.
             task_id = (await submitting).task.id
             async with asyncio.timeout(self._tools.config.settle_seconds):
                 await self._tools.tasks.cancel(self._context.tenant, task_id)
@@ -255,9 +254,9 @@ class DurableGeneration:
         self._is_whole = context.whole
         self._attempt = 0
         self._held: Frame = []
-        """Frames of this attempt, for a caller who reads only the complete answer: the next attempt may start again."""
+        """Frames of this attempt, for a caller who reads only the complete answer: another attempt may follow."""
         self._has_content = False
-        """Whether content has been handed on."""
+        """Whether content was sent to the caller."""
         self._end: event_pb2.InferenceEvent | None = None
         self._receipt: receipt_pb2.Receipt | None = None
 
@@ -273,17 +272,17 @@ class DurableGeneration:
         the task failed with, CANCELLED for a cancelled task, and the reason of an attempt that was lost after content
         was sent.
         """
-        async with aclosing(self._task.news()) as news:
-            async for item in news:
-                if self._has_content and _is_anew(item, self._attempt):
+        async with aclosing(self._task.events()) as events:
+            async for item in events:
+                if self._has_content and _is_lost(item, self._attempt):
                     raise await self._task.lost()
-                frame = self._of_piece(item) if isinstance(item, TaskChunk) else self._of_task(item)
+                frame = self._chunk_frame(item) if isinstance(item, TaskChunk) else self._task_frame(item)
                 if frame:
                     yield frame
 
-    def _of_piece(self, piece: TaskChunk) -> Frame:
-        self._reach(piece.attempt)
-        frame = list(piece.output.events)
+    def _chunk_frame(self, chunk: TaskChunk) -> Frame:
+        self._reach(chunk.attempt)
+        frame = list(chunk.output.events)
         if frame and frame[-1].HasField("finished"):
             # Held back until the task itself has ended: until then this attempt may still be lost.
             self._end = frame.pop()
@@ -293,7 +292,7 @@ class DurableGeneration:
         self._has_content = self._has_content or has_content(frame)
         return frame
 
-    def _of_task(self, task: Task) -> Frame:
+    def _task_frame(self, task: Task) -> Frame:
         self._reach(task.attempt)
         if not task.state.is_terminal:
             return [_waiting(task)] if task.state is TaskState.PENDING else []
@@ -330,8 +329,8 @@ class DurableEmbedding:
         """The vectors. Raises the WeftError that the task failed with, CANCELLED for a cancelled task."""
         vectors: list[embedding_pb2.Embedding] = []
         attempt = 0
-        async with aclosing(self._task.news()) as news:
-            async for item in news:
+        async with aclosing(self._task.events()) as events:
+            async for item in events:
                 if item.attempt != attempt:
                     attempt, self._receipt = item.attempt, None
                     vectors.clear()
@@ -357,7 +356,7 @@ def require_completed(task: Task) -> None:
         raise WeftError(error.reason, error.message, metadata=about)
 
 
-def _is_anew(item: TaskEvent, attempt: int) -> bool:
+def _is_lost(item: TaskEvent, attempt: int) -> bool:
     """Whether the followed attempt was lost while the task continues."""
     if isinstance(item, TaskChunk):
         return item.attempt != attempt

@@ -101,13 +101,13 @@ class RemoteBatches(BatchPort):
 
 @dataclass(slots=True)
 class _Partial:
-    """A line of which more may come."""
+    """A line whose outputs are still arriving."""
 
     first: pb.ReadBatchResultsResponse
     outputs: list[task_pb2.TaskOutput] = field(default_factory=list)
 
     def whole(self) -> LineResult:
-        """No more comes."""
+        """Returns the complete line."""
         first = self.first
         return LineResult(
             custom_id=first.custom_id,
@@ -149,7 +149,7 @@ def _error_messages(errors: Sequence[LineError]) -> list[pb.BatchLineError]:
 
 
 def batch_message(batch: Batch) -> pb.Batch:
-    """A batch as it travels."""
+    """Converts a batch to its message."""
     message = pb.Batch(
         id=batch.id,
         tenant=batch.tenant,
@@ -172,7 +172,7 @@ def batch_message(batch: Batch) -> pb.Batch:
 
 
 def batch_of(message: pb.Batch) -> Batch:
-    """A batch as it came. Raises INTERNAL for a state that this release does not know."""
+    """Converts a message to a batch. Raises INTERNAL for a state that this release does not know."""
     try:
         state = BatchState(message.state)
     except ValueError:
@@ -199,7 +199,7 @@ def batch_of(message: pb.Batch) -> Batch:
 
 
 def errors_of(message: pb.Batch) -> Sequence[LineError]:
-    """What is wrong with the lines."""
+    """Returns the line errors of a batch's message."""
     return tuple(
         LineError(code=error.code, message=error.message, line=error.line, field=error.field)
         for error in message.errors

@@ -54,7 +54,7 @@ COMMIT_TIMEOUT_SECONDS = 600.0
 noticed long before, by its channel."""
 TENANT = "x-tenant-id"
 _WRITE_FAILED = "Internal error from Core"
-"""What grpc.aio says of a call when a write to it failed."""
+"""Details of a call in grpc.aio after a failed write."""
 
 ResultT = TypeVar("ResultT")
 
@@ -65,7 +65,7 @@ def as_tenant(tenant: str) -> tuple[tuple[str, str], ...]:
 
 
 async def answered(call: Awaitable[ResultT], *, kind: str) -> ResultT:
-    """What a call with a deadline returns."""
+    """Returns the response of a call with a deadline."""
     with _explained(kind):
         return await call
 
@@ -79,15 +79,15 @@ async def upload(
 ) -> ResultT:
     """Sends all messages with back-pressure and returns the answer.
 
-    Raises what `messages` raises; the store then gets a cancelled call and keeps nothing.
+    Raises the errors of `messages`; the store then sees a cancelled call and stores nothing.
     """
-    told = _Told(call)
+    first_status = _FirstStatus(call)
     try:
         async for message in messages:
-            with _explained(kind, told):
+            with _explained(kind, first_status):
                 if not await _write(call, message, max(timeout_seconds, WRITE_TIMEOUT_SECONDS)):
                     break
-        with _explained(kind, told):
+        with _explained(kind, first_status):
             async with asyncio.timeout(max(timeout_seconds, COMMIT_TIMEOUT_SECONDS)):
                 if not call.done():
                     await call.done_writing()
@@ -100,7 +100,7 @@ async def upload(
 async def read_stream(
     call: "grpc.aio.UnaryStreamCall[Any, ResultT]", *, kind: str, timeout_seconds: float
 ) -> AsyncGenerator[ResultT]:
-    """Every message that is sent."""
+    """Yields every message of a call."""
     try:
         while True:
             with _explained(kind):
@@ -114,18 +114,18 @@ async def read_stream(
 
 
 async def _write(call: "grpc.aio.StreamUnaryCall[Any, Any]", message: object, timeout_seconds: float) -> bool:
-    """Writes one message. False: the call has ended, and its answer says why."""
+    """Writes one message. False: the call has ended, and its answer has the reason."""
     try:
         async with asyncio.timeout(timeout_seconds):
             await call.write(message)
     except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
-        # What a failed write says is not why: the status comes with the answer.
+        # A failed write does not have the reason: the status comes with the answer.
         return False
     return True
 
 
-class _Told:
-    """The status of a call, even if a write is in flight at that moment.
+class _FirstStatus:
+    """The first status of a call, even if a write is in flight at that moment.
 
     The write then fails, and grpc.aio (1.85) replaces the status that has just arrived by that failure.
     """
@@ -135,7 +135,7 @@ class _Told:
         call.add_done_callback(self._note)
 
     def instead_of(self, error: grpc.aio.AioRpcError) -> grpc.aio.AioRpcError:
-        """The reason of the call's failure, where `error` may only report a failed write."""
+        """Returns the error with the call's status, where `error` may only report a failed write."""
         return error if self._first is None or error.details() != _WRITE_FAILED else self._first
 
     def _note(self, call: Any) -> None:
@@ -155,11 +155,11 @@ def _at_once(answer: Coroutine[Any, Any, Any]) -> Any:
 
 
 @contextmanager
-def _explained(kind: str, told: _Told | None = None) -> Iterator[None]:
+def _explained(kind: str, first_status: _FirstStatus | None = None) -> Iterator[None]:
     try:
         yield
     except grpc.aio.AioRpcError as error:
-        why = error if told is None else told.instead_of(error)
+        why = error if first_status is None else first_status.instead_of(error)
         found = error_from_call(why, Reason.SERVICE_UNAVAILABLE)
         if found.reason in {Reason.DEADLINE_EXCEEDED, Reason.CANCELLED}:
             found = _silent(kind)
@@ -227,7 +227,7 @@ async def _messages(new: NewFile, content: AsyncIterator[bytes]) -> AsyncGenerat
 
 
 def file_message(file: StoredFile) -> file_service_pb2.File:
-    """A file as it travels."""
+    """Converts a file to its message."""
     message = file_service_pb2.File(
         id=file.id, tenant=file.tenant, name=file.name, purpose=file.purpose, byte_count=file.size
     )
@@ -237,7 +237,7 @@ def file_message(file: StoredFile) -> file_service_pb2.File:
 
 
 def file_of(message: file_service_pb2.File) -> StoredFile:
-    """A file as it came."""
+    """Converts a message to a file."""
     return StoredFile(
         id=message.id,
         tenant=message.tenant,
@@ -309,7 +309,7 @@ def _call_error(error: grpc.aio.AioRpcError) -> WeftError:
 
 
 def response_message(response: StoredResponse) -> stored_response_service_pb2.StoredResponse:
-    """An answer as it travels."""
+    """Converts a stored response to its message."""
     message = stored_response_service_pb2.StoredResponse(
         id=response.id,
         tenant=response.tenant,
@@ -407,7 +407,7 @@ class RemoteTasks(TaskPort):
                 if news is not None:
                     yield news
         except grpc.aio.AioRpcError as error:
-            raise _meaning(error) from error
+            raise _task_error(error) from error
         finally:
             call.cancel()
 
@@ -416,10 +416,10 @@ async def _answer_of(call: Awaitable[AnswerT]) -> AnswerT:
     try:
         return await call
     except grpc.aio.AioRpcError as error:
-        raise _meaning(error) from error
+        raise _task_error(error) from error
 
 
-def _meaning(error: grpc.aio.AioRpcError) -> WeftError:
+def _task_error(error: grpc.aio.AioRpcError) -> WeftError:
     """The error of a failed call: a router that is slow or stopping counts as unreachable."""
     found = error_from_call(error, Reason.SERVICE_UNAVAILABLE)
     if found.reason in {Reason.DEADLINE_EXCEEDED, Reason.CANCELLED}:

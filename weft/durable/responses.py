@@ -1,4 +1,4 @@
-"""Kept responses: the port to the response store and its values.
+"""Stored responses: the port to the response store and its values.
 
 A response and its input are JSON that the store never parses. Every method takes the tenant: another tenant's response
 is NOT_FOUND.
@@ -13,38 +13,38 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 MAX_CHAIN = 256
-"""Answers that one conversation may hold."""
+"""Maximum number of responses of one conversation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredResponse:
-    """One answer as it is kept."""
+    """A stored response."""
 
     id: str
     """`resp_...`"""
     tenant: str
     previous_id: str
-    """The answer it continues; empty: none."""
+    """Id of the response it continues; empty: none."""
     created_at: datetime
     body: bytes
     """The response object, JSON."""
     items: bytes
-    """Its own input, a JSON list of items; not that of the answers before it."""
+    """Its own input, a JSON list of items, without that of earlier responses."""
 
 
 class ResponseStore(Protocol):
     """The response store. Every method raises SERVICE_UNAVAILABLE when it cannot be reached."""
 
     async def save(self, response: StoredResponse) -> None:
-        """Keep it; return once it is durable. One of the same id and tenant is replaced.
+        """Stores a response; returns once it is durable. One of the same id and tenant is replaced.
 
-        Raises REQUEST_TOO_LARGE for one that is larger than may be kept, TOO_MANY_RESOURCES where the tenant keeps as
-        many as it may, ALREADY_EXISTS where the id is another tenant's.
+        Raises REQUEST_TOO_LARGE beyond the size limit, TOO_MANY_RESOURCES at the tenant's limit, ALREADY_EXISTS where
+        the id is another tenant's.
         """
         ...
 
     async def get(self, tenant: str, response_id: str) -> StoredResponse:
-        """One answer. Raises NOT_FOUND."""
+        """Returns one response. Raises NOT_FOUND."""
         ...
 
     async def chain(self, tenant: str, response_id: str) -> Sequence[StoredResponse]:
@@ -55,7 +55,7 @@ class ResponseStore(Protocol):
         ...
 
     async def delete(self, tenant: str, response_id: str) -> None:
-        """Forget it. Raises NOT_FOUND."""
+        """Deletes a response. Raises NOT_FOUND."""
         ...
 
 

@@ -31,7 +31,7 @@ class TaskState(IntEnum):
     """The state of a task; numbers as in `router.v1.TaskState`. docs/tasks.md has the diagram."""
 
     PENDING = 1
-    """It waits for a slot, or for its pool to have a runner at all."""
+    """It waits for a slot, or for a runner of its pool."""
     RUNNING = 2
     """A router has claimed it, and a runner works on it."""
     COMPLETED = 3
@@ -40,7 +40,7 @@ class TaskState(IntEnum):
 
     @property
     def is_terminal(self) -> bool:
-        """Whether nothing leaves it."""
+        """Whether it is final."""
         return self >= TaskState.COMPLETED
 
 
@@ -54,7 +54,7 @@ class TaskFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A task as it is. Times are UTC."""
+    """A task. Times are UTC."""
 
     id: str
     tenant: str
@@ -66,19 +66,19 @@ class Task:
     line: int = 0
     created_at: datetime
     started_at: datetime | None = None
-    """When it was claimed last; None: never."""
+    """Time of its last claim; None: never."""
     ended_at: datetime | None = None
     expires_at: datetime | None = None
     """Time at which it fails unless it has started by then; None while it runs and after its end."""
     attempt: int = 0
-    """How often it was begun."""
+    """Number of started attempts."""
     max_attempts: int
     error: TaskFailure | None = None
     """The failure of a failed task."""
     last_event: int = 0
-    """Number of the last event that is kept of its current attempt; 0: none."""
+    """Number of the last stored event of its current attempt; 0: none."""
     waiting_for: str = ""
-    """What is known of why it waits."""
+    """Known reason for waiting."""
     origin_kind: str = ""
     owner: str = ""
     """The router that has claimed it; empty unless it runs."""
@@ -86,7 +86,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskAttempt:
-    """One time that a task was begun."""
+    """One attempt of a task."""
 
     attempt: int
     owner: str
@@ -99,7 +99,7 @@ class TaskAttempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskDetails:
-    """A task, what is to be done, and what was tried."""
+    """A task with its spec and attempts."""
 
     task: Task
     spec: task_pb2.TaskSpec
@@ -121,7 +121,7 @@ TaskEvent = Task | TaskChunk
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewTask:
-    """What is to be done, and for whom."""
+    """A new task."""
 
     tenant: str
     spec: task_pb2.TaskSpec
@@ -137,26 +137,26 @@ class Submitted:
 
     task: Task
     existed: bool = False
-    """Whether it was there already, by its idempotency key."""
+    """Whether it existed already, by its idempotency key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskQuery:
-    """Which tasks."""
+    """A filter and page of tasks."""
 
     states: frozenset[TaskState] = field(default_factory=frozenset)
-    """Empty: of all states."""
+    """Empty: all states."""
     model: str = ""
-    """Empty: for all."""
+    """Empty: all models."""
     batch: str = ""
-    """Empty: of any, and of none."""
+    """Empty: with any batch or none."""
     page_size: int = DEFAULT_LISTED
     page_token: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskPage:
-    """Some tasks, the newest first."""
+    """A page of tasks, the newest first."""
 
     tasks: Sequence[Task]
     next_page_token: str = ""
@@ -169,23 +169,23 @@ class TaskPort(Protocol):
     """The task store and its execution."""
 
     async def submit(self, new: NewTask) -> Submitted:
-        """Accept a task; return once it is durable.
+        """Accepts a task; returns once it is durable.
 
-        Raises INVALID_ARGUMENT naming the field, REQUEST_TOO_LARGE, IDEMPOTENCY_CONFLICT, TOO_MANY_RESOURCES where the
-        tenant has as many as it may.
+        Raises INVALID_ARGUMENT naming the field, REQUEST_TOO_LARGE, IDEMPOTENCY_CONFLICT, TOO_MANY_RESOURCES at the
+        tenant's limit.
         """
         ...
 
     async def get(self, tenant: str, task_id: str) -> Task:
-        """One task. Raises NOT_FOUND."""
+        """Returns one task. Raises NOT_FOUND."""
         ...
 
     async def details(self, tenant: str, task_id: str) -> TaskDetails:
-        """One task with what is to be done and its attempts. Raises NOT_FOUND."""
+        """Returns one task with its spec and attempts. Raises NOT_FOUND."""
         ...
 
     async def list_page(self, tenant: str, query: TaskQuery) -> TaskPage:
-        """Some tasks. Raises INVALID_ARGUMENT naming the field."""
+        """Returns a page of tasks. Raises INVALID_ARGUMENT naming the field."""
         ...
 
     async def cancel(self, tenant: str, task_id: str) -> Task:
@@ -199,7 +199,7 @@ class TaskPort(Protocol):
     def watch(self, tenant: str, task_id: str, after_event: int = 0) -> AsyncGenerator[TaskEvent]:
         """Yields the task, every chunk after that event, and the task at each change; ends with the finished task.
 
-        The event of a lost attempt counts as none. Raises NOT_FOUND, and TOO_MANY_RESOURCES at the limit of watches.
+        An event of a lost attempt counts as none. Raises NOT_FOUND, and TOO_MANY_RESOURCES at the limit of watches.
         """
         ...
 
@@ -217,22 +217,22 @@ def task_being_deleted() -> WeftError:
 
 
 def event_number(attempt: int, index: int) -> int:
-    """The number of an attempt's event, counted from 1. Numbers only ever rise, over attempts too."""
+    """Returns the number of an attempt's event, counted from 1. Numbers only increase, also over attempts."""
     return (attempt << _INDEX_BITS) | index
 
 
 def attempt_of(number: int) -> int:
-    """The attempt that an event belongs to."""
+    """Returns the attempt of an event."""
     return number >> _INDEX_BITS
 
 
 def index_of(number: int) -> int:
-    """Which event of its attempt, counted from 1."""
+    """Returns the index of an event in its attempt, counted from 1."""
     return number & ((1 << _INDEX_BITS) - 1)
 
 
 def payload_of(spec: task_pb2.TaskSpec) -> TaskPayload | None:
-    """The payload of a spec; None: of a kind that this version does not know."""
+    """Returns the payload of a spec; None: of an unknown kind."""
     kind = spec.WhichOneof("payload")
     return None if kind is None else getattr(spec, kind)
 
@@ -241,7 +241,7 @@ pb = task_service_pb2
 
 
 def task_message(task: Task) -> task_pb2.Task:
-    """A task as it travels."""
+    """Converts a task to its message."""
     message = task_pb2.Task(
         id=task.id,
         tenant=task.tenant,
@@ -270,7 +270,7 @@ def task_message(task: Task) -> task_pb2.Task:
 
 
 def task_of(message: task_pb2.Task) -> Task:
-    """A task as it came. Raises INTERNAL for a state that this release does not know."""
+    """Converts a message to a task. Raises INTERNAL for a state that this release does not know."""
     try:
         state = TaskState(message.state)
     except ValueError:
@@ -299,7 +299,7 @@ def task_of(message: task_pb2.Task) -> Task:
 
 
 def attempt_message(attempt: TaskAttempt) -> task_pb2.TaskAttempt:
-    """An attempt as it travels."""
+    """Converts an attempt to its message."""
     message = task_pb2.TaskAttempt(
         attempt=attempt.attempt,
         owner=attempt.owner,
@@ -314,7 +314,7 @@ def attempt_message(attempt: TaskAttempt) -> task_pb2.TaskAttempt:
 
 
 def attempt_of_message(message: task_pb2.TaskAttempt) -> TaskAttempt:
-    """An attempt as it came."""
+    """Converts a message to an attempt."""
     return TaskAttempt(
         attempt=message.attempt,
         owner=message.owner,
@@ -326,16 +326,16 @@ def attempt_of_message(message: task_pb2.TaskAttempt) -> TaskAttempt:
     )
 
 
-def event_message(news: TaskEvent) -> pb.WatchTaskResponse:
-    """What is new as it travels."""
-    if isinstance(news, Task):
-        return pb.WatchTaskResponse(task=task_message(news))
-    piece = task_pb2.TaskPiece(attempt=news.attempt, last_event=news.last_event, output=news.output)
+def event_message(event: TaskEvent) -> pb.WatchTaskResponse:
+    """Converts an event to its message."""
+    if isinstance(event, Task):
+        return pb.WatchTaskResponse(task=task_message(event))
+    piece = task_pb2.TaskPiece(attempt=event.attempt, last_event=event.last_event, output=event.output)
     return pb.WatchTaskResponse(piece=piece)
 
 
 def event_of(message: pb.WatchTaskResponse) -> TaskEvent | None:
-    """What is new as it came; None: something that this release does not know."""
+    """Converts a message to an event; None: of an unknown kind."""
     match message.WhichOneof("news"):
         case "task":
             return task_of(message.task)

@@ -194,7 +194,12 @@ class Call:
         self.peer_is_done = False
         """Whether no more messages will arrive."""
         self.status: CallStatus | None = None
-        """How it ended, once it has; for a call of the peer also that it was cancelled."""
+        """Its final status, once it has ended; for a call of the peer also its cancellation."""
+
+    def close(self, status: CallStatus) -> None:
+        """Ends the call with a status, unless it has one, and expects no more messages."""
+        self.status = self.status or status
+        self.peer_is_done = True
 
 
 class SendSchedule:

@@ -145,7 +145,7 @@ class Multiplexer:
         """Cancel an own call; `status` is its status on this side."""
         if call.status is not None:
             return
-        self._close(call, status)
+        call.close(status)
         if call.send.is_begun:
             # It counts until the cancellation is sent, or a flood of cancelled calls would have no bound.
             self._schedule.put_urgent(Cancel(call.call_id))
@@ -170,7 +170,7 @@ class Multiplexer:
         """End every call, because the stream is lost. Returns the calls that had not ended yet."""
         lost = [call for call in self._calls.values() if call.status is None]
         for call in lost:
-            self._close(call, status)
+            call.close(status)
             self._schedule.drop_unsent(call)
         self._calls.clear()
         self._schedule.clear()
@@ -253,7 +253,7 @@ class Multiplexer:
             return CallReadable(call)
         self._schedule.drop_unsent(call)
         status = status_of(error)
-        self._close(call, status)
+        call.close(status)
         self._schedule.put_urgent(End(call.call_id, status))
         self._remove(call.call_id)
         return CallEnded(call)
@@ -268,7 +268,7 @@ class Multiplexer:
         if not call.is_own:
             raise LinkProtocolError(f"call {call.call_id} ended by its caller")
         if call.status is None:
-            self._close(call, status)
+            call.close(status)
             self._schedule.drop_unsent(call)
             self._remove(call.call_id)
         return CallReadable(call)
@@ -277,15 +277,11 @@ class Multiplexer:
         if call.is_own:
             raise LinkProtocolError(f"call {call.call_id} cancelled by its callee")
         was_over = call.status is not None
-        self._close(call, status_of(WeftError(Reason.CANCELLED, "the caller gave up")))
+        call.close(status_of(WeftError(Reason.CANCELLED, "the caller gave up")))
         self._schedule.drop_unsent(call)
         self._remove(call.call_id)
         if not was_over:
             yield CallEnded(call)
-
-    def _close(self, call: Call, status: CallStatus) -> None:
-        call.status = call.status or status
-        call.peer_is_done = True
 
     def _add(self, start: Start, send: SendHalf, *, is_own: bool) -> Call:
         call = Call(start, send, ReceiveHalf(self._limits.max_message_bytes), is_own=is_own)
