@@ -19,7 +19,7 @@ from bench.overload import measure_overload
 from bench.placements import measure_placements
 from bench.real import measure_cold_start, measure_real
 from bench.registry import measure_outage, measure_registry
-from bench.report import Book, Report, markdown, write
+from bench.report import Figures, Report, markdown, write
 from bench.scenarios import SCENARIO_NAMES, Options, measure_all
 from bench.start import measure_start
 from bench.supervision import measure_supervision
@@ -34,7 +34,7 @@ ORDER = (
     *measures.PLACEMENT_BY_QUEUED.values(),
 )
 
-OWN_SCENARIOS: Mapping[str, Callable[[Options, Book, Path], None]] = {
+OWN_SCENARIOS: Mapping[str, Callable[[Options, Figures, Path], None]] = {
     "registry": measure_registry,
     "outage": measure_outage,
     "supervision": measure_supervision,
@@ -107,40 +107,40 @@ def contenders_of(arguments: argparse.Namespace) -> list[Contender]:
     return known if arguments.peers else [contender for contender in known if contender not in PEERS]
 
 
-def run(options: Options, contenders: Sequence[Contender], book: Book, folder: Path) -> None:
+def run(options: Options, contenders: Sequence[Contender], figures: Figures, folder: Path) -> None:
     """Every contender in turn; one that does not come up is skipped with the reason."""
     with running_stub(ROOT, folder / "stub") as stub:
         for number, contender in enumerate(contenders):
             print(f"bench: {contender.name}", file=sys.stderr, flush=True)
             try:
                 ensure_installed(contender, ROOT)
-                _measure(options, contender, book, folder / str(number), stub)
+                _measure(options, contender, figures, folder / str(number), stub)
             except (InstallError, LaunchError) as error:
-                book.skipped.append(f"{contender.name}: {error}")
+                figures.skipped.append(f"{contender.name}: {error}")
 
 
-def _measure(options: Options, contender: Contender, book: Book, folder: Path, stub: Target) -> None:
+def _measure(options: Options, contender: Contender, figures: Figures, folder: Path, stub: Target) -> None:
     is_weft = contender.name == WEFT.name
     if is_weft and options.wants("cold"):
-        measure_cold_start(options, book, folder / "cold")
+        measure_cold_start(options, figures, folder / "cold")
     if any(map(options.wants, ("memory", "unary", "stream", "paced", "latency"))):
         with running(contender, ROOT, folder / "stubbed", stub) as target:
-            measure_all(options, book, stub, target)
+            measure_all(options, figures, stub, target)
     if is_weft and options.wants("real"):
-        measure_real(options, book, folder / "real", stub)
+        measure_real(options, figures, folder / "real", stub)
     for name, measure in OWN_SCENARIOS.items():
         if is_weft and options.wants(name):
-            measure(options, book, folder / name)
+            measure(options, figures, folder / name)
 
 
 def main() -> None:
     """Measure, write, print."""
     arguments = parse_arguments()
-    contenders, options, book = contenders_of(arguments), options_of(arguments), Book()
+    contenders, options, figures = contenders_of(arguments), options_of(arguments), Figures()
     signal.signal(signal.SIGTERM, _end)
     machine = describe_machine(ROOT)
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:
-        run(options, contenders, book, Path(folder))
+        run(options, contenders, figures, Path(folder))
     report = Report(
         machine=machine,
         settings={
@@ -150,9 +150,9 @@ def main() -> None:
             "tokens per stream": str(options.stream_tokens),
         },
         packages={contender.name: " ".join(contender.packages) for contender in contenders if contender.packages},
-        rows=book.rows(ORDER),
-        shares=book.shares(),
-        skipped=book.skipped,
+        rows=figures.rows(ORDER),
+        shares=figures.shares(),
+        skipped=figures.skipped,
     )
     name = (
         machine.date[:10] + ("-quick" if arguments.quick else "") + (f"-{arguments.label}" if arguments.label else "")

@@ -1,12 +1,12 @@
-"""Whether a tenant can tell from the time to its first token what another one has asked.
+"""Measures whether a tenant learns from its time to the first token which prompts another tenant has sent.
 
 python -m bench.cache_isolation                 print the table
 python -m bench.cache_isolation --write         put it into docs/prefix-cache.md
 python -m bench.cache_isolation --probes 200    more probes than usual
 
-Tenant B asks what tenant A has asked shortly before (a probe), and something that nobody has asked (the comparison), in
-turns. The two samples of times are compared by their ranks (Mann-Whitney, with ties, normal approximation): a small p
-says that B can tell them apart. The control does the same with an engine that is told nothing of tenants.
+Tenant B sends prompts that tenant A has just sent (probes), alternating with new prompts (the comparison). The two
+samples of times are compared by their ranks (Mann-Whitney, with ties, normal approximation): a small p means that B
+can distinguish them. The control does the same with an engine without isolation of tenants.
 """
 
 import argparse
@@ -63,7 +63,7 @@ def rank_sum_p(left: Sequence[float], right: Sequence[float]) -> float:
 
 
 class Bench:
-    """One engine, asked in the names of tenants."""
+    """One engine that gets requests of two tenants."""
 
     def __init__(self) -> None:
         self._backend = LlamaServerBackend(
@@ -74,7 +74,7 @@ class Bench:
         self._cache = ModelCache("m", self._backend)
 
     async def measure(self, probes: int, *, isolated: bool) -> tuple[Sample, Sample]:
-        """What B sees of prompts that A has asked, and of prompts that nobody has."""
+        """Returns the times of B for prompts that A has sent, and for new prompts."""
         await self._backend.start()
         try:
             await self._first_token("b", _prompt(-1), isolated=isolated)

@@ -21,7 +21,7 @@ from bench.cpu import MB
 from bench.launch import LaunchError, free_port, own_mesh, with_key
 from bench.load import percentile
 from bench.offered import Offer, Outcome
-from bench.report import Book
+from bench.report import Figures
 from bench.scenarios import PROMPT, UNARY_TOKENS, Options
 from weft_testing.fake_backend.process import FakeControl, fake_backend_command, run_fake_backend
 
@@ -47,24 +47,24 @@ class _Mesh:
         return {"Authorization": self.key}
 
 
-def measure_edge(options: Options, book: Book, folder: Path) -> None:
+def measure_edge(options: Options, figures: Figures, folder: Path) -> None:
     """All three, each on a mesh of its own."""
     for number in range(options.repetitions):
-        _measure_rate(book, folder / f"rate-{number}", max(5.0, options.seconds))
+        _measure_rate(figures, folder / f"rate-{number}", max(5.0, options.seconds))
     with _mesh(folder / "hang-ups", tokens_per_second=SLOW_TOKENS_PER_SECOND, answer_tokens=0) as mesh:
         freed = asyncio.run(_hang_up(mesh, HANG_UPS))
-    book.add(measures.HANG_UP_P50, WEFT.name, 1e3 * percentile(freed, 0.50))
-    book.add(measures.HANG_UP_P99, WEFT.name, 1e3 * percentile(freed, 0.99), f"{len(freed)} streams hung up on")
+    figures.add(measures.HANG_UP_P50, WEFT.name, 1e3 * percentile(freed, 0.50))
+    figures.add(measures.HANG_UP_P99, WEFT.name, 1e3 * percentile(freed, 0.99), f"{len(freed)} streams hung up on")
     with _mesh(folder / "prefill") as mesh:
         asyncio.run(_behave(mesh, prefill_seconds=LONGEST_SECONDS, prefill_idle=True))
         freed = asyncio.run(_hang_up(mesh, HANG_UPS, in_prefill=True))
-    book.add(measures.PREFILL_HANG_UP_P99, WEFT.name, 1e3 * percentile(freed, 0.99), f"{len(freed)} hung up on")
+    figures.add(measures.PREFILL_HANG_UP_P99, WEFT.name, 1e3 * percentile(freed, 0.99), f"{len(freed)} hung up on")
     with _mesh(folder / "idle", slots=STREAMS, answer_tokens=0) as mesh:
         asyncio.run(_behave(mesh, stall_after_tokens=1))
-        _measure_idle(book, mesh)
+        _measure_idle(figures, mesh)
 
 
-def _measure_rate(book: Book, folder: Path, seconds: float) -> None:
+def _measure_rate(figures: Figures, folder: Path, seconds: float) -> None:
     """The same offer to the gateway and to an engine like the one behind it, one after the other."""
     folder.mkdir(parents=True, exist_ok=True)
     body = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": UNARY_TOKENS}
@@ -73,9 +73,9 @@ def _measure_rate(book: Book, folder: Path, seconds: float) -> None:
                                  headers=mesh.headers()))  # fmt: skip
     direct = asyncio.run(_direct(body, seconds))
     refused = through.offered - through.served
-    book.add(measures.RATE_P99, WEFT.name, through.served_p99, f"{through.offered} offered, {refused} not served")
-    book.add(measures.RATE_ADDED_P99, WEFT.name, through.served_p99 - direct.served_p99)
-    book.add(measures.RATE_ADDED_P50, WEFT.name, through.served_p50 - direct.served_p50)
+    figures.add(measures.RATE_P99, WEFT.name, through.served_p99, f"{through.offered} offered, {refused} not served")
+    figures.add(measures.RATE_ADDED_P99, WEFT.name, through.served_p99 - direct.served_p99)
+    figures.add(measures.RATE_ADDED_P50, WEFT.name, through.served_p50 - direct.served_p50)
 
 
 async def _direct(body: dict[str, Any], seconds: float) -> Outcome:
@@ -85,13 +85,13 @@ async def _direct(body: dict[str, Any], seconds: float) -> Outcome:
         return await asyncio.to_thread(_offered, offer)
 
 
-def _measure_idle(book: Book, mesh: _Mesh) -> None:
+def _measure_idle(figures: Figures, mesh: _Mesh) -> None:
     ours = [mesh.host, *(child for child in mesh.host.children(recursive=True) if not _is_engine(child))]
     before = sum(process.memory_info().rss for process in ours)
     host_before = mesh.host.memory_info().rss
     host_after, after = asyncio.run(_under_idle_streams(mesh, ours))
-    book.add(measures.IDLE_HOST, WEFT.name, host_after / MB, f"{STREAMS} streams; before: {host_before / MB:.1f} MB")
-    book.add(measures.IDLE_GROWTH, WEFT.name, (after - before) / MB, "host and runner together, engines apart")
+    figures.add(measures.IDLE_HOST, WEFT.name, host_after / MB, f"{STREAMS} streams; before: {host_before / MB:.1f} MB")
+    figures.add(measures.IDLE_GROWTH, WEFT.name, (after - before) / MB, "host and runner together, engines apart")
 
 
 async def _under_idle_streams(mesh: _Mesh, ours: list[psutil.Process]) -> tuple[int, int]:

@@ -202,14 +202,14 @@ class Generator:
             self._reconnects += 1
             connection = await self._connect()
             await connection.ask(self._request)
-        self._book(connection, started, time.perf_counter())
+        self._record(connection, started, time.perf_counter())
         return connection
 
     async def _connect(self) -> Connection:
         _, connection = await asyncio.get_running_loop().create_connection(Connection, "127.0.0.1", self._job.port)
         return connection
 
-    def _book(self, connection: Connection, started: float, ended: float) -> None:
+    def _record(self, connection: Connection, started: float, ended: float) -> None:
         if connection.status != 200:
             raise RequestError(f"status {connection.status}: {bytes(connection.body[:200]).decode(errors='replace')}")
         events = connection.body.count(b"data:")

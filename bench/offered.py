@@ -2,7 +2,7 @@
 
     echo '{"port": 8080, "body": {...}, "rate": 200, "seconds": 10}' | python -m bench.offered
 
-Loopback only. Each request has a connection of its own from a pool, so that one that waits keeps nobody else.
+Loopback only. Each request has a connection of its own from a pool, so that a waiting request blocks no other.
 """
 
 import asyncio

@@ -14,7 +14,7 @@ from bench import measures
 from bench.contender import WEFT
 from bench.launch import free_port, own_mesh
 from bench.offered import Offer, Outcome
-from bench.report import Book
+from bench.report import Figures
 from bench.scenarios import Options
 from weft_testing.fake_backend.process import FakeControl, fake_backend_command
 
@@ -30,29 +30,29 @@ MIN_SECONDS = 10.0
 BODY: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": TOKENS}
 
 
-def measure_overload(options: Options, book: Book, folder: Path) -> None:
+def measure_overload(options: Options, figures: Figures, folder: Path) -> None:
     """The highest goodput at what the pool can do, beside that at five times as much; then a total outage."""
     seconds = max(MIN_SECONDS, options.seconds)
     for number in range(options.repetitions):
-        _measure_goodput(book, folder / f"overload-{number}", seconds)
-        _measure_outage(book, folder / f"outage-{number}", seconds)
+        _measure_goodput(figures, folder / f"overload-{number}", seconds)
+        _measure_outage(figures, folder / f"outage-{number}", seconds)
 
 
-def _measure_goodput(book: Book, folder: Path, seconds: float) -> None:
+def _measure_goodput(figures: Figures, folder: Path, seconds: float) -> None:
     with own_mesh(folder, MODEL, _config(folder, _runner("box", tokens_per_second=TOKENS_PER_SECOND))) as (host, _):
         peak = _offered(_port(host), CAPACITY, seconds)
         before = host.memory_info().rss
         flood = _offered(_port(host), CAPACITY * OVERLOAD, seconds)
         growth = host.memory_info().rss / before - 1
-    book.add(measures.PEAK_GOODPUT, WEFT.name, peak.served_per_second)
-    book.add(measures.OVERLOAD_GOODPUT, WEFT.name, flood.served_per_second / peak.served_per_second)
+    figures.add(measures.PEAK_GOODPUT, WEFT.name, peak.served_per_second)
+    figures.add(measures.OVERLOAD_GOODPUT, WEFT.name, flood.served_per_second / peak.served_per_second)
     note = ", ".join(f"{status}: {count}" for status, count in sorted(flood.statuses.items()))
-    book.add(measures.REFUSAL_P99, WEFT.name, flood.refused_p99, f"{flood.offered} offered; {note}")
-    book.add(measures.REFUSAL_ADVICE, WEFT.name, float(flood.refused_without_advice))
-    book.add(measures.OVERLOAD_MEMORY, WEFT.name, 100 * growth)
+    figures.add(measures.REFUSAL_P99, WEFT.name, flood.refused_p99, f"{flood.offered} offered; {note}")
+    figures.add(measures.REFUSAL_ADVICE, WEFT.name, float(flood.refused_without_advice))
+    figures.add(measures.OVERLOAD_MEMORY, WEFT.name, 100 * growth)
 
 
-def _measure_outage(book: Book, folder: Path, seconds: float) -> None:
+def _measure_outage(figures: Figures, folder: Path, seconds: float) -> None:
     """Every engine answers 500: how many requests reach the engines per request that was sent."""
     ports = [free_port(), free_port()]
     runners = [
@@ -64,7 +64,7 @@ def _measure_outage(book: Book, folder: Path, seconds: float) -> None:
         outcome = _offered(_port(host), OUTAGE_RATE, seconds)
         tried = asyncio.run(_requests(ports)) - before
     note = ", ".join(f"{status}: {count}" for status, count in sorted(outcome.statuses.items()))
-    book.add(measures.AMPLIFICATION, WEFT.name, tried / outcome.offered, f"{outcome.offered} offered; {note}")
+    figures.add(measures.AMPLIFICATION, WEFT.name, tried / outcome.offered, f"{outcome.offered} offered; {note}")
 
 
 def _runner(name: str, *, port: int | None = None, **switches: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bench import measures
 from bench.contender import WEFT
-from bench.report import Book
+from bench.report import Figures
 from bench.scenarios import Options
 from router_svc.policy.arrival import Arrival, Needs
 from router_svc.policy.decisions import Decision, Placed, Served
@@ -93,17 +93,17 @@ class Crowd:
         self._running.extend(decision.key for decision in decisions if isinstance(decision, Placed))
 
 
-def measure_placements(options: Options, book: Book, folder: Path) -> None:
+def measure_placements(options: Options, figures: Figures, folder: Path) -> None:
     """The figure as often as everything else, the curves once per point."""
     del folder
     crowd = Crowd(RUNNERS, QUEUED)
     for _ in range(options.repetitions):
         seconds = crowd.placements_seconds(PLACEMENTS)
-        book.add(measures.PLACEMENT_RATE, WEFT.name, 1 / seconds)
-        book.add(measures.PLACEMENT_CPU, WEFT.name, 1e6 * seconds)
+        figures.add(measures.PLACEMENT_RATE, WEFT.name, 1 / seconds)
+        figures.add(measures.PLACEMENT_CPU, WEFT.name, 1e6 * seconds)
     by_runners = {runners: Crowd(runners, QUEUED) for runners in measures.PLACEMENT_BY_RUNNERS}
     by_queued = {queued: Crowd(RUNNERS, queued) for queued in measures.PLACEMENT_BY_QUEUED}
     for curve, crowds in ((measures.PLACEMENT_BY_RUNNERS, by_runners), (measures.PLACEMENT_BY_QUEUED, by_queued)):
         for size, measure in curve.items():
             for _ in range(options.repetitions):
-                book.add(measure, WEFT.name, 1e6 * crowds[size].placements_seconds(PLACEMENTS // 2))
+                figures.add(measure, WEFT.name, 1e6 * crowds[size].placements_seconds(PLACEMENTS // 2))

@@ -15,7 +15,7 @@ from bench.contender import WEFT, WEFT_REAL
 from bench.launch import LaunchError, Target, free_port, run_load, running, started
 from bench.load import CONTENT, Job, Result
 from bench.measures import Measure
-from bench.report import Book
+from bench.report import Figures
 from bench.scenarios import Options
 
 MODEL_SLOTS = 4
@@ -26,18 +26,18 @@ LONG_PROMPT = "Write a long essay of two thousand words on the history of the Ro
 """Far from over after the tokens that are asked for: `ignore_eos` is not part of the API."""
 
 
-def measure_real(options: Options, book: Book, folder: Path, stub: Target) -> None:
+def measure_real(options: Options, figures: Figures, folder: Path, stub: Target) -> None:
     """Tokens per second through the mesh over tokens per second asked directly, in turns."""
     with running(WEFT_REAL, options.root, folder, stub) as target:
         for connections, ratio, rate in (
             (1, measures.REAL_RATIO_ONE, measures.REAL_TOKENS_ONE),
             (MODEL_SLOTS, measures.REAL_RATIO_MANY, measures.REAL_TOKENS_MANY),
         ):
-            _measure_ratio(options, book, target, connections, (ratio, rate))
+            _measure_ratio(options, figures, target, connections, (ratio, rate))
 
 
 def _measure_ratio(
-    options: Options, book: Book, target: Target, connections: int, into: tuple[Measure, Measure]
+    options: Options, figures: Figures, target: Target, connections: int, into: tuple[Measure, Measure]
 ) -> None:
     mesh, direct = mesh_job(options, target, connections), direct_job(options, target, connections)
     for job in (direct, mesh):
@@ -50,8 +50,8 @@ def _measure_ratio(
             result = run_load(mesh if through_mesh else direct, options.root)
             rates[through_mesh] = result.tokens / result.wall_seconds
             name = WEFT.name if through_mesh else "llama.cpp (direct)"
-            book.add(rate, name, rates[through_mesh], _note(result, options))
-        book.add(ratio, WEFT.name, rates[True] / rates[False])
+            figures.add(rate, name, rates[through_mesh], _note(result, options))
+        figures.add(ratio, WEFT.name, rates[True] / rates[False])
 
 
 def mesh_job(options: Options, target: Target, connections: int) -> Job:
@@ -83,7 +83,7 @@ def _note(result: Result, options: Options) -> str:
     return short or (f"{sum(result.failures.values())} failed" if result.failures else "")
 
 
-def measure_cold_start(options: Options, book: Book, folder: Path) -> None:
+def measure_cold_start(options: Options, figures: Figures, folder: Path) -> None:
     """Wall seconds from `weft up` on an empty home to the first token of a stream."""
     for repetition in range(options.repetitions):
         home, port = folder / f"home-{repetition}", free_port()
@@ -92,7 +92,7 @@ def measure_cold_start(options: Options, book: Book, folder: Path) -> None:
         begin = time.perf_counter()
         with started(command, {}, folder / "output.log") as process:
             _until_first_token(process, port, begin + COLD_START_LIMIT_SECONDS)
-            book.add(measures.COLD_START, WEFT.name, time.perf_counter() - begin)
+            figures.add(measures.COLD_START, WEFT.name, time.perf_counter() - begin)
         shutil.rmtree(home, ignore_errors=True)
 
 

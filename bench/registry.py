@@ -18,7 +18,7 @@ from bench.contender import MODEL, WEFT
 from bench.cpu import MB
 from bench.launch import SERVE_POLL_SECONDS, Apart, LaunchError, post, whole_mesh
 from bench.load import DRAIN_SECONDS, Job, Result
-from bench.report import Book
+from bench.report import Figures
 from bench.scenarios import Options, chat
 from bench.sessions import SessionJob, SessionResult
 from weft.api.registry.v1 import model_pb2, registry_service_pb2, registry_service_pb2_grpc
@@ -54,7 +54,7 @@ class _Sample:
     rss: int
 
 
-def measure_registry(options: Options, book: Book, folder: Path) -> None:
+def measure_registry(options: Options, figures: Figures, folder: Path) -> None:
     """CPU and memory with many sessions, then how old news are when watchers have them."""
     with Apart(folder / "crowd", "port: 0\n") as mesh:
         process, address = mesh.start(sys.executable, "registry")
@@ -62,7 +62,7 @@ def measure_registry(options: Options, book: Book, folder: Path) -> None:
             address=address, sessions=options.sessions, seconds=options.session_seconds, watchers=WATCHERS_OF_A_MESH
         )
         result, samples = _played(steady, process, options.root)
-        _book_crowd(book, result, _within(samples, result), options)
+        _add_crowd(figures, result, _within(samples, result), options)
     with Apart(folder / "news", "port: 0\n") as mesh:
         process, address = mesh.start(sys.executable, "registry")
         news = SessionJob(
@@ -74,10 +74,10 @@ def measure_registry(options: Options, book: Book, folder: Path) -> None:
             probes_per_second=PROBES_PER_SECOND,
         )
         result, _ = _played(news, process, options.root)
-        _book_news(book, result, options)
+        _add_news(figures, result, options)
 
 
-def measure_outage(options: Options, book: Book, folder: Path) -> None:
+def measure_outage(options: Options, figures: Figures, folder: Path) -> None:
     """Requests while the registry is killed, away and back; every failure counts, and every row that is gone."""
     with whole_mesh(sys.executable, folder / "outage", OUTAGE_CONFIG) as (mesh, registry, url):
         port = urlsplit(url).port or 0
@@ -100,8 +100,8 @@ def measure_outage(options: Options, book: Book, folder: Path) -> None:
         _until_active(address)
     note = f"{result.requests} requests, {options.outage_seconds:g} s away"
     failures = sum(result.failures.values())
-    book.add(measures.OUTAGE_FAILURES, WEFT.name, failures, f"{note}; {result.failures}" if failures else note)
-    book.add(measures.OUTAGE_DELETED, WEFT.name, 1 - len(at_once), note)
+    figures.add(measures.OUTAGE_FAILURES, WEFT.name, failures, f"{note}; {result.failures}" if failures else note)
+    figures.add(measures.OUTAGE_DELETED, WEFT.name, 1 - len(at_once), note)
 
 
 def _played(job: SessionJob, process: psutil.Process, root: Path) -> tuple[SessionResult, list[_Sample]]:
@@ -120,7 +120,7 @@ def _within(samples: Sequence[_Sample], result: SessionResult) -> list[_Sample]:
     return [sample for sample in samples if result.began <= sample.at <= result.began + result.wall_seconds]
 
 
-def _book_crowd(book: Book, result: SessionResult, samples: Sequence[_Sample], options: Options) -> None:
+def _add_crowd(figures: Figures, result: SessionResult, samples: Sequence[_Sample], options: Options) -> None:
     if len(samples) < 2:
         raise LaunchError("the run was too short to be sampled")
     first, last = samples[0], samples[-1]
@@ -131,17 +131,17 @@ def _book_crowd(book: Book, result: SessionResult, samples: Sequence[_Sample], o
     if result.failures:
         note += f"; failures: {result.failures}"
     share = 100 * (last.cpu_seconds - first.cpu_seconds) / (last.at - first.at)
-    book.add(measures.REGISTRY_CPU, WEFT.name, share, note)
-    book.add(measures.REGISTRY_RSS, WEFT.name, max(sample.rss for sample in samples) / MB, note)
+    figures.add(measures.REGISTRY_CPU, WEFT.name, share, note)
+    figures.add(measures.REGISTRY_RSS, WEFT.name, max(sample.rss for sample in samples) / MB, note)
 
 
-def _book_news(book: Book, result: SessionResult, options: Options) -> None:
+def _add_news(figures: Figures, result: SessionResult, options: Options) -> None:
     note = f"{result.news} of {result.news_expected} arrived; {options.sessions} sessions send reports meanwhile"
     if result.failures:
         note += f"; failures: {result.failures}"
-    book.add(measures.NEWS_P50, WEFT.name, result.news_p50, note)
-    book.add(measures.NEWS_P99, WEFT.name, result.news_p99, note)
-    book.add(measures.NEWS_LOST, WEFT.name, result.news_expected - result.news, note)
+    figures.add(measures.NEWS_P50, WEFT.name, result.news_p50, note)
+    figures.add(measures.NEWS_P99, WEFT.name, result.news_p99, note)
+    figures.add(measures.NEWS_LOST, WEFT.name, result.news_expected - result.news, note)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Figures to a table: medians with their spread, goals with verdicts, as Markdown and as JSON."""
+"""The samples of a run and its report: medians with their spread, goals with verdicts, as Markdown and as JSON."""
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -179,8 +179,8 @@ def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-class Book:
-    """Collects samples of every scenario."""
+class Figures:
+    """The figures of a run: samples of every scenario, one per repetition, until they become rows."""
 
     def __init__(self) -> None:
         self._samples: dict[tuple[Measure, str], list[float]] = {}
@@ -211,7 +211,7 @@ class Book:
         self._failures[scenario, contender] = self._failures.get((scenario, contender), 0) + failures
 
     def rows(self, order: Sequence[Measure]) -> list[Row]:
-        """Every measure that has figures, in this order."""
+        """Return every measure that has figures, in this order."""
         return [
             Row(
                 measure=measure,

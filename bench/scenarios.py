@@ -12,7 +12,7 @@ from bench.cpu import memory_of, snapshot
 from bench.launch import STUB, Target, post, run_load
 from bench.load import Job, Result
 from bench.measures import Measure
-from bench.report import Book
+from bench.report import Figures
 
 PACED_TOKENS_PER_SECOND = 50
 PACED_TOKENS = 100
@@ -111,36 +111,36 @@ def paced() -> Throughput:
     )
 
 
-def measure_all(options: Options, book: Book, stub: Target, target: Target) -> None:
+def measure_all(options: Options, figures: Figures, stub: Target, target: Target) -> None:
     """Every scenario that needs the stub."""
     if options.wants("memory"):
         _settle()
-        _measure_memory(book, target, loaded=False)
+        _measure_memory(figures, target, loaded=False)
     if options.wants("latency"):
-        _measure_latency(options, book, stub, target)
+        _measure_latency(options, figures, stub, target)
     if options.wants("unary"):
-        _measure_throughput(options, book, unary(), (stub, target))
+        _measure_throughput(options, figures, unary(), (stub, target))
     if options.wants("stream"):
-        _measure_throughput(options, book, stream(options), (stub, target))
+        _measure_throughput(options, figures, stream(options), (stub, target))
     if options.wants("paced"):
         with _at_speed(target, PACED_TOKENS_PER_SECOND):
-            _measure_throughput(options, book, paced(), (target,))
+            _measure_throughput(options, figures, paced(), (target,))
     if options.wants("memory"):
         if not (options.wants("unary") or options.wants("stream")):
             run_load(_job(options, target, unary()), options.root)
         _settle()
-        _measure_memory(book, target, loaded=True)
+        _measure_memory(figures, target, loaded=True)
 
 
-def _measure_throughput(options: Options, book: Book, scenario: Throughput, targets: Sequence[Target]) -> None:
+def _measure_throughput(options: Options, figures: Figures, scenario: Throughput, targets: Sequence[Target]) -> None:
     for target in targets:
         run_load(_job(options, target, scenario, seconds=min(1.0, options.seconds)), options.root)
     for _ in range(options.repetitions):
         for target in targets:
-            _measure_once(options, book, scenario, target)
+            _measure_once(options, figures, scenario, target)
 
 
-def _measure_once(options: Options, book: Book, scenario: Throughput, target: Target) -> None:
+def _measure_once(options: Options, figures: Figures, scenario: Throughput, target: Target) -> None:
     trees = ((target.process, target.contender), (target.stub, STUB))
     before = snapshot(*trees)
     result = run_load(_job(options, target, scenario), options.root)
@@ -149,10 +149,10 @@ def _measure_once(options: Options, book: Book, scenario: Throughput, target: Ta
     own = sum(seconds for role, seconds in used.items() if role != BACKEND_ROLE)
     note = "" if not failures else f"{failures} failed: {next(iter(result.failures))[:80]}"
     if target.contender is not STUB:
-        book.add(scenario.cpu, name, 1e6 * own / units, note)
+        figures.add(scenario.cpu, name, 1e6 * own / units, note)
     if scenario.rate is not None:
-        book.add(scenario.rate, name, units / result.wall_seconds)
-    book.add_use(
+        figures.add(scenario.rate, name, units / result.wall_seconds)
+    figures.add_use(
         scenario.name,
         name,
         cpu_seconds={**used, "generator": result.cpu_seconds},
@@ -171,7 +171,7 @@ def _job(options: Options, target: Target, scenario: Throughput, seconds: float 
     )
 
 
-def _measure_latency(options: Options, book: Book, stub: Target, target: Target) -> None:
+def _measure_latency(options: Options, figures: Figures, stub: Target, target: Target) -> None:
     for body, of in (
         (chat(UNARY_TOKENS, stream=False), "unary"),
         (chat(UNARY_TOKENS, stream=True), "first"),
@@ -184,38 +184,38 @@ def _measure_latency(options: Options, book: Book, stub: Target, target: Target)
                 for side in (stub, target)
             )
             if of == "unary":
-                _book_unary_latency(book, stub, target, raw, mesh)
+                _add_unary_latency(figures, stub, target, raw, mesh)
             else:
-                _book_first_latency(book, stub, target, raw, mesh)
+                _add_first_latency(figures, stub, target, raw, mesh)
 
 
-def _book_unary_latency(book: Book, stub: Target, target: Target, raw: Result, mesh: Result) -> None:
+def _add_unary_latency(figures: Figures, stub: Target, target: Target, raw: Result, mesh: Result) -> None:
     for side, result in ((stub, raw), (target, mesh)):
-        book.add(measures.UNARY_P50, side.contender.name, result.latency_p50)
-        book.add(measures.UNARY_P99, side.contender.name, result.latency_p99)
-    book.add(measures.ADDED_UNARY_P50, target.contender.name, mesh.latency_p50 - raw.latency_p50)
-    book.add(measures.ADDED_UNARY_P99, target.contender.name, mesh.latency_p99 - raw.latency_p99)
+        figures.add(measures.UNARY_P50, side.contender.name, result.latency_p50)
+        figures.add(measures.UNARY_P99, side.contender.name, result.latency_p99)
+    figures.add(measures.ADDED_UNARY_P50, target.contender.name, mesh.latency_p50 - raw.latency_p50)
+    figures.add(measures.ADDED_UNARY_P99, target.contender.name, mesh.latency_p99 - raw.latency_p99)
 
 
-def _book_first_latency(book: Book, stub: Target, target: Target, raw: Result, mesh: Result) -> None:
+def _add_first_latency(figures: Figures, stub: Target, target: Target, raw: Result, mesh: Result) -> None:
     for side, result in ((stub, raw), (target, mesh)):
-        book.add(measures.FIRST_P50, side.contender.name, result.first_p50)
-        book.add(measures.FIRST_P99, side.contender.name, result.first_p99)
-    book.add(measures.ADDED_FIRST_P50, target.contender.name, mesh.first_p50 - raw.first_p50)
-    book.add(measures.ADDED_FIRST_P99, target.contender.name, mesh.first_p99 - raw.first_p99)
+        figures.add(measures.FIRST_P50, side.contender.name, result.first_p50)
+        figures.add(measures.FIRST_P99, side.contender.name, result.first_p99)
+    figures.add(measures.ADDED_FIRST_P50, target.contender.name, mesh.first_p50 - raw.first_p50)
+    figures.add(measures.ADDED_FIRST_P99, target.contender.name, mesh.first_p99 - raw.first_p99)
 
 
-def _measure_memory(book: Book, target: Target, *, loaded: bool) -> None:
+def _measure_memory(figures: Figures, target: Target, *, loaded: bool) -> None:
     name = target.contender.name
     if target.contender.name == WEFT.name:
         main = memory_of(target.process, target.contender, only_main=True)
-        book.add(measures.RSS_LOADED if loaded else measures.RSS_IDLE, name, main.rss)
-        book.add(measures.PSS_LOADED if loaded else measures.PSS_IDLE, name, main.pss)
-        book.add(measures.USS_LOADED if loaded else measures.USS_IDLE, name, main.uss)
+        figures.add(measures.RSS_LOADED if loaded else measures.RSS_IDLE, name, main.rss)
+        figures.add(measures.PSS_LOADED if loaded else measures.PSS_IDLE, name, main.pss)
+        figures.add(measures.USS_LOADED if loaded else measures.USS_IDLE, name, main.uss)
     if loaded:
         tree = memory_of(target.process, target.contender, only_main=False)
-        book.add(measures.TREE_RSS_LOADED, name, tree.rss)
-        book.add(measures.TREE_PSS_LOADED, name, tree.pss)
+        figures.add(measures.TREE_RSS_LOADED, name, tree.rss)
+        figures.add(measures.TREE_PSS_LOADED, name, tree.pss)
 
 
 @contextmanager

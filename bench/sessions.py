@@ -3,7 +3,7 @@
     echo '{"address": "127.0.0.1:7070", "sessions": 1000, "seconds": 10}' | python -m bench.sessions
 
 Every session is what a runner opens: one model, heartbeats at an even pace, each with a capability report. A probe is
-a report whose detail holds the moment it was sent, so that a watcher in this process knows how old the news is.
+a report whose detail holds the moment it was sent, so that a watcher in this process knows the age of a change.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ class SessionJob(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class SessionResult(msgspec.Struct, kw_only=True, frozen=True):
-    """What came of it. `news` is how old a probe was when a watcher had it, in milliseconds."""
+    """The result. `news_p50` and `news_p99` are ages of probes when watchers received them, in milliseconds."""
 
     opening_seconds: float
     began: float
@@ -65,7 +65,7 @@ class SessionResult(msgspec.Struct, kw_only=True, frozen=True):
     heartbeats: int
     failures: dict[str, int]
     news: int
-    """Probes times watchers that arrived; `news_expected` of them should have."""
+    """Probes that watchers received, counted once per watcher; `news_expected` were sent."""
     news_expected: int
     news_p50: float
     news_p99: float
@@ -126,7 +126,7 @@ class Crowd:
             await asyncio.sleep(1 / self._job.probes_per_second)
 
     async def watch(self, number: int, standing: asyncio.Semaphore) -> None:
-        """One watcher; tells `standing` when it has its snapshot."""
+        """One watcher; sets `standing` when it has its snapshot."""
         channel = self._channels[number % CHANNELS]
         stub = cast("RegistryServiceAsyncStub", registry_service_pb2_grpc.RegistryServiceStub(channel))
         async for response in stub.Watch(registry_service_pb2.WatchRequest()):

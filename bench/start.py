@@ -15,7 +15,7 @@ import psutil
 from bench import measures
 from bench.contender import WEFT
 from bench.launch import LaunchError
-from bench.report import Book
+from bench.report import Figures
 from bench.scenarios import Options
 
 PROGRAM = (sys.executable, "-m", "weft_app.cli.main")
@@ -24,21 +24,21 @@ START_LIMIT_SECONDS = 120.0
 IDLE_SECONDS = 2.0
 
 
-def measure_start(options: Options, book: Book, folder: Path) -> None:
+def measure_start(options: Options, figures: Figures, folder: Path) -> None:
     """Fills the rows about starts; the first start of each kind, which may compile modules, is not counted."""
     folder.mkdir(parents=True, exist_ok=True)
     for repetition in range(options.repetitions + 1):
         wall, cpu = _help()
-        figures = _up(folder / f"home-{repetition}")
+        up = _up(folder / f"home-{repetition}")
         if repetition:
             for measure, value in (
                 (measures.HELP_WALL, wall),
                 (measures.HELP_CPU, cpu),
-                (measures.UP_WALL, figures[0]),
-                (measures.UP_CPU, figures[1]),
-                (measures.HOST_MEMORY, figures[2]),
+                (measures.UP_WALL, up[0]),
+                (measures.UP_CPU, up[1]),
+                (measures.HOST_MEMORY, up[2]),
             ):
-                book.add(measure, WEFT.name, value)
+                figures.add(measure, WEFT.name, value)
 
 
 def _help() -> tuple[float, float]:

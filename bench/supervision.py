@@ -11,7 +11,7 @@ from bench import measures
 from bench.contender import WEFT
 from bench.cpu import MB
 from bench.launch import LaunchError, carried_out, own_mesh
-from bench.report import Book
+from bench.report import Figures
 from bench.scenarios import Options
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.client import Mesh, WeftError, connect
@@ -32,30 +32,30 @@ ANSWER_SECONDS = 120.0
 IDLE_SECONDS = 10.0
 
 
-def measure_supervision(options: Options, book: Book, folder: Path) -> None:
+def measure_supervision(options: Options, figures: Figures, folder: Path) -> None:
     """Kill the engine in mid-answer, several times, then the host; and look at what stands by meanwhile."""
     with own_mesh(folder, MODEL) as (host, home):
         address = _runner_address(home)
         family = host.children(recursive=True)
         for guardian in (one for one in family if GUARDIAN in " ".join(one.cmdline())):
-            book.add(measures.GUARDIAN_RSS, WEFT.name, guardian.memory_info().rss / MB)
-        book.add(measures.IDLE_RUNNER_CPU, WEFT.name, _idle_share(host))
+            figures.add(measures.GUARDIAN_RSS, WEFT.name, guardian.memory_info().rss / MB)
+        figures.add(measures.IDLE_RUNNER_CPU, WEFT.name, _idle_share(host))
         with connect(home=home) as mesh:
             for _ in range(options.repetitions):
-                _measure_kill(book, mesh, address, home)
-        book.add(measures.GONE, WEFT.name, _kill_host(host))
+                _measure_kill(figures, mesh, address, home)
+        figures.add(measures.GONE, WEFT.name, _kill_host(host))
 
 
-def _measure_kill(book: Book, mesh: Mesh, address: str, home: Path) -> None:
+def _measure_kill(figures: Figures, mesh: Mesh, address: str, home: Path) -> None:
     """One kill in mid-answer, and one plain load of the same model right after it for comparison."""
     killed = _kill_in_mid_answer(mesh, _instance(address).process_id)
     restart = _until_recovered(address)
     recovery = restart.recovery.ToNanoseconds() / 1e9
     reload = _reload_seconds(home)
-    book.add(measures.DEATH_NOTICED, WEFT.name, killed * 1e3)
-    book.add(measures.RECOVERY, WEFT.name, recovery)
-    book.add(measures.RELOAD, WEFT.name, reload)
-    book.add(measures.RECOVERY_EXTRA, WEFT.name, max(0.0, recovery - reload))
+    figures.add(measures.DEATH_NOTICED, WEFT.name, killed * 1e3)
+    figures.add(measures.RECOVERY, WEFT.name, recovery)
+    figures.add(measures.RELOAD, WEFT.name, reload)
+    figures.add(measures.RECOVERY_EXTRA, WEFT.name, max(0.0, recovery - reload))
 
 
 def _kill_in_mid_answer(mesh: Mesh, engine: int) -> float:

@@ -10,7 +10,7 @@ import yaml
 from bench import measures
 from bench.contender import WEFT
 from bench.launch import carried_out, own_mesh
-from bench.report import Book
+from bench.report import Figures
 from bench.scenarios import Options
 from weft.client import Mesh, connect
 from weft.client.leases import hold_memory
@@ -26,7 +26,7 @@ COMMITS = 200
 ANSWER_SECONDS = 120.0
 
 
-def measure_swap(options: Options, book: Book, folder: Path) -> None:
+def measure_swap(options: Options, figures: Figures, folder: Path) -> None:
     """Two copies of the demo model and room for one: ask for either in turn, and do the same by hand beside it."""
     folder.mkdir(parents=True, exist_ok=True)
     with own_mesh(folder, FIRST, _config(folder)) as (_, home), connect(home=home) as mesh:
@@ -34,12 +34,12 @@ def measure_swap(options: Options, book: Book, folder: Path) -> None:
             for asked, resident in ((SECOND, FIRST), (FIRST, SECOND)):
                 swap = _first_token_seconds(mesh, asked)
                 by_hand = _by_hand_seconds(mesh, home, out=asked, into=resident)
-                book.add(measures.SWAP, WEFT.name, swap)
-                book.add(measures.SWAP_BY_HAND, WEFT.name, by_hand)
-                book.add(measures.SWAP_EXTRA, WEFT.name, swap - by_hand)
+                figures.add(measures.SWAP, WEFT.name, swap)
+                figures.add(measures.SWAP_BY_HAND, WEFT.name, by_hand)
+                figures.add(measures.SWAP_EXTRA, WEFT.name, swap - by_hand)
                 _first_token_seconds(mesh, asked)
-        book.add(measures.LEASE, WEFT.name, _lease_ms(home))
-    book.add(measures.COMMIT, "sqlite3", _commit_ms(folder / "plain.db"), "one row, synchronous=FULL, same disk")
+        figures.add(measures.LEASE, WEFT.name, _lease_ms(home))
+    figures.add(measures.COMMIT, "sqlite3", _commit_ms(folder / "plain.db"), "one row, synchronous=FULL, same disk")
 
 
 def _config(folder: Path) -> Path:

@@ -20,7 +20,7 @@ from bench.contender import WEFT
 from bench.cpu import MB
 from bench.launch import LaunchError, own_mesh
 from bench.load import percentile
-from bench.report import Book
+from bench.report import Figures
 from bench.scenarios import SETTLE_SECONDS, Options
 from bench.submissions import SubmitJob, SubmitResult
 from router_svc.durable.limits import TaskLimits
@@ -43,28 +43,30 @@ LONGEST_SECONDS = 60.0
 PENDING_LIMIT_SECONDS = 86_400.0
 
 
-def measure_tasks(options: Options, book: Book, folder: Path) -> None:
+def measure_tasks(options: Options, figures: Figures, folder: Path) -> None:
     """Each on a mesh or a database of its own; the machine's plain commits are measured in turns with submissions."""
     for number in range(options.repetitions):
-        book.add(measures.TASK_COMMITS, WEFT.name, _plain_commits(folder / f"plain-{number}"))
+        figures.add(measures.TASK_COMMITS, WEFT.name, _plain_commits(folder / f"plain-{number}"))
         with _mesh(folder / f"submits-{number}") as mesh:
-            _book_submits(book, _submitted(mesh.submissions(seconds=options.seconds)))
+            _add_submits(figures, _submitted(mesh.submissions(seconds=options.seconds)))
     with _mesh(folder / "starts") as mesh:
         starts = _starts(mesh, STARTS)
-    book.add(measures.TASK_START_P50, WEFT.name, 1e3 * percentile(starts, 0.50))
-    book.add(measures.TASK_START_P99, WEFT.name, 1e3 * percentile(starts, 0.99), f"{len(starts)} tasks, one at a time")
+    figures.add(measures.TASK_START_P50, WEFT.name, 1e3 * percentile(starts, 0.50))
+    figures.add(
+        measures.TASK_START_P99, WEFT.name, 1e3 * percentile(starts, 0.99), f"{len(starts)} tasks, one at a time"
+    )
     with _mesh(folder / "crowd") as mesh:
         _submitted(mesh.submissions(most=100))
         before = _rss(mesh)
         _submitted(mesh.submissions(most=WAITING))
-        book.add(measures.TASK_MEMORY, WEFT.name, (_rss(mesh) - before) / MB, f"before: {before / MB:.1f} MB")
+        figures.add(measures.TASK_MEMORY, WEFT.name, (_rss(mesh) - before) / MB, f"before: {before / MB:.1f} MB")
     for number in range(options.repetitions):
         few, many = (
             asyncio.run(_claims(folder / f"claims-{number}-{waiting}", waiting)) for waiting in (1_000, WAITING)
         )
-        book.add(measures.TASK_CLAIM[1_000], WEFT.name, 1e6 * few)
-        book.add(measures.TASK_CLAIM[WAITING], WEFT.name, 1e6 * many)
-        book.add(measures.TASK_CLAIM_RATIO, WEFT.name, many / few)
+        figures.add(measures.TASK_CLAIM[1_000], WEFT.name, 1e6 * few)
+        figures.add(measures.TASK_CLAIM[WAITING], WEFT.name, 1e6 * many)
+        figures.add(measures.TASK_CLAIM_RATIO, WEFT.name, many / few)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +101,10 @@ def _submitted(job: SubmitJob) -> SubmitResult:
     return msgspec.json.decode(done.stdout, type=SubmitResult)
 
 
-def _book_submits(book: Book, result: SubmitResult) -> None:
+def _add_submits(figures: Figures, result: SubmitResult) -> None:
     rate = result.acknowledged / result.seconds
-    book.add(measures.TASK_SUBMITS, WEFT.name, rate, f"{result.refused} refused")
-    book.add(measures.TASK_SUBMIT_P99, WEFT.name, 1e3 * percentile(result.latencies, 0.99))
+    figures.add(measures.TASK_SUBMITS, WEFT.name, rate, f"{result.refused} refused")
+    figures.add(measures.TASK_SUBMIT_P99, WEFT.name, 1e3 * percentile(result.latencies, 0.99))
 
 
 def _plain_commits(folder: Path) -> float:

@@ -88,13 +88,13 @@ class ApiKeys:
         """End the watchers; writes go on until the core has stopped. Safe to call twice, or when never started."""
         self._watchers.close()
 
-    async def create(self, wish: KeyRequest, by: Principal) -> tuple[ApiKey, str]:
+    async def create(self, request: KeyRequest, by: Principal) -> tuple[ApiKey, str]:
         """Create a key; returns it with its full text, which is shown only once.
 
         Raises TOO_MANY_RESOURCES, and PERMISSION_DENIED for scopes that the caller lacks.
         """
-        _require_scopes(wish.scopes, by)
-        return await self._core.write(lambda: self._create(wish, by.name))
+        _require_scopes(request.scopes, by)
+        return await self._core.write(lambda: self._create(request, by.name))
 
     def newest_first(self) -> list[ApiKey]:
         """All keys, expired and revoked ones too."""
@@ -144,18 +144,18 @@ class ApiKeys:
             log.warning("all keys revoked: their pepper is lost", count=len(revoked))
         return tuple(revoked.get(key.id, key) for key in stored.keys), pepper
 
-    async def _create(self, wish: KeyRequest, by: str) -> tuple[ApiKey, str]:
+    async def _create(self, request: KeyRequest, by: str) -> tuple[ApiKey, str]:
         pepper, now = self._require_pepper(), self._core.clock.utc_now()
         await self._make_room(now)
         secret = secrets.token_hex(SECRET_BYTES)
         key = ApiKey(
             id=self._new_id(),
-            description=wish.description,
-            tenant=wish.tenant,
-            scopes=wish.scopes,
+            description=request.description,
+            tenant=request.tenant,
+            scopes=request.scopes,
             digest=key_digest(pepper, secret),
             created_at=now,
-            expires_at=None if wish.lifetime is None else now + wish.lifetime,
+            expires_at=None if request.lifetime is None else now + request.lifetime,
         )
         await self._keep(key)
         log.info("key made", id=key.id, tenant=key.tenant, scopes=list(key.scopes), expires=_iso(key.expires_at), by=by)

@@ -145,7 +145,7 @@ class Ledger:
                 raise waiter.outcome
             lease, was_delivered = waiter.outcome, True
             yield self._view.granted(self._table.lease(lease.grant.id) or lease)
-            self._reconciler.tell(lease, None)
+            self._reconciler.set_recipient(lease, None)
         finally:
             self._queue.leave(waiter)
             if isinstance(waiter.outcome, Lease):
@@ -232,7 +232,7 @@ class Ledger:
         lease = self._lease_of(request)
         if lease is not None:
             waiter.finish(lease)
-            self._reconciler.tell(lease, waiter)
+            self._reconciler.set_recipient(lease, waiter)
             return waiter
         account = self._table.open(request.host)
         if account is None or not call.snapshot.devices:

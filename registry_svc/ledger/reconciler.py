@@ -163,8 +163,8 @@ class Reconciler:
         """Begin the grace period: until now no holder could reach the registry."""
         self._grace_until = self._clock.monotonic() + self._config.restart_grace_seconds
 
-    def tell(self, lease: Lease, caller: object) -> None:
-        """Note which call receives a lease that was never renewed."""
+    def set_recipient(self, lease: Lease, caller: object) -> None:
+        """Record which call receives a lease that was never renewed."""
         if lease.grant.id in self._unacknowledged:
             self._unacknowledged[lease.grant.id] = caller
 
@@ -337,7 +337,7 @@ class Reconciler:
             return
         leases = self._table.leases_on(host)
         for ahead, waiter in enumerate(sorted(self._queue.on(host), key=lambda each: each.request.place)):
-            waiter.tell(wait_status(waiter.request, account, leases, ahead))
+            waiter.set_status(wait_status(waiter.request, account, leases, ahead))
 
     def _end_waits(self, failure: WeftError | None = None) -> None:
         """End the waits whose deadline has passed, with `failure` where that is the cause."""

@@ -21,7 +21,7 @@ class Waiter:
     outcome: Lease | WeftError | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def tell(self, status: Waiting) -> None:
+    def set_status(self, status: Waiting) -> None:
         """Set the status; wakes the call when it is new."""
         if status != self.status:
             self.status = status

@@ -102,7 +102,7 @@ class Executor:
         if operation.ended:
             live.progress = OperationProgress()
             self._table.remove(live)
-        live.tell()
+        live.publish()
 
     async def _run(self, live: LiveOperation) -> None:
         operation = live.operation
@@ -147,7 +147,7 @@ class Executor:
             await asyncio.wait({working, expiring, asking}, return_when=asyncio.FIRST_COMPLETED)
             if not working.done() and asking.done():
                 live.progress = replace(live.progress, stage="cancelling", ends_at=None)
-                live.tell()
+                live.publish()
                 job.request_cancel()
                 await asyncio.wait({working, expiring}, return_when=asyncio.FIRST_COMPLETED)
             in_time = working.done()
@@ -172,8 +172,8 @@ class Executor:
             return Ending(state=OperationState.CANCELLED, reason=Reason.CANCELLED, detail=await self._undone(job))
         if not in_time:
             left_over = await self._undone(job)
-            words = f"it took longer than {self._settings.timeout_seconds:g} s"
-            detail = f"{words}; {left_over}" if left_over else words
+            text = f"it took longer than {self._settings.timeout_seconds:g} s"
+            detail = f"{text}; {left_over}" if left_over else text
             return Ending(state=OperationState.FAILED, reason=Reason.DEADLINE_EXCEEDED, detail=detail)
         if isinstance(error, WeftError):
             return Ending(state=OperationState.FAILED, reason=error.reason, detail=_cleaned(error.message))
@@ -206,12 +206,12 @@ class Executor:
             job.request_cancel()
         return job
 
-    async def _surely(self, live: LiveOperation, step: Step, told: tuple[str, str, dict[str, object]]) -> None:
+    async def _surely(self, live: LiveOperation, step: Step, entry: tuple[str, str, dict[str, object]]) -> None:
         """Take a step that records what has happened: it is retried until the database accepts it.
 
         At most `max_running` wait so, and each ends with the registry.
         """
-        event, actor, detail = told
+        event, actor, detail = entry
         draft = self._audit.drafted(event, live.operation, actor, **detail)
         pause = FIRST_SAVE_PAUSE_SECONDS
         while True:
@@ -246,7 +246,7 @@ class _Report(ProgressReporter):
         share = progress.share if progress.share is not None and 0.0 <= progress.share <= 1.0 else None
         stage = "cancelling" if live.cancel_requested.is_set() else _cleaned(progress.stage)[:MAX_STAGE_CHARS]
         live.progress = replace(progress, stage=stage, detail=_cleaned(progress.detail), share=share)
-        live.tell()
+        live.publish()
 
     @override
     async def assigned(self, runner: str) -> None:

@@ -26,19 +26,19 @@ MAX_SECONDS = 31_622_400.0
 """366 days: no load takes longer."""
 
 
-def amount(told: int) -> int:
+def amount(reported: int) -> int:
     """A number of bytes, tokens or entries: 0 to MAX_AMOUNT."""
-    return min(max(told, 0), MAX_AMOUNT)
+    return min(max(reported, 0), MAX_AMOUNT)
 
 
-def amount_of_all(told: Iterable[int]) -> int:
+def amount_of_all(reported: Iterable[int]) -> int:
     """The sum of amounts, which is an amount."""
-    return amount(sum(map(amount, told)))
+    return amount(sum(map(amount, reported)))
 
 
-def seconds_of(told: duration_pb2.Duration) -> float:
+def seconds_of(reported: duration_pb2.Duration) -> float:
     """A length of time: 0 to MAX_SECONDS."""
-    return min(max(told.seconds + told.nanos / 1e9, 0.0), MAX_SECONDS)
+    return min(max(reported.seconds + reported.nanos / 1e9, 0.0), MAX_SECONDS)
 
 
 MAX_FLUSHES_AT_ONCE = 16

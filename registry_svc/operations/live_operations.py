@@ -91,7 +91,7 @@ class LiveOperation:
         """As it is now."""
         return OperationView(operation=self.operation, progress=self.progress)
 
-    def tell(self) -> None:
+    def publish(self) -> None:
         """Send the present state to all watchers."""
         view = self.view
         for watcher in self.watchers:

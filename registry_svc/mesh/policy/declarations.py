@@ -141,12 +141,12 @@ def decide_route(given: RouteManifest, declared: RouteManifest | None) -> Outcom
 def in_use(kind: Kind, name: str, agents: Collection[str], routes: Collection[str] = ()) -> WeftError:
     """Return the refusal to delete a resource that `agents` target or `routes` name; one of them is not empty."""
     users = {Kind.AGENT: sorted(agents), Kind.ROUTE: sorted(routes)}
-    words = [f"{user.value}s: {_listed(names)}" for user, names in users.items() if names]
-    told = {f"{user.value}s": ",".join(names[:MAX_LISTED_NAMES]) for user, names in users.items() if names}
+    listed = [f"{user.value}s: {_listed(names)}" for user, names in users.items() if names]
+    named = {f"{user.value}s": ",".join(names[:MAX_LISTED_NAMES]) for user, names in users.items() if names}
     return WeftError(
         Reason.RESOURCE_IN_USE,
-        f"the {kind.value} {name!r} is in use by {'; by '.join(words)}; delete them or point them elsewhere",
-        metadata={kind.value: name, **told},
+        f"the {kind.value} {name!r} is in use by {'; by '.join(listed)}; delete them or point them elsewhere",
+        metadata={kind.value: name, **named},
     )
 
 

@@ -28,8 +28,8 @@ def opening_events(
     for kind, name in rows:
         known = (kind, name) in earlier
         reason = EventReason.REVIVED if known else EventReason.REGISTERED
-        news = "joined the mesh" if kind is Kind.RUNNER else f"published by the runner {runner}"
-        message = f"the runner {runner} opened a new session" if known else news
+        first = "joined the mesh" if kind is Kind.RUNNER else f"published by the runner {runner}"
+        message = f"the runner {runner} opened a new session" if known else first
         yield EventDraft(kind=kind, name=name, reason=reason, message=message)
 
 

@@ -53,9 +53,9 @@ def _utf8_bytes(texts: list[str]) -> int:
 
 def detail_bytes(report: Capability) -> int:
     """Return the size of a report's texts on the wire: details of its models, and names of its tools."""
-    words = [instance.detail for instance in report.instances]
-    words += [instance.last_fault.detail for instance in report.instances if instance.last_fault is not None]
-    return sum(len(text.encode()) for text in (*words, *report.tool_names))
+    texts = [instance.detail for instance in report.instances]
+    texts += [instance.last_fault.detail for instance in report.instances if instance.last_fault is not None]
+    return sum(len(text.encode()) for text in (*texts, *report.tool_names))
 
 
 def kept(report: Capability, models: Collection[str], room_bytes: int) -> Capability:

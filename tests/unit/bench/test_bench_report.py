@@ -7,7 +7,7 @@ from bench.contender import LITELLM, WEFT, fill
 from bench.load import Job, percentile, request_bytes
 from bench.machine import Machine
 from bench.measures import CHUNK_CPU, REAL_RATIO_ONE, UNARY_CPU, UNARY_RATE, Goal, Verdict
-from bench.report import Book, Report, Row, markdown, write
+from bench.report import Figures, Report, Row, markdown, write
 
 MACHINE = Machine(
     date="2026-11-20T05:00:00+00:00",
@@ -22,13 +22,13 @@ MACHINE = Machine(
 )
 
 
-def report(book: Book) -> Report:
+def report(figures: Figures) -> Report:
     return Report(
         machine=MACHINE,
         settings={"runs": "3"},
         packages={"litellm": "litellm==1"},
-        rows=book.rows((UNARY_CPU, UNARY_RATE, CHUNK_CPU)),
-        shares=book.shares(),
+        rows=figures.rows((UNARY_CPU, UNARY_RATE, CHUNK_CPU)),
+        shares=figures.shares(),
         skipped=["other: no such | package"],
     )
 
@@ -58,12 +58,12 @@ def test_goals_are_for_weft_alone() -> None:
 
 
 def test_the_page_has_goals_spread_and_what_was_skipped() -> None:
-    book = Book()
+    figures = Figures()
     for value in (950.0, 900.4, 1000.0):
-        book.add(UNARY_CPU, "weft", value)
-    book.add(UNARY_RATE, "stub (direct)", 4000.0)
-    book.add_use("unary", "weft", cpu_seconds={"host": 1.0}, wall_seconds=2.0, units=1000, failures=3)
-    page = markdown(report(book))
+        figures.add(UNARY_CPU, "weft", value)
+    figures.add(UNARY_RATE, "stub (direct)", 4000.0)
+    figures.add_use("unary", "weft", cpu_seconds={"host": 1.0}, wall_seconds=2.0, units=1000, failures=3)
+    page = markdown(report(figures))
     title = UNARY_CPU.title
     assert f"| {title} | 950 us | 900 to 1,000 (3) | <= 900 us | missed |  |" in page
     assert "| unary chat requests (1/s) | - | 4,000 |" in page
@@ -73,17 +73,17 @@ def test_the_page_has_goals_spread_and_what_was_skipped() -> None:
 
 
 def test_a_role_that_is_missing_in_one_run_counts_as_zero_there() -> None:
-    book = Book()
+    figures = Figures()
     for cpu in ({"host": 1.0}, {"host": 1.0, "runner": 1.0}, {"host": 1.0, "runner": 3.0}):
-        book.add_use("unary", "weft", cpu_seconds=cpu, wall_seconds=1.0, units=1, failures=0)
-    assert book.shares()[0].cores == {"host": 1.0, "runner": 1.0}
+        figures.add_use("unary", "weft", cpu_seconds=cpu, wall_seconds=1.0, units=1, failures=0)
+    assert figures.shares()[0].cores == {"host": 1.0, "runner": 1.0}
 
 
 def test_the_result_is_written_as_markdown_and_json(tmp_path: Path) -> None:
     folder = tmp_path / "results"
-    book = Book()
-    book.add(CHUNK_CPU, "weft", 10.0)
-    page = write(report(book), folder, "2026-11-20")
+    figures = Figures()
+    figures.add(CHUNK_CPU, "weft", 10.0)
+    page = write(report(figures), folder, "2026-11-20")
     data = msgspec.json.decode(page.with_suffix(".json").read_bytes())
     assert data["rows"][0]["median"] == 10.0
     assert data["rows"][0]["verdict"] == "met"
