@@ -7,11 +7,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import grpc
+from typing_extensions import override
 
 from router_svc.relay import RELAY_SERVICE, Relay, add_relay_to_server
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.file_replacement import replace_file
 from weft.kernel.reasons import Reason
+from weft.kernel.service import Service
 from weft.link.link import LINK_SERVER_OPTIONS
 from weft_app.compose.grpc_host import GrpcHost, is_loopback
 from weft_app.compose.home import WeftHome
@@ -32,7 +34,7 @@ class RelayEndpoint:
     """Of a self-signed certificate, as `sha256:<hex>`; empty for one of a public CA, or without TLS."""
 
 
-class RelayListener:
+class RelayListener(Service):
     """The relay as a service with a gRPC server of its own: runners that join reach nothing but the relay."""
 
     def __init__(self, section: RelaySettings, home: WeftHome, relay: Relay) -> None:
@@ -44,13 +46,16 @@ class RelayListener:
         """The address at which runners join, once it is started."""
 
     @property
+    @override
     def service_names(self) -> tuple[str, ...]:
         """No services on the router's server."""
         return ()
 
+    @override
     def register(self, server: grpc.aio.Server) -> None:
         """Registers nothing on the router's server."""
 
+    @override
     async def start(self) -> None:
         """Listens. Raises ALREADY_EXISTS when the address is taken, INVALID_ARGUMENT for invalid settings."""
         listen = self._section.listen or ""
@@ -70,6 +75,7 @@ class RelayListener:
                 Reason.INVALID_ARGUMENT, f"{_endpoint_file(self._home)} cannot be written: {error.strerror}"
             ) from error
 
+    @override
     async def stop(self, grace_seconds: float) -> None:
         """Stops listening. Links end at once: the callers have drained their calls."""
         host, self._host = self._host, None
@@ -79,22 +85,26 @@ class RelayListener:
             await host.stop(grace_seconds)
 
 
-class _RelayService:
+class _RelayService(Service):
     """RelayService as a service of the relay's own server."""
 
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
 
     @property
+    @override
     def service_names(self) -> tuple[str, ...]:
         return (RELAY_SERVICE,)
 
+    @override
     def register(self, server: grpc.aio.Server) -> None:
         add_relay_to_server(self._relay, server)
 
+    @override
     async def start(self) -> None:
         """Does nothing: the router starts the relay."""
 
+    @override
     async def stop(self, grace_seconds: float) -> None:
         """Does nothing: `RelayListener` stops the relay."""
 

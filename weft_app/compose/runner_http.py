@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC
 
 import grpc
+from typing_extensions import override
 
 import gateway.runner_service
 import router_svc.service
@@ -36,6 +37,7 @@ from weft.gpu.snapshot import HostSnapshot, Source
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.request import Operation
 from weft.kernel.rpc import ChannelPool, open_channel
+from weft.kernel.service import Service
 from weft_app.compose.accelerators import host_observer
 from weft_app.compose.environment import RunnerEnvironment
 from weft_app.compose.gateway import gateway_config
@@ -191,7 +193,7 @@ class LocalRunner:
         return runner_facts(description, self._stage, chats)
 
 
-class RunnerHttp:
+class RunnerHttp(Service):
     """The HTTP API of a runner as a service, started before the runner and stopped after it."""
 
     service_names: Sequence[str] = ()
@@ -231,18 +233,19 @@ class RunnerHttp:
         """Its URL, such as `http://127.0.0.1:8081`."""
         return self._api.url
 
+    @override
     def register(self, server: grpc.aio.Server) -> None:
         """Registers no gRPC service."""
 
+    @override
     async def start(self) -> None:
-        """See `Service.start`."""
         if self._keys is not None:
             await self._keys.follow(self._registry)
         await self._router.start()
         await self._api.start()
 
+    @override
     async def stop(self, grace_seconds: float) -> None:
-        """See `Service.stop`."""
         await self._api.stop(grace_seconds)
         await self._router.stop(grace_seconds)
         if self._keys is not None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 import grpc
+from typing_extensions import override
 
 from weft.dispatch.key_ring import KeyRingWatcher
 from weft.kernel.address import is_loopback
@@ -14,6 +15,7 @@ from weft.kernel.principal import KeyRing
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import open_channel
 from weft.kernel.rpc_auth import AuthInterceptor
+from weft.kernel.service import Service
 from weft.kernel.tls import ServerTls, read_material
 from weft.kernel.tls_channel import ChannelSecurity
 from weft_app.compose.grpc_host import GrpcHost
@@ -76,7 +78,7 @@ def key_check(config: WeftConfig, clock: Clock) -> KeyCheck | None:
     return KeyCheck(clock) if keys_required(config) else None
 
 
-class KeyFollower:
+class KeyFollower(Service):
     """A service that follows the keys of a registry in another process while its companion runs."""
 
     service_names: Sequence[str] = ()
@@ -87,16 +89,17 @@ class KeyFollower:
         self._security = security
         self._channel: grpc.aio.Channel | None = None
 
+    @override
     def register(self, server: grpc.aio.Server) -> None:
         """Registers no servicer."""
 
+    @override
     async def start(self) -> None:
-        """See Service.start."""
         self._channel = open_channel(self._address, self._security)
         await self._keys.follow(self._channel)
 
-    async def stop(self, grace_seconds: float) -> None:  # noqa: ARG002 - nothing here takes long
-        """See Service.stop."""
+    @override
+    async def stop(self, grace_seconds: float) -> None:
         await self._keys.stop()
         if self._channel is not None:
             channel, self._channel = self._channel, None
