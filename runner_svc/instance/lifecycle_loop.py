@@ -132,7 +132,7 @@ class LifecycleLoop:
             self._nudged.set()
 
     def note_request_end(self, keep_alive_seconds: float | None) -> None:
-        """Record that a request has ended; `keep_alive_seconds` is what it asked for."""
+        """Record that a request has ended; `keep_alive_seconds` is its keep-alive."""
         if self.idle_timer.note_request_end(keep_alive_seconds):
             self._nudged.set()
 

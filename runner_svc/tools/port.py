@@ -119,9 +119,9 @@ class ToolSource:
     """A Python tool's own name; the prefix of an MCP server's tools."""
     runner: ToolRunner
     timeout_seconds: float = 30.0
-    """Longest time for one call."""
+    """Timeout of one call."""
     max_output_bytes: int = 65_536
-    """Most bytes of UTF-8 that a model is told of one call's output."""
+    """Maximum output of one call that a model receives, in bytes of UTF-8."""
     remote: bool = False
     """Whether a call sends bytes off the premises."""
 

@@ -37,7 +37,7 @@ POLL_SECONDS = 0.02
 WAIT_SECONDS = 60.0
 # What an engine takes is a little less than what is booked for it, as an estimate should be.
 MODELS = {"r1": {"small": 2000, "middle": 5000, "wide": 12_000}, "r2": {"little": 2500, "medium": 4500, "large": 7000}}
-"""Memory that each model books, in MiB: "wide" needs two cards."""
+"""Memory that each model leases, in MiB: "wide" needs two devices."""
 SPARE_MIB = 64
 
 

@@ -25,7 +25,7 @@ WAIT_SECONDS = 10.0
 
 
 class ScriptedLeases(lease_service_pb2_grpc.LeaseServiceServicer):
-    """Grants at once unless `go` is cleared; fails the next calls as the test says."""
+    """Grants at once unless `go` is cleared; fails the next calls with the errors that the test sets."""
 
     def __init__(self) -> None:
         self.go = asyncio.Event()

@@ -67,7 +67,7 @@ class Family:
 
     @property
     def everybody(self) -> set[psutil.Process]:
-        """Those found at the beginning and those that carry the mark now, the guardian too."""
+        """Returns the processes found at the start and those with the mark now, including the guardian."""
         return {*self.members, *marked(self.mark)}
 
     def said(self) -> str:

@@ -1,4 +1,4 @@
-"""The catalogue of wrong answers: each costs one request, with the reason that its row says, and nothing else.
+"""The catalogue of wrong answers: each fails one request with the reason in its row, and nothing else.
 
 The same rows through the gateway: tests/e2e/test_hostile_engines.py.
 """
@@ -51,12 +51,12 @@ MAX_SLICE_BYTES = 1_400
 
 @dataclass
 class Engine:
-    """What the hostile server answers: one request is answered well but slowly, one as the row says, others well."""
+    """The hostile server: it answers one request well but slowly, one as in the row, others well."""
 
     row: Row | None = None
     goes_on: asyncio.Event = field(default_factory=asyncio.Event)
     slice_bytes: int = 0
-    """Size of what is written at once; 0: everything."""
+    """Bytes that are written at once; 0: all."""
 
     async def handle(self, connection: Connection, request: Request) -> None:
         if self.row is None or request.words == GOOD:
@@ -144,7 +144,7 @@ async def _ask(stage: Repaving, words: str, ask: Ask = Ask.CHAT, *, whole: bool 
 
 
 def faults(row: Row, seen: Outcome) -> list[str]:
-    """What a caller got that the row does not say."""
+    """Returns the differences between the caller's answer and the row."""
     found: list[str] = []
     if seen.unforeseen is not None:
         found.append(f"an error without a reason: {seen.unforeseen!r:.200}")

@@ -1,4 +1,4 @@
-"""A runner ends what its earlier life left before it starts anything, and remembers what it starts."""
+"""A runner ends the processes of its earlier incarnation before it starts any, and records those that it starts."""
 
 import asyncio
 import os

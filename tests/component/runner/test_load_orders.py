@@ -1,4 +1,4 @@
-"""Orders of one load reach real processes: what they see, where they listen, and what they say is in force."""
+"""Options of one load at real processes: devices, ports, and the reported values."""
 
 import asyncio
 import socket

@@ -1,4 +1,4 @@
-"""Orders of one load on the real llama.cpp server with the demo model: what was asked for is in force."""
+"""Options of one load on the real llama.cpp server with the demo model."""
 
 import asyncio
 import re

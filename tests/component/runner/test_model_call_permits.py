@@ -1,4 +1,4 @@
-"""A runner does nothing of what it offers beside text and vectors without a permit of the router's."""
+"""Operations beside text and embeddings need a permit of the router."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What servers may answer about tokens, scores, images and sound, and what they may not."""
+"""Valid and invalid answers of servers about tokens, scores, images and sound."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Whatever is killed, nothing of an engine's family outlives it: real processes, real signals."""
+"""No process of an engine outlives it, whichever process is killed: real processes, real signals."""
 
 import json
 import os
@@ -67,7 +67,7 @@ def test_the_finder_of_orphans_finds_them_where_there_is_no_guardian() -> None:
 
 
 def test_without_a_sub_reaper_the_group_and_the_tree_end_and_the_limit_of_that_is_known() -> None:
-    """What the code for other systems does, seen on Linux."""
+    """The code for other systems, tested on Linux."""
     script = "sleep 100 & setsid sleep 101 & (setsid sleep 102 &) ; echo the family is there; wait"
     with running_family("portable", script=script) as family:
         assert until(lambda: len(marked(family.mark)) == 5, GONE_SECONDS)

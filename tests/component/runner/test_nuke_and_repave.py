@@ -24,7 +24,7 @@ from weft_testing.fake_backend.process import fake_backend_command
 from weft_testing.free_port import free_port
 
 NOTICE_SECONDS = 1.0
-"""A fault is noticed, told to its requests, and its slots are free within this time."""
+"""Time within which a fault is noticed, its requests have failed, and its slots are free."""
 
 
 async def test_a_backend_killed_while_idle_is_ready_again_and_serves() -> None:

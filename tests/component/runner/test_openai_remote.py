@@ -1,4 +1,4 @@
-"""A model of a provider: what is sent there, what never is, and what becomes of its refusals."""
+"""A model of a provider: what is sent there, what never is, and the errors of its refusals."""
 
 import asyncio
 import ssl

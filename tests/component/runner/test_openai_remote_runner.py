@@ -1,4 +1,4 @@
-"""A runner of a provider's models: no byte without a permit, no key in anything it says, no fault shared."""
+"""A runner of a provider's models: no byte without a permit, no key in its output, no fault shared by requests."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""The real llama.cpp server takes what our list says it takes."""
+"""The real llama.cpp server supports the parameters on weft's list."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a server sends unasked reaches no other caller."""
+"""Unrequested bytes of a server reach no other caller."""
 
 import asyncio
 from collections.abc import AsyncIterator

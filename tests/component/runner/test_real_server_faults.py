@@ -1,4 +1,4 @@
-"""The real llama.cpp server is killed, frozen and told to end in mid-answer; its runner names it and has it back."""
+"""The real llama.cpp server is killed, frozen and ended during an answer; its runner names the fault, restarts it."""
 
 import asyncio
 import os

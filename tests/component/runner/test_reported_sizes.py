@@ -1,4 +1,4 @@
-"""What a load would take is told before anybody loads, and does not wait for what takes long to read."""
+"""Forecasts are reported before any load, without waiting for files that take long to read."""
 
 import asyncio
 from pathlib import Path
@@ -18,11 +18,11 @@ from weft_testing.fake_backend.process import fake_backend_command
 
 SIZE_BYTES = 5 << 30
 REPORT_INTERVAL_SECONDS = 5.0
-"""What the harness's registry asks for: what is told at once is told sooner."""
+"""Report interval of the harness's registry: immediate reports arrive sooner."""
 
 
 class _LateForecast:
-    """Knows what a load takes once `known` is set."""
+    """A forecast that is known once `known` is set."""
 
     def __init__(self, known: asyncio.Event) -> None:
         self._known = known

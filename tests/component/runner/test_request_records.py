@@ -1,4 +1,4 @@
-"""What a runner tells of its requests, restarts and limits, over gRPC."""
+"""Reports of a runner's requests, restarts and limits, over gRPC."""
 
 import asyncio
 import os
@@ -74,7 +74,7 @@ async def test_a_request_can_be_looked_at_while_it_runs_and_after_its_backend_di
 async def test_a_caller_that_is_slow_to_read_hears_of_the_fault_too_and_its_slot_is_free_at_once(
     tmp_path: Path,
 ) -> None:
-    """The runner waits for the caller to take a frame when the backend dies."""
+    """The runner waits for the caller to read a frame when the backend dies."""
     async with running_runner(tmp_path, [_model(500_000, answer_tokens=0)]) as runner:
         await runner.until(Phase.READY)
         call = runner.generate(max_tokens=499_000)
@@ -95,7 +95,7 @@ async def test_a_caller_that_is_slow_to_read_hears_of_the_fault_too_and_its_slot
 async def test_a_caller_who_hangs_up_once_the_answer_is_complete_has_not_cancelled_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As every dispatcher does: it has what it wanted before the runner has left its rpc."""
+    """As every dispatcher does: it has the answer before the runner's rpc has ended."""
 
     async def slow_to_end(*arguments: Any) -> AsyncGenerator[Frame]:
         async with aclosing(converse(*arguments)) as frames:

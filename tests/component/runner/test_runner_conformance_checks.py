@@ -1,4 +1,4 @@
-"""The negative control of `weft conformance`: a runner that keeps no promise is told so, check by check."""
+"""The negative control of `weft conformance`: a runner that keeps no promise fails every check."""
 
 import asyncio
 from collections.abc import AsyncGenerator

@@ -1,4 +1,4 @@
-"""`weft conformance` finds each promise that alone is broken, and blames no runner for what is not its doing."""
+"""`weft conformance` finds each single broken promise, and reports no fault that is not the runner's."""
 
 import asyncio
 import socket

@@ -1,4 +1,4 @@
-"""Engines and runners that are killed at random on a host with two cards: the book stays true, and nothing is left.
+"""Engines and runners that are killed at random on a host with two devices: the ledger stays true, no process is left.
 
 WEFT_TEST_KILLS=500 runs the long version.
 """

@@ -1,4 +1,4 @@
-"""What the registry hears from a runner, and when, on a fake clock."""
+"""The calls of a runner's session to the registry, on a fake clock."""
 
 import asyncio
 import time

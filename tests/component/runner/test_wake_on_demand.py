@@ -106,7 +106,7 @@ async def _state_of(server: OtherServer) -> FakeState:
 
 
 def _told(runner: RunningRunner, *more: object) -> str:
-    """Everything that the mesh has heard."""
+    """Returns everything that the mesh has received."""
     return "\n".join(map(str, (*runner.registry.opened, *runner.registry.beats, *more)))
 
 

@@ -1,4 +1,4 @@
-"""Answers that nobody reads before they are complete."""
+"""Answers that are not streamed to their caller."""
 
 import os
 import signal
