@@ -54,7 +54,7 @@ class TestLlamaServerBackendOverTheFake(BackendConformance):
 
 
 class SeparateServer:
-    """A fake that was started by nobody in weft. `end` and `begin_again` keep its port."""
+    """A fake that weft did not start. `end` and `begin_again` keep its port."""
 
     def __init__(self, engine: Engine) -> None:
         self._switches = FAKE_SWITCHES[engine]
@@ -157,7 +157,7 @@ class TestAttachedServerOverTheFake(BackendConformance):
 
 
 class TestOpenAiRemoteOverTheFake(TestAttachedServerOverTheFake):
-    """The suite on a provider: as a server that weft did not start, and nobody waits for it to load."""
+    """The suite on a provider: a server that weft did not start, without a load."""
 
     def make_backend(self, engine: Engine) -> OpenAiRemote:  # type: ignore[override]  # another one on purpose
         if engine not in (Engine.NORMAL, Engine.SLOW):

@@ -16,7 +16,7 @@ from weft_testing.fake_backend.process import fake_backend_command
 
 
 class DeafBackend(LlamaServerBackend):
-    """Starts as it is configured, whatever it is asked for."""
+    """A backend that ignores the order of a load."""
 
     async def start(self, order: LoadOrder | None = None) -> BackendFacts:
         del order
@@ -24,7 +24,7 @@ class DeafBackend(LlamaServerBackend):
 
 
 class BoastfulBackend(LlamaServerBackend):
-    """Says that what was asked for is in force, also in the next load."""
+    """A backend that keeps the parameters of an order for the next load."""
 
     asked_for = 0
 
@@ -43,7 +43,7 @@ class BlindBackend(LlamaServerBackend):
 
 
 class ForgetfulBackend(LlamaServerBackend):
-    """Still tells of processes that are gone."""
+    """A backend that reports ended processes."""
 
     seen: tuple[ProcessId, ...] = ()
 

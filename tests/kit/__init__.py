@@ -1,1 +1,1 @@
-"""What the tests of several folders share."""
+"""Helpers that several folders of tests share."""

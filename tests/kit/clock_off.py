@@ -13,7 +13,7 @@ from weft_app.cli.main import app
 
 
 def main() -> None:
-    """Shift the one clock that everything asks, then be `weft`."""
+    """Shifts the clock of this process, then runs `weft`."""
     given = sys.argv[1]
 
     def utc_now(self: SystemClock) -> datetime:  # noqa: ARG001 - it takes the place of a method

@@ -18,5 +18,5 @@ settings.load_profile("weft")
 
 
 def examples(thorough: int, quick: int = QUICK) -> int:
-    """`thorough` with WEFT_TESTS=all, else `quick` at most: few while one works, many in `make test-all`."""
+    """Returns `thorough` with WEFT_TESTS=all, else at most `quick`: few in `make test`, many in `make test-all`."""
     return thorough if os.environ.get("WEFT_TESTS") == "all" else min(quick, thorough)

@@ -13,7 +13,7 @@ _CLONE_NEWNS = 0x20000
 
 
 def main() -> None:
-    """As `unshare --mount` does, then be `weft`."""
+    """Enters new mounts, as `unshare --mount`, then runs `weft`."""
     script, home = sys.argv[1:3]
     if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNS):
         raise OSError(ctypes.get_errno(), "unshare")

@@ -7,7 +7,7 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "runtime_plugin"
 
 
 def install(folder: Path) -> list[str]:
-    """Writes the package's metadata into `folder`, as pip would; the paths that make it importable."""
+    """Writes the package's metadata into `folder`, as pip would; returns the paths that make it importable."""
     project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     points = {f"weft.runtimes:{name}": value for name, value in project["entry-points"]["weft.runtimes"].items()}
     write_distribution(folder, project["name"], project["version"], points)

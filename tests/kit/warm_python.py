@@ -37,29 +37,29 @@ IMPORTED = (
     "weft_app.compose.gateway",
     "weft_app.compose.join",
 )
-"""What the programs import only once they know their arguments."""
+"""Modules that the programs import lazily, by their arguments."""
 START_SECONDS = 60.0
 _OF_THE_SERVER = {"GRPC_ENABLE_FORK_SUPPORT": "0"}
-"""gRPC would start its threads anew in every fork."""
+"""Without it gRPC would restart its threads in every fork."""
 _ARGUMENTS = inspect.signature(subprocess.Popen._execute_child)  # type: ignore[attr-defined]
 _LEAST = 3
 IS_POSSIBLE = sys.platform == "linux" and platform.machine() in SYS_CLONE
 
 
 class WarmPython(str):
-    """The path of the interpreter; as the first word of a command, the command is forked from the warm server."""
+    """The path of the interpreter; a command that begins with it is forked from the warm server."""
 
     __slots__ = ()
 
 
 def warm(module: str) -> tuple[str, str, str]:
-    """The first words of the command that runs a program."""
+    """Returns the beginning of the command line of a program."""
     assert module in PROGRAMS, f"{module} is not among the programs of the warm server"
     return (WarmPython(sys.executable), "-m", module)
 
 
 class WarmServer:
-    """The server of this process."""
+    """Returns the warm server of this process."""
 
     def __init__(self) -> None:
         self.start_variables = start_variables(os.environ)
@@ -79,23 +79,23 @@ class WarmServer:
         assert self._orders.recv(5) == b"ready", "the warm server did not start"
 
     def start(self, order: dict[str, Any], descriptors: list[int]) -> int:
-        """The pid of the new child."""
+        """Forks a program; returns its pid."""
         return send_order(self._orders, order, descriptors)
 
     def stop(self) -> None:
-        """End it; programs that it forked go on."""
+        """Stops the server; programs that it forked continue."""
         self._orders.close()
         self._process.wait()
 
 
 class WarmStart:
-    """Knows the server once there is one."""
+    """Holds the server of this process."""
 
     def __init__(self) -> None:
         self._server: WarmServer | None = None
 
     def server(self) -> WarmServer:
-        """Started when first asked for."""
+        """The server, started on first use."""
         if self._server is None:
             self._server = WarmServer()
             atexit.register(self._server.stop)
@@ -142,7 +142,7 @@ class WarmPopen(_Popen):  # type: ignore[type-arg]
 
 
 def _is_plain(asked: dict[str, Any]) -> bool:
-    """Whether it is a program that the server has, and asks for no more than a fork can give."""
+    """Whether the server has this program, and a fork supports its options."""
     args = asked["args"]
     if len(args) < _LEAST or args[1] != "-m" or args[2] not in PROGRAMS:
         return False

@@ -1,4 +1,4 @@
-"""A Python process that has imported what many programs need, and forks one of them per order.
+"""A Python process that has imported the modules of many programs, and forks one per request.
 
 A forked program is a child of the process that asked for it (CLONE_PARENT), with a pid, signals and an exit code of
 its own; `kit.warm_python` is the other side. Nothing that is imported here may start a thread: only the thread that
@@ -47,7 +47,7 @@ _PR_SET_NAME = 15
 _PR_SET_PDEATHSIG = 1
 _STANDARD = 3
 _READ_AT_START = ("LD_", "PYTHON", "MALLOC_", "GLIBC_")
-"""How the names of variables begin that only a start of a process heeds."""
+"""Prefixes of environment variables that have an effect only at the start of a process."""
 _HEEDED_BY_A_FORK = "PYTHONUNBUFFERED"
 
 
@@ -87,7 +87,7 @@ class Fork:
 
 
 def start_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Those that a fork would not heed."""
+    """Returns the variables that have no effect in a fork."""
     named = {os.fsdecode(name): os.fsdecode(value) for name, value in environment.items()}
     return {
         name: value for name, value in named.items() if name.startswith(_READ_AT_START) and name != _HEEDED_BY_A_FORK
@@ -95,7 +95,7 @@ def start_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def send_order(orders: socket.socket, order: dict[str, Any], descriptors: list[int]) -> int:
-    """The pid of the program that the server at the other end has forked."""
+    """Returns the pid of the program that the server has forked."""
     message = json.dumps(order).encode()
     assert len(message) <= MAX_ORDER_BYTES
     orders.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))])
@@ -106,7 +106,7 @@ def send_order(orders: socket.socket, order: dict[str, Any], descriptors: list[i
 
 
 def next_order(fork: Fork, orders: socket.socket) -> dict[str, Any] | None:
-    """In the parent it returns None once nobody orders any more; in each child, what it is to run."""
+    """Serves requests. Returns None in the parent after the client disconnected; in each child, the program to run."""
     while True:
         message, descriptors = _receive(orders)
         if not message:
@@ -131,12 +131,12 @@ def _receive(orders: socket.socket) -> tuple[bytes, list[int]]:
 
 
 def set_name(name: str) -> None:
-    """What `ps` and psutil call this process."""
+    """Sets the name of this process in `ps` and psutil."""
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
 def set_command_line(argv: Sequence[str]) -> None:
-    """What `/proc/PID/cmdline` shows of this process, in the place of the server's; cut to the room that there is.
+    """Sets `/proc/PID/cmdline` of this process, cut to the space of the server's.
 
     Arguments are parted by spaces: where the last byte of the room is none of zero, the kernel shows one text.
     """
@@ -149,14 +149,14 @@ def set_command_line(argv: Sequence[str]) -> None:
 
 
 def die_with(parent: int) -> None:
-    """End with the parent; at once where it has ended already."""
+    """Ends this process with its parent; immediately if that has ended already."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def become(order: dict[str, Any], descriptors: list[int]) -> None:
-    """Take over what `exec` would have given a new program."""
+    """Applies the state that `exec` would have given a new program."""
     if order["dies_with"] is not None:
         die_with(order["dies_with"])
     for place, descriptor in enumerate(descriptors):
@@ -196,7 +196,7 @@ def _open_standard_streams() -> None:
 
 
 def load(modules: list[str]) -> dict[str, tuple[str, CodeType]]:
-    """Import what the programs import; the file and the code of each program."""
+    """Imports the modules of the programs; returns file and code of each program."""
     programs = {}
     for module in modules:
         importlib.import_module(module)
@@ -240,7 +240,7 @@ class RunnerStart:
         self._first = (sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid()), sys.executable, "-m", WEFT)
 
     async def __call__(self, *command: str, **given: Any) -> "asyncio.subprocess.Process | ForkedProcess":
-        """As asyncio has it."""
+        """As in asyncio."""
         runner = command[: len(self._first)] == self._first
         if runner and given.keys() == {"stdin", "stdout", "stderr", "start_new_session"}:
             with suppress(ConnectionError):
@@ -276,19 +276,19 @@ class ForkedProcess:
         self._loop.add_reader(self._handle, self._reap)
 
     async def wait(self) -> int:
-        """The exit code, once it has ended."""
+        """Returns the exit code, once it has ended."""
         await self._ended.wait()
         assert self.returncode is not None
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """ProcessLookupError where it has ended."""
+        """Sends a signal. Raises ProcessLookupError if it has ended."""
         if self.returncode is not None:
             raise ProcessLookupError
         os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Sends SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
     def _reap(self) -> None:
@@ -331,7 +331,7 @@ def main() -> None:
 
 
 def run(code: CodeType, names: dict[str, Any]) -> Never:
-    """Run a program and end as Python does, except that what was imported is not taken apart: that takes longer."""
+    """Runs a program and ends like Python, but without the slow destruction of modules."""
     exit_code = 0
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

@@ -1,4 +1,4 @@
-"""The fake's own record of what reached it, for whoever kills it."""
+"""The fake's log of the requests that reached it, which survives a kill."""
 
 import asyncio
 import signal

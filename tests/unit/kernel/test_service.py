@@ -1,4 +1,4 @@
-"""Background tasks end when told, and not in silence."""
+"""Background tasks stop on request, and their failures are logged."""
 
 import asyncio
 from itertools import pairwise

@@ -38,7 +38,7 @@ def useful_share(policy: Policy, slice_seconds: float, seed: int) -> float:
 
 
 class ExponentialUntilSteady:
-    """The control: doubles with each failure, and begins anew only after a session of ten seconds."""
+    """The control: doubles with each failure, and restarts only after a session of ten seconds."""
 
     def __init__(self) -> None:
         self._failures = 0

@@ -1,4 +1,4 @@
-"""Documents to and from the wire, to YAML and back, and what is derived from what the registry tells."""
+"""Conversion of documents to and from messages and YAML, and fields derived from the registry's messages."""
 
 import json
 import re
