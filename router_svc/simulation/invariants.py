@@ -283,13 +283,13 @@ class InvariantChecker:
         self._of_tenant[tenant] += 1
         self._in_pool[candidate.pool] += 1
         settings = self._scenario.settings
-        self._require_at_most(self._on_candidate[candidate.key], candidate.slots, f"slots of {candidate.model}")
-        self._require_at_most(
+        _require_at_most(self._on_candidate[candidate.key], candidate.slots, f"slots of {candidate.model}")
+        _require_at_most(
             self._on_runner[_runner(candidate)], candidate.runner_max_requests, f"requests of {candidate.runner}"
         )
-        self._require_at_most(self._of_tenant[tenant], settings.tenant(tenant).max_in_flight, f"requests of {tenant}")
+        _require_at_most(self._of_tenant[tenant], settings.tenant(tenant).max_in_flight, f"requests of {tenant}")
         pool = candidate.pool
-        self._require_at_most(self._in_pool[pool], settings.pool(pool).max_in_flight, f"requests in {pool}")
+        _require_at_most(self._in_pool[pool], settings.pool(pool).max_in_flight, f"requests in {pool}")
 
     def _release(self, tracked: TrackedRequest, now: float) -> None:
         candidate = tracked.on
@@ -360,9 +360,6 @@ class InvariantChecker:
             and (not cap or self._in_pool[candidate.pool] < cap)
         )
 
-    def _require_at_most(self, count: int, limit: int, what: str) -> None:
-        _require(not limit or count <= limit, f"{count} of {limit} {what} are taken")
-
 
 def _is_at_work(host: Host) -> bool:
     return any(each.active or each.phase in _IN_MOTION for each in host.instances)
@@ -375,3 +372,7 @@ def _runner(candidate: Candidate) -> tuple[str, str]:
 def _require(holds: bool, message: str) -> None:
     if not holds:
         raise InvariantError(message)
+
+
+def _require_at_most(count: int, limit: int, what: str) -> None:
+    _require(not limit or count <= limit, f"{count} of {limit} {what} are taken")
