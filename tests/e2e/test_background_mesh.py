@@ -30,14 +30,14 @@ def client_of(mesh: MeshProcess) -> AsyncOpenAI:
 
 
 async def at_its_end(client: AsyncOpenAI, response_id: str) -> Response:
-    """The response once its stream has come to its end; asked again where it is said that the answer starts again."""
+    """The response once its stream has come to its end; asked again where it is said that the answer restarts."""
     while True:
         try:
             async for _ in await client.responses.retrieve(response_id, stream=True):
                 pass
         except openai.APIError as error:
             # A router that is back at once shows what it finds, until the lease of the lost attempt is over.
-            assert "the answer starts again" in error.message, error  # noqa: PT017 - anything else is not expected
+            assert "the answer restarts" in error.message, error  # noqa: PT017 - anything else is not expected
         else:
             return await client.responses.retrieve(response_id)
 
