@@ -20,7 +20,7 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
-from weft.sql.database import file_of, make_private, opening, require_whole, tame
+from weft.sql.database import SqliteEngine, file_of, make_private, opening, require_whole
 from weft.sql.schema import bring_up_to_date
 
 log = get_logger("weft.registry.store")
@@ -180,8 +180,7 @@ class SqliteDatabase(Database):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._lock.acquire()
             make_private(self._path)
-        self._engine = create_async_engine(self.url, hide_parameters=True)
-        tame(self._engine)
+        self._engine = SqliteEngine(self.url)
         return self._engine
 
     @override

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from router_svc.store.tables import SCHEMA
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
-from weft.sql.database import WRITES, code_of, file_of, make_private, opening, require_whole, tame
+from weft.sql.database import WRITES, SqliteEngine, code_of, file_of, make_private, opening, require_whole
 from weft.sql.schema import bring_up_to_date
 
 log = get_logger("weft.router.store")
@@ -29,6 +29,8 @@ CONNECT_TIMEOUT_SECONDS = 10.0
 STATEMENT_TIMEOUT_SECONDS = 30.0
 IDLE_TRANSACTION_TIMEOUT_SECONDS = 30.0
 """PostgreSQL ends a transaction of a stopped router after this time, because others may wait for its rows."""
+CLOSE_WAIT_SECONDS = 2.0
+"""Longest wait of a close for transactions that are still open."""
 # Key of the advisory lock that serializes the migrations of routers that start together; unique to weft.
 MIGRATION_LOCK = 0x7765_6674_726F_7574
 _POSTGRES_OPTIONS: Mapping[str, Any] = {
@@ -62,6 +64,10 @@ class RouterDatabase:
         self._opening = asyncio.Lock()
         # Serializes writers on SQLite; unlike a wait inside SQLite, waiting here can be cancelled.
         self._write_lock = asyncio.Lock()
+        self._open_transactions = 0
+        self._idle = asyncio.Event()
+        """Set while no transaction is open."""
+        self._idle.set()
 
     @property
     def is_shared(self) -> bool:
@@ -109,17 +115,33 @@ class RouterDatabase:
             raise
 
     async def _end(self) -> None:
+        engine, self._engine = self._engine, None
+        # A connection that is in use is not closed below, and its thread would outlive the event loop.
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), CLOSE_WAIT_SECONDS)
         if self._promises is not None:
             await self._promises.end()
-        if self._engine is not None:
-            engine, self._engine = self._engine, None
+        if engine is not None:
             await engine.dispose()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[AsyncEngine]:
+        """Context of a transaction, for which a close waits. Raises SERVICE_UNAVAILABLE when the database fails."""
+        engine = self._opened()
+        self._open_transactions += 1
+        self._idle.clear()
+        try:
+            with _database_errors():
+                yield engine
+        finally:
+            self._open_transactions -= 1
+            if not self._open_transactions:
+                self._idle.set()
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[AsyncConnection]:
         """Context of one write transaction, on disk at its exit. Raises SERVICE_UNAVAILABLE when the database fails."""
-        engine = self._opened()
-        with _database_errors():
+        with self._transaction() as engine:
             if self._promises is not None:
                 async with self._promised(engine, self._promises) as connection:
                     yield connection
@@ -146,10 +168,9 @@ class RouterDatabase:
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[AsyncConnection]:
         """Context of one read transaction, which waits for no writer. Raises as `writing`."""
-        engine = self._opened()
         # All users of an in-memory database share one connection.
         lock = self._write_lock if self._is_sqlite and file_of(self._url) is None else nullcontext()
-        with _database_errors():
+        with self._transaction() as engine:
             async with lock, engine.begin() as connection:
                 yield connection
 
@@ -194,9 +215,7 @@ class RouterDatabase:
             if path is not None:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 make_private(path)
-            engine = create_async_engine(self._url, hide_parameters=True)
-            tame(engine)
-            return engine
+            return SqliteEngine(self._url)
         if find_spec("asyncpg") is None:
             raise invalid_field("database_url", "PostgreSQL needs the package asyncpg; pip install 'weft[postgres]'")
         return create_async_engine(

@@ -1,15 +1,20 @@
 """Opening a database: SQLite's settings, and errors as one sentence for a terminal: what is wrong, what to do."""
 
+import asyncio
 import errno
 import os
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import aiosqlite
 from sqlalchemy import URL, Connection, event
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from typing_extensions import override
 
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
@@ -99,6 +104,8 @@ def _place(owner: str, url: URL) -> str:
 
 
 BUSY_TIMEOUT_MS = 5_000
+CLOSE_WAIT_SECONDS = 6.0
+"""Longest wait for the threads of connections; a statement that waits for a lock takes BUSY_TIMEOUT_MS."""
 WRITES = "weft_writes"
 """Execution option of an engine whose transactions take the write lock when they begin: a transaction that has read
 already cannot wait for the lock, and fails at once while another program, such as a backup, holds it."""
@@ -119,7 +126,76 @@ def make_private(path: Path) -> None:
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
 
 
-def tame(engine: AsyncEngine) -> None:
+_FETCHED_ROWS = 64
+"""aiosqlite's own default: rows that an iteration over a cursor fetches at once."""
+
+
+class SqliteConnection(aiosqlite.Connection):
+    """aiosqlite's connection, closed by its thread after what it has begun; `stop` and `close` may be called twice.
+
+    SQLAlchemy closes the connection of a cancelled transaction, and stops it beside that if the close is cancelled too.
+    aiosqlite then forgets to close the file, which stays locked, or waits for an answer of a thread that has ended, and
+    the event loop of the process never closes.
+    """
+
+    _stopped: asyncio.Future[Any] | None = None
+    siblings: "set[SqliteConnection]"
+    """The connections of the same engine, this one included until it is closed."""
+
+    @override
+    def stop(self) -> asyncio.Future[Any] | None:
+        if self._stopped is None:
+            # A close leaves the transaction, and with it the lock of the file, to cursors that something refers to.
+            self._tx.put_nowait((None, self._roll_back))
+            self._stopped = super().stop()
+            if self._stopped is not None:
+                self._stopped.add_done_callback(lambda _: self.siblings.discard(self))
+        return self._stopped
+
+    @override
+    async def close(self) -> None:
+        stopped = self.stop()
+        if stopped is not None:
+            await asyncio.shield(stopped)
+
+    def _roll_back(self) -> None:
+        if self._connection is not None and self._connection.in_transaction:
+            self._connection.rollback()
+
+
+class SqliteEngine(AsyncEngine):
+    """The engine of an SQLite database, which knows its connections."""
+
+    __slots__ = ("_connections",)
+
+    def __init__(self, url: URL) -> None:
+        self._connections: set[SqliteConnection] = set()
+        options = {"async_creator_fn": self._connect}
+        super().__init__(create_async_engine(url, hide_parameters=True, connect_args=options).sync_engine)
+        _configure(self)
+
+    @override
+    async def dispose(self, close: bool = True) -> None:
+        """Closes every connection, those in use as well, and waits for their threads, at most CLOSE_WAIT_SECONDS.
+
+        A thread that outlives the event loop would fail at its next answer.
+        """
+        await super().dispose(close)
+        stops = [stopped for connection in tuple(self._connections) if (stopped := connection.stop()) is not None]
+        if stops:
+            await asyncio.wait(stops, timeout=CLOSE_WAIT_SECONDS)
+
+    def _connect(self, database: str, **options: Any) -> SqliteConnection:
+        connection = SqliteConnection(partial(sqlite3.connect, database, **options), _FETCHED_ROWS)
+        # As SQLAlchemy does with connections that it makes: a process may end while one is open.
+        connection._thread.daemon = True  # noqa: SLF001
+        # Kept here as well: SQLAlchemy drops one whose opening is cancelled at its end.
+        self._connections.add(connection)
+        connection.siblings = self._connections
+        return connection
+
+
+def _configure(engine: AsyncEngine) -> None:
     """Durable commits, readers beside the writer, foreign keys, and transactions that hold DDL too."""
 
     @event.listens_for(engine.sync_engine, "connect")
