@@ -133,7 +133,7 @@ def row(name: str, probed: Sample, fresh: Sample) -> str:
 async def table(probes: int) -> str:
     """The measured table."""
     lines = [
-        "| | probes that hit | first token of probes, median | of prompts that nobody asked | p | can B tell? |",
+        "| | probes that hit | first token of probes, median | of prompts that were never sent | p | can B tell? |",
         "|---|---|---|---|---|---|",
     ]
     for name, isolated in (("as weft runs it", True), ("control: isolation off", False)):

@@ -45,7 +45,7 @@ def _measure_ratio(
     ratio, rate = into
     for repetition in range(options.repetitions):
         rates: dict[bool, float] = {}
-        # Whoever is second finds the processor warmer; so each is second half of the time.
+        # The second one finds the processor warmer; so each is second half of the time.
         for through_mesh in (False, True) if repetition % 2 else (True, False):
             result = run_load(mesh if through_mesh else direct, options.root)
             rates[through_mesh] = result.tokens / result.wall_seconds

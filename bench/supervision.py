@@ -106,7 +106,7 @@ def _kill_host(host: psutil.Process) -> float:
 
 
 def _idle_share(host: psutil.Process) -> float:
-    """Percent of one core that the runner and its guardians use while nobody asks for anything."""
+    """Percent of one core that the runner and its guardians use while no request comes."""
     runners = [one for one in host.children(recursive=True) if _is_ours(one)]
     before = sum(map(_cpu_seconds, runners))
     time.sleep(IDLE_SECONDS)

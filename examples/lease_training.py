@@ -15,6 +15,6 @@ with hold_memory("8GiB", purpose="training", priority="low", on_waiting=print) a
     os.environ.update(lease.environment())  # before the first import of torch or another CUDA library
     print(f"training on devices {lease.devices} of {lease.host}")
     for epoch in range(EPOCHS):
-        lease.check()  # raises when the memory is somebody else's by now
+        lease.check()  # raises when the memory is another holder's by now
         time.sleep(1.0)  # the work
         print(f"epoch {epoch + 1} of {EPOCHS} done")

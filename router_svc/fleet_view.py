@@ -89,9 +89,9 @@ def _readiness(model: ModelView, runner: RunnerView | None, instance: InstanceVi
         # Also while the registry has reported only the runner and not yet its models.
         if model.reachable and wake_plan(model).by_mesh is not None:
             return Readiness.ASLEEP, "its host sleeps"
-        return Readiness.DOWN, "not heard of"
+        return Readiness.DOWN, "no heartbeat"
     if not model.reachable:
-        return Readiness.DOWN, "not heard of"
+        return Readiness.DOWN, "no heartbeat"
     if runner.draining or runner.clock_refused:
         stopping = "the runner is stopping"
         return Readiness.DOWN, stopping if runner.draining else refused_words(runner.clock_offset_seconds)

@@ -105,7 +105,7 @@ def wait_status(request: MemoryRequest, account: HostAccount, leases: Sequence[L
         holds.append(f"processes without a lease ({size_words(foreign)})")
     free = sum(device.free for device in devices)
     rest = f", held by {', '.join(holds)}" if holds else ""
-    place = f"; {ahead} before it in line" if ahead else ""
+    place = f"; {ahead} ahead of it in the queue" if ahead else ""
     return Waiting(
         detail=f"needs {size_words(request.size)} on {request.host}, {size_words(free)} free{rest}{place}",
         needed=request.size,
@@ -145,7 +145,7 @@ def _activity(lease: Lease) -> str:
         case LeaseState.RELEASING:
             return "unloading"
         case LeaseState.ORPHANED:
-            return "not heard of"
+            return "no heartbeat"
     if lease.grant.holder.kind is HolderKind.PROGRAM:
         return "program"
     if lease.pinned:

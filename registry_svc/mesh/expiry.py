@@ -94,7 +94,7 @@ class Expiry:
             draft
             for state in members
             for draft in events_for(
-                state.rows(), EventReason.SILENT, f"the runner {state.profile.name} is not heard of any more"
+                state.rows(), EventReason.SILENT, f"the runner {state.profile.name} sends no heartbeats any more"
             )
         ]
         self._core.publish(self._core.mesh.changes_for(members), drafts)

@@ -278,7 +278,7 @@ class Job:
     async def _flush(self, flush: operation_pb2.FlushCache) -> None:
         requests = self._flush_requests(flush)
         if not requests:
-            raise _nobody_to_flush(flush.model)
+            raise _no_runner_to_flush(flush.model)
         if len(requests) == 1:
             await self._report.assigned(requests[0][0])
         self._tell("flushing", f"asking {len(requests)} runners")
@@ -342,7 +342,7 @@ def _flush_request(flush: operation_pb2.FlushCache, model: str) -> runner_servic
     return runner_service_pb2.FlushCacheRequest(scope=flush.scope, model=model, tenant=flush.tenant, tag=flush.tag)
 
 
-def _nobody_to_flush(model: str) -> WeftError:
+def _no_runner_to_flush(model: str) -> WeftError:
     if model:
         return WeftError(Reason.MODEL_NOT_FOUND, f"no model or pool {model!r} is known there any more")
     return WeftError(Reason.NO_RUNNER_AVAILABLE, "no runner is there, so no cache was flushed; start one")

@@ -172,7 +172,7 @@ class RunnerPresence:
             await self._clock.sleep(LOOK_INTERVAL_SECONDS)
             sight = self._directory.runner(at_start.name)
             if sight is None or not sight.active:
-                return WeftError(Reason.WORKER_LOST, f"runner {at_start.name!r} is not heard of any more")
+                return WeftError(Reason.WORKER_LOST, f"runner {at_start.name!r} sends no heartbeats any more")
             if sight.incarnation != at_start.incarnation:
                 return WeftError(Reason.WORKER_RESTARTED, f"runner {at_start.name!r} was restarted meanwhile")
 

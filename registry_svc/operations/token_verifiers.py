@@ -119,7 +119,7 @@ class SignatureVerifier(Verifier):
             raise Refused(f"none of its {len(named)} signers counts: they are unknown or revoked")
         claims = read_payload(signed.payload_bytes)
         if claims.audience != audience:
-            raise Refused("it is made out to another registry", actors=signers)
+            raise Refused("it is issued for another registry", actors=signers)
         if claims.policy_version != self._policy_version:
             raise Refused("it was made under another version of the policy", actors=signers)
         if not same_action(claims.action, action):

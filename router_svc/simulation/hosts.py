@@ -84,7 +84,7 @@ class Instance:
             runner_wakes=True,
             max_wake_seconds=LONGEST_WAKE_SECONDS,
             usual_load_seconds=self.last_load_seconds,
-            detail="" if host.is_up else "not heard of",
+            detail="" if host.is_up else "no heartbeat",
             host="" if kind.remote else host.name,
             memory_bytes=kind.memory_bytes,
             pinned=kind.pinned,

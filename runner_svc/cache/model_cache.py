@@ -354,7 +354,7 @@ class SaltStore:
             return
         except (OSError, msgspec.DecodeError) as error:
             # A new key makes every prefix cold once, and exposes none.
-            log.warning("the salts of the prefix cache begin anew", error=type(error).__name__)
+            log.warning("the prefix cache starts with new salts", error=type(error).__name__)
             self._write()
             return
         if len(stored.key) == KEY_BYTES:

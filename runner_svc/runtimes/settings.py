@@ -127,7 +127,7 @@ class ModelSettings:
     repetition_lines: Annotated[int, Ge(2), Le(100_000)] = 16
     """So many equal lines of prose in a row are a loop; six times as many short ones, more of code and of figures."""
     repetition_characters: Annotated[int, Ge(64), Le(100_000)] = 1_200
-    """So many characters of prose in which one piece comes again and again are a loop; more of code and of figures."""
+    """So many characters of prose in which one passage repeats are a loop; more of code and of figures."""
 
     @property
     def location(self) -> str:

@@ -64,4 +64,4 @@ async def test_a_request_behind_memory_that_nobody_gives_back_ends_with_the_queu
         finally:
             os.kill(frozen, signal.SIGCONT)
         assert (status, answer["error"]["code"]) == (503, "queue_timeout"), answer
-        assert "m-holder (not heard of)" in answer["error"]["message"]
+        assert "m-holder (no heartbeat)" in answer["error"]["message"]

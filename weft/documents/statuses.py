@@ -88,7 +88,7 @@ class ModelStatus(DocumentPart):
     created_at: datetime | None = None
     """When it was first declared or published."""
     last_heartbeat_at: datetime | None = None
-    """When its runner was last heard of."""
+    """When its runner sent its last heartbeat."""
     inactive_since: datetime | None = None
     """Since when its runner is gone."""
     conditions: tuple[Condition, ...] = ()
@@ -107,7 +107,7 @@ class AgentStatus(DocumentPart):
     created_at: datetime | None = None
     """When it was first declared or published."""
     last_heartbeat_at: datetime | None = None
-    """When its runner was last heard of."""
+    """When its runner sent its last heartbeat."""
     inactive_since: datetime | None = None
     """Since when its runner is gone."""
     conditions: tuple[Condition, ...] = ()
@@ -118,7 +118,7 @@ class RunnerStatus(DocumentPart):
     """What is true of a runner now."""
 
     state: State
-    """Whether it is heard of."""
+    """Whether it sends heartbeats."""
     incarnation: str
     """One life of its process."""
     address: str
@@ -142,7 +142,7 @@ class RunnerStatus(DocumentPart):
     clock_refused: bool = False
     """Whether it takes no requests because of that."""
     last_heartbeat_at: datetime | None = None
-    """When it was last heard of."""
+    """When it sent its last heartbeat."""
     inactive_since: datetime | None = None
     """Since when it is gone."""
     conditions: tuple[Condition, ...] = ()

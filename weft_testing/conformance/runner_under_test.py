@@ -257,7 +257,7 @@ def _find(view: FleetView, runner: str) -> RunnerView:
         known = ", ".join(sorted(view.runners)) or "none"
         raise WeftError(Reason.NOT_FOUND, f"the mesh knows no runner {runner}; there is: {known}")
     if not found.active:
-        raise WeftError(Reason.NO_RUNNER_AVAILABLE, f"the runner {runner} is not heard of")
+        raise WeftError(Reason.NO_RUNNER_AVAILABLE, f"the runner {runner} sends no heartbeats")
     return found
 
 

@@ -122,7 +122,7 @@ def summarize(name: str, members: Iterable[Candidate], stripped: Iterable[Candid
 def _readiness_gate(candidate: Candidate) -> str:
     if candidate.clock_refused:
         return "its clock is off"
-    return "not heard of" if candidate.readiness is Readiness.DOWN else ""
+    return "no heartbeat" if candidate.readiness is Readiness.DOWN else ""
 
 
 def _not_offered(name: str, operation: Operation, members: Iterable[Candidate]) -> str:

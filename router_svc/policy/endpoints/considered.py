@@ -23,7 +23,7 @@ _WARMTH = {
     Readiness.ASLEEP: _ASLEEP,
     Readiness.DOWN: _DOWN,
 }
-_UNREADY_GATES = {Readiness.LOADING: "loading", Readiness.ASLEEP: "asleep", Readiness.DOWN: "not heard of"}
+_UNREADY_GATES = {Readiness.LOADING: "loading", Readiness.ASLEEP: "asleep", Readiness.DOWN: "no heartbeat"}
 
 
 class ConsideredSamples:

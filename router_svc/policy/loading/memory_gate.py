@@ -179,7 +179,7 @@ def _doing(holder: MemoryHolder, space: HostSpace) -> str:
     if holder.is_leaving:
         return "unloading"
     if holder.is_lost:
-        return "not heard of"
+        return "no heartbeat"
     if holder.name in space.loading:
         return "loading"
     return "busy" if holder.active_requests else "idle"
@@ -197,7 +197,7 @@ def _why_kept(holder: MemoryHolder) -> str:
     if not holder.is_model:
         return "a program"
     if holder.is_lost:
-        return "not heard of"
+        return "no heartbeat"
     return "unowned" if holder.unowned else "pinned"
 
 

@@ -247,7 +247,7 @@ def test_a_token_that_lives_too_long_is_refused(stage: Stage) -> None:
 
 
 def test_a_token_for_another_registry_is_refused(stage: Stage) -> None:
-    assert _why(stage, load(), stage.signed(load(), aud="reg-other")) == "it is made out to another registry"
+    assert _why(stage, load(), stage.signed(load(), aud="reg-other")) == "it is issued for another registry"
 
 
 def test_a_token_of_another_policy_is_refused(stage: Stage) -> None:

@@ -52,7 +52,7 @@ async def test_who_waits_hears_how_many_are_before_it() -> None:
         waits = [stage.acquire(stage.runner("r2"), size * GIB) for size in (9, 1)]
         await stage.settle()
         assert waits[0].words[-1].detail == "needs 9 GiB on host-a, 3.5 GiB free, held by m1 (loading)"
-        assert waits[1].words[-1].detail.endswith("held by m1 (loading); 1 before it in line")
+        assert waits[1].words[-1].detail.endswith("held by m1 (loading); 1 ahead of it in the queue")
 
 
 async def test_a_wait_of_zero_is_one_look() -> None:
@@ -256,7 +256,7 @@ async def test_a_lease_that_is_orphaned_says_so_to_who_waits() -> None:
         await stage.loaded(stage.runner(), ROOM, purpose="qwen")
         waits = stage.acquire(stage.runner("r2"), GIB)
         await stage.pass_time(31.0)
-        assert "qwen (not heard of)" in waits.words[-1].detail
+        assert "qwen (no heartbeat)" in waits.words[-1].detail
         assert stage.leases()[0].state is LeaseState.ORPHANED
 
 

@@ -290,7 +290,7 @@ def test_a_choice_names_who_was_considered_and_what_kept_each_from_it() -> None:
         "a": "",
         "b": "all 1 slots are busy",
         "c": "asleep",
-        "d": "not heard of",
+        "d": "no heartbeat",
         "e": "loading",
         "f": "off the premises, and the request has no permit",
         "g": "full with requests that this router did not place; retried in 0.2 s",

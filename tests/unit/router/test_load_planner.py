@@ -345,7 +345,7 @@ def test_a_load_that_finds_no_room_holds_no_model_whose_eviction_would_not_make_
         ({}, (), "idle"),
         ({"active_requests": 2}, (), "busy"),
         ({}, ("a",), "loading"),
-        ({"is_lost": True}, (), "not heard of"),
+        ({"is_lost": True}, (), "no heartbeat"),
         ({"is_leaving": True}, (), "unloading"),
     ],
 )

@@ -94,7 +94,7 @@ def test_a_candidate_carries_the_limit_of_its_runner_and_the_longest_wake() -> N
 
 def test_a_model_that_no_runner_serves_is_a_candidate_that_is_down() -> None:
     found = the_candidate(phase=None, runner=None, **INACTIVE)
-    assert (found.incarnation, found.slots, found.detail) == ("", 0, "not heard of")
+    assert (found.incarnation, found.slots, found.detail) == ("", 0, "no heartbeat")
 
 
 def test_a_candidate_carries_what_is_known_of_its_loads_its_memory_and_its_tools() -> None:

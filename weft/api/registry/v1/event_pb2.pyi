@@ -32,7 +32,7 @@ class _EventReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     EVENT_REASON_REVIVED: _EventReason.ValueType  # 2
     """Its runner came back: a new session or a heartbeat after silence."""
     EVENT_REASON_SILENT: _EventReason.ValueType  # 3
-    """Its runner was not heard of for the inactive limit."""
+    """Its runner sent no heartbeat for the inactive limit."""
     EVENT_REASON_CLOSED: _EventReason.ValueType  # 4
     """Its runner said good-bye, or its link was lost."""
     EVENT_REASON_HIBERNATED: _EventReason.ValueType  # 5
@@ -70,7 +70,7 @@ EVENT_REASON_REGISTERED: EventReason.ValueType  # 1
 EVENT_REASON_REVIVED: EventReason.ValueType  # 2
 """Its runner came back: a new session or a heartbeat after silence."""
 EVENT_REASON_SILENT: EventReason.ValueType  # 3
-"""Its runner was not heard of for the inactive limit."""
+"""Its runner sent no heartbeat for the inactive limit."""
 EVENT_REASON_CLOSED: EventReason.ValueType  # 4
 """Its runner said good-bye, or its link was lost."""
 EVENT_REASON_HIBERNATED: EventReason.ValueType  # 5

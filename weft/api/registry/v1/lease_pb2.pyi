@@ -272,7 +272,7 @@ class Lease(google.protobuf.message.Message):
         STATE_RELEASING: Lease._State.ValueType  # 2
         """Its holder released it; the memory has not been observed free yet, and is not granted again until then."""
         STATE_ORPHANED: Lease._State.ValueType  # 3
-        """Its holder is not heard of; the memory has not been seen back yet."""
+        """Its holder sends no heartbeats; the memory has not been seen back yet."""
 
     class State(_State, metaclass=_StateEnumTypeWrapper):
         """State is where the lease is in its life."""
@@ -284,7 +284,7 @@ class Lease(google.protobuf.message.Message):
     STATE_RELEASING: Lease.State.ValueType  # 2
     """Its holder released it; the memory has not been observed free yet, and is not granted again until then."""
     STATE_ORPHANED: Lease.State.ValueType  # 3
-    """Its holder is not heard of; the memory has not been seen back yet."""
+    """Its holder sends no heartbeats; the memory has not been seen back yet."""
 
     LEASE_ID_FIELD_NUMBER: builtins.int
     FENCING_NUMBER_FIELD_NUMBER: builtins.int
@@ -319,7 +319,7 @@ class Lease(google.protobuf.message.Message):
     seen_bytes: builtins.int
     """Memory that its processes were last seen to hold. Absent: unknown."""
     unowned: builtins.bool
-    """Whether no runner of the mesh answers for it: its holder is not heard of, or its runner does not publish the model
+    """Whether no runner of the mesh answers for it: its holder sends no heartbeats, or its runner does not publish the model
     any more. The registry has it unloaded as soon as the holder can be reached.
     """
     @property

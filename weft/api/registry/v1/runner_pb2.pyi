@@ -42,7 +42,7 @@ class Runner(google.protobuf.message.Message):
         """No heartbeat for the inactive limit, or the session was closed."""
 
     class Status(_Status, metaclass=_StatusEnumTypeWrapper):
-        """Status is whether the runner is heard of."""
+        """Status is whether the runner sends heartbeats."""
 
     STATUS_UNSPECIFIED: Runner.Status.ValueType  # 0
     """Not set."""
@@ -77,7 +77,7 @@ class Runner(google.protobuf.message.Message):
     version: builtins.str
     """Version of weft it runs."""
     status: global___Runner.Status.ValueType
-    """Whether it is heard of."""
+    """Whether it sends heartbeats."""
     dial_out: builtins.bool
     """Whether it is reached over a link that it opened itself."""
     @property
