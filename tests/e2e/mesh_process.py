@@ -159,7 +159,7 @@ def running_mesh(
         deadline = time.monotonic() + (ORPHAN_SECONDS if mesh.stop() == -signal.SIGKILL else 0.0)
         while alive(family) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
-        survivors = alive(family)
+        survivors = {process: process.cmdline() for process in alive(family)}
         assert not survivors, f"weft up left processes behind: {survivors}"
     finally:
         for left in [*family, *mesh.family()]:
@@ -202,12 +202,19 @@ def wait_until_ready(mesh: MeshProcess) -> None:
     """Return once `weft up` has written down where it serves."""
     up_file = mesh.home / "run" / "up.json"
     deadline = time.monotonic() + START_SECONDS
-    while not (up_file.exists() and str(mesh.process.pid) in up_file.read_text()):
+    while str(mesh.process.pid) not in _text_of(up_file):
         if mesh.process.poll() is not None or time.monotonic() > deadline:
             output = (mesh.home.parent / f"{mesh.home.name}.out").read_text()
             raise AssertionError(f"weft up is not ready (exit {mesh.process.returncode}):\n{output}")
         time.sleep(POLL_SECONDS)
     mesh.facts = json.loads(up_file.read_text())
+
+
+def _text_of(path: Path) -> str:
+    """Empty without the file: a start removes that of a host that was killed."""
+    with suppress(FileNotFoundError):
+        return path.read_text()
+    return ""
 
 
 async def run_weft(*arguments: str, home: Path, stdin: bytes | None = None) -> tuple[int, str, str]:

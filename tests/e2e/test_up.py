@@ -29,8 +29,9 @@ from weft_app.compose.home import MAX_SOCKET_PATH_BYTES
 
 @pytest.fixture
 def mesh(tmp_path: Path) -> Iterator[MeshProcess]:
+    """Started as by a user: how processes end is the subject here, and forked ones end without Python's teardown."""
     config = write_config(tmp_path, fake_runner("a", tokens_per_second=20, answer_tokens=20))
-    with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
+    with running_mesh(tmp_path / "home", "--config", str(config), weft=COLD_WEFT) as mesh:
         yield mesh
 
 
