@@ -62,7 +62,7 @@ def _first_token_seconds(mesh: Mesh, model: str) -> float:
 
 
 def _by_hand_seconds(mesh: Mesh, home: Path, *, out: str, into: str) -> float:
-    """The same swap as somebody who knows: unload, load, ask."""
+    """Returns the seconds of the same swap by explicit operations: unload, load, request."""
     with connect_operations(home=home) as operations:
         begin = time.perf_counter()
         carried_out(operations, unload_action(out))

@@ -18,7 +18,7 @@ ResultT_co = TypeVar("ResultT_co", covariant=True)
 
 
 class Generation(Protocol):
-    """A generation in progress; see `weft.dispatch.GenerationCall`."""
+    """A generation in progress; see `weft.dispatch.request_call.GenerationCall`."""
 
     @property
     def receipt(self) -> receipt_pb2.Receipt | None:
@@ -31,7 +31,7 @@ class Generation(Protocol):
 
 
 class UnaryCall(Protocol[ResultT_co]):
-    """A unary request in progress; see `weft.dispatch.UnaryCall`."""
+    """A unary request in progress; see `weft.dispatch.dispatcher.UnaryCall`."""
 
     @property
     def receipt(self) -> receipt_pb2.Receipt | None:
@@ -47,7 +47,7 @@ Embedding = UnaryCall[list[embedding_pb2.Embedding]]
 
 
 class Speech(Protocol):
-    """Generated speech in progress; see `weft.dispatch.SpeechCall`."""
+    """Generated speech in progress; see `weft.dispatch.request_call.SpeechCall`."""
 
     @property
     def receipt(self) -> receipt_pb2.Receipt | None:
@@ -60,7 +60,7 @@ class Speech(Protocol):
 
 
 class RequestDispatcher(Protocol):
-    """Runs requests; see `weft.dispatch.Dispatcher`."""
+    """Runs requests; see `weft.dispatch.dispatcher.Dispatcher`."""
 
     def generate(self, context: RequestContext, payload: GenerationPayload) -> Generation:
         """Returns a chat or text completion. Nothing happens until its frames are read."""

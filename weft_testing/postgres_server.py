@@ -117,7 +117,7 @@ def running_postgres() -> Iterator[PostgresServer]:
 
 
 def _identity(folder: Path) -> dict[str, Any]:
-    """Arguments for subprocess: under root, which PostgreSQL refuses, `nobody` runs the server and owns the folder."""
+    """Arguments for subprocess: PostgreSQL refuses root, so its server then runs as the user `nobody`."""
     if os.geteuid() != 0:
         return {}
     nobody = pwd.getpwnam("nobody")

@@ -1,4 +1,4 @@
-"""Resources as documents. What stands outside `status` is declared, and `apply` takes it; `status` is told only."""
+"""Resources as documents: `apply` takes the declared fields; `status` holds observed state and is read-only."""
 
 import re
 from collections.abc import Sequence

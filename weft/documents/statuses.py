@@ -1,4 +1,4 @@
-"""The `status` of each kind: everything that is true now and that nobody declared. `apply` ignores it."""
+"""The `status` of each kind: its observed state, beside what is declared. `apply` ignores it."""
 
 from datetime import datetime
 from typing import Literal

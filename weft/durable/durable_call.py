@@ -308,7 +308,7 @@ class DurableGeneration:
 
 
 class DurableEmbedding:
-    """An embedding that is a durable task; see `gateway.ports.Whole`."""
+    """An embedding that is a durable task; see `gateway.ports.UnaryCall`."""
 
     def __init__(
         self,

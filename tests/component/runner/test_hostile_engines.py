@@ -1,6 +1,6 @@
 """The catalogue of wrong answers: each fails one request with the reason in its row, and nothing else.
 
-The same rows through the gateway: tests/e2e/test_hostile_engines.py.
+The same rows through the gateway: tests/e2e/test_hostile_engines_mesh.py.
 """
 
 import asyncio
