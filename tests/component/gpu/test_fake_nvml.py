@@ -32,7 +32,7 @@ print(json.dumps({
 _HANG = """
 import json, sys, time
 import weft.gpu.observer, weft.gpu.observer
-weft.gpu.observer.HANG_SECONDS = weft.gpu.observer.HANG_SECONDS = 0.3
+weft.gpu.observer.HANG_SECONDS = 0.3
 from pathlib import Path
 from weft.gpu.observer import HostObserver
 observer = HostObserver(poll_interval_seconds=0.0)

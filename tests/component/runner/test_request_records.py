@@ -133,7 +133,7 @@ async def test_restarts_the_last_crash_and_the_limits_of_time_are_described(tmp_
         assert fresh.timeouts.absolute.seconds == 600
         assert not fresh.timeouts.HasField("first_token")
         os.kill(fresh.process_id, signal.SIGKILL)
-        async with asyncio.timeout(30.0):
+        async with asyncio.timeout(10.0):
             while True:
                 after = await _described(runner, line_count=1000)
                 if after.restarts and after.restarts[0].HasField("recovery"):
