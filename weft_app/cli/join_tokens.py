@@ -1,23 +1,19 @@
 """`weft runner token`: the tokens with which runners join."""
 
 import re
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import Annotated
 
 import typer
+from google.protobuf.json_format import MessageToDict
 
-from weft.client._channel import mesh_address
+from weft.api.registry.v1 import join_token_service_pb2 as pb
+from weft.api.registry.v1.join_token_service_pb2_grpc import JoinTokenServiceStub
 from weft.kernel.errors import invalid_field
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, reporting
 from weft_app.cli.output import Column, print_document, print_resources, safe_text, say
+from weft_app.cli.registry_calls import CALL_TIMEOUT_SECONDS, registry_stub
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from weft.api.registry.v1.join_token_service_pb2_grpc import JoinTokenServiceStub
-
-CALL_TIMEOUT_SECONDS = 5.0
 _LIFETIME = re.compile(r"([1-9][0-9]{0,7})([smhd])")
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
@@ -45,16 +41,14 @@ def create(
     Example: weft runner token create --description "Ann's laptop" --expires 30d
     """
     with reporting():
-        from weft.api.registry.v1 import join_token_service_pb2 as pb  # noqa: PLC0415 - every command starts fast
-
         request = pb.CreateJoinTokenRequest(description=description)
         if expires is not None:
             request.lifetime.FromSeconds(lifetime_seconds(expires, "--expires"))
-        with _tokens(home) as stub:
+        with registry_stub(home, JoinTokenServiceStub) as stub:
             created = stub.CreateJoinToken(request, timeout=CALL_TIMEOUT_SECONDS)
         command, hint = _join_command(home, created.token)
         if output is not OutputFormat.TABLE:
-            document = {"kind": "JoinToken", **_plain(created.join_token), "token": created.token}
+            document = {"kind": "JoinToken", **MessageToDict(created.join_token), "token": created.token}
             print_document({**document, "joinCommand": command}, output)
             return
         say(f"token  {created.token}\n\njoin with:\n\n  {command}\n\n{hint}It is not shown again.\n")
@@ -67,11 +61,9 @@ def list_tokens(home: HomeOption = DEFAULT_HOME, output: OutputOption = OutputFo
     Example: weft runner token list -o json
     """
     with reporting():
-        from weft.api.registry.v1 import join_token_service_pb2 as pb  # noqa: PLC0415 - every command starts fast
-
-        with _tokens(home) as stub:
+        with registry_stub(home, JoinTokenServiceStub) as stub:
             found = stub.ListJoinTokens(pb.ListJoinTokensRequest(), timeout=CALL_TIMEOUT_SECONDS)
-        print_resources("JoinTokenList", [_plain(token) for token in found.join_tokens], _COLUMNS, output)
+        print_resources("JoinTokenList", [MessageToDict(token) for token in found.join_tokens], _COLUMNS, output)
 
 
 @app.command("revoke")
@@ -84,30 +76,12 @@ def revoke(
     Example: weft runner token revoke 3k9x0a7bq2mz
     """
     with reporting():
-        from weft.api.registry.v1 import join_token_service_pb2 as pb  # noqa: PLC0415 - every command starts fast
-
-        with _tokens(home) as stub:
+        with registry_stub(home, JoinTokenServiceStub) as stub:
             stub.RevokeJoinToken(pb.RevokeJoinTokenRequest(id=token_id), timeout=CALL_TIMEOUT_SECONDS)
         say(f"token {safe_text(token_id)} revoked\n")
 
 
-@contextmanager
-def _tokens(home: "Path") -> "Iterator[JoinTokenServiceStub]":
-    import grpc  # noqa: PLC0415 - every command starts fast
-
-    from weft.api.registry.v1 import join_token_service_pb2_grpc  # noqa: PLC0415
-    from weft.client._channel import open_mesh_channel  # noqa: PLC0415
-    from weft.kernel.reasons import Reason  # noqa: PLC0415
-    from weft.kernel.rpc import error_from_call  # noqa: PLC0415
-
-    with open_mesh_channel(mesh_address(home, "registry")) as channel:
-        try:
-            yield join_token_service_pb2_grpc.JoinTokenServiceStub(channel)
-        except grpc.RpcError as error:
-            raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
-
-
-def _join_command(home: "Path", token: str) -> tuple[str, str]:
+def _join_command(home: Path, token: str) -> tuple[str, str]:
     """Returns the command with which a runner joins, with a note when the mesh has no relay yet."""
     from weft_app.compose.home import WeftHome  # noqa: PLC0415 - every command starts fast
     from weft_app.compose.relay import known_endpoint  # noqa: PLC0415
@@ -126,9 +100,3 @@ def lifetime_seconds(text: str, option: str) -> int:
     if found is None:
         raise invalid_field(option, "must be a number and s, m, h or d, such as 12h or 30d")
     return int(found[1]) * _UNIT_SECONDS[found[2]]
-
-
-def _plain(message: Any) -> dict[str, Any]:
-    from google.protobuf.json_format import MessageToDict  # noqa: PLC0415 - every command starts fast
-
-    return MessageToDict(message)

@@ -1,26 +1,23 @@
 """`weft keys`: the API keys that authenticate callers."""
 
-from contextlib import contextmanager
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
+from google.protobuf.json_format import MessageToDict
 
-from weft.client._channel import mesh_address
+from weft.api.registry.v1 import key_service_pb2 as pb
+from weft.api.registry.v1.key_service_pb2_grpc import KeyServiceStub
 from weft.kernel.errors import WeftError
 from weft.kernel.principal import DEFAULT_SCOPES, Resource
 from weft_app.cli.join_tokens import lifetime_seconds
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, naming_fields, reporting
-from weft_app.cli.output import Column, print_document, print_table, say
+from weft_app.cli.output import Column, TextTable, print_document, say
+from weft_app.cli.registry_calls import CALL_TIMEOUT_SECONDS, registry_stub
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from weft.api.registry.v1.key_service_pb2_grpc import KeyServiceStub
-
-CALL_TIMEOUT_SECONDS = 5.0
 COMPLETION_TIMEOUT_SECONDS = 0.25
 _OPTIONS = {
     "description": "--description",
@@ -82,9 +79,7 @@ _COLUMNS = (
 def complete_key_id(ctx: typer.Context, incomplete: str) -> list[str]:
     """Completes the ids of existing keys."""
     try:
-        from weft.api.registry.v1 import key_service_pb2 as pb  # noqa: PLC0415 - every command starts fast
-
-        with _keys(ctx.params.get("home") or DEFAULT_HOME) as stub:
+        with registry_stub(ctx.params.get("home") or DEFAULT_HOME, KeyServiceStub) as stub:
             found = stub.ListKeys(pb.ListKeysRequest(), timeout=COMPLETION_TIMEOUT_SECONDS).keys
     except (WeftError, OSError, ValueError):
         # Completion prints nothing about faults of the mesh: the command line is half typed.
@@ -122,13 +117,11 @@ def create(
     Example: weft keys create --tenant team-a --role user --expires 90d --description "Ann's notebook"
     """
     with reporting(), naming_fields(_option_of):
-        from weft.api.registry.v1 import key_service_pb2 as pb  # noqa: PLC0415 - every command starts fast
-
         wanted = dict.fromkeys((*(scopes_of(role) if role else ()), *(scopes or ())))
         request = pb.CreateKeyRequest(description=description, tenant=tenant, scopes=wanted)
         if expires is not None:
             request.lifetime.FromSeconds(lifetime_seconds(expires, "--expires"))
-        with _keys(home) as stub:
+        with registry_stub(home, KeyServiceStub) as stub:
             created = stub.CreateKey(request, timeout=CALL_TIMEOUT_SECONDS)
         _show_new(home, created.key, created.text, output)
 
@@ -140,18 +133,11 @@ def list_keys(home: HomeOption = DEFAULT_HOME, output: FormatOption = KeyFormat.
     Example: weft keys list -o json
     """
     with reporting():
-        from weft.api.registry.v1 import key_service_pb2 as pb  # noqa: PLC0415 - every command starts fast
-
-        with _keys(home) as stub:
+        with registry_stub(home, KeyServiceStub) as stub:
             found = stub.ListKeys(pb.ListKeysRequest(), timeout=CALL_TIMEOUT_SECONDS).keys
         rows = [_plain(key) for key in found]
-        match output:
-            case KeyFormat.TABLE:
-                print_table(rows, _COLUMNS)
-            case KeyFormat.NAME:
-                say("".join(f"{row['id']}\n" for row in rows))
-            case _:
-                print_document({"kind": "ApiKeyList", "items": rows}, OutputFormat(output))
+        names = "".join(f"{row['id']}\n" for row in rows)
+        _show(output, TextTable(_COLUMNS).text(rows), names, {"kind": "ApiKeyList", "items": rows})
 
 
 @app.command("revoke")
@@ -161,17 +147,10 @@ def revoke(key_id: IdArgument, home: HomeOption = DEFAULT_HOME, output: FormatOp
     Example: weft keys revoke 3k9x0a7bq2mz
     """
     with reporting(), naming_fields(_option_of):
-        from weft.api.registry.v1 import key_service_pb2 as pb  # noqa: PLC0415 - every command starts fast
-
-        with _keys(home) as stub:
+        with registry_stub(home, KeyServiceStub) as stub:
             stub.RevokeKey(pb.RevokeKeyRequest(id=key_id), timeout=CALL_TIMEOUT_SECONDS)
-        match output:
-            case KeyFormat.TABLE:
-                say(f"key {key_id} revoked\n")
-            case KeyFormat.NAME:
-                say(f"{key_id}\n")
-            case _:
-                print_document({"kind": "ApiKey", "id": key_id, "state": "revoked"}, OutputFormat(output))
+        document = {"kind": "ApiKey", "id": key_id, "state": "revoked"}
+        _show(output, f"key {key_id} revoked\n", f"{key_id}\n", document)
 
 
 @app.command("rotate")
@@ -188,49 +167,39 @@ def rotate(
     Example: weft keys rotate 3k9x0a7bq2mz --grace 1d
     """
     with reporting(), naming_fields(_option_of):
-        from weft.api.registry.v1 import key_service_pb2 as pb  # noqa: PLC0415 - every command starts fast
-
         request = pb.RotateKeyRequest(id=key_id)
         if grace is not None:
             request.grace.FromSeconds(0 if grace == "0" else lifetime_seconds(grace, "--grace"))
-        with _keys(home) as stub:
+        with registry_stub(home, KeyServiceStub) as stub:
             rotated = stub.RotateKey(request, timeout=CALL_TIMEOUT_SECONDS)
         until = rotated.old_expire_time.ToJsonString()
         _show_new(home, rotated.key, rotated.text, output, old_good_until=until)
 
 
-@contextmanager
-def _keys(home: "Path") -> "Iterator[KeyServiceStub]":
-    import grpc  # noqa: PLC0415 - every command starts fast
-
-    from weft.api.registry.v1 import key_service_pb2_grpc  # noqa: PLC0415
-    from weft.client._channel import open_mesh_channel  # noqa: PLC0415
-    from weft.kernel.reasons import Reason  # noqa: PLC0415
-    from weft.kernel.rpc import error_from_call  # noqa: PLC0415
-
-    with open_mesh_channel(mesh_address(home, "registry")) as channel:
-        try:
-            yield key_service_pb2_grpc.KeyServiceStub(channel)
-        except grpc.RpcError as error:
-            raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
-
-
-def _show_new(home: "Path", key: Any, text: str, output: KeyFormat, *, old_good_until: str = "") -> None:
+def _show_new(home: Path, key: pb.Key, text: str, output: KeyFormat, *, old_good_until: str = "") -> None:
     """Prints a new secret; it is shown only this once."""
+    document = {"kind": "ApiKey", **_plain(key), "key": text}
+    old = ""
+    if old_good_until:
+        document["oldExpireTime"] = old_good_until
+        old = f"the old secret is valid until {old_good_until}\n"
+    example = _curl_line(home, text) if output is KeyFormat.TABLE else ""
+    table = f"key  {text}\n\ntry it:\n\n  {example}\n\n{old}It is not shown again.\n"
+    _show(output, table, f"{text}\n", document)
+
+
+def _show(output: KeyFormat, table: str, name: str, document: Mapping[str, Any]) -> None:
+    """Prints one of three forms of the same outcome."""
     match output:
-        case KeyFormat.NAME:
-            say(f"{text}\n")
         case KeyFormat.TABLE:
-            old = f"the old secret is valid until {old_good_until}\n" if old_good_until else ""
-            say(f"key  {text}\n\ntry it:\n\n  {_curl_line(home, text)}\n\n{old}It is not shown again.\n")
+            say(table)
+        case KeyFormat.NAME:
+            say(name)
         case _:
-            document = {"kind": "ApiKey", **_plain(key), "key": text}
-            if old_good_until:
-                document["oldExpireTime"] = old_good_until
-            print_document(document, OutputFormat(output))
+            print_document(dict(document), OutputFormat(output))
 
 
-def _curl_line(home: "Path", text: str) -> str:
+def _curl_line(home: Path, text: str) -> str:
     from weft_app.compose.home import WeftHome  # noqa: PLC0415 - every command starts fast
 
     running = WeftHome(home.expanduser().absolute()).running()
@@ -243,13 +212,11 @@ def _option_of(field: str) -> str:
     return "--scope" if field.startswith("scopes") else _OPTIONS.get(field, field)
 
 
-def _plain(key: Any) -> dict[str, Any]:
-    from google.protobuf.json_format import MessageToDict  # noqa: PLC0415 - every command starts fast
-
+def _plain(key: pb.Key) -> dict[str, Any]:
     return {**MessageToDict(key), "state": _state(key)}
 
 
-def _state(key: Any) -> str:
+def _state(key: pb.Key) -> str:
     if key.HasField("revoke_time"):
         return "revoked"
     is_over = key.HasField("expire_time") and key.expire_time.ToDatetime(tzinfo=UTC) <= datetime.now(UTC)

@@ -15,26 +15,13 @@ from weft.api.operations.v1 import operation_pb2
 from weft.client.operations import Operations, connect_operations
 from weft.client.resources import connect_registry, connect_runner_of
 from weft.documents.operation_documents import OperationDocument, OperationList
-from weft.documents.operation_messages import flush_action, load_action, unload_action
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import require_name, require_request_id
 from weft.kernel.reasons import Reason
 from weft.kernel.units import size_words
+from weft_app.cli import verbs
 from weft_app.cli.columns import age
 from weft_app.cli.completion import complete_model
-from weft_app.cli.load_settings import (
-    BudgetOption,
-    ContextOption,
-    EvictOption,
-    KeepAliveOption,
-    PinOption,
-    QuantizationOption,
-    ReplicasOption,
-    SetOption,
-    flush_scope,
-    load_settings,
-    naming_options,
-)
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, note, reporting
 from weft_app.cli.output import Column, print_document, print_table, safe_text, say
 from weft_app.cli.tasks import is_about_tasks, print_answer
@@ -56,10 +43,6 @@ app = typer.Typer(
 NameArgument = Annotated[str, typer.Argument(metavar="ID", help='An operation: its id, or "operations/<id>".')]
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="A model.", autocompletion=complete_model)]
 
-MembersArgument = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A model or a pool.", autocompletion=complete_model)
-]
-
 WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Show progress, even without a terminal.")]
 
 NoWaitOption = Annotated[
@@ -76,79 +59,50 @@ RequestIdOption = Annotated[
 ]
 
 
-def load(
-    model: MembersArgument,
+def _carry_out(
+    action: operation_pb2.OperationAction,
     *,
-    context_tokens: ContextOption = None,
-    quantization: QuantizationOption = None,
-    budget: BudgetOption = None,
-    evict: EvictOption = "",
-    replicas: ReplicasOption = 0,
-    pin: PinOption = False,
-    keep_alive: KeepAliveOption = None,
-    parameters: SetOption = None,
     token: TokenOption = None,
     watch: WatchOption = False,
     no_wait: NoWaitOption = False,
     request_id: RequestIdOption = "",
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
+    if request_id:
+        require_request_id(request_id, "--request-id")
+    authorization = "" if token is None else read_token(token)
+    with connect_operations(home=home) as operations:
+        operation = operations.create(action, request_id=request_id, authorization=authorization)
+        if no_wait:
+            say(f"{operation.name}\n")
+            return
+        say(f"{outcome_text(follow(operations, operation, shown=watch or sys.stderr.isatty()))}\n")
+
+
+load = verbs.command(
+    verbs.load,
+    _carry_out,
     """Load a model, and keep it loaded until it is unloaded. Other settings than the current ones reload it.
 
     Example: weft load qwen --ctx 8192 --watch
-    """
-    with reporting(), naming_options():
-        settings = load_settings(
-            context_tokens=context_tokens,
-            quantization=quantization,
-            budget=budget,
-            pin=pin,
-            keep_alive=keep_alive,
-            parameters=parameters or (),
-        )
-        action = load_action(require_name(model, "MODEL"), settings, evict_model=evict, replicas=replicas)
-        _carry_out(action, token, request_id, home, watch=watch, wait=not no_wait)
-
-
-def unload(
-    model: MembersArgument,
-    *,
-    token: TokenOption = None,
-    watch: WatchOption = False,
-    no_wait: NoWaitOption = False,
-    request_id: RequestIdOption = "",
-    home: HomeOption = DEFAULT_HOME,
-) -> None:
+    """,
+)
+unload = verbs.command(
+    verbs.unload,
+    _carry_out,
     """Drain the requests of a model, then unload it; the next request loads it again.
 
     Example: weft unload qwen
-    """
-    with reporting(), naming_options():
-        action = unload_action(require_name(model, "MODEL"))
-        _carry_out(action, token, request_id, home, watch=watch, wait=not no_wait)
-
-
-def flush(
-    *,
-    everything: Annotated[bool, typer.Option("--all", help="All cached prefixes.")] = False,
-    model: Annotated[str, typer.Option("--model", help="Of this model.", autocompletion=complete_model)] = "",
-    tenant: Annotated[str, typer.Option("--tenant", help="Of this tenant.")] = "",
-    tag: Annotated[str, typer.Option("--tag", help="Only prefixes with this cache tag.")] = "",
-    runner: Annotated[str, typer.Option("--runner", help="Only on this runner.")] = "",
-    token: TokenOption = None,
-    watch: WatchOption = False,
-    no_wait: NoWaitOption = False,
-    request_id: RequestIdOption = "",
-    home: HomeOption = DEFAULT_HOME,
-) -> None:
+    """,
+)
+flush = verbs.command(
+    verbs.flush,
+    _carry_out,
     """Drop cached prefixes. Running requests keep theirs until they end.
 
     Example: weft flush --tenant acme
-    """
-    with reporting(), naming_options():
-        scope = flush_scope(everything, model, tenant, tag)
-        action = flush_action(scope, model=model, tenant=tenant, tag=tag, runner=runner)
-        _carry_out(action, token, request_id, home, watch=watch, wait=not no_wait)
+    """,
+)
 
 
 def logs(
@@ -183,24 +137,6 @@ def logs(
                     note(f"{response.lost_line_count} lines were lost: this reader is too slow")
                 sys.stdout.write("".join(f"{safe_text(line)}\n" for line in response.lines))
                 sys.stdout.flush()
-
-
-def _carry_out(
-    action: operation_pb2.OperationAction, token: str | None, request_id: str, home: Path, *, watch: bool, wait: bool
-) -> None:
-    if request_id:
-        require_request_id(request_id, "--request-id")
-    authorization = "" if token is None else read_token(token)
-    with connect_operations(home=home) as operations:
-        operation = operations.create(action, request_id=request_id, authorization=authorization)
-        if not wait:
-            say(f"{operation.name}\n")
-            return
-        say(f"{outcome_text(_ended(operations, operation, watch=watch))}\n")
-
-
-def _ended(operations: Operations, operation: OperationDocument, *, watch: bool) -> OperationDocument:
-    return follow(operations, operation, shown=watch or sys.stderr.isatty())
 
 
 def read_token(place: str) -> str:

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.api.operations.v1 import operation_pb2
-from weft.client._channel import mesh_address
-from weft.documents.operation_documents import FlushScope
-from weft.documents.operation_messages import flush_action, load_action, unload_action
+from weft.api.operations.v1 import operation_service_pb2 as pb
+from weft.api.operations.v1.operation_service_pb2_grpc import OperationServiceStub
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import require_name
 from weft.kernel.reasons import Reason
@@ -33,28 +32,15 @@ from weft.signing.tokens import (
     read_payload,
     read_shared_key,
 )
-from weft_app.cli.completion import complete_model
-from weft_app.cli.load_settings import (
-    BudgetOption,
-    ContextOption,
-    EvictOption,
-    KeepAliveOption,
-    PinOption,
-    QuantizationOption,
-    ReplicasOption,
-    SetOption,
-    flush_scope,
-    load_settings,
-    naming_options,
-)
+from weft_app.cli import verbs
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, note, reporting
 from weft_app.cli.output import safe_text, say
+from weft_app.cli.registry_calls import CALL_TIMEOUT_SECONDS, registry_stub
 
 if TYPE_CHECKING:
     from weft.signing.signatures import SignedBytes
 
 
-CALL_TIMEOUT_SECONDS = 5.0
 MAX_LIFETIME_SECONDS = 300
 
 
@@ -127,22 +113,12 @@ def signing_rules(home: Path, audience: str, policy: str, lifetime_seconds: int 
     if audience:
         terms = Terms(audience=audience, lifetime_seconds=lifetime_seconds, policy_version=policy)
         return SigningRules(terms=terms)
-    return _fetched_rules(mesh_address(home, "registry"))
+    return _fetched_rules(home)
 
 
-def _fetched_rules(target: str) -> SigningRules:
-    import grpc  # noqa: PLC0415 - every command starts fast
-
-    from weft.api.operations.v1 import operation_service_pb2 as pb  # noqa: PLC0415
-    from weft.api.operations.v1.operation_service_pb2_grpc import OperationServiceStub  # noqa: PLC0415
-    from weft.client._channel import open_mesh_channel  # noqa: PLC0415
-    from weft.kernel.rpc import error_from_call  # noqa: PLC0415
-
-    with open_mesh_channel(target) as channel:
-        try:
-            found = OperationServiceStub(channel).GetGovernance(pb.GetGovernanceRequest(), timeout=CALL_TIMEOUT_SECONDS)
-        except grpc.RpcError as error:
-            raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
+def _fetched_rules(home: Path) -> SigningRules:
+    with registry_stub(home, OperationServiceStub) as stub:
+        found = stub.GetGovernance(pb.GetGovernanceRequest(), timeout=CALL_TIMEOUT_SECONDS)
     if found.mode == pb.GetGovernanceResponse.MODE_SHARED_KEY:
         raise WeftError(Reason.UNSUPPORTED_OPERATION, "the registry requires a shared key; sign with --shared-key")
     if found.mode != pb.GetGovernanceResponse.MODE_SIGNATURES:
@@ -162,9 +138,6 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-MembersArgument = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A model or a pool.", autocompletion=complete_model)
-]
 KeyOption = Annotated[Path | None, typer.Option("--key", metavar="FILE", help="Your private key.")]
 AsOption = Annotated[str, typer.Option("--as", metavar="ID", help="Your key id in the registry's configuration.")]
 SharedKeyOption = Annotated[
@@ -176,21 +149,6 @@ SignerOption = Annotated[
 OutOption = Annotated[
     Path | None, typer.Option("--out", metavar="FILE", help="Output file of the token. Default: standard output.")
 ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Maker:
-    """Signer, key and output file of a token."""
-
-    key: Path | None
-    key_id: str
-    shared_key: Path | None
-    signers: tuple[str, ...]
-    audience: str
-    policy: str
-    lifetime_seconds: int
-    home: Path
-    out: Path | None
 
 
 @app.command("new-key")
@@ -211,179 +169,89 @@ def new_key(
         note(f"the private key is in {out}; give the registry's operator the line above, and keep the file secret")
 
 
-@app.command("load")
-def sign_load(
-    model: MembersArgument,
-    *,
-    context_tokens: ContextOption = None,
-    quantization: QuantizationOption = None,
-    budget: BudgetOption = None,
-    evict: EvictOption = "",
-    replicas: ReplicasOption = 0,
-    pin: PinOption = False,
-    keep_alive: KeepAliveOption = None,
-    parameters: SetOption = None,
-    key: KeyOption = None,
-    key_id: AsOption = "",
-    shared_key: SharedKeyOption = None,
-    signers: SignerOption = None,
-    out: OutOption = None,
-    audience: AudienceOption = "",
-    policy: PolicyOption = "",
-    lifetime: LifetimeOption = MAX_LIFETIME_SECONDS,
-    home: HomeOption = DEFAULT_HOME,
-) -> None:
-    """Permit a load with exactly these options. `weft load` is then given the same options and the token.
-
-    Example: weft sign load qwen --ctx 8192 --key alice.pem --as alice --out op.json
-    """
-    with reporting(), naming_options():
-        settings = load_settings(
-            context_tokens=context_tokens,
-            quantization=quantization,
-            budget=budget,
-            pin=pin,
-            keep_alive=keep_alive,
-            parameters=parameters or (),
-        )
-        if evict:
-            require_name(evict, "--evict")
-        action = load_action(require_name(model, "MODEL"), settings, evict_model=evict, replicas=replicas)
-        maker = Maker(
-            key=key,
-            key_id=key_id,
-            shared_key=shared_key,
-            signers=tuple(dict.fromkeys(signers or ())),
-            audience=audience,
-            policy=policy,
-            lifetime_seconds=lifetime,
-            home=home,
-            out=out,
-        )
-        _make(action, maker)
-
-
-@app.command("unload")
-def sign_unload(
-    model: MembersArgument,
-    *,
-    key: KeyOption = None,
-    key_id: AsOption = "",
-    shared_key: SharedKeyOption = None,
-    signers: SignerOption = None,
-    out: OutOption = None,
-    audience: AudienceOption = "",
-    policy: PolicyOption = "",
-    lifetime: LifetimeOption = MAX_LIFETIME_SECONDS,
-    home: HomeOption = DEFAULT_HOME,
-) -> None:
-    """Permit an unload.
-
-    Example: weft sign unload qwen --key alice.pem --as alice --out op.json
-    """
-    with reporting(), naming_options():
-        action = unload_action(require_name(model, "MODEL"))
-        maker = Maker(
-            key=key,
-            key_id=key_id,
-            shared_key=shared_key,
-            signers=tuple(dict.fromkeys(signers or ())),
-            audience=audience,
-            policy=policy,
-            lifetime_seconds=lifetime,
-            home=home,
-            out=out,
-        )
-        _make(action, maker)
-
-
-@app.command("flush")
-def sign_flush(
-    *,
-    scope: Annotated[
-        FlushScope | None,
-        typer.Option("--scope", help="Model whose prefixes are dropped; default: by the other options."),
-    ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="All cached prefixes.")] = False,
-    model: Annotated[str, typer.Option("--model", help="Of this model.", autocompletion=complete_model)] = "",
-    tenant: Annotated[str, typer.Option("--tenant", help="Of this tenant.")] = "",
-    tag: Annotated[str, typer.Option("--tag", help="Only prefixes with this cache tag.")] = "",
-    runner: Annotated[str, typer.Option("--runner", help="Only on this runner.")] = "",
-    key: KeyOption = None,
-    key_id: AsOption = "",
-    shared_key: SharedKeyOption = None,
-    signers: SignerOption = None,
-    out: OutOption = None,
-    audience: AudienceOption = "",
-    policy: PolicyOption = "",
-    lifetime: LifetimeOption = MAX_LIFETIME_SECONDS,
-    home: HomeOption = DEFAULT_HOME,
-) -> None:
-    """Permit dropping cached prefixes.
-
-    Example: weft sign flush --tenant acme --key alice.pem --as alice --out op.json
-    """
-    with reporting(), naming_options():
-        for option, name in (("--model", model), ("--runner", runner)):
-            if name:
-                require_name(name, option)
-        scope = scope or flush_scope(everything, model, tenant, tag)
-        action = flush_action(scope, model=model, tenant=tenant, tag=tag, runner=runner)
-        maker = Maker(
-            key=key,
-            key_id=key_id,
-            shared_key=shared_key,
-            signers=tuple(dict.fromkeys(signers or ())),
-            audience=audience,
-            policy=policy,
-            lifetime_seconds=lifetime,
-            home=home,
-            out=out,
-        )
-        _make(action, maker)
-
-
 def no_library() -> WeftError:
     """Returns the error where the signature library is not installed."""
     return WeftError(Reason.UNSUPPORTED_OPERATION, "signatures need the package joserfc; install weft[registry]")
 
 
-def _require_whole(maker: Maker) -> None:
-    """Raises INVALID_ARGUMENT naming an option that is missing or that conflicts with another."""
-    if (maker.key is None) == (maker.shared_key is None):
+def _make_token(
+    action: operation_pb2.OperationAction,
+    *,
+    key: KeyOption = None,
+    key_id: AsOption = "",
+    shared_key: SharedKeyOption = None,
+    signers: SignerOption = None,
+    out: OutOption = None,
+    audience: AudienceOption = "",
+    policy: PolicyOption = "",
+    lifetime: LifetimeOption = MAX_LIFETIME_SECONDS,
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    if (key is None) == (shared_key is None):
         raise invalid_field("--key", "or --shared-key must be given, and not both")
-    if maker.key is not None:
-        if maker.signers:
-            raise invalid_field("--signer", "goes with --shared-key; with --key say --as")
-        require_name(maker.key_id, "--as")
+    if shared_key is not None:
+        if key_id or audience or policy:
+            raise invalid_field(
+                "--shared-key", "goes with --signer alone; a shared key knows no --as, audience or policy"
+            )
+        _hand_over(_shared_key_token(action, shared_key, tuple(dict.fromkeys(signers or ()))), out)
         return
-    if maker.key_id or maker.audience or maker.policy:
-        raise invalid_field("--shared-key", "goes with --signer alone; a shared key knows no --as, audience or policy")
-    if not 0 < len(maker.signers) <= MAX_SIGNERS:
-        raise invalid_field("--signer", f"must name the signers, 1 to {MAX_SIGNERS} of them")
-    for signer in maker.signers:
-        require_name(signer, "--signer")
-
-
-def _make(action: operation_pb2.OperationAction, maker: Maker) -> None:
-    _require_whole(maker)
+    assert key is not None, "one of the two is there"
+    if signers:
+        raise invalid_field("--signer", "goes with --shared-key; with --key say --as")
+    require_name(key_id, "--as")
     now = int(time.time())
-    if maker.shared_key is not None:
-        key = read_shared_key(maker.shared_key, "--shared-key")
-        token = make_op_token(action, signers=maker.signers, issued_at=now, key=key)
-        _hand_over(json.dumps(token, indent=2, ensure_ascii=True) + "\n", maker.out)
-        return
-    assert maker.key is not None, "one of the two is there"
     try:
         from weft.signing.signatures import read_private_key, sign  # noqa: PLC0415 - see `no_library`
     except ImportError as error:
         raise no_library() from error
-    private = read_private_key(maker.key, "--key")
-    rules = signing_rules(maker.home, maker.audience, maker.policy, maker.lifetime_seconds)
-    rules.require_signer(maker.key_id)
-    signed = sign(make_payload(action, rules.terms, now=now), private, maker.key_id)
-    _hand_over(signed.as_text(), maker.out)
-    _say_what_is_missing(rules, maker.out)
+    private = read_private_key(key, "--key")
+    rules = signing_rules(home, audience, policy, lifetime)
+    rules.require_signer(key_id)
+    _hand_over(sign(make_payload(action, rules.terms, now=now), private, key_id).as_text(), out)
+    _say_what_is_missing(rules, out)
+
+
+def _shared_key_token(action: operation_pb2.OperationAction, file: Path, signers: tuple[str, ...]) -> str:
+    if not 0 < len(signers) <= MAX_SIGNERS:
+        raise invalid_field("--signer", f"must name the signers, 1 to {MAX_SIGNERS} of them")
+    for signer in signers:
+        require_name(signer, "--signer")
+    key = read_shared_key(file, "--shared-key")
+    token = make_op_token(action, signers=signers, issued_at=int(time.time()), key=key)
+    return json.dumps(token, indent=2, ensure_ascii=True) + "\n"
+
+
+app.command("load")(
+    verbs.command(
+        verbs.load,
+        _make_token,
+        """Permit a load with exactly these options. `weft load` is then given the same options and the token.
+
+    Example: weft sign load qwen --ctx 8192 --key alice.pem --as alice --out op.json
+    """,
+    )
+)
+app.command("unload")(
+    verbs.command(
+        verbs.unload,
+        _make_token,
+        """Permit an unload.
+
+    Example: weft sign unload qwen --key alice.pem --as alice --out op.json
+    """,
+    )
+)
+app.command("flush")(
+    verbs.command(
+        verbs.flush,
+        _make_token,
+        """Permit dropping cached prefixes.
+
+    Example: weft sign flush --tenant acme --key alice.pem --as alice --out op.json
+    """,
+    )
+)
 
 
 def _hand_over(text: str, out: Path | None) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from gateway.runner_api.operations_client import callers_field
 from weft.documents.field_names import operation_field
-from weft_app.cli.load_settings import option_of
+from weft_app.cli.verbs import option_of
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,30 @@
-"""The options of a load and of a flush, shared by the commands that run them and those that sign them."""
+"""The verbs load, unload and flush: their options, the action that they stand for, and commands made of them.
 
-from collections.abc import Iterator, Mapping, Sequence
+`weft load` and `weft sign load` are made of the same verb, so a token permits exactly what the command asks for.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from pydantic import ValidationError
 
+from weft.api.operations.v1 import operation_pb2
 from weft.documents.field_names import operation_field
 from weft.documents.operation_documents import MAX_LOAD_PARAMETERS, FlushScope, LoadSettings, LoadValue
-from weft.documents.operation_messages import MEBIBYTE
+from weft.documents.operation_messages import MEBIBYTE, flush_action, load_action, unload_action
 from weft.kernel.errors import invalid_field
+from weft.kernel.names import require_name
 from weft.kernel.units import keep_alive_seconds, parse_size
-from weft_app.cli.options import naming_fields
+from weft_app.cli.completion import complete_model
+from weft_app.cli.options import naming_fields, reporting
+
+MembersArgument = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A model or a pool.", autocompletion=complete_model)
+]
 
 ContextOption = Annotated[
     int | None, typer.Option("--ctx", "--context-tokens", min=16, max=16_777_216, help="Context of one slot in tokens.")
@@ -64,33 +75,86 @@ _OPTIONS: Mapping[str, str] = MappingProxyType(
 )
 
 
-def load_settings(
+def command(
+    verb: Callable[..., operation_pb2.OperationAction], finish: Callable[..., None], text: str
+) -> Callable[..., None]:
+    """Returns a command with the options of `verb`, then those of `finish`, which gets the action first.
+
+    `text` is the help of the command. Errors name options.
+    """
+    own = inspect.signature(verb).parameters
+    shared = dict(list(inspect.signature(finish).parameters.items())[1:])
+
+    def run(**arguments: Any) -> None:
+        with reporting(), naming_options():
+            action = verb(**{name: arguments[name] for name in own})
+            finish(action, **{name: arguments[name] for name in shared})
+
+    parameters = [*own.values(), *shared.values()]
+    run.__signature__ = inspect.Signature(parameters, return_annotation=None)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    run.__doc__ = text
+    return run
+
+
+def load(
+    model: MembersArgument,
     *,
-    context_tokens: int | None,
-    quantization: str | None,
-    budget: str | None,
-    pin: bool,
-    keep_alive: str | None,
-    parameters: Sequence[str],
-) -> LoadSettings:
-    """Parses the load options. Raises INVALID_ARGUMENT naming the option."""
+    context_tokens: ContextOption = None,
+    quantization: QuantizationOption = None,
+    budget: BudgetOption = None,
+    evict: EvictOption = "",
+    replicas: ReplicasOption = 0,
+    pin: PinOption = False,
+    keep_alive: KeepAliveOption = None,
+    parameters: SetOption = None,
+) -> operation_pb2.OperationAction:
+    """Returns the action of a load. Raises INVALID_ARGUMENT naming the option."""
     try:
-        return LoadSettings(
+        settings = LoadSettings(
             context_tokens=context_tokens,
             quantization=quantization,
             memory_budget_mb=None if budget is None else _whole_megabytes(parse_size(budget, "--budget")),
             keep_alive=None if keep_alive is None else keep_alive_seconds(keep_alive, "--keep-alive"),
             pin=pin,
-            parameters=parse_parameters(parameters),
+            parameters=parse_parameters(parameters or ()),
         )
     except ValidationError as error:
         found = error.errors(include_url=False, include_input=False, include_context=False)[0]
         field = ".".join(str(step) for step in found["loc"] if step != _KEY)
         raise invalid_field(option_of(field), found["msg"].removeprefix("Value error, ")) from None
+    if evict:
+        require_name(evict, "--evict")
+    return load_action(require_name(model, "MODEL"), settings, evict_model=evict, replicas=replicas)
 
 
-def flush_scope(everything: bool, model: str, tenant: str, tag: str) -> FlushScope:
-    """Parses the scope of `weft flush` and `weft sign flush`. Raises INVALID_ARGUMENT naming the option."""
+def unload(model: MembersArgument) -> operation_pb2.OperationAction:
+    """Returns the action of an unload. Raises INVALID_ARGUMENT naming the argument."""
+    return unload_action(require_name(model, "MODEL"))
+
+
+def flush(
+    *,
+    scope: Annotated[
+        FlushScope | None,
+        typer.Option("--scope", help="Prefixes that are dropped; default: by the other options."),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All cached prefixes.")] = False,
+    model: Annotated[str, typer.Option("--model", help="Of this model.", autocompletion=complete_model)] = "",
+    tenant: Annotated[str, typer.Option("--tenant", help="Of this tenant.")] = "",
+    tag: Annotated[str, typer.Option("--tag", help="Only prefixes with this cache tag.")] = "",
+    runner: Annotated[str, typer.Option("--runner", help="Only on this runner.")] = "",
+) -> operation_pb2.OperationAction:
+    """Returns the action of a flush. Raises INVALID_ARGUMENT naming the option."""
+    for option, name in (("--model", model), ("--runner", runner)):
+        if name:
+            require_name(name, option)
+    scope = scope or _flush_scope(everything, model, tenant, tag)
+    return flush_action(scope, model=model, tenant=tenant, tag=tag, runner=runner)
+
+
+def _flush_scope(everything: bool, model: str, tenant: str, tag: str) -> FlushScope:
+    """Returns the scope that the options imply. Raises INVALID_ARGUMENT naming the option."""
     if everything:
         if tenant or tag:
             raise invalid_field("--all", "covers everything; leave out --tenant and --tag")
