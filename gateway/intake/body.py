@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import TypeVar
 
 from pydantic import BaseModel
@@ -13,7 +14,7 @@ from gateway.errors import ClientGoneError, EdgeError
 from gateway.http.framing import DECLARED_BODY_KEY
 from gateway.intake.headers import Headers, headers_of
 from gateway.intake.json_guard import parse, require_few_members
-from gateway.intake.multipart import Part, boundary_of, parts_of
+from gateway.intake.multipart import MultipartStream, Part, boundary_of
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -54,12 +55,13 @@ async def read_multipart_body(scope: Scope, receive: Receive, config: GatewayCon
     """Returns the parts of a multipart form, in order.
 
     Raises MALFORMED_REQUEST for another content type or a body that is no such form, REQUEST_TOO_LARGE for too many
-    parts or too long headers, and as `read_body` besides.
+    parts or too long headers, and as `body_chunks` besides.
     """
     boundary = multipart_boundary(scope, config.limits)
-    raw = await read_body(scope, receive, config, max_bytes=max_bytes)
-    # In a thread: a large file takes tens of milliseconds.
-    return await asyncio.to_thread(parts_of, raw, boundary, config.limits)
+    timeout_seconds = config.body_timeout_seconds
+    chunks = body_chunks(scope, receive, config, max_bytes=max_bytes, timeout_seconds=timeout_seconds)
+    async with aclosing(chunks):
+        return await MultipartStream(chunks, boundary, config.limits).parts()
 
 
 def multipart_boundary(scope: Scope, limits: RequestLimits) -> bytes:
@@ -73,9 +75,10 @@ def multipart_boundary(scope: Scope, limits: RequestLimits) -> bytes:
 async def body_chunks(
     scope: Scope, receive: Receive, config: GatewayConfig, *, max_bytes: int, timeout_seconds: float
 ) -> AsyncGenerator[bytes]:
-    """Yields the body as it arrives. Time that the reader takes for a chunk is not counted as the caller's.
+    """Yields the body, of any content type, as it arrives. Time that its reader takes is not counted as the caller's.
 
-    Raises as `read_body`, with `timeout_seconds` instead of `body_timeout_seconds`.
+    Raises MALFORMED_REQUEST for one that is compressed, REQUEST_TOO_LARGE above `max_bytes`, an EdgeError 408 if it
+    does not arrive in time or arrives too slowly, ClientGoneError if the caller disconnects first.
     """
     _require_plain_and_small(scope, max_bytes)
     loop, pace = asyncio.get_running_loop(), config.connections
@@ -100,20 +103,11 @@ async def body_chunks(
 
 
 async def read_body(scope: Scope, receive: Receive, config: GatewayConfig, *, max_bytes: int) -> bytes:
-    """Returns the complete body of any content type.
-
-    Raises MALFORMED_REQUEST for one that is compressed, REQUEST_TOO_LARGE above `max_bytes`, an EdgeError 408 if it
-    does not arrive in time or arrives too slowly, ClientGoneError if the caller disconnects first.
-    """
-    _require_plain_and_small(scope, max_bytes)
-    began = asyncio.get_running_loop().time()
-    pace = config.connections
-    try:
-        async with asyncio.timeout_at(began + min(config.body_timeout_seconds, pace.body_grace_seconds)) as timer:
-            return await _read(scope, receive, max_bytes, _Pace(timer, began, config))
-    except TimeoutError:
-        seconds = asyncio.get_running_loop().time() - began
-        raise _too_slow(config, seconds, config.body_timeout_seconds) from None
+    """Returns the complete body. Raises as `body_chunks`."""
+    timeout_seconds = config.body_timeout_seconds
+    chunks = body_chunks(scope, receive, config, max_bytes=max_bytes, timeout_seconds=timeout_seconds)
+    async with aclosing(chunks):
+        return b"".join([chunk async for chunk in chunks])
 
 
 async def _read_json(scope: Scope, receive: Receive, config: GatewayConfig) -> bytes:
@@ -139,40 +133,6 @@ def _media_type(headers: Headers) -> bytes:
 def _is_json(media_type: bytes) -> bool:
     kind, _, subtype = media_type.partition(b"/")
     return kind == b"application" and (subtype == b"json" or subtype.endswith(b"+json"))
-
-
-class _Pace:
-    """Extends the deadline of a body as its bytes arrive."""
-
-    __slots__ = ("_began", "_config", "_timer")
-
-    def __init__(self, timer: asyncio.Timeout, began: float, config: GatewayConfig) -> None:
-        self._timer = timer
-        self._began = began
-        self._config = config
-
-    def received(self, size: int) -> None:
-        """Extend the deadline for `size` received bytes."""
-        pace = self._config.connections
-        earned = pace.body_grace_seconds + size / pace.min_body_bytes_per_second
-        self._timer.reschedule(self._began + min(self._config.body_timeout_seconds, earned))
-
-
-async def _read(scope: Scope, receive: Receive, max_bytes: int, pace: _Pace) -> bytes:
-    chunks: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGoneError
-        chunk = message.get("body", b"")
-        size += len(chunk)
-        if max(size, _declared_bytes(scope)) > max_bytes:
-            raise _too_large(max_bytes)
-        chunks.append(chunk)
-        if not message.get("more_body", False):
-            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-        pace.received(size)
 
 
 def _declared_bytes(scope: Scope) -> int:

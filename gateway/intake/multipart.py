@@ -1,7 +1,7 @@
-"""Multipart forms (RFC 7578): parsed from a complete body or as a stream, and their fields by name."""
+"""Multipart forms (RFC 7578): parsed as a stream, and their fields by name."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -49,35 +49,6 @@ def boundary_of(content_type: bytes, limits: RequestLimits) -> bytes:
     return boundary
 
 
-def parts_of(raw: bytes, boundary: bytes, limits: RequestLimits) -> list[Part]:
-    """Returns the parts of `raw`, in order.
-
-    Raises MALFORMED_REQUEST for an incomplete form, REQUEST_TOO_LARGE for too many parts or too long headers of one.
-    """
-    delimiter = b"\r\n--" + boundary
-    if not raw.startswith(delimiter[2:]):
-        raise malformed("the body does not begin with its boundary")
-    parts: list[Part] = []
-    place = len(delimiter) - 2
-    while not raw.startswith(b"--", place):
-        if len(parts) == limits.max_parts:
-            raise WeftError(Reason.REQUEST_TOO_LARGE, f"the body has more than {limits.max_parts} parts")
-        if not raw.startswith(b"\r\n", place):
-            raise malformed("a boundary is not at the end of its line")
-        # From the line's end: a part without headers has nothing before the empty line.
-        head_end = raw.find(HEADERS_END, place, place + limits.max_part_header_bytes + len(HEADERS_END))
-        if head_end < 0:
-            raise _no_head(raw, place, limits)
-        data_begin = head_end + len(HEADERS_END)
-        # The line end before the data may be that of the delimiter, where there is no data.
-        data_end = raw.find(delimiter, data_begin - 2)
-        if data_end < 0:
-            raise malformed("the body ends within a part")
-        parts.append(part_of(raw[place + 2 : head_end], raw[data_begin : max(data_begin, data_end)]))
-        place = data_end + len(delimiter)
-    return parts
-
-
 def part_of(head: bytes, data: bytes) -> Part:
     """Returns a part with these headers. Raises MALFORMED_REQUEST."""
     headers = dict(_header(line) for line in head.split(b"\r\n"))
@@ -114,18 +85,6 @@ def _text(raw: bytes) -> str:
 
 def _last_segment(filename: str) -> str:
     return filename.replace("\\", "/").rpartition("/")[2]
-
-
-def too_long_head(limits: RequestLimits) -> WeftError:
-    """Returns the error of a part whose headers exceed the limit."""
-    limit = limits.max_part_header_bytes
-    return WeftError(Reason.REQUEST_TOO_LARGE, f"the headers of a part are longer than {limit} bytes")
-
-
-def _no_head(raw: bytes, place: int, limits: RequestLimits) -> WeftError:
-    if len(raw) - place > limits.max_part_header_bytes:
-        return too_long_head(limits)
-    return malformed("the body ends within the headers of a part")
 
 
 def malformed(message: str) -> WeftError:
@@ -170,6 +129,13 @@ class MultipartStream:
             raise malformed("a boundary is not at the end of its line")
         self._count += 1
         return part_of(await self._head(), b"")
+
+    async def parts(self) -> list[Part]:
+        """Returns the remaining parts with their data, in order. Raises as `next_part` and `data`."""
+        found = []
+        while (part := await self.next_part()) is not None:
+            found.append(replace(part, data=b"".join([piece async for piece in self.data()])))
+        return found
 
     async def value(self) -> bytes:
         """Returns the data of a part that is not a file. Raises REQUEST_TOO_LARGE above MAX_VALUE_BYTES."""
@@ -218,8 +184,8 @@ class MultipartStream:
         while (end := self._held.find(HEADERS_END, begin, most)) < 0:
             if len(self._held) < most and await self._read():
                 continue
-            if len(self._held) - begin > limits.max_part_header_bytes:
-                raise too_long_head(limits)
+            if len(self._held) - begin > (limit := limits.max_part_header_bytes):
+                raise WeftError(Reason.REQUEST_TOO_LARGE, f"the headers of a part are longer than {limit} bytes")
             raise malformed("the body ends within the headers of a part")
         head = bytes(memoryview(self._held)[begin + len(_CRLF) : end])
         del self._held[: end + len(HEADERS_END)]

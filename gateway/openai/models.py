@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.answers.answer_builder import encode_json
+from gateway.answers.unary import json_response
 from gateway.deps import InferenceDeps
 from gateway.errors import Dialect
 from gateway.request_facts import facts_of
@@ -32,7 +32,7 @@ async def list_models(deps: InferenceDeps, request: Request) -> Response:
     facts.surface = "models"
     view = deps.fleet.view
     found = _page(request, model_list(view)) if facts.dialect is Dialect.ANTHROPIC else model_list(view)
-    return _json(found)
+    return json_response(found)
 
 
 async def get_model(deps: InferenceDeps, request: Request) -> Response:
@@ -56,7 +56,7 @@ def _answer(deps: InferenceDeps, request: Request, name: str, noun: str) -> Resp
     entry = model_entry(deps.fleet.view, name)
     if entry is None:
         raise WeftError(Reason.MODEL_NOT_FOUND, f"no {noun} of this name is available now")
-    return _json(anthropic_entry(entry) if facts.dialect is Dialect.ANTHROPIC else entry)
+    return json_response(anthropic_entry(entry) if facts.dialect is Dialect.ANTHROPIC else entry)
 
 
 def _page(request: Request, listed: dict[str, object]) -> dict[str, object]:
@@ -71,10 +71,6 @@ def _page(request: Request, listed: dict[str, object]) -> dict[str, object]:
     if not 1 <= count <= MAX_LISTED:
         raise invalid_field("limit", f"must be a whole number from 1 to {MAX_LISTED}")
     return anthropic_list(listed, count, after_id=after or "", before_id=before or "")
-
-
-def _json(document: dict[str, object]) -> Response:
-    return Response(encode_json(document), media_type="application/json")
 
 
 OWNER = "weft"
@@ -158,48 +154,35 @@ def _by_name(view: FleetView) -> dict[str, list[ModelView]]:
     return dict(sorted(names.items()))
 
 
-def _entry(name: str, members: list[ModelView]) -> dict[str, object]:
+def _entry(name: str, members: list[ModelView], created: int | None = None, **about: object) -> dict[str, Any]:
+    """Returns one entry of the list. `created`: None: when its oldest member was created; `about` precedes its meta."""
     return {
         "id": name,
         "object": "model",
-        "created": min(model.created_at_seconds for model in members),
+        "created": min(model.created_at_seconds for model in members) if created is None else created,
         "owned_by": OWNER,
-        "meta": _meta(members),
+        "meta": {**about, **_meta(members)},
     }
 
 
-def _agent_entry(view: FleetView, agent: AgentView) -> dict[str, object] | None:
+def _agent_entry(view: FleetView, agent: AgentView) -> dict[str, Any] | None:
     """Returns an agent as a model; None while no model can serve it."""
     members = [model for model in members_of(view, agent) if model.reachable]
     if agent.runner_gone or not members:
         return None
-    about: dict[str, object] = {"agent": True, "model": agent.target, "description": agent.description}
-    return {
-        "id": AGENT_PREFIX + agent.name,
-        "object": "model",
-        "created": agent.created_at_seconds,
-        "owned_by": OWNER,
-        "meta": {**about, **_meta(members), "operations": ["chat"]},
-    }
+    about = {"agent": True, "model": agent.target, "description": agent.description}
+    entry = _entry(AGENT_PREFIX + agent.name, members, agent.created_at_seconds, **about)
+    entry["meta"]["operations"] = ["chat"]
+    return entry
 
 
-def _route_entry(view: FleetView, route: RouteView) -> dict[str, object] | None:
+def _route_entry(view: FleetView, route: RouteView) -> dict[str, Any] | None:
     """Returns a route as a model; None while none of its candidates is reachable."""
     members = _rungs(view, route)
     if not members:
         return None
-    about: dict[str, object] = {
-        "route": True,
-        "candidates": list(route.candidates),
-        "description": route.description,
-    }
-    return {
-        "id": ROUTE_PREFIX + route.name,
-        "object": "model",
-        "created": route.created_at_seconds,
-        "owned_by": OWNER,
-        "meta": {**about, **_meta(members)},
-    }
+    about = {"route": True, "candidates": list(route.candidates), "description": route.description}
+    return _entry(ROUTE_PREFIX + route.name, members, route.created_at_seconds, **about)
 
 
 def _rungs(view: FleetView, route: RouteView) -> list[ModelView]:

@@ -1,10 +1,12 @@
+from collections.abc import AsyncGenerator
+
 import pytest
 from hypothesis import example, settings
 from hypothesis import strategies as st
 from kit.examples import given
 
 from gateway.config import RequestLimits
-from gateway.intake.multipart import Part, boundary_of, parts_of
+from gateway.intake.multipart import MultipartStream, Part, boundary_of
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 
@@ -17,10 +19,17 @@ def field(name: str, value: bytes = b"x", extra: bytes = b"") -> bytes:
     return b'Content-Disposition: form-data; name="' + name.encode() + b'"' + extra + b"\r\n\r\n" + value
 
 
-def test_fields_and_files_come_out_as_they_went_in() -> None:
+async def parts_of(raw: bytes) -> list[Part]:
+    async def pieces() -> AsyncGenerator[bytes]:
+        yield raw
+
+    return await MultipartStream(pieces(), b"edge", LIMITS).parts()
+
+
+async def test_fields_and_files_come_out_as_they_went_in() -> None:
     upload = field("file", b"\r\n\x00--edge\r\n--edg", b'; filename="C:\\\\a/../b.wav"\r\nContent-Type: audio/wav; x=1')
     raw = EDGE + upload + b"\r\n" + EDGE + field("model", "tiný".encode()) + b"\r\n" + EDGE + field("empty", b"") + END
-    file, model, empty = parts_of(raw, b"edge", LIMITS)
+    file, model, empty = await parts_of(raw)
     assert (file.name, file.filename, file.media_type, file.data) == (
         "file",
         "b.wav",
@@ -50,9 +59,9 @@ def test_fields_and_files_come_out_as_they_went_in() -> None:
         ((EDGE + field("a") + b"\r\n") * 10_000, Reason.REQUEST_TOO_LARGE, "more than 20 parts"),
     ],
 )
-def test_a_form_that_is_not_whole_or_too_much_is_refused(raw: bytes, reason: Reason, words: str) -> None:
+async def test_a_form_that_is_not_whole_or_too_much_is_refused(raw: bytes, reason: Reason, words: str) -> None:
     with pytest.raises(WeftError, match=words) as refused:
-        parts_of(raw, b"edge", LIMITS)
+        await parts_of(raw)
     assert refused.value.reason is reason
 
 
@@ -89,8 +98,8 @@ def test_a_value_is_read_as_text_and_a_file_is_not() -> None:
 @given(
     st.lists(st.sampled_from([b"--edge", b"\r\n", b"--", field("a"), b"x", b"\r\n--edge--"]), max_size=12).map(b"".join)
 )
-def test_any_bytes_make_parts_or_an_error_of_the_caller(raw: bytes) -> None:
+async def test_any_bytes_make_parts_or_an_error_of_the_caller(raw: bytes) -> None:
     try:
-        parts_of(raw, b"edge", LIMITS)
+        await parts_of(raw)
     except WeftError as error:
         assert error.traits.http_status in {400, 413}  # noqa: PT017 - nothing raised is fine, too

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kit.examples import examples, given
 
 from gateway.config import RequestLimits
-from gateway.intake.multipart import MAX_VALUE_BYTES, MultipartStream, Part, parts_of
+from gateway.intake.multipart import HEADERS_END, MAX_VALUE_BYTES, MultipartStream, Part, malformed, part_of
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -31,6 +31,33 @@ TOKENS = (
 )
 
 
+def parts_of(raw: bytes, boundary: bytes, limits: RequestLimits) -> list[Part]:
+    """Returns the parts of a whole form: a second, plainer parser to compare with."""
+    delimiter = b"\r\n--" + boundary
+    if not raw.startswith(delimiter[2:]):
+        raise malformed("the body does not begin with its boundary")
+    parts: list[Part] = []
+    place = len(delimiter) - 2
+    while not raw.startswith(b"--", place):
+        if len(parts) == limits.max_parts:
+            raise WeftError(Reason.REQUEST_TOO_LARGE, f"the body has more than {limits.max_parts} parts")
+        if not raw.startswith(b"\r\n", place):
+            raise malformed("a boundary is not at the end of its line")
+        # From the line's end: a part without headers has nothing before the empty line.
+        head_end = raw.find(HEADERS_END, place, place + limits.max_part_header_bytes + len(HEADERS_END))
+        if head_end < 0:
+            is_too_long = len(raw) - place > limits.max_part_header_bytes
+            raise WeftError(Reason.REQUEST_TOO_LARGE, "headers") if is_too_long else malformed("within headers")
+        data_begin = head_end + len(HEADERS_END)
+        # The line end before the data may be that of the delimiter, where there is no data.
+        data_end = raw.find(delimiter, data_begin - 2)
+        if data_end < 0:
+            raise malformed("the body ends within a part")
+        parts.append(part_of(raw[place + 2 : head_end], raw[data_begin : max(data_begin, data_end)]))
+        place = data_end + len(delimiter)
+    return parts
+
+
 async def pieces_of(body: bytes, cuts: Sequence[int]) -> AsyncGenerator[bytes]:
     start = 0
     for cut in sorted({min(cut, len(body)) for cut in cuts}):
@@ -40,12 +67,7 @@ async def pieces_of(body: bytes, cuts: Sequence[int]) -> AsyncGenerator[bytes]:
 
 
 async def streamed(body: bytes, cuts: Sequence[int] = ()) -> list[Part]:
-    stream = MultipartStream(pieces_of(body, cuts), b"edge", LIMITS)
-    found = []
-    while (part := await stream.next_part()) is not None:
-        data = b"".join([piece async for piece in stream.data()])
-        found.append(Part(name=part.name, data=data, filename=part.filename, media_type=part.media_type))
-    return found
+    return await MultipartStream(pieces_of(body, cuts), b"edge", LIMITS).parts()
 
 
 async def outcome(body: bytes, cuts: Sequence[int]) -> list[Part] | Reason:
