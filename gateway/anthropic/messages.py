@@ -4,9 +4,6 @@ Tool results become messages of their own.
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -23,7 +20,6 @@ from gateway.anthropic.schema import (
     ImageBlock,
     MessageParam,
     MessagesRequest,
-    OutputFormatParam,
     RedactedThinkingBlock,
     ResultBlock,
     Source,
@@ -42,14 +38,24 @@ from gateway.config import RequestLimits
 from gateway.deps import InferenceDeps
 from gateway.errors import DetailedError
 from gateway.intake.body import read_model
+from gateway.intake.request_model import require_few
 from gateway.media import RequestMedia, supply
-from gateway.openai.extension_fields import unknown_extensions
+from gateway.openai.chat_fields import (
+    ROLES,
+    TOOL_MODES,
+    ChatTranslation,
+    add_function,
+    fill_json_schema,
+    reasoning_effort,
+    require_offered,
+)
+from gateway.openai.extension_fields import unknown_extensions, unsupported
 from gateway.request_facts import facts_of
 from weft.api.common.v1 import chat_pb2, tokenize_pb2, warning_pb2
 from weft.dispatch.payload_description import estimated_prompt_tokens
 from weft.dispatch.schema_guard import SchemaGuard
 from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.json_objects import add_member, to_json_object
+from weft.kernel.json_objects import add_member
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 
@@ -89,18 +95,6 @@ async def count_tokens(deps: InferenceDeps, request: Request) -> Response:
     return UnaryAnswer(produce, cut_off_seconds=cut_off_seconds(deps, context))
 
 
-_EFFORTS: dict[str, chat_pb2.ReasoningEffort.ValueType] = {
-    "low": chat_pb2.REASONING_EFFORT_LOW,
-    "medium": chat_pb2.REASONING_EFFORT_MEDIUM,
-    "high": chat_pb2.REASONING_EFFORT_HIGH,
-    "xhigh": chat_pb2.REASONING_EFFORT_XHIGH,
-    "max": chat_pb2.REASONING_EFFORT_MAX,
-}
-_TOOL_MODES: dict[str, chat_pb2.ToolChoice.Mode.ValueType] = {
-    "none": chat_pb2.ToolChoice.MODE_NONE,
-    "auto": chat_pb2.ToolChoice.MODE_AUTO,
-    "any": chat_pb2.ToolChoice.MODE_REQUIRED,
-}
 _COPIED = ("max_tokens", "temperature", "top_p", "top_k")
 _SCHEMA_NAME = "output"
 # The engines' name of the limit on thinking; those without one warn about it.
@@ -111,15 +105,7 @@ _NOT_OFFERED = ("compaction", "container", "fallbacks", "inference_geo", "mcp_se
 _NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TranslatedMessages:
-    """A chat payload, with warnings for the caller."""
-
-    payload: chat_pb2.ChatPayload
-    warnings: tuple[warning_pb2.Warning, ...]
-
-
-def to_payload(request: MessagesRequest, limits: RequestLimits, media: RequestMedia) -> TranslatedMessages:
+def to_payload(request: MessagesRequest, limits: RequestLimits, media: RequestMedia) -> ChatTranslation:
     """Returns the chat payload. Raises INVALID_ARGUMENT naming the wrong field."""
     translated = to_countable(request, limits, media)
     payload = translated.payload
@@ -127,26 +113,23 @@ def to_payload(request: MessagesRequest, limits: RequestLimits, media: RequestMe
         value = getattr(request, name)
         if value is not None:
             setattr(payload.sampling, name, value)
-    stops = request.stop_sequences or []
-    if len(stops) > limits.max_stop:
-        raise invalid_field("stop_sequences", f"must have at most {limits.max_stop} strings")
-    payload.sampling.stop.extend(stops)
+    require_few(request.stop_sequences, "stop_sequences", limits.max_stop, "strings")
+    payload.sampling.stop.extend(request.stop_sequences or ())
     return translated
 
 
-def to_countable(request: CountTokensRequest, limits: RequestLimits, media: RequestMedia) -> TranslatedMessages:
+def to_countable(request: CountTokensRequest, limits: RequestLimits, media: RequestMedia) -> ChatTranslation:
     """Returns the payload whose tokens are counted. Raises INVALID_ARGUMENT naming the wrong field."""
     if request.thread is not None:
         raise _no_threads()
-    if len(request.messages) > limits.max_messages:
-        raise invalid_field("messages", f"must have at most {limits.max_messages} entries")
+    require_few(request.messages, "messages", limits.max_messages, "entries")
     payload = chat_pb2.ChatPayload()
     turns = Turns(payload, media)
     if request.system is not None:
         turns.add_system(request.system)
     for index, message in enumerate(request.messages):
         turns.add(message, f"messages[{index}]")
-    warnings = [_warning(field, "cannot be decrypted and was left out") for field in turns.unreadable]
+    warnings = [unsupported(field, "cannot be decrypted and was left out") for field in turns.unreadable]
     guard = SchemaGuard(limits.schemas)
     warnings += _fill_tools(payload, request.tools or [], limits, guard)
     if request.tool_choice is not None:
@@ -155,46 +138,35 @@ def to_countable(request: CountTokensRequest, limits: RequestLimits, media: Requ
     if request.thinking is not None:
         _fill_thinking(payload, request.thinking)
     given = request.model_extra or {}
-    warnings += [_warning(name, "is not supported; it was not used") for name in _NOT_OFFERED if given.get(name)]
+    warnings += [unsupported(name, "is not supported; it was not used") for name in _NOT_OFFERED if given.get(name)]
     warnings += unknown_extensions(given)
-    return TranslatedMessages(payload=payload, warnings=tuple(warnings[:MAX_NOTICES]))
+    return ChatTranslation(payload, warnings[:MAX_NOTICES])
 
 
 def _fill_tools(
     payload: chat_pb2.ChatPayload, tools: list[ToolParam], limits: RequestLimits, guard: SchemaGuard
 ) -> list[warning_pb2.Warning]:
     """Add the tools; returns a warning for each that is not offered to the model."""
-    if len(tools) > limits.max_tools:
-        raise invalid_field("tools", f"must have at most {limits.max_tools} entries")
+    require_few(tools, "tools", limits.max_tools, "entries")
     warnings = []
     for index, tool in enumerate(tools):
         if isinstance(tool, FunctionTool):
-            schema = guard.require_safe(tool.input_schema, f"tools[{index}].input_schema")
-            _fill_tool(payload.tools.add(), tool, schema, f"tools[{index}]")
+            add_function(payload, tool.name, tool, tool.input_schema, f"tools[{index}].input_schema", guard)
         else:
             message = f"tools of type '{tool.type[:64]}' are not supported; it was not offered to the model"
-            warnings.append(_warning(f"tools[{index}]", message))
+            warnings.append(unsupported(f"tools[{index}]", message))
     return warnings
-
-
-def _fill_tool(target: chat_pb2.Tool, tool: FunctionTool, schema: Mapping[str, Any], field: str) -> None:
-    target.function.name = tool.name
-    if tool.description is not None:
-        target.function.description = tool.description
-    target.function.parameters.CopyFrom(to_json_object(schema, f"{field}.input_schema"))
-    if tool.strict is not None:
-        target.function.strict = tool.strict
 
 
 def _fill_tool_choice(payload: chat_pb2.ChatPayload, choice: ToolChoiceParam) -> None:
     if choice.type == "tool":
         if choice.name is None:
             raise invalid_field("tool_choice.name", "is required for type 'tool'")
-        if all(tool.function.name != choice.name for tool in payload.tools):
-            raise invalid_field("tool_choice.name", "names none of the tools that are offered to the model")
+        message = "names none of the tools that are offered to the model"
+        require_offered(payload, (choice.name,), "tool_choice.name", message)
         payload.tool_choice.function_name = choice.name
     elif payload.tools:
-        payload.tool_choice.mode = _TOOL_MODES[choice.type]
+        payload.tool_choice.mode = TOOL_MODES[choice.type]
     elif choice.type == "any":
         raise invalid_field("tool_choice.type", "cannot be 'any' without a tool that has an 'input_schema'")
     if choice.disable_parallel_tool_use is not None and payload.tools:
@@ -202,21 +174,14 @@ def _fill_tool_choice(payload: chat_pb2.ChatPayload, choice: ToolChoiceParam) ->
 
 
 def _fill_output(payload: chat_pb2.ChatPayload, request: CountTokensRequest, guard: SchemaGuard) -> None:
-    config = request.output_config
+    config, wanted, field = request.output_config, request.output_format, "output_format.schema"
     if config is not None and config.effort is not None:
-        payload.reasoning_effort = _EFFORTS[config.effort]
+        payload.reasoning_effort = reasoning_effort(config.effort)
     if config is not None and config.format is not None:
-        _fill_format(payload, config.format, "output_config.format.schema", guard)
-    elif request.output_format is not None:
-        _fill_format(payload, request.output_format, "output_format.schema", guard)
-
-
-def _fill_format(payload: chat_pb2.ChatPayload, wanted: OutputFormatParam, field: str, guard: SchemaGuard) -> None:
-    schema = guard.require_safe(wanted.schema_, field)
-    target = payload.response_format.json_schema
-    target.name = _SCHEMA_NAME
-    target.strict = True
-    target.schema.CopyFrom(to_json_object(schema, field))
+        wanted, field = config.format, "output_config.format.schema"
+    if wanted is not None:
+        payload.response_format.json_schema.strict = True
+        fill_json_schema(payload, _SCHEMA_NAME, None, wanted.schema_, field, guard)
 
 
 def _fill_thinking(payload: chat_pb2.ChatPayload, wanted: ThinkingParam) -> None:
@@ -235,18 +200,8 @@ def _no_threads() -> WeftError:
     return error
 
 
-def _warning(field: str, message: str) -> warning_pb2.Warning:
-    return warning_pb2.Warning(code=warning_pb2.WARNING_CODE_UNSUPPORTED_PARAMETER, field=field, message=message)
-
-
 TOOL_FAILED = "The tool failed: "
 """Prefix of a tool result with `is_error`: engines have no such field."""
-
-_ROLES: dict[str, chat_pb2.Role.ValueType] = {
-    "user": chat_pb2.ROLE_USER,
-    "assistant": chat_pb2.ROLE_ASSISTANT,
-    "system": chat_pb2.ROLE_SYSTEM,
-}
 
 # Not the encoder of answers, which refuses whole numbers beyond 64 bits.
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
@@ -273,7 +228,7 @@ class Turns:
         """Add one message. Raises INVALID_ARGUMENT naming a misplaced block."""
         content = message.content
         if isinstance(content, str):
-            self._turn(_ROLES[message.role]).content.add(text=content)
+            self._turn(ROLES[message.role]).content.add(text=content)
             return
         if not content and message.role != "assistant":
             raise invalid_field(f"{field}.content", "must have at least one block")
@@ -285,7 +240,7 @@ class Turns:
 
     def _add_block(self, role: str, block: ContentBlock, field: str) -> None:
         if isinstance(block, TextBlock):
-            self._turn(_ROLES[role]).content.add(text=block.text)
+            self._turn(ROLES[role]).content.add(text=block.text)
         elif role == "user" and isinstance(block, ImageBlock):
             self._turn(chat_pb2.ROLE_USER).content.add(image=self._image(block.source, f"{field}.source"))
         elif role == "user" and isinstance(block, ToolResultBlock):

@@ -113,11 +113,11 @@ def require_within(params: HandledRequest, limits: RequestLimits) -> None:
     """Raises INVALID_ARGUMENT naming the field above its configured limit; fields that the schema lacks are ignored."""
     given = params.model_fields_set
     if "user" in given:
-        _require_few(params.user, "user", limits.max_user_chars, "characters")
+        require_few(params.user, "user", limits.max_user_chars, "characters")
     if "metadata" in given:
-        _require_few(_value(params, "metadata"), "metadata", limits.max_metadata, "entries")
+        require_few(_value(params, "metadata"), "metadata", limits.max_metadata, "entries")
     if "logit_bias" in given:
-        _require_few(_value(params, "logit_bias"), "logit_bias", limits.max_logit_bias, "tokens")
+        require_few(_value(params, "logit_bias"), "logit_bias", limits.max_logit_bias, "tokens")
     for name in given & {"top_logprobs", "logprobs"}:
         count = _value(params, name)
         # In a chat, `logprobs` is a boolean.
@@ -133,16 +133,17 @@ def _value(params: HandledRequest, name: str) -> Any:
     return getattr(params, name, None)
 
 
-def _require_few(value: object, field: str, most: int, what: str) -> None:
+def require_few(value: object, field: str, most: int, what: str) -> None:
+    """Raises INVALID_ARGUMENT naming `field` where `value` has a size above `most`; `what` is counted."""
     if isinstance(value, Sized) and len(value) > most:
         raise invalid_field(field, f"must have at most {most} {what}")
 
 
 def _require_short_stops(stop: object, field: str, most: int) -> None:
     for index, text in enumerate(stop if isinstance(stop, list) else ()):
-        _require_few(text, f"{field}[{index}]", most, "characters")
+        require_few(text, f"{field}[{index}]", most, "characters")
     if isinstance(stop, str):
-        _require_few(stop, field, most, "characters")
+        require_few(stop, field, most, "characters")
 
 
 def _require_few_tokens(params: HandledRequest, limits: RequestLimits) -> None:

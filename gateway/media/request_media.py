@@ -74,7 +74,11 @@ class RequestMedia:
         return tuple(self._addresses.values())
 
     def image(self, url: str, field: str, *, detail: str = "") -> chat_pb2.MediaPart:
-        """Returns the image of a data: URL, or a placeholder for `supply`. Raises INVALID_ARGUMENT naming `field`."""
+        """Returns the image of a data: URL, or a placeholder for `supply`. Raises INVALID_ARGUMENT naming `field`.
+
+        The detail `original`, which engines do not have, counts as `high`.
+        """
+        detail = "high" if detail == "original" else detail
         prefix = _DATA_URL.match(url)
         if prefix is not None:
             part = self.encoded_image(url[prefix.end() :], prefix.group(1), field)

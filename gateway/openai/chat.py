@@ -1,8 +1,5 @@
 """POST /v1/chat/completions: the handler, and the translation of messages, tools and options to a chat payload."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -11,23 +8,32 @@ from gateway.answers.generation import Work, streamed, unary
 from gateway.config import MediaConfig, RequestLimits
 from gateway.deps import InferenceDeps
 from gateway.intake.body import read_model
+from gateway.intake.request_model import require_few
 from gateway.media import RequestMedia
 from gateway.openai.chat_answer import ChatAnswer, ChatStream
+from gateway.openai.chat_fields import (
+    FUNCTION,
+    ROLES,
+    add_function,
+    fill_json_schema,
+    fill_thinking,
+    fill_tool_mode,
+    keep_functions,
+    reasoning_effort,
+    require_offered,
+)
 from gateway.openai.chat_schema import (
     MAX_NAME_CHARS,
     AllowedTools,
     ChatRequest,
     ContentPart,
-    FunctionDefinition,
-    ImageUrl,
-    InputAudio,
     Message,
     NamedFunction,
     ResponseFormatChoice,
     ToolCallMade,
     ToolChoiceObject,
 )
-from gateway.openai.extension_fields import fill_extra, unknown_extensions
+from gateway.openai.extension_fields import fill_extra, unknown_extensions, unsupported
 from gateway.openai.sampling import (
     fill_sampling,
     require_choices,
@@ -36,9 +42,8 @@ from gateway.openai.sampling import (
     wants_usage,
 )
 from weft.api.common.v1 import chat_pb2, warning_pb2
-from weft.dispatch.schema_guard import SchemaGuard, require_safe_schema
+from weft.dispatch.schema_guard import SchemaGuard
 from weft.kernel.errors import FieldError, invalid_field
-from weft.kernel.json_objects import to_json_object
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 
@@ -67,15 +72,6 @@ async def chat_completions(deps: InferenceDeps, request: Request) -> Response:
     return unary(work, answer)
 
 
-_EFFORTS: dict[str, chat_pb2.ReasoningEffort.ValueType] = {
-    "none": chat_pb2.REASONING_EFFORT_NONE,
-    "minimal": chat_pb2.REASONING_EFFORT_MINIMAL,
-    "low": chat_pb2.REASONING_EFFORT_LOW,
-    "medium": chat_pb2.REASONING_EFFORT_MEDIUM,
-    "high": chat_pb2.REASONING_EFFORT_HIGH,
-    "xhigh": chat_pb2.REASONING_EFFORT_XHIGH,
-    "max": chat_pb2.REASONING_EFFORT_MAX,
-}
 _PASSED_THROUGH = ("verbosity", "prediction", "web_search_options")
 """Fields that are validated here and passed to the engine."""
 
@@ -88,8 +84,7 @@ def to_payload(request: ChatRequest, limits: RequestLimits, media: RequestMedia 
     require_stream_options_fit(request)
     _require_text_is_enough(request)
     _require_short_keys(request)
-    if len(request.messages) > limits.max_messages:
-        raise invalid_field("messages", f"must have at most {limits.max_messages} entries")
+    require_few(request.messages, "messages", limits.max_messages, "entries")
     payload = chat_pb2.ChatPayload()
     conversation = Conversation(payload, media or RequestMedia(MediaConfig()))
     for index, message in enumerate(request.messages):
@@ -104,8 +99,13 @@ def to_payload(request: ChatRequest, limits: RequestLimits, media: RequestMedia 
     if request.response_format is not None:
         _fill_response_format(payload, request.response_format, limits)
     if request.reasoning_effort is not None:
-        payload.reasoning_effort = _EFFORTS[request.reasoning_effort]
-    _fill_thinking(payload, request)
+        payload.reasoning_effort = reasoning_effort(request.reasoning_effort)
+    arguments = request.chat_template_kwargs
+    spellings = {
+        "enable_thinking": request.enable_thinking,
+        "chat_template_kwargs.enable_thinking": None if arguments is None else arguments.enable_thinking,
+    }
+    fill_thinking(payload, spellings)
     _fill_extra(payload, request)
     return payload
 
@@ -113,22 +113,17 @@ def to_payload(request: ChatRequest, limits: RequestLimits, media: RequestMedia 
 def warnings_of(request: ChatRequest) -> list[warning_pb2.Warning]:
     """Returns warnings for known fields that are not supported; at most MAX_NOTICES_TOLD."""
     found = [
-        _unused(f"tools[{index}]", "is a tool of a type that models here cannot call; it was left out")
+        unsupported(f"tools[{index}]", "is a tool of a type that models here cannot call; it was left out")
         for index, tool in enumerate(request.tools or ())
         if tool.type != "function"
     ]
     if request.audio is not None:
-        found.append(_unused("audio", "is not supported: the answer is text"))
+        found.append(unsupported("audio", "is not supported: the answer is text"))
     if request.store:
-        found.append(_unused("store", "answers of this API are not stored"))
+        found.append(unsupported("store", "answers of this API are not stored"))
     if request.moderation is not None:
-        found.append(_unused("moderation", "was not done"))
+        found.append(unsupported("moderation", "was not done"))
     return (found + unknown_extensions(request.model_extra or {}))[:MAX_NOTICES]
-
-
-def _unused(field: str, message: str) -> warning_pb2.Warning:
-    code = warning_pb2.WARNING_CODE_UNSUPPORTED_PARAMETER
-    return warning_pb2.Warning(code=code, field=field, message=message)
 
 
 def _require_text_is_enough(request: ChatRequest) -> None:
@@ -139,16 +134,6 @@ def _require_text_is_enough(request: ChatRequest) -> None:
 def _require_short_keys(request: ChatRequest) -> None:
     if any(len(key) > MAX_NAME_CHARS for key in request.metadata or ()):
         raise invalid_field("metadata", f"keys must have at most {MAX_NAME_CHARS} characters")
-
-
-def _fill_thinking(payload: chat_pb2.ChatPayload, request: ChatRequest) -> None:
-    arguments = request.chat_template_kwargs
-    also = None if arguments is None else arguments.enable_thinking
-    thinking = also if request.enable_thinking is None else request.enable_thinking
-    if also is not None and also != thinking:
-        raise invalid_field("chat_template_kwargs.enable_thinking", "must not differ from 'enable_thinking'")
-    if thinking is not None:
-        payload.thinking = thinking
 
 
 def _fill_extra(payload: chat_pb2.ChatPayload, request: ChatRequest) -> None:
@@ -169,42 +154,19 @@ def _fill_logprobs(payload: chat_pb2.ChatPayload, request: ChatRequest) -> None:
         payload.top_logprobs = request.top_logprobs
 
 
-def _fill_json_object(target: chat_pb2.ResponseFormat, schema: Mapping[str, Any] | None, limits: RequestLimits) -> None:
-    if schema is None:
-        target.json_object = True
-        return
-    field = "response_format.schema"
-    safe = require_safe_schema(schema, field, limits.schemas)
-    target.json_schema.name = "answer"
-    target.json_schema.schema.CopyFrom(to_json_object(safe, field))
-
-
 def _fill_response_format(payload: chat_pb2.ChatPayload, wanted: ResponseFormatChoice, limits: RequestLimits) -> None:
-    target = payload.response_format
+    guard, definition = SchemaGuard(limits.schemas), wanted.json_schema
     if wanted.type == "text":
-        target.text = True
-        return
-    if wanted.type == "json_object":
-        _fill_json_object(target, wanted.schema_, limits)
-        return
-    definition = wanted.json_schema
-    if definition is None:
+        payload.response_format.text = True
+    elif wanted.type == "json_object" and wanted.schema_ is None:
+        payload.response_format.json_object = True
+    elif wanted.type == "json_object":
+        fill_json_schema(payload, "answer", None, wanted.schema_ or {}, "response_format.schema", guard)
+    elif definition is None:
         raise invalid_field("response_format.json_schema", "is required for type 'json_schema'")
-    target.json_schema.name = definition.name
-    if definition.description is not None:
-        target.json_schema.description = definition.description
-    if definition.strict is not None:
-        target.json_schema.strict = definition.strict
-    field = "response_format.json_schema.schema"
-    schema = require_safe_schema(definition.schema_ or {}, field, limits.schemas)
-    target.json_schema.schema.CopyFrom(to_json_object(schema, field))
-
-
-_TOOL_MODES: dict[str, chat_pb2.ToolChoice.Mode.ValueType] = {
-    "none": chat_pb2.ToolChoice.MODE_NONE,
-    "auto": chat_pb2.ToolChoice.MODE_AUTO,
-    "required": chat_pb2.ToolChoice.MODE_REQUIRED,
-}
+    else:
+        field = "response_format.json_schema.schema"
+        fill_json_schema(payload, definition.name, definition, definition.schema_ or {}, field, guard)
 
 
 def uses_functions(request: ChatRequest) -> bool:
@@ -218,8 +180,7 @@ def fill_tools(payload: chat_pb2.ChatPayload, request: ChatRequest, limits: Requ
         _fill_functions(payload, request, limits)
         return
     tools = request.tools or []
-    if len(tools) > limits.max_tools:
-        raise invalid_field("tools", f"must have at most {limits.max_tools} entries")
+    require_few(tools, "tools", limits.max_tools, "entries")
     guard = SchemaGuard(limits.schemas)
     for index, tool in enumerate(tools):
         # Tools of a vendor's platform are left out, so that the model cannot call them.
@@ -228,7 +189,7 @@ def fill_tools(payload: chat_pb2.ChatPayload, request: ChatRequest, limits: Requ
         field = f"tools[{index}].function"
         if tool.function is None:
             raise invalid_field(field, "is required for a tool of type 'function'")
-        _fill_function(payload.tools.add().function, tool.function, field, guard)
+        add_function(payload, tool.function.name, tool.function, tool.function.parameters, f"{field}.parameters", guard)
     if request.tool_choice is not None:
         _fill_choice(payload, request.tool_choice)
     if request.parallel_tool_calls is not None:
@@ -239,43 +200,30 @@ def _fill_functions(payload: chat_pb2.ChatPayload, request: ChatRequest, limits:
     functions, choice = request.functions or [], request.function_call
     if request.tools or request.tool_choice is not None:
         raise invalid_field("functions", "is the older form of 'tools': a request has one of the two")
-    if len(functions) > limits.max_tools:
-        raise invalid_field("functions", f"must have at most {limits.max_tools} entries")
+    require_few(functions, "functions", limits.max_tools, "entries")
     guard = SchemaGuard(limits.schemas)
     for index, function in enumerate(functions):
-        _fill_function(payload.tools.add().function, function, f"functions[{index}]", guard)
+        field = f"functions[{index}].parameters"
+        add_function(payload, function.name, function, function.parameters, field, guard)
     if isinstance(choice, NamedFunction):
-        _require_named(payload, choice.name, "function_call.name")
+        require_offered(payload, (choice.name,), "function_call.name")
         payload.tool_choice.function_name = choice.name
     elif choice is not None:
-        payload.tool_choice.mode = _TOOL_MODES[choice]
+        fill_tool_mode(payload, choice, "function_call")
     if functions:
         # The older form allows one call.
         payload.parallel_tool_calls = False
 
 
-def _fill_function(target: chat_pb2.FunctionTool, function: FunctionDefinition, field: str, guard: SchemaGuard) -> None:
-    target.name = function.name
-    if function.description is not None:
-        target.description = function.description
-    if function.parameters is not None:
-        schema = guard.require_safe(function.parameters, f"{field}.parameters")
-        target.parameters.CopyFrom(to_json_object(schema, f"{field}.parameters"))
-    if function.strict is not None:
-        target.strict = function.strict
-
-
 def _fill_choice(payload: chat_pb2.ChatPayload, choice: str | ToolChoiceObject) -> None:
     if isinstance(choice, str):
-        if choice == "required" and not payload.tools:
-            raise invalid_field("tool_choice", "cannot be 'required' without a tool of type 'function'")
-        payload.tool_choice.mode = _TOOL_MODES[choice]
+        fill_tool_mode(payload, choice, "tool_choice")
     elif choice.type == "custom":
         raise invalid_field("tool_choice.type", "cannot be 'custom': models here call tools of type 'function' only")
-    elif choice.type == "function":
+    elif choice.type == FUNCTION:
         if choice.function is None:
             raise invalid_field("tool_choice.function", "is required for type 'function'")
-        _require_named(payload, choice.function.name, "tool_choice.function.name")
+        require_offered(payload, (choice.function.name,), "tool_choice.function.name")
         payload.tool_choice.function_name = choice.function.name
     elif choice.allowed_tools is None:
         raise invalid_field("tool_choice.allowed_tools", "is required for type 'allowed_tools'")
@@ -284,45 +232,13 @@ def _fill_choice(payload: chat_pb2.ChatPayload, choice: str | ToolChoiceObject) 
 
 
 def _fill_allowed(payload: chat_pb2.ChatPayload, allowed: AllowedTools) -> None:
-    """Adds only the allowed tools: engines have no such choice."""
     names: set[str] = set()
     for index, tool in enumerate(allowed.tools):
-        if tool.type == "function" and tool.function is not None:
-            field = f"tool_choice.allowed_tools.tools[{index}].function.name"
-            _require_named(payload, tool.function.name, field)
+        if tool.type == FUNCTION and tool.function is not None:
+            require_offered(payload, (tool.function.name,), f"tool_choice.allowed_tools.tools[{index}].function.name")
             names.add(tool.function.name)
-    if not names:
-        raise invalid_field("tool_choice.allowed_tools.tools", "must have a tool of type 'function'")
-    kept = [tool for tool in payload.tools if tool.function.name in names]
-    del payload.tools[:]
-    payload.tools.extend(kept)
-    payload.tool_choice.mode = _TOOL_MODES[allowed.mode]
-
-
-def _require_named(payload: chat_pb2.ChatPayload, name: str, field: str) -> None:
-    if all(tool.function.name != name for tool in payload.tools):
-        raise invalid_field(field, "names none of the tools")
-
-
-def to_image(image: ImageUrl, field: str, media: RequestMedia) -> chat_pb2.MediaPart:
-    """Returns an image; for an address, a part that `gateway.media.supply` fills. Errors name `field`.url."""
-    detail = image.detail or ""
-    return media.image(image.url, f"{field}.url", detail="high" if detail == "original" else detail)
-
-
-def to_audio(audio: InputAudio, field: str, media: RequestMedia) -> chat_pb2.MediaPart:
-    """Returns a recording. Errors name `field`.data."""
-    return media.encoded_audio(audio.data, audio.format, f"{field}.data")
-
-
-_ROLES: dict[str, chat_pb2.Role.ValueType] = {
-    "system": chat_pb2.ROLE_SYSTEM,
-    "developer": chat_pb2.ROLE_DEVELOPER,
-    "user": chat_pb2.ROLE_USER,
-    "assistant": chat_pb2.ROLE_ASSISTANT,
-    "tool": chat_pb2.ROLE_TOOL,
-    "function": chat_pb2.ROLE_TOOL,
-}
+    keep_functions(payload, names, "tool_choice.allowed_tools.tools")
+    fill_tool_mode(payload, allowed.mode, "tool_choice.allowed_tools.mode")
 
 
 class Conversation:
@@ -338,7 +254,7 @@ class Conversation:
     def add(self, message: Message, field: str) -> None:
         """Add a turn; `field` is its path in the request."""
         self._require_fit(message, field)
-        target = self._payload.messages.add(role=_ROLES[message.role])
+        target = self._payload.messages.add(role=ROLES[message.role])
         content = message.content
         if isinstance(content, str):
             target.content.add(text=content)
@@ -396,9 +312,13 @@ class Conversation:
         elif part.type == "refusal" and part.refusal is not None:
             target.refusal += part.refusal
         elif part.type == "image_url" and part.image_url is not None:
-            target.content.add(image=to_image(part.image_url, f"{field}.image_url", self._media))
+            image = part.image_url
+            found = self._media.image(image.url, f"{field}.image_url.url", detail=image.detail or "")
+            target.content.add(image=found)
         elif part.type == "input_audio" and part.input_audio is not None:
-            target.content.add(audio=to_audio(part.input_audio, f"{field}.input_audio", self._media))
+            audio = part.input_audio
+            recording = self._media.encoded_audio(audio.data, audio.format, f"{field}.input_audio.data")
+            target.content.add(audio=recording)
         elif part.type in {"text", "refusal", "image_url", "input_audio"}:
             raise invalid_field(f"{field}.{part.type}", "is required for a part of this type")
         else:

@@ -38,13 +38,12 @@ def fill_extra(target: json_value_pb2.JsonObject, given: Mapping[str, object]) -
 
 
 def unknown_extensions(given: Mapping[str, object]) -> list[warning_pb2.Warning]:
-    """Returns a warning for each unknown field with EXTENSION_PREFIX; at most MAX_NOTICES_TOLD."""
+    """Returns a warning for each unknown field with EXTENSION_PREFIX; at most MAX_NOTICES."""
     names = (name for name, value in given.items() if name.startswith(EXTENSION_PREFIX) and value is not None)
-    return [
-        warning_pb2.Warning(
-            code=warning_pb2.WARNING_CODE_UNSUPPORTED_PARAMETER,
-            field=name[:_MAX_SHOWN_CHARS],
-            message="is an unknown extension; it was not used",
-        )
-        for name in islice(names, MAX_NOTICES)
-    ]
+    message = "is an unknown extension; it was not used"
+    return [unsupported(name[:_MAX_SHOWN_CHARS], message) for name in islice(names, MAX_NOTICES)]
+
+
+def unsupported(field: str, message: str) -> warning_pb2.Warning:
+    """Returns the warning for an unsupported part of a request."""
+    return warning_pb2.Warning(code=warning_pb2.WARNING_CODE_UNSUPPORTED_PARAMETER, field=field, message=message)

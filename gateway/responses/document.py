@@ -8,8 +8,9 @@ import msgspec
 
 from gateway.answers.answer_builder import encode_json
 from gateway.errors import envelope
+from gateway.openai.chat_fields import FUNCTION
 from gateway.responses.output import OutputItems
-from gateway.responses.payload import FUNCTION, uses_pool_envelope
+from gateway.responses.payload import uses_pool_envelope
 from gateway.responses.schema import ResponsesRequest, ResponsesToolChoiceObject
 from weft.api.common.v1 import receipt_pb2, usage_pb2
 from weft.kernel.clock import Clock

@@ -7,21 +7,14 @@ expect it, and each function's output becomes a message of the role `tool`.
 from collections.abc import Iterable
 
 from gateway.media import RequestMedia
+from gateway.openai.chat_fields import ROLES
 from gateway.openai.chat_schema import ImageUrl
 from gateway.responses.schema import InputItem, InputPart
 from weft.api.common.v1 import chat_pb2
 from weft.kernel.errors import invalid_field
 
-_ROLES: dict[str, chat_pb2.Role.ValueType] = {
-    "system": chat_pb2.ROLE_SYSTEM,
-    "developer": chat_pb2.ROLE_DEVELOPER,
-    "user": chat_pb2.ROLE_USER,
-    "assistant": chat_pb2.ROLE_ASSISTANT,
-}
 _TEXT_TYPES = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
 _IMAGE_TYPES = frozenset({"input_image", "image_url"})
-# Image details that engines do not support count as `high`.
-_DETAILS = {"original": "high"}
 MAX_CALL_NAME_CHARS = 256
 """Maximum length of a called function's name."""
 PART_TYPES = frozenset({"text", "image_url"})
@@ -114,7 +107,7 @@ class ConversationBuilder:
 
     def _message(self, role: str) -> chat_pb2.ChatMessage:
         self._turn = None
-        return self._payload.messages.add(role=_ROLES[role])
+        return self._payload.messages.add(role=ROLES[role])
 
     def _assistant_message(self) -> chat_pb2.ChatMessage:
         """Returns the assistant message to extend: the current turn, unless it has text and no calls."""
@@ -168,7 +161,7 @@ class ConversationBuilder:
             url, place, detail = part.image_url.url, f"{field}.image_url.url", part.image_url.detail
         else:
             url, place, detail = part.image_url, f"{field}.image_url", part.detail
-        return self._media.image(url, place, detail=_DETAILS.get(detail or "", detail or ""))
+        return self._media.image(url, place, detail=detail or "")
 
 
 def reasoning_text(item: InputItem) -> str:

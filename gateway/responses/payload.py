@@ -2,12 +2,24 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from gateway.config import RequestLimits
+from gateway.intake.request_model import require_few
 from gateway.media import RequestMedia
+from gateway.openai.chat_fields import (
+    FUNCTION,
+    ChatTranslation,
+    add_function,
+    fill_json_schema,
+    fill_thinking,
+    fill_tool_mode,
+    keep_functions,
+    reasoning_effort,
+    require_offered,
+)
 from gateway.openai.chat_schema import MAX_NAME_CHARS
-from gateway.openai.extension_fields import fill_extra, unknown_extensions
+from gateway.openai.extension_fields import fill_extra, unknown_extensions, unsupported
 from gateway.openai.sampling import fill_sampling, require_choices, require_stream_options_fit
 from gateway.responses.input_items import PART_TYPES, ConversationBuilder
 from gateway.responses.schema import (
@@ -21,9 +33,8 @@ from gateway.responses.schema import (
     TextFormat,
 )
 from weft.api.common.v1 import chat_pb2, sampling_pb2, warning_pb2
-from weft.dispatch.schema_guard import SchemaGuard, require_safe_schema
+from weft.dispatch.schema_guard import SchemaGuard
 from weft.kernel.errors import invalid_field
-from weft.kernel.json_objects import to_json_object
 
 LOGPROBS = "message.output_text.logprobs"
 METRICS = "metrics"
@@ -40,14 +51,6 @@ _NOT_OFFERED = ("max_tool_calls", "context_management", "moderation")
 
 
 @dataclass(frozen=True, slots=True)
-class ResponsePayload:
-    """The payload of a request, with warnings for its caller."""
-
-    payload: chat_pb2.ChatPayload
-    warnings: list[warning_pb2.Warning] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
 class Conversation:
     """Input items with resolved references."""
 
@@ -59,14 +62,14 @@ class Conversation:
 
 def to_response_request(
     request: ResponsesRequest, conversation: Conversation, media: RequestMedia, limits: RequestLimits
-) -> ResponsePayload:
+) -> ChatTranslation:
     """Returns the payload.
 
     Raises INVALID_ARGUMENT naming the wrong field.
     """
     require_stream_options_fit(request)
     _require_offered(request, limits)
-    params = ResponsePayload(chat_pb2.ChatPayload())
+    params = ChatTranslation(chat_pb2.ChatPayload())
     payload, warnings = params.payload, params.warnings
     _fill_messages(params, request, conversation, media, limits)
     _fill_sampling(payload, request, limits)
@@ -136,7 +139,7 @@ def _require_offered(request: ResponsesRequest, limits: RequestLimits) -> None:
 
 
 def _fill_messages(
-    params: ResponsePayload,
+    params: ChatTranslation,
     request: ResponsesRequest,
     conversation: Conversation,
     media: RequestMedia,
@@ -180,21 +183,14 @@ def _fill_sampling(payload: chat_pb2.ChatPayload, request: ResponsesRequest, lim
 
 def _fill_thinking(payload: chat_pb2.ChatPayload, request: ResponsesRequest) -> None:
     arguments = request.chat_template_kwargs
-    formats = {
+    spellings = {
         "enable_thinking": request.enable_thinking,
         "thinking": None if request.thinking in {None, "default"} else request.thinking == "enabled",
         "chat_template_kwargs.enable_thinking": None if arguments is None else arguments.enable_thinking,
     }
-    given = {name: value for name, value in formats.items() if value is not None}
-    if len(set(given.values())) > 1:
-        first, *others = given
-        raise invalid_field(others[-1], f"must not differ from '{first}'")
-    if given:
-        payload.thinking = next(iter(given.values()))
+    fill_thinking(payload, spellings)
     if request.reasoning is not None and request.reasoning.effort is not None:
-        payload.reasoning_effort = chat_pb2.ReasoningEffort.Value(
-            f"REASONING_EFFORT_{request.reasoning.effort.upper()}"
-        )
+        payload.reasoning_effort = reasoning_effort(request.reasoning.effort)
 
 
 def _fill_extra(payload: chat_pb2.ChatPayload, request: ResponsesRequest) -> None:
@@ -290,12 +286,6 @@ def fill_languages(payload: chat_pb2.ChatPayload, request: ResponsesRequest) -> 
             return
 
 
-FUNCTION = "function"
-_MODES: dict[str, chat_pb2.ToolChoice.Mode.ValueType] = {
-    "none": chat_pb2.ToolChoice.MODE_NONE,
-    "auto": chat_pb2.ToolChoice.MODE_AUTO,
-    "required": chat_pb2.ToolChoice.MODE_REQUIRED,
-}
 _NAME = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_NAME_CHARS}}}")
 _NAME_RULE = f"must be 1 to {MAX_NAME_CHARS} letters, digits, '_' or '-'"
 _MAX_SHOWN_CHARS = 64
@@ -305,89 +295,57 @@ def fill_tools(
     payload: chat_pb2.ChatPayload, tools: list[ResponseTool], limits: RequestLimits
 ) -> list[warning_pb2.Warning]:
     """Add the functions. Returns a warning for each other tool: those are not offered to the model."""
-    if len(tools) > limits.max_tools:
-        raise invalid_field("tools", f"must have at most {limits.max_tools} entries")
+    require_few(tools, "tools", limits.max_tools, "entries")
     warnings, guard = [], SchemaGuard(limits.schemas)
     for index, tool in enumerate(tools):
         field = f"tools[{index}]"
         if tool.type == FUNCTION:
-            _fill_tool(payload.tools.add(), tool, field, guard)
+            name = _required_name(tool.name, f"{field}.name")
+            add_function(payload, name, tool, tool.parameters, f"{field}.parameters", guard)
         else:
             shown = tool.type[:_MAX_SHOWN_CHARS]
             warnings.append(unsupported(field, f"tools of type '{shown}' are not supported; it was left out"))
     return warnings
 
 
-def _fill_tool(target: chat_pb2.Tool, tool: ResponseTool, field: str, guard: SchemaGuard) -> None:
-    target.function.name = _required_name(tool.name, f"{field}.name")
-    if tool.description is not None:
-        target.function.description = tool.description
-    if tool.parameters is not None:
-        schema = guard.require_safe(tool.parameters, f"{field}.parameters")
-        target.function.parameters.CopyFrom(to_json_object(schema, f"{field}.parameters"))
-    if tool.strict is not None:
-        target.function.strict = tool.strict
-
-
 def fill_tool_choice(payload: chat_pb2.ChatPayload, choice: str | ResponsesToolChoiceObject) -> None:
     """Set the tool choice. Raises INVALID_ARGUMENT for an unsupported one."""
     if isinstance(choice, str):
-        _fill_mode(payload, choice, "tool_choice")
+        fill_tool_mode(payload, choice, "tool_choice")
     elif choice.type == FUNCTION:
-        name = choice.name
-        if name is None:
+        if choice.name is None:
             raise invalid_field("tool_choice.name", "is required")
-        if all(tool.function.name != name for tool in payload.tools):
-            raise invalid_field("tool_choice.name", "names none of the tools")
-        payload.tool_choice.function_name = name
+        require_offered(payload, (choice.name,), "tool_choice.name")
+        payload.tool_choice.function_name = choice.name
     elif choice.type == "allowed_tools":
         _fill_allowed(payload, choice)
     else:
         raise invalid_field("tool_choice.type", "must be 'function' or 'allowed_tools': other tools are not supported")
 
 
-def _fill_mode(payload: chat_pb2.ChatPayload, mode: str, field: str) -> None:
-    if mode == "required" and not payload.tools:
-        raise invalid_field(field, "cannot be 'required' without a tool of type 'function'")
-    payload.tool_choice.mode = _MODES[mode]
-
-
 def _fill_allowed(payload: chat_pb2.ChatPayload, choice: ResponsesToolChoiceObject) -> None:
-    """Adds only the allowed tools to the payload."""
     if choice.tools is None or choice.mode is None:
         raise invalid_field("tool_choice.tools" if choice.tools is None else "tool_choice.mode", "is required")
     names = {tool.name for tool in choice.tools if tool.type == FUNCTION}
-    unknown = names - {tool.function.name for tool in payload.tools}
-    if unknown:
-        raise invalid_field("tool_choice.tools", "names a function that is none of the tools")
-    if not names:
-        raise invalid_field("tool_choice.tools", "must have a tool of type 'function'")
-    kept = [tool for tool in payload.tools if tool.function.name in names]
-    del payload.tools[:]
-    payload.tools.extend(kept)
-    _fill_mode(payload, choice.mode, "tool_choice.mode")
+    require_offered(payload, names, "tool_choice.tools", "names a function that is none of the tools")
+    keep_functions(payload, names, "tool_choice.tools")
+    fill_tool_mode(payload, choice.mode, "tool_choice.mode")
 
 
 def fill_format(payload: chat_pb2.ChatPayload, wanted: TextFormat, limits: RequestLimits) -> None:
     """Set the format of the answer."""
-    target = payload.response_format
     if wanted.type == "text":
-        target.text = True
+        payload.response_format.text = True
         return
     if wanted.type == "json_object" and wanted.schema_ is None:
-        target.json_object = True
+        payload.response_format.json_object = True
         return
     # An object with a schema must follow it, as in chat completions.
-    name = "answer" if wanted.name is None and wanted.type == "json_object" else wanted.name
-    target.json_schema.name = _required_name(name, "text.format.name")
+    given = "answer" if wanted.name is None and wanted.type == "json_object" else wanted.name
+    name, field = _required_name(given, "text.format.name"), "text.format.schema"
     if wanted.schema_ is None:
-        raise invalid_field("text.format.schema", "is required for type 'json_schema'")
-    if wanted.description is not None:
-        target.json_schema.description = wanted.description
-    if wanted.strict is not None:
-        target.json_schema.strict = wanted.strict
-    schema = require_safe_schema(wanted.schema_, "text.format.schema", limits.schemas)
-    target.json_schema.schema.CopyFrom(to_json_object(schema, "text.format.schema"))
+        raise invalid_field(field, "is required for type 'json_schema'")
+    fill_json_schema(payload, name, wanted, wanted.schema_, field, SchemaGuard(limits.schemas))
 
 
 def _required_name(name: str | None, field: str) -> str:
@@ -396,8 +354,3 @@ def _required_name(name: str | None, field: str) -> str:
     if _NAME.fullmatch(name) is None:
         raise invalid_field(field, _NAME_RULE)
     return name
-
-
-def unsupported(field: str, message: str) -> warning_pb2.Warning:
-    """Returns the warning for an unsupported part of a request."""
-    return warning_pb2.Warning(code=warning_pb2.WARNING_CODE_UNSUPPORTED_PARAMETER, field=field, message=message)

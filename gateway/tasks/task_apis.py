@@ -23,12 +23,13 @@ from gateway.openai import completions as completion_payload
 from gateway.openai import embeddings as embedding_payload
 from gateway.openai.chat import uses_functions
 from gateway.openai.chat_answer import ChatAnswer
+from gateway.openai.chat_fields import ChatTranslation
 from gateway.openai.chat_schema import ChatRequest
 from gateway.openai.completions import CompletionAnswer, CompletionRequest, prompt_count
 from gateway.openai.embeddings import EmbeddingRequest
 from gateway.openai.extension_fields import unknown_extensions
 from gateway.responses.document import ResponseState
-from gateway.responses.payload import Conversation, ResponsePayload, own_items, to_response_request, wants_logprobs
+from gateway.responses.payload import Conversation, own_items, to_response_request, wants_logprobs
 from gateway.responses.replay import BackgroundDocument
 from gateway.responses.schema import ResponsesRequest
 from gateway.responses.stream import ResponsesAnswer
@@ -284,7 +285,7 @@ class ResponsesTaskApi(JsonTaskApi[ResponsesRequest]):
             raise invalid_field("previous_response_id", "is not supported; send the whole input")
         return self._translate(params, media).payload
 
-    def _translate(self, params: ResponsesRequest, media: RequestMedia) -> ResponsePayload:
+    def _translate(self, params: ResponsesRequest, media: RequestMedia) -> ChatTranslation:
         return to_response_request(params, Conversation(own_items(params)), media, self._deps.config.limits)
 
 

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from kit.examples import examples, given
 from messages_script import claude_code_request
 
-from gateway.anthropic.messages import TranslatedMessages, to_payload
+from gateway.anthropic.messages import to_payload
 from gateway.anthropic.schema import MessagesRequest
 from gateway.config import MediaConfig, RequestLimits
 from gateway.intake.json_guard import parse
 from gateway.media import RequestMedia
+from gateway.openai.chat_fields import ChatTranslation
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -40,7 +41,7 @@ def places(value: object, at: Place = ()) -> Iterator[Place]:
         yield from places(member, (*at, key))
 
 
-def translated(request: dict[str, Any]) -> TranslatedMessages:
+def translated(request: dict[str, Any]) -> ChatTranslation:
     asked = parse(MessagesRequest, json.dumps(request).encode(), max_depth=64)
     return to_payload(asked, RequestLimits(), RequestMedia(MEDIA))
 
@@ -70,7 +71,7 @@ def test_an_odd_value_anywhere_is_refused_by_name_or_understood(
         assert told.payload.SerializeToString()
 
 
-def outcome(request: dict[str, Any]) -> TranslatedMessages | WeftError:
+def outcome(request: dict[str, Any]) -> ChatTranslation | WeftError:
     try:
         return translated(request)
     except WeftError as error:

@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 
-from gateway.anthropic.messages import TOOL_FAILED, TranslatedMessages, to_payload
+from gateway.anthropic.messages import TOOL_FAILED, to_payload
 from gateway.anthropic.schema import MessagesRequest
 from gateway.config import MediaConfig, RequestLimits
 from gateway.intake.json_guard import parse
 from gateway.media import RequestMedia
+from gateway.openai.chat_fields import ChatTranslation
 from weft.api.common.v1 import chat_pb2
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.json_objects import plain_object
@@ -23,7 +24,7 @@ WEATHER = {"name": "weather", "input_schema": {"type": "object"}}
 SEARCH = {"type": "web_search_20250305", "name": "web_search", "max_uses": 5}
 
 
-def translated(**fields: object) -> TranslatedMessages:
+def translated(**fields: object) -> ChatTranslation:
     request = {"model": "tiny", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]} | fields
     asked = parse(MessagesRequest, json.dumps(request).encode(), max_depth=64)
     media = RequestMedia(MediaConfig(allowed_hosts=("images.example.org",)), allow_remote=asked.allow_remote)

@@ -10,10 +10,11 @@ from kit.examples import examples, given
 from gateway.config import MediaConfig, RequestLimits
 from gateway.intake.json_guard import parse
 from gateway.media import RequestMedia
+from gateway.openai.chat_fields import ChatTranslation
 from gateway.responses.document import ResponseDocument, ResponseState
 from gateway.responses.history import conversation_of, items_to_store
 from gateway.responses.output import new_response_id
-from gateway.responses.payload import ResponsePayload, own_items, to_response_request
+from gateway.responses.payload import own_items, to_response_request
 from gateway.responses.schema import ResponsesRequest
 from gateway.responses.stream import ResponsesAnswer
 from weft.api.common.v1 import event_pb2, receipt_pb2
@@ -60,7 +61,7 @@ FIELDS = st.sampled_from(
 )  # fmt: skip
 
 
-async def understood(fields: dict[str, Any]) -> tuple[ResponsesRequest, ResponsePayload] | WeftError:
+async def understood(fields: dict[str, Any]) -> tuple[ResponsesRequest, ChatTranslation] | WeftError:
     try:
         request = parse(ResponsesRequest, json.dumps(fields).encode(), max_depth=64)
         conversation = await conversation_of(None, "acme", own_items(request), request.previous_response_id)

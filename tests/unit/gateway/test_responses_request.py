@@ -8,7 +8,8 @@ from google.protobuf.json_format import MessageToDict
 from gateway.config import MediaConfig, RequestLimits
 from gateway.intake.json_guard import parse
 from gateway.media import RequestMedia
-from gateway.responses.payload import Conversation, ResponsePayload, own_items, to_response_request, uses_pool_envelope
+from gateway.openai.chat_fields import ChatTranslation
+from gateway.responses.payload import Conversation, own_items, to_response_request, uses_pool_envelope
 from gateway.responses.schema import InputItem, ResponsesRequest
 from weft.api.common.v1 import chat_pb2
 from weft.kernel.errors import FieldError
@@ -30,7 +31,7 @@ def request_of(**fields: object) -> ResponsesRequest:
     return parse(ResponsesRequest, json.dumps({"model": "m", **fields}).encode(), max_depth=64)
 
 
-def asked_of(*, earlier: tuple[dict[str, object], ...] = (), **fields: object) -> ResponsePayload:
+def asked_of(*, earlier: tuple[dict[str, object], ...] = (), **fields: object) -> ChatTranslation:
     request = request_of(**({"input": "Say hi"} | fields))
     before = [InputItem.model_validate(item) for item in earlier]
     return to_response_request(request, Conversation(own_items(request), before), RequestMedia(MediaConfig()), LIMITS)
