@@ -4,7 +4,8 @@ import argparse
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 from typing import Never
@@ -108,29 +109,39 @@ def contenders_of(arguments: argparse.Namespace) -> list[Contender]:
 
 
 def run(options: Options, contenders: Sequence[Contender], figures: Figures, folder: Path) -> None:
-    """Every contender in turn; one that does not come up is skipped with the reason."""
+    """Measures all contenders in turns, then weft alone; one that does not start is skipped with the reason."""
     with running_stub(ROOT, folder / "stub") as stub:
-        for number, contender in enumerate(contenders):
-            print(f"bench: {contender.name}", file=sys.stderr, flush=True)
-            try:
-                ensure_installed(contender, ROOT)
-                _measure(options, contender, figures, folder / str(number), stub)
-            except (InstallError, LaunchError) as error:
-                figures.skipped.append(f"{contender.name}: {error}")
+        if WEFT in contenders and options.wants("cold"):
+            measure_cold_start(options, figures, folder / "cold")
+        if any(map(options.wants, ("memory", "unary", "stream", "paced", "latency"))):
+            with ExitStack() as started:
+                targets = list(_start(contenders, figures, folder, stub, started))
+                measure_all(options, figures, stub, targets)
+        if WEFT in contenders:
+            _measure_weft(options, figures, folder, stub)
 
 
-def _measure(options: Options, contender: Contender, figures: Figures, folder: Path, stub: Target) -> None:
-    is_weft = contender.name == WEFT.name
-    if is_weft and options.wants("cold"):
-        measure_cold_start(options, figures, folder / "cold")
-    if any(map(options.wants, ("memory", "unary", "stream", "paced", "latency"))):
-        with running(contender, ROOT, folder / "stubbed", stub) as target:
-            measure_all(options, figures, stub, target)
-    if is_weft and options.wants("real"):
-        measure_real(options, figures, folder / "real", stub)
-    for name, measure in OWN_SCENARIOS.items():
-        if is_weft and options.wants(name):
-            measure(options, figures, folder / name)
+def _start(
+    contenders: Sequence[Contender], figures: Figures, folder: Path, stub: Target, started: ExitStack
+) -> Iterator[Target]:
+    for number, contender in enumerate(contenders):
+        print(f"bench: {contender.name}", file=sys.stderr, flush=True)
+        try:
+            ensure_installed(contender, ROOT)
+            yield started.enter_context(running(contender, ROOT, folder / str(number), stub))
+        except (InstallError, LaunchError) as error:
+            figures.skipped.append(f"{contender.name}: {error}")
+
+
+def _measure_weft(options: Options, figures: Figures, folder: Path, stub: Target) -> None:
+    try:
+        if options.wants("real"):
+            measure_real(options, figures, folder / "real", stub)
+        for name, measure in OWN_SCENARIOS.items():
+            if options.wants(name):
+                measure(options, figures, folder / name)
+    except LaunchError as error:
+        figures.skipped.append(f"{WEFT.name}: {error}")
 
 
 def main() -> None:

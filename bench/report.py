@@ -81,6 +81,8 @@ def markdown(report: Report) -> str:
         goal_table(row for row in report.rows if row.contender == WEFT.name),
         "\n## Beside each other\n",
         comparison_table(report.rows),
+        "\n## In turns\n",
+        turn_table(report.rows),
         "\n## Where the CPU time went\n",
         share_table(report.shares),
     ]
@@ -118,6 +120,24 @@ def comparison_table(rows: Sequence[Row]) -> str:
         for measure in shared
     ]
     return _table(("measure", *names), lines)
+
+
+def turn_table(rows: Sequence[Row]) -> str:
+    """One line per measure and contender beside weft: weft's value over the contender's, turn by turn.
+
+    A turn lasts seconds, so a machine whose speed drifts over minutes disturbs these ratios less than the medians.
+    """
+    found = {(row.measure, row.contender): row for row in rows}
+    pairs = [(found[row.measure, WEFT.name], row) for row in rows if (row.measure, WEFT.name) in found]
+    lines = []
+    for ours, row in pairs:
+        ratios = sorted(a / b for a, b in zip(ours.samples, row.samples, strict=False) if b)
+        if row.contender != WEFT.name and len(ratios) > 1:
+            low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
+            lines.append(
+                (row.measure.title, row.contender, f"{middle:.3f}", f"{low:.3f} to {high:.3f} ({len(ratios)})")
+            )
+    return _table(("measure", "beside", "weft's value over the other's, median", "middle half (turns)"), lines)
 
 
 def share_table(shares: Iterable[Share]) -> str:

@@ -1,8 +1,8 @@
-"""What is done to a gateway in front of the stub, and which figures come of it. Raw and mesh take turns."""
+"""Scenarios with gateways in front of the stub. The stub itself and all contenders take turns."""
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -111,32 +111,34 @@ def paced() -> Throughput:
     )
 
 
-def measure_all(options: Options, figures: Figures, stub: Target, target: Target) -> None:
-    """Every scenario that needs the stub."""
+def measure_all(options: Options, figures: Figures, stub: Target, targets: Sequence[Target]) -> None:
+    """Every scenario that needs the stub. All contenders run all the time, and are measured in turns."""
     if options.wants("memory"):
-        _settle()
-        _measure_memory(figures, target, loaded=False)
+        _measure_memory(figures, targets, loaded=False)
     if options.wants("latency"):
-        _measure_latency(options, figures, stub, target)
+        for target in targets:
+            _measure_latency(options, figures, stub, target)
     if options.wants("unary"):
-        _measure_throughput(options, figures, unary(), (stub, target))
+        _measure_throughput(options, figures, unary(), (stub, *targets))
     if options.wants("stream"):
-        _measure_throughput(options, figures, stream(options), (stub, target))
+        _measure_throughput(options, figures, stream(options), (stub, *targets))
     if options.wants("paced"):
-        with _at_speed(target, PACED_TOKENS_PER_SECOND):
-            _measure_throughput(options, figures, paced(), (target,))
+        with ExitStack() as slowed:
+            for target in targets:
+                slowed.enter_context(_at_speed(target, PACED_TOKENS_PER_SECOND))
+            _measure_throughput(options, figures, paced(), targets)
     if options.wants("memory"):
-        if not (options.wants("unary") or options.wants("stream")):
+        for target in targets:
             run_load(_job(options, target, unary()), options.root)
-        _settle()
-        _measure_memory(figures, target, loaded=True)
+        _measure_memory(figures, targets, loaded=True)
 
 
 def _measure_throughput(options: Options, figures: Figures, scenario: Throughput, targets: Sequence[Target]) -> None:
     for target in targets:
         run_load(_job(options, target, scenario, seconds=min(1.0, options.seconds)), options.root)
-    for _ in range(options.repetitions):
-        for target in targets:
+    for turn in range(options.repetitions):
+        # The other way round in every second turn, so that none is always measured after the same one.
+        for target in targets if turn % 2 == 0 else reversed(targets):
             _measure_once(options, figures, scenario, target)
 
 
@@ -205,17 +207,19 @@ def _add_first_latency(figures: Figures, stub: Target, target: Target, raw: Resu
     figures.add(measures.ADDED_FIRST_P99, target.contender.name, mesh.first_p99 - raw.first_p99)
 
 
-def _measure_memory(figures: Figures, target: Target, *, loaded: bool) -> None:
-    name = target.contender.name
-    if target.contender.name == WEFT.name:
-        main = memory_of(target.process, target.contender, only_main=True)
-        figures.add(measures.RSS_LOADED if loaded else measures.RSS_IDLE, name, main.rss)
-        figures.add(measures.PSS_LOADED if loaded else measures.PSS_IDLE, name, main.pss)
-        figures.add(measures.USS_LOADED if loaded else measures.USS_IDLE, name, main.uss)
-    if loaded:
-        tree = memory_of(target.process, target.contender, only_main=False)
-        figures.add(measures.TREE_RSS_LOADED, name, tree.rss)
-        figures.add(measures.TREE_PSS_LOADED, name, tree.pss)
+def _measure_memory(figures: Figures, targets: Sequence[Target], *, loaded: bool) -> None:
+    time.sleep(SETTLE_SECONDS)
+    for target in targets:
+        name = target.contender.name
+        if name == WEFT.name:
+            main = memory_of(target.process, target.contender, only_main=True)
+            figures.add(measures.RSS_LOADED if loaded else measures.RSS_IDLE, name, main.rss)
+            figures.add(measures.PSS_LOADED if loaded else measures.PSS_IDLE, name, main.pss)
+            figures.add(measures.USS_LOADED if loaded else measures.USS_IDLE, name, main.uss)
+        if loaded:
+            tree = memory_of(target.process, target.contender, only_main=False)
+            figures.add(measures.TREE_RSS_LOADED, name, tree.rss)
+            figures.add(measures.TREE_PSS_LOADED, name, tree.pss)
 
 
 @contextmanager
@@ -225,7 +229,3 @@ def _at_speed(target: Target, tokens_per_second: float) -> Iterator[None]:
         yield
     finally:
         post(target.stub_port, "/fake/behaviour", {"tokens_per_second": 0.0})
-
-
-def _settle() -> None:
-    time.sleep(SETTLE_SECONDS)

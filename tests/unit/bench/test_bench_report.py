@@ -116,3 +116,12 @@ def test_a_request_states_the_length_of_its_body() -> None:
     assert head.startswith(b"POST /v1/x HTTP/1.1\r\nHost: 127.0.0.1:80\r\n")
     assert f"Content-Length: {len(body)}".encode() in head
     assert b"Authorization: Bearer k" in head
+
+
+def test_contenders_that_drift_together_are_compared_turn_by_turn() -> None:
+    figures = Figures()
+    for drift in (1.0, 2.0, 4.0):
+        figures.add(UNARY_CPU, "weft", 90.0 * drift)
+        figures.add(UNARY_CPU, "before", 100.0 * drift)
+    page = markdown(report(figures))
+    assert f"| {UNARY_CPU.title} | before | 0.900 | 0.900 to 0.900 (3) |" in page
