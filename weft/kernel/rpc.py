@@ -16,7 +16,7 @@ from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.tls import TlsFiles
-from weft.kernel.tls_channel import ChannelOpener, ChannelSecurity, open_sync_channel
+from weft.kernel.tls_channel import ChannelOpener, ChannelSecurity
 
 ERROR_DOMAIN = "weft"
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -72,15 +72,18 @@ def open_channel(address: str, security: ChannelSecurity | None = None) -> grpc.
     Without `security` the usual roots vouch for who is there. Calls to a runner's address also carry
     `weft.kernel.address.metadata_of` it. Raises INVALID_ARGUMENT naming an invalid file of `security`.
     """
-    target, chosen = target_of(address), security or ChannelSecurity()
-    # Invalid files do not matter to a call on this machine.
-    needed = chosen if needs_tls(target) else replace(chosen, files=TlsFiles())
-    return ChannelOpener(needed).open(target, CHANNEL_OPTIONS)
+    return _opener(address, security).open(target_of(address), CHANNEL_OPTIONS)
 
 
 def open_blocking_channel(address: str, security: ChannelSecurity | None = None) -> grpc.Channel:
     """As `open_channel`, for programs without an event loop."""
-    return open_sync_channel(target_of(address), CHANNEL_OPTIONS, security)
+    return _opener(address, security).open_sync(target_of(address), CHANNEL_OPTIONS)
+
+
+def _opener(address: str, security: ChannelSecurity | None) -> ChannelOpener:
+    chosen = security or ChannelSecurity()
+    # Invalid files do not matter to a call on this machine.
+    return ChannelOpener(chosen if needs_tls(target_of(address)) else replace(chosen, files=TlsFiles()))
 
 
 def new_server(interceptors: Sequence[grpc.aio.ServerInterceptor] = ()) -> grpc.aio.Server:

@@ -2,10 +2,11 @@
 
 import asyncio
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import grpc
 from typing_extensions import override
@@ -15,6 +16,8 @@ from weft.kernel.log import get_logger
 from weft.kernel.tls import TlsFiles, TlsMaterial, TlsSource
 
 ChannelOptions = Sequence[tuple[str, int | str]]
+Metadata = tuple[tuple[str, str], ...]
+Connect = Callable[[TlsMaterial], Any]
 KEY_HEADER = "authorization"
 MAX_RETIRED = 8
 """Connections of earlier certificates that still carry calls; the oldest beyond that is cut."""
@@ -43,159 +46,199 @@ class ChannelOpener:
 
     def open(self, target: str, options: ChannelOptions) -> grpc.aio.Channel:
         """A channel to a target with or without `tls:`."""
-        bare, extra = without_tls(target), _key_metadata(self._security)
-        if not needs_tls(target):
-            plain = grpc.aio.insecure_channel(bare, options=options)
-            return SecuredChannel(_Unchanging(plain), extra) if extra else plain
+        return cast("grpc.aio.Channel", self._opened(grpc.aio, SecuredChannel, target, options))
 
-        def connect(material: TlsMaterial) -> grpc.aio.Channel:
-            return grpc.aio.secure_channel(bare, _credentials(material), options=options)
+    def open_sync(self, target: str, options: ChannelOptions) -> grpc.Channel:
+        """A channel to a target with or without `tls:`, for a program without an event loop."""
+        return cast("grpc.Channel", self._opened(grpc, SecuredSyncChannel, target, options))
 
-        if not self._security.files.paths and not extra:
+    def _opened(self, api: Any, secured: Callable[..., Any], target: str, options: ChannelOptions) -> Any:
+        """`api` is grpc or grpc.aio, `secured` the channel over connections of it."""
+        bare, is_tls, key = without_tls(target), needs_tls(target), self._security.api_key
+
+        def connect(material: TlsMaterial) -> Any:
+            if is_tls:
+                return api.secure_channel(bare, _credentials(material), options=options)
+            return api.insecure_channel(bare, options=options)
+
+        follows_files = is_tls and self._security.files.paths
+        if not follows_files and not key:
             return connect(TlsMaterial())
-        return SecuredChannel(_Following(self._source, connect), extra)
-
-
-def open_sync_channel(target: str, options: ChannelOptions, security: ChannelSecurity | None = None) -> grpc.Channel:
-    """A channel to a target with or without `tls:`, for a program without an event loop.
-
-    Raises INVALID_ARGUMENT naming a file that is wrong.
-    """
-    chosen = security or ChannelSecurity()
-    bare, extra = without_tls(target), _key_metadata(chosen)
-
-    def connect(material: TlsMaterial) -> grpc.Channel:
-        if needs_tls(target):
-            return grpc.secure_channel(bare, _credentials(material), options=options)
-        return grpc.insecure_channel(bare, options=options)
-
-    files = chosen.files if needs_tls(target) else TlsFiles()
-    if not files.paths and not extra:
-        return connect(TlsMaterial())
-    source = TlsSource(files, interval_seconds=chosen.reload_interval_seconds)
-    return SecuredSyncChannel(source, connect, extra, MAX_RETIRED)
+        extra = ((KEY_HEADER, f"Bearer {key}"),) if key else ()
+        return secured(self._source if follows_files else TlsSource(TlsFiles()), connect, extra)
 
 
 def _credentials(material: TlsMaterial) -> grpc.ChannelCredentials:
     return grpc.ssl_channel_credentials(material.roots or None, material.key or None, material.certificate or None)
 
 
-def _key_metadata(security: ChannelSecurity) -> tuple[tuple[str, str], ...]:
-    return ((KEY_HEADER, f"Bearer {security.api_key}"),) if security.api_key else ()
-
-
+@dataclass(eq=False, slots=True)
 class _Connection:
-    """A channel that closes once it is retired and its last call has ended."""
+    """A channel with one certificate and the number of its running calls."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        self.channel = channel
-        self._calls = 0
-        self._on_idle: Callable[[], None] | None = None
-
-    def enter(self, call: Any) -> None:
-        """Counts a call that has started."""
-        self._calls += 1
-        call.add_done_callback(self._leave)
-
-    def retire(self, on_idle: Callable[[], None]) -> None:
-        """Calls `on_idle` when the last call has ended, at once if there is none."""
-        self._on_idle = on_idle
-        if self._calls == 0:
-            on_idle()
-
-    def _leave(self, _: Any) -> None:
-        self._calls -= 1
-        if self._calls == 0 and self._on_idle is not None:
-            self._on_idle()
+    channel: Any
+    calls: int = 0
 
 
-class _Unchanging:
-    """One channel that never changes."""
+class _Connections:
+    """A connection per certificate: new calls use the newest, running calls keep theirs. Safe to share between threads.
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._connection = _Connection(channel)
+    A retired connection is closed once its last call has ended, or when more than MAX_RETIRED of them carry calls.
+    """
 
-    def current(self) -> _Connection:
-        return self._connection
+    def __init__(
+        self, source: TlsSource, connect: Connect, close: Callable[[Any], None], *, closes_at_end: bool
+    ) -> None:
+        """`connect` and `close` open and close a channel.
 
-    async def close(self, grace: float | None) -> None:
-        await self._connection.channel.close(grace)
-
-
-class _Following:
-    """A channel per certificate: new calls use the newest, running calls keep theirs."""
-
-    def __init__(self, source: TlsSource, connect: Callable[[TlsMaterial], grpc.aio.Channel]) -> None:
+        `closes_at_end`: whether a retired one is closed at the end of its last call, rather than with the next call.
+        """
         self._source = source
         self._connect = connect
+        self._close = close
+        self._closes_at_end = closes_at_end
+        self._lock = threading.Lock()
         self._version, material = source.current()
-        self._connection = _Connection(connect(material))
-        self._retired: list[_Connection] = []
-        self._closing: set[asyncio.Task[None]] = set()
+        self._newest = _Connection(connect(material))
+        self.retired: list[_Connection] = []
 
-    def current(self) -> _Connection:
-        version, material = self._source.current()
-        if version != self._version:
-            self._version = version
-            old, self._connection = self._connection, _Connection(self._connect(material))
-            self._retired.append(old)
-            old.retire(lambda: self._end(old))
-            if len(self._retired) > MAX_RETIRED:
+    def current(self) -> Any:
+        """Returns the channel with the newest certificate."""
+        connection = self.enter()
+        self.leave(connection)
+        return connection.channel
+
+    def enter(self) -> _Connection:
+        """Returns the connection for a new call, which must leave it when it ends."""
+        with self._lock:
+            version, material = self._source.current()
+            if version != self._version:
+                self._version = version
+                self.retired.append(self._newest)
+                self._newest = _Connection(self._connect(material))
+            connection = self._newest
+            connection.calls += 1
+            ended = self._take_ended()
+        self._close_all(ended)
+        return connection
+
+    def leave(self, connection: _Connection) -> None:
+        """Counts a call that has ended."""
+        with self._lock:
+            connection.calls -= 1
+            ended = self._take_ended() if self._closes_at_end else []
+        self._close_all(ended)
+
+    def take_all(self) -> list[Any]:
+        """Returns every channel, for the owner to close; no retired one is kept."""
+        with self._lock:
+            retired, self.retired = self.retired, []
+            return [connection.channel for connection in (*retired, self._newest)]
+
+    def _take_ended(self) -> list[_Connection]:
+        surplus = len(self.retired) - MAX_RETIRED
+        ended = [one for place, one in enumerate(self.retired) if one.calls == 0 or place < surplus]
+        if ended:
+            self.retired = [one for one in self.retired if one not in ended]
+        return ended
+
+    def _close_all(self, ended: list[_Connection]) -> None:
+        for connection in ended:
+            if connection.calls:
                 log.warning("calls on a connection of an old certificate are cut", kept=MAX_RETIRED)
-                self._end(self._retired[0])
-        return self._connection
-
-    async def close(self, grace: float | None) -> None:
-        retired, self._retired = self._retired, []
-        for connection in (*retired, self._connection):
-            await connection.channel.close(grace)
-        await asyncio.gather(*self._closing, return_exceptions=True)
-
-    def _end(self, connection: _Connection) -> None:
-        if connection in self._retired:
-            self._retired.remove(connection)
-            task = asyncio.get_running_loop().create_task(connection.channel.close(None))
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+            self._close(connection.channel)
 
 
 class _Method:
-    """An rpc on whatever connection is the current one when it is called."""
+    """An rpc on whatever connection is the newest one when it is called."""
 
-    __slots__ = ("_arguments", "_bound", "_connection", "_connections", "_extra", "_kind")
+    __slots__ = ("_arguments", "_bound", "_channel", "_kind")
 
-    def __init__(
-        self, connections: "_Unchanging | _Following", kind: str, arguments: Any, extra: tuple[tuple[str, str], ...]
-    ) -> None:
-        self._connections = connections
+    def __init__(self, channel: "_SecuredChannel", kind: str, *names: Any, **keywords: Any) -> None:
+        """`kind` is the method of a gRPC channel that makes an rpc of the other arguments."""
+        self._channel = channel
         self._kind = kind
-        self._arguments = arguments
-        self._extra = extra
-        self._connection: _Connection | None = None
-        self._bound: Any = None
+        self._arguments = names, keywords
+        self._bound: tuple[_Connection | None, Any] = None, None
 
     def __call__(self, *arguments: Any, metadata: Any = None, **options: Any) -> Any:
-        connection = self._connections.current()
-        if connection is not self._connection:
-            names, keywords = self._arguments
-            self._bound = getattr(connection.channel, self._kind)(*names, **keywords)
-            self._connection = connection
-        if self._extra:
-            metadata = (*(metadata or ()), *self._extra)
-        call = self._bound(*arguments, metadata=metadata, **options)
-        connection.enter(call)
-        return call
+        channel = self._channel
+        connection = channel.connections.enter()
+        is_watched = False
+        try:
+            made_for, method = self._bound
+            if made_for is not connection:
+                names, keywords = self._arguments
+                method = getattr(connection.channel, self._kind)(*names, **keywords)
+                self._bound = connection, method
+            if channel.extra:
+                metadata = (*(metadata or ()), *channel.extra)
+            call = method(*arguments, metadata=metadata, **options)
+            is_watched = channel.watch(self._kind, call, lambda *_: channel.connections.leave(connection))
+            return call
+        finally:
+            if not is_watched:
+                channel.connections.leave(connection)
 
 
-class SecuredChannel(grpc.aio.Channel):
+class _SecuredChannel(ABC):
     """A channel for stubs whose certificate can change: gRPC's own binds a stub to one certificate.
 
     Metadata is added here rather than by an interceptor, which would cost every message of a stream.
     """
 
-    def __init__(self, connections: _Unchanging | _Following, extra: tuple[tuple[str, str], ...]) -> None:
-        self._connections = connections
-        self._extra = extra
+    _closes_at_end: bool
+
+    def __init__(self, source: TlsSource, connect: Connect, extra: Metadata) -> None:
+        """`extra` is metadata of every call."""
+        self.extra = extra
+        self.connections = _Connections(source, connect, self._close_retired, closes_at_end=self._closes_at_end)
+
+    @abstractmethod
+    def watch(self, kind: str, call: Any, on_end: Callable[..., None]) -> bool:
+        """Has `on_end` called at the end of a call that was made; returns False when the call has ended already."""
+
+    @abstractmethod
+    def _close_retired(self, channel: Any) -> None:
+        """Closes a channel of an earlier certificate."""
+
+    def unary_unary(self, *names: Any, **keywords: Any) -> Any:
+        """See grpc.Channel."""
+        return _Method(self, "unary_unary", *names, **keywords)
+
+    def unary_stream(self, *names: Any, **keywords: Any) -> Any:
+        """See grpc.Channel."""
+        return _Method(self, "unary_stream", *names, **keywords)
+
+    def stream_unary(self, *names: Any, **keywords: Any) -> Any:
+        """See grpc.Channel."""
+        return _Method(self, "stream_unary", *names, **keywords)
+
+    def stream_stream(self, *names: Any, **keywords: Any) -> Any:
+        """See grpc.Channel."""
+        return _Method(self, "stream_stream", *names, **keywords)
+
+
+class SecuredChannel(_SecuredChannel, grpc.aio.Channel):
+    """A secured channel of grpc.aio."""
+
+    _closes_at_end = True
+
+    def __init__(self, source: TlsSource, connect: Connect, extra: Metadata) -> None:
+        """`extra` is metadata of every call."""
+        self.closing: set[asyncio.Task[None]] = set()
+        super().__init__(source, connect, extra)
+
+    @override
+    def watch(self, kind: str, call: Any, on_end: Callable[..., None]) -> bool:
+        call.add_done_callback(on_end)
+        return True
+
+    @override
+    def _close_retired(self, channel: grpc.aio.Channel) -> None:
+        task = asyncio.get_running_loop().create_task(channel.close(None))
+        self.closing.add(task)
+        task.add_done_callback(self.closing.discard)
 
     async def __aenter__(self) -> Self:
         return self
@@ -207,70 +250,38 @@ class SecuredChannel(grpc.aio.Channel):
 
     @override
     async def close(self, grace: float | None = None) -> None:
-        await self._connections.close(grace)
+        for channel in self.connections.take_all():
+            await channel.close(grace)
+        await asyncio.gather(*self.closing, return_exceptions=True)
 
     @override
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
-        return self._connections.current().channel.get_state(try_to_connect)
+        state: grpc.ChannelConnectivity = self.connections.current().get_state(try_to_connect)
+        return state
 
     @override
     async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
-        await self._connections.current().channel.wait_for_state_change(last_observed_state)
+        await self.connections.current().wait_for_state_change(last_observed_state)
 
     @override
     async def channel_ready(self) -> None:
-        await self._connections.current().channel.channel_ready()
+        await self.connections.current().channel_ready()
+
+
+class SecuredSyncChannel(_SecuredChannel, grpc.Channel):
+    """A secured channel of grpc, for threads."""
+
+    # gRPC's thread, which reports the end of a call, must not close its own channel.
+    _closes_at_end = False
 
     @override
-    def unary_unary(self, *names: Any, **keywords: Any) -> Any:
-        return _Method(self._connections, "unary_unary", (names, keywords), self._extra)
+    def watch(self, kind: str, call: Any, on_end: Callable[..., None]) -> bool:
+        # A call with one response has waited for it; one that has ended accepts no callback.
+        return kind.endswith("_stream") and bool(call.add_callback(on_end))
 
     @override
-    def unary_stream(self, *names: Any, **keywords: Any) -> Any:
-        return _Method(self._connections, "unary_stream", (names, keywords), self._extra)
-
-    @override
-    def stream_unary(self, *names: Any, **keywords: Any) -> Any:
-        return _Method(self._connections, "stream_unary", (names, keywords), self._extra)
-
-    @override
-    def stream_stream(self, *names: Any, **keywords: Any) -> Any:
-        return _Method(self._connections, "stream_stream", (names, keywords), self._extra)
-
-
-Connect = Callable[[TlsMaterial], grpc.Channel]
-
-
-class _SyncConnection:
-    """A channel and the number of its running calls."""
-
-    def __init__(self, channel: grpc.Channel) -> None:
-        self.channel = channel
-        self.calls = 0
-        self._lock = threading.Lock()
-
-    def enter(self) -> None:
-        with self._lock:
-            self.calls += 1
-
-    def leave(self) -> None:
-        with self._lock:
-            self.calls -= 1
-
-
-class SecuredSyncChannel(grpc.Channel):
-    """Connections with the newest certificate for new calls; running calls keep theirs."""
-
-    def __init__(self, source: TlsSource, connect: Connect, extra: tuple[tuple[str, str], ...], most: int) -> None:
-        """`extra` is metadata of every call; at most `most` connections of earlier certificates are kept."""
-        self._source = source
-        self._connect = connect
-        self._extra = extra
-        self._most = most
-        self._lock = threading.Lock()
-        self._version, material = source.current()
-        self._connection = _SyncConnection(connect(material))
-        self._retired: list[_SyncConnection] = []
+    def _close_retired(self, channel: grpc.Channel) -> None:
+        channel.close()
 
     def __enter__(self) -> Self:
         return self
@@ -280,80 +291,15 @@ class SecuredSyncChannel(grpc.Channel):
     ) -> None:
         self.close()
 
-    def enter(self) -> _SyncConnection:
-        """The connection for a new call, which must leave it when it ends."""
-        with self._lock:
-            version, material = self._source.current()
-            if version != self._version:
-                self._version = version
-                self._retired.append(self._connection)
-                self._connection = _SyncConnection(self._connect(material))
-            self._close_idle()
-            self._connection.enter()
-            return self._connection
-
     @override
     def close(self) -> None:
-        with self._lock:
-            retired, self._retired = self._retired, []
-            for connection in (*retired, self._connection):
-                connection.channel.close()
+        for channel in self.connections.take_all():
+            channel.close()
 
     def subscribe(self, callback: Callable[[grpc.ChannelConnectivity], None], try_to_connect: bool = False) -> None:
         """As grpc.Channel, of the current connection."""
-        self._connection.channel.subscribe(callback, try_to_connect)
+        self.connections.current().subscribe(callback, try_to_connect)
 
     @override
     def unsubscribe(self, callback: Callable[[grpc.ChannelConnectivity], None]) -> None:
-        self._connection.channel.unsubscribe(callback)
-
-    @override
-    def unary_unary(self, *names: Any, **keywords: Any) -> Any:
-        return _SyncMethod(self, "unary_unary", (names, keywords), self._extra)
-
-    @override
-    def unary_stream(self, *names: Any, **keywords: Any) -> Any:
-        return _SyncMethod(self, "unary_stream", (names, keywords), self._extra)
-
-    @override
-    def stream_unary(self, *names: Any, **keywords: Any) -> Any:
-        return _SyncMethod(self, "stream_unary", (names, keywords), self._extra)
-
-    @override
-    def stream_stream(self, *names: Any, **keywords: Any) -> Any:
-        return _SyncMethod(self, "stream_stream", (names, keywords), self._extra)
-
-    def _close_idle(self) -> None:
-        """Closes idle channels; not at the end of a call: gRPC's thread must not close its own channel."""
-        surplus = len(self._retired) - self._most
-        ended = [one for number, one in enumerate(self._retired) if one.calls == 0 or number < surplus]
-        self._retired = [one for one in self._retired if one not in ended]
-        for connection in ended:
-            connection.channel.close()
-
-
-class _SyncMethod:
-    """An rpc on whatever connection is the current one when it is called."""
-
-    def __init__(
-        self, channel: SecuredSyncChannel, kind: str, arguments: Any, extra: tuple[tuple[str, str], ...]
-    ) -> None:
-        self._channel = channel
-        self._kind = kind
-        self._arguments = arguments
-        self._extra = extra
-
-    def __call__(self, *arguments: Any, metadata: Any = None, **options: Any) -> Any:
-        connection = self._channel.enter()
-        is_left = False
-        try:
-            names, keywords = self._arguments
-            method = getattr(connection.channel, self._kind)(*names, **keywords)
-            metadata = (*(metadata or ()), *self._extra) or None
-            answer = method(*arguments, metadata=metadata, **options)
-            # A finished call accepts no callback, and returns False.
-            is_left = self._kind.endswith("_stream") and answer.add_callback(connection.leave)
-            return answer
-        finally:
-            if not is_left:
-                connection.leave()
+        self.connections.current().unsubscribe(callback)

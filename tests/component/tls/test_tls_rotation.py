@@ -91,12 +91,12 @@ async def test_a_stream_goes_on_when_its_callers_certificate_is_replaced_and_its
         assert await stream.read() == b"1"
         ca.issue("weft://mesh/caller-1").write(tmp_path, ca, name="caller")
         assert await say(channel) == b"hello"
-        (retired,) = channel._connections._retired  # type: ignore[attr-defined]
+        (retired,) = channel.connections.retired  # type: ignore[attr-defined]
         assert retired.channel.get_state() is grpc.ChannelConnectivity.READY
         echo.go_on.set()
         assert [await stream.read(), await stream.read()] == [b"2", grpc.aio.EOF]
-        await asyncio.gather(*channel._connections._closing)  # type: ignore[attr-defined]
-        assert channel._connections._retired == []  # type: ignore[attr-defined]
+        await asyncio.gather(*channel.closing)  # type: ignore[attr-defined]
+        assert channel.connections.retired == []  # type: ignore[attr-defined]
         assert retired.channel.get_state() is grpc.ChannelConnectivity.SHUTDOWN
 
 
@@ -111,7 +111,7 @@ async def test_connections_of_old_certificates_do_not_pile_up(tmp_path: Path) ->
             streams.append(stream)
             ca.issue(f"weft://mesh/caller-{number}").write(tmp_path, ca, name="caller")
         await say(channel)
-        assert len(channel._connections._retired) == MAX_RETIRED  # type: ignore[attr-defined]
+        assert len(channel.connections.retired) == MAX_RETIRED  # type: ignore[attr-defined]
         assert await streams[0].code() is grpc.StatusCode.CANCELLED
         assert not streams[-1].done()
 

@@ -91,11 +91,11 @@ def test_a_new_certificate_counts_for_the_next_call_and_a_stream_goes_on(ca: Aut
         assert next(stream) == b"1"
         ca.issue("weft://second").write(tmp_path, ca)
         assert who(channel) == "weft://second nobody"
-        assert len(channel._retired) == 1  # type: ignore[attr-defined]
+        assert len(channel.connections.retired) == 1  # type: ignore[attr-defined]
         server.go_on.set()
         assert list(stream) == [b"2"]
         assert who(channel) == "weft://second nobody"
-        assert channel._retired == []  # type: ignore[attr-defined]
+        assert channel.connections.retired == []  # type: ignore[attr-defined]
 
 
 def test_connections_of_old_certificates_do_not_pile_up(ca: Authority, tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_connections_of_old_certificates_do_not_pile_up(ca: Authority, tmp_path:
             assert next(streams[-1]) == b"1"
             ca.issue("weft://next").write(tmp_path, ca)
         assert who(channel) == "weft://next nobody"
-        assert len(channel._retired) == MAX_RETIRED  # type: ignore[attr-defined]
+        assert len(channel.connections.retired) == MAX_RETIRED  # type: ignore[attr-defined]
         with pytest.raises(grpc.RpcError):
             next(streams[0])
         server.go_on.set()
