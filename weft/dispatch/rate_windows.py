@@ -45,17 +45,12 @@ class RateWindows:
         A claim above its whole rate is let through when its window is empty. Raises RATE_LIMIT_EXCEEDED with limit,
         remaining and resetAt (unix time in seconds), naming the first that is too much.
         """
-        for place, claim in enumerate(claims):
-            if not self._take(claim):
-                now = self._clock.monotonic()
-                for counted in claims[:place]:
-                    self.correct(counted.key, counted.rate, -_within(counted), counted_at=now)
-                raise self._refusal(claim)
-        # After the counting: no bucket of a later count begins before it.
         now = self._clock.monotonic()
         for claim in claims:
-            if claim.amount > claim.rate.amount:
-                self.correct(claim.key, claim.rate, claim.amount - claim.rate.amount, counted_at=now)
+            if self._settled(claim, now).total + _within(claim) > claim.rate.amount:
+                raise self._refusal(claim, now)
+        for claim in claims:
+            self._windows[claim.key, claim.rate].add(now, claim.rate.window_seconds, claim.amount)
         return now
 
     def correct(self, key: str, rate: Rate, amount: int, *, counted_at: float) -> None:
@@ -84,21 +79,15 @@ class RateWindows:
         """Resets the windows."""
         self._windows.pop((key, rate), None)
 
-    def _take(self, claim: Claim) -> bool:
-        """Counts a claim if it fits; returns whether it did."""
-        now, length = self._clock.monotonic(), claim.rate.window_seconds
+    def _settled(self, claim: Claim, now: float) -> "_Window":
+        """The window of a claim without what has expired."""
         window = self._windows.setdefault((claim.key, claim.rate), _Window())
-        window.settle(now, length)
-        if window.total + _within(claim) > claim.rate.amount:
-            return False
-        window.add(now, length, _within(claim))
-        return True
+        window.settle(now, claim.rate.window_seconds)
+        return window
 
-    def _refusal(self, claim: Claim) -> WeftError:
-        """The refusal of a claim that did not fit into its window."""
+    def _refusal(self, claim: Claim, now: float) -> WeftError:
+        """The refusal of a claim that does not fit into its window."""
         rate, window = claim.rate, self._windows[claim.key, claim.rate]
-        now = self._clock.monotonic()
-        window.settle(now, rate.window_seconds)
         oldest = window.buckets[0].newest if window.buckets else now
         wait = window.seconds_until_free(now, rate, _within(claim))
         reset_unix = self._clock.utc_now().timestamp() + max(0.0, oldest + rate.window_seconds - now)
