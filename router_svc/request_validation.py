@@ -32,10 +32,10 @@ from weft.dispatch.parameter_checks import (
     MIN_SPEED,
     SPEECH_FORMATS,
     check_extra,
-    check_sampling,
 )
 from weft.dispatch.schema_guard import SchemaGuard
 from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.field_rules import check_message
 from weft.kernel.json_objects import plain_object, to_json_object
 from weft.kernel.json_schema import SchemaLimits
 from weft.kernel.names import MAX_TENANT_CHARS, require_token
@@ -94,7 +94,7 @@ def check_chat(payload: chat_pb2.ChatPayload, schemas: SchemaLimits, field: str 
         check_number(f"{field}.choice_count", payload.choice_count, 1, MAX_CHOICES)
     if payload.HasField("top_logprobs"):
         check_number(f"{field}.top_logprobs", payload.top_logprobs, 0, MAX_TOP_LOGPROBS)
-    check_sampling(payload.sampling, f"{field}.sampling")
+    check_message(payload.sampling, f"{field}.sampling")
     check_extra(payload.extra_parameters, f"{field}.extra_parameters")
     _guard_schemas(payload, schemas, field)
 
@@ -123,7 +123,7 @@ def check_completion(payload: completion_pb2.CompletionPayload) -> None:
         check_number("payload.choice_count", payload.choice_count, 1, MAX_CHOICES)
     if payload.HasField("logprobs"):
         check_number("payload.logprobs", payload.logprobs, 0, MAX_TOP_LOGPROBS)
-    check_sampling(payload.sampling, "payload.sampling")
+    check_message(payload.sampling, "payload.sampling")
     check_extra(payload.extra_parameters, "payload.extra_parameters")
 
 

@@ -34,8 +34,8 @@ from registry_svc.wire_values import (
 )
 from weft.api.common.v1 import agent_behaviour_pb2, sampling_pb2
 from weft.api.registry.v1 import agent_pb2, declaration_service_pb2, model_pb2, resource_kind_pb2, route_pb2, wake_pb2
-from weft.dispatch.parameter_checks import check_behaviour, check_sampling
 from weft.kernel.errors import FieldError, invalid_field
+from weft.kernel.field_rules import check_message
 from weft.kernel.names import require_name
 from weft.kernel.request import Operation, Skill
 from weft.kernel.units import keep_alive_seconds
@@ -52,7 +52,7 @@ _REPETITIONS: dict[int, Repetition] = {number: repetition for repetition, number
 
 def to_behaviour(message: agent_behaviour_pb2.AgentBehaviour, field: str) -> AgentBehaviour:
     """A valid behaviour, where absent and default are one; raises INVALID_ARGUMENT naming the part below `field`."""
-    check_behaviour(message, field)
+    check_message(message, field)
     return AgentBehaviour(
         platform_prompt=message.platform_prompt,
         tools=tuple(message.tools),
@@ -168,7 +168,7 @@ def _operations(numbers: Sequence[int], field: str) -> tuple[Operation, ...]:
 
 def _params(params: sampling_pb2.SamplingParams, field: str) -> str:
     """Checked, and as proto JSON with sorted keys, so that equal parameters are equal texts."""
-    check_sampling(params, field)
+    check_message(params, field)
     return json.dumps(json_format.MessageToDict(params), sort_keys=True, separators=(",", ":"))
 
 

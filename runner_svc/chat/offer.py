@@ -11,8 +11,8 @@ from runner_svc.policy.signals import SignalDescription, pick_signals
 from runner_svc.tools.port import ToolDescription
 from runner_svc.tools.tool_box import ToolBox
 from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, json_value_pb2
-from weft.dispatch.parameter_checks import check_behaviour
 from weft.kernel.errors import FieldError, WeftError, invalid_field
+from weft.kernel.field_rules import check_message
 from weft.kernel.json_objects import to_json_object
 from weft.kernel.reasons import Reason
 
@@ -93,7 +93,7 @@ def make_offer(
 
     Raises INVALID_ARGUMENT naming the field, TOOL_UNAVAILABLE for a tool or a signal that this runner does not have.
     """
-    check_behaviour(behaviour, "behaviour")
+    check_message(behaviour, "behaviour")
     caller = [tool.function.name for tool in payload.tools]
     iterations = settings.max_tool_iterations
     if behaviour.HasField("max_tool_iterations"):

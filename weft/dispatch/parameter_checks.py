@@ -8,17 +8,16 @@ OpenAI's own where it has one.
 import json
 import math
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
 
-from weft.api.common.v1 import agent_behaviour_pb2, json_value_pb2, sampling_pb2
+from weft.api.common.v1 import json_value_pb2
 from weft.api.router.v1 import inference_service_pb2
 from weft.api.runner.v1 import serve_options_pb2
 from weft.kernel.errors import invalid_field
 from weft.kernel.json_objects import plain_object
-from weft.kernel.names import MAX_CACHE_TAG_CHARS, MAX_CLIENT_CHARS, MAX_SESSION_CHARS, require_name, require_token
+from weft.kernel.names import MAX_CACHE_TAG_CHARS, MAX_CLIENT_CHARS, MAX_SESSION_CHARS, require_token
 from weft.kernel.request import CALLER_BANDS, CacheMode, Handling, Priority
 from weft.kernel.units import keep_alive_seconds
 
@@ -77,47 +76,6 @@ def check_extra(extra: json_value_pb2.JsonObject, field: str) -> None:
         left = take_bytes(left, name, value, f"{field}.{name}")
 
 
-MAX_STOP_STRINGS = 16
-MAX_STOP_CHARS = 1_024
-MAX_LOGIT_BIAS_ENTRIES = 300
-MAX_LOGIT_BIAS = 100
-
-_RANGES: dict[str, tuple[float, float]] = {
-    "max_tokens": (1, 2**31 - 1),
-    "temperature": (0, 2),
-    "top_p": (0, 1),
-    "top_k": (0, 2**31 - 1),
-    "min_p": (0, 1),
-    "presence_penalty": (-2, 2),
-    "frequency_penalty": (-2, 2),
-    "repeat_penalty": (0, 2),
-}
-
-
-def check_sampling(sampling: sampling_pb2.SamplingParams, field: str) -> None:
-    """Raises INVALID_ARGUMENT naming the parameter below `field`."""
-    for name, (low, high) in _RANGES.items():
-        if sampling.HasField(name):  # type: ignore[arg-type]  # the names are fields, see _RANGES
-            _check_number(f"{field}.{name}", getattr(sampling, name), low, high)
-    _check_count(f"{field}.stop", len(sampling.stop), MAX_STOP_STRINGS)
-    for index, stop in enumerate(sampling.stop):
-        if not 0 < len(stop) <= MAX_STOP_CHARS:
-            raise invalid_field(f"{field}.stop[{index}]", f"must be 1 to {MAX_STOP_CHARS} characters")
-    _check_count(f"{field}.logit_bias", len(sampling.logit_bias), MAX_LOGIT_BIAS_ENTRIES)
-    for token, bias in sampling.logit_bias.items():
-        _check_number(f"{field}.logit_bias[{token}]", bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
-
-
-def _check_number(field: str, value: float, low: float, high: float) -> None:
-    if not math.isfinite(value) or not low <= value <= high:
-        raise invalid_field(field, f"must be {low:g} to {high:g}")
-
-
-def _check_count(field: str, count: int, most: int) -> None:
-    if count > most:
-        raise invalid_field(field, f"must have at most {most} entries, has {count}")
-
-
 MAX_AGENT_TOOLS = 64
 MAX_AGENT_SIGNALS = 64
 MAX_TOOL_ITERATIONS = 64
@@ -131,31 +89,6 @@ _SIGNAL_NAME = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
 def is_signal_name(text: str) -> bool:
     """Whether `text` may name a control signal."""
     return _SIGNAL_NAME.fullmatch(text) is not None
-
-
-def check_behaviour(behaviour: agent_behaviour_pb2.AgentBehaviour, field: str) -> None:
-    """Raises INVALID_ARGUMENT naming the part below `field`."""
-    _check_list(behaviour.tools, f"{field}.tools", MAX_AGENT_TOOLS)
-    for index, name in enumerate(behaviour.tools):
-        require_name(name, f"{field}.tools[{index}]")
-    if behaviour.HasField("max_tool_iterations") and not 0 <= behaviour.max_tool_iterations <= MAX_TOOL_ITERATIONS:
-        raise invalid_field(f"{field}.max_tool_iterations", f"must be 0 to {MAX_TOOL_ITERATIONS}")
-    _check_list(behaviour.signals, f"{field}.signals", MAX_AGENT_SIGNALS)
-    for index, name in enumerate(behaviour.signals):
-        if not is_signal_name(name):
-            raise invalid_field(f"{field}.signals[{index}]", SIGNAL_NAME_RULE)
-    if behaviour.repetition_policy not in agent_behaviour_pb2.RepetitionPolicy.values():
-        raise invalid_field(f"{field}.repetition_policy", "must be off, warn or kill")
-
-
-def _check_list(names: Sequence[str], field: str, most: int) -> None:
-    if len(names) > most:
-        raise invalid_field(field, f"must have at most {most} entries, has {len(names)}")
-    seen: set[str] = set()
-    for index, name in enumerate(names):
-        if name in seen:
-            raise invalid_field(f"{field}[{index}]", "must not appear twice")
-        seen.add(name)
 
 
 _NANOSECONDS = 1e9

@@ -9,8 +9,8 @@ from google.protobuf import json_format
 from runner_svc.config import PublishedAgent
 from runner_svc.settings import AgentSettings, RunnerSettings
 from weft.api.common.v1 import agent_behaviour_pb2, sampling_pb2
-from weft.dispatch.parameter_checks import check_behaviour
 from weft.kernel.errors import invalid_field
+from weft.kernel.field_rules import check_message
 
 _REPETITION_POLICIES: dict[str, agent_behaviour_pb2.RepetitionPolicy.ValueType] = {
     "off": agent_behaviour_pb2.REPETITION_POLICY_OFF,
@@ -50,7 +50,7 @@ def _behaviour(agent: AgentSettings, where: str) -> agent_behaviour_pb2.AgentBeh
         behaviour.stop_on_decision_request = False
     if not agent.parse_text_tool_calls:
         behaviour.parse_text_tool_calls = False
-    check_behaviour(behaviour, where)
+    check_message(behaviour, where)
     return behaviour if behaviour.ListFields() else None
 
 

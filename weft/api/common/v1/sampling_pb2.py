@@ -22,9 +22,10 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_dot_document__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!weft/api/common/v1/sampling.proto\x12\x12weft.api.common.v1\"\xf9\x03\n\x0eSamplingParams\x12\x17\n\nmax_tokens\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x18\n\x0btemperature\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05top_k\x18\x04 \x01(\x05H\x03\x88\x01\x01\x12\x12\n\x05min_p\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x11\n\x04seed\x18\x06 \x01(\x03H\x05\x88\x01\x01\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x1d\n\x10presence_penalty\x18\x08 \x01(\x01H\x06\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\t \x01(\x01H\x07\x88\x01\x01\x12\x1b\n\x0erepeat_penalty\x18\n \x01(\x01H\x08\x88\x01\x01\x12\x45\n\nlogit_bias\x18\x0b \x03(\x0b\x32\x31.weft.api.common.v1.SamplingParams.LogitBiasEntry\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x11\n\x0f_repeat_penaltyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!weft/api/common/v1/sampling.proto\x12\x12weft.api.common.v1\x1a!weft/api/common/v1/document.proto\"\xe1\x05\n\x0eSamplingParams\x12/\n\nmax_tokens\x18\x01 \x01(\x05\x42\x16\x8a\xb5\x18\x12\x31\x00\x00\x00\x00\x00\x00\xf0?9\x00\x00\xc0\xff\xff\xff\xdf\x41H\x00\x88\x01\x01\x12\x30\n\x0btemperature\x18\x02 \x01(\x01\x42\x16\x8a\xb5\x18\x12\x31\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\x00\x00\x00\x00\x00@H\x01\x88\x01\x01\x12*\n\x05top_p\x18\x03 \x01(\x01\x42\x16\x8a\xb5\x18\x12\x31\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\x00\x00\x00\x00\xf0?H\x02\x88\x01\x01\x12*\n\x05top_k\x18\x04 \x01(\x05\x42\x16\x8a\xb5\x18\x12\x31\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\xc0\xff\xff\xff\xdf\x41H\x03\x88\x01\x01\x12*\n\x05min_p\x18\x05 \x01(\x01\x42\x16\x8a\xb5\x18\x12\x31\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\x00\x00\x00\x00\xf0?H\x04\x88\x01\x01\x12\x11\n\x04seed\x18\x06 \x01(\x03H\x05\x88\x01\x01\x12\x19\n\x04stop\x18\x07 \x03(\tB\x0b\x8a\xb5\x18\x07\x18\x01 \x80\x08X\x10\x12\x35\n\x10presence_penalty\x18\x08 \x01(\x01\x42\x16\x8a\xb5\x18\x12\x31\x00\x00\x00\x00\x00\x00\x00\xc0\x39\x00\x00\x00\x00\x00\x00\x00@H\x06\x88\x01\x01\x12\x36\n\x11\x66requency_penalty\x18\t \x01(\x01\x42\x16\x8a\xb5\x18\x12\x31\x00\x00\x00\x00\x00\x00\x00\xc0\x39\x00\x00\x00\x00\x00\x00\x00@H\x07\x88\x01\x01\x12\x33\n\x0erepeat_penalty\x18\n \x01(\x01\x42\x16\x8a\xb5\x18\x12\x31\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\x00\x00\x00\x00\x00@H\x08\x88\x01\x01\x12`\n\nlogit_bias\x18\x0b \x03(\x0b\x32\x31.weft.api.common.v1.SamplingParams.LogitBiasEntryB\x19\x8a\xb5\x18\x15\x31\x00\x00\x00\x00\x00\x00Y\xc0\x39\x00\x00\x00\x00\x00\x00Y@X\xac\x02\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x11\n\x0f_repeat_penaltyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,8 +34,28 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_SAMPLINGPARAMS']._serialized_start=58
-  _globals['_SAMPLINGPARAMS']._serialized_end=563
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=383
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=431
+  _globals['_SAMPLINGPARAMS'].fields_by_name['max_tokens']._loaded_options = None
+  _globals['_SAMPLINGPARAMS'].fields_by_name['max_tokens']._serialized_options = b'\212\265\030\0221\000\000\000\000\000\000\360?9\000\000\300\377\377\377\337A'
+  _globals['_SAMPLINGPARAMS'].fields_by_name['temperature']._loaded_options = None
+  _globals['_SAMPLINGPARAMS'].fields_by_name['temperature']._serialized_options = b'\212\265\030\0221\000\000\000\000\000\000\000\0009\000\000\000\000\000\000\000@'
+  _globals['_SAMPLINGPARAMS'].fields_by_name['top_p']._loaded_options = None
+  _globals['_SAMPLINGPARAMS'].fields_by_name['top_p']._serialized_options = b'\212\265\030\0221\000\000\000\000\000\000\000\0009\000\000\000\000\000\000\360?'
+  _globals['_SAMPLINGPARAMS'].fields_by_name['top_k']._loaded_options = None
+  _globals['_SAMPLINGPARAMS'].fields_by_name['top_k']._serialized_options = b'\212\265\030\0221\000\000\000\000\000\000\000\0009\000\000\300\377\377\377\337A'
+  _globals['_SAMPLINGPARAMS'].fields_by_name['min_p']._loaded_options = None
+  _globals['_SAMPLINGPARAMS'].fields_by_name['min_p']._serialized_options = b'\212\265\030\0221\000\000\000\000\000\000\000\0009\000\000\000\000\000\000\360?'
+  _globals['_SAMPLINGPARAMS'].fields_by_name['stop']._loaded_options = None
+  _globals['_SAMPLINGPARAMS'].fields_by_name['stop']._serialized_options = b'\212\265\030\007\030\001 \200\010X\020'
+  _globals['_SAMPLINGPARAMS'].fields_by_name['presence_penalty']._loaded_options = None
+  _globals['_SAMPLINGPARAMS'].fields_by_name['presence_penalty']._serialized_options = b'\212\265\030\0221\000\000\000\000\000\000\000\3009\000\000\000\000\000\000\000@'
+  _globals['_SAMPLINGPARAMS'].fields_by_name['frequency_penalty']._loaded_options = None
+  _globals['_SAMPLINGPARAMS'].fields_by_name['frequency_penalty']._serialized_options = b'\212\265\030\0221\000\000\000\000\000\000\000\3009\000\000\000\000\000\000\000@'
+  _globals['_SAMPLINGPARAMS'].fields_by_name['repeat_penalty']._loaded_options = None
+  _globals['_SAMPLINGPARAMS'].fields_by_name['repeat_penalty']._serialized_options = b'\212\265\030\0221\000\000\000\000\000\000\000\0009\000\000\000\000\000\000\000@'
+  _globals['_SAMPLINGPARAMS'].fields_by_name['logit_bias']._loaded_options = None
+  _globals['_SAMPLINGPARAMS'].fields_by_name['logit_bias']._serialized_options = b'\212\265\030\0251\000\000\000\000\000\000Y\3009\000\000\000\000\000\000Y@X\254\002'
+  _globals['_SAMPLINGPARAMS']._serialized_start=93
+  _globals['_SAMPLINGPARAMS']._serialized_end=830
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=650
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=698
 # @@protoc_insertion_point(module_scope)

@@ -24,28 +24,101 @@ _sym_db = _symbol_database.Default()
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
+from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_dot_document__pb2
 from weft.api.common.v1 import error_reason_pb2 as weft_dot_api_dot_common_dot_v1_dot_error__reason__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!weft/api/registry/v1/runner.proto\x12\x14weft.api.registry.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a%weft/api/common/v1/error_reason.proto\"\x9f\x03\n\x06Runner\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0f\n\x07runtime\x18\x05 \x01(\t\x12\x0f\n\x07version\x18\x06 \x01(\t\x12\x33\n\x06status\x18\x07 \x01(\x0e\x32#.weft.api.registry.v1.Runner.Status\x12\x34\n\ncapability\x18\x08 \x01(\x0b\x32 .weft.api.registry.v1.Capability\x12\x37\n\x13last_heartbeat_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x31\n\rinactive_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08\x64ial_out\x18\x0b \x01(\x08\"H\n\x06Status\x12\x16\n\x12STATUS_UNSPECIFIED\x10\x00\x12\x11\n\rSTATUS_ACTIVE\x10\x01\x12\x13\n\x0fSTATUS_INACTIVE\x10\x02\"\xc8\x01\n\nCapability\x12\x36\n\tinstances\x18\x01 \x03(\x0b\x32#.weft.api.registry.v1.InstanceState\x12\x10\n\x08\x64raining\x18\x02 \x01(\x08\x12\x14\n\x0cmax_requests\x18\x03 \x01(\x05\x12\x12\n\ntool_names\x18\x04 \x03(\t\x12/\n\x0c\x63lock_offset\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rclock_refused\x18\x06 \x01(\x08\"\xb4\x05\n\rInstanceState\x12\r\n\x05model\x18\x01 \x01(\t\x12\x38\n\x05phase\x18\x02 \x01(\x0e\x32).weft.api.registry.v1.InstanceState.Phase\x12\x13\n\x0bslots_total\x18\x03 \x01(\x05\x12\x12\n\nslots_used\x18\x04 \x01(\x05\x12\x1a\n\rload_progress\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x16\n\x0e\x63ontext_tokens\x18\x06 \x01(\x05\x12\x0e\n\x06\x64\x65tail\x18\x07 \x01(\t\x12\x34\n\x06memory\x18\x08 \x01(\x0b\x32$.weft.api.registry.v1.InstanceMemory\x12/\n\x0bunload_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06pinned\x18\n \x01(\x08\x12+\n\x08load_eta\x18\x0b \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\nusual_load\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x13\n\x0b\x66\x61ult_count\x18\r \x01(\x05\x12\x37\n\nlast_fault\x18\x0e \x01(\x0b\x32#.weft.api.registry.v1.InstanceFault\"\xb9\x01\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x0e\n\nPHASE_IDLE\x10\x01\x12\x11\n\rPHASE_LOADING\x10\x02\x12\x0f\n\x0bPHASE_READY\x10\x03\x12\x12\n\x0ePHASE_DRAINING\x10\x04\x12\x12\n\x0ePHASE_STOPPING\x10\x05\x12\x14\n\x10PHASE_CRASH_LOOP\x10\x06\x12\x10\n\x0cPHASE_FAILED\x10\x07\x12\x15\n\x11PHASE_HIBERNATING\x10\x08\x42\x10\n\x0e_load_progress\"P\n\rInstanceFault\x12/\n\x06reason\x18\x01 \x01(\x0e\x32\x1f.weft.api.common.v1.ErrorReason\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\"\xa0\x01\n\x0eInstanceMemory\x12\x14\n\x0cleased_bytes\x18\x01 \x01(\x03\x12\x1b\n\x0emeasured_bytes\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x17\n\x0f\x65stimated_bytes\x18\x03 \x01(\x03\x12\x17\n\x0f\x65stimate_source\x18\x04 \x01(\t\x12\x16\n\x0e\x64\x65vice_indexes\x18\x05 \x03(\x05\x42\x11\n\x0f_measured_bytesb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!weft/api/registry/v1/runner.proto\x12\x14weft.api.registry.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!weft/api/common/v1/document.proto\x1a%weft/api/common/v1/error_reason.proto\"\xf0\x04\n\x06Runner\x12\x1c\n\x04name\x18\x01 \x01(\tB\x0e\x8a\xb5\x18\x04\x08\x01\x10\x01\x92\xb5\x18\x02\x18\x01\x12&\n\x0bincarnation\x18\x02 \x01(\tB\x11\x8a\xb5\x18\x07\x08\x01\x10\x02 \x80\x01\x92\xb5\x18\x02\x10\x01\x12\"\n\x07\x61\x64\x64ress\x18\x03 \x01(\tB\x11\x8a\xb5\x18\x07\x08\x01\x10\x03 \x80\x04\x92\xb5\x18\x02\x10\x01\x12\x1d\n\x04host\x18\x04 \x01(\tB\x0f\x8a\xb5\x18\x05\x10\x03 \xff\x01\x92\xb5\x18\x02\x10\x01\x12 \n\x07runtime\x18\x05 \x01(\tB\x0f\x8a\xb5\x18\x05\x10\x03 \x80\x01\x92\xb5\x18\x02\x10\x01\x12 \n\x07version\x18\x06 \x01(\tB\x0f\x8a\xb5\x18\x05\x10\x03 \x80\x01\x92\xb5\x18\x02\x10\x01\x12\x42\n\x06status\x18\x07 \x01(\x0e\x32#.weft.api.registry.v1.Runner.StatusB\r\x92\xb5\x18\t\n\x05state\x10\x01\x12>\n\ncapability\x18\x08 \x01(\x0b\x32 .weft.api.registry.v1.CapabilityB\x08\x92\xb5\x18\x04\x10\x02 \x01\x12P\n\x13last_heartbeat_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x17\x92\xb5\x18\x13\n\x11last_heartbeat_at\x12G\n\rinactive_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x14\x92\xb5\x18\x10\n\x0einactive_since\x12\x30\n\x08\x64ial_out\x18\x0b \x01(\x08\x42\x1e\x92\xb5\x18\x1a\n\x04link\x10\x01\x32\x06\x64irect2\x08\x64ial-out\"H\n\x06Status\x12\x16\n\x12STATUS_UNSPECIFIED\x10\x00\x12\x11\n\rSTATUS_ACTIVE\x10\x01\x12\x13\n\x0fSTATUS_INACTIVE\x10\x02\"\x8d\x02\n\nCapability\x12\x43\n\tinstances\x18\x01 \x03(\x0b\x32#.weft.api.registry.v1.InstanceStateB\x0b\x8a\xb5\x18\x07j\x05model\x12\x18\n\x08\x64raining\x18\x02 \x01(\x08\x42\x06\x92\xb5\x18\x02\x10\x01\x12)\n\x0cmax_requests\x18\x03 \x01(\x05\x42\x13\x8a\xb5\x18\t1\x00\x00\x00\x00\x00\x00\x00\x00\x92\xb5\x18\x02\x10\x03\x12%\n\ntool_names\x18\x04 \x03(\tB\x11\x8a\xb5\x18\x07\x10\x01X\x80\x08`\x01\x92\xb5\x18\x02\x18\x01\x12\x37\n\x0c\x63lock_offset\x18\x05 \x01(\x0b\x32\x19.google.protobuf.DurationB\x06\x92\xb5\x18\x02\x10\x03\x12\x15\n\rclock_refused\x18\x06 \x01(\x08\"\x9a\x07\n\rInstanceState\x12\x1d\n\x05model\x18\x01 \x01(\tB\x0e\x8a\xb5\x18\x04\x08\x01\x10\x01\x92\xb5\x18\x02\x10\x01\x12H\n\x05phase\x18\x02 \x01(\x0e\x32).weft.api.registry.v1.InstanceState.PhaseB\x0e\x8a\xb5\x18\x04\x08\x01H\x01\x92\xb5\x18\x02\x10\x01\x12(\n\x0bslots_total\x18\x03 \x01(\x05\x42\x13\x8a\xb5\x18\t1\x00\x00\x00\x00\x00\x00\x00\x00\x92\xb5\x18\x02\x10\x01\x12\'\n\nslots_used\x18\x04 \x01(\x05\x42\x13\x8a\xb5\x18\t1\x00\x00\x00\x00\x00\x00\x00\x00\x92\xb5\x18\x02\x10\x01\x12\x32\n\rload_progress\x18\x05 \x01(\x01\x42\x16\x8a\xb5\x18\x12\x31\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\x00\x00\x00\x00\xf0?H\x00\x88\x01\x01\x12+\n\x0e\x63ontext_tokens\x18\x06 \x01(\x05\x42\x13\x8a\xb5\x18\t1\x00\x00\x00\x00\x00\x00\x00\x00\x92\xb5\x18\x02\x10\x03\x12\x17\n\x06\x64\x65tail\x18\x07 \x01(\tB\x07\x8a\xb5\x18\x03 \x80 \x12\x34\n\x06memory\x18\x08 \x01(\x0b\x32$.weft.api.registry.v1.InstanceMemory\x12@\n\x0bunload_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x0f\x92\xb5\x18\x0b\n\tunload_at\x12\x0e\n\x06pinned\x18\n \x01(\x08\x12\x43\n\x08load_eta\x18\x0b \x01(\x0b\x32\x19.google.protobuf.DurationB\x16\x8a\xb5\x18\x12\x31\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\x00\x00\x00\x18\xf5@\x12K\n\nusual_load\x18\x0c \x01(\x0b\x32\x19.google.protobuf.DurationB\x1c\x8a\xb5\x18\x12\x31\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\x00\x00\x00\x18\xf5@\x92\xb5\x18\x02\x18\x01\x12\"\n\x0b\x66\x61ult_count\x18\r \x01(\x05\x42\r\x8a\xb5\x18\t1\x00\x00\x00\x00\x00\x00\x00\x00\x12?\n\nlast_fault\x18\x0e \x01(\x0b\x32#.weft.api.registry.v1.InstanceFaultB\x06\x92\xb5\x18\x02 \x01\"\xc1\x01\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x0e\n\nPHASE_IDLE\x10\x01\x12\x11\n\rPHASE_LOADING\x10\x02\x12\x0f\n\x0bPHASE_READY\x10\x03\x12\x12\n\x0ePHASE_DRAINING\x10\x04\x12\x12\n\x0ePHASE_STOPPING\x10\x05\x12\x14\n\x10PHASE_CRASH_LOOP\x10\x06\x12\x10\n\x0cPHASE_FAILED\x10\x07\x12\x15\n\x11PHASE_HIBERNATING\x10\x08\x1a\x06\x9a\xb5\x18\x02\x08\x01\x42\x10\n\x0e_load_progress\"q\n\rInstanceFault\x12\x37\n\x06reason\x18\x01 \x01(\x0e\x32\x1f.weft.api.common.v1.ErrorReasonB\x06\x92\xb5\x18\x02\x18\x01\x12\'\n\x06\x64\x65tail\x18\x02 \x01(\tB\x17\x8a\xb5\x18\x03 \x80 \x92\xb5\x18\x0c\n\nlast_fault\"\xf4\x01\n\x0eInstanceMemory\x12)\n\x0cleased_bytes\x18\x01 \x01(\x03\x42\x13\x8a\xb5\x18\t1\x00\x00\x00\x00\x00\x00\x00\x00\x92\xb5\x18\x02\x10\x01\x12*\n\x0emeasured_bytes\x18\x02 \x01(\x03\x42\r\x8a\xb5\x18\t1\x00\x00\x00\x00\x00\x00\x00\x00H\x00\x88\x01\x01\x12,\n\x0f\x65stimated_bytes\x18\x03 \x01(\x03\x42\x13\x8a\xb5\x18\t1\x00\x00\x00\x00\x00\x00\x00\x00\x92\xb5\x18\x02\x10\x03\x12!\n\x0f\x65stimate_source\x18\x04 \x01(\tB\x08\x8a\xb5\x18\x04\x10\x03  \x12\'\n\x0e\x64\x65vice_indexes\x18\x05 \x03(\x05\x42\x0f\x8a\xb5\x18\x0b\x31\x00\x00\x00\x00\x00\x00\x00\x00X@B\x11\n\x0f_measured_bytesb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'weft.api.registry.v1.runner_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_RUNNER']._serialized_start=164
-  _globals['_RUNNER']._serialized_end=579
-  _globals['_RUNNER_STATUS']._serialized_start=507
-  _globals['_RUNNER_STATUS']._serialized_end=579
-  _globals['_CAPABILITY']._serialized_start=582
-  _globals['_CAPABILITY']._serialized_end=782
-  _globals['_INSTANCESTATE']._serialized_start=785
-  _globals['_INSTANCESTATE']._serialized_end=1477
-  _globals['_INSTANCESTATE_PHASE']._serialized_start=1274
-  _globals['_INSTANCESTATE_PHASE']._serialized_end=1459
-  _globals['_INSTANCEFAULT']._serialized_start=1479
-  _globals['_INSTANCEFAULT']._serialized_end=1559
-  _globals['_INSTANCEMEMORY']._serialized_start=1562
-  _globals['_INSTANCEMEMORY']._serialized_end=1722
+  _globals['_RUNNER'].fields_by_name['name']._loaded_options = None
+  _globals['_RUNNER'].fields_by_name['name']._serialized_options = b'\212\265\030\004\010\001\020\001\222\265\030\002\030\001'
+  _globals['_RUNNER'].fields_by_name['incarnation']._loaded_options = None
+  _globals['_RUNNER'].fields_by_name['incarnation']._serialized_options = b'\212\265\030\007\010\001\020\002 \200\001\222\265\030\002\020\001'
+  _globals['_RUNNER'].fields_by_name['address']._loaded_options = None
+  _globals['_RUNNER'].fields_by_name['address']._serialized_options = b'\212\265\030\007\010\001\020\003 \200\004\222\265\030\002\020\001'
+  _globals['_RUNNER'].fields_by_name['host']._loaded_options = None
+  _globals['_RUNNER'].fields_by_name['host']._serialized_options = b'\212\265\030\005\020\003 \377\001\222\265\030\002\020\001'
+  _globals['_RUNNER'].fields_by_name['runtime']._loaded_options = None
+  _globals['_RUNNER'].fields_by_name['runtime']._serialized_options = b'\212\265\030\005\020\003 \200\001\222\265\030\002\020\001'
+  _globals['_RUNNER'].fields_by_name['version']._loaded_options = None
+  _globals['_RUNNER'].fields_by_name['version']._serialized_options = b'\212\265\030\005\020\003 \200\001\222\265\030\002\020\001'
+  _globals['_RUNNER'].fields_by_name['status']._loaded_options = None
+  _globals['_RUNNER'].fields_by_name['status']._serialized_options = b'\222\265\030\t\n\005state\020\001'
+  _globals['_RUNNER'].fields_by_name['capability']._loaded_options = None
+  _globals['_RUNNER'].fields_by_name['capability']._serialized_options = b'\222\265\030\004\020\002 \001'
+  _globals['_RUNNER'].fields_by_name['last_heartbeat_time']._loaded_options = None
+  _globals['_RUNNER'].fields_by_name['last_heartbeat_time']._serialized_options = b'\222\265\030\023\n\021last_heartbeat_at'
+  _globals['_RUNNER'].fields_by_name['inactive_time']._loaded_options = None
+  _globals['_RUNNER'].fields_by_name['inactive_time']._serialized_options = b'\222\265\030\020\n\016inactive_since'
+  _globals['_RUNNER'].fields_by_name['dial_out']._loaded_options = None
+  _globals['_RUNNER'].fields_by_name['dial_out']._serialized_options = b'\222\265\030\032\n\004link\020\0012\006direct2\010dial-out'
+  _globals['_CAPABILITY'].fields_by_name['instances']._loaded_options = None
+  _globals['_CAPABILITY'].fields_by_name['instances']._serialized_options = b'\212\265\030\007j\005model'
+  _globals['_CAPABILITY'].fields_by_name['draining']._loaded_options = None
+  _globals['_CAPABILITY'].fields_by_name['draining']._serialized_options = b'\222\265\030\002\020\001'
+  _globals['_CAPABILITY'].fields_by_name['max_requests']._loaded_options = None
+  _globals['_CAPABILITY'].fields_by_name['max_requests']._serialized_options = b'\212\265\030\t1\000\000\000\000\000\000\000\000\222\265\030\002\020\003'
+  _globals['_CAPABILITY'].fields_by_name['tool_names']._loaded_options = None
+  _globals['_CAPABILITY'].fields_by_name['tool_names']._serialized_options = b'\212\265\030\007\020\001X\200\010`\001\222\265\030\002\030\001'
+  _globals['_CAPABILITY'].fields_by_name['clock_offset']._loaded_options = None
+  _globals['_CAPABILITY'].fields_by_name['clock_offset']._serialized_options = b'\222\265\030\002\020\003'
+  _globals['_INSTANCESTATE_PHASE']._loaded_options = None
+  _globals['_INSTANCESTATE_PHASE']._serialized_options = b'\232\265\030\002\010\001'
+  _globals['_INSTANCESTATE'].fields_by_name['model']._loaded_options = None
+  _globals['_INSTANCESTATE'].fields_by_name['model']._serialized_options = b'\212\265\030\004\010\001\020\001\222\265\030\002\020\001'
+  _globals['_INSTANCESTATE'].fields_by_name['phase']._loaded_options = None
+  _globals['_INSTANCESTATE'].fields_by_name['phase']._serialized_options = b'\212\265\030\004\010\001H\001\222\265\030\002\020\001'
+  _globals['_INSTANCESTATE'].fields_by_name['slots_total']._loaded_options = None
+  _globals['_INSTANCESTATE'].fields_by_name['slots_total']._serialized_options = b'\212\265\030\t1\000\000\000\000\000\000\000\000\222\265\030\002\020\001'
+  _globals['_INSTANCESTATE'].fields_by_name['slots_used']._loaded_options = None
+  _globals['_INSTANCESTATE'].fields_by_name['slots_used']._serialized_options = b'\212\265\030\t1\000\000\000\000\000\000\000\000\222\265\030\002\020\001'
+  _globals['_INSTANCESTATE'].fields_by_name['load_progress']._loaded_options = None
+  _globals['_INSTANCESTATE'].fields_by_name['load_progress']._serialized_options = b'\212\265\030\0221\000\000\000\000\000\000\000\0009\000\000\000\000\000\000\360?'
+  _globals['_INSTANCESTATE'].fields_by_name['context_tokens']._loaded_options = None
+  _globals['_INSTANCESTATE'].fields_by_name['context_tokens']._serialized_options = b'\212\265\030\t1\000\000\000\000\000\000\000\000\222\265\030\002\020\003'
+  _globals['_INSTANCESTATE'].fields_by_name['detail']._loaded_options = None
+  _globals['_INSTANCESTATE'].fields_by_name['detail']._serialized_options = b'\212\265\030\003 \200 '
+  _globals['_INSTANCESTATE'].fields_by_name['unload_time']._loaded_options = None
+  _globals['_INSTANCESTATE'].fields_by_name['unload_time']._serialized_options = b'\222\265\030\013\n\tunload_at'
+  _globals['_INSTANCESTATE'].fields_by_name['load_eta']._loaded_options = None
+  _globals['_INSTANCESTATE'].fields_by_name['load_eta']._serialized_options = b'\212\265\030\0221\000\000\000\000\000\000\000\0009\000\000\000\000\000\030\365@'
+  _globals['_INSTANCESTATE'].fields_by_name['usual_load']._loaded_options = None
+  _globals['_INSTANCESTATE'].fields_by_name['usual_load']._serialized_options = b'\212\265\030\0221\000\000\000\000\000\000\000\0009\000\000\000\000\000\030\365@\222\265\030\002\030\001'
+  _globals['_INSTANCESTATE'].fields_by_name['fault_count']._loaded_options = None
+  _globals['_INSTANCESTATE'].fields_by_name['fault_count']._serialized_options = b'\212\265\030\t1\000\000\000\000\000\000\000\000'
+  _globals['_INSTANCESTATE'].fields_by_name['last_fault']._loaded_options = None
+  _globals['_INSTANCESTATE'].fields_by_name['last_fault']._serialized_options = b'\222\265\030\002 \001'
+  _globals['_INSTANCEFAULT'].fields_by_name['reason']._loaded_options = None
+  _globals['_INSTANCEFAULT'].fields_by_name['reason']._serialized_options = b'\222\265\030\002\030\001'
+  _globals['_INSTANCEFAULT'].fields_by_name['detail']._loaded_options = None
+  _globals['_INSTANCEFAULT'].fields_by_name['detail']._serialized_options = b'\212\265\030\003 \200 \222\265\030\014\n\nlast_fault'
+  _globals['_INSTANCEMEMORY'].fields_by_name['leased_bytes']._loaded_options = None
+  _globals['_INSTANCEMEMORY'].fields_by_name['leased_bytes']._serialized_options = b'\212\265\030\t1\000\000\000\000\000\000\000\000\222\265\030\002\020\001'
+  _globals['_INSTANCEMEMORY'].fields_by_name['measured_bytes']._loaded_options = None
+  _globals['_INSTANCEMEMORY'].fields_by_name['measured_bytes']._serialized_options = b'\212\265\030\t1\000\000\000\000\000\000\000\000'
+  _globals['_INSTANCEMEMORY'].fields_by_name['estimated_bytes']._loaded_options = None
+  _globals['_INSTANCEMEMORY'].fields_by_name['estimated_bytes']._serialized_options = b'\212\265\030\t1\000\000\000\000\000\000\000\000\222\265\030\002\020\003'
+  _globals['_INSTANCEMEMORY'].fields_by_name['estimate_source']._loaded_options = None
+  _globals['_INSTANCEMEMORY'].fields_by_name['estimate_source']._serialized_options = b'\212\265\030\004\020\003  '
+  _globals['_INSTANCEMEMORY'].fields_by_name['device_indexes']._loaded_options = None
+  _globals['_INSTANCEMEMORY'].fields_by_name['device_indexes']._serialized_options = b'\212\265\030\0131\000\000\000\000\000\000\000\000X@'
+  _globals['_RUNNER']._serialized_start=199
+  _globals['_RUNNER']._serialized_end=823
+  _globals['_RUNNER_STATUS']._serialized_start=751
+  _globals['_RUNNER_STATUS']._serialized_end=823
+  _globals['_CAPABILITY']._serialized_start=826
+  _globals['_CAPABILITY']._serialized_end=1095
+  _globals['_INSTANCESTATE']._serialized_start=1098
+  _globals['_INSTANCESTATE']._serialized_end=2020
+  _globals['_INSTANCESTATE_PHASE']._serialized_start=1809
+  _globals['_INSTANCESTATE_PHASE']._serialized_end=2002
+  _globals['_INSTANCEFAULT']._serialized_start=2022
+  _globals['_INSTANCEFAULT']._serialized_end=2135
+  _globals['_INSTANCEMEMORY']._serialized_start=2138
+  _globals['_INSTANCEMEMORY']._serialized_end=2382
 # @@protoc_insertion_point(module_scope)

@@ -26,6 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from weft.api.common.v1 import chat_pb2 as weft_dot_api_dot_common_dot_v1_dot_chat__pb2
 from weft.api.common.v1 import completion_pb2 as weft_dot_api_dot_common_dot_v1_dot_completion__pb2
+from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_dot_document__pb2
 from weft.api.common.v1 import embedding_pb2 as weft_dot_api_dot_common_dot_v1_dot_embedding__pb2
 from weft.api.common.v1 import error_reason_pb2 as weft_dot_api_dot_common_dot_v1_dot_error__reason__pb2
 from weft.api.common.v1 import event_pb2 as weft_dot_api_dot_common_dot_v1_dot_event__pb2
@@ -33,25 +34,61 @@ from weft.api.common.v1 import receipt_pb2 as weft_dot_api_dot_common_dot_v1_dot
 from weft.api.router.v1 import inference_service_pb2 as weft_dot_api_dot_router_dot_v1_dot_inference__service__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dweft/api/router/v1/task.proto\x12\x12weft.api.router.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1dweft/api/common/v1/chat.proto\x1a#weft/api/common/v1/completion.proto\x1a\"weft/api/common/v1/embedding.proto\x1a%weft/api/common/v1/error_reason.proto\x1a\x1eweft/api/common/v1/event.proto\x1a weft/api/common/v1/receipt.proto\x1a*weft/api/router/v1/inference_service.proto\"\x9c\x03\n\x08TaskSpec\x12\r\n\x05model\x18\x01 \x01(\t\x12/\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x1f.weft.api.common.v1.ChatPayloadH\x00\x12;\n\ncompletion\x18\x03 \x01(\x0b\x32%.weft.api.common.v1.CompletionPayloadH\x00\x12\x39\n\tembedding\x18\x04 \x01(\x0b\x32$.weft.api.common.v1.EmbeddingPayloadH\x00\x12\x33\n\x07options\x18\x05 \x01(\x0b\x32\".weft.api.router.v1.RequestOptions\x12\x0e\n\x06origin\x18\x06 \x01(\x0c\x12\x13\n\x0borigin_kind\x18\x07 \x01(\t\x12\x13\n\x0btraceparent\x18\x08 \x01(\t\x12\x30\n\rpending_limit\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x14\n\x0cmax_attempts\x18\n \x01(\x05\x12\x16\n\x0ewait_for_model\x18\x0b \x01(\x08\x42\t\n\x07payload\"M\n\tTaskError\x12/\n\x06reason\x18\x01 \x01(\x0e\x32\x1f.weft.api.common.v1.ErrorReason\x12\x0f\n\x07message\x18\x02 \x01(\t\"\xfb\x01\n\x0bTaskAttempt\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x05\x12\r\n\x05owner\x18\x02 \x01(\t\x12.\n\nclaim_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x06reason\x18\x05 \x01(\x0e\x32\x1f.weft.api.common.v1.ErrorReason\x12\x0f\n\x07message\x18\x06 \x01(\t\x12,\n\x07receipt\x18\x07 \x01(\x0b\x32\x1b.weft.api.common.v1.Receipt\"\xde\x03\n\x04Task\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12,\n\x05state\x18\x03 \x01(\x0e\x32\x1d.weft.api.router.v1.TaskState\x12\r\n\x05model\x18\x04 \x01(\t\x12\r\n\x05\x62\x61tch\x18\x05 \x01(\t\x12\x0c\n\x04line\x18\x06 \x01(\x05\x12/\n\x0b\x63reate_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nstart_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x65xpire_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07\x61ttempt\x18\x0b \x01(\x05\x12\x14\n\x0cmax_attempts\x18\x0c \x01(\x05\x12,\n\x05\x65rror\x18\r \x01(\x0b\x32\x1d.weft.api.router.v1.TaskError\x12\x12\n\nlast_event\x18\x0e \x01(\x03\x12\x13\n\x0bwaiting_for\x18\x0f \x01(\t\x12\x13\n\x0borigin_kind\x18\x10 \x01(\t\x12\r\n\x05owner\x18\x11 \x01(\t\"s\n\nTaskOutput\x12\x32\n\x06\x65vents\x18\x01 \x03(\x0b\x32\".weft.api.common.v1.InferenceEvent\x12\x31\n\nembeddings\x18\x02 \x03(\x0b\x32\x1d.weft.api.common.v1.Embedding\"`\n\tTaskPiece\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x05\x12\x12\n\nlast_event\x18\x02 \x01(\x03\x12.\n\x06output\x18\x03 \x01(\x0b\x32\x1e.weft.api.router.v1.TaskOutput*\xa2\x01\n\tTaskState\x12\x1a\n\x16TASK_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12TASK_STATE_PENDING\x10\x01\x12\x16\n\x12TASK_STATE_RUNNING\x10\x02\x12\x18\n\x14TASK_STATE_COMPLETED\x10\x03\x12\x15\n\x11TASK_STATE_FAILED\x10\x04\x12\x18\n\x14TASK_STATE_CANCELLED\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dweft/api/router/v1/task.proto\x12\x12weft.api.router.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1dweft/api/common/v1/chat.proto\x1a#weft/api/common/v1/completion.proto\x1a!weft/api/common/v1/document.proto\x1a\"weft/api/common/v1/embedding.proto\x1a%weft/api/common/v1/error_reason.proto\x1a\x1eweft/api/common/v1/event.proto\x1a weft/api/common/v1/receipt.proto\x1a*weft/api/router/v1/inference_service.proto\"\x9c\x03\n\x08TaskSpec\x12\r\n\x05model\x18\x01 \x01(\t\x12/\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x1f.weft.api.common.v1.ChatPayloadH\x00\x12;\n\ncompletion\x18\x03 \x01(\x0b\x32%.weft.api.common.v1.CompletionPayloadH\x00\x12\x39\n\tembedding\x18\x04 \x01(\x0b\x32$.weft.api.common.v1.EmbeddingPayloadH\x00\x12\x33\n\x07options\x18\x05 \x01(\x0b\x32\".weft.api.router.v1.RequestOptions\x12\x0e\n\x06origin\x18\x06 \x01(\x0c\x12\x13\n\x0borigin_kind\x18\x07 \x01(\t\x12\x13\n\x0btraceparent\x18\x08 \x01(\t\x12\x30\n\rpending_limit\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x14\n\x0cmax_attempts\x18\n \x01(\x05\x12\x16\n\x0ewait_for_model\x18\x0b \x01(\x08\x42\t\n\x07payload\"]\n\tTaskError\x12\x37\n\x06reason\x18\x01 \x01(\x0e\x32\x1f.weft.api.common.v1.ErrorReasonB\x06\x92\xb5\x18\x02\x10\x01\x12\x17\n\x07message\x18\x02 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\"\xbf\x02\n\x0bTaskAttempt\x12\x17\n\x07\x61ttempt\x18\x01 \x01(\x05\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x15\n\x05owner\x18\x02 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x42\n\nclaim_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x12\x92\xb5\x18\x0e\n\nclaimed_at\x10\x01\x12<\n\x08\x65nd_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x0e\x92\xb5\x18\n\n\x08\x65nded_at\x12\x37\n\x06reason\x18\x05 \x01(\x0e\x32\x1f.weft.api.common.v1.ErrorReasonB\x06\x92\xb5\x18\x02\x18\x01\x12\x17\n\x07message\x18\x06 \x01(\tB\x06\x92\xb5\x18\x02\x18\x01\x12,\n\x07receipt\x18\x07 \x01(\x0b\x32\x1b.weft.api.common.v1.Receipt\"\xd6\x04\n\x04Task\x12\x12\n\x02id\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x16\n\x06tenant\x18\x02 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x34\n\x05state\x18\x03 \x01(\x0e\x32\x1d.weft.api.router.v1.TaskStateB\x06\x92\xb5\x18\x02\x10\x01\x12\x15\n\x05model\x18\x04 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\r\n\x05\x62\x61tch\x18\x05 \x01(\t\x12\x0c\n\x04line\x18\x06 \x01(\x05\x12\x43\n\x0b\x63reate_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x12\x92\xb5\x18\x0e\n\ncreated_at\x10\x01\x12@\n\nstart_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x10\x92\xb5\x18\x0c\n\nstarted_at\x12<\n\x08\x65nd_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x0e\x92\xb5\x18\n\n\x08\x65nded_at\x12\x41\n\x0b\x65xpire_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x10\x92\xb5\x18\x0c\n\nexpires_at\x12\x17\n\x07\x61ttempt\x18\x0b \x01(\x05\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x1c\n\x0cmax_attempts\x18\x0c \x01(\x05\x42\x06\x92\xb5\x18\x02\x10\x01\x12,\n\x05\x65rror\x18\r \x01(\x0b\x32\x1d.weft.api.router.v1.TaskError\x12\x12\n\nlast_event\x18\x0e \x01(\x03\x12\x13\n\x0bwaiting_for\x18\x0f \x01(\t\x12\x13\n\x0borigin_kind\x18\x10 \x01(\t\x12\r\n\x05owner\x18\x11 \x01(\t\"s\n\nTaskOutput\x12\x32\n\x06\x65vents\x18\x01 \x03(\x0b\x32\".weft.api.common.v1.InferenceEvent\x12\x31\n\nembeddings\x18\x02 \x03(\x0b\x32\x1d.weft.api.common.v1.Embedding\"`\n\tTaskPiece\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x05\x12\x12\n\nlast_event\x18\x02 \x01(\x03\x12.\n\x06output\x18\x03 \x01(\x0b\x32\x1e.weft.api.router.v1.TaskOutput*\xa2\x01\n\tTaskState\x12\x1a\n\x16TASK_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12TASK_STATE_PENDING\x10\x01\x12\x16\n\x12TASK_STATE_RUNNING\x10\x02\x12\x18\n\x14TASK_STATE_COMPLETED\x10\x03\x12\x15\n\x11TASK_STATE_FAILED\x10\x04\x12\x18\n\x14TASK_STATE_CANCELLED\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'weft.api.router.v1.task_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TASKSTATE']._serialized_start=1816
-  _globals['_TASKSTATE']._serialized_end=1978
-  _globals['_TASKSPEC']._serialized_start=372
-  _globals['_TASKSPEC']._serialized_end=784
-  _globals['_TASKERROR']._serialized_start=786
-  _globals['_TASKERROR']._serialized_end=863
-  _globals['_TASKATTEMPT']._serialized_start=866
-  _globals['_TASKATTEMPT']._serialized_end=1117
-  _globals['_TASK']._serialized_start=1120
-  _globals['_TASK']._serialized_end=1598
-  _globals['_TASKOUTPUT']._serialized_start=1600
-  _globals['_TASKOUTPUT']._serialized_end=1715
-  _globals['_TASKPIECE']._serialized_start=1717
-  _globals['_TASKPIECE']._serialized_end=1813
+  _globals['_TASKERROR'].fields_by_name['reason']._loaded_options = None
+  _globals['_TASKERROR'].fields_by_name['reason']._serialized_options = b'\222\265\030\002\020\001'
+  _globals['_TASKERROR'].fields_by_name['message']._loaded_options = None
+  _globals['_TASKERROR'].fields_by_name['message']._serialized_options = b'\222\265\030\002\020\001'
+  _globals['_TASKATTEMPT'].fields_by_name['attempt']._loaded_options = None
+  _globals['_TASKATTEMPT'].fields_by_name['attempt']._serialized_options = b'\222\265\030\002\020\001'
+  _globals['_TASKATTEMPT'].fields_by_name['owner']._loaded_options = None
+  _globals['_TASKATTEMPT'].fields_by_name['owner']._serialized_options = b'\222\265\030\002\020\001'
+  _globals['_TASKATTEMPT'].fields_by_name['claim_time']._loaded_options = None
+  _globals['_TASKATTEMPT'].fields_by_name['claim_time']._serialized_options = b'\222\265\030\016\n\nclaimed_at\020\001'
+  _globals['_TASKATTEMPT'].fields_by_name['end_time']._loaded_options = None
+  _globals['_TASKATTEMPT'].fields_by_name['end_time']._serialized_options = b'\222\265\030\n\n\010ended_at'
+  _globals['_TASKATTEMPT'].fields_by_name['reason']._loaded_options = None
+  _globals['_TASKATTEMPT'].fields_by_name['reason']._serialized_options = b'\222\265\030\002\030\001'
+  _globals['_TASKATTEMPT'].fields_by_name['message']._loaded_options = None
+  _globals['_TASKATTEMPT'].fields_by_name['message']._serialized_options = b'\222\265\030\002\030\001'
+  _globals['_TASK'].fields_by_name['id']._loaded_options = None
+  _globals['_TASK'].fields_by_name['id']._serialized_options = b'\222\265\030\002\020\001'
+  _globals['_TASK'].fields_by_name['tenant']._loaded_options = None
+  _globals['_TASK'].fields_by_name['tenant']._serialized_options = b'\222\265\030\002\020\001'
+  _globals['_TASK'].fields_by_name['state']._loaded_options = None
+  _globals['_TASK'].fields_by_name['state']._serialized_options = b'\222\265\030\002\020\001'
+  _globals['_TASK'].fields_by_name['model']._loaded_options = None
+  _globals['_TASK'].fields_by_name['model']._serialized_options = b'\222\265\030\002\020\001'
+  _globals['_TASK'].fields_by_name['create_time']._loaded_options = None
+  _globals['_TASK'].fields_by_name['create_time']._serialized_options = b'\222\265\030\016\n\ncreated_at\020\001'
+  _globals['_TASK'].fields_by_name['start_time']._loaded_options = None
+  _globals['_TASK'].fields_by_name['start_time']._serialized_options = b'\222\265\030\014\n\nstarted_at'
+  _globals['_TASK'].fields_by_name['end_time']._loaded_options = None
+  _globals['_TASK'].fields_by_name['end_time']._serialized_options = b'\222\265\030\n\n\010ended_at'
+  _globals['_TASK'].fields_by_name['expire_time']._loaded_options = None
+  _globals['_TASK'].fields_by_name['expire_time']._serialized_options = b'\222\265\030\014\n\nexpires_at'
+  _globals['_TASK'].fields_by_name['attempt']._loaded_options = None
+  _globals['_TASK'].fields_by_name['attempt']._serialized_options = b'\222\265\030\002\020\001'
+  _globals['_TASK'].fields_by_name['max_attempts']._loaded_options = None
+  _globals['_TASK'].fields_by_name['max_attempts']._serialized_options = b'\222\265\030\002\020\001'
+  _globals['_TASKSTATE']._serialized_start=2055
+  _globals['_TASKSTATE']._serialized_end=2217
+  _globals['_TASKSPEC']._serialized_start=407
+  _globals['_TASKSPEC']._serialized_end=819
+  _globals['_TASKERROR']._serialized_start=821
+  _globals['_TASKERROR']._serialized_end=914
+  _globals['_TASKATTEMPT']._serialized_start=917
+  _globals['_TASKATTEMPT']._serialized_end=1236
+  _globals['_TASK']._serialized_start=1239
+  _globals['_TASK']._serialized_end=1837
+  _globals['_TASKOUTPUT']._serialized_start=1839
+  _globals['_TASKOUTPUT']._serialized_end=1954
+  _globals['_TASKPIECE']._serialized_start=1956
+  _globals['_TASKPIECE']._serialized_end=2052
 # @@protoc_insertion_point(module_scope)
