@@ -9,9 +9,8 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.admin.keys import KeysDeps
-from gateway.admin.operations import AdminDeps
-from gateway.admin.ports import AdminPorts, KeysPort
+from gateway.admin.keys import KeysDeps, KeysPort
+from gateway.admin.operations import AdminDeps, AdminPorts
 from gateway.auth.authentication import Gate, KeyGate, KeyRingSource, OpenGate
 from gateway.auth.rate_limits import TenantRateLimits
 from gateway.batches.finishing import FinishingJobs

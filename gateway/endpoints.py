@@ -14,9 +14,8 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
 from gateway.admin import keys, operations
 from gateway.admin import models as admin_models
-from gateway.admin.keys import KeysDeps
+from gateway.admin.keys import KeyList, KeysDeps, NewKeyBody, NewKeyDocument, RotateBody
 from gateway.admin.operations import REQUEST_LIST_PARAMETERS, AdminDeps, get_request, list_clients, list_requests
-from gateway.admin.ports import KeyList, NewKeyBody, NewKeyDocument, RotateBody
 from gateway.admin.schemas import AdminModelDocument, AdminModelList, FlushBody, GpuMemoryAnswer, LoadBody, UnloadBody
 from gateway.anthropic.messages import count_tokens, create_message
 from gateway.anthropic.schema import CountTokensRequest, MessagesRequest

@@ -1,27 +1,194 @@
 """`/api/v1/keys`: list, create, rotate and revoke API keys. Absent where callers need no keys."""
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import BaseModel
+import grpc
+from google.protobuf.timestamp_pb2 import Timestamp
+from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
+from typing_extensions import override
 
-from gateway.admin.operations import read_optional_body
-from gateway.admin.ports import KeysPort, NewKeyBody, RotateBody
 from gateway.answers.unary import json_response
 from gateway.deps import GatewayDeps
 from gateway.intake.query import begin_change, begin_read
+from gateway.operations import read_body
 from gateway.request_facts import facts_of
 from gateway.resources.handlers import SURFACE
+from gateway.resources.registry_client import RegistryCalls
+from weft.api.registry.v1 import key_service_pb2 as key_pb
+from weft.api.registry.v1 import key_service_pb2_grpc
+from weft.documents.document_base import DocumentPart
+from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
-from weft.kernel.names import require_name
-from weft.kernel.principal import DEFAULT_SCOPES, Access, Resource, Role, parse_scopes
+from weft.kernel.names import MAX_TENANT_CHARS, require_name
+from weft.kernel.principal import DEFAULT_SCOPES, MAX_SCOPES, Access, Resource, Role, parse_scopes
 from weft.kernel.reasons import Reason
 
 _MAKE = Access(Resource.KEYS, Role.CREATE)
 
 log = get_logger("weft.gateway")
+
+MAX_DESCRIPTION_CHARS = 128
+MAX_SCOPE_CHARS = 64
+MIN_LIFETIME_SECONDS = 60
+MAX_LIFETIME_SECONDS = 10 * 366 * 86_400
+MAX_GRACE_SECONDS = 30 * 86_400
+
+
+class KeyDocument(DocumentPart):
+    """An API key without its secret."""
+
+    kind: Literal["apiKey"]
+    id: str
+    """The part of the key's text before the secret."""
+    state: Literal["good", "expired", "revoked"]
+    tenant: str
+    """The tenant of its requests."""
+    scopes: tuple[str, ...]
+    """The access that it grants, such as `inference:create`."""
+    description: str
+    """The purpose of the key."""
+    create_time: datetime
+    expire_time: datetime | None = None
+    """Absent: the key does not expire."""
+    revoke_time: datetime | None = None
+    rotate_time: datetime | None = None
+    """When it last got a new secret."""
+
+
+class KeyList(DocumentPart):
+    """All keys, newest first, with those that ended in the last 30 days."""
+
+    kind: Literal["ApiKeyList"]
+    items: tuple[KeyDocument, ...]
+
+
+class NewKeyDocument(KeyDocument):
+    """A key with a new secret. This is the only time that the secret is shown."""
+
+    key: str
+    """The complete key, `weft_<id>_<secret>`."""
+    old_expire_time: datetime | None = None
+    """When the previous secret expires."""
+
+
+class NewKeyBody(DocumentPart):
+    """The properties of a new key."""
+
+    description: Annotated[str, Field(max_length=MAX_DESCRIPTION_CHARS)] = ""
+    """The purpose of the key; one line."""
+    tenant: Annotated[str, Field(max_length=MAX_TENANT_CHARS)] = ""
+    """The tenant of its requests. Empty: `default`."""
+    scopes: Annotated[
+        tuple[Annotated[str, Field(max_length=MAX_SCOPE_CHARS)], ...], Field(max_length=MAX_SCOPES, strict=False)
+    ] = ()
+    """The access that it grants; empty: `inference:create`, `inference:edit` and `models:view`. The caller must have
+    each scope.
+    """
+    lifetime_seconds: Annotated[int, Field(ge=MIN_LIFETIME_SECONDS, le=MAX_LIFETIME_SECONDS)] | None = None
+    """How long the key is valid. Absent: without limit."""
+
+
+class RotateBody(DocumentPart):
+    """Options of a key's rotation."""
+
+    grace_seconds: Annotated[int, Field(ge=0, le=MAX_GRACE_SECONDS)] | None = None
+    """How long the old secret stays valid. Absent: the registry's setting, one hour by default."""
+
+
+class KeysPort(Protocol):
+    """Stores the API keys; see `KeysClient`.
+
+    Every method raises the WeftError that the registry answers, SERVICE_UNAVAILABLE when it cannot be reached, and
+    DEADLINE_EXCEEDED when it does not answer in time.
+    """
+
+    async def list_all(self) -> KeyList:
+        """Returns all keys, newest first."""
+        ...
+
+    async def create(self, wanted: NewKeyBody) -> NewKeyDocument:
+        """Creates a key; returns it with its secret."""
+        ...
+
+    async def revoke(self, key_id: str) -> None:
+        """Revokes a key. Raises NOT_FOUND."""
+        ...
+
+    async def rotate(self, key_id: str, grace_seconds: int | None) -> NewKeyDocument:
+        """Gives a key a new secret. Raises NOT_FOUND, also for a key that is expired or revoked."""
+        ...
+
+
+_FIELDS = {"lifetime": "lifetimeSeconds", "grace": "graceSeconds"}
+
+
+class KeysClient(KeysPort):
+    """The registry's API keys as `KeysPort`."""
+
+    def __init__(self, registry: grpc.aio.Channel, clock: Clock, *, timeout_seconds: float) -> None:
+        # Typed as synchronous by the generated code, whatever the channel.
+        self._keys: Any = key_service_pb2_grpc.KeyServiceStub(registry)
+        self._clock = clock
+        self._calls = RegistryCalls(_key_field, timeout_seconds=timeout_seconds)
+
+    @override
+    async def list_all(self) -> KeyList:
+        found = await self._calls.call(self._keys.ListKeys, key_pb.ListKeysRequest())
+        return KeyList(kind="ApiKeyList", items=tuple(KeyDocument(**self._fields(key)) for key in found.keys))
+
+    @override
+    async def create(self, wanted: NewKeyBody) -> NewKeyDocument:
+        request = key_pb.CreateKeyRequest(description=wanted.description, tenant=wanted.tenant, scopes=wanted.scopes)
+        if wanted.lifetime_seconds is not None:
+            request.lifetime.FromSeconds(wanted.lifetime_seconds)
+        created = await self._calls.call(self._keys.CreateKey, request)
+        return NewKeyDocument(**self._fields(created.key), key=created.text)
+
+    @override
+    async def revoke(self, key_id: str) -> None:
+        await self._calls.call(self._keys.RevokeKey, key_pb.RevokeKeyRequest(id=key_id))
+
+    @override
+    async def rotate(self, key_id: str, grace_seconds: int | None) -> NewKeyDocument:
+        request = key_pb.RotateKeyRequest(id=key_id)
+        if grace_seconds is not None:
+            request.grace.FromSeconds(grace_seconds)
+        rotated = await self._calls.call(self._keys.RotateKey, request)
+        until = _moment(rotated.old_expire_time)
+        return NewKeyDocument(**self._fields(rotated.key), key=rotated.text, old_expire_time=until)
+
+    def _fields(self, key: key_pb.Key) -> dict[str, Any]:
+        return {
+            "kind": "apiKey",
+            "id": key.id,
+            "state": self._state(key),
+            "tenant": key.tenant,
+            "scopes": tuple(key.scopes),
+            "description": key.description,
+            "create_time": _moment(key.create_time),
+            "expire_time": _moment(key.expire_time) if key.HasField("expire_time") else None,
+            "revoke_time": _moment(key.revoke_time) if key.HasField("revoke_time") else None,
+            "rotate_time": _moment(key.rotate_time) if key.HasField("rotate_time") else None,
+        }
+
+    def _state(self, key: key_pb.Key) -> Literal["good", "expired", "revoked"]:
+        if key.HasField("revoke_time"):
+            return "revoked"
+        is_over = key.HasField("expire_time") and _moment(key.expire_time) <= self._clock.utc_now()
+        return "expired" if is_over else "good"
+
+
+def _key_field(field: str) -> str:
+    return _FIELDS.get(field, field)
+
+
+def _moment(stamp: Timestamp) -> datetime:
+    return stamp.ToDatetime(tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +216,7 @@ async def revoke_key(deps: KeysDeps, request: Request) -> Response:
 
 async def create_key(deps: KeysDeps, request: Request) -> Response:
     """Creates a key. The answer is the only time that the secret is shown."""
-    wanted = await read_optional_body(request, deps.gateway, NewKeyBody, SURFACE)
+    wanted = await read_body(request, deps.gateway.config, NewKeyBody, SURFACE, optional=True)
     _require_scopes(request, wanted.scopes or DEFAULT_SCOPES)
     made = await deps.keys.create(wanted)
     _audit("key made", request, made.id)
@@ -58,7 +225,7 @@ async def create_key(deps: KeysDeps, request: Request) -> Response:
 
 async def rotate_key(deps: KeysDeps, request: Request) -> Response:
     """Gives a key a new secret, shown only in this answer; the old one stays valid for a grace period."""
-    wanted = await read_optional_body(request, deps.gateway, RotateBody, SURFACE)
+    wanted = await read_body(request, deps.gateway.config, RotateBody, SURFACE, optional=True)
     # The caller receives the new secret, whatever its tenant: so the caller must be allowed to create keys, and the key
     # may have no scope that the caller lacks. Scopes of a key never change.
     facts_of(request.scope).principal.require(_MAKE)

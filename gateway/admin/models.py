@@ -7,8 +7,7 @@ from datetime import UTC
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.admin.operations import SURFACE, AdminDeps, create_operation, plain, read_optional_body
-from gateway.admin.ports import AdminPorts
+from gateway.admin.operations import SURFACE, AdminDeps, AdminPorts, create_operation, plain
 from gateway.admin.schemas import (
     AdminModelDocument,
     AdminModelList,
@@ -26,13 +25,20 @@ from gateway.admin.schemas import (
 )
 from gateway.answers.unary import json_response
 from gateway.intake.query import begin_read
+from gateway.operations import read_body
 from gateway.resources.handlers import name_of
 from weft.api.runner.v1 import runner_service_pb2
 from weft.dispatch.fleet import FleetView, InstanceView, ModelView, Phase
 from weft.dispatch.placement import PoolQueue
 from weft.documents.messages import memory_status
 from weft.documents.operation_documents import LoadSettings
-from weft.documents.operation_messages import flush_action, load_action, parameter_document, unload_action
+from weft.documents.operation_messages import (
+    flush_action,
+    host_memory_document,
+    load_action,
+    parameter_document,
+    unload_action,
+)
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
@@ -208,14 +214,14 @@ async def get_admin_model(deps: AdminDeps, request: Request) -> Response:
 async def get_gpu_memory(deps: AdminDeps, request: Request) -> Response:
     """Returns the accelerator memory of every host with its leases, and what each model uses or would use of it."""
     query = begin_read(request, SURFACE, ("host",))
-    hosts = await deps.ports.operations.host_memory(query.text("host"))
+    hosts = tuple(map(host_memory_document, await deps.ports.operations.host_memory(query.text("host"))))
     models = [one for one in model_memory(deps.gateway.fleet.view) if query.text("host") in ("", one.host)]
-    return json_response(plain(GpuMemoryAnswer(kind="GpuMemory", hosts=tuple(hosts), models=tuple(models))))
+    return json_response(plain(GpuMemoryAnswer(kind="GpuMemory", hosts=hosts, models=tuple(models))))
 
 
 async def load_model(deps: AdminDeps, request: Request) -> Response:
     """Loads a model, or reloads it with other settings: 202 with the operation."""
-    body = await read_optional_body(request, deps.gateway, LoadBody, SURFACE)
+    body = await read_body(request, deps.gateway.config, LoadBody, SURFACE, optional=True)
     settings = LoadSettings.model_construct(**{name: getattr(body, name) for name in LoadSettings.model_fields})
     action = load_action(name_of(request), settings, evict_model=body.evict_model or "", replicas=body.replicas or 0)
     return await create_operation(request, deps.ports, action, body.authorization)
@@ -223,13 +229,13 @@ async def load_model(deps: AdminDeps, request: Request) -> Response:
 
 async def unload_model(deps: AdminDeps, request: Request) -> Response:
     """Unloads a model, or every member of a pool: 202 with the operation."""
-    body = await read_optional_body(request, deps.gateway, UnloadBody, SURFACE)
+    body = await read_body(request, deps.gateway.config, UnloadBody, SURFACE, optional=True)
     return await create_operation(request, deps.ports, unload_action(name_of(request)), body.authorization)
 
 
 async def flush_cache(deps: AdminDeps, request: Request) -> Response:
     """Deletes cached prefixes: 202 with the operation."""
-    body = await read_optional_body(request, deps.gateway, FlushBody, SURFACE)
+    body = await read_body(request, deps.gateway.config, FlushBody, SURFACE, optional=True)
     action = flush_action(
         body.scope, model=body.model or "", tenant=body.tenant, tag=body.tag, runner=body.runner or ""
     )

@@ -3,25 +3,26 @@
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.admin.ports import AdminPorts, NewOperation
+from gateway.admin.instances import InstanceSource
 from gateway.answers.answer_builder import encode_json
 from gateway.answers.stream import EventStream
 from gateway.answers.unary import json_response
 from gateway.deps import GatewayDeps
-from gateway.intake.body import read_json_body
 from gateway.intake.headers import headers_of, tenant_of
-from gateway.intake.json_guard import parse
 from gateway.intake.query import begin_change, begin_read
+from gateway.operations import OPERATION_PREFIX, OperationsPort, idempotency_key, requester
 from gateway.request_facts import facts_of
 from weft.api.operations.v1 import operation_pb2
+from weft.api.operations.v1 import operation_service_pb2 as pb
+from weft.dispatch.placement import QueueSource
 from weft.dispatch.remote_router import DEFAULT_LISTED, MAX_LISTED, RequestSource
 from weft.documents.document_base import DocumentPart
-from weft.documents.operation_documents import OperationDocument
+from weft.documents.operation_documents import AuditList, OperationList
+from weft.documents.operation_messages import audit_document, operation_document
 from weft.documents.request_documents import ClientList, RequestList, client_document, request_document
 from weft.kernel.log import get_logger
 from weft.kernel.names import (
@@ -34,7 +35,15 @@ from weft.kernel.names import (
     require_request_id,
     require_token,
 )
-from weft.kernel.principal import LOCAL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdminPorts:
+    """Ports of the endpoints under `/v1/admin`; tests script them."""
+
+    operations: OperationsPort
+    instances: InstanceSource
+    queues: QueueSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,51 +54,31 @@ class AdminDeps:
     ports: AdminPorts
 
 
-IDEMPOTENCY_KEY = b"idempotency-key"
-
-Body = TypeVar("Body", bound=DocumentPart)
-
 log = get_logger("weft.gateway")
-
-
-async def read_optional_body(request: Request, deps: GatewayDeps, model: type[Body], surface: str) -> Body:
-    """Returns the body as `model`; an empty body counts as `{}`.
-
-    Raises as `parse`, and PERMISSION_DENIED for a foreign page.
-    """
-    begin_change(request, surface)
-    headers = headers_of(request.scope)
-    is_empty = headers.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in headers
-    raw = b"{}" if is_empty else await read_json_body(request.scope, request.receive, deps.config)
-    return parse(model, raw, max_depth=deps.config.limits.max_json_depth)
 
 
 async def create_operation(
     request: Request, ports: AdminPorts, action: operation_pb2.OperationAction, authorization: str
 ) -> Response:
     """Creates an operation; returns 202 with its location. Raises the registry's refusal."""
-    headers = headers_of(request.scope)
-    key = headers.get(IDEMPOTENCY_KEY, b"").decode("latin-1")
-    wanted = NewOperation(
-        action=action,
+    key = idempotency_key(request)
+    wanted = pb.CreateOperationRequest(
         request_id=require_request_id(key, "Idempotency-Key") if key else new_id("op"),
-        requested_by=requester(request),
+        action=action,
+        requested_by=_requester(request),
         authorization=authorization,
     )
     operation = await ports.operations.create(wanted)
     log.info("operation asked for", request_id=facts_of(request.scope).request_id, operation=operation.name)
-    response = json_response(operation.model_dump(mode="json", by_alias=True, exclude_none=True), 202)
+    response = json_response(plain(operation_document(operation)), 202)
     response.headers["location"] = f"/v1/admin/{operation.name}"
     return response
 
 
-def requester(request: Request) -> str:
-    """Returns the caller's name for the audit log: its key, or its self-reported tenant where no key is needed."""
-    principal = facts_of(request.scope).principal
-    if principal is not LOCAL:
-        return principal.name
+def _requester(request: Request) -> str:
+    """Returns the caller's name for the audit log; without a key its self-reported tenant."""
     tenant = headers_of(request.scope).get(b"x-tenant-id", b"").decode("latin-1")
-    return f"http:{tenant if is_token(tenant, MAX_TENANT_CHARS) else DEFAULT_TENANT}"
+    return requester(request, f"http:{tenant if is_token(tenant, MAX_TENANT_CHARS) else DEFAULT_TENANT}")
 
 
 SURFACE = "admin"
@@ -109,10 +98,14 @@ AUDIT_PARAMETERS = ("after", "pageSize")
 async def list_operations(deps: AdminDeps, request: Request) -> Response:
     """Lists operations, newest first."""
     query = begin_read(request, SURFACE, PAGE_PARAMETERS)
-    page = await deps.ports.operations.list_page(
-        query.count("pageSize", MAX_PAGE_SIZE), query.text("pageToken"), unfinished_only=query.flag("unfinished")
+    wanted = pb.ListOperationsRequest(
+        page_size=query.count("pageSize", MAX_PAGE_SIZE),
+        page_token=query.text("pageToken"),
+        unfinished_only=query.flag("unfinished"),
     )
-    return json_response(plain(page))
+    page = await deps.ports.operations.list_page(wanted)
+    items = tuple(map(operation_document, page.operations))
+    return json_response(plain(OperationList(kind="OperationList", items=items, next_page_token=page.next_page_token)))
 
 
 async def get_operation(deps: AdminDeps, request: Request) -> Response:
@@ -121,30 +114,38 @@ async def get_operation(deps: AdminDeps, request: Request) -> Response:
     name = _name_of(request)
     if query.flag("watch"):
         return EventStream(deps.gateway, _encoded(deps.ports.operations.watch(name)))
-    return json_response(plain(await deps.ports.operations.get(name)))
+    return json_response(plain(operation_document(await deps.ports.operations.get(name))))
 
 
 async def cancel_operation(deps: AdminDeps, request: Request) -> Response:
     """Requests the cancellation of an operation; a cancelled load is unloaded again."""
     begin_change(request, SURFACE)
-    return json_response(plain(await deps.ports.operations.cancel(_name_of(request), requester(request))))
+    cancelled = await deps.ports.operations.cancel(_name_of(request), _requester(request))
+    return json_response(plain(operation_document(cancelled)))
 
 
 async def get_audit(deps: AdminDeps, request: Request) -> Response:
     """Returns entries of the audit log, oldest first, and the hash of its newest entry."""
     query = begin_read(request, SURFACE, AUDIT_PARAMETERS)
     after, size = query.count("after", MAX_SEQUENCE, least=0), query.count("pageSize", MAX_PAGE_SIZE)
-    return json_response(plain(await deps.ports.operations.audit(after, size)))
+    page = await deps.ports.operations.audit(pb.ListAuditEntriesRequest(after_sequence=after, page_size=size))
+    document = AuditList(
+        kind="AuditList",
+        items=tuple(map(audit_document, page.entries)),
+        head_sequence=page.head.sequence,
+        head_hash=page.head.hash,
+    )
+    return json_response(plain(document))
 
 
 def _name_of(request: Request) -> str:
-    return f"operations/{require_token(request.path_params['name'], 'name', MAX_NAME_CHARS)}"
+    return f"{OPERATION_PREFIX}{require_token(request.path_params['name'], 'name', MAX_NAME_CHARS)}"
 
 
-async def _encoded(operations: AsyncGenerator[OperationDocument]) -> AsyncGenerator[bytes]:
+async def _encoded(operations: AsyncGenerator[operation_pb2.Operation]) -> AsyncGenerator[bytes]:
     async with aclosing(operations):
         async for operation in operations:
-            yield b"data: %b\n\n" % encode_json(plain(operation))
+            yield b"data: %b\n\n" % encode_json(plain(operation_document(operation)))
 
 
 REQUESTS_SURFACE = "requests"

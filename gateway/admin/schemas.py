@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from gateway.operations import MAX_AUTHORIZATION_CHARS
 from weft.documents.document_base import DocumentPart, Name
 from weft.documents.operation_documents import (
     MAX_TAG_CHARS,
@@ -14,8 +15,6 @@ from weft.documents.operation_documents import (
     LoadSettings,
 )
 from weft.documents.statuses import MemoryStatus
-
-MAX_AUTHORIZATION_CHARS = 16 * 1024
 
 
 class LoadBody(LoadSettings):

@@ -4,8 +4,9 @@ Bodies are translated to operations of the registry and back.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
@@ -17,16 +18,24 @@ from gateway.answers.answer_builder import encode_json
 from gateway.answers.unary import json_response
 from gateway.errors import ClientGoneError, DetailedError, EdgeError
 from gateway.http.disconnect import interrupt_on_disconnect
-from gateway.intake.body import read_json_body
 from gateway.intake.headers import headers_of, timeout_seconds
-from gateway.intake.json_guard import parse
+from gateway.intake.json_guard import Model
 from gateway.intake.query import begin_change, begin_read
-from gateway.request_facts import facts_of
-from gateway.runner_api.capabilities import MEBIBYTE, megabytes
-from gateway.runner_api.operations_client import ENDED
+from gateway.operations import (
+    ENDED,
+    MAX_AUTHORIZATION_CHARS,
+    OPERATION_PREFIX,
+    ended_operation,
+    idempotency_key,
+    read_body,
+    requester,
+)
+from gateway.runner_api.capabilities import megabytes
 from gateway.runner_api.state import RunnerApiDeps
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2
-from weft.api.runner.v1 import runner_service_pb2
+from weft.documents import operation_messages
+from weft.documents.field_names import operation_field
+from weft.documents.operation_documents import LoadSettings
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.interrupt import Interruptible
 from weft.kernel.names import (
@@ -37,11 +46,9 @@ from weft.kernel.names import (
     new_id,
     require_request_id,
 )
-from weft.kernel.principal import LOCAL
 from weft.kernel.reasons import Reason
 
 MAX_MODEL_ID_CHARS = 256
-MAX_TOKEN_CHARS = 16 * 1024
 MAX_TAG_CHARS = 64
 REQUEST_ID_PATTERN = r"^[A-Za-z0-9._-]+$"
 
@@ -52,8 +59,8 @@ def _token(value: object) -> object:
     """An operation token in either form: one string, or the envelope as an object."""
     if not isinstance(value, str | dict):
         raise ValueError("must be a string or an object")  # noqa: TRY004 - pydantic turns only this into an error
-    if isinstance(value, str) and len(value) > MAX_TOKEN_CHARS:
-        raise ValueError(f"must be at most {MAX_TOKEN_CHARS} characters")
+    if isinstance(value, str) and len(value) > MAX_AUTHORIZATION_CHARS:
+        raise ValueError(f"must be at most {MAX_AUTHORIZATION_CHARS} characters")
     return value
 
 
@@ -115,36 +122,34 @@ class FlushBody(_Body):
     """Required for scope tag."""
 
 
-NAME_PREFIX = "operations/"
-CONTEXT_PARAMETER = "context_tokens"
-
-_SCOPES = {
-    "all": runner_service_pb2.FlushCacheRequest.SCOPE_ALL,
-    "model": runner_service_pb2.FlushCacheRequest.SCOPE_MODEL,
-    "tenant": runner_service_pb2.FlushCacheRequest.SCOPE_TENANT,
-    "tag": runner_service_pb2.FlushCacheRequest.SCOPE_TAG,
-}
+_FIELDS: Mapping[str, str] = MappingProxyType(
+    {
+        "name": "modelId",
+        "model": "modelId",
+        "tenant": "tenantId",
+        "memoryBudgetMb": "gpuMemoryBudgetMB",
+        "authorization": "verifiedOpToken",
+    }
+)
 _UNDER_WAY = {"load_model": "loading", "unload_model": "unloading", "flush_cache": "flushing"}
 _State = operation_pb2.Operation
 _NUMBERS = frozenset(reason.value for reason in Reason)
 
 
+def callers_field(field: str) -> str:
+    """Returns the name of a registry field in the bodies of this API."""
+    name = operation_field(field)
+    return _FIELDS.get(name, name)
+
+
 def load_action(body: LoadBody) -> operation_pb2.OperationAction:
     """Returns the action of a load."""
-    action = operation_pb2.OperationAction()
-    load = action.load_model
-    load.model = body.model_id
-    load.evict_model = body.evict_model or ""
-    load.options.quantization = body.quantization or ""
-    load.options.memory_budget_bytes = (body.gpu_memory_budget_mb or 0) * MEBIBYTE
-    if body.max_context_length is not None:
-        load.options.parameters[CONTEXT_PARAMETER].integer = body.max_context_length
-    return action
-
-
-def unload_action(body: UnloadBody) -> operation_pb2.OperationAction:
-    """Returns the action of an unload."""
-    return operation_pb2.OperationAction(unload_model=operation_pb2.UnloadModel(model=body.model_id))
+    settings = LoadSettings.model_construct(
+        context_tokens=body.max_context_length,
+        quantization=body.quantization,
+        memory_budget_mb=body.gpu_memory_budget_mb,
+    )
+    return operation_messages.load_action(body.model_id, settings, evict_model=body.evict_model or "")
 
 
 def flush_action(body: FlushBody, runner: str) -> operation_pb2.OperationAction:
@@ -160,14 +165,9 @@ def flush_action(body: FlushBody, runner: str) -> operation_pb2.OperationAction:
         raise invalid_field("tag", "is only allowed with scope tag")
     if body.tenant_id is not None and body.scope not in ("tenant", "tag"):
         raise invalid_field("tenantId", "is only allowed with scope tenant or tag")
-    flush = operation_pb2.FlushCache(
-        scope=_SCOPES[body.scope],
-        model=body.model_id or "",
-        tenant=body.tenant_id or "",
-        tag=body.tag or "",
-        runner=runner,
+    return operation_messages.flush_action(
+        body.scope, model=body.model_id or "", tenant=body.tenant_id or "", tag=body.tag or "", runner=runner
     )
-    return operation_pb2.OperationAction(flush_cache=flush)
 
 
 def concerns(operation: operation_pb2.Operation, runner: str, models: frozenset[str]) -> bool:
@@ -185,7 +185,7 @@ def concerns(operation: operation_pb2.Operation, runner: str, models: frozenset[
 
 def task_id(operation: operation_pb2.Operation) -> str:
     """Returns the operation's id in the API."""
-    return operation.name.removeprefix(NAME_PREFIX)
+    return operation.name.removeprefix(OPERATION_PREFIX)
 
 
 def begun_body(operation: operation_pb2.Operation) -> dict[str, object]:
@@ -279,7 +279,6 @@ SURFACE = "runner"
 _SHOWN_CHARS = 128
 _SUCCEEDED = operation_pb2.Operation.STATE_SUCCEEDED
 
-Model = TypeVar("Model", bound=BaseModel)
 Body = LoadBody | UnloadBody | FlushBody
 Endpoint = Callable[[Request], Awaitable[Response]]
 DoneBody = Callable[[operation_pb2.Operation], dict[str, object]]
@@ -299,7 +298,7 @@ async def unload_model(deps: RunnerApiDeps, request: Request) -> Response:
     """Unloads a model; 200 when that is done, 202 with the id of the operation when it takes too long."""
     body = await _body_of(request, deps, UnloadBody)
     _require_model(deps, body.model_id)
-    return await _run(request, deps, body, unload_action(body), unloaded_body)
+    return await _run(request, deps, body, operation_messages.unload_action(body.model_id), unloaded_body)
 
 
 async def flush_cache(deps: RunnerApiDeps, request: Request) -> Response:
@@ -326,10 +325,7 @@ async def cancel_task(deps: RunnerApiDeps, request: Request) -> Response:
 
 
 async def _body_of(request: Request, deps: RunnerApiDeps, model: type[Model]) -> Model:
-    begin_change(request, SURFACE)
-    edge = deps.config.edge
-    raw = await read_json_body(request.scope, request.receive, edge)
-    return parse(model, raw, max_depth=edge.limits.max_json_depth)
+    return await read_body(request, deps.config.edge, model, SURFACE)
 
 
 async def _create(
@@ -360,7 +356,7 @@ async def _run(
     """Create an operation; answer its result, or 202 when it is still running at the request's deadline."""
     longest = timeout_seconds(headers_of(request.scope), deps.config.edge)
     operation = await _create(request, deps, body, action)
-    operation = await _unless_gone(request.receive, deps.operations.wait(operation, longest))
+    operation = await _unless_gone(request.receive, ended_operation(deps.operations, operation, longest))
     if operation.state == _SUCCEEDED:
         return json_response(done(operation))
     if operation.state in ENDED:
@@ -385,7 +381,7 @@ async def _known(deps: RunnerApiDeps, request: Request) -> operation_pb2.Operati
     if not is_token(task, MAX_REQUEST_ID_CHARS):
         raise missing
     try:
-        operation = await deps.operations.get(NAME_PREFIX + task)
+        operation = await deps.operations.get(OPERATION_PREFIX + task)
     except WeftError as error:
         # No operation has a malformed id.
         if error.reason in (Reason.NOT_FOUND, Reason.INVALID_ARGUMENT):
@@ -408,10 +404,10 @@ def _require_model(deps: RunnerApiDeps, name: str) -> None:
 
 
 def _request_id(request: Request, body: Body) -> str:
-    given = headers_of(request.scope).get(b"idempotency-key")
+    given = idempotency_key(request)
     if given is None:
         return body.request_id or new_id("req")
-    key = require_request_id(given.decode("latin-1"), "Idempotency-Key")
+    key = require_request_id(given, "Idempotency-Key")
     if body.request_id is not None and body.request_id != key:
         raise invalid_field("requestId", "must be the same as the header Idempotency-Key, where both are given")
     return key
@@ -422,15 +418,14 @@ def _authorization(body: Body) -> str:
     if token is None or isinstance(token, str):
         return token or ""
     text = encode_json(token).decode()
-    if len(text) > MAX_TOKEN_CHARS:
-        raise invalid_field("verifiedOpToken", f"must be at most {MAX_TOKEN_CHARS} characters")
+    if len(text) > MAX_AUTHORIZATION_CHARS:
+        raise invalid_field("verifiedOpToken", f"must be at most {MAX_AUTHORIZATION_CHARS} characters")
     return text
 
 
 def _requester(request: Request, deps: RunnerApiDeps) -> str:
-    """Returns the caller's name for the audit log: its key, or this API where callers need none."""
-    principal = facts_of(request.scope).principal
-    return f"HTTP API of runner {deps.runner.facts().name}" if principal is LOCAL else principal.name
+    """Returns the caller's name for the audit log; without a key that of this API."""
+    return requester(request, f"HTTP API of runner {deps.runner.facts().name}")
 
 
 def _failure(operation: operation_pb2.Operation) -> WeftError:

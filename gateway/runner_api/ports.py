@@ -1,12 +1,12 @@
-"""Ports of the runner API: the runner, its queue, and operations. `weft_app.compose` connects them."""
+"""Ports of the runner API: the runner and its queue. `weft_app.compose` connects them."""
 
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol
 
 from gateway.auth.authentication import KeyRingSource
+from gateway.operations import OperationsPort
 from gateway.ports import RequestDispatcher
-from weft.api.operations.v1 import operation_pb2, operation_service_pb2
 from weft.dispatch.fleet import FleetSource
 
 
@@ -104,30 +104,6 @@ class QueueView(Protocol):
     @property
     def load(self) -> tuple[int, int]:
         """Number of waiting and of running requests."""
-        ...
-
-
-class OperationsPort(Protocol):
-    """Creates and follows operations; see `gateway.runner_api.operations_client.OperationsClient`.
-
-    Every method raises the WeftError that the registry answers, SERVICE_UNAVAILABLE when it cannot be reached, and
-    DEADLINE_EXCEEDED when it does not answer in time.
-    """
-
-    async def create(self, request: operation_service_pb2.CreateOperationRequest) -> operation_pb2.Operation:
-        """Returns a new operation, or the existing one of the same request id."""
-        ...
-
-    async def get(self, name: str) -> operation_pb2.Operation:
-        """Returns one operation. Raises NOT_FOUND."""
-        ...
-
-    async def wait(self, operation: operation_pb2.Operation, timeout_seconds: float) -> operation_pb2.Operation:
-        """Waits for the operation to end; returns it as last seen at the timeout or when the registry is lost."""
-        ...
-
-    async def cancel(self, name: str, requested_by: str) -> operation_pb2.Operation:
-        """Requests cancellation; returns the operation as it is afterwards."""
         ...
 
 

@@ -10,10 +10,11 @@ from gateway.config import GatewayConfig
 from gateway.deps import InferenceDeps
 from gateway.health import unhealthy_response
 from gateway.metrics import CONTENT_TYPE, GatewayMetrics
+from gateway.operations import OperationsPort
 from gateway.request_facts import facts_of
 from gateway.runner_api.capabilities import CapabilityCache, QueueFacts, Verdict, verdict_of
 from gateway.runner_api.metrics import RequestObserver
-from gateway.runner_api.ports import ModelStage, OperationsPort, QueueView, RunnerPort, RunnerStage
+from gateway.runner_api.ports import ModelStage, QueueView, RunnerPort, RunnerStage
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 

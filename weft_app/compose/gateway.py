@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import grpc
 
 import gateway.service
-from gateway.admin.operations_client import KeysClient, OperationsClient, RunnerDescriptions
-from gateway.admin.ports import AdminPorts
+from gateway.admin.instances import RunnerDescriptions
+from gateway.admin.keys import KeysClient
+from gateway.admin.operations import AdminPorts
 from gateway.app import GatewayPorts
 from gateway.config import (
     GatewayConfig,
@@ -15,6 +16,7 @@ from gateway.config import (
     RateLimitConfig,
     TenantRequestRates,
 )
+from gateway.operations import OperationsClient
 from gateway.resources.registry_client import RegistryClient
 from gateway.service import GatewayService
 from weft.dispatch.dispatcher import Dispatcher

@@ -13,7 +13,8 @@ from typing_extensions import override
 import gateway.runner_service
 import router_svc.service
 from gateway.config import RateLimitConfig
-from gateway.runner_api.operations_client import OperationsClient
+from gateway.operations import OperationsClient
+from gateway.runner_api.operations import callers_field
 from gateway.runner_api.ports import (
     CacheCounts,
     DeviceFacts,
@@ -222,7 +223,9 @@ class RunnerHttp(Service):
                 dispatcher=Dispatcher(self._router.placement, self._channels, clock=clock, fleet=self._router),
                 fleet=self._router,
                 queue=self._router,
-                operations=OperationsClient(self._registry, timeout_seconds=api.edge.registry_timeout_seconds),
+                operations=OperationsClient(
+                    self._registry, timeout_seconds=api.edge.registry_timeout_seconds, callers_field=callers_field
+                ),
                 keys=self._keys,
             ),
             clock=clock,

@@ -3,35 +3,28 @@
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
-from gateway.admin.ports import AdminPorts, NewOperation
+from gateway.admin.operations import AdminPorts
 from weft.api.operations.v1 import operation_pb2
-from weft.api.registry.v1 import runner_pb2
+from weft.api.operations.v1 import operation_service_pb2 as pb
+from weft.api.registry.v1 import lease_pb2, lease_service_pb2, runner_pb2
 from weft.api.runner.v1 import load_pb2, runner_service_pb2
 from weft.dispatch.fleet import FleetView, InstanceView, ModelView, Phase, RunnerView
 from weft.dispatch.placement import PoolQueue
-from weft.documents.operation_documents import (
-    AuditList,
-    DeviceDocument,
-    HostMemoryDocument,
-    OperationDocument,
-    OperationList,
-)
-from weft.documents.operation_messages import operation_document
 from weft.kernel.errors import WeftError
 from weft.kernel.request import Operation
 
 GIB = 1024**3
 
 
-def an_operation(state: str = "PENDING", *, action: operation_pb2.OperationAction | None = None) -> OperationDocument:
-    return operation_document(
-        operation_pb2.Operation(
-            name="operations/op-1",
-            state=operation_pb2.Operation.State.Value(f"STATE_{state}"),
-            action=action or operation_pb2.OperationAction(unload_model=operation_pb2.UnloadModel(model="tiny")),
-            request_id="r-1",
-            progress=0.5 if state == "RUNNING" else None,
-        )
+def an_operation(
+    state: str = "PENDING", *, action: operation_pb2.OperationAction | None = None
+) -> operation_pb2.Operation:
+    return operation_pb2.Operation(
+        name="operations/op-1",
+        state=operation_pb2.Operation.State.Value(f"STATE_{state}"),
+        action=action or operation_pb2.OperationAction(unload_model=operation_pb2.UnloadModel(model="tiny")),
+        request_id="r-1",
+        progress=0.5 if state == "RUNNING" else None,
     )
 
 
@@ -41,53 +34,51 @@ class ScriptedOperations:
 
     failure: WeftError | None = None
     watch_states: tuple[str, ...] = ("RUNNING", "SUCCEEDED")
-    created: list[NewOperation] = field(default_factory=list)
+    created: list[pb.CreateOperationRequest] = field(default_factory=list)
     asked: list[tuple[object, ...]] = field(default_factory=list)
 
-    async def create(self, wanted: NewOperation) -> OperationDocument:
+    async def create(self, request: pb.CreateOperationRequest) -> operation_pb2.Operation:
         self._fail()
-        self.created.append(wanted)
-        return an_operation(action=wanted.action)
+        self.created.append(request)
+        return an_operation(action=request.action)
 
-    async def get(self, name: str) -> OperationDocument:
+    async def get(self, name: str) -> operation_pb2.Operation:
         self._fail()
         self.asked.append(("get", name))
         return an_operation("RUNNING")
 
-    async def list_page(self, page_size: int, page_token: str, *, unfinished_only: bool) -> OperationList:
+    async def list_page(self, request: pb.ListOperationsRequest) -> pb.ListOperationsResponse:
         self._fail()
-        self.asked.append(("list", page_size, page_token, unfinished_only))
-        return OperationList(kind="OperationList", items=(an_operation(),), next_page_token="2")
+        self.asked.append(("list", request.page_size, request.page_token, request.unfinished_only))
+        return pb.ListOperationsResponse(operations=[an_operation()], next_page_token="2")
 
-    async def watch(self, name: str) -> AsyncGenerator[OperationDocument]:
+    async def watch(self, name: str) -> AsyncGenerator[operation_pb2.Operation]:
         self._fail()
         self.asked.append(("watch", name))
         for state in self.watch_states:
             yield an_operation(state)
 
-    async def cancel(self, name: str, requested_by: str) -> OperationDocument:
+    async def cancel(self, name: str, requested_by: str) -> operation_pb2.Operation:
         self._fail()
         self.asked.append(("cancel", name, requested_by))
         return an_operation("CANCELLED")
 
-    async def audit(self, after_sequence: int, page_size: int) -> AuditList:
+    async def audit(self, request: pb.ListAuditEntriesRequest) -> pb.ListAuditEntriesResponse:
         self._fail()
-        self.asked.append(("audit", after_sequence, page_size))
-        return AuditList(kind="AuditList", items=(), head_sequence=0, head_hash="")
+        self.asked.append(("audit", request.after_sequence, request.page_size))
+        return pb.ListAuditEntriesResponse()
 
-    async def host_memory(self, host: str) -> Sequence[HostMemoryDocument]:
+    async def host_memory(self, host: str) -> Sequence[lease_service_pb2.HostMemory]:
         self._fail()
         self.asked.append(("host_memory", host))
-        device = DeviceDocument(
-            index=0,
-            id="GPU-1",
-            name="Big",
-            total_bytes=24 * GIB,
+        device = lease_service_pb2.DeviceMemory(
+            device=lease_pb2.Device(index=0, id="GPU-1", name="Big", total_bytes=24 * GIB),
             booked_bytes=5 * GIB,
             free_bytes=18 * GIB,
             margin_bytes=GIB // 2,
         )
-        return [HostMemoryDocument(host="titan", source="nvml", devices=(device,), leases=(), waiting_count=0)]
+        nvml = lease_pb2.HostSighting.SOURCE_NVML
+        return [lease_service_pb2.HostMemory(host="titan", source=nvml, devices=[device])]
 
     def _fail(self) -> None:
         if self.failure is not None:

@@ -10,7 +10,8 @@ from typing import Any
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from registry_script import ScriptedRegistry
 
-from gateway.admin.ports import AdminPorts, KeysPort
+from gateway.admin.keys import KeysPort
+from gateway.admin.operations import AdminPorts
 from gateway.app import GatewayPorts
 from gateway.auth.authentication import KeyRingSource
 from gateway.config import GatewayConfig

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,8 +12,8 @@ from gateway_script import FixedFleet, ScriptedDispatcher, model
 
 from gateway.auth.authentication import KeyRingSource
 from gateway.config import GatewayConfig
+from gateway.operations import ENDED
 from gateway.ports import RequestDispatcher
-from gateway.runner_api.operations_client import ENDED
 from gateway.runner_api.ports import (
     CacheCounts,
     DeviceFacts,
@@ -99,15 +99,24 @@ class ScriptedOperations:
             raise WeftError(Reason.NOT_FOUND, "there is no such operation")
         return self.known[name]
 
-    async def wait(self, operation: Operation, timeout_seconds: float) -> Operation:
+    async def watch(self, name: str) -> AsyncGenerator[Operation]:
         if self.ends is None:
-            await asyncio.sleep(timeout_seconds)
-            return operation
+            await asyncio.Event().wait()
+        assert self.ends is not None
         ended = Operation()
-        ended.CopyFrom(operation)
+        ended.CopyFrom(self.known[name])
         ended.MergeFrom(self.ends)
-        self.known[operation.name] = ended
-        return ended
+        self.known[name] = ended
+        yield ended
+
+    async def list_page(self, request: operation_service_pb2.ListOperationsRequest) -> Any:
+        raise AssertionError("the API of a runner lists no operations")
+
+    async def audit(self, request: operation_service_pb2.ListAuditEntriesRequest) -> Any:
+        raise AssertionError("the API of a runner has no audit log")
+
+    async def host_memory(self, host: str) -> Any:
+        raise AssertionError("the API of a runner has no ledger")
 
     async def cancel(self, name: str, requested_by: str) -> Operation:
         self.cancelled.append(name)

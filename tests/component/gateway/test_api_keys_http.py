@@ -9,7 +9,7 @@ import pytest
 import structlog
 from gateway_script import RawResponse, RunningGateway, serving
 
-from gateway.admin.ports import KeyDocument, KeyList, NewKeyBody, NewKeyDocument
+from gateway.admin.keys import KeyDocument, KeyList, NewKeyBody, NewKeyDocument
 from weft.kernel.errors import WeftError
 from weft.kernel.principal import KeyRing, KeyVerifier, key_digest, key_text, parse_scopes
 from weft.kernel.reasons import Reason

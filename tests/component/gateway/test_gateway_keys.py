@@ -9,7 +9,7 @@ import pytest
 from gateway_script import FixedFleet, RunningGateway, ScriptedDispatcher, model, serving
 from registry_script import ScriptedRegistry
 
-from gateway.admin.ports import AdminPorts
+from gateway.admin.operations import AdminPorts
 from gateway.app import GatewayPorts, create_app
 from gateway.config import GatewayConfig
 from gateway.endpoints import ACCESS_RULES

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gateway.admin.operations_client import OperationsClient as AdminOperationsClient
-from gateway.runner_api.operations_client import OperationsClient
+from gateway.operations import OperationsClient, ended_operation
+from gateway.runner_api.operations import callers_field
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2_grpc
 from weft.api.operations.v1 import operation_service_pb2 as pb
 from weft.kernel.errors import FieldError, WeftError, invalid_field
@@ -76,7 +76,7 @@ async def client_of(folder: Path, service: ScriptedService) -> AsyncIterator[Ope
     server.add_insecure_port(address)
     await server.start()
     async with open_channel(address) as channel:
-        yield OperationsClient(channel, timeout_seconds=2.0)
+        yield OperationsClient(channel, timeout_seconds=2.0, callers_field=callers_field)
     await server.stop(grace=0.2)
 
 
@@ -112,14 +112,14 @@ async def test_waiting_ends_with_the_operation(tmp_path: Path) -> None:
     running = Operation(name="operations/op-1", state=Operation.STATE_RUNNING)
     service = ScriptedService(states=[running, DONE, asyncio.Event()])
     async with client_of(tmp_path, service) as client:
-        assert await client.wait(PENDING, 5.0) == DONE
+        assert await ended_operation(client, PENDING, 5.0) == DONE
         await service.watch_ended.wait()
 
 
 async def test_waiting_for_one_that_is_over_asks_nobody(tmp_path: Path) -> None:
     service = ScriptedService()
     async with client_of(tmp_path, service) as client:
-        assert await client.wait(DONE, 5.0) == DONE
+        assert await ended_operation(client, DONE, 5.0) == DONE
     assert not service.watch_ended.is_set()
 
 
@@ -127,7 +127,7 @@ async def test_waiting_gives_up_in_time_and_lets_go_of_the_watch(tmp_path: Path)
     running = Operation(name="operations/op-1", state=Operation.STATE_RUNNING)
     service = ScriptedService(states=[running, asyncio.Event()])
     async with client_of(tmp_path, service) as client:
-        assert await client.wait(PENDING, 0.2) == running
+        assert await ended_operation(client, PENDING, 0.2) == running
         await service.watch_ended.wait()
 
 
@@ -135,7 +135,7 @@ async def test_a_registry_that_goes_away_meanwhile_leaves_what_was_last_seen(tmp
     running = Operation(name="operations/op-1", state=Operation.STATE_RUNNING)
     service = ScriptedService(states=[running, WeftError(Reason.SHUTTING_DOWN, "stopping")])
     async with client_of(tmp_path, service) as client:
-        assert await client.wait(PENDING, 5.0) == running
+        assert await ended_operation(client, PENDING, 5.0) == running
 
 
 async def test_a_field_that_the_registry_refuses_has_the_name_of_the_body(tmp_path: Path) -> None:
@@ -161,6 +161,6 @@ async def test_the_admin_surface_names_the_field_of_its_own_body(tmp_path: Path)
             open_channel(f"unix:{folder / 'registry.sock'}") as channel,
         ):
             with pytest.raises(WeftError) as refused:
-                await AdminOperationsClient(channel, timeout_seconds=2.0).get("operations/op-1")
+                await OperationsClient(channel, timeout_seconds=2.0).get("operations/op-1")
         named.append(refused.value.metadata["field"])
     assert named == ["evictModel", "runner", "pageToken"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.runner_api.operations_client import callers_field
+from gateway.runner_api.operations import callers_field
 from weft.documents.field_names import operation_field
 from weft_app.cli.verbs import option_of
 

@@ -1,0 +1,81 @@
+"""Instance descriptions of runners: the port of the admin endpoints, and its gRPC client with a cache."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import grpc
+from typing_extensions import override
+
+from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
+from weft.dispatch.fleet import FleetSource
+from weft.kernel.address import metadata_of
+from weft.kernel.clock import Clock
+from weft.kernel.rpc import ChannelPool
+
+TIMEOUT_SECONDS = 2.0
+"""Deadline of one runner's answer, so that one runner does not delay the others'."""
+FRESH_SECONDS = 5.0
+"""Maximum age of a cached answer: the interval at which runners report."""
+MAX_ASKED_AT_ONCE = 16
+MAX_REMEMBERED = 1024
+
+Instances = dict[str, runner_service_pb2.InstanceDescription]
+
+
+class InstanceSource(Protocol):
+    """Returns the instance descriptions of runners; see `RunnerDescriptions`."""
+
+    async def instances(self, runners: Sequence[str]) -> dict[str, Instances]:
+        """Returns descriptions by runner and model. A runner that does not answer in time is left out. Never raises."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answer:
+    incarnation: str
+    at: float
+    instances: Instances
+
+
+class RunnerDescriptions(InstanceSource):
+    """Instance descriptions from the runners as `InstanceSource`, cached for FRESH_SECONDS."""
+
+    def __init__(self, fleet: FleetSource, channels: ChannelPool, clock: Clock) -> None:
+        self._fleet = fleet
+        self._channels = channels
+        self._clock = clock
+        self._answers: dict[str, _Answer] = {}
+        self._turns = asyncio.Semaphore(MAX_ASKED_AT_ONCE)
+
+    @override
+    async def instances(self, runners: Sequence[str]) -> dict[str, Instances]:
+        names = list(dict.fromkeys(runners))
+        found = await asyncio.gather(*(self._instances(name) for name in names))
+        return {name: instances for name, instances in zip(names, found, strict=True) if instances is not None}
+
+    async def _instances(self, name: str) -> Instances | None:
+        runner = self._fleet.view.runners.get(name)
+        if runner is None or not runner.active:
+            return None
+        known = self._answers.get(name)
+        now = self._clock.monotonic()
+        if known is not None and known.incarnation == runner.incarnation and now - known.at < FRESH_SECONDS:
+            return known.instances
+        async with self._turns:
+            instances = await self._ask(runner.address)
+        if instances is not None:
+            while len(self._answers) >= MAX_REMEMBERED:
+                del self._answers[next(iter(self._answers))]
+            self._answers[name] = _Answer(incarnation=runner.incarnation, at=now, instances=instances)
+        return instances
+
+    async def _ask(self, address: str) -> Instances | None:
+        stub: Any = runner_service_pb2_grpc.RunnerServiceStub(await self._channels.get(address))
+        request = runner_service_pb2.DescribeRequest()
+        try:
+            answer = await stub.Describe(request, timeout=TIMEOUT_SECONDS, metadata=metadata_of(address))
+        except grpc.aio.AioRpcError:
+            return None
+        return {instance.model: instance for instance in answer.instances}

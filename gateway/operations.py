@@ -1,0 +1,188 @@
+"""Operations of the registry: the port and its gRPC client, and what both HTTP faces of operations share.
+
+The faces are `gateway.admin` (`/v1/admin` of a mesh) and `gateway.runner_api` (the API of one runner): they differ in
+paths and in the shapes of bodies.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from typing import Any, Protocol
+
+import grpc
+from starlette.requests import Request
+from typing_extensions import override
+
+from gateway.config import GatewayConfig
+from gateway.intake.body import read_json_body
+from gateway.intake.headers import headers_of
+from gateway.intake.json_guard import Model, parse
+from gateway.intake.query import begin_change
+from gateway.request_facts import facts_of
+from gateway.resources.registry_client import RegistryCalls
+from weft.api.operations.v1 import operation_pb2, operation_service_pb2_grpc
+from weft.api.operations.v1 import operation_service_pb2 as pb
+from weft.api.registry.v1 import lease_service_pb2, lease_service_pb2_grpc
+from weft.documents.field_names import operation_field
+from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
+from weft.kernel.principal import LOCAL
+from weft.kernel.reasons import Reason
+
+OPERATION_PREFIX = "operations/"
+MAX_AUTHORIZATION_CHARS = 16 * 1024
+ENDED = frozenset(
+    {
+        operation_pb2.Operation.STATE_SUCCEEDED,
+        operation_pb2.Operation.STATE_FAILED,
+        operation_pb2.Operation.STATE_CANCELLED,
+    }
+)
+_IDEMPOTENCY_KEY = b"idempotency-key"
+
+log = get_logger("weft.gateway")
+
+
+class OperationsPort(Protocol):
+    """Creates and follows operations; see `OperationsClient`.
+
+    Every method raises the WeftError that the registry answers, SERVICE_UNAVAILABLE when it cannot be reached, and
+    DEADLINE_EXCEEDED when it does not answer in time.
+    """
+
+    async def create(self, request: pb.CreateOperationRequest) -> operation_pb2.Operation:
+        """Creates an operation, or returns the existing one of the same request id."""
+        ...
+
+    async def get(self, name: str) -> operation_pb2.Operation:
+        """Returns one operation. Raises NOT_FOUND."""
+        ...
+
+    async def list_page(self, request: pb.ListOperationsRequest) -> pb.ListOperationsResponse:
+        """Returns a page of operations, newest first."""
+        ...
+
+    def watch(self, name: str) -> AsyncGenerator[operation_pb2.Operation]:
+        """Yields the operation as it is now, then after every change until it has ended."""
+        ...
+
+    async def cancel(self, name: str, requested_by: str) -> operation_pb2.Operation:
+        """Requests cancellation; returns the operation as it is afterwards."""
+        ...
+
+    async def audit(self, request: pb.ListAuditEntriesRequest) -> pb.ListAuditEntriesResponse:
+        """Returns a part of the audit log, and its head."""
+        ...
+
+    async def host_memory(self, host: str) -> Sequence[lease_service_pb2.HostMemory]:
+        """Returns the VRAM ledger of one host, or of all for an empty name."""
+        ...
+
+
+class OperationsClient(OperationsPort):
+    """The registry's operations over gRPC."""
+
+    def __init__(
+        self,
+        registry: grpc.aio.Channel,
+        *,
+        timeout_seconds: float,
+        callers_field: Callable[[str], str] = operation_field,
+    ) -> None:
+        """`callers_field` names a field of a message as bodies do; `timeout_seconds` bounds each call but a watch."""
+        # Typed as synchronous by the generated code, whatever the channel.
+        self._operations: Any = operation_service_pb2_grpc.OperationServiceStub(registry)
+        self._leases: Any = lease_service_pb2_grpc.LeaseServiceStub(registry)
+        self._calls = RegistryCalls(callers_field, timeout_seconds=timeout_seconds)
+
+    @override
+    async def create(self, request: pb.CreateOperationRequest) -> operation_pb2.Operation:
+        return await self._operation(self._operations.CreateOperation, request)
+
+    @override
+    async def get(self, name: str) -> operation_pb2.Operation:
+        return await self._operation(self._operations.GetOperation, pb.GetOperationRequest(name=name))
+
+    @override
+    async def list_page(self, request: pb.ListOperationsRequest) -> pb.ListOperationsResponse:
+        page: pb.ListOperationsResponse = await self._calls.call(self._operations.ListOperations, request)
+        return page
+
+    @override
+    async def watch(self, name: str) -> AsyncGenerator[operation_pb2.Operation]:
+        call = self._operations.WatchOperation(pb.WatchOperationRequest(name=name))
+        last = operation_pb2.Operation()
+        async with aclosing(self._calls.follow(call)) as responses:
+            async for response in responses:
+                last = response.operation
+                yield last
+        if last.state not in ENDED:
+            raise WeftError(Reason.SERVICE_UNAVAILABLE, "the registry ended the watch; the operation continues")
+
+    @override
+    async def cancel(self, name: str, requested_by: str) -> operation_pb2.Operation:
+        request = pb.CancelOperationRequest(name=name, requested_by=requested_by)
+        return await self._operation(self._operations.CancelOperation, request)
+
+    @override
+    async def audit(self, request: pb.ListAuditEntriesRequest) -> pb.ListAuditEntriesResponse:
+        page: pb.ListAuditEntriesResponse = await self._calls.call(self._operations.ListAuditEntries, request)
+        return page
+
+    @override
+    async def host_memory(self, host: str) -> Sequence[lease_service_pb2.HostMemory]:
+        request = lease_service_pb2.ListHostMemoryRequest(host=host)
+        found: Sequence[lease_service_pb2.HostMemory] = (
+            await self._calls.call(self._leases.ListHostMemory, request)
+        ).hosts
+        return found
+
+    async def _operation(self, method: Any, request: Any) -> operation_pb2.Operation:
+        operation: operation_pb2.Operation = (await self._calls.call(method, request)).operation
+        return operation
+
+
+async def ended_operation(
+    operations: OperationsPort, operation: operation_pb2.Operation, timeout_seconds: float
+) -> operation_pb2.Operation:
+    """Waits for the end of an operation; returns it as last seen at the timeout or when the registry is lost."""
+    last = operation
+    if last.state in ENDED:
+        return last
+    try:
+        async with asyncio.timeout(timeout_seconds), aclosing(operations.watch(operation.name)) as states:
+            async for last in states:
+                if last.state in ENDED:
+                    break
+    except TimeoutError:
+        pass
+    except WeftError as error:
+        # The operation continues; the caller can get it later.
+        log.warning("lost sight of an operation", operation=operation.name, reason=error.reason.name.lower())
+    return last
+
+
+async def read_body(
+    request: Request, config: GatewayConfig, model: type[Model], surface: str, *, optional: bool = False
+) -> Model:
+    """Returns the body of a change as `model`; `optional`: an empty body counts as `{}`.
+
+    Raises as `parse`, and PERMISSION_DENIED for a foreign page.
+    """
+    begin_change(request, surface)
+    headers = headers_of(request.scope)
+    is_empty = headers.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in headers
+    raw = b"{}" if optional and is_empty else await read_json_body(request.scope, request.receive, config)
+    return parse(model, raw, max_depth=config.limits.max_json_depth)
+
+
+def idempotency_key(request: Request) -> str | None:
+    """Returns the header Idempotency-Key, unchecked; None: absent."""
+    given = headers_of(request.scope).get(_IDEMPOTENCY_KEY)
+    return None if given is None else given.decode("latin-1")
+
+
+def requester(request: Request, keyless: str) -> str:
+    """Returns the caller's name for the audit log: that of its key, or `keyless` where callers need none."""
+    principal = facts_of(request.scope).principal
+    return keyless if principal is LOCAL else principal.name
