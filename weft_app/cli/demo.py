@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import os
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +19,7 @@ from weft.kernel.telemetry import configure_logging
 from weft_app.cli.options import reporting
 from weft_app.cli.output import say
 from weft_app.cli.stages import StageDisplay
+from weft_app.compose.environment import with_rates
 from weft_app.compose.home import WeftHome
 from weft_app.config.loader import load_config
 
@@ -37,7 +40,7 @@ def demo(
     with reporting(), tempfile.TemporaryDirectory(prefix="weft-demo-") as folder:
         home = WeftHome(Path(folder))
         home.create()
-        config = load_config(None, {"port": 0})
+        config = load_config(None, {"port": 0}, partial(with_rates, environment=os.environ))
         configure_logging("host", file=home.log_file("host", config.log.max_file_bytes))
         from weft_app.compose.up import UpHost  # noqa: PLC0415 - see weft_app.cli.serve
 

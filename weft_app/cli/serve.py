@@ -5,6 +5,7 @@ Each command imports its own service when it runs: a runner host has neither the
 
 import os
 import sys
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,11 +18,11 @@ from weft.kernel.telemetry import configure_logging
 from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption
 from weft_app.cli.output import say
 from weft_app.cli.serving import serving
-from weft_app.compose.environment import RunnerEnvironment, read_environment
+from weft_app.compose.environment import LogFormat, RunnerEnvironment, read_environment, with_rates
 from weft_app.compose.home import WeftHome
 from weft_app.compose.serving import Announce
 from weft_app.config.config import WeftConfig
-from weft_app.config.loader import load_config
+from weft_app.config.loader import Document, load_config
 
 if TYPE_CHECKING:
     from weft_app.compose.runner import MakeHttpApi
@@ -67,7 +68,8 @@ def serve_router(
     Example: weft serve router --registry 127.0.0.1:7070 --listen 127.0.0.1:7071
     """
     with serving():
-        loaded, folder = _prepare("router", home, config, {"registry": registry})
+        rates = partial(with_rates, environment=os.environ)
+        loaded, folder = _prepare("router", home, config, {"registry": registry}, below=rates)
         with large_imports():
             from weft_app.compose.router import serve_router as run  # noqa: PLC0415 - see the module docstring
 
@@ -113,7 +115,8 @@ def serve_runner(
     with serving():
         name = f"runner-{runner}" if runner else "runner"
         environment = read_environment(os.environ)
-        loaded, folder = _prepare(name, home, config, {"registry": registry}, environment=environment)
+        form, below = environment.log_format, environment.applied_to
+        loaded, folder = _prepare(name, home, config, {"registry": registry}, below=below, form=form)
         _say_what_is_ignored(environment)
         with large_imports():
             from weft_app.compose.runner import serve_runner as run  # noqa: PLC0415 - see the module docstring
@@ -157,16 +160,15 @@ def _prepare(
     config: Any,
     addresses: dict[str, str | None],
     overrides: dict[str, Any] | None = None,
-    environment: RunnerEnvironment | None = None,
+    below: Callable[[Document], Document] | None = None,
+    form: LogFormat | None = None,
 ) -> tuple[WeftConfig, WeftHome]:
     given = {name: address for name, address in addresses.items() if address is not None}
-    below = None if environment is None else environment.applied_to
     loaded = load_config(config, {**(overrides or {}), "addresses": given}, below)
     folder = WeftHome(home.expanduser().absolute())
     folder.create()
     # On a terminal the log goes there; everywhere else to the file under the home, where people look for it.
     log_file = None if sys.stderr.isatty() else folder.log_file(service, loaded.log.max_file_bytes)
-    form = None if environment is None else environment.log_format
     configure_logging(service, level=loaded.log.level, file=log_file, form=form)
     return loaded, folder
 

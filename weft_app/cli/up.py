@@ -19,7 +19,7 @@ from weft_app.cli.output import say
 from weft_app.cli.serving import serving
 from weft_app.cli.stages import StageDisplay
 from weft_app.compose.demo import with_http_port
-from weft_app.compose.environment import with_model_folders
+from weft_app.compose.environment import environment_of_mesh
 from weft_app.compose.home import WeftHome
 from weft_app.compose.shutdown import CriticalTasks, ignore_hangups, stop_requested, until
 from weft_app.config.config import WeftConfig
@@ -51,7 +51,7 @@ def up(
     with serving():
         overrides: dict[str, Any] = {"port": port, "grpc_port": grpc_port}
         given = {name: value for name, value in overrides.items() if value is not None}
-        loaded = load_config(config, given, partial(with_model_folders, environment=os.environ))
+        loaded = load_config(config, given, partial(environment_of_mesh, environment=os.environ))
         if http_port is not None:
             loaded = with_http_port(loaded, http_port)
         folder = WeftHome(home.expanduser().absolute())

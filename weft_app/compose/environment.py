@@ -11,8 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from router_svc.policy.settings import RateLimitConfig
-from router_svc.settings import RouterSettings
 from runner_svc.runtimes.table import DEFAULT_RUNTIME, find_runtime
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import MAX_TENANT_CHARS, is_token
@@ -83,6 +81,8 @@ class RunnerEnvironment:
             "queue_timeout_seconds": _of("QUEUE_TIMEOUT_MS", self.queue_timeout_seconds),
         }
         below["router"] = {name: given for name, given in router.items() if given.value is not None}
+        if self.multi_tenant and not _has_rates(document, "gateway"):
+            below["gateway"] = {"rate_limits": self._request_rates()}
         if self.devices == ():
             below["accelerators"] = {"nvidia": _of(DEVICES_VARIABLE, value=False)}
         merged = merge(below, document)
@@ -93,6 +93,15 @@ class RunnerEnvironment:
         if isinstance(runners, list):
             merged["runners"] = [self._runner(runner) if isinstance(runner, dict) else runner for runner in runners]
         return merged
+
+    def _request_rates(self) -> Document:
+        """The rates of a runner's HTTP API, which counts requests only."""
+        rates: Document = {
+            "tenants": {name: _of(RATE_PREFIX + name, plain_value(rate)) for name, rate in self.tenant_rates.items()}
+        }
+        if self.default_rate is not None:
+            rates["default"] = _of(RATE_VARIABLES, plain_value(self.default_rate))
+        return rates
 
     def _runner(self, runner: Document) -> Document:
         if self.devices_by_id and not value_of(runner.get("devices")) and _starts_engines(runner):
@@ -142,6 +151,11 @@ def with_model_folders(document: Document, environment: Mapping[str, str]) -> Do
     read = read_environment(environment)
     read.applied_to(document)
     return RunnerEnvironment(model_folders=read.model_folders).applied_to(document)
+
+
+def environment_of_mesh(document: Document, environment: Mapping[str, str]) -> Document:
+    """Returns the document of `weft up`. Its registry reads its variables itself, and names them in its refusals."""
+    return with_model_folders(with_rates(document, environment), environment)
 
 
 def _of(variable: str, value: Any) -> Given:
@@ -270,33 +284,6 @@ def _ignored(given: Mapping[str, str], *, multi_tenant: bool, metrics: bool) -> 
     return found
 
 
-def rate_limits(section: RouterSettings, environment: RunnerEnvironment | None = None) -> RateLimitConfig:
-    """Returns the rate limits of tenants. `rate_limits` in the file replaces those of the environment entirely."""
-    written = section.rate_limits
-    default = DEFAULT_RATES if section.multi_tenant else ()
-    if written is not None:
-        return RateLimitConfig(
-            default=default if written.default is None else written.default,
-            tenants=written.tenants,
-            max_tenants=written.max_tenants,
-        )
-    if environment is not None and environment.multi_tenant:
-        return environment_rates(environment)
-    return RateLimitConfig(default=default)
-
-
-def environment_rates(environment: RunnerEnvironment) -> RateLimitConfig:
-    """Returns the rates that the environment sets, where it has several tenants."""
-    names = {*environment.tenant_rates, *environment.tenant_token_rates}
-    default_requests = environment.default_rate or (None if environment.default_token_rate else DEFAULT_RATES[0])
-    return RateLimitConfig(
-        default=_both(default_requests, environment.default_token_rate),
-        tenants={
-            name: _both(environment.tenant_rates.get(name), environment.tenant_token_rates.get(name)) for name in names
-        },
-    )
-
-
 def _both(requests: Rate | None, tokens: Rate | None) -> tuple[Rate, ...]:
     return tuple(rate for rate in (requests, tokens) if rate is not None)
 
@@ -320,7 +307,7 @@ def environment_of(service: str, environment: Mapping[str, str]) -> Callable[[Do
     if service in ("up", "registry"):
         layers.append(partial(_with_registry, environment=environment))
     if service in ("up", "router"):
-        layers.append(partial(_with_rates, environment=environment))
+        layers.append(partial(with_rates, environment=environment))
     if service == "up":
         layers.append(partial(with_model_folders, environment=environment))
 
@@ -342,14 +329,23 @@ def _with_registry(document: Document, environment: Mapping[str, str]) -> Docume
     return merge({"registry": below}, document) if below else document
 
 
-def _with_rates(document: Document, environment: Mapping[str, str]) -> Document:
+def with_rates(document: Document, environment: Mapping[str, str]) -> Document:
+    """Returns the document with the rates of a router's tenants. `rate_limits` in the file replaces them entirely."""
     read = read_environment(environment)
-    router = document.get("router")
-    if not read.multi_tenant or (isinstance(router, dict) and "rate_limits" in router):
+    if not read.multi_tenant or _has_rates(document, "router"):
         return document
-    rates = environment_rates(read)
+    requests, tokens = read.tenant_rates, read.tenant_token_rates
+    default_requests = read.default_rate or (None if read.default_token_rate else DEFAULT_RATES[0])
     written = {
-        "default": _of(RATE_VARIABLES, plain_value(rates.default)),
-        "tenants": {name: _of(RATE_PREFIX + name, plain_value(each)) for name, each in rates.tenants.items()},
+        "default": _of(RATE_VARIABLES, plain_value(_both(default_requests, read.default_token_rate))),
+        "tenants": {
+            name: _of(RATE_PREFIX + name, plain_value(_both(requests.get(name), tokens.get(name))))
+            for name in {**requests, **tokens}
+        },
     }
     return merge({"router": {"rate_limits": written}}, document)
+
+
+def _has_rates(document: Document, section: str) -> bool:
+    found = document.get(section)
+    return isinstance(found, dict) and value_of(found.get("rate_limits")) is not None

@@ -8,10 +8,11 @@ import router_svc.service
 from router_svc.client_registry import ClientsConfig
 from router_svc.config import RelayConfig, RouterConfig
 from router_svc.policy.limits import QueueLimits, SchedulerLimits, SchedulingLimits
+from router_svc.policy.settings import RateLimitConfig, TenantRates
 from router_svc.settings import RelayLimits, RouterSettings
 from weft.kernel.clock import SystemClock
 from weft.kernel.settings import values_of
-from weft_app.compose.environment import RunnerEnvironment, rate_limits, read_environment
+from weft_app.compose.environment import DEFAULT_RATES
 from weft_app.compose.home import WeftHome
 from weft_app.compose.relay import relay_listeners
 from weft_app.compose.security import channel_security, key_check, key_followers, new_host
@@ -22,13 +23,8 @@ if TYPE_CHECKING:
     from weft.kernel.service import Service
 
 
-def router_config(
-    config: WeftConfig, registry_address: str, address: str = "", environment: RunnerEnvironment | None = None
-) -> RouterConfig:
-    """Returns the configuration of a router over a registry; `address` is its own, for runners behind its relay.
-
-    `environment`: the source of rate limits where the file has none; None: only the file is read.
-    """
+def router_config(config: WeftConfig, registry_address: str, address: str = "") -> RouterConfig:
+    """Returns the configuration of a router over a registry; `address` is its own, for runners behind its relay."""
     section = config.router
     return RouterConfig(
         registry_address=registry_address,
@@ -40,9 +36,19 @@ def router_config(
         limits=scheduler_limits(section),
         settings=section,
         clients=ClientsConfig(profiles=section.clients),
-        rate_limits=rate_limits(section, environment),
+        rate_limits=_rate_limits(section),
         relay=_relay_config(config, address),
         schemas=config.gateway.limits.schemas,
+    )
+
+
+def _rate_limits(section: RouterSettings) -> RateLimitConfig:
+    written = section.rate_limits or TenantRates()
+    default = DEFAULT_RATES if section.multi_tenant else ()
+    return RateLimitConfig(
+        default=default if written.default is None else written.default,
+        tenants=written.tenants,
+        max_tenants=written.max_tenants,
     )
 
 
@@ -73,7 +79,7 @@ async def serve_router(config: WeftConfig, home: WeftHome, listen: str | None, a
     keys, registry = key_check(config, SystemClock()), registry_address(config, home)
     host = new_host(config, "router", keys)
     address = host.bind(listen or home.address("router"))
-    service = router_svc.service.build(router_config(config, registry, address, read_environment(os.environ)))
+    service = router_svc.service.build(router_config(config, registry, address))
     database = router_database(config, home)
     companions: list[Service] = [
         response_service(config, database),

@@ -12,7 +12,6 @@ from typing_extensions import override
 
 import gateway.runner_service
 import router_svc.service
-from gateway.config import RateLimitConfig
 from gateway.operations import OperationsClient
 from gateway.runner_api.operations import callers_field
 from gateway.runner_api.ports import (
@@ -259,18 +258,9 @@ class RunnerHttp(Service):
 
 def runner_api_config(plan: RunnerHttpPlan) -> RunnerApiConfig:
     """Returns the configuration of the HTTP API, from file and environment."""
-    edge = gateway_config(plan.config)
     return RunnerApiConfig(
-        edge=replace(edge, port=plan.port, rate_limits=edge.rate_limits or _rate_limits(plan.environment)),
+        edge=replace(gateway_config(plan.config), port=plan.port),
         max_queue_depth=plan.config.router.queue_depth_per_runner,
         metrics=plan.environment.metrics,
         metrics_port=plan.environment.metrics_port,
     )
-
-
-def _rate_limits(environment: RunnerEnvironment) -> RateLimitConfig | None:
-    if not environment.multi_tenant:
-        return None
-    if environment.default_rate is None:
-        return RateLimitConfig(tenants=environment.tenant_rates)
-    return RateLimitConfig(default=environment.default_rate, tenants=environment.tenant_rates)

@@ -40,7 +40,6 @@ from weft.kernel.rpc import ChannelPool, open_channel
 from weft.kernel.service import Service
 from weft_app.compose.demo import configured_runners
 from weft_app.compose.durable_services import durable_services, response_service, router_database
-from weft_app.compose.environment import read_environment
 from weft_app.compose.gateway import MeshClients, build_gateway, gateway_config
 from weft_app.compose.grpc_host import GrpcHost
 from weft_app.compose.home import WeftHome
@@ -165,9 +164,7 @@ class UpHost:
         self.grpc_address = host.bind(self._home.address("weft"))
         if self._config.grpc_port is not None:
             self.grpc_port_address = host.bind(f"127.0.0.1:{self._config.grpc_port}")
-        router = router_svc.service.build(
-            router_config(self._config, self.grpc_address, self.grpc_address, read_environment(os.environ))
-        )
+        router = router_svc.service.build(router_config(self._config, self.grpc_address, self.grpc_address))
         router.expect(expected_mesh(self._runners))
         self._on_ready.append(router.expect_no_more)
         registry = registry_svc.service.build(registry_config(self._config, self._home))

@@ -8,7 +8,7 @@ from router_svc.policy.settings import ClientProfile, RateLimitConfig, RemotePer
 from weft.kernel.errors import FieldError
 from weft.kernel.request import Priority
 from weft.kernel.units import Rate, RateUnit
-from weft_app.compose.environment import read_environment
+from weft_app.compose.environment import environment_of, read_environment
 from weft_app.compose.router import router_config
 from weft_app.config.config import WeftConfig
 from weft_app.config.loader import parse_config
@@ -22,7 +22,8 @@ def config(**router: Any) -> WeftConfig:
 
 
 def limits(environment: dict[str, str], **router: Any) -> RateLimitConfig:
-    return router_config(config(**router), "unix:/registry", environment=read_environment(environment)).rate_limits
+    with_environment = environment_of("router", environment)({"router": router})
+    return router_config(parse_config(with_environment), "unix:/registry").rate_limits
 
 
 def test_nobody_is_limited_until_it_is_said() -> None:

@@ -16,20 +16,21 @@ from weft_app.config.config import WeftConfig
 from weft_app.config.loader import load_config, parse_config
 
 LIMITED = {"rate_limits": {"default": "10req/sec", "tenants": {"big": "500req/min"}}}
+RUNNERS = [{"name": "a", "models": [{"name": "m", "path": "m.gguf"}]}]
 AS_CONFIG = RateLimitConfig(default=Rate(10, 1), tenants={"big": Rate(500, 60)})
 
 
 def config(**gateway: Any) -> WeftConfig:
-    runners = [{"name": "a", "models": [{"name": "m", "path": "m.gguf"}]}]
-    return parse_config({"runners": runners, "gateway": gateway})
+    return parse_config({"runners": RUNNERS, "gateway": gateway})
 
 
 def limits_of_runner(environment: dict[str, str], **gateway: Any) -> RateLimitConfig | None:
-    found = config(**gateway)
+    read = read_environment(environment)
+    found = parse_config(read.applied_to({"runners": RUNNERS, "gateway": gateway}))
     assert found.runners is not None
     plan = RunnerHttpPlan(
         config=found,
-        environment=read_environment(environment),
+        environment=read,
         section=found.runners[0],
         registry_address="unix:x",
         port=0,
