@@ -19,7 +19,7 @@ from gateway.batches.documents import WINDOW_SECONDS, BatchRequest
 from gateway.config import BatchEdgeConfig, GatewayConfig
 from gateway.intake.json_guard import require_strict_json
 from gateway.request_facts import facts_of
-from gateway.tasks.task_apis import SpecContext, TaskApi, TaskApis
+from gateway.tasks.task_apis import AnyTaskApi, SpecContext, TaskApis
 from weft.api.router.v1 import task_pb2
 from weft.durable.batches import (
     BATCH_INPUT,
@@ -280,7 +280,7 @@ class BatchCreator:
         if file.purpose != BATCH_INPUT:
             raise invalid_field("input_file_id", f"is a file of the purpose {file.purpose!r}, not {BATCH_INPUT!r}")
 
-    def _lines(self, scope: Scope, surface: TaskApi, *, wait_for_model: bool) -> BatchLines:
+    def _lines(self, scope: Scope, surface: AnyTaskApi, *, wait_for_model: bool) -> BatchLines:
         submission = SpecContext(scope=scope, field="body")
         max_depth = self._config.limits.max_json_depth
 

@@ -13,7 +13,7 @@ import msgspec
 from gateway.batches.chunks import EventLoopYielder, each_in_time, in_chunks, in_time
 from gateway.config import BatchEdgeConfig
 from gateway.errors import envelope, http_status, internal_error
-from gateway.tasks.task_apis import TaskApi, TaskApis
+from gateway.tasks.task_apis import AnyTaskApi, TaskApis
 from weft.durable.batches import BATCH_OUTPUT, Batch, BatchPort, BatchState, FilePort, LineResult, NewFile
 from weft.durable.tasks import TaskState
 from weft.kernel.errors import WeftError
@@ -35,7 +35,7 @@ _encode = msgspec.json.Encoder().encode
 class BatchResults:
     """The result lines of one batch. Read the outputs first, then the errors."""
 
-    def __init__(self, batch: Batch, batches: BatchPort, surface: TaskApi, *, timeout_seconds: float) -> None:
+    def __init__(self, batch: Batch, batches: BatchPort, surface: AnyTaskApi, *, timeout_seconds: float) -> None:
         """`timeout_seconds`: how long the store may take for each line."""
         self._batch = batch
         self._batches = batches

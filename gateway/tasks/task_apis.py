@@ -3,27 +3,25 @@
 Submitted tasks and items of batches use both directions. A task of unknown origin is answered in OpenAI's format.
 """
 
-from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Generic, Protocol, TypeVar
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 from starlette.types import Scope
-from typing_extensions import override
 
 from gateway.answers.answer_builder import AnswerBuilder, AnswerIdentity, unfinished_answer
+from gateway.config import RequestLimits
 from gateway.deps import InferenceDeps
 from gateway.intake.headers import request_context
 from gateway.intake.json_guard import parse, require_few_members
-from gateway.intake.request_model import HandledRequest, require_within
+from gateway.intake.request_model import require_within
 from gateway.media import RequestMedia, supply
 from gateway.openai import chat as chat_payload
 from gateway.openai import completions as completion_payload
 from gateway.openai import embeddings as embedding_payload
 from gateway.openai.chat import uses_functions
 from gateway.openai.chat_answer import ChatAnswer
-from gateway.openai.chat_fields import ChatTranslation
 from gateway.openai.chat_schema import ChatRequest
 from gateway.openai.completions import CompletionAnswer, CompletionRequest, prompt_count
 from gateway.openai.embeddings import EmbeddingRequest
@@ -63,18 +61,33 @@ class SpecContext:
     """Called by `supplied_spec` once the body is valid, before media are fetched; it may raise."""
 
 
-class TaskApi(Protocol):
+Params = TypeVar("Params", bound=ChatRequest | CompletionRequest | EmbeddingRequest | ResponsesRequest)
+Outputs = Iterable[task_pb2.TaskOutput]
+
+
+class TaskApi(Generic[Params]):
     """Translation of one live endpoint to tasks and back."""
 
-    @property
-    def kind(self) -> str:
-        """`TaskSpec.origin_kind`."""
-        ...
-
-    @property
-    def endpoint(self) -> str:
+    def __init__(
+        self,
+        deps: InferenceDeps,
+        endpoint: str,
+        kind: str,
+        operation: Operation,
+        schema: type[Params],
+        to_payload: Callable[[Params, RequestLimits, RequestMedia], TaskPayload],
+        to_answer: Callable[[Params, Task, Outputs], bytes],
+    ) -> None:
+        """`to_payload` raises INVALID_ARGUMENT naming the field, `to_answer` as `answer`."""
+        self.endpoint = endpoint
         """The live endpoint's path."""
-        ...
+        self.kind = kind
+        """`TaskSpec.origin_kind`."""
+        self._deps = deps
+        self._operation = operation
+        self._schema = schema
+        self._to_payload = to_payload
+        self._to_answer = to_answer
 
     def spec(self, raw: bytes, submission: SpecContext) -> task_pb2.TaskSpec:
         """Returns the task of a body, which becomes its origin.
@@ -82,116 +95,79 @@ class TaskApi(Protocol):
         `stream`, `durable` and `on_disconnect` are ignored. Raises as the live endpoint does; INVALID_ARGUMENT naming
         the field also for an image that would have to be fetched.
         """
-        ...
+        spec, media = self._translated(raw, submission)
+        if media.addresses:
+            field = _within(submission.field, media.addresses[0].field)
+            raise invalid_field(field, "must be a data: URL: addresses are not fetched")
+        return spec
 
     async def supplied_spec(self, raw: bytes, submission: SpecContext) -> task_pb2.TaskSpec:
         """Returns the task with its media fetched.
 
         Raises as `spec`, as `SpecContext.before_fetching` and as `MediaSource.fetch`.
         """
-        ...
+        spec, media = self._translated(raw, submission)
+        submission.before_fetching()
+        if media.addresses:
+            try:
+                await supply(spec.chat, media, self._deps.media)
+            except FieldError as error:
+                raise _renamed(error, submission.field) from None
+        return spec
 
-    def answer(self, origin: bytes, task: Task, outputs: Iterable[task_pb2.TaskOutput]) -> bytes:
+    def answer(self, origin: bytes, task: Task, outputs: Outputs) -> bytes:
         """Returns the complete answer as the live endpoint's JSON; deterministic in its outputs.
 
         Raises BACKEND_PROTOCOL_ERROR for incomplete outputs, INVALID_ARGUMENT or MALFORMED_REQUEST where the origin is
         not a request of this API.
         """
-        ...
+        return self._to_answer(self._parsed(origin), task, outputs)
+
+    def _parsed(self, raw: bytes) -> Params:
+        return parse(self._schema, raw, max_depth=self._deps.config.limits.max_json_depth)
+
+    def _translated(self, raw: bytes, submission: SpecContext) -> tuple[task_pb2.TaskSpec, RequestMedia]:
+        config = self._deps.config
+        require_few_members(raw, config.limits.max_json_members)
+        try:
+            params = self._parsed(raw)
+            context = request_context(submission.scope, config, params, model=params.model, operation=self._operation)
+            require_within(params, config.limits)
+            media = self._deps.request_media(params)
+            payload = self._to_payload(params, config.limits, media)
+        except FieldError as error:
+            raise _renamed(error, submission.field) from None
+        spec = task_spec(context, payload, origin=raw, origin_kind=self.kind)
+        if submission.is_repeatable:
+            spec.traceparent = ""
+        return spec, media
+
+
+AnyTaskApi = TaskApi[Any]
 
 
 class TaskApis:
     """The task APIs of one gateway, by kind and by endpoint."""
 
-    def __init__(self, task_apis: Iterable[TaskApi]) -> None:
-        self._by_endpoint: Mapping[str, TaskApi] = MappingProxyType({each.endpoint: each for each in task_apis})
-        self._by_kind: Mapping[str, TaskApi] = MappingProxyType(
-            {each.kind: each for each in self._by_endpoint.values()}
-        )
+    def __init__(self, task_apis: Sequence[AnyTaskApi]) -> None:
+        self._by_endpoint = {each.endpoint: each for each in task_apis}
+        self._by_kind = {each.kind: each for each in task_apis}
 
     @property
     def endpoints(self) -> tuple[str, ...]:
         """The supported endpoint paths."""
         return tuple(self._by_endpoint)
 
-    def of_kind(self, kind: str) -> TaskApi | None:
+    def of_kind(self, kind: str) -> AnyTaskApi | None:
         """Returns the API of a task's `origin_kind`; None: the task came from elsewhere."""
         return self._by_kind.get(kind)
 
-    def of_endpoint(self, endpoint: str, field: str = "endpoint") -> TaskApi:
+    def of_endpoint(self, endpoint: str, field: str = "endpoint") -> AnyTaskApi:
         """Returns the API of a path. Raises INVALID_ARGUMENT naming `field`."""
         surface = self._by_endpoint.get(endpoint)
         if surface is None:
             raise invalid_field(field, f"must be one of {', '.join(self._by_endpoint)}")
         return surface
-
-
-ParamsT = TypeVar("ParamsT", bound=HandledRequest)
-
-
-@dataclass(frozen=True, slots=True)
-class _Translated:
-    spec: task_pb2.TaskSpec
-    media: RequestMedia
-
-
-class JsonTaskApi(TaskApi, Generic[ParamsT]):
-    """A task API whose requests are JSON of one schema; see `TaskApi`."""
-
-    kind: str
-    endpoint: str
-    operation: Operation
-    schema: type[ParamsT]
-
-    def __init__(self, deps: InferenceDeps) -> None:
-        self._deps = deps
-
-    @override
-    def spec(self, raw: bytes, submission: SpecContext) -> task_pb2.TaskSpec:
-        translated = self._translated(raw, submission)
-        if translated.media.addresses:
-            field = translated.media.addresses[0].field
-            raise invalid_field(_within(submission.field, field), "must be a data: URL: addresses are not fetched")
-        return translated.spec
-
-    @override
-    async def supplied_spec(self, raw: bytes, submission: SpecContext) -> task_pb2.TaskSpec:
-        translated = self._translated(raw, submission)
-        submission.before_fetching()
-        if translated.media.addresses:
-            try:
-                await supply(translated.spec.chat, translated.media, self._deps.media)
-            except FieldError as error:
-                raise _renamed(error, submission.field) from None
-        return translated.spec
-
-    def _translated(self, raw: bytes, submission: SpecContext) -> _Translated:
-        config = self._deps.config
-        require_few_members(raw, config.limits.max_json_members)
-        try:
-            params = self._parsed(raw)
-            model = self._model(params)
-            context = request_context(submission.scope, config, params, model=model, operation=self.operation)
-            require_within(params, config.limits)
-            media = self._deps.request_media(params)
-            payload = self._payload(params, media)
-        except FieldError as error:
-            raise _renamed(error, submission.field) from None
-        spec = task_spec(context, payload, origin=raw, origin_kind=self.kind)
-        if submission.is_repeatable:
-            spec.traceparent = ""
-        return _Translated(spec, media)
-
-    def _parsed(self, raw: bytes) -> ParamsT:
-        return parse(self.schema, raw, max_depth=self._deps.config.limits.max_json_depth)
-
-    @abstractmethod
-    def _model(self, params: ParamsT) -> str:
-        """Returns the requested model name."""
-
-    @abstractmethod
-    def _payload(self, params: ParamsT, media: RequestMedia) -> TaskPayload:
-        """Returns the payload. Raises INVALID_ARGUMENT naming the field."""
 
 
 def answer_identity(prefix: str, task: Task) -> AnswerIdentity:
@@ -202,7 +178,7 @@ def answer_identity(prefix: str, task: Task) -> AnswerIdentity:
 
 def built(
     answer: AnswerBuilder,
-    outputs: Iterable[task_pb2.TaskOutput],
+    outputs: Outputs,
     warnings: Sequence[warning_pb2.Warning] = (),
 ) -> bytes:
     """Builds an answer from stored outputs, with the gateway's warnings beside the runner's."""
@@ -228,99 +204,42 @@ def _within(outer: str, field: str) -> str:
 
 
 COMPLETION_ID_PREFIX = "cmpl"
+CHAT_ID_PREFIX = "chatcmpl"
 
 
-class CompletionTaskApi(JsonTaskApi[CompletionRequest]):
-    """`/v1/completions`."""
-
-    kind = "completions"
-    endpoint = "/v1/completions"
-    operation = Operation.COMPLETION
-    schema = CompletionRequest
-
-    @override
-    def answer(self, origin: bytes, task: Task, outputs: Iterable[task_pb2.TaskOutput]) -> bytes:
-        params = self._parsed(origin)
-        answer = CompletionAnswer(
-            answer_identity(COMPLETION_ID_PREFIX, task),
-            choice_count=prompt_count(params.prompt) * (params.n or 1),
-            logprobs=params.logprobs is not None,
-        )
-        return built(answer, outputs, unknown_extensions(params.model_extra or {}))
-
-    def _model(self, params: CompletionRequest) -> str:
-        return params.model
-
-    def _payload(self, params: CompletionRequest, media: RequestMedia) -> completion_pb2.CompletionPayload:  # noqa: ARG002 - a completion has none
-        return completion_payload.to_payload(params, self._deps.config.limits)
+def _chat_answer(params: ChatRequest, task: Task, outputs: Outputs) -> bytes:
+    answer = ChatAnswer(
+        answer_identity(CHAT_ID_PREFIX, task),
+        choice_count=params.n or 1,
+        logprobs=bool(params.logprobs),
+        functions=uses_functions(params),
+    )
+    return built(answer, outputs, chat_payload.warnings_of(params))
 
 
-class ResponsesTaskApi(JsonTaskApi[ResponsesRequest]):
-    """`/v1/responses`."""
-
-    kind = "responses"
-    endpoint = "/v1/responses"
-    operation = Operation.CHAT
-    schema = ResponsesRequest
-
-    @override
-    def answer(self, origin: bytes, task: Task, outputs: Iterable[task_pb2.TaskOutput]) -> bytes:
-        params = self._parsed(origin)
-        document = BackgroundDocument(params, task, self._deps.clock)
-        document.ended_at = task.ended_at
-        state = ResponseState(model=params.model, is_stored=False)
-        answer = ResponsesAnswer(document, state, logprobs=wants_logprobs(params))
-        made = self._translate(params, self._deps.request_media(params))
-        return built(answer, outputs, made.warnings)
-
-    def _model(self, params: ResponsesRequest) -> str:
-        return params.model
-
-    def _payload(self, params: ResponsesRequest, media: RequestMedia) -> chat_pb2.ChatPayload:
-        if params.background:
-            raise invalid_field("background", "must be false: a task always runs in the background")
-        if params.store:
-            raise invalid_field("store", "must be false: the response is stored with its task")
-        if params.previous_response_id is not None:
-            raise invalid_field("previous_response_id", "is not supported; send the whole input")
-        return self._translate(params, media).payload
-
-    def _translate(self, params: ResponsesRequest, media: RequestMedia) -> ChatTranslation:
-        return to_response_request(params, Conversation(own_items(params)), media, self._deps.config.limits)
+def _completion_answer(params: CompletionRequest, task: Task, outputs: Outputs) -> bytes:
+    answer = CompletionAnswer(
+        answer_identity(COMPLETION_ID_PREFIX, task),
+        choice_count=prompt_count(params.prompt) * (params.n or 1),
+        logprobs=params.logprobs is not None,
+    )
+    return built(answer, outputs, unknown_extensions(params.model_extra or {}))
 
 
-class EmbeddingTaskApi(JsonTaskApi[EmbeddingRequest]):
-    """`/v1/embeddings`."""
-
-    kind = "embeddings"
-    endpoint = "/v1/embeddings"
-    operation = Operation.EMBEDDING
-    schema = EmbeddingRequest
-
-    @override
-    def answer(self, origin: bytes, task: Task, outputs: Iterable[task_pb2.TaskOutput]) -> bytes:
-        params = self._parsed(origin)
-        vectors, receipt = vectors_of(outputs)
-        return embedding_payload.to_body(
-            vectors,
-            expected=prompt_count(params.input),
-            model=receipt.model or task.model,
-            usage=receipt.usage,
-            as_base64=params.encoding_format == "base64",
-            dimensions=params.dimensions,
-        )
-
-    def _model(self, params: EmbeddingRequest) -> str:
-        return params.model
-
-    def _payload(self, params: EmbeddingRequest, media: RequestMedia) -> embedding_pb2.EmbeddingPayload:  # noqa: ARG002 - an embedding has none
-        return embedding_payload.to_payload(params, self._deps.config.limits)
+def _embedding_answer(params: EmbeddingRequest, task: Task, outputs: Outputs) -> bytes:
+    return embedding_body(
+        task,
+        outputs,
+        expected=prompt_count(params.input),
+        as_base64=params.encoding_format == "base64",
+        dimensions=params.dimensions,
+    )
 
 
-def vectors_of(
-    outputs: Iterable[task_pb2.TaskOutput],
-) -> tuple[list[embedding_pb2.Embedding], receipt_pb2.Receipt]:
-    """Returns the stored vectors and the receipt. Raises BACKEND_PROTOCOL_ERROR where the end is missing."""
+def embedding_body(
+    task: Task, outputs: Outputs, *, expected: int, as_base64: bool = False, dimensions: int | None = None
+) -> bytes:
+    """Returns the stored vectors as JSON. Raises BACKEND_PROTOCOL_ERROR where the end is missing."""
     vectors: list[embedding_pb2.Embedding] = []
     receipt: receipt_pb2.Receipt | None = None
     for output in outputs:
@@ -330,43 +249,55 @@ def vectors_of(
                 receipt = event.finished.receipt
     if receipt is None:
         raise unfinished_answer()
-    return vectors, receipt
-
-
-CHAT_ID_PREFIX = "chatcmpl"
-
-
-class ChatTaskApi(JsonTaskApi[ChatRequest]):
-    """`/v1/chat/completions`."""
-
-    kind = "chat"
-    endpoint = "/v1/chat/completions"
-    operation = Operation.CHAT
-    schema = ChatRequest
-
-    @override
-    def answer(self, origin: bytes, task: Task, outputs: Iterable[task_pb2.TaskOutput]) -> bytes:
-        params = self._parsed(origin)
-        answer = ChatAnswer(
-            answer_identity(CHAT_ID_PREFIX, task),
-            choice_count=params.n or 1,
-            logprobs=bool(params.logprobs),
-            functions=uses_functions(params),
-        )
-        return built(answer, outputs, chat_payload.warnings_of(params))
-
-    def _model(self, params: ChatRequest) -> str:
-        return params.model
-
-    def _payload(self, params: ChatRequest, media: RequestMedia) -> chat_pb2.ChatPayload:
-        return chat_payload.to_payload(params, self._deps.config.limits, media)
-
-
-def task_apis_of(deps: InferenceDeps, further: Sequence[TaskApi] = ()) -> TaskApis:
-    """Returns the task APIs of one gateway."""
-    return TaskApis(
-        [ChatTaskApi(deps), CompletionTaskApi(deps), EmbeddingTaskApi(deps), ResponsesTaskApi(deps), *further]
+    return embedding_payload.to_body(
+        vectors,
+        expected=expected,
+        model=receipt.model or task.model,
+        usage=receipt.usage,
+        as_base64=as_base64,
+        dimensions=dimensions,
     )
+
+
+def _response_payload(params: ResponsesRequest, limits: RequestLimits, media: RequestMedia) -> chat_pb2.ChatPayload:
+    if params.background:
+        raise invalid_field("background", "must be false: a task always runs in the background")
+    if params.store:
+        raise invalid_field("store", "must be false: the response is stored with its task")
+    if params.previous_response_id is not None:
+        raise invalid_field("previous_response_id", "is not supported; send the whole input")
+    return to_response_request(params, Conversation(own_items(params)), media, limits).payload
+
+
+def _response_answer(deps: InferenceDeps, params: ResponsesRequest, task: Task, outputs: Outputs) -> bytes:
+    document = BackgroundDocument(params, task, deps.clock)
+    document.ended_at = task.ended_at
+    state = ResponseState(model=params.model, is_stored=False)
+    answer = ResponsesAnswer(document, state, logprobs=wants_logprobs(params))
+    made = to_response_request(params, Conversation(own_items(params)), deps.request_media(params), deps.config.limits)
+    return built(answer, outputs, made.warnings)
+
+
+def task_apis_of(deps: InferenceDeps) -> TaskApis:
+    """Returns the task APIs of one gateway."""
+    chat, text, vectors = Operation.CHAT, Operation.COMPLETION, Operation.EMBEDDING
+    of_completion = _without_media(completion_payload.to_payload)
+    of_embedding = _without_media(embedding_payload.to_payload)
+    of_response = partial(_response_answer, deps)
+    return TaskApis(
+        [
+            TaskApi(deps, "/v1/chat/completions", "chat", chat, ChatRequest, chat_payload.to_payload, _chat_answer),
+            TaskApi(deps, "/v1/completions", "completions", text, CompletionRequest, of_completion, _completion_answer),
+            TaskApi(deps, "/v1/embeddings", "embeddings", vectors, EmbeddingRequest, of_embedding, _embedding_answer),
+            TaskApi(deps, "/v1/responses", "responses", chat, ResponsesRequest, _response_payload, of_response),
+        ]
+    )
+
+
+def _without_media(
+    to_payload: Callable[[Params, RequestLimits], TaskPayload],
+) -> Callable[[Params, RequestLimits, RequestMedia], TaskPayload]:
+    return lambda params, limits, _media: to_payload(params, limits)
 
 
 _NO_REQUEST = frozenset({Reason.INVALID_ARGUMENT, Reason.MALFORMED_REQUEST})
@@ -397,13 +328,6 @@ def plain_answer(spec: task_pb2.TaskSpec, task: Task, outputs: Sequence[task_pb2
             logprobs = completion.HasField("logprobs")
             return built(CompletionAnswer(identity, choice_count=count, logprobs=logprobs), outputs)
         case embedding_pb2.EmbeddingPayload() as embedding:
-            vectors, receipt = vectors_of(outputs)
-            return embedding_payload.to_body(
-                vectors,
-                expected=len(embedding.inputs),
-                model=receipt.model or task.model,
-                usage=receipt.usage,
-                as_base64=False,
-            )
+            return embedding_body(task, outputs, expected=len(embedding.inputs))
         case _:
             raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the task has an unknown operation")
