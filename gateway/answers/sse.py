@@ -107,17 +107,21 @@ class StreamEncoder(ABC):
             out.append(comment_of(event, kind))
 
     def _encode_end(self, receipt: receipt_pb2.Receipt, out: list[bytes]) -> None:
+        self._complete(receipt, out)
+        if self._include_usage:
+            out.append(self._usage_chunk())
+        out.append(receipt_comment(receipt))
+        out.append(_DONE)
+        self.is_done = True
+
+    def _complete(self, receipt: receipt_pb2.Receipt, out: list[bytes]) -> None:
+        """Encode what is held back, and take the usage. Raises BACKEND_PROTOCOL_ERROR where a choice has no end."""
         if not self.has_content:
             self._begin(out)
         if self._open_choices:
             raise unfinished_answer()
         if not (self.usage.prompt_tokens or self.usage.completion_tokens):
             self.usage = receipt.usage
-        if self._include_usage:
-            out.append(self._usage_chunk())
-        out.append(receipt_comment(receipt))
-        out.append(_DONE)
-        self.is_done = True
 
     def _close_choice(self, index: int) -> None:
         self._open_choices.discard(index)

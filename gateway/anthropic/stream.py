@@ -11,7 +11,7 @@ import msgspec
 from pydantic_core import from_json
 from typing_extensions import override
 
-from gateway.answers.answer_builder import AnswerIdentity, DocumentAnswer, encode_json, unfinished_answer
+from gateway.answers.answer_builder import AnswerIdentity, DocumentAnswer, encode_json
 from gateway.answers.sse import StreamEncoder, receipt_comment
 from gateway.errors import Dialect, envelope
 from weft.api.common.v1 import event_pb2, receipt_pb2, usage_pb2
@@ -434,13 +434,8 @@ class MessagesStream(StreamEncoder):
         self._kind = ""
 
     def _encode_end(self, receipt: receipt_pb2.Receipt, out: list[bytes]) -> None:
-        if not self.has_content:
-            self._begin(out)
-        if self._open_choices:
-            raise unfinished_answer()
+        self._complete(receipt, out)
         self._finish_blocks(out)
-        if not (self.usage.prompt_tokens or self.usage.completion_tokens):
-            self.usage = receipt.usage
         reason = stop_reason(self._finish, has_calls=self._calls.any, has_refusal=self._has_refusal)
         message = {
             "type": "message_delta",

@@ -1,7 +1,6 @@
 """The response object. Constant fields are encoded once: tools and their schemas can be large."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import datetime
 
 import msgspec
@@ -10,7 +9,7 @@ from gateway.answers.answer_builder import encode_json
 from gateway.errors import envelope
 from gateway.openai.chat_fields import FUNCTION
 from gateway.responses.output import OutputItems
-from gateway.responses.payload import uses_pool_envelope
+from gateway.responses.payload import uses_pool_envelope, wants_logprobs
 from gateway.responses.schema import ResponsesRequest, ResponsesToolChoiceObject
 from weft.api.common.v1 import receipt_pb2, usage_pb2
 from weft.kernel.clock import Clock
@@ -26,34 +25,11 @@ FAILED = "failed"
 _ECHOED = ("instructions", "max_output_tokens", "previous_response_id", "temperature", "top_p", "user")
 
 
-@dataclass(slots=True, kw_only=True)
-class ResponseState:
-    """The fields that change while a response is generated."""
-
-    model: str
-    """The requested model, then the one that answers."""
-    is_stored: bool
-    """Whether the response is or will be stored."""
-    usage: usage_pb2.Usage | None = None
-    """None: unknown."""
-    error: WeftError | None = None
-    completed_at: int | None = None
-    """Unix time, seconds; of a response that completed."""
-    warnings: list[dict[str, object]] = field(default_factory=list)
-    signals: list[dict[str, object]] = field(default_factory=list)
-    receipt: receipt_pb2.Receipt | None = None
-    total_seconds: float | None = None
-    """From the request's arrival to the end of its answer."""
-
-    def note_not_kept(self, why: WeftError) -> None:
-        """Record that storing the response failed."""
-        self.is_stored = False
-        message = f"the response could not be stored: {error_json(why)['message']}"
-        self.warnings.append({"code": "not_stored", "field": "store", "message": message})
-
-
 class ResponseDocument:
-    """Renders one response as JSON."""
+    """One response: collects the output of its answer, and renders it as JSON at any time.
+
+    Live streams, unary answers and replays of stored tasks fill the same document.
+    """
 
     def __init__(
         self,
@@ -61,65 +37,96 @@ class ResponseDocument:
         response_id: str,
         *,
         clock: Clock,
-        arrived: float,
+        is_stored: bool,
+        arrived: float | None = None,
         created_at: datetime | None = None,
     ) -> None:
-        """`arrived`: the request's arrival on the monotonic clock; `created_at`: None: now."""
+        """`created_at`: None: now. `arrived`: the request's arrival on the monotonic clock; None: `ended_at` counts."""
         self.response_id = response_id
         self.created_at = created_at or clock.utc_now()
         self.created = int(self.created_at.timestamp())
         self.has_metrics = uses_pool_envelope(request)
+        self.items = OutputItems(response_id, logprobs=wants_logprobs(request))
+        self.model = request.model
+        """The requested model, then the one that answers."""
+        self.is_stored = is_stored
+        """Whether the response is or will be stored."""
+        self.usage = usage_pb2.Usage()
+        """Token counts; zero: unknown."""
+        self.warnings: list[dict[str, object]] = []
+        self.signals: list[dict[str, object]] = []
+        self.error: WeftError | None = None
+        self.ended_at: datetime | None = None
+        """The end of a task's answer, set before it is concluded."""
+        self.final_status = ""
+        """Empty until the response is concluded."""
+        self._completed_at: int | None = None
+        self._receipt: receipt_pb2.Receipt | None = None
+        self._total_seconds: float | None = None
         self._clock = clock
         self._arrived = arrived
         known = {"id": response_id, "object": "response", "created_at": self.created}
         self._head = encode_json(known)[:-1] + b","
         self._echo = encode_json(_echo(request))[1:]
 
-    def render(self, status: str, state: ResponseState, items: OutputItems) -> bytes:
-        """Returns the object as JSON with this `status`."""
+    @property
+    def is_of_task(self) -> bool:
+        """Whether a task keeps the answer and its times."""
+        return self._arrived is None
+
+    def render(self, status: str) -> bytes:
+        """Returns the object as JSON: with its final status once it is concluded, else with this one."""
+        status, items = self.final_status or status, self.items
+        has_usage = self.usage.prompt_tokens or self.usage.completion_tokens
         changing: dict[str, object] = {
             "status": status,
-            "completed_at": state.completed_at,
-            "error": None if state.error is None else error_json(state.error),
-            "incomplete_details": _incomplete(status, items),
-            "model": state.model,
+            "completed_at": self._completed_at,
+            "error": None if self.error is None else error_json(self.error),
+            "incomplete_details": {"reason": items.incomplete_reason()} if status == INCOMPLETE else None,
+            "model": self.model,
             "output": items.json(IN_PROGRESS if status == IN_PROGRESS else INCOMPLETE),
-            "usage": None if state.usage is None else usage_json(state.usage),
-            "store": state.is_stored,
+            "usage": usage_json(self.usage) if has_usage else None,
+            "store": self.is_stored,
         }
         if self.has_metrics:
             changing["output_text"] = items.text()
-            changing["metrics"] = self.metrics(state)
-        if state.warnings:
-            changing["warnings"] = state.warnings
-        if state.signals:
-            changing["signals"] = state.signals
+            changing["metrics"] = self.metrics()
+        if self.warnings:
+            changing["warnings"] = self.warnings
+        if self.signals:
+            changing["signals"] = self.signals
         return self._head + encode_json(changing)[1:-1] + b"," + self._echo
 
-    def conclude(self, state: ResponseState, items: OutputItems, receipt: receipt_pb2.Receipt) -> str:
-        """Complete `items` and record the end in `state`; returns the final status."""
-        items.close()
-        state.receipt = receipt
-        ended_at, state.total_seconds = self._end()
-        if items.incomplete_reason():
-            return INCOMPLETE
-        state.completed_at = int(ended_at.timestamp())
-        return COMPLETED
+    def conclude(self, receipt: receipt_pb2.Receipt) -> None:
+        """Complete the output; the final status is then known."""
+        self.items.close()
+        self._receipt = receipt
+        if self._arrived is None:
+            ended_at = self.ended_at or self.created_at
+            self._total_seconds = (ended_at - self.created_at).total_seconds()
+        else:
+            ended_at, self._total_seconds = self._clock.utc_now(), self._clock.monotonic() - self._arrived
+        self.final_status = INCOMPLETE if self.items.incomplete_reason() else COMPLETED
+        if self.final_status == COMPLETED:
+            self._completed_at = int(ended_at.timestamp())
 
-    def _end(self) -> tuple[datetime, float]:
-        """Returns the end time of the answer, and its duration in seconds."""
-        return self._clock.utc_now(), self._clock.monotonic() - self._arrived
+    def note_not_stored(self, why: WeftError) -> None:
+        """Record that storing the response failed."""
+        self.is_stored = False
+        message = f"the response could not be stored: {error_json(why)['message']}"
+        self.warnings.append({"code": "not_stored", "field": "store", "message": message})
 
-    def metrics(self, state: ResponseState) -> dict[str, object]:
+    def metrics(self) -> dict[str, object]:
         """Returns times in milliseconds and counts; null: unknown."""
-        receipt, usage = state.receipt, state.usage
+        receipt, usage = self._receipt, self.usage
+        has_usage = usage.prompt_tokens or usage.completion_tokens
         compute = _millis(receipt, "gpu_time")
         speed = 0.0 if receipt is None else receipt.tokens_per_second
         return {
             "backend_inference_wall_ms": None,
             "engine_total_wall_ms": None,
             "engine_outside_backend_wall_ms": None,
-            "pool_total_wall_ms": None if state.total_seconds is None else round(state.total_seconds * 1e3, 1),
+            "pool_total_wall_ms": None if self._total_seconds is None else round(self._total_seconds * 1e3, 1),
             "engine_queue_wait_ms": _millis(receipt, "queue_wait"),
             "engine_load_wait_ms": _millis(receipt, "load_wait"),
             "engine_time_to_first_token_ms": _millis(receipt, "time_to_first_token"),
@@ -127,8 +134,8 @@ class ResponseDocument:
             "gpu_time_to_first_token_ms": None,
             "gpu_generate_total_ms": compute,
             "gpu_decode_after_first_token_ms": None,
-            "engine_prompt_tokens": None if usage is None else usage.prompt_tokens,
-            "engine_output_tokens": None if usage is None else usage.completion_tokens,
+            "engine_prompt_tokens": usage.prompt_tokens if has_usage else None,
+            "engine_output_tokens": usage.completion_tokens if has_usage else None,
             "engine_tokens_per_second": speed or None,
         }
 
@@ -148,10 +155,6 @@ def error_json(error: WeftError) -> dict[str, object]:
     """Returns the `error` of a failed response, with the message of the error envelope."""
     fields: dict[str, object] = msgspec.json.decode(envelope(error))["error"]
     return {"code": fields["code"], "message": fields["message"]}
-
-
-def _incomplete(status: str, items: OutputItems) -> dict[str, object] | None:
-    return {"reason": items.incomplete_reason()} if status == INCOMPLETE else None
 
 
 def _echo(request: ResponsesRequest) -> dict[str, object]:

@@ -30,10 +30,10 @@ from gateway.responses.background import (
     origin_of,
     require_background,
 )
-from gateway.responses.document import ResponseDocument, ResponseState
+from gateway.responses.document import ResponseDocument
 from gateway.responses.history import conversation_of, items_to_store
 from gateway.responses.output import new_response_id
-from gateway.responses.payload import Conversation, own_items, to_response_request, wants_logprobs
+from gateway.responses.payload import Conversation, own_items, to_response_request
 from gateway.responses.replay import FROM_THE_START
 from gateway.responses.retrieval import ResponseRetrieval, StoreWithTimeout, not_streamed_again
 from gateway.responses.running import (
@@ -147,19 +147,23 @@ async def _live(
 ) -> Response:
     """Returns the response of a request in the foreground."""
     deps, context = work.deps, work.context
-    state = ResponseState(model=params.model, is_stored=keeps is not None)
-    document = ResponseDocument(params, new_response_id(), clock=deps.clock, arrived=facts_of(work.scope).arrived)
+    document = ResponseDocument(
+        params,
+        new_response_id(),
+        clock=deps.clock,
+        is_stored=keeps is not None,
+        arrived=facts_of(work.scope).arrived,
+    )
     record = None if keeps is None else _keeping(keeps, params, context, conversation, document)
-    logprobs = wants_logprobs(params)
     if not params.stream:
-        answer = ResponsesAnswer(document, state, logprobs=logprobs)
+        answer = ResponsesAnswer(document)
         # Only a streamed response publishes its id before its end.
         responding = _responding(responses, answer, record, None)
         return unary(_responding_work(work, responding), answer)
     responses.running.require_room()
     if params.store and record is not None:
         await _require_store(record)
-    encoder = ResponsesStream(document, state, logprobs=logprobs, include_events=wants_events(params))
+    encoder = ResponsesStream(document, include_events=wants_events(params))
     running = RunningResponse(context.tenant, document.response_id, encoder, record)
     responding = _responding(responses, encoder, record, running)
     return streamed(_responding_work(_cancellable(work, running), responding), encoder)

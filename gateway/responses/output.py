@@ -164,10 +164,15 @@ class OutputItems:
     Consecutive deltas of one kind are one item. Function calls may be interleaved, so they stay open until the end.
     """
 
-    def __init__(self, response_id: str, sink: OutputSink, *, logprobs: bool) -> None:
+    def __init__(self, response_id: str, *, logprobs: bool) -> None:
+        self.sink = OutputSink()
+        """Receives each step."""
         self._response_id = response_id
-        self._sink = sink
         self._wants_logprobs = logprobs
+        self.begin_again()
+
+    def begin_again(self) -> None:
+        """Discard all output: another attempt begins."""
         self.items: list[Item] = []
         self._open: Item | None = None
         self._latest: Item | None = None
@@ -232,26 +237,26 @@ class OutputItems:
         if logprobs:
             part.logprobs += logprobs
         if text or logprobs:
-            self._sink.text_added(item, part, text, logprobs)
+            self.sink.text_added(item, part, text, logprobs)
 
     def _begin_part(self, kind: str) -> tuple[Item, Part]:
         home, item = _HOMES[kind], self._open
         if item is not None and item.kind == home:
-            self._sink.part_done(item, item.parts[-1])
+            self.sink.part_done(item, item.parts[-1])
         else:
             if item is not None:
                 self._end_open("completed")
             item = self._open = self._begin_item(home)
         part = Part(kind, len(item.parts))
         item.parts.append(part)
-        self._sink.part_added(item, part)
+        self.sink.part_added(item, part)
         return item, part
 
     def _begin_item(self, kind: str, *, call_id: str = "", name: str = "") -> Item:
         index = len(self.items)
         item = Item(kind, output_item_id(self._response_id, kind, index), index, call_id=call_id, name=name)
         self.items.append(item)
-        self._sink.item_added(item)
+        self.sink.item_added(item)
         return item
 
     def _add_call(self, call: event_pb2.ToolCallDelta) -> None:
@@ -264,7 +269,7 @@ class OutputItems:
         self._latest = item
         if call.arguments_text:
             item.arguments.append(call.arguments_text)
-            self._sink.arguments_added(item, call.arguments_text)
+            self.sink.arguments_added(item, call.arguments_text)
 
     def _fresh_call_id(self, given: str) -> str:
         """Returns a unique call id: an engine may number calls per answer, and clients identify calls by it."""
@@ -277,12 +282,12 @@ class OutputItems:
     def _end_open(self, status: str) -> None:
         item, self._open = self._open, None
         assert item is not None
-        self._sink.part_done(item, item.parts[-1])
+        self.sink.part_done(item, item.parts[-1])
         self._end(item, status)
 
     def _end(self, item: Item, status: str) -> None:
         item.status = status
-        self._sink.item_done(item)
+        self.sink.item_done(item)
 
 
 def token_logprobs(logprobs: Sequence[event_pb2.TokenLogprob]) -> Logprobs:

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from gateway.openai.sampling import wants_events
-from gateway.responses.document import CANCELLED, FAILED, IN_PROGRESS, QUEUED, ResponseDocument, ResponseState
+from gateway.responses.document import CANCELLED, FAILED, IN_PROGRESS, QUEUED, ResponseDocument
 from gateway.responses.output import background_response_id
-from gateway.responses.payload import wants_logprobs
 from gateway.responses.schema import ResponsesRequest
 from gateway.responses.stream import ResponsesStream
 from weft.api.common.v1 import event_pb2, warning_pb2
@@ -62,32 +61,18 @@ class BackgroundRequest:
     """The gateway's warnings."""
 
 
-class BackgroundDocument(ResponseDocument):
-    """Renders the response of a task, whose times are the task's."""
-
-    def __init__(self, params: ResponsesRequest, task: Task, clock: Clock) -> None:
-        super().__init__(
-            params, background_response_id(task.id), clock=clock, arrived=clock.monotonic(), created_at=task.created_at
-        )
-        self.ended_at: datetime | None = None
-        """The task's end time; set before the answer is concluded."""
-
-    def _end(self) -> tuple[datetime, float]:
-        ended_at = self.ended_at or self.created_at
-        return ended_at, (ended_at - self.created_at).total_seconds()
+def task_document(params: ResponsesRequest, task: Task, clock: Clock, *, is_stored: bool) -> ResponseDocument:
+    """Returns the response of a task, whose times are the task's."""
+    response_id = background_response_id(task.id)
+    return ResponseDocument(params, response_id, clock=clock, is_stored=is_stored, created_at=task.created_at)
 
 
 class BackgroundStream(ResponsesStream):
-    """One attempt at a response, as a stream. The task stores it, also where it failed."""
-
-    _is_kept_where_it_failed = True
+    """One attempt at a response, as a stream."""
 
     def __init__(self, request: BackgroundRequest, task: Task, attempt: int, clock: Clock) -> None:
         params = request.params
-        self._own_document = BackgroundDocument(params, task, clock)
-        state = ResponseState(model=params.model, is_stored=True)
-        events = wants_events(params)
-        super().__init__(self._own_document, state, logprobs=wants_logprobs(params), include_events=events)
+        super().__init__(task_document(params, task, clock, is_stored=True), include_events=wants_events(params))
         self._warnings = [event_pb2.InferenceEvent(warning=warning) for warning in request.warnings]
         self._first_number = first_number(attempt)
         self._is_opened = True
@@ -105,13 +90,13 @@ class BackgroundStream(ResponsesStream):
 
     def opening(self) -> bytes:
         """Returns the opening events of every background response."""
-        response = self._render(QUEUED)
+        response = self.snapshot(QUEUED)
         return self._event(b"response.created", response) + self._event(b"response.queued", response)
 
     def begin(self) -> bytes:
         """Encode the beginning of the attempt."""
         self._sequence = self._first_number
-        return self._event(b"response.in_progress", self._render(IN_PROGRESS))
+        return self._event(b"response.in_progress", self.snapshot())
 
     def add(self, event: event_pb2.InferenceEvent) -> bytes:
         """Encode an event of the answer, except its last."""
@@ -122,7 +107,7 @@ class BackgroundStream(ResponsesStream):
 
     def complete(self, last: event_pb2.InferenceEvent | None, ended_at: datetime | None) -> bytes:
         """Encode the end of a completed task; `last`: its last event. An invalid answer ends as a failure."""
-        self._own_document.ended_at = ended_at
+        self.document.ended_at = ended_at
         try:
             data = b"" if last is None else self.encode([last])
         except WeftError as error:
@@ -133,10 +118,6 @@ class BackgroundStream(ResponsesStream):
         """Encode the failure or cancellation of the task. `number`: sequence number of its first event."""
         self._sequence = number
         return self.failure(error)
-
-    def snapshot_of(self, state: TaskState) -> bytes:
-        """Returns the response as JSON for a task in this state."""
-        return self.snapshot(_STATUSES[state])
 
 
 _STATUSES = {
@@ -231,7 +212,7 @@ class Replay:
 
     def snapshot(self) -> bytes:
         """Returns the current response as JSON."""
-        return self._stream.snapshot_of(self.task.state)
+        return self._stream.snapshot(_STATUSES[self.task.state])
 
     def _reach(self, attempt: int) -> bytes:
         if self._is_begun and attempt == self._stream.attempt:

@@ -10,7 +10,7 @@ from typing import Protocol
 from typing_extensions import override
 
 from gateway.ports import Generation
-from gateway.responses.document import CANCELLED, IN_PROGRESS
+from gateway.responses.document import CANCELLED, IN_PROGRESS, ResponseDocument
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.frames import Frame
 from weft.durable.responses import ResponseStore, StoredResponse
@@ -25,16 +25,17 @@ log = get_logger("weft.gateway")
 class PartialResponse(Protocol):
     """A response that is being generated; see `gateway.responses.stream`."""
 
+    @property
+    def document(self) -> ResponseDocument:
+        """The response so far."""
+        ...
+
     def snapshot(self, status: str = ...) -> bytes:
         """Returns the current response as JSON; the final one once it is concluded."""
         ...
 
     def conclude(self, receipt: receipt_pb2.Receipt) -> bytes:
         """Conclude the response; returns it as JSON. Raises BACKEND_PROTOCOL_ERROR for an invalid end."""
-        ...
-
-    def note_not_stored(self, why: WeftError) -> None:
-        """Record that storing the response failed."""
         ...
 
 
@@ -65,7 +66,7 @@ class ResponseRecord:
             await self.store.save(response)
         except WeftError as error:
             log.warning("response not kept", response_id=self.id, reason=error.reason.name.lower())
-            partial.note_not_stored(error)
+            partial.document.note_not_stored(error)
             return False
         return True
 
@@ -205,7 +206,7 @@ class RecordedGeneration(Generation):
                 if running is not None and running.is_ended:
                     await running.settled()
                 elif error.reason is Reason.CANCELLED and self._keeping is not None:
-                    self._growing.note_not_stored(error)
+                    self._growing.document.note_not_stored(error)
                 raise
 
     async def _next(self, frames: AsyncGenerator[Frame]) -> Frame | None:

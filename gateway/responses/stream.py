@@ -21,14 +21,13 @@ from gateway.answers.answer_builder import (
 )
 from gateway.answers.sse import StreamEncoder, comment_of, receipt_comment
 from gateway.errors import envelope
-from gateway.responses.document import CANCELLED, FAILED, IN_PROGRESS, ResponseDocument, ResponseState
+from gateway.responses.document import CANCELLED, FAILED, IN_PROGRESS, ResponseDocument
 from gateway.responses.output import (
     OUTPUT_TEXT,
     REASONING_TEXT,
     REFUSAL,
     Item,
     Logprobs,
-    OutputItems,
     OutputSink,
     Part,
 )
@@ -47,20 +46,13 @@ _ARGUMENTS = b"response.function_call_arguments"
 class ResponsesStream(StreamEncoder, OutputSink):
     """Encodes one streamed response; the sink of its own output items."""
 
-    _is_kept_where_it_failed = False
-
-    def __init__(
-        self, document: ResponseDocument, state: ResponseState, *, logprobs: bool, include_events: bool = False
-    ) -> None:
-        identity = AnswerIdentity(answer_id=document.response_id, created=document.created, model=state.model)
-        super().__init__(identity, choice_count=1, include_usage=False, include_events=include_events)
-        self._state = state
-        self._document = document
-        self._items = OutputItems(document.response_id, self, logprobs=logprobs)
+    def __init__(self, document: ResponseDocument, *, include_events: bool = False) -> None:
+        super().__init__(_identity(document), choice_count=1, include_usage=False, include_events=include_events)
+        self.document = document
+        document.items.sink = self
         self._out: list[bytes] = []
         self._sequence = 0
         self._is_opened = False
-        self._final_status = ""
 
     @override
     def encode(self, frame: list[event_pb2.InferenceEvent]) -> bytes:
@@ -74,23 +66,16 @@ class ResponsesStream(StreamEncoder, OutputSink):
 
     def snapshot(self, status: str = IN_PROGRESS) -> bytes:
         """Returns the current response as JSON; the final one once it is concluded."""
-        return self._render(self._final_status or status)
+        document = self.document
+        document.model, document.usage = self._model, self.usage
+        return document.render(status)
 
     def conclude(self, receipt: receipt_pb2.Receipt) -> bytes:
         """Conclude the response; returns it as JSON. Raises BACKEND_PROTOCOL_ERROR for an invalid end."""
         self._out = []
-        if not self.has_content:
-            self._begin(self._out)
-        if self._open_choices:
-            raise unfinished_answer()
-        if not (self.usage.prompt_tokens or self.usage.completion_tokens):
-            self.usage = receipt.usage
-        self._final_status = self._document.conclude(self._state, self._items, receipt)
-        return self._render(self._final_status)
-
-    def note_not_stored(self, why: WeftError) -> None:
-        """Record that storing the response failed."""
-        self._state.note_not_kept(why)
+        self._complete(receipt, self._out)
+        self.document.conclude(receipt)
+        return self.snapshot()
 
     @override
     def failure(self, error: WeftError, request_id: str = "") -> bytes:
@@ -98,9 +83,10 @@ class ResponsesStream(StreamEncoder, OutputSink):
         opening = b"" if self._is_opened else self._first_events()
         is_cancelled = error.reason is Reason.CANCELLED
         if not is_cancelled:
-            self._state.error = error
-            self._state.is_stored = self._is_kept_where_it_failed and self._state.is_stored
-        failed = self._event(b"response.failed", self._render(CANCELLED if is_cancelled else FAILED))
+            self.document.error = error
+            # A task stores its response, also where it failed.
+            self.document.is_stored = self.document.is_of_task and self.document.is_stored
+        failed = self._event(b"response.failed", self.snapshot(CANCELLED if is_cancelled else FAILED))
         return opening + failed + error_event(error, request_id, self._next())
 
     @override
@@ -157,7 +143,7 @@ class ResponsesStream(StreamEncoder, OutputSink):
 
     def _encode_delta(self, delta: event_pb2.Delta, out: list[bytes]) -> None:
         self._out = out
-        self._items.add(delta)
+        self.document.items.add(delta)
         if delta.finish_reason:
             self._close_choice(delta.index)
 
@@ -176,20 +162,20 @@ class ResponsesStream(StreamEncoder, OutputSink):
         out.append(comment_of(event, kind))
 
     def _note(self, kind: str, told: dict[str, object]) -> None:
-        kept = {"warning": self._state.warnings, "signal": self._state.signals}.get(kind)
+        kept = {"warning": self.document.warnings, "signal": self.document.signals}.get(kind)
         if kept is not None and len(kept) < MAX_NOTICES:
             kept.append(told)
 
     def _encode_end(self, receipt: receipt_pb2.Receipt, out: list[bytes]) -> None:
-        if not self._final_status:
+        document = self.document
+        if not document.final_status:
             self.conclude(receipt)
         out += self._out
         self._out = out
         out.append(receipt_comment(receipt))
-        if self._document.has_metrics:
-            self._emit(b"response.metrics", b'"metrics":' + encode_json(self._document.metrics(self._state)))
-        status = self._final_status
-        out.append(self._event(b"response." + status.encode(), self._render(status)))
+        if document.has_metrics:
+            self._emit(b"response.metrics", b'"metrics":' + encode_json(document.metrics()))
+        out.append(self._event(b"response." + document.final_status.encode(), self.snapshot()))
         self.is_done = True
 
     def _opening(self) -> bytes:
@@ -197,14 +183,8 @@ class ResponsesStream(StreamEncoder, OutputSink):
 
     def _first_events(self) -> bytes:
         self._is_opened = True
-        response = self._render(IN_PROGRESS)
+        response = self.snapshot()
         return self._event(b"response.created", response) + self._event(b"response.in_progress", response)
-
-    def _render(self, status: str) -> bytes:
-        state = self._state
-        state.model = self._model
-        state.usage = self.usage if self.usage.prompt_tokens or self.usage.completion_tokens else None
-        return self._document.render(status, state, self._items)
 
     def _event(self, name: bytes, response: bytes) -> bytes:
         return b'event: %b\ndata: {"type":"%b","sequence_number":%d,"response":%b}\n\n' % (
@@ -256,14 +236,10 @@ def _delta_head(name: bytes, item: Item, place: bytes) -> bytes:
 class ResponsesAnswer(AnswerBuilder):
     """Builds one unary response."""
 
-    def __init__(self, document: ResponseDocument, state: ResponseState, *, logprobs: bool) -> None:
-        identity = AnswerIdentity(answer_id=document.response_id, created=document.created, model=state.model)
-        super().__init__(identity, choice_count=1)
-        self._state = state
-        self._response = document
-        self._wants_logprobs = logprobs
-        self._items = self._no_items()
-        self._final_status = ""
+    def __init__(self, document: ResponseDocument) -> None:
+        super().__init__(_identity(document), choice_count=1)
+        self.document = document
+        document.warnings, document.signals = self.warnings, self._signals
         self._receipt: receipt_pb2.Receipt | None = None
 
     @override
@@ -275,10 +251,9 @@ class ResponsesAnswer(AnswerBuilder):
 
     def snapshot(self, status: str = IN_PROGRESS) -> bytes:
         """Returns the current response as JSON; the final one once it is concluded."""
-        state = self._state
-        state.model, state.warnings, state.signals = self._model, self.warnings, self._signals
-        state.usage = self.usage if self.usage.prompt_tokens or self.usage.completion_tokens else None
-        return self._response.render(self._final_status or status, state, self._items)
+        document = self.document
+        document.model, document.usage = self._model, self.usage
+        return document.render(status)
 
     def conclude(self, receipt: receipt_pb2.Receipt) -> bytes:
         """Conclude the response; returns it as JSON. Raises BACKEND_PROTOCOL_ERROR for an invalid end."""
@@ -286,27 +261,23 @@ class ResponsesAnswer(AnswerBuilder):
             raise unfinished_answer()
         if not (self.usage.prompt_tokens or self.usage.completion_tokens):
             self.usage = receipt.usage
-        self._final_status = self._response.conclude(self._state, self._items, receipt)
+        self.document.conclude(receipt)
         return self.snapshot()
-
-    def note_not_stored(self, why: WeftError) -> None:
-        """Record that storing the response failed."""
-        self._state.warnings = self.warnings
-        self._state.note_not_kept(why)
 
     @override
     def body(self) -> bytes:
         if self._receipt is None:
             raise unfinished_answer()
-        return self.snapshot() if self._final_status else self.conclude(self._receipt)
+        return self.snapshot() if self.document.final_status else self.conclude(self._receipt)
 
     def _add_delta(self, delta: event_pb2.Delta) -> None:
-        self._items.add(delta)
+        self.document.items.add(delta)
         if delta.finish_reason:
             self._close_choice(delta.index)
 
     def _forget(self) -> None:
-        self._items = self._no_items()
+        self.document.items.begin_again()
 
-    def _no_items(self) -> OutputItems:
-        return OutputItems(self._response.response_id, OutputSink(), logprobs=self._wants_logprobs)
+
+def _identity(document: ResponseDocument) -> AnswerIdentity:
+    return AnswerIdentity(answer_id=document.response_id, created=document.created, model=document.model)

@@ -26,9 +26,8 @@ from gateway.openai.chat_schema import ChatRequest
 from gateway.openai.completions import CompletionAnswer, CompletionRequest, prompt_count
 from gateway.openai.embeddings import EmbeddingRequest
 from gateway.openai.extension_fields import unknown_extensions
-from gateway.responses.document import ResponseState
-from gateway.responses.payload import Conversation, own_items, to_response_request, wants_logprobs
-from gateway.responses.replay import BackgroundDocument
+from gateway.responses.payload import Conversation, own_items, to_response_request
+from gateway.responses.replay import task_document
 from gateway.responses.schema import ResponsesRequest
 from gateway.responses.stream import ResponsesAnswer
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2, receipt_pb2, warning_pb2
@@ -270,12 +269,10 @@ def _response_payload(params: ResponsesRequest, limits: RequestLimits, media: Re
 
 
 def _response_answer(deps: InferenceDeps, params: ResponsesRequest, task: Task, outputs: Outputs) -> bytes:
-    document = BackgroundDocument(params, task, deps.clock)
+    document = task_document(params, task, deps.clock, is_stored=False)
     document.ended_at = task.ended_at
-    state = ResponseState(model=params.model, is_stored=False)
-    answer = ResponsesAnswer(document, state, logprobs=wants_logprobs(params))
     made = to_response_request(params, Conversation(own_items(params)), deps.request_media(params), deps.config.limits)
-    return built(answer, outputs, made.warnings)
+    return built(ResponsesAnswer(document), outputs, made.warnings)
 
 
 def task_apis_of(deps: InferenceDeps) -> TaskApis:

@@ -11,6 +11,7 @@ from response_script import MemoryResponses
 
 from gateway.config import GatewayConfig, KeepResponses, RequestLimits
 from gateway.responses import history
+from gateway.responses.document import ResponseDocument
 from gateway.responses.running import RecordedGeneration, ResponseRecord, RunningResponse, RunningResponses
 from weft.api.common.v1 import chat_pb2
 from weft.dispatch.request_trace import RequestContext
@@ -115,8 +116,9 @@ class UnaryCall:
     def conclude(self, receipt: object) -> bytes:
         return b"{}"
 
-    def note_not_stored(self, why: WeftError) -> None:
-        raise AssertionError(why)
+    @property
+    def document(self) -> ResponseDocument:
+        raise AssertionError("a response that is stored has nothing to note")
 
 
 async def test_a_response_that_is_kept_can_be_deleted_however_slowly_its_caller_reads_the_end() -> None:

@@ -11,7 +11,7 @@ from gateway.config import MediaConfig, RequestLimits
 from gateway.intake.json_guard import parse
 from gateway.media import RequestMedia
 from gateway.openai.chat_fields import ChatTranslation
-from gateway.responses.document import ResponseDocument, ResponseState
+from gateway.responses.document import ResponseDocument
 from gateway.responses.history import conversation_of, items_to_store
 from gateway.responses.output import new_response_id
 from gateway.responses.payload import own_items, to_response_request
@@ -82,8 +82,8 @@ async def test_any_request_is_answered_or_refused_in_our_words(given_fields: dic
     assert asked.payload.messages
     response_id = new_response_id()
     assert len(json.loads(items_to_store(own_items(request), response_id))) == len(own_items(request))
-    document = ResponseDocument(request, response_id, clock=FakeClock(), arrived=0.0)
-    answer = ResponsesAnswer(document, ResponseState(model="m", is_stored=False), logprobs=False)
+    document = ResponseDocument(request, response_id, clock=FakeClock(), arrived=0.0, is_stored=False)
+    answer = ResponsesAnswer(document)
     stop = event_pb2.Delta(text="Hi", finish_reason=event_pb2.FINISH_REASON_STOP)
     answer.add([event_pb2.InferenceEvent(delta=stop)])
     assert json.loads(answer.conclude(receipt_pb2.Receipt()))["status"] == "completed"

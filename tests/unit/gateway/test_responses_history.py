@@ -12,7 +12,7 @@ from kit.examples import given
 from gateway.config import MediaConfig, RequestLimits
 from gateway.intake.json_guard import parse
 from gateway.media import RequestMedia
-from gateway.responses.document import ResponseDocument, ResponseState
+from gateway.responses.document import ResponseDocument
 from gateway.responses.history import conversation_of, exchange_of, items_to_store
 from gateway.responses.output import input_item_id, new_response_id, output_item_id, response_of
 from gateway.responses.payload import own_items, to_response_request
@@ -66,8 +66,8 @@ def request_of(**fields: object) -> ResponsesRequest:
 def stored_response(request: ResponsesRequest, *deltas: event_pb2.Delta, finish: str = "STOP") -> StoredResponse:
     """The stored response to `request` from these deltas."""
     response_id = new_response_id()
-    document = ResponseDocument(request, response_id, clock=FakeClock(), arrived=0.0)
-    answer = ResponsesAnswer(document, ResponseState(model="m", is_stored=True), logprobs=False)
+    document = ResponseDocument(request, response_id, clock=FakeClock(), arrived=0.0, is_stored=True)
+    answer = ResponsesAnswer(document)
     last = event_pb2.Delta(finish_reason=event_pb2.FinishReason.Value(f"FINISH_REASON_{finish}"))
     answer.add([event_pb2.InferenceEvent(delta=delta) for delta in (*deltas, last)])
     return StoredResponse(

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from kit.examples import examples, given
 
-from gateway.responses.document import ResponseDocument, ResponseState
+from gateway.responses.document import ResponseDocument
 from gateway.responses.schema import ResponsesRequest
 from gateway.responses.stream import ResponsesStream
 from weft.api.common.v1 import event_pb2, receipt_pb2, signal_pb2, usage_pb2, warning_pb2
@@ -90,11 +90,13 @@ def answering() -> Answering:
     return Answering()
 
 
-def stream_of(*, logprobs: bool = False, events: bool = False, **fields: object) -> ResponsesStream:
-    request = ResponsesRequest.model_validate({"model": "chat", "input": "hi", **fields})
-    document = ResponseDocument(request, RESPONSE_ID, clock=FakeClock(), arrived=999.0)
-    state = ResponseState(model="chat", is_stored=False)
-    return ResponsesStream(document, state, logprobs=logprobs, include_events=events)
+def stream_of(
+    *, logprobs: bool = False, events: bool = False, include: Sequence[str] = (), **fields: object
+) -> ResponsesStream:
+    included = [*include, "message.output_text.logprobs"] if logprobs else [*include]
+    request = ResponsesRequest.model_validate({"model": "chat", "input": "hi", "include": included, **fields})
+    document = ResponseDocument(request, RESPONSE_ID, clock=FakeClock(), arrived=999.0, is_stored=False)
+    return ResponsesStream(document, include_events=events)
 
 
 def end(reason: str = "STOP") -> Frame:
