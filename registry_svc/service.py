@@ -28,7 +28,7 @@ from registry_svc.mesh.servicers import (
 from registry_svc.mesh.sessions import SessionManager
 from registry_svc.mesh.store import SqlStore
 from registry_svc.mesh.unowned import UnownedModels
-from registry_svc.operations.governance_gate import build_gate
+from registry_svc.operations.governance import build_gate
 from registry_svc.operations.operations import OperationService
 from registry_svc.operations.servicer import OperationServicer
 from registry_svc.store.database import Transactions

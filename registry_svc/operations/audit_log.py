@@ -4,7 +4,6 @@ import hashlib
 
 from google.protobuf import json_format
 
-from registry_svc.operations.governance import Refused
 from registry_svc.operations.operation_store import OperationStore
 from registry_svc.operations.policy.audit import (
     SHARE_FOR_REFUSALS,
@@ -14,6 +13,7 @@ from registry_svc.operations.policy.audit import (
     RefusalWindow,
     detail_json,
 )
+from registry_svc.operations.policy.governance import Refused
 from registry_svc.operations.policy.lifecycle import GovernedOperation
 from weft.api.operations.v1 import operation_pb2
 from weft.kernel.clock import Clock

@@ -1,16 +1,47 @@
-"""Governance of operations: the port that every new operation passes, and its implementation when governance is off."""
+"""The governance gate: admits new operations by their tokens, and refuses tokens that a restored database forgot."""
 
+import json
+import math
+import os
+from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Protocol
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 from typing_extensions import override
 
-from registry_svc.config import GovernanceMode
+from registry_svc.config import GovernanceConfig, GovernanceMode
 from registry_svc.operations.policy.governance import (
-    Validity,
+    Marks,
+    Quorum,
+    Refused,
+    TimeLimits,
+    Verified,
+    agreed,
+    fault_in_age,
+    fault_in_agreement,
+    fault_in_time,
+    marks_at_start,
+    nonce_kept_until,
 )
+from registry_svc.wire_values import duration_message
 from weft.api.operations.v1 import operation_pb2
+from weft.api.operations.v1.operation_service_pb2 import GetGovernanceResponse
+from weft.kernel.clock import Clock
+from weft.kernel.errors import invalid_field
+from weft.kernel.log import get_logger
+from weft.signing.strict_json import MalformedToken
+
+if TYPE_CHECKING:
+    from registry_svc.operations.token_verifier import TokenVerifier
+
+log = get_logger("weft.registry")
+
+MAX_FILE_BYTES = 4096
+MISSING = "there is no authorization"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,30 +71,6 @@ class Admission:
     """Raises `GovernanceMarks.newest_issued_at` to this in the same transaction; None: leaves it. It never falls."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GovernanceRules:
-    """What an operation needs to be accepted, for signers."""
-
-    mode: GovernanceMode
-    required_signers: int = 0
-    signers: tuple[str, ...] = ()
-    """Key ids of the signers whose agreement counts."""
-    audience: str = ""
-    token_lifetime_seconds: float = 0.0
-    policy_version: str = ""
-
-
-class Refused(Exception):  # noqa: N818 - an outcome, which is no error of the gatekeeper
-    """An authorization is not valid. `why` is for the audit log only: callers learn only that it was refused."""
-
-    def __init__(self, why: str, *, actors: tuple[str, ...] = ()) -> None:
-        super().__init__(why)
-        self.why = why
-        """One short sentence without any part of the authorization that could be used again."""
-        self.actors = actors
-        """Key ids of the signers whose agreement was proven nevertheless."""
-
-
 class Gatekeeper(Protocol):
     """Decides whether an operation may be carried out. Must not block: it is called on the event loop."""
 
@@ -71,17 +78,15 @@ class Gatekeeper(Protocol):
         """Load the marks of earlier runs; called at each start, before anything is admitted."""
         ...
 
-    def admit(
-        self, action_bytes: bytes, action: operation_pb2.OperationAction, authorization: str, now_utc: datetime
-    ) -> Admission:
-        """Return the facts of `authorization` for this action; raises Refused.
+    def admit(self, action: operation_pb2.OperationAction, authorization: str, now_utc: datetime) -> Admission:
+        """Return the facts of `authorization` for this action, which has been validated; raises Refused.
 
-        `action_bytes` are the deterministic serialization of `action`, which has been validated. `authorization` is at
-        most MAX_AUTHORIZATION_CHARS long and otherwise unchecked. Whether the nonce is fresh is not decided here.
+        `authorization` is at most MAX_AUTHORIZATION_CHARS long and otherwise unchecked. Whether the nonce is fresh is
+        not decided here.
         """
         ...
 
-    def describe(self) -> GovernanceRules:
+    def describe(self) -> GetGovernanceResponse:
         """The rules, for GetGovernance."""
         ...
 
@@ -97,30 +102,168 @@ class OpenGate(Gatekeeper):
         self._audience = marks.audience
 
     @override
-    def admit(
-        self, action_bytes: bytes, action: operation_pb2.OperationAction, authorization: str, now_utc: datetime
-    ) -> Admission:
-        del action_bytes, action, authorization, now_utc
+    def admit(self, action: operation_pb2.OperationAction, authorization: str, now_utc: datetime) -> Admission:
+        del action, authorization, now_utc
         return Admission()
 
     @override
-    def describe(self) -> GovernanceRules:
-        return GovernanceRules(mode=GovernanceMode.OFF, audience=self._audience)
+    def describe(self) -> GetGovernanceResponse:
+        return GetGovernanceResponse(mode=GetGovernanceResponse.MODE_OFF, audience=self._audience)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verified:
-    """An authentic authorization for the action; whether it is valid now and sufficient is decided afterwards."""
+class RollbackGuard:
+    """Keeps the marks of issue times in a file across restarts, to detect a rollback of the database.
 
-    signers: tuple[str, ...]
-    """Key ids of the signers it names, each once; of those that count, only the proven ones."""
-    nonce: str
-    validity: Validity
+    The file is written without waiting for the disk. One that a power cut spoilt counts as lost, and a lost one makes
+    the gate stricter, never laxer. Without a path nothing is kept, so that every start refuses tokens from before it.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+
+    def read(self) -> Marks | None:
+        """Return the marks; None: missing or unreadable."""
+        if self._path is None:
+            return None
+        try:
+            with self._path.open("rb") as file:
+                found: Any = json.loads(file.read(MAX_FILE_BYTES))
+            newest, floor = int(found["newest_microseconds"]), float(found["refused_before"])
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            return None
+        if newest < 0 or not math.isfinite(floor):
+            return None
+        return Marks(newest_microseconds=newest, floor=floor)
+
+    def write(self, marks: Marks) -> None:
+        """Keep `marks` instead. Raises OSError."""
+        if self._path is None:
+            return
+        fresh = self._path.with_name(f"{self._path.name}.new")
+        text = json.dumps({"newest_microseconds": marks.newest_microseconds, "refused_before": marks.floor})
+        try:
+            with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+                file.write(text)
+            fresh.replace(self._path)
+        except OSError:
+            with suppress(OSError):
+                fresh.unlink()
+            raise
 
 
-class Verifier(Protocol):
-    """Checks one kind of authorization."""
+class GovernanceGate(Gatekeeper):
+    """A gatekeeper that requires tokens. `clock` provides the time of the start only."""
 
-    def verify(self, action: operation_pb2.OperationAction, authorization: str, audience: str) -> Verified:
-        """Return the facts. Raises Refused, and MalformedToken for a malformed token."""
-        ...
+    def __init__(self, config: GovernanceConfig, verifier: "TokenVerifier", guard: RollbackGuard, clock: Clock) -> None:
+        self._config = config
+        self._verifier = verifier
+        self._guard = guard
+        self._clock = clock
+        self._quorum = _quorum(config)
+        self._limits = TimeLimits(lifetime=config.token_lifetime_seconds, skew=config.clock_skew_seconds)
+        self._audience = config.audience or ""
+        self._marks: Marks | None = None
+
+    def recall(self, marks: GovernanceMarks) -> None:
+        """See Gatekeeper.recall. Raises INVALID_ARGUMENT when the witness cannot be written."""
+        self._audience = self._config.audience or marks.audience
+        stored = None if marks.newest_issued_at is None else _microseconds(marks.newest_issued_at)
+        witnessed = self._guard.read()
+        started_at = self._clock.utc_now().timestamp()
+        self._marks = marks_at_start(stored, witnessed, started_at=started_at, skew=self._limits.skew)
+        try:
+            self._guard.write(self._marks)
+        except OSError as error:
+            raise invalid_field(
+                "registry.governance", f"needs to write the witness of issue times: {error.strerror}"
+            ) from error
+        is_new = stored is None and witnessed is None
+        if not is_new and self._marks.floor > (0.0 if witnessed is None else witnessed.floor):
+            log.warning(
+                "the database may not know every token that was used; older ones are refused, sign again",
+                witness="lost" if witnessed is None else "knows more",
+                refused_before=_utc(self._marks.floor).isoformat(),
+            )
+
+    @override
+    def admit(self, action: operation_pb2.OperationAction, authorization: str, now_utc: datetime) -> Admission:
+        if self._marks is None or not self._audience:
+            raise Refused("the gate has no marks of earlier runs")
+        if not authorization.strip():
+            raise Refused(MISSING)
+        try:
+            verified = self._verifier.verify(action, authorization, self._audience)
+        except MalformedToken as error:
+            raise Refused(f"the authorization {error}") from error
+        signers = agreed(verified.signers, self._quorum)
+        # A shared key proves no signer's agreement.
+        proven = signers if self._config.mode is GovernanceMode.SIGNATURES else ()
+        fault = self._fault(verified, self._marks, now_utc.timestamp())
+        if fault is not None:
+            raise Refused(fault, actors=proven)
+        mark = self._raised_mark(self._marks, verified.validity.issued_at, proven)
+        return Admission(
+            signers=signers,
+            nonce=verified.nonce,
+            nonce_kept_until=_utc(nonce_kept_until(verified.validity.expires_at, self._limits.skew)),
+            issued_at=_utc(verified.validity.issued_at),
+            mark=mark,
+        )
+
+    @override
+    def describe(self) -> GetGovernanceResponse:
+        return GetGovernanceResponse(
+            mode=self._config.mode.value,  # type: ignore[arg-type]  # same numbers
+            required_signers=self._quorum.required,
+            signers=sorted(self._quorum.counted),
+            audience=self._audience,
+            token_lifetime=duration_message(self._limits.lifetime),
+            policy_version=self._config.policy_version,
+        )
+
+    def _fault(self, verified: Verified, marks: Marks, now: float) -> str | None:
+        limits, validity = self._limits, verified.validity
+        return (
+            fault_in_agreement(verified.signers, self._quorum)
+            or fault_in_time(validity, now, limits)
+            or fault_in_age(validity.issued_at, marks, lifetime=limits.lifetime, skew=limits.skew)
+        )
+
+    def _raised_mark(self, marks: Marks, issued_at: float, proven: tuple[str, ...]) -> datetime:
+        """The witness knows a token before the database does: after a crash between the two, old ones are refused."""
+        raised = marks.raised_to(issued_at)
+        try:
+            self._guard.write(raised)
+        except OSError as error:
+            raise Refused(f"the witness of issue times cannot be written: {error.strerror}", actors=proven) from error
+        self._marks = raised
+        return _EPOCH + raised.newest_microseconds * _MICROSECOND
+
+
+def build_gate(config: GovernanceConfig, clock: Clock) -> Gatekeeper:
+    """Return the gate for a configuration. Raises INVALID_ARGUMENT for one that no token could satisfy."""
+    if config.mode is GovernanceMode.OFF:
+        return OpenGate()
+    quorum = _quorum(config)
+    if not 1 <= quorum.required <= len(quorum.counted):
+        raise invalid_field("required_signers", f"must be 1 to {len(quorum.counted)}, as there are signers not revoked")
+    # joserfc and its cryptography are loaded only where governance is on.
+    from registry_svc.operations.token_verifier import TokenVerifier  # noqa: PLC0415 - see above
+
+    return GovernanceGate(config, TokenVerifier(config), RollbackGuard(config.witness_file), clock)
+
+
+def _quorum(config: GovernanceConfig) -> Quorum:
+    return Quorum(
+        counted=frozenset(signer.id for signer in config.signers if not signer.revoked),
+        revoked=frozenset(signer.id for signer in config.signers if signer.revoked),
+        required=config.required_signers,
+    )
+
+
+def _utc(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+def _microseconds(moment: datetime) -> int:
+    return (moment - _EPOCH) // _MICROSECOND

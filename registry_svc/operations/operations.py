@@ -4,13 +4,13 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from registry_svc.config import GovernanceMode, OperationSettings
+from registry_svc.config import OperationSettings
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.runner_calls import RunnerCalls
 from registry_svc.operations.actions import CheckedAction, action_summary, checked_action, require_known, subjects_of
 from registry_svc.operations.audit_log import AuditLog, action_detail, action_hash
 from registry_svc.operations.executor import Executor
-from registry_svc.operations.governance import Admission, Gatekeeper, GovernanceRules, Refused
+from registry_svc.operations.governance import Admission, Gatekeeper
 from registry_svc.operations.job import JobDeps
 from registry_svc.operations.live_operations import LiveOperation, OperationTable, OperationView, OperationWatcher
 from registry_svc.operations.operation_store import (
@@ -23,6 +23,7 @@ from registry_svc.operations.operation_store import (
     SqlOperationStore,
 )
 from registry_svc.operations.policy.audit import AuditDraft, AuditEntry, AuditHead
+from registry_svc.operations.policy.governance import Refused
 from registry_svc.operations.policy.lifecycle import (
     Ending,
     GovernedOperation,
@@ -37,7 +38,7 @@ from registry_svc.operations.policy.loads import LoadTimes
 from registry_svc.operations.runner_presence import MeshRunnerDirectory, RunnerPresence
 from registry_svc.store.database import Transactions
 from registry_svc.writer import SingleWriter
-from weft.api.operations.v1 import operation_pb2
+from weft.api.operations.v1 import operation_pb2, operation_service_pb2
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
@@ -171,7 +172,7 @@ class Operations:
         head = self.audit.head
         return await self._store.page_audit(after_sequence=after_sequence, size=size), head
 
-    def rules(self) -> GovernanceRules:
+    def rules(self) -> operation_service_pb2.GetGovernanceResponse:
         """Return what an operation needs to be accepted."""
         return self._gatekeeper.describe()
 
@@ -219,7 +220,7 @@ class Operations:
     async def _admitted(self, request: OperationRequest) -> Admission:
         action = request.action
         try:
-            return self._gatekeeper.admit(action.data, action.action, request.authorization, self._clock.utc_now())
+            return self._gatekeeper.admit(action.action, request.authorization, self._clock.utc_now())
         except Refused as refused:
             raise await self._refusal(refused, request) from None
 
@@ -325,7 +326,7 @@ class OperationUnloader:
 
     async def unload(self, model: str, requested_by: str) -> None:
         """Unload a model and wait for its end. Raises OPERATION_REFUSED, DEADLINE_EXCEEDED, or why it failed."""
-        if self._operations.rules().mode is not GovernanceMode.OFF:
+        if self._operations.rules().mode != operation_service_pb2.GetGovernanceResponse.MODE_OFF:
             raise WeftError(
                 Reason.OPERATION_REFUSED,
                 f"{model} is loaded, and governance is on: unload it with an authorization first "

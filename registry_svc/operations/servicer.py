@@ -11,7 +11,6 @@ from google.protobuf import timestamp_pb2
 from typing_extensions import override
 
 from registry_svc.operations.actions import checked_action
-from registry_svc.operations.governance import GovernanceRules
 from registry_svc.operations.live_operations import OperationView
 from registry_svc.operations.operations import OperationRequest, Operations
 from registry_svc.operations.policy.audit import AuditEntry, AuditHead
@@ -105,18 +104,6 @@ def operation_message(view: OperationView, now: float) -> operation_pb2.Operatio
     if progress.ends_at is not None and progress.ends_at > now:
         message.eta.CopyFrom(duration_message(progress.ends_at - now))
     return message
-
-
-def rules_message(rules: GovernanceRules) -> operation_service_pb2.GetGovernanceResponse:
-    """The rules of governance."""
-    return operation_service_pb2.GetGovernanceResponse(
-        mode=rules.mode.value,  # type: ignore[arg-type]  # same numbers
-        required_signers=rules.required_signers,
-        signers=rules.signers,
-        audience=rules.audience,
-        token_lifetime=duration_message(rules.token_lifetime_seconds),
-        policy_version=rules.policy_version,
-    )
 
 
 def entry_message(entry: AuditEntry) -> operation_service_pb2.AuditEntry:
@@ -215,7 +202,7 @@ class OperationServicer(operation_service_pb2_grpc.OperationServiceServicer):
     ) -> operation_service_pb2.GetGovernanceResponse:
         del request
         async with answering(context):
-            return rules_message(self._operations.rules())
+            return self._operations.rules()
 
     @override
     async def ListAuditEntries(

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,12 +10,14 @@ from typing import Any
 from joserfc import jws
 from joserfc.errors import JoseError
 from joserfc.jwk import OKPKey
+from typing_extensions import override
 
 from weft.kernel.errors import invalid_field
 from weft.signing.strict_json import (
     MAX_TOKEN_BYTES,
     MalformedToken,
     from_base64url,
+    read_envelope,
     read_object,
     to_base64url,
 )
@@ -122,7 +124,9 @@ class SignedBytes:
 def sign(payload: bytes, key: OKPKey, key_id: str, *, beside: Sequence[Signature] = ()) -> SignedBytes:
     """Return `payload` with a signature by `key` after those `beside` it."""
     header = {"alg": ALGORITHM, "kid": key_id, "typ": TYPE}
-    made: Any = jws.serialize_json({"protected": header}, payload, key, registry=_only_ours())
+    made: Any = jws.serialize_json(
+        {"protected": header}, payload, key, registry=StrictRegistry(ALGORITHM, _HEADER_NAMES)
+    )
     own = Signature(key_id=key_id, protected=made["protected"], signature=made["signature"])
     return SignedBytes(payload=to_base64url(payload), signatures=(*beside, own))
 
@@ -135,8 +139,7 @@ def read_signed(text: str) -> SignedBytes:
     """
     if len(text) > MAX_TOKEN_BYTES or not text.isascii():
         raise MalformedToken(f"is larger than {MAX_TOKEN_BYTES // 1024} KiB or no ASCII")
-    bare = text.strip()
-    document = read_object(bare.encode("ascii") if bare.startswith("{") else from_base64url(bare))
+    document = read_envelope(text.strip())
     payload, signatures = document.get("payload"), document.get("signatures")
     if document.keys() != {"payload", "signatures"} or not isinstance(payload, str):
         raise MalformedToken("is not a payload with signatures")
@@ -149,7 +152,7 @@ def is_signed_by(signed: SignedBytes, signature: Signature, key: OKPKey) -> bool
     """Whether `signature` is that of `key` over the bytes."""
     value: Any = {"payload": signed.payload, "protected": signature.protected, "signature": signature.signature}
     try:
-        jws.deserialize_json(value, key, registry=_only_ours())
+        jws.deserialize_json(value, key, registry=StrictRegistry(ALGORITHM, _HEADER_NAMES))
     except (JoseError, ValueError, TypeError):
         return False
     return True
@@ -170,19 +173,17 @@ def _read_signature(found: object) -> Signature:
     return Signature(key_id=key_id, protected=protected, signature=signature)
 
 
-def _only_ours() -> "_Ed25519Registry":
-    return _Ed25519Registry(algorithms=[ALGORITHM])
+class StrictRegistry(jws.JWSRegistry):
+    """Allows one algorithm and the headers that it names: nothing in a token chooses a key or a way to verify."""
 
+    def __init__(self, algorithm: str, headers: Collection[str]) -> None:
+        super().__init__(algorithms=[algorithm])
+        self._algorithm = algorithm
+        self.header_registry = {name: self.header_registry[name] for name in sorted(headers)}
 
-class _Ed25519Registry(jws.JWSRegistry):
-    """Allows one algorithm and three headers: nothing in a token chooses a key or a way to verify."""
-
-    def __init__(self, algorithms: Sequence[str]) -> None:
-        super().__init__(algorithms=algorithms)
-        self.header_registry = {name: self.header_registry[name] for name in sorted(_HEADER_NAMES)}
-
+    @override
     def get_alg(self, name: str) -> Any:
-        """Return the algorithm under its older name, of which joserfc warns: few libraries know the one of RFC 9864."""
-        if name != ALGORITHM:
-            raise JoseError(f"{name!r} is not {ALGORITHM}")
+        # joserfc warns of the older name EdDSA, but few libraries know the one of RFC 9864.
+        if name != self._algorithm:
+            raise JoseError(f"{name!r} is not {self._algorithm}")
         return self.algorithms[name]

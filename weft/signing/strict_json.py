@@ -40,6 +40,11 @@ def read_object(data: bytes) -> dict[str, Any]:
     return found
 
 
+def read_envelope(text: str) -> dict[str, Any]:
+    """Returns the JSON object that `text` is, or that it stands for in base64url. Raises as `read_object`."""
+    return read_object(text.encode("utf-8", "surrogatepass") if text.startswith("{") else from_base64url(text))
+
+
 def canonical_json(value: object) -> bytes:
     """Return `value` with sorted names, without spaces, in UTF-8. Raises MalformedToken for what is not JSON."""
     try:

@@ -20,13 +20,13 @@ from weft.api.operations.v1.operation_service_pb2_grpc import OperationServiceSt
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import require_name
 from weft.kernel.reasons import Reason
-from weft.signing.actions import in_words
 from weft.signing.strict_json import MAX_TOKEN_BYTES, MalformedToken
 from weft.signing.tokens import (
     MAX_SIGNERS,
     MAX_TEXT_CHARS,
     Claims,
     Terms,
+    in_words,
     make_op_token,
     make_payload,
     read_payload,

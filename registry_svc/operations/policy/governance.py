@@ -25,6 +25,27 @@ class Validity:
     expires_at: float
 
 
+class Refused(Exception):  # noqa: N818 - an outcome, which is no error of the gatekeeper
+    """An authorization is not valid. `why` is for the audit log only: callers learn only that it was refused."""
+
+    def __init__(self, why: str, *, actors: tuple[str, ...] = ()) -> None:
+        super().__init__(why)
+        self.why = why
+        """One short sentence without any part of the authorization that could be used again."""
+        self.actors = actors
+        """Key ids of the signers whose agreement was proven nevertheless."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """An authentic authorization for the action; whether it is valid now and sufficient is decided afterwards."""
+
+    signers: tuple[str, ...]
+    """Key ids of the signers it names, each once; of those that count, only the proven ones."""
+    nonce: str
+    validity: Validity
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeLimits:
     """How long tokens may live, and how far clocks may differ, in seconds."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ from cli_harness import refuse
 from typer.testing import CliRunner, Result
 
 from registry_svc.config import GovernanceConfig, GovernanceMode, Signer
-from registry_svc.operations.governance import Admission, Gatekeeper, GovernanceMarks, Refused
-from registry_svc.operations.governance_gate import build_gate
+from registry_svc.operations.governance import Admission, Gatekeeper, GovernanceMarks, build_gate
+from registry_svc.operations.policy.governance import Refused
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2_grpc
 from weft.api.operations.v1 import operation_service_pb2 as pb
 from weft.kernel.reasons import Reason
@@ -54,21 +54,11 @@ class _Governed(operation_service_pb2_grpc.OperationServiceServicer):
         self._registry = registry
 
     def GetGovernance(self, request: Any, context: Any) -> Any:  # noqa: N802
-        rules = self._registry.gate.describe()
-        response = pb.GetGovernanceResponse(
-            mode=rules.mode.value,  # type: ignore[arg-type]  # same numbers
-            required_signers=rules.required_signers,
-            signers=rules.signers,
-            audience=rules.audience,
-            policy_version=rules.policy_version,
-        )
-        response.token_lifetime.FromTimedelta(timedelta(seconds=rules.token_lifetime_seconds))
-        return response
+        return self._registry.gate.describe()
 
     def CreateOperation(self, request: Any, context: Any) -> Any:  # noqa: N802
-        data = request.action.SerializeToString(deterministic=True)
         try:
-            admission = self._registry.gate.admit(data, request.action, request.authorization, datetime.now(UTC))
+            admission = self._registry.gate.admit(request.action, request.authorization, datetime.now(UTC))
         except Refused as error:
             self._registry.refused.append(error.why)
             refuse(context, Reason.OPERATION_REFUSED, "refused")

@@ -14,8 +14,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from google.protobuf import json_format
 
 from registry_svc.config import GovernanceConfig, GovernanceMode, Signer
-from registry_svc.operations.governance import Admission, Gatekeeper, GovernanceMarks
-from registry_svc.operations.governance_gate import build_gate
+from registry_svc.operations.governance import Admission, Gatekeeper, GovernanceMarks, build_gate
 from weft.api.operations.v1 import operation_pb2
 from weft.api.runner.v1 import load_pb2, runner_service_pb2
 from weft_testing.fake_clock import FakeClock
@@ -101,7 +100,7 @@ class Stage:
 
     def admit(self, action: operation_pb2.OperationAction, authorization: str) -> Admission:
         now = self._started + timedelta(seconds=self.seconds_later)
-        return self.gate.admit(action.SerializeToString(deterministic=True), action, authorization, now)
+        return self.gate.admit(action, authorization, now)
 
     def nonce(self) -> str:
         self.made += 1

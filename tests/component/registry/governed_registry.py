@@ -13,8 +13,7 @@ from typing import Any, cast
 from registry_svc.config import GovernanceMode, OperationSettings
 from registry_svc.mesh.store import SqlStore
 from registry_svc.operations.actions import CheckedAction
-from registry_svc.operations.governance import Gatekeeper
-from registry_svc.operations.governance_gate import build_gate
+from registry_svc.operations.governance import Gatekeeper, build_gate
 from registry_svc.operations.job import JobDeps
 from registry_svc.operations.operation_store import SqlOperationStore
 from registry_svc.operations.operations import OperationRequest, Operations

@@ -10,7 +10,7 @@ import pytest
 from operation_stage import ScriptedCalls
 from roster_harness import BareRegistry
 
-from registry_svc.config import GovernanceMode, OperationSettings, RegistryConfig
+from registry_svc.config import OperationSettings, RegistryConfig
 from registry_svc.mesh.declarations import Declarations
 from registry_svc.mesh.domain import (
     Capability,
@@ -26,8 +26,9 @@ from registry_svc.mesh.domain import (
 from registry_svc.mesh.policy.unowned import UNLOAD_GRACE_SECONDS, UNLOAD_RETRY_SECONDS, UnownedModel
 from registry_svc.mesh.store import SqlStore
 from registry_svc.mesh.unowned import UnownedModels
-from registry_svc.operations.governance import GovernanceRules, OpenGate
+from registry_svc.operations.governance import OpenGate
 from registry_svc.operations.operations import OperationService
+from weft.api.operations.v1.operation_service_pb2 import GetGovernanceResponse
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
@@ -99,8 +100,8 @@ class Mesh:
 
 
 class GovernedGate(OpenGate):
-    def describe(self) -> GovernanceRules:
-        return GovernanceRules(mode=GovernanceMode.SHARED_KEY)
+    def describe(self) -> GetGovernanceResponse:
+        return GetGovernanceResponse(mode=GetGovernanceResponse.MODE_SHARED_KEY)
 
 
 @asynccontextmanager

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kit.examples import examples, given
 
 from registry_svc.config import GovernanceMode
-from registry_svc.operations.governance import Refused
+from registry_svc.operations.policy.governance import Refused
 
 MUTATIONS = int(os.environ.get("WEFT_TEST_MUTATIONS", examples(3000, 300)))
 SEED = 20_261_120

@@ -4,8 +4,9 @@ import pytest
 from governance_stage import AUDIENCE, LIFETIME, POLICY, Stage, b64, config, load, public_bytes
 
 from registry_svc.config import GovernanceMode, Signer
-from registry_svc.operations.governance import GovernanceMarks, Refused
-from registry_svc.operations.governance_gate import build_gate
+from registry_svc.operations.governance import GovernanceMarks, build_gate
+from registry_svc.operations.policy.governance import Refused
+from weft.api.operations.v1.operation_service_pb2 import GetGovernanceResponse
 from weft.kernel.errors import FieldError
 from weft_testing.fake_clock import FakeClock
 
@@ -25,12 +26,12 @@ def test_a_gate_that_knows_nothing_of_earlier_lives_admits_nothing() -> None:
 
 def test_the_rules_are_told_to_those_who_sign(stage: Stage) -> None:
     rules = stage.gate.describe()
-    assert (rules.mode, rules.required_signers, rules.signers) == (
-        GovernanceMode.SIGNATURES,
+    assert (rules.mode, rules.required_signers, list(rules.signers)) == (
+        GetGovernanceResponse.MODE_SIGNATURES,
         2,
-        ("alice", "bob", "carol"),
+        ["alice", "bob", "carol"],
     )
-    assert (rules.audience, rules.token_lifetime_seconds, rules.policy_version) == (AUDIENCE, LIFETIME, POLICY)
+    assert (rules.audience, rules.token_lifetime.ToSeconds(), rules.policy_version) == (AUDIENCE, LIFETIME, POLICY)
 
 
 @pytest.mark.parametrize(

@@ -29,10 +29,9 @@ from governance_stage import envelope as envelope_of
 from governed_registry import DATABASE, WITNESS, asked, governed
 
 from registry_svc.config import GovernanceMode
-from registry_svc.operations.governance import GovernanceMarks, Refused
-from registry_svc.operations.governance_gate import RollbackGuardFile, build_gate
+from registry_svc.operations.governance import GovernanceMarks, RollbackGuard, build_gate
 from registry_svc.operations.operations import Operations
-from registry_svc.operations.policy.governance import Marks
+from registry_svc.operations.policy.governance import Marks, Refused
 from weft.api.operations.v1 import operation_pb2
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import FieldError, WeftError
@@ -271,11 +270,11 @@ async def test_every_kind_of_operation_is_governed(tmp_path: Path, clock: FakeCl
 )
 def test_a_witness_that_cannot_be_read_is_a_lost_one(tmp_path: Path, content: bytes) -> None:
     (tmp_path / WITNESS).write_bytes(content)
-    assert RollbackGuardFile(tmp_path / WITNESS).read() is None
+    assert RollbackGuard(tmp_path / WITNESS).read() is None
 
 
 def test_a_witness_keeps_what_it_was_told(tmp_path: Path) -> None:
-    witness = RollbackGuardFile(tmp_path / WITNESS)
+    witness = RollbackGuard(tmp_path / WITNESS)
     assert witness.read() is None
     told = Marks(newest_microseconds=1_800_000_000_000_001, floor=1_799_999_999.0)
     witness.write(told)

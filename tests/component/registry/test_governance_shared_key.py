@@ -26,13 +26,12 @@ from governance_stage import (
 )
 
 from registry_svc.config import GovernanceMode
-from registry_svc.operations.governance import Refused
-from registry_svc.operations.governance_gate import build_gate
+from registry_svc.operations.governance import build_gate
+from registry_svc.operations.policy.governance import Refused
 from weft.api.operations.v1 import operation_pb2
 from weft.api.runner.v1 import load_pb2
 from weft.kernel.errors import FieldError
-from weft.signing.actions import token_fields
-from weft.signing.tokens import make_op_token, read_shared_key
+from weft.signing.tokens import make_op_token, read_shared_key, token_fields
 from weft_testing.fake_clock import FakeClock
 
 PLAIN = {"operation": "model-load", "modelId": "qwen"}

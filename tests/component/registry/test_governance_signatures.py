@@ -28,7 +28,7 @@ from joserfc import jws
 from joserfc.jwk import OKPKey
 
 from registry_svc.config import GovernanceMode, Signer
-from registry_svc.operations.governance import Refused
+from registry_svc.operations.policy.governance import Refused
 from weft.api.operations.v1 import operation_pb2
 from weft.api.runner.v1 import load_pb2
 from weft.signing.signatures import new_key_file, read_private_key, sign

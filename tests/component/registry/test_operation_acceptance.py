@@ -13,10 +13,9 @@ import pytest
 from operation_stage import Action, Stage, load, loaded, running_stage, said, unload
 from structlog.testing import capture_logs
 
-from registry_svc.config import GovernanceMode
 from registry_svc.operations.audit_log import ENTRIES_PER_OPERATION
 from registry_svc.operations.executor import RESUME_PATIENCE_SECONDS
-from registry_svc.operations.governance import Admission, GovernanceMarks, GovernanceRules, Refused
+from registry_svc.operations.governance import Admission, GovernanceMarks
 from registry_svc.operations.live_operations import MAX_WATCHERS, OperationView
 from registry_svc.operations.operation_store import Expired, SqlOperationStore
 from registry_svc.operations.operations import HOUSEKEEPING_INTERVAL_SECONDS, Housekeeper
@@ -28,7 +27,9 @@ from registry_svc.operations.policy.audit import (
     AuditDraft,
     AuditHead,
 )
+from registry_svc.operations.policy.governance import Refused
 from registry_svc.operations.policy.lifecycle import GovernedOperation, OperationState
+from weft.api.operations.v1.operation_service_pb2 import GetGovernanceResponse
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock
@@ -71,9 +72,8 @@ class ScriptedGate:
     def recall(self, marks: GovernanceMarks) -> None:
         self.marks.append(marks)
 
-    def admit(self, action_bytes: bytes, action: Action, authorization: str, now_utc: datetime) -> Admission:
-        assert action_bytes == action.SerializeToString(deterministic=True)
-        self.seen.append(action_bytes)
+    def admit(self, action: Action, authorization: str, now_utc: datetime) -> Admission:
+        self.seen.append(action.SerializeToString(deterministic=True))
         kind, _, nonce = authorization.partition(":")
         if kind != "nonce":
             raise Refused(authorization or "there was no token", actors=("alice-2026",))
@@ -85,8 +85,8 @@ class ScriptedGate:
             mark=now_utc,
         )
 
-    def describe(self) -> GovernanceRules:
-        return GovernanceRules(mode=GovernanceMode.SIGNATURES, required_signers=2)
+    def describe(self) -> GetGovernanceResponse:
+        return GetGovernanceResponse(mode=GetGovernanceResponse.MODE_SIGNATURES, required_signers=2)
 
 
 @pytest.fixture

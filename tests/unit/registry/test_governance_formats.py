@@ -10,7 +10,6 @@ from kit.examples import given
 
 from weft.api.operations.v1 import operation_pb2
 from weft.api.runner.v1 import load_pb2, runner_service_pb2
-from weft.signing.actions import in_words, operation_word, read_action, same_action, token_fields
 from weft.signing.strict_json import (
     MAX_DEPTH,
     MAX_TOKEN_BYTES,
@@ -21,6 +20,7 @@ from weft.signing.strict_json import (
     read_object,
     to_base64url,
 )
+from weft.signing.tokens import in_words, operation_word, read_action, same_action, token_fields
 
 _LEAVES = (
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=9)

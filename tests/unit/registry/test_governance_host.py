@@ -9,8 +9,7 @@ import pytest
 import yaml
 
 from registry_svc.config import GovernanceMode, GovernanceSettings
-from registry_svc.operations.governance import OpenGate
-from registry_svc.operations.governance_gate import GovernanceGate, build_gate
+from registry_svc.operations.governance import GovernanceGate, OpenGate, build_gate
 from weft.kernel.errors import FieldError
 from weft.signing.signatures import new_key_file
 from weft_app.compose.environment import KEY_PATH_VARIABLE
