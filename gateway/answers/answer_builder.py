@@ -68,22 +68,21 @@ def usage_json(usage: usage_pb2.Usage) -> dict[str, object]:
     }
 
 
-def chat_logprobs(logprobs: Iterable[event_pb2.TokenLogprob]) -> list[dict[str, object]]:
-    """Returns `logprobs.content` of a chat choice. `top_logprobs` may be empty, but is always present."""
-    return [{**_token(entry), "top_logprobs": [_token(top) for top in entry.top]} for entry in logprobs]
+def logprobs_json(
+    logprobs: Iterable[event_pb2.TokenLogprob], unknown_bytes: list[int] | None = None
+) -> list[dict[str, object]]:
+    """Returns log probabilities of tokens; `top_logprobs` may be empty, but is always present."""
+
+    def token(entry: event_pb2.TokenLogprob | event_pb2.TopLogprob) -> dict[str, object]:
+        raw = list(entry.raw_bytes) if entry.HasField("raw_bytes") else unknown_bytes
+        return {"token": entry.token, "logprob": finite_logprob(entry.logprob), "bytes": raw}
+
+    return [{**token(entry), "top_logprobs": [token(top) for top in entry.top]} for entry in logprobs]
 
 
 def finite_logprob(logprob: float) -> float:
     """Returns a log probability that JSON can represent: minus infinity becomes -9999."""
     return logprob if math.isfinite(logprob) else _LOWEST_LOGPROB
-
-
-def _token(entry: event_pb2.TokenLogprob | event_pb2.TopLogprob) -> dict[str, object]:
-    return {
-        "token": entry.token,
-        "logprob": finite_logprob(entry.logprob),
-        "bytes": list(entry.raw_bytes) if entry.HasField("raw_bytes") else None,
-    }
 
 
 def unfinished_answer() -> WeftError:

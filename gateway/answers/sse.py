@@ -8,11 +8,8 @@ from gateway.answers.answer_builder import (
     MAX_NOTICES,
     NOTICES,
     AnswerIdentity,
-    encode_json,
-    notice_json,
     notice_text,
     unfinished_answer,
-    usage_json,
 )
 from gateway.errors import envelope
 from weft.api.common.v1 import event_pb2, receipt_pb2, usage_pb2
@@ -20,7 +17,6 @@ from weft.dispatch.frames import has_content
 from weft.kernel.errors import WeftError
 
 KEEPALIVE = b": keepalive\n\n"
-_DONE = b"data: [DONE]\n\n"
 _MAX_COMMENT_CHARS = 200
 _MAX_RAW_COMMENT_CHARS = 2_000
 
@@ -36,12 +32,10 @@ class StreamEncoder(ABC):
     keepalive = KEEPALIVE
     """Comment that is sent while there are no events."""
 
-    def __init__(
-        self, identity: AnswerIdentity, *, choice_count: int, include_usage: bool, include_events: bool = False
-    ) -> None:
+    def __init__(self, identity: AnswerIdentity, *, choice_count: int, include_events: bool = False) -> None:
+        """`include_events`: whether notices are events of their own instead of comments."""
         self._identity = identity
         self._model = identity.model
-        self._include_usage = include_usage
         self._include_events = include_events
         self._open_choices = set(range(choice_count))
         self._held: list[event_pb2.InferenceEvent] = []
@@ -100,19 +94,14 @@ class StreamEncoder(ABC):
         kind = event.WhichOneof("event")
         if kind == "delta":
             self._encode_delta(event.delta, out)
-        elif self._include_events and kind in NOTICES:
-            notice = encode_json({kind: notice_json(event, kind)})
-            out.append(self._opening() + b'"choices":[],"weft":' + notice + b"}\n\n")
+        elif self._include_events and kind is not None:
+            self._notice(event, kind, out)
         else:
             out.append(comment_of(event, kind))
 
-    def _encode_end(self, receipt: receipt_pb2.Receipt, out: list[bytes]) -> None:
-        self._complete(receipt, out)
-        if self._include_usage:
-            out.append(self._usage_chunk())
-        out.append(receipt_comment(receipt))
-        out.append(_DONE)
-        self.is_done = True
+    def _notice(self, event: event_pb2.InferenceEvent, kind: str, out: list[bytes]) -> None:
+        """Append a notice as an event of its own; as a comment in an API without such events."""
+        out.append(comment_of(event, kind))
 
     def _complete(self, receipt: receipt_pb2.Receipt, out: list[bytes]) -> None:
         """Encode what is held back, and take the usage. Raises BACKEND_PROTOCOL_ERROR where a choice has no end."""
@@ -131,11 +120,8 @@ class StreamEncoder(ABC):
         """Append the chunks of one delta."""
 
     @abstractmethod
-    def _opening(self) -> bytes:
-        """Returns the first bytes of every chunk, up to its choices."""
-
-    def _usage_chunk(self) -> bytes:
-        return self._opening() + b'"choices":[],"usage":' + encode_json(usage_json(self.usage)) + b"}\n\n"
+    def _encode_end(self, receipt: receipt_pb2.Receipt, out: list[bytes]) -> None:
+        """Append the end of a complete answer, and set `is_done`. Raises as `_complete`."""
 
 
 def comment_of(event: event_pb2.InferenceEvent, kind: str | None) -> bytes:

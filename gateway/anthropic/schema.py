@@ -7,7 +7,15 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
-from gateway.intake.request_model import MAX_INT32, HandledRequest, JsonMap, StopAtFirstError, StrictModel, text_or_list
+from gateway.intake.request_model import (
+    MAX_INT32,
+    HandledRequest,
+    JsonMap,
+    StopAtFirstError,
+    StrictModel,
+    by_type,
+    text_or_list,
+)
 from gateway.openai.sampling import MAX_STOP_CHARS, Share
 
 MAX_TOOL_NAME_CHARS = 128
@@ -15,10 +23,6 @@ MAX_TOOL_USE_ID_CHARS = 256
 
 ToolName = Annotated[str, Field(min_length=1, max_length=MAX_TOOL_NAME_CHARS, pattern=r"^[A-Za-z0-9_-]+$")]
 ToolUseId = Annotated[str, Field(min_length=1, max_length=MAX_TOOL_USE_ID_CHARS)]
-
-_BLOCK_TYPES = frozenset({"text", "image", "tool_use", "tool_result", "thinking", "redacted_thinking"})
-_RESULT_TYPES = frozenset({"text", "image", "tool_reference"})
-_SOURCE_TYPES = frozenset({"base64", "url"})
 
 
 class TextBlock(StrictModel):
@@ -49,14 +53,9 @@ class OtherSource(StrictModel):
     type: str
 
 
-def _source_kind(value: object) -> str:
-    kind = value.get("type") if isinstance(value, dict) else None
-    return f"~{kind}" if isinstance(kind, str) and kind in _SOURCE_TYPES else "~other"
-
-
 Source = Annotated[
     Annotated[Base64Source, Tag("~base64")] | Annotated[UrlSource, Tag("~url")] | Annotated[OtherSource, Tag("~other")],
-    Discriminator(_source_kind),
+    by_type("base64", "url"),
 ]
 
 
@@ -104,22 +103,12 @@ class OtherBlock(StrictModel):
     type: str
 
 
-def _block_kind(value: object) -> str:
-    kind = value.get("type") if isinstance(value, dict) else None
-    return f"~{kind}" if isinstance(kind, str) and kind in _BLOCK_TYPES else "~other"
-
-
-def _result_kind(value: object) -> str:
-    kind = value.get("type") if isinstance(value, dict) else None
-    return f"~{kind}" if isinstance(kind, str) and kind in _RESULT_TYPES else "~other"
-
-
 ResultBlock = Annotated[
     Annotated[TextBlock, Tag("~text")]
     | Annotated[ImageBlock, Tag("~image")]
     | Annotated[ToolReferenceBlock, Tag("~tool_reference")]
     | Annotated[OtherBlock, Tag("~other")],
-    Discriminator(_result_kind),
+    by_type("text", "image", "tool_reference"),
 ]
 
 
@@ -146,7 +135,7 @@ ContentBlock = Annotated[
     | Annotated[ThinkingBlock, Tag("~thinking")]
     | Annotated[RedactedThinkingBlock, Tag("~redacted_thinking")]
     | Annotated[OtherBlock, Tag("~other")],
-    Discriminator(_block_kind),
+    by_type("text", "image", "tool_use", "tool_result", "thinking", "redacted_thinking"),
 ]
 
 

@@ -305,7 +305,7 @@ class MessagesStream(StreamEncoder):
 
     def __init__(self, identity: AnswerIdentity, estimated_prompt_tokens: int = 0) -> None:
         """`estimated_prompt_tokens`: used in the first event where the engine has not counted the prompt yet."""
-        super().__init__(identity, choice_count=1, include_usage=True)
+        super().__init__(identity, choice_count=1)
         self._estimated_prompt_tokens = estimated_prompt_tokens
         self._block = -1
         """The index of the newest block; -1 before the first."""
@@ -453,7 +453,3 @@ class MessagesStream(StreamEncoder):
             self._close(out, is_cut=is_cut)
         self._flush_late_text(out)
         self._close(out)
-
-    def _opening(self) -> bytes:
-        # Unused: notices are comments in this API.
-        return b""

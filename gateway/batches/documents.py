@@ -4,13 +4,10 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, StringConstraints
+from pydantic import BaseModel, Field
 
-from gateway.intake.request_model import StrictModel
+from gateway.intake.request_model import Metadata, StrictModel
 from weft.durable.batches import (
-    MAX_METADATA,
-    MAX_METADATA_NAME_CHARS,
-    MAX_METADATA_VALUE_CHARS,
     Batch,
     BatchState,
     LineError,
@@ -21,14 +18,6 @@ from weft.kernel.errors import WeftError
 WINDOW_SECONDS = 24 * 3600
 MIN_WINDOW_SECONDS = 60
 MAX_WINDOW_SECONDS = 7 * 86_400
-
-_Metadata = Annotated[
-    dict[
-        Annotated[str, StringConstraints(max_length=MAX_METADATA_NAME_CHARS)],
-        Annotated[str, StringConstraints(max_length=MAX_METADATA_VALUE_CHARS)],
-    ],
-    Field(max_length=MAX_METADATA),
-]
 
 
 class BatchRequest(StrictModel):
@@ -44,7 +33,7 @@ class BatchRequest(StrictModel):
     """Extension: another window, in seconds."""
     wait_for_model: bool = False
     """Extension: whether lines may name unknown models, and wait for them."""
-    metadata: _Metadata | None = None
+    metadata: Metadata | None = None
     output_expires_after: Any = None
     """Accepted and not used: the store decides how long files are kept."""
 

@@ -15,6 +15,7 @@ MAX_PARAMETERS = 16
 MAX_VALUE_CHARS = 1024
 _SHOWN_CHARS = 64
 _MAX_DIGITS = 9
+"""Longest number that is read, unless the maximum has more digits."""
 _FLAGS = {"1": True, "true": True, "0": False, "false": False}
 
 
@@ -44,11 +45,7 @@ class Query:
         """Returns a whole number from `least` to `most`; 0 where it is not given."""
         if name not in self._values:
             return 0
-        value = self._values[name]
-        is_number = value.isascii() and value.isdigit() and len(value) <= _MAX_DIGITS
-        if not is_number or not least <= int(value) <= most:
-            raise invalid_field(name, f"must be a whole number from {least} to {most}")
-        return int(value)
+        return whole_number(self._values[name], name, most, least=least)
 
     def flag(self, name: str) -> bool:
         """Returns a boolean; False where it is not given."""
@@ -58,6 +55,14 @@ class Query:
         if flag is None:
             raise invalid_field(name, "must be 1, true, 0 or false")
         return flag
+
+
+def whole_number(text: str, field: str, most: int, *, least: int = 0) -> int:
+    """Returns a whole number from `least` to `most`. Raises INVALID_ARGUMENT naming `field` for anything else."""
+    is_number = text.isascii() and text.isdigit() and len(text) <= max(_MAX_DIGITS, len(str(most)))
+    if not is_number or not least <= int(text) <= most:
+        raise invalid_field(field, f"must be a whole number from {least} to {most}")
+    return int(text)
 
 
 def begin_read(request: Request, api: str, known: Iterable[str] = ()) -> Query:

@@ -9,6 +9,7 @@ from gateway.config import RequestLimits
 from weft.dispatch.parameter_checks import (
     MAX_WORD_CHARS,
 )
+from weft.durable.batches import MAX_METADATA, MAX_METADATA_NAME_CHARS, MAX_METADATA_VALUE_CHARS
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import MAX_CLIENT_CHARS
 from weft.kernel.units import MAX_DURATION_CHARS
@@ -63,6 +64,16 @@ def _text_or_list(value: object) -> str | None:
 def text_or_list(expected: str) -> Discriminator:
     """Chooses between `~text` and `~list`; else the error says `expected`."""
     return Discriminator(_text_or_list, custom_error_type="wrong_shape", custom_error_message=expected)
+
+
+def by_type(*types: str, default: str = "~other") -> Discriminator:
+    """Chooses by the member `type`: between the tags of these types and `default`."""
+
+    def kind(value: object) -> str:
+        found = value.get("type") if isinstance(value, dict) else None
+        return f"{TAG_MARK}{found}" if found in types else default
+
+    return Discriminator(kind)
 
 
 TokenId = Annotated[int, Field(ge=0, le=MAX_INT32)]
@@ -155,6 +166,15 @@ def _require_few_tokens(params: HandledRequest, limits: RequestLimits) -> None:
     if count > 1 and length is not None and count * length > limits.max_choice_tokens:
         raise invalid_field(name, f"must be at most {limits.max_choice_tokens // count} with 'n' {count}")
 
+
+Metadata = Annotated[
+    dict[
+        Annotated[str, Field(max_length=MAX_METADATA_NAME_CHARS)],
+        Annotated[str, Field(max_length=MAX_METADATA_VALUE_CHARS)],
+    ],
+    Field(max_length=MAX_METADATA),
+]
+"""The caller's own names and values of a stored resource."""
 
 ModelName = str
 """A model or a pool of the mesh, `route/` and the name of one, or `auto`."""

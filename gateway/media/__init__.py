@@ -6,7 +6,6 @@ is dispatched. A handler that dispatches by itself awaits `supply(payload, media
 """
 
 from gateway.config import MediaConfig
-from gateway.media.content import MediaFile
 from gateway.media.request_media import MediaAddress, MediaSource, NoMediaSource, RequestMedia, supply
 
-__all__ = ["MediaAddress", "MediaConfig", "MediaFile", "MediaSource", "NoMediaSource", "RequestMedia", "supply"]
+__all__ = ["MediaAddress", "MediaConfig", "MediaSource", "NoMediaSource", "RequestMedia", "supply"]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from gateway.config import MediaConfig
+from weft.api.common.v1 import chat_pb2
 from weft.kernel.errors import invalid_field
 
 MAX_IMAGE_STEPS = 60_000
@@ -191,15 +192,6 @@ _READERS: Mapping[str, Callable[[bytes, int], ImageSize | None]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MediaFile:
-    """A validated file."""
-
-    data: bytes
-    media_type: str
-    """The type by its first bytes, such as `image/png`."""
-
-
 MAX_STEPS = 10_000
 """Maximum number of chunks read of one file."""
 
@@ -287,7 +279,7 @@ _SPELLINGS = {"image/jpg": "image/jpeg", "image/pjpeg": "image/jpeg", "image/x-m
 _UNKNOWN_TYPES = frozenset({"", "application/octet-stream", "binary/octet-stream"})
 
 
-def checked_image(data: bytes, declared_type: str, field: str, config: MediaConfig) -> MediaFile:
+def checked_image(data: bytes, declared_type: str, field: str, config: MediaConfig) -> chat_pb2.MediaPart:
     """Returns a validated image. Raises INVALID_ARGUMENT naming `field`."""
     media_type = _SPELLINGS.get(declared_type.lower(), declared_type.lower())
     if media_type not in IMAGE_TYPES:
@@ -297,10 +289,10 @@ def checked_image(data: bytes, declared_type: str, field: str, config: MediaConf
         is_what = "an image of no known type" if found is None else found
         raise invalid_field(field, f"is declared as {media_type}, but its content is {is_what}")
     _require_size(data, media_type, field, config)
-    return MediaFile(data=data, media_type=media_type)
+    return chat_pb2.MediaPart(data=data, media_type=media_type)
 
 
-def fetched_image(data: bytes, content_type: str, field: str, config: MediaConfig) -> MediaFile:
+def fetched_image(data: bytes, content_type: str, field: str, config: MediaConfig) -> chat_pb2.MediaPart:
     """Returns a validated image that was fetched with a Content-Type. Raises INVALID_ARGUMENT naming `field`."""
     declared_type = content_type.partition(";")[0].strip().lower()
     if declared_type in _UNKNOWN_TYPES:
@@ -308,7 +300,7 @@ def fetched_image(data: bytes, content_type: str, field: str, config: MediaConfi
     return checked_image(data, declared_type, field, config)
 
 
-def checked_audio(data: bytes, audio_format: str, field: str, config: MediaConfig) -> MediaFile:
+def checked_audio(data: bytes, audio_format: str, field: str, config: MediaConfig) -> chat_pb2.MediaPart:
     """Returns a validated recording, `wav` or `mp3`. Raises INVALID_ARGUMENT naming `field`."""
     seconds = wav_seconds(data) if audio_format == "wav" else mp3_seconds(data)
     if seconds is None:
@@ -317,7 +309,7 @@ def checked_audio(data: bytes, audio_format: str, field: str, config: MediaConfi
         raise invalid_field(
             field, f"is longer than {config.max_audio_seconds:g} seconds (gateway.media.max_audio_seconds)"
         )
-    return MediaFile(data=data, media_type=AUDIO_TYPES[audio_format])
+    return chat_pb2.MediaPart(data=data, media_type=AUDIO_TYPES[audio_format])
 
 
 def _require_size(data: bytes, media_type: str, field: str, config: MediaConfig) -> None:

@@ -20,8 +20,9 @@ from yarl import URL
 
 from gateway.config import MediaConfig
 from gateway.media.addresses import MediaUrl, address_refusal, require_allowed
-from gateway.media.content import MediaFile, fetched_image
+from gateway.media.content import fetched_image
 from gateway.media.request_media import MediaAddress, MediaSource, too_large
+from weft.api.common.v1 import chat_pb2
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.reasons import Reason
@@ -75,9 +76,9 @@ class MediaFetcher(MediaSource):
         self._turns = asyncio.Semaphore(config.max_concurrent_fetches)
 
     @override
-    async def fetch(self, addresses: Sequence[MediaAddress]) -> Mapping[str, MediaFile]:
+    async def fetch(self, addresses: Sequence[MediaAddress]) -> Mapping[str, chat_pb2.MediaPart]:
         # Sequentially: the sum of their bytes is bounded, and no request takes all slots.
-        files: dict[str, MediaFile] = {}
+        files: dict[str, chat_pb2.MediaPart] = {}
         left = self._config.max_total_bytes
         under_way = addresses[0] if addresses else None
         try:
@@ -91,7 +92,7 @@ class MediaFetcher(MediaSource):
             raise self._too_slow(under_way.field) from None
         return files
 
-    async def _file(self, address: MediaAddress, left: int) -> MediaFile:
+    async def _file(self, address: MediaAddress, left: int) -> chat_pb2.MediaPart:
         url = require_allowed(address.url, address.field, self._config)
         async with self._turn():
             try:

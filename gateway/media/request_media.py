@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from gateway.config import MediaConfig
 from gateway.media.addresses import require_allowed
-from gateway.media.content import MediaFile, checked_audio, checked_image
+from gateway.media.content import checked_audio, checked_image
 from weft.api.common.v1 import chat_pb2
 from weft.kernel.errors import FieldError, invalid_field
 from weft.kernel.reasons import Reason
@@ -34,7 +34,7 @@ class MediaAddress:
 class MediaSource(Protocol):
     """Fetches media by address; see `gateway.media.fetcher.MediaFetcher`."""
 
-    async def fetch(self, addresses: Sequence[MediaAddress]) -> Mapping[str, MediaFile]:
+    async def fetch(self, addresses: Sequence[MediaAddress]) -> Mapping[str, chat_pb2.MediaPart]:
         """Returns the file of each address, by its URL.
 
         Raises INVALID_ARGUMENT or REQUEST_TOO_LARGE naming the field of one that cannot be fetched, TOO_MANY_RESOURCES
@@ -47,7 +47,7 @@ class NoMediaSource(MediaSource):
     """Refuses all addresses: for a gateway that fetches none."""
 
     @override
-    async def fetch(self, addresses: Sequence[MediaAddress]) -> Mapping[str, MediaFile]:
+    async def fetch(self, addresses: Sequence[MediaAddress]) -> Mapping[str, chat_pb2.MediaPart]:
         """Raises INVALID_ARGUMENT for any address."""
         for address in addresses:
             raise invalid_field(address.field, "must be a data: URL: addresses are not fetched")
@@ -91,13 +91,11 @@ class RequestMedia:
 
     def encoded_image(self, data: str, media_type: str, field: str) -> chat_pb2.MediaPart:
         """Returns an image given in base64. Raises INVALID_ARGUMENT or REQUEST_TOO_LARGE naming `field`."""
-        file = checked_image(self._decoded(data, field), media_type, field, self._config)
-        return chat_pb2.MediaPart(data=file.data, media_type=file.media_type)
+        return checked_image(self._decoded(data, field), media_type, field, self._config)
 
     def encoded_audio(self, data: str, audio_format: str, field: str) -> chat_pb2.MediaPart:
         """Returns a recording given in base64; `audio_format` is `wav` or `mp3`. Raises as `encoded_image`."""
-        file = checked_audio(self._decoded(data, field), audio_format, field, self._config)
-        return chat_pb2.MediaPart(data=file.data, media_type=file.media_type)
+        return checked_audio(self._decoded(data, field), audio_format, field, self._config)
 
     def _note(self, url: str, field: str) -> None:
         require_allowed(url, field, self._config)

@@ -5,11 +5,11 @@ from contextlib import aclosing
 from types import MappingProxyType
 from typing import Annotated, Literal
 
-import msgspec
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.answers.answer_builder import encode_json
 from gateway.answers.binary import BinaryAnswer, Headers
 from gateway.answers.unary import cut_off_seconds, unary_answer
 from gateway.deps import InferenceDeps
@@ -134,7 +134,6 @@ async def _transcribed(request: Request, deps: InferenceDeps, *, translates: boo
     )
 
 
-_encode = msgspec.json.Encoder().encode
 GRANULARITIES = frozenset({"word", "segment"})
 TEXT = b"text/plain; charset=utf-8"
 _WITH_TIMES = frozenset({"srt", "vtt", "verbose_json"})
@@ -194,7 +193,7 @@ def transcription_body(transcription: audio_pb2.Transcription, request: Transcri
         case "verbose_json":
             return _verbose(transcription)
         case _:
-            return _encode({"text": transcription.text})
+            return encode_json({"text": transcription.text})
 
 
 def to_speech(request: SpeechRequest) -> audio_pb2.SpeechPayload:
@@ -214,7 +213,7 @@ def to_speech(request: SpeechRequest) -> audio_pb2.SpeechPayload:
 
 
 def _verbose(transcription: audio_pb2.Transcription) -> bytes:
-    return _encode(
+    return encode_json(
         {
             "task": "transcribe",
             "language": transcription.language,

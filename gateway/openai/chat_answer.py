@@ -2,20 +2,18 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from gateway.answers.answer_builder import (
     FUNCTION_CALL,
     ONE_CALL_ONLY,
     AnswerIdentity,
-    DocumentAnswer,
-    chat_logprobs,
     encode_json,
     finish_reason,
-    usage_json,
+    logprobs_json,
     warning_json,
 )
-from gateway.answers.sse import StreamEncoder
+from gateway.openai.choices import ChoicesAnswer, ChunkStream
 from weft.api.common.v1 import event_pb2, warning_pb2
 from weft.kernel.names import new_id
 
@@ -37,15 +35,16 @@ class _Choice:
     finish_reason: str = ""
 
 
-class ChatAnswer(DocumentAnswer):
+class ChatAnswer(ChoicesAnswer[_Choice]):
     """Builds one chat completion."""
+
+    _object = "chat.completion"
+    _constant: ClassVar[dict[str, object]] = {"system_fingerprint": None, "service_tier": None}
 
     def __init__(self, identity: AnswerIdentity, *, choice_count: int, logprobs: bool, functions: bool = False) -> None:
         """`functions`: calls are written in the older form, `function_call`."""
-        super().__init__(identity, choice_count=choice_count)
-        self._wants_logprobs = logprobs
+        super().__init__(identity, choice_count=choice_count, logprobs=logprobs)
         self._functions = functions
-        self._choices: dict[int, _Choice] = {}
 
     def _add_delta(self, delta: event_pb2.Delta) -> None:
         choice = self._choices.get(delta.index)
@@ -57,27 +56,12 @@ class ChatAnswer(DocumentAnswer):
         for call in delta.tool_calls:
             _add_call(choice, call)
         if self._wants_logprobs and delta.logprobs:
-            choice.logprobs += chat_logprobs(delta.logprobs)
+            choice.logprobs += logprobs_json(delta.logprobs)
         if delta.finish_reason:
             self._close_choice(delta.index)
             choice.finish_reason = finish_reason(delta.finish_reason)
 
-    def _forget(self) -> None:
-        self._choices.clear()
-
-    def _document(self) -> dict[str, object]:
-        return {
-            "id": self._identity.answer_id,
-            "object": "chat.completion",
-            "created": self._identity.created,
-            "model": self._model,
-            "system_fingerprint": None,
-            "service_tier": None,
-            "choices": [self._choice(index, choice) for index, choice in sorted(self._choices.items())],
-            "usage": usage_json(self.usage),
-        }
-
-    def _choice(self, index: int, choice: _Choice) -> dict[str, object]:
+    def _choice_json(self, index: int, choice: _Choice) -> dict[str, object]:
         message, reason = _message(choice), choice.finish_reason
         if self._functions:
             self._make_older(message)
@@ -135,8 +119,12 @@ _CALL_LEFT_OUT = b": warning tool_call_not_run " + ONE_CALL_ONLY.encode() + b"\n
 _PREAMBLE = b'{"role":"assistant","content":""}' + _GOES_ON
 
 
-class ChatStream(StreamEncoder):
+class ChatStream(ChunkStream):
     """Encodes one streamed chat completion."""
+
+    _object = b"chat.completion.chunk"
+    _constant = b'"system_fingerprint":null,"service_tier":null,'
+    _content = b'"delta"'
 
     def __init__(
         self,
@@ -150,11 +138,13 @@ class ChatStream(StreamEncoder):
     ) -> None:
         """`functions`: calls are written in the older form, `function_call`."""
         super().__init__(
-            identity, choice_count=choice_count, include_usage=include_usage, include_events=include_events
+            identity,
+            choice_count=choice_count,
+            logprobs=logprobs,
+            include_usage=include_usage,
+            include_events=include_events,
         )
-        self._wants_logprobs = logprobs
         self._functions = functions
-        self._heads: dict[int, bytes] = {}
         self._places: dict[int, dict[int, int]] = {}
         """By choice: the place of each of its calls. Clients use the index as a place in a list that they append to, so
         calls are numbered in order of arrival, not by the model server's indexes."""
@@ -181,8 +171,7 @@ class ChatStream(StreamEncoder):
     def _introduce(self, index: int, out: list[bytes]) -> bytes:
         """Returns the first chunk of a choice and of those before it: clients keep choices in order of arrival."""
         for known in range(len(self._heads), index + 1):
-            self._heads[known] = self._head(known)
-            out += (self._heads[known], _PREAMBLE)
+            out += (self._new_head(known), _PREAMBLE)
         return self._heads[index]
 
     def _fields(self, delta: event_pb2.Delta, index: int) -> bytes:
@@ -236,18 +225,5 @@ class ChatStream(StreamEncoder):
     def _tail(self, delta: event_pb2.Delta) -> bytes:
         if not (self._wants_logprobs and delta.logprobs):
             return _GOES_ON
-        logprobs = encode_json({"content": chat_logprobs(delta.logprobs), "refusal": None})
+        logprobs = encode_json({"content": logprobs_json(delta.logprobs), "refusal": None})
         return b',"logprobs":' + logprobs + b',"finish_reason":null' + _END
-
-    def _head(self, index: int) -> bytes:
-        return self._opening() + b'"choices":[{"index":%d,"delta":' % index
-
-    def _opening(self) -> bytes:
-        identity = self._identity
-        opening = b'data: {"id":%b,"object":"chat.completion.chunk","created":%d,"model":%b,'
-        opening += b'"system_fingerprint":null,"service_tier":null,'
-        return opening % (
-            encode_json(identity.answer_id),
-            identity.created,
-            encode_json(self._model),
-        )

@@ -6,6 +6,7 @@ from pydantic import AliasChoices, ConfigDict, Field, Tag
 
 from gateway.intake.request_model import MAX_INT32, JsonMap, StopAtFirstError, StrictModel, by_shape, text_or_list
 from gateway.openai.sampling import MAX_TOP_LOGPROBS, GenerationRequest
+from weft.durable.batches import MAX_METADATA, MAX_METADATA_VALUE_CHARS
 
 MAX_NAME_CHARS = 64
 MAX_FUNCTIONS = 1024
@@ -70,8 +71,6 @@ FunctionChoice = Annotated[
 """`function_call`, the older form of `tool_choice`."""
 
 MAX_TOOL_CALL_ID_CHARS = 256
-MAX_METADATA_ENTRIES = 16
-MAX_METADATA_VALUE_CHARS = 512
 MAX_LABEL_CHARS = 512
 
 ToolCallId = Annotated[str, Field(min_length=1, max_length=MAX_TOOL_CALL_ID_CHARS)]
@@ -222,7 +221,7 @@ class ChatRequest(GenerationRequest):
     metadata: (
         Annotated[
             dict[str, Annotated[str, Field(max_length=MAX_METADATA_VALUE_CHARS)]],
-            Field(max_length=MAX_METADATA_ENTRIES),
+            Field(max_length=MAX_METADATA),
         ]
         | None
     ) = None

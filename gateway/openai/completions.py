@@ -1,28 +1,27 @@
 """POST /v1/completions: the handler, the translation of prompts, and its answers."""
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, TypeGuard
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated, ClassVar, TypeGuard
 
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.answers.answer_builder import (
-    AnswerIdentity,
-    DocumentAnswer,
     encode_json,
     finite_logprob,
     new_identity,
     text_finish_reason,
-    usage_json,
 )
 from gateway.answers.generation import Work, streamed, unary
-from gateway.answers.sse import StreamEncoder
 from gateway.config import RequestLimits
 from gateway.deps import InferenceDeps
 from gateway.intake.body import read_model
 from gateway.intake.request_model import TextsOrTokens
+from gateway.openai.choices import ChoicesAnswer, ChunkStream
 from gateway.openai.extension_fields import fill_extra, unknown_extensions
 from gateway.openai.sampling import (
     MAX_TOP_LOGPROBS,
@@ -126,13 +125,11 @@ class _Choice:
     finish_reason: str = ""
 
 
-class CompletionAnswer(DocumentAnswer):
+class CompletionAnswer(ChoicesAnswer[_Choice]):
     """Builds one text completion."""
 
-    def __init__(self, identity: AnswerIdentity, *, choice_count: int, logprobs: bool) -> None:
-        super().__init__(identity, choice_count=choice_count)
-        self._wants_logprobs = logprobs
-        self._choices: dict[int, _Choice] = {}
+    _object = "text_completion"
+    _constant: ClassVar[dict[str, object]] = {"system_fingerprint": None}
 
     def _add_delta(self, delta: event_pb2.Delta) -> None:
         choice = self._choices.get(delta.index)
@@ -145,59 +142,32 @@ class CompletionAnswer(DocumentAnswer):
             self._close_choice(delta.index)
             choice.finish_reason = text_finish_reason(delta.finish_reason)
 
-    def _forget(self) -> None:
-        self._choices.clear()
-
-    def _document(self) -> dict[str, object]:
+    def _choice_json(self, index: int, choice: _Choice) -> dict[str, object]:
         return {
-            "id": self._identity.answer_id,
-            "object": "text_completion",
-            "created": self._identity.created,
-            "model": self._model,
-            "system_fingerprint": None,
-            "choices": [
-                {
-                    "index": index,
-                    "text": "".join(choice.text),
-                    "logprobs": self._logprobs(choice.logprobs),
-                    "finish_reason": choice.finish_reason,
-                }
-                for index, choice in sorted(self._choices.items())
-            ],
-            "usage": usage_json(self.usage),
+            "index": index,
+            "text": "".join(choice.text),
+            "logprobs": LogprobsWriter().take(choice.logprobs) if self._wants_logprobs else None,
+            "finish_reason": choice.finish_reason,
         }
-
-    def _logprobs(self, logprobs: Iterable[event_pb2.TokenLogprob]) -> dict[str, list[object]] | None:
-        return LogprobsWriter().take(logprobs) if self._wants_logprobs else None
 
 
 _GOES_ON = b',"logprobs":null,"finish_reason":null}]}\n\n'
 
 
-class CompletionStream(StreamEncoder):
+class CompletionStream(ChunkStream):
     """Encodes one streamed text completion."""
 
-    def __init__(
-        self,
-        identity: AnswerIdentity,
-        *,
-        choice_count: int,
-        logprobs: bool,
-        include_usage: bool = False,
-        include_events: bool = False,
-    ) -> None:
-        super().__init__(
-            identity, choice_count=choice_count, include_usage=include_usage, include_events=include_events
-        )
-        self._wants_logprobs = logprobs
-        self._heads: dict[int, bytes] = {}
-        self._logprobs: dict[int, LogprobsWriter] = {}
+    _object = b"text_completion"
+    _constant = b'"system_fingerprint":null,'
+    _content = b'"text"'
+
+    @cached_property
+    def _writers(self) -> defaultdict[int, LogprobsWriter]:
+        return defaultdict(LogprobsWriter)
 
     def _encode_delta(self, delta: event_pb2.Delta, out: list[bytes]) -> None:
         index = delta.index
-        head = self._heads.get(index)
-        if head is None:
-            head = self._heads[index] = self._opening() + b'"choices":[{"index":%d,"text":' % index
+        head = self._heads.get(index) or self._new_head(index)
         # This API has no field for reasoning; dropping it would hide billed tokens.
         text = delta.reasoning + delta.text
         if text or (self._wants_logprobs and delta.logprobs):
@@ -210,15 +180,8 @@ class CompletionStream(StreamEncoder):
     def _tail(self, delta: event_pb2.Delta, index: int) -> bytes:
         if not (self._wants_logprobs and delta.logprobs):
             return _GOES_ON
-        writer = self._logprobs.setdefault(index, LogprobsWriter())
-        return b',"logprobs":' + encode_json(writer.take(delta.logprobs)) + b',"finish_reason":null}]}\n\n'
-
-    def _opening(self) -> bytes:
-        identity = self._identity
-        return b'data: {"id":%b,"object":"text_completion","created":%d,"model":%b,"system_fingerprint":null,' % (
-            encode_json(identity.answer_id),
-            identity.created,
-            encode_json(self._model),
+        return (
+            b',"logprobs":' + encode_json(self._writers[index].take(delta.logprobs)) + b',"finish_reason":null}]}\n\n'
         )
 
 

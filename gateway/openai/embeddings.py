@@ -7,11 +7,11 @@ from array import array
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-import msgspec
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.answers.answer_builder import encode_json
 from gateway.answers.sse import receipt_facts
 from gateway.answers.unary import JsonAnswer, UnaryAnswer, cut_off_seconds
 from gateway.config import RequestLimits
@@ -66,9 +66,6 @@ async def create_embeddings(deps: InferenceDeps, request: Request) -> Response:
     return UnaryAnswer(produce, cut_off_seconds=cut_off_seconds(deps, context))
 
 
-_encode = msgspec.json.Encoder().encode
-
-
 def to_payload(request: EmbeddingRequest, limits: RequestLimits) -> embedding_pb2.EmbeddingPayload:
     """Returns the embedding payload. Raises INVALID_ARGUMENT naming the wrong field."""
     payload = embedding_pb2.EmbeddingPayload()
@@ -98,7 +95,7 @@ def to_body(
     if dimensions is not None:
         _require_dimensions(ordered, dimensions)
     render = _as_base64 if as_base64 else _as_floats
-    return _encode(
+    return encode_json(
         {
             "object": "list",
             "data": [

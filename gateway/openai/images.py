@@ -4,11 +4,11 @@ import base64
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-import msgspec
 from pydantic import ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.answers.answer_builder import encode_json
 from gateway.answers.unary import unary_answer
 from gateway.deps import InferenceDeps
 from gateway.intake.body import read_model, read_multipart_body
@@ -82,7 +82,6 @@ def _made(request: Request, deps: InferenceDeps, params: ImageRequest, payload: 
     return unary_answer(deps, scope, context, lambda: deps.dispatcher.generate_images(context, payload), to_body)
 
 
-_encode = msgspec.json.Encoder().encode
 _IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/webp"})
 
 
@@ -135,7 +134,7 @@ def image_body(images: Sequence[image_pb2.GeneratedImage], created: int, usage: 
             "output_tokens": usage.completion_tokens,
             "total_tokens": tokens,
         }
-    return _encode(answer)
+    return encode_json(answer)
 
 
 def _entry(image: image_pb2.GeneratedImage) -> dict[str, object]:

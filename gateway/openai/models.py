@@ -13,6 +13,7 @@ from starlette.responses import Response
 from gateway.answers.unary import json_response
 from gateway.deps import InferenceDeps
 from gateway.errors import Dialect
+from gateway.intake.query import whole_number
 from gateway.request_facts import facts_of
 from weft.dispatch.agents import AGENT_PREFIX, ROUTE_PREFIX, agent_name_of, members_of
 from weft.dispatch.fleet import AgentView, FleetView, ModelView, RouteView
@@ -23,7 +24,6 @@ from weft.kernel.request import Skill
 MAX_LISTED = 1000
 """Maximum number of models on one page, for Anthropic's clients."""
 DEFAULT_LISTED = 20
-_MAX_DIGITS = 4
 
 
 async def list_models(deps: InferenceDeps, request: Request) -> Response:
@@ -65,11 +65,7 @@ def _page(request: Request, listed: dict[str, object]) -> dict[str, object]:
     limit, after, before = given.get("limit"), given.get("after_id"), given.get("before_id")
     if after and before:
         raise invalid_field("before_id", "must not be given together with 'after_id'")
-    count = DEFAULT_LISTED
-    if limit is not None:
-        count = int(limit) if limit.isascii() and limit.isdigit() and len(limit) <= _MAX_DIGITS else 0
-    if not 1 <= count <= MAX_LISTED:
-        raise invalid_field("limit", f"must be a whole number from 1 to {MAX_LISTED}")
+    count = DEFAULT_LISTED if limit is None else whole_number(limit, "limit", MAX_LISTED, least=1)
     return anthropic_list(listed, count, after_id=after or "", before_id=before or "")
 
 

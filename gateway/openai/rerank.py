@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated
 
-import msgspec
 from pydantic import Discriminator, Field, Tag
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.answers.answer_builder import AnswerIdentity, new_identity
+from gateway.answers.answer_builder import AnswerIdentity, encode_json, new_identity
 from gateway.answers.unary import unary_answer
 from gateway.deps import InferenceDeps
 from gateway.intake.body import read_model
@@ -77,9 +76,6 @@ async def rerank_documents(deps: InferenceDeps, request: Request) -> Response:
     return unary_answer(deps, scope, context, lambda: deps.dispatcher.rerank(context, payload), to_body)
 
 
-_encode = msgspec.json.Encoder().encode
-
-
 def to_payload(request: RerankRequest) -> rerank_pb2.RerankPayload:
     """Returns the rerank payload."""
     payload = rerank_pb2.RerankPayload(query=request.query, documents=texts_of(request))
@@ -103,7 +99,7 @@ def rerank_body(
     if not all(math.isfinite(score.score) for score in scores):
         raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the model returned a score that is no number")
     texts = texts_of(request) if request.return_documents else None
-    return _encode(
+    return encode_json(
         {
             "id": identity.answer_id,
             "object": "list",

@@ -2,11 +2,11 @@
 
 from typing import Annotated, Literal
 
-import msgspec
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.answers.answer_builder import encode_json
 from gateway.answers.unary import unary_answer
 from gateway.config import RequestLimits
 from gateway.deps import InferenceDeps
@@ -58,7 +58,6 @@ async def tokenize(deps: InferenceDeps, request: Request) -> Response:
     return unary_answer(deps, scope, context, lambda: deps.dispatcher.tokenize(context, payload), to_body)
 
 
-_encode = msgspec.json.Encoder().encode
 _KINDS = ("content", "prompt", "messages")
 
 
@@ -103,7 +102,7 @@ def token_body(result: tokenize_pb2.TokenizeResult, request: TokenizeRequest, mo
         answer["token_strs"] = [
             piece if isinstance(piece, str) else bytes(piece).decode(errors="replace") for piece in pieces
         ]
-    return _encode(answer)
+    return encode_json(answer)
 
 
 def _piece(piece: bytes) -> str | list[int]:

@@ -2,10 +2,9 @@
 
 import re
 import secrets
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gateway.answers.answer_builder import finite_logprob
+from gateway.answers.answer_builder import logprobs_json
 from gateway.openai.chat_schema import MAX_TOOL_CALL_ID_CHARS
 from weft.api.common.v1 import event_pb2
 from weft.durable.tasks import TASK_PREFIX
@@ -185,7 +184,7 @@ class OutputItems:
 
     def add(self, delta: event_pb2.Delta) -> None:
         """Add a delta."""
-        logprobs = token_logprobs(delta.logprobs) if self._wants_logprobs and delta.logprobs else None
+        logprobs = logprobs_json(delta.logprobs, unknown_bytes=[]) if self._wants_logprobs and delta.logprobs else None
         if delta.reasoning:
             self._add_text(REASONING_TEXT, delta.reasoning, [])
             logprobs = logprobs if delta.text else None
@@ -288,12 +287,3 @@ class OutputItems:
     def _end(self, item: Item, status: str) -> None:
         item.status = status
         self.sink.item_done(item)
-
-
-def token_logprobs(logprobs: Sequence[event_pb2.TokenLogprob]) -> Logprobs:
-    """Returns log probabilities in the format of the Responses API; unknown bytes are an empty list."""
-    return [{**_token(entry), "top_logprobs": [_token(top) for top in entry.top]} for entry in logprobs]
-
-
-def _token(entry: event_pb2.TokenLogprob | event_pb2.TopLogprob) -> dict[str, object]:
-    return {"token": entry.token, "logprob": finite_logprob(entry.logprob), "bytes": list(entry.raw_bytes)}

@@ -4,7 +4,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, Tag
 
-from gateway.intake.request_model import MAX_INT32, JsonMap, StopAtFirstError, StrictModel, by_shape, text_or_list
+from gateway.intake.request_model import (
+    MAX_INT32,
+    JsonMap,
+    Metadata,
+    StopAtFirstError,
+    StrictModel,
+    by_shape,
+    text_or_list,
+)
 from gateway.openai.chat_schema import ImageUrl, InputAudio, TemplateArguments, ToolCallId
 from gateway.openai.sampling import MAX_STOP_CHARS, MAX_TOP_LOGPROBS, GenerationRequest, Share
 
@@ -70,20 +78,10 @@ Items = Annotated[list[InputItem], StopAtFirstError()]
 
 
 MAX_INCLUDES = 64
-MAX_METADATA_ENTRIES = 16
-MAX_METADATA_NAME_CHARS = 64
-MAX_METADATA_VALUE_CHARS = 512
 MAX_LANGUAGE_CHARS = 35
 """The longest language tag that RFC 5646 requires implementations to support."""
 
 LanguageCode = Annotated[str, Field(min_length=1, max_length=MAX_LANGUAGE_CHARS, pattern=r"^[A-Za-z0-9_-]+$")]
-Metadata = Annotated[
-    dict[
-        Annotated[str, Field(max_length=MAX_METADATA_NAME_CHARS)],
-        Annotated[str, Field(max_length=MAX_METADATA_VALUE_CHARS)],
-    ],
-    Field(max_length=MAX_METADATA_ENTRIES),
-]
 
 
 class ResponseTool(StrictModel):

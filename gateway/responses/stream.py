@@ -12,14 +12,13 @@ from typing_extensions import override
 
 from gateway.answers.answer_builder import (
     MAX_NOTICES,
-    NOTICES,
     AnswerBuilder,
     AnswerIdentity,
     encode_json,
     notice_json,
     unfinished_answer,
 )
-from gateway.answers.sse import StreamEncoder, comment_of, receipt_comment
+from gateway.answers.sse import StreamEncoder, receipt_comment
 from gateway.errors import envelope
 from gateway.responses.document import CANCELLED, FAILED, IN_PROGRESS, ResponseDocument
 from gateway.responses.output import (
@@ -47,7 +46,7 @@ class ResponsesStream(StreamEncoder, OutputSink):
     """Encodes one streamed response; the sink of its own output items."""
 
     def __init__(self, document: ResponseDocument, *, include_events: bool = False) -> None:
-        super().__init__(_identity(document), choice_count=1, include_usage=False, include_events=include_events)
+        super().__init__(_identity(document), choice_count=1, include_events=include_events)
         self.document = document
         document.items.sink = self
         self._out: list[bytes] = []
@@ -147,24 +146,18 @@ class ResponsesStream(StreamEncoder, OutputSink):
         if delta.finish_reason:
             self._close_choice(delta.index)
 
+    @override
     def _encode(self, event: event_pb2.InferenceEvent, out: list[bytes]) -> None:
-        kind = event.WhichOneof("event")
-        if kind == "delta":
-            self._encode_delta(event.delta, out)
-            return
-        if kind in NOTICES:
-            told = notice_json(event, kind)
-            self._note(kind, told)
-            if self._include_events:
-                self._out = out
-                self._emit(b"response.weft", b'"%b":%b' % (kind.encode(), encode_json(told)))
-                return
-        out.append(comment_of(event, kind))
-
-    def _note(self, kind: str, told: dict[str, object]) -> None:
+        kind = event.WhichOneof("event") or ""
         kept = {"warning": self.document.warnings, "signal": self.document.signals}.get(kind)
         if kept is not None and len(kept) < MAX_NOTICES:
-            kept.append(told)
+            kept.append(notice_json(event, kind))
+        super()._encode(event, out)
+
+    @override
+    def _notice(self, event: event_pb2.InferenceEvent, kind: str, out: list[bytes]) -> None:
+        self._out = out
+        self._emit(b"response.weft", b'"%b":%b' % (kind.encode(), encode_json(notice_json(event, kind))))
 
     def _encode_end(self, receipt: receipt_pb2.Receipt, out: list[bytes]) -> None:
         document = self.document
@@ -177,9 +170,6 @@ class ResponsesStream(StreamEncoder, OutputSink):
             self._emit(b"response.metrics", b'"metrics":' + encode_json(document.metrics()))
         out.append(self._event(b"response." + document.final_status.encode(), self.snapshot()))
         self.is_done = True
-
-    def _opening(self) -> bytes:
-        return b""
 
     def _first_events(self) -> bytes:
         self._is_opened = True

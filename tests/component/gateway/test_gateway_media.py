@@ -13,7 +13,7 @@ from openai.types.chat import ChatCompletionMessageParam
 from structlog.testing import capture_logs
 
 from gateway.config import GatewayConfig
-from gateway.media import MediaAddress, MediaConfig, MediaFile
+from gateway.media import MediaAddress, MediaConfig
 from gateway.media.fetcher import MediaFetcher
 from weft.api.common.v1 import chat_pb2
 from weft.kernel.errors import invalid_field
@@ -37,7 +37,7 @@ class ScriptedMedia:
     was_left: asyncio.Event = field(default_factory=asyncio.Event)
     asked: list[MediaAddress] = field(default_factory=list)
 
-    async def fetch(self, addresses: Sequence[MediaAddress]) -> Mapping[str, MediaFile]:
+    async def fetch(self, addresses: Sequence[MediaAddress]) -> Mapping[str, chat_pb2.MediaPart]:
         self.asked += addresses
         self.was_asked.set()
         try:
@@ -46,7 +46,7 @@ class ScriptedMedia:
             self.was_left.set()
         if self.failure is not None:
             raise self.failure
-        return {address.url: MediaFile(data=PICTURE, media_type="image/png") for address in addresses}
+        return {address.url: chat_pb2.MediaPart(data=PICTURE, media_type="image/png") for address in addresses}
 
 
 def picture(*urls: str) -> list[ChatCompletionMessageParam]:

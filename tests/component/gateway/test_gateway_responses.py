@@ -22,7 +22,7 @@ from pydantic import BaseModel
 from response_script import MemoryResponses
 
 from gateway.config import GatewayConfig
-from gateway.media import MediaAddress, MediaConfig, MediaFile
+from gateway.media import MediaAddress, MediaConfig
 from weft.api.common.v1 import chat_pb2, event_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -197,8 +197,8 @@ async def read_to_the_end(gateway: RunningGateway, *, stream: bool) -> None:
 class Pictures:
     """A MediaSource that has every file."""
 
-    async def fetch(self, addresses: Sequence[MediaAddress]) -> Mapping[str, MediaFile]:
-        return {address.url: MediaFile(data=png(1, 1), media_type="image/png") for address in addresses}
+    async def fetch(self, addresses: Sequence[MediaAddress]) -> Mapping[str, chat_pb2.MediaPart]:
+        return {address.url: chat_pb2.MediaPart(data=png(1, 1), media_type="image/png") for address in addresses}
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -7,9 +7,10 @@ import pytest
 from media_script import HOST, PUBLIC, Answer, HostileHost, Resolver, hostile_host, response, sending
 
 from gateway.app import media_source
-from gateway.media import MediaAddress, MediaConfig, MediaFile
+from gateway.media import MediaAddress, MediaConfig
 from gateway.media.fetcher import ForbiddenAddressError, MediaFetcher
 from gateway.media.request_media import NoMediaSource
+from weft.api.common.v1 import chat_pb2
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
@@ -26,7 +27,7 @@ def address(url: str = URL, field: str = FIELD) -> MediaAddress:
     return MediaAddress(url=url, field=field)
 
 
-async def fetch(host: HostileHost, config: MediaConfig = CONFIG, url: str = URL) -> MediaFile:
+async def fetch(host: HostileHost, config: MediaConfig = CONFIG, url: str = URL) -> chat_pb2.MediaPart:
     files = await MediaFetcher(config, network=host.network).fetch([address(url)])
     return files[url]
 

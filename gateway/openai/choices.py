@@ -1,0 +1,105 @@
+"""Answers and streams of choices: what chat completions and text completions have in common."""
+
+from abc import abstractmethod
+from typing import ClassVar, Generic, TypeVar
+
+from typing_extensions import override
+
+from gateway.answers.answer_builder import (
+    AnswerIdentity,
+    DocumentAnswer,
+    encode_json,
+    notice_json,
+    usage_json,
+)
+from gateway.answers.sse import StreamEncoder, receipt_comment
+from weft.api.common.v1 import event_pb2, receipt_pb2
+
+_DONE = b"data: [DONE]\n\n"
+
+ChoiceT = TypeVar("ChoiceT")
+
+
+class ChoicesAnswer(DocumentAnswer, Generic[ChoiceT]):
+    """Builds one document of choices; an API says what a choice is and how it is written."""
+
+    _object: str
+    _constant: ClassVar[dict[str, object]]
+    """Further members of each document of the API."""
+
+    def __init__(self, identity: AnswerIdentity, *, choice_count: int, logprobs: bool) -> None:
+        super().__init__(identity, choice_count=choice_count)
+        self._wants_logprobs = logprobs
+        self._choices: dict[int, ChoiceT] = {}
+
+    def _forget(self) -> None:
+        self._choices.clear()
+
+    def _document(self) -> dict[str, object]:
+        return {
+            "id": self._identity.answer_id,
+            "object": self._object,
+            "created": self._identity.created,
+            "model": self._model,
+            **self._constant,
+            "choices": [self._choice_json(index, choice) for index, choice in sorted(self._choices.items())],
+            "usage": usage_json(self.usage),
+        }
+
+    @abstractmethod
+    def _choice_json(self, index: int, choice: ChoiceT) -> dict[str, object]:
+        """Returns a choice as JSON values."""
+
+
+class ChunkStream(StreamEncoder):
+    """Encodes one answer as chunks of choices, with `[DONE]` after the last."""
+
+    _object: bytes
+    _constant: bytes
+    """Further members of each chunk of the API, with a comma after each."""
+    _content: bytes
+    """The member of a choice that has its content."""
+
+    def __init__(
+        self,
+        identity: AnswerIdentity,
+        *,
+        choice_count: int,
+        logprobs: bool,
+        include_usage: bool = False,
+        include_events: bool = False,
+    ) -> None:
+        """`include_usage`: whether the last chunk has the usage; see `StreamEncoder` for the others."""
+        super().__init__(identity, choice_count=choice_count, include_events=include_events)
+        self._wants_logprobs = logprobs
+        self._include_usage = include_usage
+        self._heads: dict[int, bytes] = {}
+        """By choice: the first bytes of its chunks, up to the content."""
+
+    def _notice(self, event: event_pb2.InferenceEvent, kind: str, out: list[bytes]) -> None:
+        notice = encode_json({kind: notice_json(event, kind)})
+        out.append(self._opening() + b'"choices":[],"weft":' + notice + b"}\n\n")
+
+    @override
+    def _encode_end(self, receipt: receipt_pb2.Receipt, out: list[bytes]) -> None:
+        self._complete(receipt, out)
+        if self._include_usage:
+            usage = encode_json(usage_json(self.usage))
+            out.append(self._opening() + b'"choices":[],"usage":' + usage + b"}\n\n")
+        out += (receipt_comment(receipt), _DONE)
+        self.is_done = True
+
+    def _opening(self) -> bytes:
+        """Returns the first bytes of every chunk, up to its choices."""
+        identity = self._identity
+        return b'data: {"id":%b,"object":"%b","created":%d,"model":%b,%b' % (
+            encode_json(identity.answer_id),
+            self._object,
+            identity.created,
+            encode_json(self._model),
+            self._constant,
+        )
+
+    def _new_head(self, index: int) -> bytes:
+        head = self._heads[index] = self._opening() + b'"choices":[{"index":%d,%b:' % (index, self._content)
+        return head
