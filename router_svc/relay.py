@@ -24,7 +24,7 @@ from weft.kernel.rpc_auth import API_KEY, AUTHORIZATION
 from weft.kernel.service import stop_tasks
 from weft.link.forward import Context, RawServices, finish, forward_to_link
 from weft.link.frames import Side, forwardable
-from weft.link.link import ACCEPTED_KEY, CLOCK_KEY, AttachTransport, Link
+from weft.link.link import ACCEPTED_KEY, CLOCK_KEY, Link
 from weft.link.multiplexer import LinkLimits
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ class Relay:
         try:
             milliseconds = int(self._clock.utc_now().timestamp() * 1000)
             await context.send_initial_metadata(((ACCEPTED_KEY, "1"), (CLOCK_KEY, str(milliseconds))))
-            await standing.link.run(AttachTransport(context, relay_service_pb2.AttachResponse))
+            await standing.link.run(context, relay_service_pb2.AttachResponse)
         finally:
             del self._standing[standing.session]
             self._unbind(standing)

@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakValueDictionary
 
 import grpc
@@ -18,12 +19,12 @@ from weft.api.registry.v1 import (
     runner_session_service_pb2_grpc,
 )
 from weft.api.registry.v1 import runner_session_service_pb2 as pb
+from weft.api.router.v1.relay_service_pb2 import CallEnd
 from weft.kernel.address import relayed_address
 from weft.kernel.errors import WeftError
 from weft.kernel.names import require_name
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call
-from weft.link.frames import CallStatus, status_of
 from weft.link.link import LinkCall
 
 if TYPE_CHECKING:
@@ -59,10 +60,14 @@ def require_own(session: LinkSession, session_id: str) -> None:
 
 CALL_TIMEOUT_SECONDS = 5.0
 _SESSIONS = "/weft.api.registry.v1.RunnerSessionService/"
+_LEASES = "/weft.api.registry.v1.LeaseService/"
+
+Serve = Callable[[LinkCall, LinkSession, Any], Awaitable[Message | None]]
+"""Serves a request; returns the response, or None where it has sent its responses itself."""
 
 
 class SessionCalls:
-    """Answers the session calls that runners make over their links."""
+    """Answers the calls that runners make to the registry over their links, each for its own session and leases."""
 
     def __init__(self, registry: grpc.aio.Channel, address: str, note_open: Callable[[LinkSession], None]) -> None:
         """`address`: the router's own gRPC target.
@@ -75,13 +80,23 @@ class SessionCalls:
             "RunnerSessionServiceAsyncStub", runner_session_service_pb2_grpc.RunnerSessionServiceStub(registry)
         )
         self._registry = cast("RegistryServiceAsyncStub", registry_service_pb2_grpc.RegistryServiceStub(registry))
-        self._leases = RelayedLeases(registry)
+        self._leases = cast("LeaseServiceAsyncStub", lease_service_pb2_grpc.LeaseServiceStub(registry))
         self._openings: set[asyncio.Task[Message]] = set()
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._methods: dict[str, Callable[[LinkSession, bytes], Awaitable[Message]]] = {
-            f"{_SESSIONS}OpenSession": self._open,
-            f"{_SESSIONS}Heartbeat": self._heartbeat,
-            f"{_SESSIONS}CloseSession": self._close,
+        self._methods: dict[str, tuple[type[Message], Serve]] = {
+            f"{_SESSIONS}OpenSession": (pb.OpenSessionRequest, self._open),
+            f"{_SESSIONS}Heartbeat": (pb.HeartbeatRequest, self._heartbeat),
+            f"{_SESSIONS}CloseSession": (pb.CloseSessionRequest, self._close),
+            f"{_LEASES}AcquireLease": (lease_service_pb2.AcquireLeaseRequest, self._acquire),
+            f"{_LEASES}RenewLeases": (lease_service_pb2.RenewLeasesRequest, self._renew),
+            f"{_LEASES}ReleaseLease": (
+                lease_service_pb2.ReleaseLeaseRequest,
+                partial(self._release, self._leases.ReleaseLease),
+            ),
+            f"{_LEASES}ReleaseEarlierLives": (
+                lease_service_pb2.ReleaseEarlierLivesRequest,
+                partial(self._release, self._leases.ReleaseEarlierLives),
+            ),
         }
 
     def turn(self, runner: str) -> asyncio.Lock:
@@ -94,24 +109,24 @@ class SessionCalls:
             lock = self._turns[runner] = asyncio.Lock()
         return lock
 
-    async def answer(self, call: LinkCall, session: LinkSession) -> CallStatus:
+    async def answer(self, call: LinkCall, session: LinkSession) -> CallEnd:
         """Answer one call of a runner. See weft.link.link.Answer."""
-        method, leases = self._methods.get(call.method), self._leases.methods.get(call.method)
-        if method is None and leases is None:
+        known = self._methods.get(call.start.method)
+        if known is None:
             raise WeftError(Reason.UNSUPPORTED_OPERATION, "a link may only call the services of sessions and leases")
-        request = await call.read()
-        if request is None:
+        data = await call.read()
+        if data is None:
             raise WeftError(Reason.MALFORMED_REQUEST, "the call had no request")
+        kind, serve = known
         try:
-            if leases is not None:
-                await leases(call, session, request)
-            if method is not None:
-                await call.send((await method(session, request)).SerializeToString())
+            response = await serve(call, session, kind.FromString(data))
         except DecodeError:
             raise WeftError(Reason.MALFORMED_REQUEST, "the request cannot be read") from None
         except grpc.aio.AioRpcError as error:
-            return status_of(error_from_call(error, Reason.SERVICE_UNAVAILABLE))
-        return CallStatus()
+            raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
+        if response is not None:
+            await call.send(response.SerializeToString())
+        return CallEnd()
 
     async def settle(self) -> None:
         """Wait until no session is being opened."""
@@ -127,8 +142,7 @@ class SessionCalls:
         except grpc.aio.AioRpcError as error:
             raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
 
-    async def _open(self, session: LinkSession, data: bytes) -> Message:
-        request = pb.OpenSessionRequest.FromString(data)
+    async def _open(self, _: LinkCall, session: LinkSession, request: pb.OpenSessionRequest) -> Message:
         name = require_name(request.runner.name, "runner.name")
         if session.runner and session.runner != name:
             raise WeftError(Reason.PERMISSION_DENIED, f"this link belongs to {session.runner}")
@@ -167,45 +181,21 @@ class SessionCalls:
             self._note_open(session)
         return response
 
-    async def _heartbeat(self, session: LinkSession, data: bytes) -> Message:
-        request = pb.HeartbeatRequest.FromString(data)
+    async def _heartbeat(self, _: LinkCall, session: LinkSession, request: pb.HeartbeatRequest) -> Message:
         require_own(session, request.session_id)
         response = await self._sessions.Heartbeat(request, timeout=CALL_TIMEOUT_SECONDS)
         session.max_requests = request.capability.max_requests
         return response
 
-    async def _close(self, session: LinkSession, data: bytes) -> Message:
-        request = pb.CloseSessionRequest.FromString(data)
+    async def _close(self, _: LinkCall, session: LinkSession, request: pb.CloseSessionRequest) -> Message:
         require_own(session, request.session_id)
         response = await self._sessions.CloseSession(request, timeout=CALL_TIMEOUT_SECONDS)
         session.session_id = ""
         return response
 
-
-def _close_request(session: LinkSession) -> pb.CloseSessionRequest:
-    return pb.CloseSessionRequest(session_id=session.session_id, incarnation=session.incarnation)
-
-
-_LEASES = "/weft.api.registry.v1.LeaseService/"
-
-Answering = Callable[[LinkCall, LinkSession, bytes], Awaitable[None]]
-
-
-class RelayedLeases:
-    """Answers the LeaseService calls that runners make over their links."""
-
-    def __init__(self, registry: grpc.aio.Channel) -> None:
-        self._leases = cast("LeaseServiceAsyncStub", lease_service_pb2_grpc.LeaseServiceStub(registry))
-        self.methods: dict[str, Answering] = {
-            f"{_LEASES}AcquireLease": self._acquire,
-            f"{_LEASES}RenewLeases": self._renew,
-            f"{_LEASES}ReleaseLease": self._release,
-            f"{_LEASES}ReleaseEarlierLives": self._release_earlier_lives,
-        }
-        """By full name. Each raises WeftError, AioRpcError, and DecodeError for an unreadable request."""
-
-    async def _acquire(self, call: LinkCall, session: LinkSession, data: bytes) -> None:
-        request = lease_service_pb2.AcquireLeaseRequest.FromString(data)
+    async def _acquire(
+        self, call: LinkCall, session: LinkSession, request: lease_service_pb2.AcquireLeaseRequest
+    ) -> None:
         _require_own_leases(session, request.session_id, request.holder)
         _require_own_host(session, request.sighting)
         # Without a timeout: the link's call ends with it, and the registry bounds the wait.
@@ -216,21 +206,24 @@ class RelayedLeases:
         finally:
             waiting.cancel()
 
-    async def _renew(self, call: LinkCall, session: LinkSession, data: bytes) -> None:
-        request = lease_service_pb2.RenewLeasesRequest.FromString(data)
+    async def _renew(self, _: LinkCall, session: LinkSession, request: lease_service_pb2.RenewLeasesRequest) -> Message:
         _require_own_leases(session, request.session_id, request.holder)
         _require_own_host(session, request.sighting)
-        await _send(call, await self._leases.RenewLeases(request, timeout=CALL_TIMEOUT_SECONDS))
+        return await self._leases.RenewLeases(request, timeout=CALL_TIMEOUT_SECONDS)
 
-    async def _release(self, call: LinkCall, session: LinkSession, data: bytes) -> None:
-        request = lease_service_pb2.ReleaseLeaseRequest.FromString(data)
+    async def _release(
+        self,
+        release: Callable[..., Awaitable[Message]],
+        _: LinkCall,
+        session: LinkSession,
+        request: lease_service_pb2.ReleaseLeaseRequest | lease_service_pb2.ReleaseEarlierLivesRequest,
+    ) -> Message:
         _require_own_leases(session, request.session_id, request.holder)
-        await _send(call, await self._leases.ReleaseLease(request, timeout=CALL_TIMEOUT_SECONDS))
+        return await release(request, timeout=CALL_TIMEOUT_SECONDS)
 
-    async def _release_earlier_lives(self, call: LinkCall, session: LinkSession, data: bytes) -> None:
-        request = lease_service_pb2.ReleaseEarlierLivesRequest.FromString(data)
-        _require_own_leases(session, request.session_id, request.holder)
-        await _send(call, await self._leases.ReleaseEarlierLives(request, timeout=CALL_TIMEOUT_SECONDS))
+
+def _close_request(session: LinkSession) -> pb.CloseSessionRequest:
+    return pb.CloseSessionRequest(session_id=session.session_id, incarnation=session.incarnation)
 
 
 def _require_own_leases(session: LinkSession, session_id: str, holder: lease_pb2.LeaseHolder) -> None:
@@ -247,7 +240,3 @@ def _require_own_host(session: LinkSession, sighting: lease_pb2.HostSighting) ->
             Reason.PERMISSION_DENIED,
             f"this link may only report observations of {session.host or 'no host'}, the host of its session",
         )
-
-
-async def _send(call: LinkCall, response: Message) -> None:
-    await call.send(response.SerializeToString())

@@ -21,8 +21,8 @@ from weft.kernel.reasons import Reason
 from weft.kernel.rpc import CHANNEL_OPTIONS, answering, error_from_call
 from weft.kernel.service import Service, start_critical, stop_tasks
 from weft.link.forward import Context, RawServices, finish, forward_to_channel, forward_to_link
-from weft.link.frames import CallStatus, Side, forwardable
-from weft.link.link import ACCEPTED_KEY, CLOCK_KEY, AttachTransport, Link, LinkCall
+from weft.link.frames import Side, forwardable
+from weft.link.link import ACCEPTED_KEY, CLOCK_KEY, Link, LinkCall
 from weft.link.multiplexer import LinkLimits
 
 if TYPE_CHECKING:
@@ -183,19 +183,19 @@ class DialOut(Service):
                 return self._connect_error(error)
             if (now := _mesh_time(answer)) is not None:
                 self._note_mesh_time(now)
-            await self._carry(AttachTransport(cast("Any", call), relay_service_pb2.AttachRequest))
+            await self._carry(call)
         except WeftError as error:
             return error
         finally:
             await channel.close(grace=None)
         return WeftError(Reason.SERVICE_UNAVAILABLE, "the mesh ended the link")
 
-    async def _carry(self, transport: AttachTransport) -> None:
+    async def _carry(self, stream: Any) -> None:
         limits = LinkLimits(max_own_calls=MAX_OWN_CALLS, max_peer_calls=MAX_MESH_CALLS)
         self._link, self._session_is_open = Link(Side.RUNNER, limits, self._answer), False
         self._note_fresh_link()
         try:
-            await self._link.run(transport)
+            await self._link.run(stream, relay_service_pb2.AttachRequest)
         finally:
             self._link = None
 
@@ -226,8 +226,8 @@ class DialOut(Service):
             )
         return WeftError(Reason.CONNECT_FAILED, f"{self._config.target} cannot be reached")
 
-    async def _answer(self, call: LinkCall) -> CallStatus:
-        if not call.method.startswith(CALLABLE_PREFIX):
+    async def _answer(self, call: LinkCall) -> relay_service_pb2.CallEnd:
+        if not call.start.method.startswith(CALLABLE_PREFIX):
             raise WeftError(Reason.UNSUPPORTED_OPERATION, "over a link only the runner's own services are there")
         assert self._local is not None, "a call before start"
         return redact_status(await forward_to_channel(call, self._local))
@@ -248,7 +248,7 @@ class DialOut(Service):
                 self._note_opening(status)
             await finish(context, status)
 
-    def _note_opening(self, status: CallStatus) -> None:
+    def _note_opening(self, status: relay_service_pb2.CallEnd) -> None:
         if status.code != 0:
             self._on_event(LinkEvent(state=LinkState.REFUSED, detail=status.message))
             return

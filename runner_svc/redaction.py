@@ -1,12 +1,12 @@
 """Redaction of the addresses of a runner's own servers in text and errors that leave over a link."""
 
 import re
-from dataclasses import replace
 
 from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 
-from weft.link.frames import STATUS_DETAILS, CallStatus
+from weft.api.router.v1 import relay_service_pb2
+from weft.link.frames import STATUS_DETAILS
 
 LOCAL = "<local>"
 """Replacement of a redacted address."""
@@ -27,13 +27,15 @@ def redact_local_addresses(text: str) -> str:
     return _LOCAL_ADDRESS.sub(LOCAL, text)
 
 
-def redact_status(status: CallStatus) -> CallStatus:
+def redact_status(status: relay_service_pb2.CallEnd) -> relay_service_pb2.CallEnd:
     """Returns `status` with its message and its error details redacted."""
-    trailing = tuple(
-        (key, _conceal_in_details(value) if key == STATUS_DETAILS and isinstance(value, bytes) else value)
-        for key, value in status.trailing_metadata
-    )
-    return replace(status, message=redact_local_addresses(status.message), trailing_metadata=trailing)
+    redacted = relay_service_pb2.CallEnd()
+    redacted.CopyFrom(status)
+    redacted.message = redact_local_addresses(status.message)
+    for entry in redacted.trailing_metadata:
+        if entry.key == STATUS_DETAILS:
+            entry.value = _conceal_in_details(entry.value)
+    return redacted
 
 
 def _conceal_in_details(serialized: bytes) -> bytes:

@@ -1,6 +1,7 @@
 """Sliding windows: how much each key used in the last second, minute or hour. One implementation for every API.
 
-A moving window, counted on a `Clock` in at most BUCKETS_PER_WINDOW steps; amounts can be corrected afterwards.
+A moving window, counted on a `Clock` in at most BUCKETS_PER_WINDOW steps; amounts can be corrected afterwards. A leaky
+bucket (GCRA) would be smaller, but lets up to twice the rate through one window, and cannot take back one amount.
 """
 
 from collections import OrderedDict, deque

@@ -2,21 +2,10 @@
 
 from collections import deque
 
+from weft.api.router.v1 import relay_service_pb2 as pb
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.link.frames import (
-    MAX_PART_BYTES,
-    WINDOW_BYTES,
-    CallStatus,
-    Credit,
-    End,
-    Frame,
-    HalfClose,
-    LinkProtocolError,
-    Part,
-    Start,
-    part_cost,
-)
+from weft.link.frames import MAX_PART_BYTES, WINDOW_BYTES, LinkProtocolError, part_cost
 
 MESSAGE_OVERHEAD_BYTES = 64
 """What a kept message takes besides its bytes, about."""
@@ -42,25 +31,25 @@ class ReceiveHalf:
         self._is_unwanted = False
         self.buffered_bytes = 0
 
-    def take(self, part: Part) -> None:
+    def take(self, data: bytes, *, more: bool) -> None:
         """Adds a part. Raises LinkProtocolError beyond the credit, REQUEST_TOO_LARGE for too large a message."""
-        cost = part_cost(part.data)
+        cost = part_cost(data)
         if cost > self._allowed:
-            raise LinkProtocolError(f"call {part.call_id} sent more than its credit")
+            raise LinkProtocolError("a call sent more than its credit")
         self._allowed -= cost
         if self._is_unwanted:
             return
         self._partial_cost += cost
-        if len(self._partial) + len(part.data) > self._max_message_bytes:
+        if len(self._partial) + len(data) > self._max_message_bytes:
             raise WeftError(
                 Reason.REQUEST_TOO_LARGE, f"a message on a link may have at most {self._max_message_bytes} bytes"
             )
-        self.buffered_bytes += len(part.data)
-        if part.more:
-            self._partial += part.data
+        self.buffered_bytes += len(data)
+        if more:
+            self._partial += data
             self._credit_partial()
             return
-        self._inbox.append((self._with_partial(part.data), self._partial_cost))
+        self._inbox.append((self._with_partial(data), self._partial_cost))
         self.buffered_bytes += MESSAGE_OVERHEAD_BYTES
         self._partial, self._partial_cost = bytearray(), 0
 
@@ -109,13 +98,14 @@ class ReceiveHalf:
 class SendHalf:
     """Unsent frames of a call, in order: the start, messages cut into parts, and the closing frame."""
 
-    def __init__(self, call_id: int, credit: int, start: Start | None = None) -> None:
+    def __init__(self, call_id: int, credit: int, start: pb.CallStart | None = None) -> None:
+        """`start`: that of an own call, to be sent first."""
         self._call_id = call_id
         self._credit = credit
         self._start = start
         self._messages: deque[bytes] = deque()
         self._offset = 0
-        self._last: HalfClose | End | None = None
+        self._last: pb.LinkFrame | None = None
         self.is_closed = False
         """Whether there is a closing frame, sent or not."""
         self.unsent_bytes = 0
@@ -136,7 +126,7 @@ class SendHalf:
         self._messages.append(message)
         self.unsent_bytes += len(message) + MESSAGE_OVERHEAD_BYTES
 
-    def close(self, last: HalfClose | End) -> None:
+    def close(self, last: pb.LinkFrame) -> None:
         """Adds the closing frame."""
         self._last, self.is_closed = last, True
 
@@ -146,11 +136,11 @@ class SendHalf:
             raise LinkProtocolError(f"call {self._call_id} got {byte_count} bytes of credit")
         self._credit += byte_count
 
-    def next_frame(self) -> Frame:
+    def next_frame(self) -> pb.LinkFrame:
         """Returns the next frame; only while `is_sendable`."""
         if self._start is not None:
             start, self._start = self._start, None
-            return start
+            return pb.LinkFrame(call_id=self._call_id, start=start)
         if self._messages:
             return self._next_part()
         last, self._last = self._last, None
@@ -164,7 +154,7 @@ class SendHalf:
         self.is_closed = True
         self.unsent_bytes = 0
 
-    def _next_part(self) -> Part:
+    def _next_part(self) -> pb.LinkFrame:
         message = self._messages[0]
         end = min(len(message), self._offset + min(MAX_PART_BYTES, self._credit))
         data = message if self._offset == 0 and end == len(message) else message[self._offset : end]
@@ -175,17 +165,20 @@ class SendHalf:
         if not more:
             self._messages.popleft()
             self.unsent_bytes -= MESSAGE_OVERHEAD_BYTES
-        return Part(self._call_id, data, more)
+        frame = pb.LinkFrame(call_id=self._call_id)
+        # Set in place: a part that is given to the frame would be copied.
+        frame.part.data, frame.part.more = data, more
+        return frame
 
 
 class Call:
     """One call as one side sees it. Created and changed by the multiplexer only."""
 
-    def __init__(self, start: Start, send: SendHalf, receive: ReceiveHalf, *, is_own: bool) -> None:
-        self.call_id = start.call_id
-        self.method = start.method
-        self.metadata = start.metadata
-        self.timeout_seconds = start.timeout_seconds
+    def __init__(
+        self, call_id: int, start: pb.CallStart, send: SendHalf, receive: ReceiveHalf, *, is_own: bool
+    ) -> None:
+        self.call_id = call_id
+        self.start = start
         self.is_own = is_own
         self.send = send
         self.receive = receive
@@ -193,12 +186,13 @@ class Call:
         """Whether it is in the send schedule."""
         self.peer_is_done = False
         """Whether no more messages will arrive."""
-        self.status: CallStatus | None = None
+        self.status: pb.CallEnd | None = None
         """Its final status, once it has ended; for a call of the peer also its cancellation."""
 
-    def close(self, status: CallStatus) -> None:
+    def close(self, status: pb.CallEnd) -> None:
         """Ends the call with a status, unless it has one, and expects no more messages."""
-        self.status = self.status or status
+        if self.status is None:
+            self.status = status
         self.peer_is_done = True
 
 
@@ -206,7 +200,7 @@ class SendSchedule:
     """The order of frames: urgent ones, then credit, then one frame of each sendable call in turn."""
 
     def __init__(self) -> None:
-        self._urgent: deque[Frame] = deque()
+        self._urgent: deque[pb.LinkFrame] = deque()
         self._credit_due: dict[int, Call] = {}
         self._turns: deque[Call] = deque()
         self.unsent_bytes = 0
@@ -223,7 +217,7 @@ class SendSchedule:
         self.unsent_bytes += call.send.unsent_bytes - before
         self.add(call)
 
-    def put_urgent(self, frame: Frame) -> None:
+    def put_urgent(self, frame: pb.LinkFrame) -> None:
         """Adds a frame that overtakes all messages."""
         self._urgent.append(frame)
 
@@ -255,14 +249,14 @@ class SendSchedule:
         self._credit_due.clear()
         self._turns.clear()
 
-    def next(self) -> tuple[Frame, Call | None]:
+    def next(self) -> tuple[pb.LinkFrame, Call | None]:
         """Returns the next frame, and the call whose turn it was; None for an urgent frame and for credit."""
         if self._urgent:
             return self._urgent.popleft(), None
         if self._credit_due:
             call_id, call = next(iter(self._credit_due.items()))
             del self._credit_due[call_id]
-            return Credit(call_id, call.receive.take_credit()), None
+            return pb.LinkFrame(call_id=call_id, credit=call.receive.take_credit()), None
         call = self._turns.popleft()
         before = call.send.unsent_bytes
         frame = call.send.next_frame()

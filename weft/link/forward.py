@@ -10,9 +10,10 @@ from typing import Any
 import grpc
 from typing_extensions import override
 
+from weft.api.router.v1 import relay_service_pb2 as pb
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.link.frames import CallStatus, Metadata, forwardable, grpc_code, is_method
+from weft.link.frames import Metadata, forwardable, grpc_code, is_method, metadata_of, new_status, timeout_of
 from weft.link.link import Link, LinkCall
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
@@ -20,7 +21,7 @@ Context = grpc.aio.ServicerContext[bytes, bytes]
 
 async def forward_to_link(
     link: Link, method: str, metadata: Metadata, requests: AsyncIterator[bytes], context: Context
-) -> CallStatus:
+) -> pb.CallEnd:
     """Forward a gRPC call to a link, messages both ways. Returns its status, for `finish`."""
     call = link.call(method, metadata, context.time_remaining())
     sending = asyncio.create_task(_send_requests(call, requests))
@@ -36,9 +37,9 @@ async def forward_to_link(
         await asyncio.gather(sending, return_exceptions=True)
 
 
-async def finish(context: Context, status: CallStatus) -> None:
+async def finish(context: Context, status: pb.CallEnd) -> None:
     """End a gRPC call with the status of a call on a link."""
-    trailing = forwardable(status.trailing_metadata)
+    trailing = metadata_of(status.trailing_metadata)
     code = grpc_code(status)
     if code is grpc.StatusCode.OK:
         context.set_trailing_metadata(trailing)
@@ -46,10 +47,10 @@ async def finish(context: Context, status: CallStatus) -> None:
     await context.abort(code, status.message, trailing_metadata=trailing)
 
 
-async def forward_to_channel(call: LinkCall, channel: grpc.aio.Channel) -> CallStatus:
+async def forward_to_channel(call: LinkCall, channel: grpc.aio.Channel) -> pb.CallEnd:
     """Forward a call from a link to a gRPC channel, reading the channel only while the link accepts more."""
-    method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(call.method, None, None)
-    outward = method(timeout=call.timeout_seconds, metadata=forwardable(call.metadata))
+    method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(call.start.method, None, None)
+    outward = method(timeout=timeout_of(call.start), metadata=metadata_of(call.start.metadata))
     sending = asyncio.create_task(_write_requests(call, outward))
     try:
         while isinstance(message := await outward.read(), bytes):
@@ -60,11 +61,8 @@ async def forward_to_channel(call: LinkCall, channel: grpc.aio.Channel) -> CallS
         outward.cancel()
         sending.cancel()
         await asyncio.gather(sending, return_exceptions=True)
-    return CallStatus(
-        code=(await outward.code()).value[0],
-        message=await outward.details() or "",
-        trailing_metadata=forwardable(await outward.trailing_metadata()),
-    )
+    code, message = (await outward.code()).value[0], await outward.details() or ""
+    return new_status(code, message, forwardable(await outward.trailing_metadata()))
 
 
 class RawServices(grpc.GenericRpcHandler):

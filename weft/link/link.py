@@ -1,11 +1,10 @@
-"""A link on asyncio: calls multiplexed over any transport that carries frames in order, such as an Attach stream."""
+"""A link on asyncio: calls multiplexed over an Attach stream, at the end of a runner or of a router."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 import grpc
-from typing_extensions import override
 
 from weft.api.router.v1 import relay_service_pb2 as pb
 from weft.kernel.errors import WeftError
@@ -14,7 +13,7 @@ from weft.kernel.reasons import Reason
 from weft.kernel.rpc import MAX_METADATA_BYTES, PING_TIMEOUT_MS, error_from_call
 from weft.kernel.service import stop_tasks
 from weft.link.flow_control import Call
-from weft.link.frames import CallStatus, Frame, Metadata, Side, from_messages, status_of, to_messages
+from weft.link.frames import MAX_FRAMES_AT_ONCE, LinkProtocolError, Metadata, Side, status_of
 from weft.link.multiplexer import CallBegan, CallEnded, CallReadable, Event, LinkLimits, Multiplexer
 
 log = get_logger("weft.link")
@@ -30,49 +29,31 @@ def link_lost() -> WeftError:
     return WeftError(Reason.WORKER_LOST, "the link to the runner was lost")
 
 
-class Transport(Protocol):
-    """Carries frames both ways, in order."""
+class _Stream(Protocol):
+    """An Attach stream: the call of a runner or the context of a router."""
 
-    async def read(self) -> Sequence[Frame] | None:
-        """Returns the next frames; None at the end. Raises WeftError when the stream broke."""
-        ...
+    async def read(self) -> Any: ...
 
-    async def write(self, frames: Sequence[Frame]) -> None:
-        """Send frames, waiting while the peer accepts none. Raises WeftError when the stream broke."""
-        ...
+    async def write(self, message: Any) -> None: ...
 
 
 class LinkCall:
     """One call on a link. At most one task may read it and one write it."""
 
-    def __init__(
-        self, mux: Multiplexer, call: Call, on_change: Callable[[], None], on_close: Callable[[], None]
-    ) -> None:
-        """`on_change` is called after each change of the call, `on_close` before the last."""
+    def __init__(self, link: "Link", mux: Multiplexer, call: Call) -> None:
+        self._link = link
         self._mux = mux
         self._call = call
-        self._on_change = on_change
-        self._on_close = on_close
         self._readable = asyncio.Event()
         self._writable = asyncio.Event()
 
     @property
-    def method(self) -> str:
-        """Full name of the method."""
-        return self._call.method
+    def start(self) -> pb.CallStart:
+        """Method, metadata and deadline from the caller."""
+        return self._call.start
 
     @property
-    def metadata(self) -> Metadata:
-        """Metadata from the caller."""
-        return self._call.metadata
-
-    @property
-    def timeout_seconds(self) -> float | None:
-        """Time to the deadline when the call began."""
-        return self._call.timeout_seconds
-
-    @property
-    def status(self) -> CallStatus | None:
+    def status(self) -> pb.CallEnd | None:
         """Its final status, once `read` has returned None on an own call."""
         return self._call.status
 
@@ -80,7 +61,7 @@ class LinkCall:
         """Returns the next message; None when no more will arrive."""
         while True:
             message = self._mux.read(self._call)
-            self._on_change()
+            self._link.kick()
             if message is not None or self._call.peer_is_done:
                 return message
             self._readable.clear()
@@ -92,7 +73,7 @@ class LinkCall:
         Raises REQUEST_TOO_LARGE or NO_SLOT_AVAILABLE, see Multiplexer.send.
         """
         self._mux.send(self._call, message)
-        self._on_change()
+        self._link.kick()
         while self._call.status is None and self._call.send.unsent_bytes > MAX_UNSENT_BYTES_PER_CALL:
             self._writable.clear()
             await self._writable.wait()
@@ -100,37 +81,38 @@ class LinkCall:
     def half_close(self) -> None:
         """Send no more messages on an own call."""
         self._mux.half_close(self._call)
-        self._on_change()
+        self._link.kick()
 
-    def end(self, status: CallStatus) -> None:
+    def end(self, status: pb.CallEnd) -> None:
         """End a call of the peer."""
         self._mux.end(self._call, status)
-        self._on_change()
+        self._link.kick()
 
     def fail(self, error: WeftError) -> None:
         """Cancel an own call because of a local error, which becomes its status."""
         self._mux.cancel(self._call, status_of(error))
-        self._mux.release(self._call)
-        self._on_change()
-        self.note_readable()
+        self.close()
+        self.wake()
 
     def close(self) -> None:
         """Cancel an own call unless it has ended, and drop its unread messages. Idempotent."""
-        self._mux.cancel(self._call, status_of(WeftError(Reason.CANCELLED, "the caller gave up")))
+        if self._call.status is None:
+            self._mux.cancel(self._call, status_of(WeftError(Reason.CANCELLED, "the caller gave up")))
         self._mux.release(self._call)
-        self._on_close()
-        self._on_change()
+        self._link.forget(self._call)
+        self._link.kick()
 
-    def note_readable(self) -> None:
-        """Wakes `read`."""
+    def wake(self) -> None:
+        """Wakes `read`, and `send`."""
         self._readable.set()
+        self._writable.set()
 
     def note_writable(self) -> None:
         """Wakes `send`."""
         self._writable.set()
 
 
-Answer = Callable[[LinkCall], Awaitable[CallStatus]]
+Answer = Callable[[LinkCall], Awaitable[pb.CallEnd]]
 """Answers a call of the peer and returns its status. Cancelled when the caller cancels the call."""
 
 
@@ -147,13 +129,13 @@ class Link:
         self._stop_error: WeftError | None = None
         self._is_lost = False
 
-    async def run(self, transport: Transport) -> None:
-        """Carry calls until the stream ends or `stop` is called; then every call ends.
+    async def run(self, stream: _Stream, kind: "type[pb.AttachRequest | pb.AttachResponse]") -> None:
+        """Carry calls until the stream ends or `stop` is called; then every call ends. `kind`: what this end sends.
 
         Raises the error that broke the stream, LinkProtocolError among them, or the error given to `stop`.
         """
-        reading = asyncio.create_task(self._read_all(transport))
-        writing = asyncio.create_task(self._write_all(transport))
+        reading = asyncio.create_task(self._read_all(stream))
+        writing = asyncio.create_task(self._write_all(stream, kind))
         stopping = asyncio.create_task(self._until_stopped())
         tasks = [reading, writing, stopping]
         try:
@@ -178,21 +160,32 @@ class Link:
             raise link_lost()
         return self._added(self._mux.begin(method, metadata, timeout_seconds))
 
-    async def _read_all(self, transport: Transport) -> None:
-        while (frames := await transport.read()) is not None:
-            for frame in frames:
-                for event in self._mux.receive(frame):
-                    self._handle(event)
-            self._kick()
+    def forget(self, call: Call) -> None:
+        """Forgets an own call that was closed."""
+        self._calls.pop(call, None)
 
-    async def _write_all(self, transport: Transport) -> None:
+    def kick(self) -> None:
+        """Has frames sent, if there are any."""
+        if self._mux.has_frames:
+            self._work.set()
+
+    async def _read_all(self, stream: _Stream) -> None:
+        while (message := await _on_stream(stream.read())) is not grpc.aio.EOF:
+            if len(message.frames) > MAX_FRAMES_AT_ONCE:
+                raise LinkProtocolError(f"{len(message.frames)} frames at once")
+            for frame in message.frames:
+                if (event := self._mux.receive(frame)) is not None:
+                    self._handle(event)
+            self.kick()
+
+    async def _write_all(self, stream: _Stream, kind: "type[pb.AttachRequest | pb.AttachResponse]") -> None:
         while True:
             frames, calls = self._mux.take_frames(MAX_BATCH_BYTES)
             if not frames:
                 self._work.clear()
                 await self._work.wait()
                 continue
-            await transport.write(frames)
+            await _on_stream(stream.write(kind(frames=frames)))
             for call in calls:
                 if (known := self._calls.get(call)) is not None:
                     known.note_writable()
@@ -205,9 +198,7 @@ class Link:
     def _handle(self, event: Event) -> None:
         match event:
             case CallReadable(call):
-                if (known := self._calls.get(call)) is not None:
-                    known.note_readable()
-                    known.note_writable()
+                self._wake(call)
             case CallBegan(call):
                 task = self._answers[call] = asyncio.create_task(self._answer_call(call), name="link-answer")
                 # Not in `_answer_call`: a task that is cancelled before its first step never runs it.
@@ -224,31 +215,24 @@ class Link:
         except WeftError as error:
             link_call.end(status_of(error))
         except Exception:
-            log.exception("answering a call on a link failed unexpectedly", method=link_call.method)
+            log.exception("answering a call on a link failed unexpectedly", method=call.start.method)
             link_call.end(status_of(WeftError(Reason.INTERNAL, "an internal error; the log has the details")))
         finally:
             self._mux.release(call)
             self._calls.pop(call, None)
 
     def _added(self, call: Call) -> LinkCall:
-        link_call = self._calls[call] = LinkCall(
-            self._mux, call, on_change=self._kick, on_close=lambda: self._forget(call)
-        )
+        link_call = self._calls[call] = LinkCall(self, self._mux, call)
         return link_call
 
-    def _forget(self, call: Call) -> None:
-        self._calls.pop(call, None)
-
-    def _kick(self) -> None:
-        if self._mux.has_frames:
-            self._work.set()
+    def _wake(self, call: Call) -> None:
+        if (known := self._calls.get(call)) is not None:
+            known.wake()
 
     def _lose(self) -> None:
         self._is_lost = True
         for call in self._mux.lose(status_of(link_lost())):
-            if (known := self._calls.get(call)) is not None:
-                known.note_readable()
-                known.note_writable()
+            self._wake(call)
             if (task := self._answers.get(call)) is not None:
                 task.cancel()
 
@@ -288,33 +272,11 @@ LINK_SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
-class _Stream(Protocol):
-    async def read(self) -> Any: ...
-
-    async def write(self, message: Any) -> None: ...
-
-
-class AttachTransport(Transport):
-    """Frames over an Attach stream: `stream` is the call of a runner or the context of a router."""
-
-    def __init__(self, stream: _Stream, kind: type[pb.AttachRequest] | type[pb.AttachResponse]) -> None:
-        """`kind` is the message type that this end sends."""
-        self._stream = stream
-        self._kind = kind
-
-    @override
-    async def read(self) -> Sequence[Frame] | None:
-        try:
-            message = await self._stream.read()
-        except grpc.aio.AioRpcError as error:
-            raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
-        return None if message is grpc.aio.EOF else from_messages(message.frames)
-
-    @override
-    async def write(self, frames: Sequence[Frame]) -> None:
-        try:
-            await self._stream.write(self._kind(frames=to_messages(frames)))
-        except grpc.aio.AioRpcError as error:
-            raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
-        except asyncio.InvalidStateError as error:
-            raise WeftError(Reason.SERVICE_UNAVAILABLE, "the stream of the link has ended") from error
+async def _on_stream(operation: Awaitable[Any]) -> Any:
+    """Waits for an operation on a stream. Raises WeftError when the stream broke."""
+    try:
+        return await operation
+    except grpc.aio.AioRpcError as error:
+        raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
+    except asyncio.InvalidStateError as error:
+        raise WeftError(Reason.SERVICE_UNAVAILABLE, "the stream of the link has ended") from error

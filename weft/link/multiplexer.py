@@ -3,9 +3,9 @@
 Independent of gRPC calls, of asyncio, and of what the messages mean.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
+from weft.api.router.v1 import relay_service_pb2 as pb
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import MAX_MESSAGE_BYTES
@@ -14,18 +14,11 @@ from weft.link.frames import (
     MAX_CALL_ID,
     MAX_FRAMES_AT_ONCE,
     WINDOW_BYTES,
-    CallStatus,
-    Cancel,
-    Credit,
-    End,
-    Frame,
-    HalfClose,
     LinkProtocolError,
     Metadata,
-    Part,
     Side,
-    Start,
-    frame_bytes,
+    check_frame,
+    new_start,
     status_of,
 )
 
@@ -105,9 +98,9 @@ class Multiplexer:
             )
         if self._next_id > MAX_CALL_ID:
             raise LinkProtocolError("no call ids are left")
-        start = Start(self._next_id, method, metadata, timeout_seconds, WINDOW_BYTES)
+        call_id, start = self._next_id, new_start(method, metadata, timeout_seconds)
         self._next_id += 2
-        call = self._add(start, SendHalf(start.call_id, WINDOW_BYTES, start), is_own=True)
+        call = self._add(call_id, start, SendHalf(call_id, WINDOW_BYTES, start), is_own=True)
         self._own_calls += 1
         self._schedule.add(call)
         return call
@@ -131,24 +124,24 @@ class Multiplexer:
     def half_close(self, call: Call) -> None:
         """Send no more messages on an own call."""
         if call.status is None and not call.send.is_closed:
-            call.send.close(HalfClose(call.call_id))
+            call.send.close(pb.LinkFrame(call_id=call.call_id, half_close=pb.HalfClose()))
             self._schedule.add(call)
 
-    def end(self, call: Call, status: CallStatus) -> None:
+    def end(self, call: Call, status: pb.CallEnd) -> None:
         """End a call of the peer, after what was sent on it."""
         if call.status is None:
             call.status = status
-            call.send.close(End(call.call_id, status))
+            call.send.close(pb.LinkFrame(call_id=call.call_id, end=status))
             self._schedule.add(call)
 
-    def cancel(self, call: Call, status: CallStatus) -> None:
+    def cancel(self, call: Call, status: pb.CallEnd) -> None:
         """Cancel an own call; `status` is its status on this side."""
         if call.status is not None:
             return
         call.close(status)
         if call.send.is_begun:
             # It counts until the cancellation is sent, or a flood of cancelled calls would have no bound.
-            self._schedule.put_urgent(Cancel(call.call_id))
+            self._schedule.put_urgent(pb.LinkFrame(call_id=call.call_id, cancel=pb.CallCancel()))
         else:
             self._remove(call.call_id)
         self._schedule.drop_unsent(call)
@@ -166,7 +159,7 @@ class Multiplexer:
         self._unread_bytes -= call.receive.buffered_bytes
         call.receive.clear()
 
-    def lose(self, status: CallStatus) -> list[Call]:
+    def lose(self, status: pb.CallEnd) -> list[Call]:
         """End every call, because the stream is lost. Returns the calls that had not ended yet."""
         lost = [call for call in self._calls.values() if call.status is None]
         for call in lost:
@@ -176,74 +169,70 @@ class Multiplexer:
         self._schedule.clear()
         return lost
 
-    def receive(self, frame: Frame) -> list[Event]:
+    def receive(self, frame: pb.LinkFrame) -> Event | None:
         """Process a frame from the peer. Raises LinkProtocolError for one that violates the protocol."""
-        return list(self._receive(frame))
+        kind = check_frame(frame)
+        if kind == "start":
+            return self._began(frame.call_id, frame.start)
+        call = self._calls.get(frame.call_id)
+        if call is None:
+            self._require_old(frame.call_id)
+            return None
+        event: Event | None = None
+        match kind:
+            case "part":
+                event = self._take_part(call, frame.part)
+            case "half_close":
+                event = self._half_closed(call)
+            case "end":
+                event = self._ended(call, frame.end)
+            case "cancel":
+                event = self._cancelled(call)
+            case _:
+                call.send.add_credit(frame.credit)
+                self._schedule.add(call)
+        return event
 
-    def take_frames(self, max_bytes: int) -> tuple[list[Frame], list[Call]]:
+    def take_frames(self, max_bytes: int) -> tuple[list[pb.LinkFrame], list[Call]]:
         """Returns the frames to send now, about `max_bytes` of them, and the calls whose messages are among them."""
-        frames: list[Frame] = []
+        frames: list[pb.LinkFrame] = []
         sent: dict[int, Call] = {}
         size = 0
         while self._schedule and size < max_bytes and len(frames) < MAX_FRAMES_AT_ONCE:
             frame, call = self._schedule.next()
-            if isinstance(frame, Cancel | End):
+            if frame.HasField("cancel") or frame.HasField("end"):
                 self._remove(frame.call_id)
             if call is not None:
                 sent[call.call_id] = call
             frames.append(frame)
-            size += frame_bytes(frame)
+            size += frame.ByteSize()
         return frames, list(sent.values())
 
-    def _receive(self, frame: Frame) -> Iterator[Event]:
-        if isinstance(frame, Start):
-            yield self._began(frame)
-            return
-        call = self._calls.get(frame.call_id)
-        if call is None:
-            self._require_old(frame.call_id)
-            return
-        match frame:
-            case Part():
-                yield from self._take_part(call, frame)
-            case HalfClose():
-                yield self._half_closed(call)
-            case End():
-                yield self._ended(call, frame.status)
-            case Cancel():
-                yield from self._cancelled(call)
-            case Credit():
-                call.send.add_credit(frame.byte_count)
-                self._schedule.add(call)
-
-    def _began(self, start: Start) -> Event:
-        if start.call_id % 2 == self._side or start.call_id <= self._last_peer_id:
-            raise LinkProtocolError(f"{start.call_id} cannot be the id of a new call")
+    def _began(self, call_id: int, start: pb.CallStart) -> Event:
+        if call_id % 2 == self._side or call_id <= self._last_peer_id:
+            raise LinkProtocolError(f"{call_id} cannot be the id of a new call")
         if len(self._calls) - self._own_calls >= self._limits.max_peer_calls:
             raise LinkProtocolError(f"more than {self._limits.max_peer_calls} calls at once")
-        self._last_peer_id = start.call_id
-        return CallBegan(self._add(start, SendHalf(start.call_id, start.initial_credit), is_own=False))
+        self._last_peer_id = call_id
+        return CallBegan(self._add(call_id, start, SendHalf(call_id, start.initial_credit), is_own=False))
 
-    def _take_part(self, call: Call, part: Part) -> Iterator[Event]:
+    def _take_part(self, call: Call, part: pb.MessagePart) -> Event | None:
         if call.peer_is_done:
             if call.status is None:
                 raise LinkProtocolError(f"call {call.call_id} sent a message after its closing frame")
-            return
+            return None
         before = call.receive.buffered_bytes
         try:
-            call.receive.take(part)
+            call.receive.take(part.data, more=part.more)
         except LinkProtocolError:
             raise
         except WeftError as error:
-            yield self._fail(call, error)
-            return
+            return self._fail(call, error)
         self._unread_bytes += call.receive.buffered_bytes - before
         if self._unread_bytes > self._limits.max_unread_bytes:
-            yield self._fail(call, WeftError(Reason.NO_SLOT_AVAILABLE, "too much that came over the link is unread"))
-            return
+            return self._fail(call, WeftError(Reason.NO_SLOT_AVAILABLE, "too much that came over the link is unread"))
         self._note_credit(call)
-        if not part.more:
-            yield CallReadable(call)
+        return None if part.more else CallReadable(call)
 
     def _fail(self, call: Call, error: WeftError) -> Event:
         """Ends a call whose messages cannot be kept; the link goes on."""
@@ -254,7 +243,7 @@ class Multiplexer:
         self._schedule.drop_unsent(call)
         status = status_of(error)
         call.close(status)
-        self._schedule.put_urgent(End(call.call_id, status))
+        self._schedule.put_urgent(pb.LinkFrame(call_id=call.call_id, end=status))
         self._remove(call.call_id)
         return CallEnded(call)
 
@@ -264,7 +253,7 @@ class Multiplexer:
         call.peer_is_done = True
         return CallReadable(call)
 
-    def _ended(self, call: Call, status: CallStatus) -> Event:
+    def _ended(self, call: Call, status: pb.CallEnd) -> Event:
         if not call.is_own:
             raise LinkProtocolError(f"call {call.call_id} ended by its caller")
         if call.status is None:
@@ -273,19 +262,18 @@ class Multiplexer:
             self._remove(call.call_id)
         return CallReadable(call)
 
-    def _cancelled(self, call: Call) -> Iterator[Event]:
+    def _cancelled(self, call: Call) -> Event | None:
         if call.is_own:
             raise LinkProtocolError(f"call {call.call_id} cancelled by its callee")
-        was_over = call.status is not None
+        had_ended = call.status is not None
         call.close(status_of(WeftError(Reason.CANCELLED, "the caller gave up")))
         self._schedule.drop_unsent(call)
         self._remove(call.call_id)
-        if not was_over:
-            yield CallEnded(call)
+        return None if had_ended else CallEnded(call)
 
-    def _add(self, start: Start, send: SendHalf, *, is_own: bool) -> Call:
-        call = Call(start, send, ReceiveHalf(self._limits.max_message_bytes), is_own=is_own)
-        self._calls[call.call_id] = call
+    def _add(self, call_id: int, start: pb.CallStart, send: SendHalf, *, is_own: bool) -> Call:
+        call = Call(call_id, start, send, ReceiveHalf(self._limits.max_message_bytes), is_own=is_own)
+        self._calls[call_id] = call
         return call
 
     def _remove(self, call_id: int) -> None:

@@ -1,44 +1,62 @@
+"""The check of frames that a peer sent, and what of a call's metadata a link carries."""
+
+from typing import Any
+
+import grpc
 import pytest
+from link_frames import cancel, credit, end, half_close, part, start
 
 from weft.api.router.v1 import relay_service_pb2 as pb
 from weft.link.frames import (
     MAX_FRAMES_AT_ONCE,
     MAX_PART_BYTES,
-    CallStatus,
-    Cancel,
-    Credit,
-    End,
-    Frame,
-    HalfClose,
+    MAX_STATUS_MESSAGE_CHARS,
     LinkProtocolError,
-    Part,
-    Start,
+    Side,
+    check_frame,
     forwardable,
-    from_messages,
-    to_messages,
+    metadata_of,
+    new_status,
+    timeout_of,
 )
+from weft.link.link import Link
+from weft.link.multiplexer import LinkLimits
 
-STATUS = CallStatus(code=14, message="gone", trailing_metadata=(("grpc-status-details-bin", b"\x00\xff"),))
+STATUS = new_status(14, "gone", (("grpc-status-details-bin", b"\x00\xff"),))
 
 
 @pytest.mark.parametrize(
-    "frame",
+    ("frame", "kind"),
     [
-        Start(2, "/p.S/M", (("traceparent", "00-1"), ("x-bin", b"\xff\x00")), 1.5, 1000),
-        Start(2, "/p.S/M"),
-        Part(2, b"\x00" * MAX_PART_BYTES, more=True),
-        Part(2, b""),
-        HalfClose(4),
-        End(6, STATUS),
-        End(6, CallStatus()),
-        Cancel(1),
-        Credit(3, 2**31),
+        (start(2, "/p.S/M", (("traceparent", "00-1"), ("x-bin", b"\xff\x00")), 1.5), "start"),
+        (start(2, "/p.S/M"), "start"),
+        (part(2, b"\x00" * MAX_PART_BYTES, more=True), "part"),
+        (part(2, b""), "part"),
+        (half_close(4), "half_close"),
+        (end(6, STATUS), "end"),
+        (end(6, pb.CallEnd()), "end"),
+        (cancel(1), "cancel"),
+        (credit(3, 2**31), "credit"),
     ],
-    ids=lambda frame: type(frame).__name__,
 )
-def test_a_frame_is_the_same_after_the_wire(frame: Frame) -> None:
-    data = pb.AttachRequest(frames=to_messages([frame])).SerializeToString()
-    assert from_messages(pb.AttachRequest.FromString(data).frames) == [frame]
+def test_a_frame_is_the_same_after_the_wire(frame: pb.LinkFrame, kind: str) -> None:
+    (found,) = pb.AttachRequest.FromString(pb.AttachRequest(frames=[frame]).SerializeToString()).frames
+    assert check_frame(found) == kind
+    assert found == frame
+
+
+def test_a_call_is_the_same_after_the_wire() -> None:
+    metadata = (("traceparent", "00-1"), ("x-bin", b"\xff\x00"))
+    found = pb.LinkFrame.FromString(start(2, "/p.S/M", metadata, 1.5).SerializeToString()).start
+    assert (found.method, metadata_of(found.metadata), timeout_of(found)) == ("/p.S/M", metadata, 1.5)
+    assert timeout_of(start(2, "/p.S/M").start) is None
+
+
+def test_a_status_message_that_is_too_long_is_cut() -> None:
+    frame = end(2, pb.CallEnd(code=14, message="x" * 100_000))
+    check_frame(frame)
+    assert frame.end.message == "x" * MAX_STATUS_MESSAGE_CHARS
+    assert new_status(14, "x" * 100_000, ()).message == "x" * MAX_STATUS_MESSAGE_CHARS
 
 
 def _start(**changes: object) -> pb.LinkFrame:
@@ -62,7 +80,7 @@ def _start(**changes: object) -> pb.LinkFrame:
 )
 def test_what_is_no_frame_ends_the_link(message: pb.LinkFrame) -> None:
     with pytest.raises(LinkProtocolError):
-        from_messages([message])
+        check_frame(message)
 
 
 def test_what_belongs_to_the_transport_is_not_handed_on() -> None:
@@ -84,10 +102,32 @@ def test_what_belongs_to_the_transport_is_not_handed_on() -> None:
 def test_what_would_break_the_links_protocol_is_not_handed_on(entry: tuple[str, str | bytes]) -> None:
     given = forwardable((entry, ("x-request-id", "r1")))
     assert given == (("x-request-id", "r1"),)
-    assert from_messages(to_messages([Start(2, "/p.S/M", given)])) == [Start(2, "/p.S/M", given)]
+    frame = start(2, "/p.S/M", given)
+    assert check_frame(frame) == "start"
+    assert metadata_of(frame.start.metadata) == given
 
 
-def test_too_many_frames_at_once_are_refused_before_they_are_looked_at() -> None:
-    from_messages([pb.LinkFrame(call_id=2, credit=1)] * MAX_FRAMES_AT_ONCE)
-    with pytest.raises(LinkProtocolError):
-        from_messages([pb.LinkFrame()] * (MAX_FRAMES_AT_ONCE + 1))
+class OneMessage:
+    """A stream that gives one message."""
+
+    def __init__(self, *frames: pb.LinkFrame) -> None:
+        self._messages: list[Any] = [pb.AttachResponse(frames=frames), grpc.aio.EOF]
+
+    async def read(self) -> Any:
+        return self._messages.pop(0)
+
+    async def write(self, message: Any) -> None:
+        pass
+
+
+async def test_too_many_frames_at_once_are_refused_before_they_are_looked_at() -> None:
+    async def answer(_: object) -> pb.CallEnd:
+        raise AssertionError("there is no call")
+
+    link = Link(Side.RUNNER, LinkLimits(), answer)
+    call = link.call("/p.S/M")
+    link._mux.take_frames(1)
+    await link.run(OneMessage(*[credit(1, 1)] * MAX_FRAMES_AT_ONCE), pb.AttachRequest)
+    assert call.status is not None
+    with pytest.raises(LinkProtocolError, match="at once"):
+        await link.run(OneMessage(*[pb.LinkFrame()] * (MAX_FRAMES_AT_ONCE + 1)), pb.AttachRequest)

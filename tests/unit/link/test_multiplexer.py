@@ -2,6 +2,7 @@ from collections.abc import Iterable
 from itertools import repeat
 
 import pytest
+from link_frames import cancel, credit, end, half_close, part, start
 
 from weft.api.router.v1 import relay_service_pb2 as pb
 from weft.kernel.errors import WeftError
@@ -11,24 +12,19 @@ from weft.link.frames import (
     MAX_FRAMES_AT_ONCE,
     MAX_PART_BYTES,
     WINDOW_BYTES,
-    CallStatus,
-    Cancel,
-    Credit,
-    End,
-    Frame,
-    HalfClose,
     LinkProtocolError,
-    Part,
     Side,
-    Start,
-    to_messages,
+    metadata_of,
+    new_status,
+    timeout_of,
 )
 from weft.link.link import MAX_BATCH_BYTES, MAX_LINK_MESSAGE_BYTES
 from weft.link.multiplexer import CallBegan, CallEnded, CallReadable, Event, LinkLimits, Multiplexer
 
 METHOD = "/pkg.Service/Method"
 EVERYTHING = 1 << 40
-OK = CallStatus(message="fine", trailing_metadata=(("x", "y"),))
+OK = new_status(0, "fine", (("x", "y"),))
+GIVEN_UP = pb.CallEnd(code=1)
 
 
 class Pair:
@@ -59,10 +55,11 @@ class Pair:
 
 def _carry(sender: Multiplexer, receiver: Multiplexer, max_bytes: int) -> list[Event]:
     frames, _ = sender.take_frames(max_bytes)
-    return [event for frame in frames for event in receiver.receive(frame)]
+    events = [receiver.receive(frame) for frame in frames]
+    return [event for event in events if event is not None]
 
 
-def _frames(mux: Multiplexer) -> list[Frame]:
+def _frames(mux: Multiplexer) -> list[pb.LinkFrame]:
     return mux.take_frames(EVERYTHING)[0]
 
 
@@ -74,7 +71,7 @@ def test_a_call_goes_there_and_back() -> None:
     began, *_ = pair.to_runner()
     assert isinstance(began, CallBegan)
     peer = began.call
-    assert (peer.method, peer.metadata, peer.timeout_seconds) == (METHOD, (("a", "b"),), 3.0)
+    assert (peer.start.method, metadata_of(peer.start.metadata), timeout_of(peer.start)) == (METHOD, (("a", "b"),), 3.0)
     assert pair.runner.read(peer) == b"question"
     assert peer.peer_is_done
     pair.runner.send(peer, b"answer")
@@ -96,7 +93,7 @@ def test_a_message_of_twenty_mebibytes_is_cut_and_put_together_again() -> None:
     call, peer = pair.begun()
     message = bytes(range(256)) * (20 * 4096)
     pair.router.send(call, message)
-    parts = [frame for frame in _handed_over(pair) if isinstance(frame, Part)]
+    parts = [frame.part for frame in _handed_over(pair) if frame.HasField("part")]
     assert parts
     assert all(len(part.data) <= MAX_PART_BYTES for part in parts)
     pair.settle()
@@ -104,14 +101,14 @@ def test_a_message_of_twenty_mebibytes_is_cut_and_put_together_again() -> None:
     assert pair.router.unsent_bytes == pair.runner.unread_bytes == 0
 
 
-def _handed_over(pair: Pair) -> list[Frame]:
+def _handed_over(pair: Pair) -> list[pb.LinkFrame]:
     """What the router's end has to send now, given to the runner's."""
     frames = _frames(pair.router)
     _receive_all(pair.runner, frames)
     return frames
 
 
-def _receive_all(mux: Multiplexer, frames: Iterable[Frame]) -> None:
+def _receive_all(mux: Multiplexer, frames: Iterable[pb.LinkFrame]) -> None:
     for frame in frames:
         mux.receive(frame)
 
@@ -184,18 +181,18 @@ def test_credit_is_given_in_steps_and_not_per_message() -> None:
     pair.to_runner()
     while pair.runner.read(peer) is not None:
         pass
-    assert [type(frame) for frame in _frames(pair.runner)] == [Credit]
+    assert [frame.WhichOneof("kind") for frame in _frames(pair.runner)] == ["credit"]
 
 
 def test_a_cancelled_call_is_over_on_both_ends() -> None:
     pair = Pair()
     call, peer = pair.begun()
     pair.router.send(call, b"x" * (10 * WINDOW_BYTES))
-    pair.router.cancel(call, CallStatus(code=1))
+    pair.router.cancel(call, GIVEN_UP)
     (event,) = pair.to_runner()
     assert event == CallEnded(peer)
     assert peer.status is not None
-    assert call.status == CallStatus(code=1)
+    assert call.status == GIVEN_UP
     pair.runner.send(peer, b"too late")
     pair.runner.end(peer, OK)
     assert not pair.runner.has_frames
@@ -205,14 +202,14 @@ def test_a_cancelled_call_is_over_on_both_ends() -> None:
 def test_a_call_cancelled_before_it_was_sent_is_never_sent() -> None:
     pair = Pair()
     call = pair.router.begin(METHOD)
-    pair.router.cancel(call, CallStatus(code=1))
+    pair.router.cancel(call, GIVEN_UP)
     assert _frames(pair.router) == []
 
 
 def test_calls_given_up_count_until_the_peer_can_know() -> None:
     pair = Pair(router=LinkLimits(max_own_calls=1))
     call, _ = pair.begun()
-    pair.router.cancel(call, CallStatus(code=1))
+    pair.router.cancel(call, GIVEN_UP)
     with pytest.raises(WeftError) as caught:
         pair.router.begin(METHOD)
     assert caught.value.reason is Reason.NO_SLOT_AVAILABLE
@@ -225,17 +222,17 @@ def test_frames_of_a_call_that_is_over_are_ignored() -> None:
     call, peer = pair.begun()
     pair.runner.end(peer, OK)
     pair.to_router()
-    for late in (Part(call.call_id, b"x"), Credit(call.call_id, 1), Cancel(call.call_id)):
-        assert pair.runner.receive(late) == []
-    assert pair.router.receive(Part(call.call_id, b"x")) == []
+    for late in (part(call.call_id, b"x"), credit(call.call_id, 1), cancel(call.call_id)):
+        assert pair.runner.receive(late) is None
+    assert pair.router.receive(part(call.call_id, b"x")) is None
 
 
 def test_the_loss_of_the_stream_ends_every_call() -> None:
     pair = Pair()
     calls = [pair.begun()[0] for _ in range(3)]
-    lost = CallStatus(code=14)
+    lost = pb.CallEnd(code=14)
     assert pair.router.lose(lost) == calls
-    assert {call.status for call in calls} == {lost}
+    assert [call.status for call in calls] == [lost] * 3
     assert not pair.router.has_frames
 
 
@@ -302,30 +299,30 @@ def test_what_comes_for_a_call_that_nobody_reads_is_dropped() -> None:
     assert pair.runner.read(peer) is None
 
 
-def _over_window(call_id: int) -> list[Frame]:
-    return [Part(call_id, b"x" * MAX_PART_BYTES, more=False)] * (WINDOW_BYTES // MAX_PART_BYTES + 1)
+def _over_window(call_id: int) -> list[pb.LinkFrame]:
+    return [part(call_id, b"x" * MAX_PART_BYTES, more=False)] * (WINDOW_BYTES // MAX_PART_BYTES + 1)
 
 
 @pytest.mark.parametrize(
     "frames",
     [
-        [Start(3, METHOD)],
-        [Start(0, METHOD)],
-        [Start(2, METHOD), Start(2, METHOD)],
-        [Start(4, METHOD), Start(2, METHOD)],
-        [Part(2, b"")],
-        [Credit(1, 5)],
-        [End(2, OK)],
-        [Start(2, METHOD), End(2, OK)],
-        [Start(2, METHOD), HalfClose(2), HalfClose(2)],
-        [Start(2, METHOD), HalfClose(2), Part(2, b"x")],
-        [Start(2, METHOD), Credit(2, 0)],
-        [Start(2, METHOD), Credit(2, 2**31), Credit(2, 2**31)],
-        [Start(2, METHOD), *_over_window(2)],
-        [Start(number, METHOD) for number in range(2, 2052, 2)],
+        [start(3, METHOD)],
+        [start(0, METHOD)],
+        [start(2, METHOD), start(2, METHOD)],
+        [start(4, METHOD), start(2, METHOD)],
+        [part(2, b"")],
+        [credit(1, 5)],
+        [end(2, OK)],
+        [start(2, METHOD), end(2, OK)],
+        [start(2, METHOD), half_close(2), half_close(2)],
+        [start(2, METHOD), half_close(2), part(2, b"x")],
+        [start(2, METHOD), credit(2, 0)],
+        [start(2, METHOD), credit(2, 2**31), credit(2, 2**31)],
+        [start(2, METHOD), *_over_window(2)],
+        [start(number, METHOD) for number in range(2, 2052, 2)],
     ],
 )
-def test_a_peer_that_breaks_the_rules_ends_the_link(frames: list[Frame]) -> None:
+def test_a_peer_that_breaks_the_rules_ends_the_link(frames: list[pb.LinkFrame]) -> None:
     runner = Multiplexer(Side.RUNNER, LinkLimits(max_peer_calls=1024))
     with pytest.raises(LinkProtocolError):
         _receive_all(runner, frames)
@@ -333,13 +330,13 @@ def test_a_peer_that_breaks_the_rules_ends_the_link(frames: list[Frame]) -> None
 
 def test_empty_messages_use_up_credit_too() -> None:
     runner = Multiplexer(Side.RUNNER, LinkLimits())
-    runner.receive(Start(2, METHOD))
+    runner.receive(start(2, METHOD))
     with pytest.raises(LinkProtocolError):
-        _receive_all(runner, repeat(Part(2, b""), WINDOW_BYTES + 1))
+        _receive_all(runner, repeat(part(2, b""), WINDOW_BYTES + 1))
 
 
-@pytest.mark.parametrize("frame", [HalfClose(1), Cancel(1)], ids=str)
-def test_a_callee_cannot_speak_as_the_caller(frame: Frame) -> None:
+@pytest.mark.parametrize("frame", [half_close(1), cancel(1)], ids=["half_close", "cancel"])
+def test_a_callee_cannot_speak_as_the_caller(frame: pb.LinkFrame) -> None:
     runner = Multiplexer(Side.RUNNER, LinkLimits())
     runner.begin(METHOD)
     _frames(runner)
@@ -351,23 +348,22 @@ def test_what_travels_together_fits_into_one_message_of_the_transport() -> None:
     """Calls that fail all at once end with long words, and their ends must not be too much for the stream."""
     limits = LinkLimits(max_own_calls=1024, max_peer_calls=1024)
     pair = Pair(router=limits, runner=limits)
-    words = CallStatus(code=14, message="x" * 4000, trailing_metadata=(("x-bin", b"y" * 4000),))
+    words = new_status(14, "x" * 4000, (("x-bin", b"y" * 4000),))
     for _ in range(1000):
         pair.router.begin(METHOD, (("x", "z" * 2000),))
     largest = 0
     begun: list[Call] = []
     while pair.router.has_frames:
         frames, _ = pair.router.take_frames(MAX_BATCH_BYTES)
-        largest = max(largest, pb.AttachResponse(frames=to_messages(frames)).ByteSize())
-        begun += [
-            event.call for frame in frames for event in pair.runner.receive(frame) if isinstance(event, CallBegan)
-        ]
+        largest = max(largest, pb.AttachResponse(frames=frames).ByteSize())
+        events = [pair.runner.receive(frame) for frame in frames]
+        begun += [event.call for event in events if isinstance(event, CallBegan)]
     for call in begun:
         pair.runner.end(call, words)
     ends = 0
     while pair.runner.has_frames:
         frames, _ = pair.runner.take_frames(MAX_BATCH_BYTES)
-        largest = max(largest, pb.AttachRequest(frames=to_messages(frames)).ByteSize())
+        largest = max(largest, pb.AttachRequest(frames=frames).ByteSize())
         ends += len(frames)
     assert ends == 1000
     assert largest < MAX_LINK_MESSAGE_BYTES

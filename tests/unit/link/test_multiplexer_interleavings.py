@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from kit.examples import examples
 
+from weft.api.router.v1 import relay_service_pb2 as pb
 from weft.link.flow_control import Call
-from weft.link.frames import WINDOW_BYTES, CallStatus, Credit, Frame, Part, Side, part_cost
+from weft.link.frames import WINDOW_BYTES, Side, part_cost
 from weft.link.multiplexer import CallBegan, CallEnded, LinkLimits, Multiplexer
 
 MAX_MESSAGE_BYTES = 3 * WINDOW_BYTES
 SIZES = st.sampled_from([0, 1, 50, 1000, 70_000, WINDOW_BYTES, MAX_MESSAGE_BYTES])
-GIVEN_UP = CallStatus(code=1)
+GIVEN_UP = pb.CallEnd(code=1)
 
 
 @dataclass(eq=False)
@@ -36,7 +37,7 @@ class LinkHistory(RuleBasedStateMachine):
     def join(self) -> None:
         limits = LinkLimits(max_message_bytes=MAX_MESSAGE_BYTES)
         self.ends = {side: Multiplexer(side, limits) for side in Side}
-        self.wires: dict[Side, deque[Frame]] = {side: deque() for side in Side}
+        self.wires: dict[Side, deque[pb.LinkFrame]] = {side: deque() for side in Side}
         self.there: dict[int, Way] = {}
         self.back: dict[int, Way] = {}
         self.counter = 0
@@ -82,7 +83,7 @@ class LinkHistory(RuleBasedStateMachine):
         if way is not None:
             way.is_closed = True
             self._stop_reading(self.there[way.sending.call_id])
-            way.sender.end(way.sending, CallStatus(message=f"end of {way.sending.call_id}"))
+            way.sender.end(way.sending, pb.CallEnd(message=f"end of {way.sending.call_id}"))
 
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
@@ -120,13 +121,13 @@ class LinkHistory(RuleBasedStateMachine):
         for way in list(self.back.values()):
             if way.sending.status is None:
                 self._stop_reading(self.there[way.sending.call_id])
-                way.sender.end(way.sending, CallStatus(message=f"end of {way.sending.call_id}"))
+                way.sender.end(way.sending, pb.CallEnd(message=f"end of {way.sending.call_id}"))
         while self._drain():
             pass
         for call_id, way in self.there.items():
             assert not way.expected
             assert not self.back[call_id].expected
-            assert way.sending.status == CallStatus(message=f"end of {call_id}")
+            assert way.sending.status == pb.CallEnd(message=f"end of {call_id}")
         for end in self.ends.values():
             assert (end.unread_bytes, end.unsent_bytes, end.has_frames) == (0, 0, False)
 
@@ -143,20 +144,20 @@ class LinkHistory(RuleBasedStateMachine):
                 assert message == way.expected.popleft()
         return moved
 
-    def _take(self, side: Side, frame: Frame) -> None:
+    def _take(self, side: Side, frame: pb.LinkFrame) -> None:
         own = self.there if frame.call_id % 2 == side else self.back
         other = self.back if own is self.there else self.there
-        if isinstance(frame, Part) and (way := own.get(frame.call_id)) is not None:
-            way.outstanding += part_cost(frame.data)
+        if frame.HasField("part") and (way := own.get(frame.call_id)) is not None:
+            way.outstanding += part_cost(frame.part.data)
             assert way.outstanding <= WINDOW_BYTES, "more than the window was under way"
-        if isinstance(frame, Credit) and (way := other.get(frame.call_id)) is not None:
-            way.outstanding -= frame.byte_count
+        if frame.HasField("credit") and (way := other.get(frame.call_id)) is not None:
+            way.outstanding -= frame.credit
             assert way.outstanding >= 0, "more was credited than was used up"
-        for event in self.ends[Side(1 - side)].receive(frame):
-            if isinstance(event, CallBegan) and event.call.call_id in self.there:
-                self._note_begun(event.call)
-            if isinstance(event, CallEnded):
-                self.ends[Side(1 - side)].release(event.call)
+        event = self.ends[Side(1 - side)].receive(frame)
+        if isinstance(event, CallBegan) and event.call.call_id in self.there:
+            self._note_begun(event.call)
+        if isinstance(event, CallEnded):
+            self.ends[Side(1 - side)].release(event.call)
 
     def _note_begun(self, call: Call) -> None:
         way = self.there[call.call_id]

@@ -1,10 +1,13 @@
+from typing import Any
+
 import pytest
 from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 
 from runner_svc.redaction import redact_local_addresses, redact_status
+from weft.api.router.v1 import relay_service_pb2
 from weft.kernel.errors import invalid_field
-from weft.link.frames import STATUS_DETAILS, CallStatus, status_of
+from weft.link.frames import STATUS_DETAILS, metadata_of, new_status, status_of
 
 
 @pytest.mark.parametrize(
@@ -38,11 +41,15 @@ def test_other_addresses_are_left_alone(text: str) -> None:
     assert redact_local_addresses(text) == text
 
 
+def _trailing(status: relay_service_pb2.CallEnd) -> dict[str, Any]:
+    return dict(metadata_of(status.trailing_metadata))
+
+
 def test_an_error_and_its_details_are_concealed() -> None:
     error = invalid_field("model", "http://127.0.0.1:41045 does not know it")
     status = redact_status(status_of(error))
     assert status.message == "model: <local> does not know it"
-    assert b"127.0.0.1" not in dict(status.trailing_metadata)[STATUS_DETAILS]
+    assert b"127.0.0.1" not in _trailing(status)[STATUS_DETAILS]
 
 
 def test_details_of_another_kind_and_other_metadata_stay() -> None:
@@ -51,7 +58,7 @@ def test_details_of_another_kind_and_other_metadata_stay() -> None:
     other = any_pb2.Any(type_url="x/y", value=b"\x00\xff")
     details = status_pb2.Status(code=14, message="m", details=[info, other]).SerializeToString()
     trailing: tuple[tuple[str, str | bytes], ...] = (("x-receipt-bin", b"\xff"), (STATUS_DETAILS, details))
-    found = dict(redact_status(CallStatus(code=14, message="m", trailing_metadata=trailing)).trailing_metadata)
+    found = _trailing(redact_status(new_status(14, "m", trailing)))
     assert found["x-receipt-bin"] == b"\xff"
     status = status_pb2.Status.FromString(found[STATUS_DETAILS])
     assert status.details[1] == other
