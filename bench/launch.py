@@ -21,10 +21,10 @@ import psutil
 from bench.contender import BACKEND_ROLE, MODEL, RAW_NAME, Contender, fill, python_of
 from bench.cpu import backend_of, listening_port
 from bench.load import DRAIN_SECONDS, Job, Result
-from weft.api.operations.v1.operation_pb2 import OperationAction
+from weft.api.operations.v1.operation_pb2 import Operation, OperationAction
 from weft.client import WeftError, connect
 from weft.client.operations import Operations
-from weft.documents.operation_documents import OperationDocument
+from weft.documents.codec import word_of
 
 READY_POLL_SECONDS = 0.05
 STOP_SECONDS = 30.0
@@ -247,12 +247,12 @@ def own_mesh(folder: Path, model: str, config: Path | None = None) -> Iterator[t
         yield host, home
 
 
-def carried_out(operations: Operations, action: OperationAction) -> OperationDocument:
+def carried_out(operations: Operations, action: OperationAction) -> Operation:
     """An operation, once it has succeeded. Raises LaunchError when it has not."""
     begun = operations.create(action)
     *_, last = operations.watch(begun.name, OPERATION_SECONDS)
-    if last.state != "succeeded":
-        raise LaunchError(f"{last.action.type} {last.state}: {last.detail}")
+    if last.state != Operation.STATE_SUCCEEDED:
+        raise LaunchError(f"{last.name} {word_of(last, 'state')}: {last.detail}")
     return last
 
 

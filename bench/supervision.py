@@ -19,8 +19,7 @@ from weft.client.operations import connect_operations
 from weft.client.resources import connect_registry, describe_runner
 from weft.documents.document_base import ResourceKind
 from weft.documents.documents import RunnerDocument
-from weft.documents.operation_documents import LoadSettings
-from weft.documents.operation_messages import load_action, unload_action
+from weft.documents.operation_actions import LoadSettings, load_action, unload_action
 
 MODEL = "smollm2-135m"
 RUNNER = "local"

@@ -15,8 +15,7 @@ from bench.scenarios import Options
 from weft.client import Mesh, connect
 from weft.client.leases import hold_memory
 from weft.client.operations import connect_operations
-from weft.documents.operation_documents import LoadSettings
-from weft.documents.operation_messages import load_action, unload_action
+from weft.documents.operation_actions import LoadSettings, load_action, unload_action
 from weft_app.compose.demo import demo_model_path
 
 FIRST, SECOND = "first", "second"

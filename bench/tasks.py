@@ -27,8 +27,9 @@ from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.sql_store import SqlTaskStore
 from router_svc.durable.tasks.store_port import Lane, TaskOutcome, TaskRow
 from router_svc.store.database import RouterDatabase
+from weft.api.router.v1.task_pb2 import TASK_STATE_COMPLETED
+from weft.api.router.v1.task_service_pb2 import GetTaskResponse
 from weft.client.tasks import Tasks, connect_tasks
-from weft.documents.task_documents import TaskDocument
 from weft.durable.tasks import TaskState
 from weft.kernel.request import Priority
 from weft_testing.fake_backend.process import fake_backend_command
@@ -124,19 +125,22 @@ def _plain_commits(folder: Path) -> float:
 def _starts(mesh: _Mesh, count: int) -> list[float]:
     """Seconds from each claim to the moment at which the engine had the request; both by this machine's clock."""
     with connect_tasks(home=mesh.home) as tasks:
-        claimed = {done.id: done.attempts[-1].claimed_at.timestamp() for done in (_done(tasks) for _ in range(count))}
+        claimed = {
+            done.task.id: done.attempts[-1].claim_time.ToNanoseconds() / 1e9
+            for done in (_done(tasks) for _ in range(count))
+        }
     lines = map(json.loads, mesh.request_log.read_text().splitlines())
     begun = {line["request_id"]: line["at"] for line in lines if line["event"] == "begun"}
     return [begun[task_id] - at for task_id, at in claimed.items()]
 
 
-def _done(tasks: Tasks) -> TaskDocument:
+def _done(tasks: Tasks) -> GetTaskResponse:
     submitted = tasks.submit_chat(MODEL, "hi", max_tokens=4)
     for _ in tasks.watch(submitted.id, timeout_seconds=LONGEST_SECONDS):
         pass
     done = tasks.get(submitted.id)
-    if done.state != "completed":
-        raise LaunchError(f"a task {done.state}")
+    if done.task.state != TASK_STATE_COMPLETED:
+        raise LaunchError(f"the task {done.task.id} did not complete")
     return done
 
 

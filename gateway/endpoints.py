@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any
 
-from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
@@ -46,6 +45,7 @@ from gateway.openai.rerank import RerankRequest, rerank_documents
 from gateway.openai.tokenize import TokenizeRequest, tokenize
 from gateway.openapi import (
     OperationDoc,
+    Schema,
     answers,
     answers_events,
     binary_content,
@@ -87,11 +87,13 @@ from gateway.runner_api.operations import UnloadBody as RunnerUnloadBody
 from gateway.runner_api.state import RunnerApiDeps
 from gateway.tasks import handlers as tasks
 from gateway.tasks.handlers import NewTaskBody, TaskDeps, TaskList, TaskObject
+from weft.api.operations.v1 import operation_pb2, operation_service_pb2
+from weft.api.router.v1 import request_service_pb2
+from weft.api.router.v1.request_pb2 import RequestRecord
 from weft.dispatch.remote_router import RequestSource
 from weft.documents.document_base import ResourceKind
 from weft.documents.documents import DOCUMENT_TYPES
-from weft.documents.operation_documents import AuditList, OperationDocument, OperationList
-from weft.documents.request_documents import ClientList, RequestDocument, RequestList
+from weft.documents.json_schema import record_schema
 from weft.durable.batches import BATCH_INPUT
 from weft.kernel.principal import Access, Resource, Role
 
@@ -105,6 +107,10 @@ _OPERATE = Access(Resource.OPERATIONS, Role.CREATE)
 _EDIT_OPERATIONS = Access(Resource.OPERATIONS, Role.EDIT)
 _VIEW_TELEMETRY = Access(Resource.TELEMETRY, Role.VIEW)
 
+
+_OPERATION_SCHEMA = record_schema(operation_pb2.Operation)
+_REQUEST_SCHEMA, _REQUEST_LIST = record_schema(RequestRecord), record_schema(request_service_pb2.ListRequestsResponse)
+_CLIENT_LIST = record_schema(request_service_pb2.ListClientsResponse)
 
 Handler = Callable[[DepsT, Request], Awaitable[Response]]
 _NOTHING_MORE = OperationDoc()
@@ -190,7 +196,7 @@ RESPONSES: EndpointGroup[ResponsesDeps] = EndpointGroup(
 )
 
 _API = "/api/v1"
-_RESOURCE_LISTS: dict[ResourceKind, type[BaseModel]] = {
+_RESOURCE_LISTS: dict[ResourceKind, Schema] = {
     ResourceKind.MODEL: ModelList,
     ResourceKind.AGENT: AgentList,
     ResourceKind.RUNNER: RunnerList,
@@ -324,41 +330,41 @@ ADMIN: EndpointGroup[AdminDeps] = EndpointGroup(
             f"{_ADMIN_MODEL}/load",
             _OPERATE,
             admin_models.load_model,
-            json_body(LoadBody) | answers(OperationDocument, path="name", status=202),
+            json_body(LoadBody) | answers(_OPERATION_SCHEMA, path="name", status=202),
             status=202,
         ),
         _post(
             f"{_ADMIN_MODEL}/unload",
             _OPERATE,
             admin_models.unload_model,
-            json_body(UnloadBody) | answers(OperationDocument, path="name", status=202),
+            json_body(UnloadBody) | answers(_OPERATION_SCHEMA, path="name", status=202),
             status=202,
         ),
         _post(
             f"{_ADMIN}/cache/flush",
             _OPERATE,
             admin_models.flush_cache,
-            json_body(FlushBody) | answers(OperationDocument, status=202),
+            json_body(FlushBody) | answers(_OPERATION_SCHEMA, status=202),
             status=202,
         ),
         _get(
             f"{_ADMIN}/operations",
             _VIEW_OPERATIONS,
             operations.list_operations,
-            answers(OperationList, query=operations.PAGE_PARAMETERS),
+            answers(record_schema(operation_service_pb2.ListOperationsResponse), query=operations.PAGE_PARAMETERS),
         ),
         _get(
             _OPERATION,
             _VIEW_OPERATIONS,
             operations.get_operation,
-            answers(OperationDocument, path="name", query=("watch",)),
+            answers(_OPERATION_SCHEMA, path="name", query=("watch",)),
         ),
-        _delete(_OPERATION, _EDIT_OPERATIONS, operations.cancel_operation, answers(OperationDocument, path="name")),
+        _delete(_OPERATION, _EDIT_OPERATIONS, operations.cancel_operation, answers(_OPERATION_SCHEMA, path="name")),
         _get(
             f"{_ADMIN}/audit",
             _VIEW_OPERATIONS,
             operations.get_audit,
-            answers(AuditList, query=operations.AUDIT_PARAMETERS),
+            answers(record_schema(operation_service_pb2.ListAuditEntriesResponse), query=operations.AUDIT_PARAMETERS),
         ),
     ),
 )
@@ -391,10 +397,20 @@ KEYS: EndpointGroup[KeysDeps] = EndpointGroup(
 REQUESTS: EndpointGroup[RequestSource] = EndpointGroup(
     tag="requests",
     endpoints=(
-        _get("/v1/requests", _VIEW, list_requests, answers(RequestList, query=REQUEST_LIST_PARAMETERS)),
+        _get(
+            "/v1/requests",
+            _VIEW,
+            list_requests,
+            answers(_REQUEST_LIST, query=REQUEST_LIST_PARAMETERS),
+        ),
         # An id may contain slashes.
-        _get("/v1/requests/{id:path}", _VIEW, get_request, answers(RequestDocument, path="id")),
-        _get("/v1/clients", _VIEW_TELEMETRY, list_clients, answers(ClientList)),
+        _get("/v1/requests/{id:path}", _VIEW, get_request, answers(_REQUEST_SCHEMA, path="id")),
+        _get(
+            "/v1/clients",
+            _VIEW_TELEMETRY,
+            list_clients,
+            answers(_CLIENT_LIST),
+        ),
     ),
 )
 
@@ -508,7 +524,7 @@ def endpoints_of(groups: Iterable[EndpointGroup[Any]]) -> list[Endpoint[Any]]:
     return [endpoint for group in groups for endpoint in group.endpoints]
 
 
-def published_schemas(groups: Iterable[EndpointGroup[Any]]) -> tuple[type[BaseModel], ...]:
+def published_schemas(groups: Iterable[EndpointGroup[Any]]) -> tuple[Schema, ...]:
     """Returns the schemas of the OpenAPI document: those of every row, served or not."""
     return tuple(dict.fromkeys(model for endpoint in endpoints_of(groups) for model in endpoint.doc.models))
 

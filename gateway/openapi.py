@@ -10,6 +10,8 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from weft.documents.json_schema import DocumentSchema, SchemaSet, resolve_embedded
+
 _REF_TEMPLATE = "#/components/schemas/{model}"
 _ERROR_SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -62,13 +64,17 @@ EVENTS: dict[str, Any] = {
 """The answer of an endpoint that streams."""
 
 
+Schema = type[BaseModel] | DocumentSchema
+"""The schema of a body."""
+
+
 @dataclass(frozen=True, slots=True)
 class OperationDoc:
     """The documentation of one endpoint besides its path, and the schemas that it refers to."""
 
     extra: dict[str, Any] = field(default_factory=dict)
     """The `openapi_extra` of the endpoint's route."""
-    models: tuple[type[BaseModel], ...] = ()
+    models: tuple["Schema", ...] = ()
 
     def __or__(self, other: "OperationDoc") -> "OperationDoc":
         return OperationDoc(self.extra | other.extra, self.models + other.models)
@@ -108,14 +114,14 @@ def form_body(
     return OperationDoc(extra, () if model is None else (model,))
 
 
-def json_or_yaml_body(model: type[BaseModel]) -> OperationDoc:
+def json_or_yaml_body(model: Schema) -> OperationDoc:
     """Returns the doc of an endpoint that takes `model` as JSON, or its documents as YAML."""
-    content = _json(model.__name__) | {"application/yaml": {"schema": {"type": "string"}}}
+    content = _json(_name(model)) | {"application/yaml": {"schema": {"type": "string"}}}
     return OperationDoc({"requestBody": {"required": True, "content": content}}, (model,))
 
 
 def answers(
-    model: type[BaseModel] | None,
+    model: Schema | None,
     *,
     path: str = "",
     query: tuple[str, ...] = (),
@@ -130,12 +136,12 @@ def answers(
     `query` those of its query parameters. `events`: it may answer server-sent events instead. `or_nothing` describes
     its answer without a body (204), if it has one besides.
     """
-    success = {"description": "Success", "content": _json(model.__name__)} if model is not None else None
+    success = {"description": "Success", "content": _json(_name(model))} if model is not None else None
     answer: dict[str, Any] = {"204": {"description": "Done"}} if success is None else {str(status): success}
     if also and success is not None:
         answer[str(also)] = success
     if events and success is not None:
-        answer[str(status)] = success | {"content": _json(model.__name__ if model else "") | EVENTS["content"]}
+        answer[str(status)] = success | {"content": _json("" if model is None else _name(model)) | EVENTS["content"]}
     if or_nothing:
         answer["204"] = {"description": or_nothing}
     return _with_parameters({**answer, "default": _failure()}, path, query, () if model is None else (model,))
@@ -154,7 +160,7 @@ def binary_content(description: str, *media_types: str, path: str = "") -> Opera
 
 
 def _with_parameters(
-    responses: dict[str, Any], path: str, query: tuple[str, ...] = (), models: tuple[type[BaseModel], ...] = ()
+    responses: dict[str, Any], path: str, query: tuple[str, ...] = (), models: tuple[Schema, ...] = ()
 ) -> OperationDoc:
     parameters = [_parameter(name, "query") for name in query]
     if path:
@@ -170,15 +176,25 @@ def _failure(schema: str = "Error") -> dict[str, Any]:
     return {"description": "Any failure", "content": _json(schema)}
 
 
+def _name(schema: Schema) -> str:
+    return schema.name if isinstance(schema, DocumentSchema) else schema.__name__
+
+
 def _json(schema: str) -> dict[str, Any]:
     return {"application/json": {"schema": {"$ref": _REF_TEMPLATE.format(model=schema)}}}
 
 
-def add_schemas(document: dict[str, Any], models: Sequence[type[BaseModel]]) -> None:
+def add_schemas(document: dict[str, Any], models: Sequence[Schema]) -> None:
     """Add to a document the schemas of `models` and of errors, and to each operation the answer of any failure."""
-    _, definitions = models_json_schema([(model, "validation") for model in models], ref_template=_REF_TEMPLATE)
+    of_messages = SchemaSet(_REF_TEMPLATE)
+    for model in models:
+        if isinstance(model, DocumentSchema):
+            model.add(of_messages)
+    of_pydantic = [model for model in models if not isinstance(model, DocumentSchema)]
+    _, definitions = models_json_schema([(model, "validation") for model in of_pydantic], ref_template=_REF_TEMPLATE)
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
-    schemas.update(definitions.get("$defs", {}))
+    schemas.update(resolve_embedded(definitions.get("$defs", {}), of_messages))
+    schemas.update(of_messages.definitions)
     schemas["Error"] = _ERROR_SCHEMA
     for operations in document["paths"].values():
         for operation in operations.values():

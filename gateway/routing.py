@@ -11,14 +11,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.errors import EdgeError
-from gateway.openapi import OperationDoc, add_schemas
+from gateway.openapi import OperationDoc, Schema, add_schemas
 from weft.kernel.errors import WeftError
 from weft.kernel.principal import Access
 from weft.kernel.reasons import Reason
@@ -77,7 +76,7 @@ class EndpointApp:
     """
 
     def __init__(
-        self, layer: Callable[[ASGIApp], ASGIApp], *, title: str, version: str, schemas: Sequence[type[BaseModel]] = ()
+        self, layer: Callable[[ASGIApp], ASGIApp], *, title: str, version: str, schemas: Sequence[Schema] = ()
     ) -> None:
         """`title`, `version` and `schemas` are published in the OpenAPI document."""
         self._serve = layer(self._route)

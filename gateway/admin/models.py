@@ -30,15 +30,8 @@ from gateway.resources.handlers import name_of
 from weft.api.runner.v1 import runner_service_pb2
 from weft.dispatch.fleet import FleetView, InstanceView, ModelView, Phase
 from weft.dispatch.placement import PoolQueue
-from weft.documents.messages import memory_status
-from weft.documents.operation_documents import LoadSettings
-from weft.documents.operation_messages import (
-    flush_action,
-    host_memory_document,
-    load_action,
-    parameter_document,
-    unload_action,
-)
+from weft.documents.codec import document_of
+from weft.documents.operation_actions import LoadSettings, flush_action, load_action, unload_action
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
@@ -103,7 +96,7 @@ def model_memory(view: FleetView) -> list[ModelMemoryDocument]:
                     runner=runner.name,
                     host=runner.host,
                     state=_state(instance),
-                    memory=memory_status(instance.memory),
+                    memory=document_of(instance.memory),
                 )
             )
     return found
@@ -138,7 +131,7 @@ def _replica(view: FleetView, model: ModelView) -> ReplicaDocument:
         context_tokens=instance.context_tokens or model.context_tokens or None,
         slots_used=instance.slots_used,
         slots_total=instance.slots_total,
-        memory=None if instance.memory is None else memory_status(instance.memory),
+        memory=None if instance.memory is None else document_of(instance.memory),
         unload_at=None if instance.unload_time is None else instance.unload_time.ToDatetime(tzinfo=UTC),
         pinned=instance.pinned,
     )
@@ -186,7 +179,7 @@ def _constraints(descriptions: Sequence[runner_service_pb2.InstanceDescription])
     """Merges the load parameters of the members; where several have one, the first member's range counts."""
     parameters = {one.name: one for description in reversed(descriptions) for one in description.load_parameters}
     return ConstraintsDocument(
-        parameters=tuple(parameter_document(one) for _, one in sorted(parameters.items())),
+        parameters=tuple(document_of(one) for _, one in sorted(parameters.items())),
         quantizations=tuple(sorted({word for description in descriptions for word in description.quantizations})),
     )
 
@@ -214,7 +207,7 @@ async def get_admin_model(deps: AdminDeps, request: Request) -> Response:
 async def get_gpu_memory(deps: AdminDeps, request: Request) -> Response:
     """Returns the accelerator memory of every host with its leases, and what each model uses or would use of it."""
     query = begin_read(request, SURFACE, ("host",))
-    hosts = tuple(map(host_memory_document, await deps.ports.operations.host_memory(query.text("host"))))
+    hosts = tuple(map(document_of, await deps.ports.operations.host_memory(query.text("host"))))
     models = [one for one in model_memory(deps.gateway.fleet.view) if query.text("host") in ("", one.host)]
     return json_response(plain(GpuMemoryAnswer(kind="GpuMemory", hosts=hosts, models=tuple(models))))
 

@@ -18,12 +18,11 @@ from gateway.operations import OPERATION_PREFIX, OperationsPort, idempotency_key
 from gateway.request_facts import facts_of
 from weft.api.operations.v1 import operation_pb2
 from weft.api.operations.v1 import operation_service_pb2 as pb
+from weft.api.router.v1.request_service_pb2 import ListClientsResponse, ListRequestsResponse
 from weft.dispatch.placement import QueueSource
 from weft.dispatch.remote_router import DEFAULT_LISTED, MAX_LISTED, RequestSource
+from weft.documents.codec import document_of
 from weft.documents.document_base import DocumentPart
-from weft.documents.operation_documents import AuditList, OperationList
-from weft.documents.operation_messages import audit_document, operation_document
-from weft.documents.request_documents import ClientList, RequestList, client_document, request_document
 from weft.kernel.log import get_logger
 from weft.kernel.names import (
     DEFAULT_TENANT,
@@ -70,7 +69,7 @@ async def create_operation(
     )
     operation = await ports.operations.create(wanted)
     log.info("operation asked for", request_id=facts_of(request.scope).request_id, operation=operation.name)
-    response = json_response(plain(operation_document(operation)), 202)
+    response = json_response(document_of(operation), 202)
     response.headers["location"] = f"/v1/admin/{operation.name}"
     return response
 
@@ -103,9 +102,7 @@ async def list_operations(deps: AdminDeps, request: Request) -> Response:
         page_token=query.text("pageToken"),
         unfinished_only=query.flag("unfinished"),
     )
-    page = await deps.ports.operations.list_page(wanted)
-    items = tuple(map(operation_document, page.operations))
-    return json_response(plain(OperationList(kind="OperationList", items=items, next_page_token=page.next_page_token)))
+    return json_response(document_of(await deps.ports.operations.list_page(wanted)))
 
 
 async def get_operation(deps: AdminDeps, request: Request) -> Response:
@@ -114,14 +111,14 @@ async def get_operation(deps: AdminDeps, request: Request) -> Response:
     name = _name_of(request)
     if query.flag("watch"):
         return EventStream(deps.gateway, _encoded(deps.ports.operations.watch(name)))
-    return json_response(plain(operation_document(await deps.ports.operations.get(name))))
+    return json_response(document_of(await deps.ports.operations.get(name)))
 
 
 async def cancel_operation(deps: AdminDeps, request: Request) -> Response:
     """Requests the cancellation of an operation; a cancelled load is unloaded again."""
     begin_change(request, SURFACE)
     cancelled = await deps.ports.operations.cancel(_name_of(request), _requester(request))
-    return json_response(plain(operation_document(cancelled)))
+    return json_response(document_of(cancelled))
 
 
 async def get_audit(deps: AdminDeps, request: Request) -> Response:
@@ -129,13 +126,7 @@ async def get_audit(deps: AdminDeps, request: Request) -> Response:
     query = begin_read(request, SURFACE, AUDIT_PARAMETERS)
     after, size = query.count("after", MAX_SEQUENCE, least=0), query.count("pageSize", MAX_PAGE_SIZE)
     page = await deps.ports.operations.audit(pb.ListAuditEntriesRequest(after_sequence=after, page_size=size))
-    document = AuditList(
-        kind="AuditList",
-        items=tuple(map(audit_document, page.entries)),
-        head_sequence=page.head.sequence,
-        head_hash=page.head.hash,
-    )
-    return json_response(plain(document))
+    return json_response(document_of(page))
 
 
 def _name_of(request: Request) -> str:
@@ -145,7 +136,7 @@ def _name_of(request: Request) -> str:
 async def _encoded(operations: AsyncGenerator[operation_pb2.Operation]) -> AsyncGenerator[bytes]:
     async with aclosing(operations):
         async for operation in operations:
-            yield b"data: %b\n\n" % encode_json(plain(operation_document(operation)))
+            yield b"data: %b\n\n" % encode_json(document_of(operation))
 
 
 REQUESTS_SURFACE = "requests"
@@ -158,7 +149,7 @@ async def get_request(requests: RequestSource, request: Request) -> Response:
     begin_read(request, REQUESTS_SURFACE)
     request_id = require_token(request.path_params["id"], "id", MAX_REQUEST_ID_CHARS)
     record = await requests.request(request_id, tenant_of(request.scope))
-    return json_response(plain(request_document(record)))
+    return json_response(document_of(record))
 
 
 async def list_requests(requests: RequestSource, request: Request) -> Response:
@@ -166,12 +157,11 @@ async def list_requests(requests: RequestSource, request: Request) -> Response:
     query = begin_read(request, REQUESTS_SURFACE, REQUEST_LIST_PARAMETERS)
     limit = query.count("limit", MAX_LISTED) or DEFAULT_LISTED
     found = await requests.requests(limit, tenant_of(request.scope))
-    items = tuple(map(request_document, found.requests))
-    return json_response(plain(RequestList(kind="RequestList", items=items, total=found.total)))
+    listed = ListRequestsResponse(requests=found.requests, total_count=found.total)
+    return json_response(document_of(listed))
 
 
 async def list_clients(requests: RequestSource, request: Request) -> Response:
     """Lists recently seen clients: their request patterns, and the pauses imposed on them."""
     begin_change(request, REQUESTS_SURFACE)
-    items = tuple(map(client_document, await requests.clients()))
-    return json_response(plain(ClientList(kind="ClientList", items=items)))
+    return json_response(document_of(ListClientsResponse(clients=await requests.clients())))

@@ -1,20 +1,20 @@
 """Schemas of requests and answers under `/v1/admin`, around the documents of `weft.documents`."""
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from gateway.operations import MAX_AUTHORIZATION_CHARS
+from weft.api.registry.v1 import lease_service_pb2, runner_pb2
+from weft.api.runner.v1 import load_pb2
 from weft.documents.document_base import DocumentPart, Name
-from weft.documents.operation_documents import (
-    MAX_TAG_CHARS,
-    FlushScope,
-    HostMemoryDocument,
-    LoadParameterDocument,
-    LoadSettings,
-)
-from weft.documents.statuses import MemoryStatus
+from weft.documents.json_schema import embedded
+from weft.documents.operation_actions import MAX_TAG_CHARS, FlushScope, LoadSettings
+
+MemoryJson = Annotated[dict[str, Any], embedded(runner_pb2.InstanceMemory, checked=False)]
+LoadParameterJson = Annotated[dict[str, Any], embedded(load_pb2.LoadParameter)]
+HostMemoryJson = Annotated[dict[str, Any], embedded(lease_service_pb2.HostMemory)]
 
 
 class LoadBody(LoadSettings):
@@ -86,7 +86,7 @@ class ReplicaDocument(DocumentPart):
     """Running requests."""
     slots_total: int
     """Maximum number of concurrent requests."""
-    memory: MemoryStatus | None = None
+    memory: MemoryJson | None = None
     """Its accelerator memory."""
     unload_at: datetime | None = None
     """When its idle timer unloads it, if no request comes until then."""
@@ -138,7 +138,7 @@ class CapabilitiesDocument(DocumentPart):
 class ConstraintsDocument(DocumentPart):
     """The options of a load; members that were unreachable are left out."""
 
-    parameters: tuple[LoadParameterDocument, ...] = ()
+    parameters: tuple[LoadParameterJson, ...] = ()
     """The parameters and their ranges."""
     quantizations: tuple[str, ...] = ()
     """The quantizations."""
@@ -185,7 +185,7 @@ class ModelMemoryDocument(DocumentPart):
     """The runner's host."""
     state: str
     """Its phase."""
-    memory: MemoryStatus
+    memory: MemoryJson
     """Its accelerator memory, used or estimated."""
 
 
@@ -194,7 +194,7 @@ class GpuMemoryAnswer(DocumentPart):
 
     kind: Literal["GpuMemory"]
     """Always `GpuMemory`."""
-    hosts: tuple[HostMemoryDocument, ...]
+    hosts: tuple[HostMemoryJson, ...]
     """Hosts with accelerators, their devices and leases."""
     models: tuple[ModelMemoryDocument, ...]
     """Models whose runner reports their memory."""

@@ -33,9 +33,9 @@ from gateway.operations import (
 from gateway.runner_api.capabilities import megabytes
 from gateway.runner_api.state import RunnerApiDeps
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2
-from weft.documents import operation_messages
+from weft.documents import operation_actions
 from weft.documents.field_names import operation_field
-from weft.documents.operation_documents import LoadSettings
+from weft.documents.operation_actions import LoadSettings
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.interrupt import Interruptible
 from weft.kernel.names import (
@@ -149,7 +149,7 @@ def load_action(body: LoadBody) -> operation_pb2.OperationAction:
         quantization=body.quantization,
         memory_budget_mb=body.gpu_memory_budget_mb,
     )
-    return operation_messages.load_action(body.model_id, settings, evict_model=body.evict_model or "")
+    return operation_actions.load_action(body.model_id, settings, evict_model=body.evict_model or "")
 
 
 def flush_action(body: FlushBody, runner: str) -> operation_pb2.OperationAction:
@@ -165,7 +165,7 @@ def flush_action(body: FlushBody, runner: str) -> operation_pb2.OperationAction:
         raise invalid_field("tag", "is only allowed with scope tag")
     if body.tenant_id is not None and body.scope not in ("tenant", "tag"):
         raise invalid_field("tenantId", "is only allowed with scope tenant or tag")
-    return operation_messages.flush_action(
+    return operation_actions.flush_action(
         body.scope, model=body.model_id or "", tenant=body.tenant_id or "", tag=body.tag or "", runner=runner
     )
 
@@ -298,7 +298,7 @@ async def unload_model(deps: RunnerApiDeps, request: Request) -> Response:
     """Unloads a model; 200 when that is done, 202 with the id of the operation when it takes too long."""
     body = await _body_of(request, deps, UnloadBody)
     _require_model(deps, body.model_id)
-    return await _run(request, deps, body, operation_messages.unload_action(body.model_id), unloaded_body)
+    return await _run(request, deps, body, operation_actions.unload_action(body.model_id), unloaded_body)
 
 
 async def flush_cache(deps: RunnerApiDeps, request: Request) -> Response:

@@ -18,8 +18,6 @@ from pathlib import Path
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2, operation_service_pb2_grpc
 from weft.api.registry.v1 import lease_service_pb2, lease_service_pb2_grpc
 from weft.client._channel import ServiceClient, mesh_address
-from weft.documents.operation_documents import AuditEntryDocument, HostMemoryDocument, OperationDocument
-from weft.documents.operation_messages import audit_document, host_memory_document, operation_document
 from weft.kernel.names import new_id
 
 CALL_TIMEOUT_SECONDS = 10.0
@@ -49,7 +47,7 @@ class Operations(ServiceClient):
 
     def create(
         self, action: operation_pb2.OperationAction, *, request_id: str = "", authorization: str = ""
-    ) -> OperationDocument:
+    ) -> operation_pb2.Operation:
         """Creates an operation. Raises OPERATION_REFUSED where governance requires more authorization."""
         request = pb.CreateOperationRequest(
             request_id=request_id or new_id("op"),
@@ -57,25 +55,28 @@ class Operations(ServiceClient):
             requested_by=requester("cli"),
             authorization=authorization,
         )
-        return operation_document(self._call(self._stub.CreateOperation, request).operation)
+        operation: operation_pb2.Operation = self._call(self._stub.CreateOperation, request).operation
+        return operation
 
-    def get(self, name: str) -> OperationDocument:
+    def get(self, name: str) -> operation_pb2.Operation:
         """Returns one operation, by "operations/<id>" or its id alone. Raises NOT_FOUND."""
         request = pb.GetOperationRequest(name=operation_name(name))
-        return operation_document(self._call(self._stub.GetOperation, request).operation)
+        operation: operation_pb2.Operation = self._call(self._stub.GetOperation, request).operation
+        return operation
 
-    def cancel(self, name: str) -> OperationDocument:
+    def cancel(self, name: str) -> operation_pb2.Operation:
         """Cancels an operation."""
         request = pb.CancelOperationRequest(name=operation_name(name), requested_by=requester("cli"))
-        return operation_document(self._call(self._stub.CancelOperation, request).operation)
+        operation: operation_pb2.Operation = self._call(self._stub.CancelOperation, request).operation
+        return operation
 
-    def watch(self, name: str, timeout_seconds: float | None = None) -> Iterator[OperationDocument]:
+    def watch(self, name: str, timeout_seconds: float | None = None) -> Iterator[operation_pb2.Operation]:
         """Yields the operation now and at every change, until it has ended."""
         request = pb.WatchOperationRequest(name=operation_name(name))
         for response in self._stream(self._stub.WatchOperation(request, timeout=timeout_seconds)):
-            yield operation_document(response.operation)
+            yield response.operation
 
-    def newest(self, limit: int, *, unfinished_only: bool = False) -> Iterator[OperationDocument]:
+    def newest(self, limit: int, *, unfinished_only: bool = False) -> Iterator[operation_pb2.Operation]:
         """Yields at most `limit` operations, newest first."""
         token = ""
         while limit > 0:
@@ -83,31 +84,45 @@ class Operations(ServiceClient):
                 page_size=min(limit, PAGE_SIZE), page_token=token, unfinished_only=unfinished_only
             )
             page = self._call(self._stub.ListOperations, request)
-            yield from map(operation_document, page.operations)
+            yield from page.operations
             limit -= len(page.operations)
             token = page.next_page_token
             if not token:
                 return
 
-    def audit(self, after_sequence: int = 0) -> Iterator[AuditEntryDocument]:
+    def audit(self, after_sequence: int = 0) -> Iterator[pb.AuditEntry]:
         """Yields the audit log, oldest entry first."""
         while True:
             request = pb.ListAuditEntriesRequest(page_size=PAGE_SIZE, after_sequence=after_sequence)
             page = self._call(self._stub.ListAuditEntries, request)
             if not page.entries:
                 return
-            yield from map(audit_document, page.entries)
+            yield from page.entries
             after_sequence = page.entries[-1].sequence
 
-    def audit_head(self) -> tuple[int, str]:
-        """Returns number and hash of the newest entry; (0, "") for an empty log."""
-        page = self._call(self._stub.ListAuditEntries, pb.ListAuditEntriesRequest(page_size=1))
-        return page.head.sequence, page.head.hash
+    def audit_head(self) -> pb.AuditHead:
+        """Returns number and hash of the newest entry; 0 and an empty text for an empty log."""
+        head: pb.AuditHead = self._call(self._stub.ListAuditEntries, pb.ListAuditEntriesRequest(page_size=1)).head
+        return head
 
-    def host_memory(self, host: str = "") -> list[HostMemoryDocument]:
+    def host_memory(self, host: str = "") -> list[lease_service_pb2.HostMemory]:
         """Returns the VRAM ledger of one host, or of all hosts."""
         request = lease_service_pb2.ListHostMemoryRequest(host=host)
-        return [host_memory_document(one) for one in self._call(self._leases.ListHostMemory, request).hosts]
+        return list(self._call(self._leases.ListHostMemory, request).hosts)
+
+
+_ENDED = frozenset(
+    {
+        operation_pb2.Operation.STATE_SUCCEEDED,
+        operation_pb2.Operation.STATE_FAILED,
+        operation_pb2.Operation.STATE_CANCELLED,
+    }
+)
+
+
+def has_ended(operation: operation_pb2.Operation) -> bool:
+    """Whether an operation has succeeded, failed or was cancelled."""
+    return operation.state in _ENDED
 
 
 def operation_name(name: str) -> str:

@@ -3,21 +3,13 @@
 from weft.client.requests import connect_requests
 
 with connect_requests() as requests:
-    print(requests.get("req_1f3a").state)
+    print(requests.get("req_1f3a"))
 """
 
 from pathlib import Path
 
-from weft.api.router.v1 import request_service_pb2, request_service_pb2_grpc
+from weft.api.router.v1 import request_pb2, request_service_pb2, request_service_pb2_grpc
 from weft.client._channel import ServiceClient, mesh_address
-from weft.documents.request_documents import (
-    ClientDocument,
-    ClientList,
-    RequestDocument,
-    RequestList,
-    client_document,
-    request_document,
-)
 
 CALL_TIMEOUT_SECONDS = 10.0
 
@@ -41,19 +33,18 @@ class Requests(ServiceClient):
         super().__init__(target, timeout_seconds)
         self._stub = request_service_pb2_grpc.RequestServiceStub(self._channel)
 
-    def get(self, request_id: str, tenant: str = "") -> RequestDocument:
+    def get(self, request_id: str, tenant: str = "") -> request_pb2.RequestRecord:
         """Returns one request of the tenant; empty: of any. Raises NOT_FOUND."""
         request = pb.GetRequestRequest(request_id=request_id, tenant=tenant)
-        return request_document(self._call(self._stub.GetRequest, request).request)
+        record: request_pb2.RequestRecord = self._call(self._stub.GetRequest, request).request
+        return record
 
-    def under_way(self, limit: int = 0) -> RequestList:
+    def under_way(self, limit: int = 0) -> pb.ListRequestsResponse:
         """Returns unfinished requests, the oldest first; `limit` 0: the router's default, 100."""
-        found = self._call(self._stub.ListRequests, pb.ListRequestsRequest(limit=limit))
-        items = tuple(map(request_document, found.requests))
-        return RequestList(kind="RequestList", items=items, total=found.total_count)
+        found: pb.ListRequestsResponse = self._call(self._stub.ListRequests, pb.ListRequestsRequest(limit=limit))
+        return found
 
-    def clients(self) -> ClientList:
+    def clients(self) -> pb.ListClientsResponse:
         """Returns recent clients, by id."""
-        found = self._call(self._stub.ListClients, pb.ListClientsRequest())
-        clients: list[ClientDocument] = [client_document(record) for record in found.clients]
-        return ClientList(kind="ClientList", items=tuple(clients))
+        found: pb.ListClientsResponse = self._call(self._stub.ListClients, pb.ListClientsRequest())
+        return found

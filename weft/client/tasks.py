@@ -17,11 +17,11 @@ from weft.api.router.v1 import task_pb2, task_service_pb2_grpc
 from weft.api.router.v1 import task_service_pb2 as pb
 from weft.client._channel import ServiceClient, mesh_address
 from weft.client._messages import ChatOptions, Message, chat_request
-from weft.documents.task_documents import TaskDocument, TaskList, task_details, task_document
 from weft.kernel.errors import invalid_field
 
 CALL_TIMEOUT_SECONDS = 10.0
 MAX_PAGE = 1_000
+_ENDED = frozenset({task_pb2.TASK_STATE_COMPLETED, task_pb2.TASK_STATE_FAILED, task_pb2.TASK_STATE_CANCELLED})
 _STATES = {name.removeprefix("TASK_STATE_").lower(): value for name, value in task_pb2.TaskState.items() if value}
 
 
@@ -50,7 +50,7 @@ class Tasks(ServiceClient):
         idempotency_key: str = "",
         wait_for_model: bool = False,
         **options: Unpack[ChatOptions],
-    ) -> TaskDocument:
+    ) -> task_pb2.Task:
         """Submits a chat; once this returns it is durable. Sent again with the same key it is the same task.
 
         `wait_for_model`: whether to wait for a model that does not exist yet. Raises MODEL_NOT_FOUND otherwise.
@@ -58,40 +58,39 @@ class Tasks(ServiceClient):
         chat = chat_request(model, messages, options)
         spec = task_pb2.TaskSpec(model=model, chat=chat.payload, options=chat.options, wait_for_model=wait_for_model)
         request = pb.SubmitTaskRequest(spec=spec, idempotency_key=idempotency_key)
-        return task_document(self._call(self._stub.SubmitTask, request).task)
+        task: task_pb2.Task = self._call(self._stub.SubmitTask, request).task
+        return task
 
-    def get(self, task_id: str) -> TaskDocument:
-        """Returns one task with its attempts. Raises NOT_FOUND."""
-        return task_details(self._call(self._stub.GetTask, pb.GetTaskRequest(id=task_id)))
+    def get(self, task_id: str) -> pb.GetTaskResponse:
+        """Returns one task with its attempts and what was submitted. Raises NOT_FOUND."""
+        found: pb.GetTaskResponse = self._call(self._stub.GetTask, pb.GetTaskRequest(id=task_id))
+        return found
 
-    def spec(self, task_id: str) -> task_pb2.TaskSpec:
-        """Returns the submitted request. Raises NOT_FOUND."""
-        spec: task_pb2.TaskSpec = self._call(self._stub.GetTask, pb.GetTaskRequest(id=task_id)).spec
-        return spec
-
-    def newest(self, limit: int, *, states: Iterable[str] = (), model: str = "", batch: str = "") -> TaskList:
+    def newest(
+        self, limit: int, *, states: Iterable[str] = (), model: str = "", batch: str = ""
+    ) -> pb.ListTasksResponse:
         """The newest tasks of some states (none: all), model and batch (empty: any). Raises INVALID_ARGUMENT."""
         numbers = [_state(word) for word in states]
-        items: list[TaskDocument] = []
-        token = notice = ""
-        while len(items) < limit:
+        listed = pb.ListTasksResponse()
+        while len(listed.tasks) < limit:
             request = pb.ListTasksRequest(
                 states=numbers,
                 model=model,
                 batch=batch,
-                page_size=min(limit - len(items), MAX_PAGE),
-                page_token=token,
+                page_size=min(limit - len(listed.tasks), MAX_PAGE),
+                page_token=listed.next_page_token,
             )
             found = self._call(self._stub.ListTasks, request)
-            items += map(task_document, found.tasks)
-            token, notice = found.next_page_token, found.notice
-            if not token:
+            listed.tasks.extend(found.tasks)
+            listed.next_page_token, listed.notice = found.next_page_token, found.notice
+            if not listed.next_page_token:
                 break
-        return TaskList(kind="TaskList", items=tuple(items), notice=notice or None)
+        return listed
 
-    def cancel(self, task_id: str) -> TaskDocument:
+    def cancel(self, task_id: str) -> task_pb2.Task:
         """Cancels a task and its running backend request; returns it when it has ended. Raises NOT_FOUND."""
-        return task_document(self._call(self._stub.CancelTask, pb.CancelTaskRequest(id=task_id)).task)
+        task: task_pb2.Task = self._call(self._stub.CancelTask, pb.CancelTaskRequest(id=task_id)).task
+        return task
 
     def delete(self, task_id: str) -> None:
         """Deletes a finished task. Raises NOT_FOUND, RESOURCE_IN_USE for an unfinished one."""
@@ -99,11 +98,16 @@ class Tasks(ServiceClient):
 
     def watch(
         self, task_id: str, after_event: int = 0, *, timeout_seconds: float | None = None
-    ) -> Iterator[TaskDocument | task_pb2.TaskPiece]:
+    ) -> Iterator[task_pb2.Task | task_pb2.TaskPiece]:
         """Yields the task, every chunk of its answer, and the task at each change; its final state comes last."""
         request = pb.WatchTaskRequest(id=task_id, after_event=after_event)
         for response in self._stream(self._stub.WatchTask(request, timeout=timeout_seconds)):
-            yield task_document(response.task) if response.HasField("task") else response.piece
+            yield response.task if response.HasField("task") else response.piece
+
+
+def has_ended(task: task_pb2.Task) -> bool:
+    """Whether a task is completed, failed or cancelled."""
+    return task.state in _ENDED
 
 
 def text_of(piece: task_pb2.TaskPiece) -> str:

@@ -113,7 +113,8 @@ def _plan(descriptor: Descriptor) -> _Plan:
 
 
 def _oneof_check(oneof: OneofDescriptor) -> Check:
-    problem = f"must be {listed(field.name for field in oneof.fields)}"
+    *others, last = [field.name for field in oneof.fields]
+    problem = f"needs exactly one of {', '.join(others)} and {last}"
     # A oneof with a type word is the whole message in documents.
     steps = () if oneof.GetOptions().Extensions[pb.document_oneof].type else (oneof.name,)
 

@@ -1,14 +1,16 @@
 """`weft audit`: the audit log of operations and its verification."""
 
 from collections.abc import Iterable
+from datetime import UTC
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from registry_svc.operations.policy.audit import AuditCheck, AuditDraft, AuditEntry, AuditHead, Damage, Fault
+from weft.api.operations.v1 import operation_service_pb2 as pb
 from weft.client.operations import connect_operations
-from weft.documents.operation_documents import AuditEntryDocument, AuditList
+from weft.documents.codec import document_of
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, note, reporting
@@ -25,7 +27,7 @@ app = typer.Typer(
 
 _COLUMNS = (
     Column("SEQ", lambda entry: str(entry.sequence)),
-    Column("TIME", lambda entry: f"{entry.time.astimezone():%Y-%m-%d %H:%M:%S}"),
+    Column("TIME", lambda entry: f"{entry.time.ToDatetime(tzinfo=UTC).astimezone():%Y-%m-%d %H:%M:%S}"),
     Column("EVENT", lambda entry: entry.event),
     Column("ACTOR", lambda entry: entry.actor or "-"),
     Column("OPERATION", lambda entry: (entry.operation or "-").removeprefix("operations/")),
@@ -45,9 +47,9 @@ def list_entries(
     Example: weft audit list --after 100 -o json
     """
     with reporting():
-        found: list[AuditEntryDocument] = []
+        found: list[pb.AuditEntry] = []
         with connect_operations(home=home) as operations:
-            sequence, head = operations.audit_head()
+            head = operations.audit_head()
             for entry in operations.audit(after):
                 if len(found) == limit:
                     note(f"there are more: --after {found[-1].sequence}")
@@ -56,8 +58,7 @@ def list_entries(
         if output is OutputFormat.TABLE:
             print_table(found, _COLUMNS)
         else:
-            document = AuditList(kind="AuditList", items=tuple(found), head_sequence=sequence, head_hash=head)
-            print_document(document.model_dump(mode="json", by_alias=True, exclude_none=True), output)
+            print_document(document_of(pb.ListAuditEntriesResponse(entries=found, head=head)), output)
 
 
 @app.command("head")
@@ -67,8 +68,8 @@ def show_head(home: HomeOption = DEFAULT_HOME) -> None:
     Example: weft audit head > /mnt/elsewhere/weft-audit-head
     """
     with reporting(), connect_operations(home=home) as operations:
-        sequence, head = operations.audit_head()
-        say(f"{sequence}:{head}\n")
+        head = operations.audit_head()
+        say(f"{head.sequence}:{head.hash}\n")
 
 
 @app.command("verify")
@@ -112,7 +113,7 @@ def _head(text: str | None) -> tuple[int, str] | None:
     return int(number), found
 
 
-def check_log(entries: Iterable[AuditEntryDocument], kept: tuple[int, str] | None) -> tuple[int, str | None]:
+def check_log(entries: Iterable[pb.AuditEntry], kept: tuple[int, str] | None) -> tuple[int, str | None]:
     """Returns the number of entries and the first fault as text; None: no fault.
 
     `kept` is the sequence and hash of a head that was stored elsewhere.
@@ -126,15 +127,15 @@ def check_log(entries: Iterable[AuditEntryDocument], kept: tuple[int, str] | Non
     return count, None if fault is None else _words(fault)
 
 
-def _entry(document: AuditEntryDocument) -> AuditEntry:
+def _entry(message: pb.AuditEntry) -> AuditEntry:
     draft = AuditDraft(
-        at=document.time,
-        event=document.event,
-        actor=document.actor,
-        operation=document.operation or "",
-        detail=document.detail,
+        at=message.time.ToDatetime(tzinfo=UTC),
+        event=message.event,
+        actor=message.actor,
+        operation=message.operation,
+        detail=message.detail,
     )
-    return AuditEntry(sequence=document.sequence, draft=draft, previous_hash=document.previous_hash, hash=document.hash)
+    return AuditEntry(sequence=message.sequence, draft=draft, previous_hash=message.previous_hash, hash=message.hash)
 
 
 def _words(fault: Fault) -> str:

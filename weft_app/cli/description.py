@@ -13,6 +13,7 @@ from weft.api.common.v1 import error_reason_pb2
 from weft.api.runner.v1 import runner_service_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.api.runner.v1.load_pb2 import LoadParameter
+from weft.documents.codec import document_of
 from weft.documents.documents import (
     AgentDocument,
     Document,
@@ -22,7 +23,6 @@ from weft.documents.documents import (
     RouteDocument,
     RunnerDocument,
 )
-from weft.documents.operation_messages import load_value, parameter_document
 from weft.documents.statuses import Condition, InstanceStatus, MemoryStatus
 from weft.documents.yaml_documents import plain
 from weft.kernel.units import size_words
@@ -154,21 +154,19 @@ _ISOLATION_WORDS = {
 
 
 def _range(parameter: LoadParameter) -> str:
-    document = parameter_document(parameter)
-    if document.words:
-        return ", ".join(document.words)
-    low, high = document.minimum, document.maximum
-    if document.type == "flag" or (low is None and high is None):
-        return "true, false" if document.type == "flag" else document.type
+    document = document_of(parameter)
+    if parameter.words:
+        return ", ".join(parameter.words)
+    low, high = document.get("minimum"), document.get("maximum")
+    if parameter.flag or (low is None and high is None):
+        return "true, false" if parameter.flag else str(document["type"])
     return f"{'' if low is None else f'{low:.15g}'} to {'' if high is None else f'{high:.15g}'}".strip()
 
 
 PARAMETER_COLUMNS = (
     Column("NAME", lambda parameter: parameter.name),
     Column("MAY BE", _range),
-    Column(
-        "NOW", lambda parameter: str(load_value(parameter.default)) if parameter.HasField("default") else "engine's own"
-    ),
+    Column("NOW", lambda parameter: str(document_of(parameter).get("default", "engine's own"))),
     Column("MEANING", lambda parameter: parameter.description),
 )
 

@@ -1,12 +1,15 @@
 """`weft explain`: the scheduling decisions of one request."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from datetime import UTC
 from typing import Annotated
 
 import typer
 
+from weft.api.common.v1.receipt_pb2 import Receipt
+from weft.api.router.v1.request_pb2 import DecisionRecord, RequestRecord
 from weft.client.requests import connect_requests
-from weft.documents.request_documents import DecisionDocument, ReceiptDocument, RequestDocument
+from weft.documents.codec import document_of, moment_of, seconds_of, word_of
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, reporting
 from weft_app.cli.output import Column, TextTable, print_document, safe_text, say
 
@@ -41,62 +44,63 @@ def explain(
         if output is OutputFormat.TABLE:
             say(explanation(found))
         else:
-            print_document(found.model_dump(mode="json", by_alias=True, exclude_none=True), output)
+            print_document(document_of(found), output)
 
 
-def explanation(request: RequestDocument) -> str:
+def explanation(request: RequestRecord) -> str:
     """Returns all decisions as text."""
     lines = [*_header(request), *_decisions(request.decisions)]
-    if request.receipt is not None:
+    if request.HasField("receipt"):
         lines += _receipt(request.receipt)
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
-def _header(request: RequestDocument) -> Iterator[str]:
+def _header(request: RequestRecord) -> Iterator[str]:
     client = f", client {request.client_id}" if request.client_id else ""
     yield _fact("Request", request.request_id)
     yield _fact("Asked for", request.target)
     yield _fact("Tenant", f"{request.tenant}{client}")
-    yield _fact("Priority", request.priority)
-    yield _fact("Arrived", f"{request.arrived_at.astimezone():%Y-%m-%d %H:%M:%S}")
+    yield _fact("Priority", word_of(request, "priority"))
+    yield _fact("Arrived", f"{request.arrive_time.ToDatetime(tzinfo=UTC).astimezone():%Y-%m-%d %H:%M:%S}")
     yield _fact("State", _state(request))
 
 
-def _state(request: RequestDocument) -> str:
-    if request.state != "ended":
+def _state(request: RequestRecord) -> str:
+    if request.state != RequestRecord.STATE_ENDED:
         return _awaited(request)
-    took = f" after {(request.ended_at - request.arrived_at).total_seconds():.3g} s" if request.ended_at else ""
-    if request.reason is None:
+    arrived, ended = request.arrive_time.ToDatetime(tzinfo=UTC), moment_of(request, "end_time")
+    took = f" after {(ended - arrived).total_seconds():.3g} s" if ended is not None else ""
+    if not request.reason:
         return f"completed{took}"
-    return f"{request.reason}{took}" + (f": {request.message}" if request.message else "")
+    return f"{word_of(request, 'reason')}{took}" + (f": {request.message}" if request.message else "")
 
 
-def _awaited(request: RequestDocument) -> str:
-    if request.queued is not None:
+def _awaited(request: RequestRecord) -> str:
+    if request.HasField("queued"):
         word = f"queued at position {request.queued.position}: {request.queued.reason}"
-        eta = request.queued.eta_seconds
-    elif request.loading is not None:
-        share = request.loading.progress
-        word = f"loading{'' if share is None else f' ({share:.0%})'}: {request.loading.stage}"
-        eta = request.loading.eta_seconds
+        eta = seconds_of(request.queued, "eta")
+    elif request.HasField("loading"):
+        share = f" ({request.loading.progress:.0%})" if request.loading.HasField("progress") else ""
+        word = f"loading{share}: {request.loading.stage}"
+        eta = seconds_of(request.loading, "eta")
     else:
-        return request.state
+        return word_of(request, "state")
     return word + ("" if eta is None else f", about {eta:.0f} s")
 
 
-def _decisions(decisions: tuple[DecisionDocument, ...]) -> Iterator[str]:
+def _decisions(decisions: Sequence[DecisionRecord]) -> Iterator[str]:
     if not decisions:
         return
     yield ""
     yield "Decisions"
     for decision in decisions:
         policy = f" by {decision.policy}" if decision.policy else ""
-        kind = decision.kind.replace("_", " ")
-        yield safe_text(f"{INDENT}+{decision.age_seconds:.3f} s  {kind}{policy}: {decision.detail}")
+        kind = word_of(decision, "kind").replace("_", " ")
+        yield safe_text(f"{INDENT}+{seconds_of(decision, 'age') or 0.0:.3f} s  {kind}{policy}: {decision.detail}")
         yield from _candidates(decision)
 
 
-def _candidates(decision: DecisionDocument) -> Iterator[str]:
+def _candidates(decision: DecisionRecord) -> Iterator[str]:
     if not decision.candidates:
         return
     for line in TextTable(_CANDIDATES).plain_text(decision.candidates).splitlines():
@@ -106,24 +110,24 @@ def _candidates(decision: DecisionDocument) -> Iterator[str]:
         yield f"{INDENT * 3}and {more} more"
 
 
-def _receipt(receipt: ReceiptDocument) -> Iterator[str]:
+def _receipt(receipt: Receipt) -> Iterator[str]:
     yield ""
     yield "Receipt"
-    yield INDENT + _fact("Outcome", receipt.outcome)
+    yield INDENT + _fact("Outcome", word_of(receipt, "outcome"))
     for number, attempt in enumerate(receipt.attempts, start=1):
         model = f"{attempt.model} on " if attempt.model else ""
-        yield INDENT + _fact(f"Attempt {number}", f"{model}{attempt.runner}: {attempt.reason or 'answered'}")
-    yield INDENT + _fact("Waited", f"{receipt.queue_wait_seconds:.3g} s in the queue, {_loads(receipt)}")
-    if receipt.time_to_first_token_seconds is not None:
-        yield INDENT + _fact("First token", f"after {receipt.time_to_first_token_seconds:.3g} s")
-    cached = f" ({receipt.cached_prompt_tokens} cached)" if receipt.cached_prompt_tokens else ""
-    if receipt.prompt_tokens is not None:
-        yield INDENT + _fact("Tokens", f"{receipt.prompt_tokens} in{cached}, {receipt.completion_tokens} out")
+        ended = word_of(attempt, "reason") if attempt.reason else "answered"
+        yield INDENT + _fact(f"Attempt {number}", f"{model}{attempt.runner}: {ended}")
+    queued, loading = seconds_of(receipt, "queue_wait") or 0.0, seconds_of(receipt, "load_wait") or 0.0
+    yield INDENT + _fact("Waited", f"{queued:.3g} s in the queue, {loading:.3g} s for loads")
+    first = seconds_of(receipt, "time_to_first_token")
+    if first is not None:
+        yield INDENT + _fact("First token", f"after {first:.3g} s")
+    usage = receipt.usage
+    cached = f" ({usage.cached_prompt_tokens} cached)" if usage.cached_prompt_tokens else ""
+    if receipt.HasField("usage"):
+        yield INDENT + _fact("Tokens", f"{usage.prompt_tokens} in{cached}, {usage.completion_tokens} out")
     yield INDENT + _fact("Off premises", "yes" if receipt.left_premises else "no")
-
-
-def _loads(receipt: ReceiptDocument) -> str:
-    return f"{receipt.load_wait_seconds:.3g} s for loads"
 
 
 def _fact(key: str, value: str) -> str:

@@ -6,12 +6,14 @@ from typing import Annotated, Any
 
 import typer
 
+from weft.api.router.v1.request_pb2 import ClientRecord, RequestRecord
+from weft.api.router.v1.request_service_pb2 import ListClientsResponse, ListRequestsResponse
 from weft.client.requests import Requests, connect_requests
 from weft.client.resources import connect_registry
-from weft.documents.document_base import DocumentPart, ResourceKind
+from weft.documents.codec import document_of, moment_of, seconds_of, word_of
+from weft.documents.document_base import ResourceKind
 from weft.documents.documents import Document
 from weft.documents.mesh_state import Key, MeshState
-from weft.documents.request_documents import ClientDocument, ClientList, RequestDocument, RequestList
 from weft.documents.yaml_documents import declared, plain, to_yaml, yaml_text
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
@@ -34,30 +36,31 @@ from weft_app.cli.tasks import is_about_tasks, show_tasks
 MAX_SHOWN = 1_000
 
 
-def _awaits(request: RequestDocument) -> str:
-    if request.queued is not None:
+def _awaits(request: RequestRecord) -> str:
+    if request.HasField("queued"):
         return request.queued.reason
-    return request.loading.stage if request.loading is not None else "-"
+    return request.loading.stage if request.HasField("loading") else "-"
 
 
-def _eta(request: RequestDocument) -> str:
-    word = request.queued or request.loading
-    return "-" if word is None or word.eta_seconds is None else f"{word.eta_seconds:.0f}s"
+def _eta(request: RequestRecord) -> str:
+    eta = seconds_of(request.queued if request.HasField("queued") else request.loading, "eta")
+    return "-" if eta is None else f"{eta:.0f}s"
 
 
-def _interval(client: ClientDocument) -> str:
-    return "-" if client.usual_interval_seconds is None else f"{client.usual_interval_seconds:.3g}s"
+def _interval(client: ClientRecord) -> str:
+    interval = seconds_of(client, "usual_interval")
+    return "-" if interval is None else f"{interval:.3g}s"
 
 
 _REQUESTS = (
     Column("REQUEST", lambda request: request.request_id),
     Column("TARGET", lambda request: request.target),
-    Column("STATE", lambda request: request.state),
+    Column("STATE", lambda request: word_of(request, "state")),
     Column("TENANT", lambda request: request.tenant),
-    Column("PRIORITY", lambda request: request.priority),
-    Column("POSITION", lambda request: str(request.queued.position) if request.queued else "-"),
+    Column("PRIORITY", lambda request: word_of(request, "priority")),
+    Column("POSITION", lambda request: str(request.queued.position) if request.HasField("queued") else "-"),
     Column("ETA", _eta, ticks=True),
-    Column("AGE", lambda request: age(request.arrived_at), ticks=True),
+    Column("AGE", lambda request: age(moment_of(request, "arrive_time")), ticks=True),
     Column("AWAITS", lambda request: shortened(_awaits(request))),
 )
 _REQUESTS_WIDE = (
@@ -68,14 +71,14 @@ _REQUESTS_WIDE = (
 _CLIENTS = (
     Column("CLIENT", lambda client: client.client_id),
     Column("PROFILE", lambda client: "yes" if client.has_profile else "no"),
-    Column("PRIORITY", lambda client: client.default_priority),
+    Column("PRIORITY", lambda client: word_of(client, "default_priority")),
     Column("REQUESTS", lambda client: str(client.request_count)),
     Column("REFUSED", lambda client: str(client.refused_count)),
     Column("RUNNING", lambda client: str(client.running_count)),
     Column("TOKENS", lambda client: str(client.token_count)),
     Column("EVERY", _interval),
-    Column("SEEN", lambda client: ago(client.last_seen_at), ticks=True),
-    Column("COOLDOWN", lambda client: "yes" if client.cooldown_ends_at else "-"),
+    Column("SEEN", lambda client: ago(moment_of(client, "last_seen_time")), ticks=True),
+    Column("COOLDOWN", lambda client: "yes" if client.HasField("cooldown_end_time") else "-"),
 )
 _CLIENTS_WIDE = (
     *_CLIENTS,
@@ -94,53 +97,50 @@ def show_requests(words: Sequence[str], output: ResourceFormat, home: Path) -> N
     names = words[1:]
     with connect_requests(home=home) as requests:
         if words[0].lower() in REQUEST_WORDS:
-            found: RequestList | ClientList = _requests(requests, names)
+            found: ListRequestsResponse | ListClientsResponse = _requests(requests, names)
         else:
             found = _clients(requests, names)
     say(_rendered(found, output))
 
 
-def _requests(requests: Requests, names: Sequence[str]) -> RequestList:
+def _requests(requests: Requests, names: Sequence[str]) -> ListRequestsResponse:
     if not names:
         return requests.under_way(MAX_SHOWN)
-    items = tuple(requests.get(name) for name in names)
-    return RequestList(kind="RequestList", items=items, total=len(items))
+    found = [requests.get(name) for name in names]
+    return ListRequestsResponse(requests=found, total_count=len(found))
 
 
-def _clients(requests: Requests, names: Sequence[str]) -> ClientList:
-    found = requests.clients()
-    missing = set(names) - {client.client_id for client in found.items}
+def _clients(requests: Requests, names: Sequence[str]) -> ListClientsResponse:
+    found = requests.clients().clients
+    missing = set(names) - {client.client_id for client in found}
     if missing:
         raise WeftError(Reason.NOT_FOUND, f"no client {min(missing)} was seen lately; `weft get clients` lists them")
-    items = tuple(client for client in found.items if not names or client.client_id in names)
-    return ClientList(kind="ClientList", items=items)
+    return ListClientsResponse(clients=[client for client in found if not names or client.client_id in names])
 
 
-def _rendered(found: RequestList | ClientList, output: ResourceFormat) -> str:
+def _rendered(found: ListRequestsResponse | ListClientsResponse, output: ResourceFormat) -> str:
     wide = output is ResourceFormat.WIDE
     match output:
         case ResourceFormat.JSON:
-            return json_text(_plain(found))
+            return json_text(document_of(found))
         case ResourceFormat.YAML:
             raise invalid_field("--output", "must be table, wide, json or name: requests and clients are not declared")
         case ResourceFormat.NAME:
-            return "".join(f"{_name(item)}\n" for item in found.items)
-        case _ if isinstance(found, RequestList):
-            return TextTable(_REQUESTS_WIDE if wide else _REQUESTS).text(found.items) + _more(found)
+            return "".join(f"{name}\n" for name in _names(found))
+        case _ if isinstance(found, ListRequestsResponse):
+            return TextTable(_REQUESTS_WIDE if wide else _REQUESTS).text(found.requests) + _more(found)
         case _:
-            return TextTable(_CLIENTS_WIDE if wide else _CLIENTS).text(found.items)
+            return TextTable(_CLIENTS_WIDE if wide else _CLIENTS).text(found.clients)
 
 
-def _plain(document: DocumentPart) -> object:
-    return document.model_dump(mode="json", by_alias=True, exclude_none=True)
+def _names(found: ListRequestsResponse | ListClientsResponse) -> list[str]:
+    if isinstance(found, ListRequestsResponse):
+        return [request.request_id for request in found.requests]
+    return [client.client_id for client in found.clients]
 
 
-def _name(item: RequestDocument | ClientDocument) -> str:
-    return item.request_id if isinstance(item, RequestDocument) else item.client_id
-
-
-def _more(found: RequestList) -> str:
-    left = found.total - len(found.items)
+def _more(found: ListRequestsResponse) -> str:
+    left = found.total_count - len(found.requests)
     return f"and {left} more\n" if left > 0 else ""
 
 

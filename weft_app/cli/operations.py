@@ -4,17 +4,18 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from runner_svc.runtimes.table import find_runtime
-from weft.api.operations.v1 import operation_pb2
-from weft.client.operations import Operations, connect_operations
+from weft.api.operations.v1.operation_pb2 import Operation, OperationAction
+from weft.api.operations.v1.operation_service_pb2 import ListOperationsResponse
+from weft.client.operations import Operations, connect_operations, has_ended
 from weft.client.resources import connect_registry, connect_runner_of
-from weft.documents.operation_documents import OperationDocument, OperationList
+from weft.documents.codec import document_of, moment_of, seconds_of, word_of
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import require_name, require_request_id
 from weft.kernel.reasons import Reason
@@ -60,7 +61,7 @@ RequestIdOption = Annotated[
 
 
 def _carry_out(
-    action: operation_pb2.OperationAction,
+    action: OperationAction,
     *,
     token: TokenOption = None,
     watch: WatchOption = False,
@@ -154,7 +155,7 @@ def read_token(place: str) -> str:
         raise invalid_field("--token", "is not UTF-8 text") from None
 
 
-def follow(operations: Operations, first: OperationDocument, *, shown: bool) -> OperationDocument:
+def follow(operations: Operations, first: Operation, *, shown: bool) -> Operation:
     """Follows an operation to its end and returns it; with `shown`, prints its progress. Raises its failure.
 
     Ctrl-C leaves the operation running and says how to cancel it.
@@ -163,43 +164,47 @@ def follow(operations: Operations, first: OperationDocument, *, shown: bool) -> 
     try:
         with _display(shown) as display:
             display.show(last)
-            if not last.is_over:
+            if not has_ended(last):
                 for last in operations.watch(first.name):
                     display.show(last)
     except KeyboardInterrupt:
-        if not last.is_over:
+        if not has_ended(last):
             note(f"{first.name} continues; follow it with `weft operation watch`, end it with `weft operation cancel`")
         raise
-    if not last.is_over:
+    if not has_ended(last):
         raise WeftError(Reason.SERVICE_UNAVAILABLE, f"the registry ended the watch; {last.name} continues")
     require_success(last)
     return last
 
 
-def require_success(operation: OperationDocument) -> None:
+def require_success(operation: Operation) -> None:
     """Raises the error of an operation unless it succeeded."""
-    if operation.state == "cancelled":
+    if operation.state == Operation.STATE_CANCELLED:
         raise WeftError(Reason.CANCELLED, f"{operation.name} was cancelled")
-    if operation.state == "failed":
-        reason = Reason.__members__.get((operation.reason or "").upper(), Reason.INTERNAL)
+    if operation.state == Operation.STATE_FAILED:
+        reason = Reason.__members__.get(word_of(operation, "reason").upper(), Reason.INTERNAL)
         raise WeftError(reason, operation.detail or f"{operation.name} failed")
 
 
-def outcome_text(operation: OperationDocument) -> str:
+def outcome_text(operation: Operation) -> str:
     """Returns the outcome of a successful operation, in one line."""
-    result, action = operation.result, operation.action
-    if result is None:
-        return operation.state
-    target = ", ".join(result.models) or action.model or "nothing"
-    if action.type == "load":
-        took = f"in {result.load_seconds or 0.0:.1f} s"
+    result, kind = operation.result, operation.action.WhichOneof("kind")
+    if not operation.HasField("result"):
+        return word_of(operation, "state")
+    target = ", ".join(result.models) or _model_of(operation.action) or "nothing"
+    if kind == "load_model":
+        took = f"in {seconds_of(result, 'load_time') or 0.0:.1f} s"
         held = f" ({took}, holds {size_words(result.memory_bytes)})" if result.memory_bytes else ""
         return f"model/{target} loaded{held}"
-    if action.type == "unload":
+    if kind == "unload_model":
         freed = f" ({size_words(result.memory_freed_bytes)} freed)" if result.memory_freed_bytes else ""
         return f"model/{target} unloaded{freed}"
-    tokens = "" if result.token_count is None else f", {result.token_count} tokens"
-    return f"cache flushed: {result.entry_count or 0} prefixes{tokens}"
+    tokens = f", {result.token_count} tokens" if result.HasField("token_count") else ""
+    return f"cache flushed: {result.entry_count} prefixes{tokens}"
+
+
+def _model_of(action: OperationAction) -> str:
+    return action.load_model.model or action.unload_model.model or action.flush_cache.model
 
 
 @contextmanager
@@ -216,7 +221,7 @@ def _display(shown: bool) -> Iterator["_Quiet | _Bar | _Lines"]:
 class _Quiet:
     """Shows no progress."""
 
-    def show(self, operation: OperationDocument) -> None:
+    def show(self, operation: Operation) -> None:
         """Shows the operation's state."""
 
 
@@ -226,7 +231,7 @@ class _Lines:
     def __init__(self) -> None:
         self._last = ""
 
-    def show(self, operation: OperationDocument) -> None:
+    def show(self, operation: Operation) -> None:
         """Shows the operation's state."""
         line = _words(operation)
         if line != self._last:
@@ -241,9 +246,10 @@ class _Bar:
         self._progress = progress
         self._task = task
 
-    def show(self, operation: OperationDocument) -> None:
+    def show(self, operation: Operation) -> None:
         """Shows the operation's state."""
-        share = 1.0 if operation.state == "succeeded" else operation.progress
+        known = operation.progress if operation.HasField("progress") else None
+        share = 1.0 if operation.state == Operation.STATE_SUCCEEDED else known
         self._progress.update(
             self._task,
             description=_words(operation),
@@ -259,39 +265,41 @@ def _bar() -> Iterator[_Bar]:
         yield _Bar(progress, progress.add_task("", total=None))
 
 
-def _words(operation: OperationDocument) -> str:
+def _words(operation: Operation) -> str:
     """Returns stage, detail and remaining time in one line that is safe for a terminal."""
-    stage = operation.stage or operation.state
+    stage = operation.stage or word_of(operation, "state")
     parts = [stage]
     if operation.detail:
         # The runner's own text names what it waits for.
         parts.append(operation.detail.removeprefix(f"{stage}: ")[:MAX_DETAIL_CHARS])
-    if operation.progress is not None and not operation.is_over:
+    if operation.HasField("progress") and not has_ended(operation):
         parts.append(f"{operation.progress:.0%}")
-    if operation.eta_seconds is not None and not operation.is_over:
-        parts.append(f"about {operation.eta_seconds:.0f} s left")
+    eta = seconds_of(operation, "eta")
+    if eta is not None and not has_ended(operation):
+        parts.append(f"about {eta:.0f} s left")
     # Rich would read square brackets as markup.
     return safe_text(": ".join(parts)).replace("[", "(").replace("]", ")")
 
 
-def action_text(operation: OperationDocument) -> str:
+def action_text(operation: Operation) -> str:
     """Returns the action of an operation as short text."""
     action = operation.action
-    if action.type != "flush":
-        return f"{action.type} {action.model}"
-    what = {"model": action.model, "tenant": action.tenant, "tag": action.tag}.get(action.scope or "", "")
-    return f"flush {action.scope} {what}".rstrip()
+    if not action.HasField("flush_cache"):
+        return f"{document_of(action)['type']} {_model_of(action)}"
+    flush, scope = action.flush_cache, word_of(action.flush_cache, "scope")
+    what = {"model": flush.model, "tenant": flush.tenant, "tag": flush.tag}.get(scope, "")
+    return f"flush {scope} {what}".rstrip()
 
 
 _COLUMNS = (
     Column("ID", lambda one: one.name.partition("/")[2]),
     Column("ACTION", action_text),
-    Column("STATE", lambda one: one.state),
-    Column("STAGE", lambda one: one.stage or "-" if not one.is_over else "-"),
-    Column("PROGRESS", lambda one: "-" if one.progress is None else f"{one.progress:.0%}"),
+    Column("STATE", lambda one: word_of(one, "state")),
+    Column("STAGE", lambda one: one.stage or "-" if not has_ended(one) else "-"),
+    Column("PROGRESS", lambda one: f"{one.progress:.0%}" if one.HasField("progress") else "-"),
     Column("RUNNER", lambda one: one.runner or "-"),
     Column("BY", lambda one: one.requested_by or "-"),
-    Column("AGE", lambda one: age(one.created_at), ticks=True),
+    Column("AGE", lambda one: age(moment_of(one, "create_time")), ticks=True),
     Column("DETAIL", lambda one: one.detail or "-"),
 )
 
@@ -311,11 +319,11 @@ def list_operations(
     """
     with reporting():
         with connect_operations(home=home) as operations:
-            found = tuple(operations.newest(limit, unfinished_only=unfinished))
+            found = list(operations.newest(limit, unfinished_only=unfinished))
         if output is OutputFormat.TABLE:
             print_table(found, _COLUMNS)
         else:
-            print_document(_plain(OperationList(kind="OperationList", items=found)), output)
+            print_document(document_of(ListOperationsResponse(operations=found)), output)
 
 
 @app.command("get")
@@ -332,7 +340,7 @@ def get_operation(
         if output is OutputFormat.TABLE:
             print_table([found], _COLUMNS)
         else:
-            print_document(_plain(found), output)
+            print_document(document_of(found), output)
 
 
 @app.command("watch")
@@ -353,12 +361,8 @@ def cancel_operation(name: NameArgument, home: HomeOption = DEFAULT_HOME) -> Non
     """
     with reporting(), connect_operations(home=home) as operations:
         last = operations.cancel(name)
-        if not last.is_over:
+        if not has_ended(last):
             for last in operations.watch(name):
-                if last.is_over:
+                if has_ended(last):
                     break
-        say(f"{last.name} {last.state}\n")
-
-
-def _plain(document: OperationDocument | OperationList) -> dict[str, Any]:
-    return document.model_dump(mode="json", by_alias=True, exclude_none=True)
+        say(f"{last.name} {word_of(last, 'state')}\n")

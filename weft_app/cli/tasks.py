@@ -3,14 +3,17 @@
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from weft.client.tasks import Tasks, connect_tasks, text_of
-from weft.documents.task_documents import TaskAttemptDocument, TaskDocument, TaskList
+from weft.api.router.v1.task_pb2 import Task, TaskAttempt, TaskError, TaskPiece
+from weft.api.router.v1.task_service_pb2 import GetTaskResponse, ListTasksResponse
+from weft.client.tasks import Tasks, connect_tasks, has_ended, text_of
+from weft.documents.codec import document_of, moment_of, word_of
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_token
 from weft.kernel.reasons import Reason
@@ -30,10 +33,6 @@ from weft_app.cli.options import (
 from weft_app.cli.output import Column, TextTable, print_document, safe_text, say
 from weft_app.cli.targets import TASK_WORDS
 
-if TYPE_CHECKING:
-    from weft.api.router.v1 import task_pb2
-
-
 MAX_SHOWN = 1_000
 RETRY_PAUSE_SECONDS = 0.5
 MAX_OUTAGE_SECONDS = 60.0
@@ -42,25 +41,27 @@ _ENDS = ("completed", "failed", "cancelled")
 _AWAY = frozenset({Reason.SERVICE_UNAVAILABLE, Reason.CANCELLED})
 
 
-def _why(task: TaskDocument) -> str:
-    if task.error is not None:
-        return f"{task.error.reason}: {task.error.message}"
-    return task.waiting_for or "-"
+def _why(task: Task) -> str:
+    return _error_text(task.error) if task.HasField("error") else task.waiting_for or "-"
+
+
+def _error_text(error: TaskError | TaskAttempt) -> str:
+    return f"{word_of(error, 'reason')}: {error.message}"
 
 
 _TASKS = (
     Column("TASK", lambda task: task.id),
-    Column("STATE", lambda task: task.state),
+    Column("STATE", lambda task: word_of(task, "state")),
     Column("MODEL", lambda task: task.model),
     Column("ATTEMPT", lambda task: f"{task.attempt}/{task.max_attempts}"),
-    Column("AGE", lambda task: age(task.created_at), ticks=True),
+    Column("AGE", lambda task: age(moment_of(task, "create_time")), ticks=True),
     Column("WORKER", lambda task: task.owner or "-"),
     Column("WHY", lambda task: shortened(_why(task))),
 )
 _TASKS_WIDE = (
     *_TASKS[:-1],
     Column("TENANT", lambda task: task.tenant),
-    Column("BATCH", lambda task: "-" if task.batch is None else f"{task.batch}[{task.line}]"),
+    Column("BATCH", lambda task: f"{task.batch}[{task.line}]" if task.batch else "-"),
     Column("API", lambda task: task.origin_kind or "-"),
     Column("WHY", _why),
 )
@@ -98,75 +99,75 @@ def show_tasks(words: Sequence[str], output: ResourceFormat, states: Sequence[st
     ids = task_ids(words)
     with connect_tasks(home=home) as tasks:
         if ids:
-            found, notice = [tasks.get(each) for each in ids], None
+            details, notice = [tasks.get(each) for each in ids], ""
+            found = [each.task for each in details]
+            documents = list(map(document_of, details))
         else:
             newest = tasks.newest(MAX_SHOWN, states=states)
-            found, notice = list(newest.items), newest.notice
-    _print(found, output, single=len(ids) == 1)
-    if notice:
-        note(f"warning: {safe_text(notice)}")
-
-
-def _print(found: Sequence[TaskDocument], output: ResourceFormat, *, single: bool) -> None:
+            found, notice = list(newest.tasks), newest.notice
+            documents = list(map(document_of, found))
     match output:
         case ResourceFormat.JSON | ResourceFormat.YAML:
-            document = found[0] if single else TaskList(kind="TaskList", items=tuple(found))
-            plain = document.model_dump(mode="json", by_alias=True, exclude_none=True)
-            print_document(plain, OutputFormat(output.value))
+            document = documents[0] if len(ids) == 1 else document_of(ListTasksResponse()) | {"items": documents}
+            print_document(document, OutputFormat(output.value))
         case ResourceFormat.NAME:
             say("".join(f"task/{task.id}\n" for task in found))
         case _:
             say(TextTable(_TASKS_WIDE if output is ResourceFormat.WIDE else _TASKS).text(found))
+    if notice:
+        note(f"warning: {safe_text(notice)}")
 
 
 def describe_task(words: Sequence[str], output: OutputFormat, home: Path) -> None:
     """Prints all about one task."""
     with connect_tasks(home=home) as tasks:
-        task = tasks.get(one_task(words))
+        found = tasks.get(one_task(words))
     if output is OutputFormat.TABLE:
-        say("\n".join(_lines(task)) + "\n")
+        say("\n".join(_lines(found)) + "\n")
     else:
-        _print([task], ResourceFormat(output.value), single=True)
+        print_document(document_of(found), output)
 
 
-def _lines(task: TaskDocument) -> Iterator[str]:
+def _lines(found: GetTaskResponse) -> Iterator[str]:
+    task = found.task
     yield f"Task:      {task.id}"
-    yield f"State:     {task.state}"
+    yield f"State:     {word_of(task, 'state')}"
     yield f"Model:     {task.model}"
     yield f"Tenant:    {task.tenant}"
-    if task.batch is not None:
+    if task.batch:
         yield f"Batch:     {task.batch}, line {task.line}"
-    yield f"Submitted: {_moment(task, 'created_at')}"
-    for name, label in (("started_at", "Started:  "), ("ended_at", "Ended:    "), ("expires_at", "Fails at: ")):
-        if getattr(task, name) is not None:
-            yield f"{label} {_moment(task, name)}" + (" unless started by then" if name == "expires_at" else "")
+    yield f"Submitted: {_moment(task, 'create_time')}"
+    for name, label in (("start_time", "Started:  "), ("end_time", "Ended:    "), ("expire_time", "Fails at: ")):
+        if task.HasField(name):  # type: ignore[arg-type]  # each is one of its fields
+            yield f"{label} {_moment(task, name)}" + (" unless started by then" if name == "expire_time" else "")
     if task.waiting_for:
         yield f"Waits for: {task.waiting_for}"
-    if task.error is not None:
-        yield f"Error:     {task.error.reason}: {task.error.message}"
+    if task.HasField("error"):
+        yield f"Error:     {_error_text(task.error)}"
     yield f"Attempts:  {task.attempt} (at most {task.max_attempts} may fail)"
-    for attempt in task.attempts:
+    for attempt in found.attempts:
         yield f"  {attempt.attempt}. {_attempt_words(attempt)}"
 
 
-def _attempt_words(attempt: TaskAttemptDocument) -> str:
-    words = [f"claimed {attempt.claimed_at.astimezone():%Y-%m-%d %H:%M:%S} by {attempt.owner}"]
-    if attempt.receipt is not None and attempt.receipt.attempts:
-        tries = attempt.receipt.attempts
+def _attempt_words(attempt: TaskAttempt) -> str:
+    words = [f"claimed {_moment(attempt, 'claim_time')} by {attempt.owner}"]
+    tries = attempt.receipt.attempts
+    if tries:
         words.append(
-            "on " + ", ".join(f"{each.runner}" + (f" ({each.reason})" if each.reason else "") for each in tries)
+            "on " + ", ".join(each.runner + (f" ({word_of(each, 'reason')})" if each.reason else "") for each in tries)
         )
-    if attempt.error is not None:
-        words.append(f"{attempt.error.reason}: {attempt.error.message}")
-    elif attempt.ended_at is not None:
+    if attempt.reason:
+        words.append(_error_text(attempt))
+    elif attempt.HasField("end_time"):
         words.append("completed")
-        if attempt.receipt is not None and attempt.receipt.prompt_tokens is not None:
-            words.append(f"{attempt.receipt.prompt_tokens} + {attempt.receipt.completion_tokens} tokens")
+        usage = attempt.receipt.usage
+        if attempt.receipt.HasField("usage"):
+            words.append(f"{usage.prompt_tokens} + {usage.completion_tokens} tokens")
     return ", ".join(words)
 
 
-def _moment(task: TaskDocument, name: str) -> str:
-    return f"{getattr(task, name).astimezone():%Y-%m-%d %H:%M:%S}"
+def _moment(message: Task | TaskAttempt, name: str) -> str:
+    return f"{getattr(message, name).ToDatetime(tzinfo=UTC).astimezone():%Y-%m-%d %H:%M:%S}"
 
 
 def cancel_tasks(words: Sequence[str], home: Path) -> None:
@@ -174,8 +175,9 @@ def cancel_tasks(words: Sequence[str], home: Path) -> None:
     _for_each(words, home, lambda tasks, each: say(f"task/{each} {_cancelled_words(tasks.cancel(each))}\n"))
 
 
-def _cancelled_words(task: TaskDocument) -> str:
-    return "cancelled" if task.state == "cancelled" else f"had already {task.state}"
+def _cancelled_words(task: Task) -> str:
+    state = word_of(task, "state")
+    return state if state == "cancelled" else f"had already {state}"
 
 
 def delete_tasks(words: Sequence[str], home: Path, *, ignore_not_found: bool) -> None:
@@ -218,15 +220,16 @@ def wait_for_task(words: Sequence[str], expected: str | None, timeout_seconds: f
     deadline = time.monotonic() + timeout_seconds
     with connect_tasks(home=home) as tasks:
         # Checked once, however short the timeout.
-        first = task = tasks.get(task_id)
+        first = task = tasks.get(task_id).task
     for task in chain([first], _states(task_id, deadline, home)):
-        if task.is_over or task.state == wanted or time.monotonic() >= deadline:
+        state = word_of(task, "state")
+        if has_ended(task) or state == wanted or time.monotonic() >= deadline:
             break
-    if not (task.is_over or task.state == wanted):
-        raise WeftError(Reason.DEADLINE_EXCEEDED, f"task {task_id} is {task.state} after {timeout_seconds:g} s")
-    say(f"task/{task.id}: {task.state}\n")
-    if task.state != (wanted or "completed"):
-        note(_why(task) if task.error is not None else f"it was to be {wanted or 'completed'}")
+    if not (has_ended(task) or state == wanted):
+        raise WeftError(Reason.DEADLINE_EXCEEDED, f"task {task_id} is {state} after {timeout_seconds:g} s")
+    say(f"task/{task.id}: {state}\n")
+    if state != (wanted or "completed"):
+        note(_why(task) if task.HasField("error") else f"it was to be {wanted or 'completed'}")
         raise typer.Exit(EXIT_FAILED)
 
 
@@ -239,15 +242,15 @@ def _wanted_state(expected: str | None) -> str:
     return state.lower()
 
 
-def _states(task_id: str, deadline: float, home: Path) -> Iterator[TaskDocument]:
+def _states(task_id: str, deadline: float, home: Path) -> Iterator[Task]:
     """Yields the task at each change, across restarts of the mesh."""
     is_over = False
     while not is_over:
         try:
             with connect_tasks(home=home) as tasks:
                 for news in tasks.watch(task_id, timeout_seconds=max(0.001, deadline - time.monotonic())):
-                    if isinstance(news, TaskDocument):
-                        is_over = news.is_over
+                    if isinstance(news, Task):
+                        is_over = has_ended(news)
                         yield news
         except WeftError as error:
             if error.reason is Reason.DEADLINE_EXCEEDED:
@@ -271,14 +274,15 @@ def print_answer(words: Sequence[str], home: Path, *, follow: bool) -> None:
     else:
         with connect_tasks(home=home) as tasks:
             task = _print_pieces(tasks.watch(task_id), follow=False)
-    if task.is_over and task.state != "completed":
-        note(f"task {task_id} {task.state}" + (f": {_why(task)}" if task.error is not None else ""))
+    state = word_of(task, "state")
+    if has_ended(task) and state != "completed":
+        note(f"task {task_id} {state}" + (f": {_why(task)}" if task.HasField("error") else ""))
         raise typer.Exit(EXIT_FAILED)
-    if not task.is_over:
-        note(f"task {task_id} is {task.state}; `weft logs task/{task_id} -f` continues with it")
+    if not has_ended(task):
+        note(f"task {task_id} is {state}; `weft logs task/{task_id} -f` continues with it")
 
 
-def _followed(task_id: str, home: Path) -> "Iterator[TaskDocument | task_pb2.TaskPiece]":
+def _followed(task_id: str, home: Path) -> Iterator[Task | TaskPiece]:
     """Yields the task's events to its end; once it has been found, a short outage of the mesh is retried."""
     after, is_found, is_over = 0, False, False
     away_since: float | None = None
@@ -287,8 +291,8 @@ def _followed(task_id: str, home: Path) -> "Iterator[TaskDocument | task_pb2.Tas
             with connect_tasks(home=home) as tasks:
                 for news in tasks.watch(task_id, after):
                     is_found, away_since = True, None
-                    if isinstance(news, TaskDocument):
-                        is_over = news.is_over
+                    if isinstance(news, Task):
+                        is_over = has_ended(news)
                     else:
                         after = news.last_event
                     yield news
@@ -301,16 +305,16 @@ def _followed(task_id: str, home: Path) -> "Iterator[TaskDocument | task_pb2.Tas
             time.sleep(RETRY_PAUSE_SECONDS)
 
 
-def _print_pieces(watched: "Iterator[TaskDocument | task_pb2.TaskPiece]", *, follow: bool) -> TaskDocument:
+def _print_pieces(watched: Iterator[Task | TaskPiece], *, follow: bool) -> Task:
     """Prints the stored answer, or follows it to its end; returns the task as last seen."""
     task = next(watched)
-    assert isinstance(task, TaskDocument), "a task precedes its output"
+    assert isinstance(task, Task), "a task precedes its output"
     last, attempt, seen = task.last_event, 0, 0
     while follow or seen < last:
         news = next(watched, None)
         if news is None:
             break
-        if isinstance(news, TaskDocument):
+        if isinstance(news, Task):
             # The output of a lost attempt is not repeated.
             task, last = news, min(last, news.last_event)
             continue

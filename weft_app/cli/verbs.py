@@ -14,8 +14,16 @@ from pydantic import ValidationError
 
 from weft.api.operations.v1 import operation_pb2
 from weft.documents.field_names import operation_field
-from weft.documents.operation_documents import MAX_LOAD_PARAMETERS, FlushScope, LoadSettings, LoadValue
-from weft.documents.operation_messages import MEBIBYTE, flush_action, load_action, unload_action
+from weft.documents.operation_actions import (
+    MAX_LOAD_PARAMETERS,
+    MEBIBYTE,
+    FlushScope,
+    LoadSettings,
+    LoadValue,
+    flush_action,
+    load_action,
+    unload_action,
+)
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import require_name
 from weft.kernel.units import keep_alive_seconds, parse_size

@@ -12,8 +12,7 @@ from governed_script import AUDIENCE, POLICY, SHARED_KEY, GovernedRegistry, gove
 from typer.testing import CliRunner
 
 from registry_svc.config import GovernanceMode
-from weft.documents.operation_documents import LoadSettings
-from weft.documents.operation_messages import load_action
+from weft.documents.operation_actions import LoadSettings, load_action
 from weft.signing.signatures import public_text, read_private_key, read_signed, sign
 from weft.signing.tokens import Terms, make_payload, read_payload
 from weft_app.cli.main import app

@@ -9,15 +9,14 @@ from weft.api.common.v1 import error_reason_pb2
 from weft.api.operations.v1 import operation_pb2
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2
 from weft.api.runner.v1 import load_pb2
-from weft.documents.operation_documents import MAX_LOAD_PARAMETERS, LoadSettings
-from weft.documents.operation_messages import (
+from weft.client.operations import has_ended
+from weft.documents.codec import document_of
+from weft.documents.operation_actions import (
+    MAX_LOAD_PARAMETERS,
+    LoadSettings,
     flush_action,
-    host_memory_document,
     load_action,
     load_options,
-    operation_document,
-    parameter_document,
-    settings_document,
     unload_action,
 )
 from weft.kernel.errors import FieldError
@@ -42,7 +41,7 @@ SETTINGS = st.builds(
 
 @given(SETTINGS)
 def test_settings_come_back_as_they_were_sent(settings: LoadSettings) -> None:
-    assert settings_document(load_options(settings)) == settings
+    assert LoadSettings.model_validate(document_of(load_options(settings))) == settings
 
 
 def test_a_length_of_time_is_read_in_either_form() -> None:
@@ -88,22 +87,27 @@ def test_an_operation_says_what_came_of_it_and_nothing_of_what_it_is_not() -> No
         action=unload_action("qwen"),
         request_id="r",
     )
-    document = operation_document(failed)
-    assert (document.state, document.reason, document.is_over) == ("failed", "insufficient_memory", True)
-    assert (document.result, document.progress, document.eta_seconds) == (None, None, None)
+    document = document_of(failed)
+    assert (document["state"], document["reason"], has_ended(failed)) == ("failed", "insufficient_memory", True)
+    assert not {"result", "progress", "etaSeconds"} & document.keys()
 
 
 def test_a_word_of_another_version_is_unknown_and_no_error() -> None:
     strange = operation_pb2.Operation(name="operations/x", state=99, reason=999, request_id="r")  # type: ignore[arg-type]
-    document = operation_document(strange)
-    assert (document.state, document.reason, document.action.type) == ("unknown", "unknown", "unknown")
+    document = document_of(strange)
+    assert (document["state"], document["reason"], document["action"]["type"]) == ("unknown", "unknown", "unknown")
 
 
 def test_the_action_of_a_load_is_told_with_its_settings() -> None:
     action = load_action("qwen", LoadSettings(context_tokens=8192), evict_model="llama", replicas=2)
-    document = operation_document(operation_pb2.Operation(name="operations/x", action=action, request_id="r")).action
-    assert (document.type, document.model, document.evict_model, document.replicas) == ("load", "qwen", "llama", 2)
-    assert document.settings == LoadSettings(context_tokens=8192)
+    document = document_of(operation_pb2.Operation(name="operations/x", action=action, request_id="r"))["action"]
+    assert (document["type"], document["model"], document["evictModel"], document["replicas"]) == (
+        "load",
+        "qwen",
+        "llama",
+        2,
+    )
+    assert document["settings"] == {"contextTokens": 8192, "pin": False, "parameters": {}}
 
 
 @pytest.mark.parametrize(
@@ -116,30 +120,27 @@ def test_the_action_of_a_load_is_told_with_its_settings() -> None:
     ],
 )
 def test_a_parameter_says_what_kind_of_value_it_takes(parameter: load_pb2.LoadParameter, kind: str) -> None:
-    document = parameter_document(parameter)
-    assert (document.type, document.default) == (kind, None)
-    assert (document.minimum is None) == (not parameter.HasField("minimum"))
+    document = document_of(parameter)
+    assert (document["type"], "default" in document) == (kind, False)
+    assert ("minimum" in document) == parameter.HasField("minimum")
 
 
 def test_memory_that_nobody_can_measure_is_unknown_and_not_zero() -> None:
     device = lease_service_pb2.DeviceMemory(device=lease_pb2.Device(index=0, total_bytes=8), free_bytes=4)
     lease = lease_pb2.Lease(lease_id="l", holder=lease_pb2.LeaseHolder(name="r"), shares=[{"bytes": 4}])  # type: ignore[list-item]  # a mapping is taken too
-    document = host_memory_document(
+    document = document_of(
         lease_service_pb2.HostMemory(
             host="h", source=lease_pb2.HostSighting.SOURCE_DECLARED, devices=[device], leases=[lease]
         )
     )
-    assert (document.source, document.devices[0].used_bytes, document.devices[0].foreign_bytes) == (
-        "declared",
-        None,
-        None,
-    )
-    assert (document.leases[0].seen_bytes, document.leases[0].priority) == (None, "normal")
-    assert document.leases[0].bytes_by_device == {"0": 4}
+    assert document["source"] == "declared"
+    assert not {"usedBytes", "foreignBytes"} & document["devices"][0].keys()
+    assert ("seenBytes" in document["leases"][0], document["leases"][0]["priority"]) == (False, "normal")
+    assert document["leases"][0]["bytesByDevice"] == {"0": 4}
 
 
 @pytest.mark.parametrize("band", list(Priority))
 def test_a_lease_of_every_band_can_be_told_the_meshs_own_too(band: Priority) -> None:
     lease = lease_pb2.Lease(lease_id="l", priority=band.wire)  # type: ignore[arg-type]  # same numbers
-    (told,) = host_memory_document(lease_service_pb2.HostMemory(host="h", leases=[lease])).leases
-    assert told.priority == band.name.lower()
+    (told,) = document_of(lease_service_pb2.HostMemory(host="h", leases=[lease]))["leases"]
+    assert told["priority"] == band.name.lower()

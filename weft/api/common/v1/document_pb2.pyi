@@ -195,6 +195,32 @@ class FieldRules(google.protobuf.message.Message):
 global___FieldRules = FieldRules
 
 @typing.final
+class DocumentMessage(google.protobuf.message.Message):
+    """DocumentMessage is how a message is written in documents."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: builtins.int
+    SCHEMA_FIELD_NUMBER: builtins.int
+    SNAKE_CASE_FIELD_NUMBER: builtins.int
+    kind: builtins.str
+    """The word in the document's `kind`; empty: it has none."""
+    schema: builtins.str
+    """Name of its schema; empty: the message's own, with "Document" after it."""
+    snake_case: builtins.bool
+    """Whether fields keep their names, as those of the OpenAI API do."""
+    def __init__(
+        self,
+        *,
+        kind: builtins.str = ...,
+        schema: builtins.str = ...,
+        snake_case: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["kind", b"kind", "schema", b"schema", "snake_case", b"snake_case"]) -> None: ...
+
+global___DocumentMessage = DocumentMessage
+
+@typing.final
 class DocumentField(google.protobuf.message.Message):
     """DocumentField is how a field is written in documents. The name there is the field's own in lowerCamelCase; a duration
     is a number of seconds, and "_seconds" is added to its name.
@@ -310,6 +336,7 @@ global___DocumentOneof = DocumentOneof
 
 RULES_FIELD_NUMBER: builtins.int
 DOCUMENT_FIELD_NUMBER: builtins.int
+DOCUMENT_MESSAGE_FIELD_NUMBER: builtins.int
 DOCUMENT_ENUM_FIELD_NUMBER: builtins.int
 WORD_FIELD_NUMBER: builtins.int
 DOCUMENT_ONEOF_FIELD_NUMBER: builtins.int
@@ -317,6 +344,8 @@ rules: google.protobuf.internal.extension_dict._ExtensionFieldDescriptor[google.
 """What values the field may have."""
 document: google.protobuf.internal.extension_dict._ExtensionFieldDescriptor[google.protobuf.descriptor_pb2.FieldOptions, global___DocumentField]
 """How the field is written in documents."""
+document_message: google.protobuf.internal.extension_dict._ExtensionFieldDescriptor[google.protobuf.descriptor_pb2.MessageOptions, global___DocumentMessage]
+"""How the message is written in documents."""
 document_enum: google.protobuf.internal.extension_dict._ExtensionFieldDescriptor[google.protobuf.descriptor_pb2.EnumOptions, global___DocumentEnum]
 """How the values are written in documents."""
 word: google.protobuf.internal.extension_dict._ExtensionFieldDescriptor[google.protobuf.descriptor_pb2.EnumValueOptions, builtins.str]

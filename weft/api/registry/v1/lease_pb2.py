@@ -27,7 +27,7 @@ from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_do
 from weft.api.common.v1 import priority_pb2 as weft_dot_api_dot_common_dot_v1_dot_priority__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n weft/api/registry/v1/lease.proto\x12\x14weft.api.registry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!weft/api/common/v1/document.proto\x1a!weft/api/common/v1/priority.proto\"\xb8\x01\n\x06\x44\x65vice\x12\x15\n\x05index\x18\x01 \x01(\x05\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x12\n\x02id\x18\x02 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x14\n\x04name\x18\x03 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x1b\n\x0btotal_bytes\x18\x04 \x01(\x03\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x17\n\nused_bytes\x18\x05 \x01(\x03H\x00\x88\x01\x01\x12\x18\n\x0butilization\x18\x06 \x01(\x01H\x01\x88\x01\x01\x42\r\n\x0b_used_bytesB\x0e\n\x0c_utilization\"2\n\x0b\x44\x65viceBytes\x12\x14\n\x0c\x64\x65vice_index\x18\x01 \x01(\x05\x12\r\n\x05\x62ytes\x18\x02 \x01(\x03\"-\n\tProcessId\x12\x0b\n\x03pid\x18\x01 \x01(\x05\x12\x13\n\x0bstart_ticks\x18\x02 \x01(\x03\"\x99\x01\n\x0bSeenProcess\x12\x30\n\x07process\x18\x01 \x01(\x0b\x32\x1f.weft.api.registry.v1.ProcessId\x12\r\n\x05\x61live\x18\x02 \x01(\x08\x12\x31\n\x06memory\x18\x03 \x03(\x0b\x32!.weft.api.registry.v1.DeviceBytes\x12\x16\n\x0ememory_unknown\x18\x04 \x01(\x08\"\x98\x02\n\x0cHostSighting\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x39\n\x06source\x18\x02 \x01(\x0e\x32).weft.api.registry.v1.HostSighting.Source\x12-\n\x07\x64\x65vices\x18\x03 \x03(\x0b\x32\x1c.weft.api.registry.v1.Device\x12\x34\n\tprocesses\x18\x04 \x03(\x0b\x32!.weft.api.registry.v1.SeenProcess\"Z\n\x06Source\x12\x16\n\x12SOURCE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bSOURCE_NVML\x10\x01\x12\x13\n\x0fSOURCE_DECLARED\x10\x02\x12\x12\n\x0eSOURCE_UNKNOWN\x10\x03\"\xd4\x01\n\x0bLeaseHolder\x12I\n\x04kind\x18\x01 \x01(\x0e\x32&.weft.api.registry.v1.LeaseHolder.KindB\x13\x92\xb5\x18\x0f\n\x0bholder_kind\x10\x01\x12\x1c\n\x04name\x18\x02 \x01(\tB\x0e\x92\xb5\x18\n\n\x06holder\x10\x01\x12\x1b\n\x0bincarnation\x18\x03 \x01(\tB\x06\x92\xb5\x18\x02\x18\x01\"?\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x0f\n\x0bKIND_RUNNER\x10\x01\x12\x10\n\x0cKIND_PROGRAM\x10\x02\"\xcb\x05\n\x05Lease\x12\x18\n\x08lease_id\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x1e\n\x0e\x66\x65ncing_number\x18\x02 \x01(\x03\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x14\n\x04host\x18\x03 \x01(\tB\x06\x92\xb5\x18\x02\x18\x01\x12;\n\x06holder\x18\x04 \x01(\x0b\x32!.weft.api.registry.v1.LeaseHolderB\x08\x92\xb5\x18\x04\x10\x02 \x01\x12\x17\n\x07purpose\x18\x05 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12L\n\x06shares\x18\x06 \x03(\x0b\x32!.weft.api.registry.v1.DeviceBytesB\x19\x92\xb5\x18\x15\n\x0f\x62ytes_by_device\x10\x01(\x01\x12\x38\n\x05state\x18\x07 \x01(\x0e\x32!.weft.api.registry.v1.Lease.StateB\x06\x92\xb5\x18\x02\x10\x01\x12\x36\n\x08priority\x18\x08 \x01(\x0e\x32\x1c.weft.api.common.v1.PriorityB\x06\x92\xb5\x18\x02\x10\x01\x12\x16\n\x06pinned\x18\t \x01(\x08\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x1f\n\x0f\x61\x63tive_requests\x18\n \x01(\x05\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x41\n\x0b\x63reate_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x10\x92\xb5\x18\x0c\n\ncreated_at\x12\x46\n\x0elast_used_time\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x12\x92\xb5\x18\x0e\n\x0clast_used_at\x12\x17\n\nseen_bytes\x18\r \x01(\x03H\x00\x88\x01\x01\x12\x17\n\x07unowned\x18\x0e \x01(\x08\x42\x06\x92\xb5\x18\x02\x18\x01\"W\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x0e\n\nSTATE_HELD\x10\x01\x12\x13\n\x0fSTATE_RELEASING\x10\x02\x12\x12\n\x0eSTATE_ORPHANED\x10\x03\x42\r\n\x0b_seen_bytesb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n weft/api/registry/v1/lease.proto\x12\x14weft.api.registry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!weft/api/common/v1/document.proto\x1a!weft/api/common/v1/priority.proto\"\xc5\x01\n\x06\x44\x65vice\x12\"\n\x05index\x18\x01 \x01(\x05\x42\x13\x8a\xb5\x18\t1\x00\x00\x00\x00\x00\x00\x00\x00\x92\xb5\x18\x02\x10\x01\x12\x12\n\x02id\x18\x02 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x14\n\x04name\x18\x03 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x1b\n\x0btotal_bytes\x18\x04 \x01(\x03\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x17\n\nused_bytes\x18\x05 \x01(\x03H\x00\x88\x01\x01\x12\x18\n\x0butilization\x18\x06 \x01(\x01H\x01\x88\x01\x01\x42\r\n\x0b_used_bytesB\x0e\n\x0c_utilization\"2\n\x0b\x44\x65viceBytes\x12\x14\n\x0c\x64\x65vice_index\x18\x01 \x01(\x05\x12\r\n\x05\x62ytes\x18\x02 \x01(\x03\"-\n\tProcessId\x12\x0b\n\x03pid\x18\x01 \x01(\x05\x12\x13\n\x0bstart_ticks\x18\x02 \x01(\x03\"\x99\x01\n\x0bSeenProcess\x12\x30\n\x07process\x18\x01 \x01(\x0b\x32\x1f.weft.api.registry.v1.ProcessId\x12\r\n\x05\x61live\x18\x02 \x01(\x08\x12\x31\n\x06memory\x18\x03 \x03(\x0b\x32!.weft.api.registry.v1.DeviceBytes\x12\x16\n\x0ememory_unknown\x18\x04 \x01(\x08\"\x98\x02\n\x0cHostSighting\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x39\n\x06source\x18\x02 \x01(\x0e\x32).weft.api.registry.v1.HostSighting.Source\x12-\n\x07\x64\x65vices\x18\x03 \x03(\x0b\x32\x1c.weft.api.registry.v1.Device\x12\x34\n\tprocesses\x18\x04 \x03(\x0b\x32!.weft.api.registry.v1.SeenProcess\"Z\n\x06Source\x12\x16\n\x12SOURCE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bSOURCE_NVML\x10\x01\x12\x13\n\x0fSOURCE_DECLARED\x10\x02\x12\x12\n\x0eSOURCE_UNKNOWN\x10\x03\"\xd4\x01\n\x0bLeaseHolder\x12I\n\x04kind\x18\x01 \x01(\x0e\x32&.weft.api.registry.v1.LeaseHolder.KindB\x13\x92\xb5\x18\x0f\n\x0bholder_kind\x10\x01\x12\x1c\n\x04name\x18\x02 \x01(\tB\x0e\x92\xb5\x18\n\n\x06holder\x10\x01\x12\x1b\n\x0bincarnation\x18\x03 \x01(\tB\x06\x92\xb5\x18\x02\x18\x01\"?\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x0f\n\x0bKIND_RUNNER\x10\x01\x12\x10\n\x0cKIND_PROGRAM\x10\x02\"\xcb\x05\n\x05Lease\x12\x18\n\x08lease_id\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x1e\n\x0e\x66\x65ncing_number\x18\x02 \x01(\x03\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x14\n\x04host\x18\x03 \x01(\tB\x06\x92\xb5\x18\x02\x18\x01\x12;\n\x06holder\x18\x04 \x01(\x0b\x32!.weft.api.registry.v1.LeaseHolderB\x08\x92\xb5\x18\x04\x10\x02 \x01\x12\x17\n\x07purpose\x18\x05 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12L\n\x06shares\x18\x06 \x03(\x0b\x32!.weft.api.registry.v1.DeviceBytesB\x19\x92\xb5\x18\x15\n\x0f\x62ytes_by_device\x10\x01(\x01\x12\x38\n\x05state\x18\x07 \x01(\x0e\x32!.weft.api.registry.v1.Lease.StateB\x06\x92\xb5\x18\x02\x10\x01\x12\x36\n\x08priority\x18\x08 \x01(\x0e\x32\x1c.weft.api.common.v1.PriorityB\x06\x92\xb5\x18\x02\x10\x01\x12\x16\n\x06pinned\x18\t \x01(\x08\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x1f\n\x0f\x61\x63tive_requests\x18\n \x01(\x05\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x41\n\x0b\x63reate_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x10\x92\xb5\x18\x0c\n\ncreated_at\x12\x46\n\x0elast_used_time\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x12\x92\xb5\x18\x0e\n\x0clast_used_at\x12\x17\n\nseen_bytes\x18\r \x01(\x03H\x00\x88\x01\x01\x12\x17\n\x07unowned\x18\x0e \x01(\x08\x42\x06\x92\xb5\x18\x02\x18\x01\"W\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x0e\n\nSTATE_HELD\x10\x01\x12\x13\n\x0fSTATE_RELEASING\x10\x02\x12\x12\n\x0eSTATE_ORPHANED\x10\x03\x42\r\n\x0b_seen_bytesb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,7 +35,7 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'weft.api.registry.v1.lease_
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_DEVICE'].fields_by_name['index']._loaded_options = None
-  _globals['_DEVICE'].fields_by_name['index']._serialized_options = b'\222\265\030\002\020\001'
+  _globals['_DEVICE'].fields_by_name['index']._serialized_options = b'\212\265\030\t1\000\000\000\000\000\000\000\000\222\265\030\002\020\001'
   _globals['_DEVICE'].fields_by_name['id']._loaded_options = None
   _globals['_DEVICE'].fields_by_name['id']._serialized_options = b'\222\265\030\002\020\001'
   _globals['_DEVICE'].fields_by_name['name']._loaded_options = None
@@ -75,23 +75,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LEASE'].fields_by_name['unowned']._loaded_options = None
   _globals['_LEASE'].fields_by_name['unowned']._serialized_options = b'\222\265\030\002\030\001'
   _globals['_DEVICE']._serialized_start=162
-  _globals['_DEVICE']._serialized_end=346
-  _globals['_DEVICEBYTES']._serialized_start=348
-  _globals['_DEVICEBYTES']._serialized_end=398
-  _globals['_PROCESSID']._serialized_start=400
-  _globals['_PROCESSID']._serialized_end=445
-  _globals['_SEENPROCESS']._serialized_start=448
-  _globals['_SEENPROCESS']._serialized_end=601
-  _globals['_HOSTSIGHTING']._serialized_start=604
-  _globals['_HOSTSIGHTING']._serialized_end=884
-  _globals['_HOSTSIGHTING_SOURCE']._serialized_start=794
-  _globals['_HOSTSIGHTING_SOURCE']._serialized_end=884
-  _globals['_LEASEHOLDER']._serialized_start=887
-  _globals['_LEASEHOLDER']._serialized_end=1099
-  _globals['_LEASEHOLDER_KIND']._serialized_start=1036
-  _globals['_LEASEHOLDER_KIND']._serialized_end=1099
-  _globals['_LEASE']._serialized_start=1102
-  _globals['_LEASE']._serialized_end=1817
-  _globals['_LEASE_STATE']._serialized_start=1715
-  _globals['_LEASE_STATE']._serialized_end=1802
+  _globals['_DEVICE']._serialized_end=359
+  _globals['_DEVICEBYTES']._serialized_start=361
+  _globals['_DEVICEBYTES']._serialized_end=411
+  _globals['_PROCESSID']._serialized_start=413
+  _globals['_PROCESSID']._serialized_end=458
+  _globals['_SEENPROCESS']._serialized_start=461
+  _globals['_SEENPROCESS']._serialized_end=614
+  _globals['_HOSTSIGHTING']._serialized_start=617
+  _globals['_HOSTSIGHTING']._serialized_end=897
+  _globals['_HOSTSIGHTING_SOURCE']._serialized_start=807
+  _globals['_HOSTSIGHTING_SOURCE']._serialized_end=897
+  _globals['_LEASEHOLDER']._serialized_start=900
+  _globals['_LEASEHOLDER']._serialized_end=1112
+  _globals['_LEASEHOLDER_KIND']._serialized_start=1049
+  _globals['_LEASEHOLDER_KIND']._serialized_end=1112
+  _globals['_LEASE']._serialized_start=1115
+  _globals['_LEASE']._serialized_end=1830
+  _globals['_LEASE_STATE']._serialized_start=1728
+  _globals['_LEASE_STATE']._serialized_end=1815
 # @@protoc_insertion_point(module_scope)

@@ -22,6 +22,7 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_dot_document__pb2
 from weft.api.registry.v1 import agent_pb2 as weft_dot_api_dot_registry_dot_v1_dot_agent__pb2
 from weft.api.registry.v1 import event_pb2 as weft_dot_api_dot_registry_dot_v1_dot_event__pb2
 from weft.api.registry.v1 import model_pb2 as weft_dot_api_dot_registry_dot_v1_dot_model__pb2
@@ -32,13 +33,17 @@ from weft.api.registry.v1 import runner_pb2 as weft_dot_api_dot_registry_dot_v1_
 from weft.api.registry.v1 import settings_pb2 as weft_dot_api_dot_registry_dot_v1_dot_settings__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+weft/api/registry/v1/registry_service.proto\x12\x14weft.api.registry.v1\x1a weft/api/registry/v1/agent.proto\x1a weft/api/registry/v1/event.proto\x1a weft/api/registry/v1/model.proto\x1a\x1fweft/api/registry/v1/pool.proto\x1a(weft/api/registry/v1/resource_kind.proto\x1a weft/api/registry/v1/route.proto\x1a!weft/api/registry/v1/runner.proto\x1a#weft/api/registry/v1/settings.proto\":\n\x11ListModelsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"Z\n\x12ListModelsResponse\x12+\n\x06models\x18\x01 \x03(\x0b\x32\x1b.weft.api.registry.v1.Model\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x1f\n\x0fGetModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\">\n\x10GetModelResponse\x12*\n\x05model\x18\x01 \x01(\x0b\x32\x1b.weft.api.registry.v1.Model\"&\n\x16GetModelMembersRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"C\n\x17GetModelMembersResponse\x12(\n\x04pool\x18\x01 \x01(\x0b\x32\x1a.weft.api.registry.v1.Pool\"9\n\x10ListPoolsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"W\n\x11ListPoolsResponse\x12)\n\x05pools\x18\x01 \x03(\x0b\x32\x1a.weft.api.registry.v1.Pool\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x1e\n\x0eGetPoolRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\";\n\x0fGetPoolResponse\x12(\n\x04pool\x18\x01 \x01(\x0b\x32\x1a.weft.api.registry.v1.Pool\":\n\x11ListAgentsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"Z\n\x12ListAgentsResponse\x12+\n\x06\x61gents\x18\x01 \x03(\x0b\x32\x1b.weft.api.registry.v1.Agent\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x1f\n\x0fGetAgentRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\">\n\x10GetAgentResponse\x12*\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x1b.weft.api.registry.v1.Agent\":\n\x11ListRoutesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"Z\n\x12ListRoutesResponse\x12+\n\x06routes\x18\x01 \x03(\x0b\x32\x1b.weft.api.registry.v1.Route\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x1f\n\x0fGetRouteRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\">\n\x10GetRouteResponse\x12*\n\x05route\x18\x01 \x01(\x0b\x32\x1b.weft.api.registry.v1.Route\";\n\x12ListRunnersRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"]\n\x13ListRunnersResponse\x12-\n\x07runners\x18\x01 \x03(\x0b\x32\x1c.weft.api.registry.v1.Runner\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\" \n\x10GetRunnerRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"A\n\x11GetRunnerResponse\x12,\n\x06runner\x18\x01 \x01(\x0b\x32\x1c.weft.api.registry.v1.Runner\"+\n\x0cWatchRequest\x12\x1b\n\x13include_ticket_keys\x18\x01 \x01(\x08\"\x8d\x01\n\rWatchResponse\x12\x10\n\x08revision\x18\x01 \x01(\x03\x12\x32\n\x08snapshot\x18\x02 \x01(\x0b\x32\x1e.weft.api.registry.v1.SnapshotH\x00\x12.\n\x06\x63hange\x18\x03 \x01(\x0b\x32\x1c.weft.api.registry.v1.ChangeH\x00\x42\x06\n\x04kind\"\xfd\x01\n\x08Snapshot\x12\x34\n\x07runners\x18\x01 \x03(\x0b\x32#.weft.api.registry.v1.WatchedRunner\x12+\n\x06models\x18\x02 \x03(\x0b\x32\x1b.weft.api.registry.v1.Model\x12+\n\x06\x61gents\x18\x03 \x03(\x0b\x32\x1b.weft.api.registry.v1.Agent\x12+\n\x06routes\x18\x04 \x03(\x0b\x32\x1b.weft.api.registry.v1.Route\x12\x34\n\x08settings\x18\x05 \x01(\x0b\x32\".weft.api.registry.v1.MeshSettings\"\xee\x02\n\x06\x43hange\x12\x35\n\x06runner\x18\x01 \x01(\x0b\x32#.weft.api.registry.v1.WatchedRunnerH\x00\x12,\n\x05model\x18\x02 \x01(\x0b\x32\x1b.weft.api.registry.v1.ModelH\x00\x12\x18\n\x0e\x64\x65leted_runner\x18\x03 \x01(\tH\x00\x12\x17\n\rdeleted_model\x18\x04 \x01(\tH\x00\x12,\n\x05\x61gent\x18\x05 \x01(\x0b\x32\x1b.weft.api.registry.v1.AgentH\x00\x12\x17\n\rdeleted_agent\x18\x06 \x01(\tH\x00\x12,\n\x05route\x18\x07 \x01(\x0b\x32\x1b.weft.api.registry.v1.RouteH\x00\x12\x17\n\rdeleted_route\x18\x08 \x01(\tH\x00\x12\x36\n\x08settings\x18\t \x01(\x0b\x32\".weft.api.registry.v1.MeshSettingsH\x00\x42\x06\n\x04kind\"Q\n\rWatchedRunner\x12,\n\x06runner\x18\x01 \x01(\x0b\x32\x1c.weft.api.registry.v1.Runner\x12\x12\n\nticket_key\x18\x02 \x01(\x0c\"b\n\x11ListEventsRequest\x12\x30\n\x04kind\x18\x01 \x01(\x0e\x32\".weft.api.registry.v1.ResourceKind\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05limit\x18\x03 \x01(\x05\"A\n\x12ListEventsResponse\x12+\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x1b.weft.api.registry.v1.Event\"T\n\x12WatchEventsRequest\x12\x30\n\x04kind\x18\x01 \x01(\x0e\x32\".weft.api.registry.v1.ResourceKind\x12\x0c\n\x04name\x18\x02 \x01(\t\"A\n\x13WatchEventsResponse\x12*\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x1b.weft.api.registry.v1.Event2\x84\x0b\n\x0fRegistryService\x12\x64\n\nListModels\x12\'.weft.api.registry.v1.ListModelsRequest\x1a(.weft.api.registry.v1.ListModelsResponse\"\x03\x90\x02\x01\x12^\n\x08GetModel\x12%.weft.api.registry.v1.GetModelRequest\x1a&.weft.api.registry.v1.GetModelResponse\"\x03\x90\x02\x01\x12s\n\x0fGetModelMembers\x12,.weft.api.registry.v1.GetModelMembersRequest\x1a-.weft.api.registry.v1.GetModelMembersResponse\"\x03\x90\x02\x01\x12\x61\n\tListPools\x12&.weft.api.registry.v1.ListPoolsRequest\x1a\'.weft.api.registry.v1.ListPoolsResponse\"\x03\x90\x02\x01\x12[\n\x07GetPool\x12$.weft.api.registry.v1.GetPoolRequest\x1a%.weft.api.registry.v1.GetPoolResponse\"\x03\x90\x02\x01\x12\x64\n\nListAgents\x12\'.weft.api.registry.v1.ListAgentsRequest\x1a(.weft.api.registry.v1.ListAgentsResponse\"\x03\x90\x02\x01\x12^\n\x08GetAgent\x12%.weft.api.registry.v1.GetAgentRequest\x1a&.weft.api.registry.v1.GetAgentResponse\"\x03\x90\x02\x01\x12\x64\n\nListRoutes\x12\'.weft.api.registry.v1.ListRoutesRequest\x1a(.weft.api.registry.v1.ListRoutesResponse\"\x03\x90\x02\x01\x12^\n\x08GetRoute\x12%.weft.api.registry.v1.GetRouteRequest\x1a&.weft.api.registry.v1.GetRouteResponse\"\x03\x90\x02\x01\x12g\n\x0bListRunners\x12(.weft.api.registry.v1.ListRunnersRequest\x1a).weft.api.registry.v1.ListRunnersResponse\"\x03\x90\x02\x01\x12\x61\n\tGetRunner\x12&.weft.api.registry.v1.GetRunnerRequest\x1a\'.weft.api.registry.v1.GetRunnerResponse\"\x03\x90\x02\x01\x12R\n\x05Watch\x12\".weft.api.registry.v1.WatchRequest\x1a#.weft.api.registry.v1.WatchResponse0\x01\x12\x64\n\nListEvents\x12\'.weft.api.registry.v1.ListEventsRequest\x1a(.weft.api.registry.v1.ListEventsResponse\"\x03\x90\x02\x01\x12\x64\n\x0bWatchEvents\x12(.weft.api.registry.v1.WatchEventsRequest\x1a).weft.api.registry.v1.WatchEventsResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+weft/api/registry/v1/registry_service.proto\x12\x14weft.api.registry.v1\x1a!weft/api/common/v1/document.proto\x1a weft/api/registry/v1/agent.proto\x1a weft/api/registry/v1/event.proto\x1a weft/api/registry/v1/model.proto\x1a\x1fweft/api/registry/v1/pool.proto\x1a(weft/api/registry/v1/resource_kind.proto\x1a weft/api/registry/v1/route.proto\x1a!weft/api/registry/v1/runner.proto\x1a#weft/api/registry/v1/settings.proto\":\n\x11ListModelsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"Z\n\x12ListModelsResponse\x12+\n\x06models\x18\x01 \x03(\x0b\x32\x1b.weft.api.registry.v1.Model\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x1f\n\x0fGetModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\">\n\x10GetModelResponse\x12*\n\x05model\x18\x01 \x01(\x0b\x32\x1b.weft.api.registry.v1.Model\"&\n\x16GetModelMembersRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"C\n\x17GetModelMembersResponse\x12(\n\x04pool\x18\x01 \x01(\x0b\x32\x1a.weft.api.registry.v1.Pool\"9\n\x10ListPoolsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"W\n\x11ListPoolsResponse\x12)\n\x05pools\x18\x01 \x03(\x0b\x32\x1a.weft.api.registry.v1.Pool\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x1e\n\x0eGetPoolRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\";\n\x0fGetPoolResponse\x12(\n\x04pool\x18\x01 \x01(\x0b\x32\x1a.weft.api.registry.v1.Pool\":\n\x11ListAgentsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"Z\n\x12ListAgentsResponse\x12+\n\x06\x61gents\x18\x01 \x03(\x0b\x32\x1b.weft.api.registry.v1.Agent\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x1f\n\x0fGetAgentRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\">\n\x10GetAgentResponse\x12*\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x1b.weft.api.registry.v1.Agent\":\n\x11ListRoutesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"Z\n\x12ListRoutesResponse\x12+\n\x06routes\x18\x01 \x03(\x0b\x32\x1b.weft.api.registry.v1.Route\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x1f\n\x0fGetRouteRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\">\n\x10GetRouteResponse\x12*\n\x05route\x18\x01 \x01(\x0b\x32\x1b.weft.api.registry.v1.Route\";\n\x12ListRunnersRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"]\n\x13ListRunnersResponse\x12-\n\x07runners\x18\x01 \x03(\x0b\x32\x1c.weft.api.registry.v1.Runner\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\" \n\x10GetRunnerRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"A\n\x11GetRunnerResponse\x12,\n\x06runner\x18\x01 \x01(\x0b\x32\x1c.weft.api.registry.v1.Runner\"+\n\x0cWatchRequest\x12\x1b\n\x13include_ticket_keys\x18\x01 \x01(\x08\"\x8d\x01\n\rWatchResponse\x12\x10\n\x08revision\x18\x01 \x01(\x03\x12\x32\n\x08snapshot\x18\x02 \x01(\x0b\x32\x1e.weft.api.registry.v1.SnapshotH\x00\x12.\n\x06\x63hange\x18\x03 \x01(\x0b\x32\x1c.weft.api.registry.v1.ChangeH\x00\x42\x06\n\x04kind\"\xfd\x01\n\x08Snapshot\x12\x34\n\x07runners\x18\x01 \x03(\x0b\x32#.weft.api.registry.v1.WatchedRunner\x12+\n\x06models\x18\x02 \x03(\x0b\x32\x1b.weft.api.registry.v1.Model\x12+\n\x06\x61gents\x18\x03 \x03(\x0b\x32\x1b.weft.api.registry.v1.Agent\x12+\n\x06routes\x18\x04 \x03(\x0b\x32\x1b.weft.api.registry.v1.Route\x12\x34\n\x08settings\x18\x05 \x01(\x0b\x32\".weft.api.registry.v1.MeshSettings\"\xee\x02\n\x06\x43hange\x12\x35\n\x06runner\x18\x01 \x01(\x0b\x32#.weft.api.registry.v1.WatchedRunnerH\x00\x12,\n\x05model\x18\x02 \x01(\x0b\x32\x1b.weft.api.registry.v1.ModelH\x00\x12\x18\n\x0e\x64\x65leted_runner\x18\x03 \x01(\tH\x00\x12\x17\n\rdeleted_model\x18\x04 \x01(\tH\x00\x12,\n\x05\x61gent\x18\x05 \x01(\x0b\x32\x1b.weft.api.registry.v1.AgentH\x00\x12\x17\n\rdeleted_agent\x18\x06 \x01(\tH\x00\x12,\n\x05route\x18\x07 \x01(\x0b\x32\x1b.weft.api.registry.v1.RouteH\x00\x12\x17\n\rdeleted_route\x18\x08 \x01(\tH\x00\x12\x36\n\x08settings\x18\t \x01(\x0b\x32\".weft.api.registry.v1.MeshSettingsH\x00\x42\x06\n\x04kind\"Q\n\rWatchedRunner\x12,\n\x06runner\x18\x01 \x01(\x0b\x32\x1c.weft.api.registry.v1.Runner\x12\x12\n\nticket_key\x18\x02 \x01(\x0c\"b\n\x11ListEventsRequest\x12\x30\n\x04kind\x18\x01 \x01(\x0e\x32\".weft.api.registry.v1.ResourceKind\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05limit\x18\x03 \x01(\x05\"l\n\x12ListEventsResponse\x12:\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x1b.weft.api.registry.v1.EventB\r\x92\xb5\x18\t\n\x05items\x10\x01:\x1a\xb2\xb5\x18\x16\n\tEventList\x12\tEventList\"T\n\x12WatchEventsRequest\x12\x30\n\x04kind\x18\x01 \x01(\x0e\x32\".weft.api.registry.v1.ResourceKind\x12\x0c\n\x04name\x18\x02 \x01(\t\"A\n\x13WatchEventsResponse\x12*\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x1b.weft.api.registry.v1.Event2\x84\x0b\n\x0fRegistryService\x12\x64\n\nListModels\x12\'.weft.api.registry.v1.ListModelsRequest\x1a(.weft.api.registry.v1.ListModelsResponse\"\x03\x90\x02\x01\x12^\n\x08GetModel\x12%.weft.api.registry.v1.GetModelRequest\x1a&.weft.api.registry.v1.GetModelResponse\"\x03\x90\x02\x01\x12s\n\x0fGetModelMembers\x12,.weft.api.registry.v1.GetModelMembersRequest\x1a-.weft.api.registry.v1.GetModelMembersResponse\"\x03\x90\x02\x01\x12\x61\n\tListPools\x12&.weft.api.registry.v1.ListPoolsRequest\x1a\'.weft.api.registry.v1.ListPoolsResponse\"\x03\x90\x02\x01\x12[\n\x07GetPool\x12$.weft.api.registry.v1.GetPoolRequest\x1a%.weft.api.registry.v1.GetPoolResponse\"\x03\x90\x02\x01\x12\x64\n\nListAgents\x12\'.weft.api.registry.v1.ListAgentsRequest\x1a(.weft.api.registry.v1.ListAgentsResponse\"\x03\x90\x02\x01\x12^\n\x08GetAgent\x12%.weft.api.registry.v1.GetAgentRequest\x1a&.weft.api.registry.v1.GetAgentResponse\"\x03\x90\x02\x01\x12\x64\n\nListRoutes\x12\'.weft.api.registry.v1.ListRoutesRequest\x1a(.weft.api.registry.v1.ListRoutesResponse\"\x03\x90\x02\x01\x12^\n\x08GetRoute\x12%.weft.api.registry.v1.GetRouteRequest\x1a&.weft.api.registry.v1.GetRouteResponse\"\x03\x90\x02\x01\x12g\n\x0bListRunners\x12(.weft.api.registry.v1.ListRunnersRequest\x1a).weft.api.registry.v1.ListRunnersResponse\"\x03\x90\x02\x01\x12\x61\n\tGetRunner\x12&.weft.api.registry.v1.GetRunnerRequest\x1a\'.weft.api.registry.v1.GetRunnerResponse\"\x03\x90\x02\x01\x12R\n\x05Watch\x12\".weft.api.registry.v1.WatchRequest\x1a#.weft.api.registry.v1.WatchResponse0\x01\x12\x64\n\nListEvents\x12\'.weft.api.registry.v1.ListEventsRequest\x1a(.weft.api.registry.v1.ListEventsResponse\"\x03\x90\x02\x01\x12\x64\n\x0bWatchEvents\x12(.weft.api.registry.v1.WatchEventsRequest\x1a).weft.api.registry.v1.WatchEventsResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'weft.api.registry.v1.registry_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_LISTEVENTSRESPONSE'].fields_by_name['events']._loaded_options = None
+  _globals['_LISTEVENTSRESPONSE'].fields_by_name['events']._serialized_options = b'\222\265\030\t\n\005items\020\001'
+  _globals['_LISTEVENTSRESPONSE']._loaded_options = None
+  _globals['_LISTEVENTSRESPONSE']._serialized_options = b'\262\265\030\026\n\tEventList\022\tEventList'
   _globals['_REGISTRYSERVICE'].methods_by_name['ListModels']._loaded_options = None
   _globals['_REGISTRYSERVICE'].methods_by_name['ListModels']._serialized_options = b'\220\002\001'
   _globals['_REGISTRYSERVICE'].methods_by_name['GetModel']._loaded_options = None
@@ -63,68 +68,68 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REGISTRYSERVICE'].methods_by_name['GetRunner']._serialized_options = b'\220\002\001'
   _globals['_REGISTRYSERVICE'].methods_by_name['ListEvents']._loaded_options = None
   _globals['_REGISTRYSERVICE'].methods_by_name['ListEvents']._serialized_options = b'\220\002\001'
-  _globals['_LISTMODELSREQUEST']._serialized_start=352
-  _globals['_LISTMODELSREQUEST']._serialized_end=410
-  _globals['_LISTMODELSRESPONSE']._serialized_start=412
-  _globals['_LISTMODELSRESPONSE']._serialized_end=502
-  _globals['_GETMODELREQUEST']._serialized_start=504
-  _globals['_GETMODELREQUEST']._serialized_end=535
-  _globals['_GETMODELRESPONSE']._serialized_start=537
-  _globals['_GETMODELRESPONSE']._serialized_end=599
-  _globals['_GETMODELMEMBERSREQUEST']._serialized_start=601
-  _globals['_GETMODELMEMBERSREQUEST']._serialized_end=639
-  _globals['_GETMODELMEMBERSRESPONSE']._serialized_start=641
-  _globals['_GETMODELMEMBERSRESPONSE']._serialized_end=708
-  _globals['_LISTPOOLSREQUEST']._serialized_start=710
-  _globals['_LISTPOOLSREQUEST']._serialized_end=767
-  _globals['_LISTPOOLSRESPONSE']._serialized_start=769
-  _globals['_LISTPOOLSRESPONSE']._serialized_end=856
-  _globals['_GETPOOLREQUEST']._serialized_start=858
-  _globals['_GETPOOLREQUEST']._serialized_end=888
-  _globals['_GETPOOLRESPONSE']._serialized_start=890
-  _globals['_GETPOOLRESPONSE']._serialized_end=949
-  _globals['_LISTAGENTSREQUEST']._serialized_start=951
-  _globals['_LISTAGENTSREQUEST']._serialized_end=1009
-  _globals['_LISTAGENTSRESPONSE']._serialized_start=1011
-  _globals['_LISTAGENTSRESPONSE']._serialized_end=1101
-  _globals['_GETAGENTREQUEST']._serialized_start=1103
-  _globals['_GETAGENTREQUEST']._serialized_end=1134
-  _globals['_GETAGENTRESPONSE']._serialized_start=1136
-  _globals['_GETAGENTRESPONSE']._serialized_end=1198
-  _globals['_LISTROUTESREQUEST']._serialized_start=1200
-  _globals['_LISTROUTESREQUEST']._serialized_end=1258
-  _globals['_LISTROUTESRESPONSE']._serialized_start=1260
-  _globals['_LISTROUTESRESPONSE']._serialized_end=1350
-  _globals['_GETROUTEREQUEST']._serialized_start=1352
-  _globals['_GETROUTEREQUEST']._serialized_end=1383
-  _globals['_GETROUTERESPONSE']._serialized_start=1385
-  _globals['_GETROUTERESPONSE']._serialized_end=1447
-  _globals['_LISTRUNNERSREQUEST']._serialized_start=1449
-  _globals['_LISTRUNNERSREQUEST']._serialized_end=1508
-  _globals['_LISTRUNNERSRESPONSE']._serialized_start=1510
-  _globals['_LISTRUNNERSRESPONSE']._serialized_end=1603
-  _globals['_GETRUNNERREQUEST']._serialized_start=1605
-  _globals['_GETRUNNERREQUEST']._serialized_end=1637
-  _globals['_GETRUNNERRESPONSE']._serialized_start=1639
-  _globals['_GETRUNNERRESPONSE']._serialized_end=1704
-  _globals['_WATCHREQUEST']._serialized_start=1706
-  _globals['_WATCHREQUEST']._serialized_end=1749
-  _globals['_WATCHRESPONSE']._serialized_start=1752
-  _globals['_WATCHRESPONSE']._serialized_end=1893
-  _globals['_SNAPSHOT']._serialized_start=1896
-  _globals['_SNAPSHOT']._serialized_end=2149
-  _globals['_CHANGE']._serialized_start=2152
-  _globals['_CHANGE']._serialized_end=2518
-  _globals['_WATCHEDRUNNER']._serialized_start=2520
-  _globals['_WATCHEDRUNNER']._serialized_end=2601
-  _globals['_LISTEVENTSREQUEST']._serialized_start=2603
-  _globals['_LISTEVENTSREQUEST']._serialized_end=2701
-  _globals['_LISTEVENTSRESPONSE']._serialized_start=2703
-  _globals['_LISTEVENTSRESPONSE']._serialized_end=2768
-  _globals['_WATCHEVENTSREQUEST']._serialized_start=2770
-  _globals['_WATCHEVENTSREQUEST']._serialized_end=2854
-  _globals['_WATCHEVENTSRESPONSE']._serialized_start=2856
-  _globals['_WATCHEVENTSRESPONSE']._serialized_end=2921
-  _globals['_REGISTRYSERVICE']._serialized_start=2924
-  _globals['_REGISTRYSERVICE']._serialized_end=4336
+  _globals['_LISTMODELSREQUEST']._serialized_start=387
+  _globals['_LISTMODELSREQUEST']._serialized_end=445
+  _globals['_LISTMODELSRESPONSE']._serialized_start=447
+  _globals['_LISTMODELSRESPONSE']._serialized_end=537
+  _globals['_GETMODELREQUEST']._serialized_start=539
+  _globals['_GETMODELREQUEST']._serialized_end=570
+  _globals['_GETMODELRESPONSE']._serialized_start=572
+  _globals['_GETMODELRESPONSE']._serialized_end=634
+  _globals['_GETMODELMEMBERSREQUEST']._serialized_start=636
+  _globals['_GETMODELMEMBERSREQUEST']._serialized_end=674
+  _globals['_GETMODELMEMBERSRESPONSE']._serialized_start=676
+  _globals['_GETMODELMEMBERSRESPONSE']._serialized_end=743
+  _globals['_LISTPOOLSREQUEST']._serialized_start=745
+  _globals['_LISTPOOLSREQUEST']._serialized_end=802
+  _globals['_LISTPOOLSRESPONSE']._serialized_start=804
+  _globals['_LISTPOOLSRESPONSE']._serialized_end=891
+  _globals['_GETPOOLREQUEST']._serialized_start=893
+  _globals['_GETPOOLREQUEST']._serialized_end=923
+  _globals['_GETPOOLRESPONSE']._serialized_start=925
+  _globals['_GETPOOLRESPONSE']._serialized_end=984
+  _globals['_LISTAGENTSREQUEST']._serialized_start=986
+  _globals['_LISTAGENTSREQUEST']._serialized_end=1044
+  _globals['_LISTAGENTSRESPONSE']._serialized_start=1046
+  _globals['_LISTAGENTSRESPONSE']._serialized_end=1136
+  _globals['_GETAGENTREQUEST']._serialized_start=1138
+  _globals['_GETAGENTREQUEST']._serialized_end=1169
+  _globals['_GETAGENTRESPONSE']._serialized_start=1171
+  _globals['_GETAGENTRESPONSE']._serialized_end=1233
+  _globals['_LISTROUTESREQUEST']._serialized_start=1235
+  _globals['_LISTROUTESREQUEST']._serialized_end=1293
+  _globals['_LISTROUTESRESPONSE']._serialized_start=1295
+  _globals['_LISTROUTESRESPONSE']._serialized_end=1385
+  _globals['_GETROUTEREQUEST']._serialized_start=1387
+  _globals['_GETROUTEREQUEST']._serialized_end=1418
+  _globals['_GETROUTERESPONSE']._serialized_start=1420
+  _globals['_GETROUTERESPONSE']._serialized_end=1482
+  _globals['_LISTRUNNERSREQUEST']._serialized_start=1484
+  _globals['_LISTRUNNERSREQUEST']._serialized_end=1543
+  _globals['_LISTRUNNERSRESPONSE']._serialized_start=1545
+  _globals['_LISTRUNNERSRESPONSE']._serialized_end=1638
+  _globals['_GETRUNNERREQUEST']._serialized_start=1640
+  _globals['_GETRUNNERREQUEST']._serialized_end=1672
+  _globals['_GETRUNNERRESPONSE']._serialized_start=1674
+  _globals['_GETRUNNERRESPONSE']._serialized_end=1739
+  _globals['_WATCHREQUEST']._serialized_start=1741
+  _globals['_WATCHREQUEST']._serialized_end=1784
+  _globals['_WATCHRESPONSE']._serialized_start=1787
+  _globals['_WATCHRESPONSE']._serialized_end=1928
+  _globals['_SNAPSHOT']._serialized_start=1931
+  _globals['_SNAPSHOT']._serialized_end=2184
+  _globals['_CHANGE']._serialized_start=2187
+  _globals['_CHANGE']._serialized_end=2553
+  _globals['_WATCHEDRUNNER']._serialized_start=2555
+  _globals['_WATCHEDRUNNER']._serialized_end=2636
+  _globals['_LISTEVENTSREQUEST']._serialized_start=2638
+  _globals['_LISTEVENTSREQUEST']._serialized_end=2736
+  _globals['_LISTEVENTSRESPONSE']._serialized_start=2738
+  _globals['_LISTEVENTSRESPONSE']._serialized_end=2846
+  _globals['_WATCHEVENTSREQUEST']._serialized_start=2848
+  _globals['_WATCHEVENTSREQUEST']._serialized_end=2932
+  _globals['_WATCHEVENTSRESPONSE']._serialized_start=2934
+  _globals['_WATCHEVENTSRESPONSE']._serialized_end=2999
+  _globals['_REGISTRYSERVICE']._serialized_start=3002
+  _globals['_REGISTRYSERVICE']._serialized_end=4414
 # @@protoc_insertion_point(module_scope)

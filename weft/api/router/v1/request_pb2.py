@@ -31,7 +31,7 @@ from weft.api.common.v1 import priority_pb2 as weft_dot_api_dot_common_dot_v1_do
 from weft.api.common.v1 import receipt_pb2 as weft_dot_api_dot_common_dot_v1_dot_receipt__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n weft/api/router/v1/request.proto\x12\x12weft.api.router.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!weft/api/common/v1/document.proto\x1a%weft/api/common/v1/error_reason.proto\x1a\x1eweft/api/common/v1/event.proto\x1a!weft/api/common/v1/priority.proto\x1a weft/api/common/v1/receipt.proto\"\xdb\x05\n\rRequestRecord\x12\x1a\n\nrequest_id\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x16\n\x06tenant\x18\x02 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x11\n\tclient_id\x18\x03 \x01(\t\x12\x16\n\x06target\x18\x04 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x36\n\x08priority\x18\x05 \x01(\x0e\x32\x1c.weft.api.common.v1.PriorityB\x06\x92\xb5\x18\x02\x10\x01\x12>\n\x05state\x18\x06 \x01(\x0e\x32\'.weft.api.router.v1.RequestRecord.StateB\x06\x92\xb5\x18\x02\x10\x01\x12\x43\n\x0b\x61rrive_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x12\x92\xb5\x18\x0e\n\narrived_at\x10\x01\x12<\n\x08\x65nd_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x0e\x92\xb5\x18\n\n\x08\x65nded_at\x12*\n\x06queued\x18\t \x01(\x0b\x32\x1a.weft.api.common.v1.Queued\x12,\n\x07loading\x18\n \x01(\x0b\x32\x1b.weft.api.common.v1.Loading\x12\x37\n\x06reason\x18\x0b \x01(\x0e\x32\x1f.weft.api.common.v1.ErrorReasonB\x06\x92\xb5\x18\x02\x10\x03\x12\x0f\n\x07message\x18\x0c \x01(\t\x12,\n\x07receipt\x18\r \x01(\x0b\x32\x1b.weft.api.common.v1.Receipt\x12\x35\n\tdecisions\x18\x0e \x03(\x0b\x32\".weft.api.router.v1.DecisionRecord\"g\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x10\n\x0cSTATE_QUEUED\x10\x01\x12\x11\n\rSTATE_LOADING\x10\x02\x12\x11\n\rSTATE_RUNNING\x10\x03\x12\x0f\n\x0bSTATE_ENDED\x10\x04\"\x8c\x03\n\x0e\x44\x65\x63isionRecord\x12=\n\x04kind\x18\x01 \x01(\x0e\x32\'.weft.api.router.v1.DecisionRecord.KindB\x06\x92\xb5\x18\x02\x10\x01\x12.\n\x03\x61ge\x18\x02 \x01(\x0b\x32\x19.google.protobuf.DurationB\x06\x92\xb5\x18\x02\x10\x01\x12\x16\n\x06\x64\x65tail\x18\x03 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x0e\n\x06policy\x18\x04 \x01(\t\x12;\n\ncandidates\x18\x05 \x03(\x0b\x32\'.weft.api.router.v1.ConsideredCandidate\x12\x17\n\x0f\x63\x61ndidate_count\x18\x06 \x01(\x05\"\x8c\x01\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x0f\n\x0bKIND_QUEUED\x10\x01\x12\x10\n\x0cKIND_LOADING\x10\x02\x12\x15\n\x11KIND_LOAD_STARTED\x10\x03\x12\x0f\n\x0bKIND_PLACED\x10\x04\x12\x10\n\x0cKIND_RETRIED\x10\x05\x12\x11\n\rKIND_REJECTED\x10\x06\"y\n\x13\x43onsideredCandidate\x12\x15\n\x05model\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x0e\n\x06runner\x18\x02 \x01(\t\x12\x15\n\x05score\x18\x03 \x01(\x01\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x0c\n\x04gate\x18\x04 \x01(\t\x12\x16\n\x06\x63hosen\x18\x05 \x01(\x08\x42\x06\x92\xb5\x18\x02\x10\x01\"\xd6\x04\n\x0c\x43lientRecord\x12\x19\n\tclient_id\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x1b\n\x0bhas_profile\x18\x02 \x01(\x08\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x1d\n\rrequest_count\x18\x03 \x01(\x03\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x1d\n\rrefused_count\x18\x04 \x01(\x03\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x1d\n\rrunning_count\x18\x05 \x01(\x05\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x1b\n\x0btoken_count\x18\x06 \x01(\x03\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x31\n\x07targets\x18\x07 \x03(\x0b\x32 .weft.api.router.v1.ClientTarget\x12\x31\n\x0eusual_interval\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12H\n\x0f\x66irst_seen_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x13\x92\xb5\x18\x0f\n\rfirst_seen_at\x12\x46\n\x0elast_seen_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x12\x92\xb5\x18\x0e\n\x0clast_seen_at\x12M\n\x11\x63ooldown_end_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x16\x92\xb5\x18\x12\n\x10\x63ooldown_ends_at\x12\r\n\x05route\x18\x0c \x01(\t\x12>\n\x10\x64\x65\x66\x61ult_priority\x18\r \x01(\x0e\x32\x1c.weft.api.common.v1.PriorityB\x06\x92\xb5\x18\x02\x10\x01\"E\n\x0c\x43lientTarget\x12\x16\n\x06target\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x1d\n\rrequest_count\x18\x02 \x01(\x03\x42\x06\x92\xb5\x18\x02\x10\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n weft/api/router/v1/request.proto\x12\x12weft.api.router.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!weft/api/common/v1/document.proto\x1a%weft/api/common/v1/error_reason.proto\x1a\x1eweft/api/common/v1/event.proto\x1a!weft/api/common/v1/priority.proto\x1a weft/api/common/v1/receipt.proto\"\xfb\x05\n\rRequestRecord\x12\x1a\n\nrequest_id\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x16\n\x06tenant\x18\x02 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x11\n\tclient_id\x18\x03 \x01(\t\x12\x16\n\x06target\x18\x04 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x36\n\x08priority\x18\x05 \x01(\x0e\x32\x1c.weft.api.common.v1.PriorityB\x06\x92\xb5\x18\x02\x10\x01\x12>\n\x05state\x18\x06 \x01(\x0e\x32\'.weft.api.router.v1.RequestRecord.StateB\x06\x92\xb5\x18\x02\x10\x01\x12\x43\n\x0b\x61rrive_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x12\x92\xb5\x18\x0e\n\narrived_at\x10\x01\x12<\n\x08\x65nd_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x0e\x92\xb5\x18\n\n\x08\x65nded_at\x12*\n\x06queued\x18\t \x01(\x0b\x32\x1a.weft.api.common.v1.Queued\x12,\n\x07loading\x18\n \x01(\x0b\x32\x1b.weft.api.common.v1.Loading\x12\x37\n\x06reason\x18\x0b \x01(\x0e\x32\x1f.weft.api.common.v1.ErrorReasonB\x06\x92\xb5\x18\x02\x10\x03\x12\x0f\n\x07message\x18\x0c \x01(\t\x12,\n\x07receipt\x18\r \x01(\x0b\x32\x1b.weft.api.common.v1.Receipt\x12\x35\n\tdecisions\x18\x0e \x03(\x0b\x32\".weft.api.router.v1.DecisionRecord\"g\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x10\n\x0cSTATE_QUEUED\x10\x01\x12\x11\n\rSTATE_LOADING\x10\x02\x12\x11\n\rSTATE_RUNNING\x10\x03\x12\x0f\n\x0bSTATE_ENDED\x10\x04:\x1e\xb2\xb5\x18\x1a\n\x07request\x12\x0fRequestDocument\"\xa4\x03\n\x0e\x44\x65\x63isionRecord\x12=\n\x04kind\x18\x01 \x01(\x0e\x32\'.weft.api.router.v1.DecisionRecord.KindB\x06\x92\xb5\x18\x02\x10\x01\x12.\n\x03\x61ge\x18\x02 \x01(\x0b\x32\x19.google.protobuf.DurationB\x06\x92\xb5\x18\x02\x10\x01\x12\x16\n\x06\x64\x65tail\x18\x03 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x0e\n\x06policy\x18\x04 \x01(\t\x12;\n\ncandidates\x18\x05 \x03(\x0b\x32\'.weft.api.router.v1.ConsideredCandidate\x12\x17\n\x0f\x63\x61ndidate_count\x18\x06 \x01(\x05\"\x8c\x01\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x0f\n\x0bKIND_QUEUED\x10\x01\x12\x10\n\x0cKIND_LOADING\x10\x02\x12\x15\n\x11KIND_LOAD_STARTED\x10\x03\x12\x0f\n\x0bKIND_PLACED\x10\x04\x12\x10\n\x0cKIND_RETRIED\x10\x05\x12\x11\n\rKIND_REJECTED\x10\x06:\x16\xb2\xb5\x18\x12\x12\x10\x44\x65\x63isionDocument\"\x92\x01\n\x13\x43onsideredCandidate\x12\x15\n\x05model\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x0e\n\x06runner\x18\x02 \x01(\t\x12\x15\n\x05score\x18\x03 \x01(\x01\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x0c\n\x04gate\x18\x04 \x01(\t\x12\x16\n\x06\x63hosen\x18\x05 \x01(\x08\x42\x06\x92\xb5\x18\x02\x10\x01:\x17\xb2\xb5\x18\x13\x12\x11\x43\x61ndidateDocument\"\xf4\x04\n\x0c\x43lientRecord\x12\x19\n\tclient_id\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x1b\n\x0bhas_profile\x18\x02 \x01(\x08\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x1d\n\rrequest_count\x18\x03 \x01(\x03\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x1d\n\rrefused_count\x18\x04 \x01(\x03\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x1d\n\rrunning_count\x18\x05 \x01(\x05\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x1b\n\x0btoken_count\x18\x06 \x01(\x03\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x31\n\x07targets\x18\x07 \x03(\x0b\x32 .weft.api.router.v1.ClientTarget\x12\x31\n\x0eusual_interval\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12H\n\x0f\x66irst_seen_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x13\x92\xb5\x18\x0f\n\rfirst_seen_at\x12\x46\n\x0elast_seen_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x12\x92\xb5\x18\x0e\n\x0clast_seen_at\x12M\n\x11\x63ooldown_end_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x16\x92\xb5\x18\x12\n\x10\x63ooldown_ends_at\x12\r\n\x05route\x18\x0c \x01(\t\x12>\n\x10\x64\x65\x66\x61ult_priority\x18\r \x01(\x0e\x32\x1c.weft.api.common.v1.PriorityB\x06\x92\xb5\x18\x02\x10\x01:\x1c\xb2\xb5\x18\x18\n\x06\x63lient\x12\x0e\x43lientDocument\"E\n\x0c\x43lientTarget\x12\x16\n\x06target\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x1d\n\rrequest_count\x18\x02 \x01(\x03\x42\x06\x92\xb5\x18\x02\x10\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -54,18 +54,24 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REQUESTRECORD'].fields_by_name['end_time']._serialized_options = b'\222\265\030\n\n\010ended_at'
   _globals['_REQUESTRECORD'].fields_by_name['reason']._loaded_options = None
   _globals['_REQUESTRECORD'].fields_by_name['reason']._serialized_options = b'\222\265\030\002\020\003'
+  _globals['_REQUESTRECORD']._loaded_options = None
+  _globals['_REQUESTRECORD']._serialized_options = b'\262\265\030\032\n\007request\022\017RequestDocument'
   _globals['_DECISIONRECORD'].fields_by_name['kind']._loaded_options = None
   _globals['_DECISIONRECORD'].fields_by_name['kind']._serialized_options = b'\222\265\030\002\020\001'
   _globals['_DECISIONRECORD'].fields_by_name['age']._loaded_options = None
   _globals['_DECISIONRECORD'].fields_by_name['age']._serialized_options = b'\222\265\030\002\020\001'
   _globals['_DECISIONRECORD'].fields_by_name['detail']._loaded_options = None
   _globals['_DECISIONRECORD'].fields_by_name['detail']._serialized_options = b'\222\265\030\002\020\001'
+  _globals['_DECISIONRECORD']._loaded_options = None
+  _globals['_DECISIONRECORD']._serialized_options = b'\262\265\030\022\022\020DecisionDocument'
   _globals['_CONSIDEREDCANDIDATE'].fields_by_name['model']._loaded_options = None
   _globals['_CONSIDEREDCANDIDATE'].fields_by_name['model']._serialized_options = b'\222\265\030\002\020\001'
   _globals['_CONSIDEREDCANDIDATE'].fields_by_name['score']._loaded_options = None
   _globals['_CONSIDEREDCANDIDATE'].fields_by_name['score']._serialized_options = b'\222\265\030\002\020\001'
   _globals['_CONSIDEREDCANDIDATE'].fields_by_name['chosen']._loaded_options = None
   _globals['_CONSIDEREDCANDIDATE'].fields_by_name['chosen']._serialized_options = b'\222\265\030\002\020\001'
+  _globals['_CONSIDEREDCANDIDATE']._loaded_options = None
+  _globals['_CONSIDEREDCANDIDATE']._serialized_options = b'\262\265\030\023\022\021CandidateDocument'
   _globals['_CLIENTRECORD'].fields_by_name['client_id']._loaded_options = None
   _globals['_CLIENTRECORD'].fields_by_name['client_id']._serialized_options = b'\222\265\030\002\020\001'
   _globals['_CLIENTRECORD'].fields_by_name['has_profile']._loaded_options = None
@@ -86,22 +92,24 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CLIENTRECORD'].fields_by_name['cooldown_end_time']._serialized_options = b'\222\265\030\022\n\020cooldown_ends_at'
   _globals['_CLIENTRECORD'].fields_by_name['default_priority']._loaded_options = None
   _globals['_CLIENTRECORD'].fields_by_name['default_priority']._serialized_options = b'\222\265\030\002\020\001'
+  _globals['_CLIENTRECORD']._loaded_options = None
+  _globals['_CLIENTRECORD']._serialized_options = b'\262\265\030\030\n\006client\022\016ClientDocument'
   _globals['_CLIENTTARGET'].fields_by_name['target']._loaded_options = None
   _globals['_CLIENTTARGET'].fields_by_name['target']._serialized_options = b'\222\265\030\002\020\001'
   _globals['_CLIENTTARGET'].fields_by_name['request_count']._loaded_options = None
   _globals['_CLIENTTARGET'].fields_by_name['request_count']._serialized_options = b'\222\265\030\002\020\001'
   _globals['_REQUESTRECORD']._serialized_start=297
-  _globals['_REQUESTRECORD']._serialized_end=1028
+  _globals['_REQUESTRECORD']._serialized_end=1060
   _globals['_REQUESTRECORD_STATE']._serialized_start=925
   _globals['_REQUESTRECORD_STATE']._serialized_end=1028
-  _globals['_DECISIONRECORD']._serialized_start=1031
-  _globals['_DECISIONRECORD']._serialized_end=1427
-  _globals['_DECISIONRECORD_KIND']._serialized_start=1287
-  _globals['_DECISIONRECORD_KIND']._serialized_end=1427
-  _globals['_CONSIDEREDCANDIDATE']._serialized_start=1429
-  _globals['_CONSIDEREDCANDIDATE']._serialized_end=1550
-  _globals['_CLIENTRECORD']._serialized_start=1553
-  _globals['_CLIENTRECORD']._serialized_end=2151
-  _globals['_CLIENTTARGET']._serialized_start=2153
-  _globals['_CLIENTTARGET']._serialized_end=2222
+  _globals['_DECISIONRECORD']._serialized_start=1063
+  _globals['_DECISIONRECORD']._serialized_end=1483
+  _globals['_DECISIONRECORD_KIND']._serialized_start=1319
+  _globals['_DECISIONRECORD_KIND']._serialized_end=1459
+  _globals['_CONSIDEREDCANDIDATE']._serialized_start=1486
+  _globals['_CONSIDEREDCANDIDATE']._serialized_end=1632
+  _globals['_CLIENTRECORD']._serialized_start=1635
+  _globals['_CLIENTRECORD']._serialized_end=2263
+  _globals['_CLIENTTARGET']._serialized_start=2265
+  _globals['_CLIENTTARGET']._serialized_end=2334
 # @@protoc_insertion_point(module_scope)

@@ -1,0 +1,121 @@
+"""Parts of documents that do not follow from one field of a message, and rules that concern several fields.
+
+Each is a small function in a table by the message's full name.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from weft.api.operations.v1 import operation_pb2
+from weft.api.registry.v1 import wake_pb2
+from weft.api.router.v1 import task_pb2
+from weft.api.runner.v1 import load_pb2
+from weft.kernel.field_rules import enum_words
+
+CONTEXT_TOKENS = "context_tokens"
+MIN_CONTEXT_TOKENS, MAX_CONTEXT_TOKENS = 16, 16_777_216
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What is different in the document of a message."""
+
+    compute: Callable[[Any, dict[str, Any]], None]
+    """Changes the document of a message."""
+    properties: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    """JSON schemas of the fields that it adds."""
+    required: tuple[str, ...] = ()
+    """Those of them that are always there."""
+    left_out: frozenset[str] = frozenset()
+    """Fields of the message that it may leave out."""
+
+
+def _load_options(_: load_pb2.LoadOptions, document: dict[str, Any]) -> None:
+    """Writes the context as a field of its own: every engine has it."""
+    context = document["parameters"].pop(CONTEXT_TOKENS, None)
+    if context is not None:
+        document["contextTokens"] = context
+
+
+def _load_parameter(parameter: load_pb2.LoadParameter, document: dict[str, Any]) -> None:
+    kind = "word" if parameter.words else "flag" if parameter.flag else "integer" if parameter.integer else "number"
+    document["type"] = kind
+
+
+_RESULT_FIELDS: Mapping[str | None, tuple[str, ...]] = MappingProxyType(
+    {
+        "load_model": ("models", "memoryBytes", "memoryMeasured", "loadSeconds", "memoryFreedBytes"),
+        "unload_model": ("models", "memoryFreedBytes", "cacheFlushed"),
+        "flush_cache": ("models", "entryCount", "tokenCount", "reusableBytes"),
+    }
+)
+
+
+def _operation(operation: operation_pb2.Operation, document: dict[str, Any]) -> None:
+    """Leaves out of the result what an action of this kind has not."""
+    kind, result = operation.action.WhichOneof("kind"), document.get("result")
+    if result is None:
+        return
+    if kind == "load_model" and not result["memoryFreedBytes"]:
+        del result["memoryFreedBytes"]
+    shown = _RESULT_FIELDS.get(kind, _RESULT_FIELDS["flush_cache"])
+    document["result"] = {name: result[name] for name in shown if name in result}
+
+
+def _task(task: task_pb2.Task, document: dict[str, Any]) -> None:
+    if not task.batch:
+        document.pop("line")
+    document["attempts"] = []
+
+
+def _task_attempt(attempt: task_pb2.TaskAttempt, document: dict[str, Any]) -> None:
+    if attempt.reason:
+        error = task_pb2.TaskError(reason=attempt.reason, message=attempt.message)
+        words = enum_words(task_pb2.TaskError.DESCRIPTOR.fields_by_name["reason"].enum_type)
+        document["error"] = {"reason": words.get(error.reason, "unknown"), "message": error.message}
+
+
+def _as_it_is(_: Any, __: dict[str, Any]) -> None:
+    """Changes nothing."""
+
+
+def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"anyOf": [schema, {"type": "null"}], "default": None}
+
+
+_CONTEXT = {
+    "type": "integer",
+    "minimum": MIN_CONTEXT_TOKENS,
+    "maximum": MAX_CONTEXT_TOKENS,
+    "description": "Context of one slot.",
+}
+_PARAMETER_TYPE = {
+    "type": "string",
+    "enum": ["integer", "number", "word", "flag"],
+    "description": "What kind of value it takes.",
+}
+_RESULT_NAMES = frozenset(name for names in _RESULT_FIELDS.values() for name in names) - {"models"}
+
+COMPUTED: Mapping[str, Computed] = MappingProxyType(
+    {
+        load_pb2.LoadOptions.DESCRIPTOR.full_name: Computed(_load_options, {"contextTokens": _nullable(_CONTEXT)}),
+        load_pb2.LoadParameter.DESCRIPTOR.full_name: Computed(
+            _load_parameter, {"type": _PARAMETER_TYPE}, required=("type",)
+        ),
+        operation_pb2.Operation.DESCRIPTOR.full_name: Computed(_operation),
+        operation_pb2.OperationResult.DESCRIPTOR.full_name: Computed(_as_it_is, left_out=_RESULT_NAMES),
+        task_pb2.Task.DESCRIPTOR.full_name: Computed(_task, left_out=frozenset({"line"})),
+        task_pb2.TaskAttempt.DESCRIPTOR.full_name: Computed(_task_attempt),
+    }
+)
+"""What is different in documents, by the full name of the message."""
+
+
+def _wake(wake: wake_pb2.Wake) -> str:
+    return "" if wake.by_runner or wake.HasField("by_mesh") else "needs byRunner: true, or a recipe in byMesh"
+
+
+CHECKS: Mapping[str, Callable[[Any], str]] = MappingProxyType({wake_pb2.Wake.DESCRIPTOR.full_name: _wake})
+"""Rules that concern several fields, by the full name of the message: what is wrong, or empty."""

@@ -1,0 +1,129 @@
+"""Actions of operations as callers write them: loads with their settings, unloads and flushes."""
+
+import math
+from typing import Annotated, Literal
+
+from pydantic import Field, PlainValidator, WithJsonSchema
+
+from weft.api.operations.v1 import operation_pb2
+from weft.api.runner.v1 import load_pb2, runner_service_pb2
+from weft.documents.computed import CONTEXT_TOKENS
+from weft.documents.document_base import DocumentPart
+from weft.kernel.errors import invalid_field
+from weft.kernel.units import keep_alive_seconds
+
+MAX_LOAD_PARAMETERS = 64
+MAX_MEMORY_MB = 16_777_216
+MAX_WORD_CHARS = 128
+MAX_TAG_CHARS = 64
+
+
+def _load_value(value: object) -> object:
+    """One error that names the field, where a union would name each of its members."""
+    if isinstance(value, str) and 0 < len(value) <= MAX_WORD_CHARS:
+        return value
+    if isinstance(value, (bool, int)) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    raise ValueError(f"must be a number, true, false, or a word of at most {MAX_WORD_CHARS} characters")
+
+
+def _keep_alive(value: object) -> object:
+    if isinstance(value, (str, int, float)) and not isinstance(value, bool):
+        return value
+    raise ValueError('must be seconds, or a length such as "5m"')
+
+
+LoadValue = bool | int | float | str
+CheckedLoadValue = Annotated[
+    LoadValue,
+    PlainValidator(_load_value),
+    WithJsonSchema({"type": ["boolean", "number", "string"], "maxLength": MAX_WORD_CHARS}),
+]
+KeepAlive = Annotated[
+    int | float | str, PlainValidator(_keep_alive), WithJsonSchema({"type": ["number", "string"], "maxLength": 32})
+]
+FlushScope = Literal["all", "model", "tenant", "tag"]
+
+
+class LoadSettings(DocumentPart):
+    """How a model is loaded this time; what is left out is as it is configured."""
+
+    context_tokens: Annotated[int, Field(ge=16, le=16_777_216)] | None = None
+    """Context of one slot."""
+    quantization: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+    """One of the model's declared variants, such as q8_0."""
+    memory_budget_mb: Annotated[int, Field(ge=1, le=MAX_MEMORY_MB)] | None = None
+    """The most accelerator memory it may take, in MiB."""
+    keep_alive: KeepAlive | None = None
+    """How long it stays loaded after a request: seconds, a length such as "5m", 0, or -1 for ever (the default)."""
+    pin: bool = False
+    """Whether it is never evicted for another model."""
+    parameters: dict[Annotated[str, Field(max_length=64)], CheckedLoadValue] = Field(
+        default={}, max_length=MAX_LOAD_PARAMETERS
+    )
+    """Further settings of its engine by name; `GET /v1/admin/models` says which there are, and their ranges."""
+
+
+MEBIBYTE = 1024 * 1024
+_MAX_INTEGER = 2**63 - 1
+
+
+def load_options(settings: LoadSettings, field: str = "") -> load_pb2.LoadOptions:
+    """Converts settings to their message. Raises INVALID_ARGUMENT naming the setting below `field`."""
+    where = f"{field}." if field else ""
+    options = load_pb2.LoadOptions(quantization=settings.quantization or "", pin=settings.pin)
+    options.memory_budget_bytes = (settings.memory_budget_mb or 0) * MEBIBYTE
+    if settings.keep_alive is not None:
+        seconds = keep_alive_seconds(settings.keep_alive, f"{where}keepAlive")
+        options.keep_alive.FromNanoseconds(int(seconds * 1e9))
+    for name, value in settings.parameters.items():
+        options.parameters[name].CopyFrom(_value_message(value, f"{where}parameters.{name}"))
+    if settings.context_tokens is not None:
+        if CONTEXT_TOKENS in settings.parameters:
+            raise invalid_field(f"{where}parameters.{CONTEXT_TOKENS}", "is given as contextTokens as well")
+        options.parameters[CONTEXT_TOKENS].integer = settings.context_tokens
+    return options
+
+
+def load_action(
+    model: str, settings: LoadSettings, *, evict_model: str = "", replicas: int = 0, field: str = ""
+) -> operation_pb2.OperationAction:
+    """Returns the action that loads a model."""
+    return operation_pb2.OperationAction(
+        load_model=operation_pb2.LoadModel(
+            model=model, options=load_options(settings, field), evict_model=evict_model, replicas=replicas
+        )
+    )
+
+
+def unload_action(model: str) -> operation_pb2.OperationAction:
+    """Returns the action that unloads a model."""
+    return operation_pb2.OperationAction(unload_model=operation_pb2.UnloadModel(model=model))
+
+
+def flush_action(
+    scope: FlushScope, *, model: str = "", tenant: str = "", tag: str = "", runner: str = ""
+) -> operation_pb2.OperationAction:
+    """Returns the action that flushes cached prefixes. Raises INVALID_ARGUMENT naming a wrong field of the scope."""
+    needed = {"model": model, "tenant": tenant, "tag": tag}.get(scope, scope)
+    if not needed:
+        raise invalid_field(scope, f"must be given where the scope is {scope}")
+    return operation_pb2.OperationAction(
+        flush_cache=operation_pb2.FlushCache(
+            scope=runner_service_pb2.FlushCacheRequest.Scope.Value(f"SCOPE_{scope.upper()}"),
+            model=model,
+            tenant=tenant,
+            tag=tag,
+            runner=runner,
+        )
+    )
+
+
+def _value_message(value: LoadValue, field: str) -> load_pb2.LoadValue:
+    if isinstance(value, bool):
+        return load_pb2.LoadValue(flag=value)
+    if isinstance(value, int):
+        if abs(value) > _MAX_INTEGER:
+            raise invalid_field(field, "is too large a number")
+        return load_pb2.LoadValue(integer=value)
+    return load_pb2.LoadValue(number=value) if isinstance(value, float) else load_pb2.LoadValue(word=value)

@@ -1,0 +1,302 @@
+"""Documents (JSON types) into messages, as the options of their protos say; `weft.documents.codec` is the way back.
+
+Names may be written in lowerCamelCase or snake_case. Types are checked first, then the rules of fields.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor, OneofDescriptor
+from google.protobuf.message import Message
+
+from weft.api.common.v1 import document_pb2 as pb
+from weft.documents.codec import FieldPlan, camel, document_path, is_map, is_of, is_text, is_typed, oneof_words, plan_of
+from weft.documents.computed import CHECKS
+from weft.kernel.errors import FieldError
+from weft.kernel.field_rules import DURATION, MapKey, RuleError, check_rules, enum_words
+from weft.kernel.units import keep_alive_seconds
+
+MessageT = TypeVar("MessageT", bound=Message)
+Decode = Callable[[Any], Any]
+_NANOSECONDS = 1e9
+_MAX_INT32, _MAX_INT64 = 2**31 - 1, 2**63 - 1
+MAX_KEY_DIGITS = 11
+
+
+def read_message(value: Any, kind: type[MessageT]) -> MessageT:
+    """Returns the message that a document declares. Raises RuleError with the path to the first wrong value."""
+    message = kind()
+    descriptor: Any = message.DESCRIPTOR
+    _read(value, message)
+    try:
+        check_rules(message)
+    except RuleError as error:
+        steps = document_path(descriptor, error.path)
+        raise RuleError(error.problem, *reversed(steps)) from None
+    return message
+
+
+def _read(value: Any, message: Any) -> None:
+    if not isinstance(value, dict):
+        raise RuleError("must be a mapping of names to values")
+    descriptor = message.DESCRIPTOR
+    typed = next((oneof for oneof in descriptor.oneofs if is_typed(oneof)), None)
+    if typed is not None:
+        _read_typed(typed, value, message)
+        return
+    readers = _readers(descriptor)
+    given = _read_given(readers, value, message)
+    absent = [reader for reader in readers.values() if reader.plan.key not in given]
+    for reader in absent:
+        reader.leave_out(message)
+    _check_oneofs(readers, given)
+    for reader in readers.values():
+        reader.clear_if_empty(message)
+    check = CHECKS.get(descriptor.full_name)
+    problem = check(message) if check is not None else ""
+    if problem:
+        raise RuleError(problem)
+
+
+def _read_given(readers: Mapping[str, "_Reader"], value: dict[Any, Any], message: Any) -> set[str]:
+    """Reads what a mapping has; returns the names of the fields."""
+    given: dict[str, str] = {}
+    for key, part in value.items():
+        reader = readers.get(key) if isinstance(key, str) else None
+        if reader is None:
+            raise RuleError("there is no such field", key if isinstance(key, str | int) else str(key))
+        if reader.plan.key in given:
+            raise RuleError(f"is given twice, as {given[reader.plan.key]} as well", key)
+        given[reader.plan.key] = key
+        try:
+            reader.read(part, message)
+        except RuleError as error:
+            error.steps.append(key)
+            raise
+    return set(given)
+
+
+def _check_oneofs(readers: Mapping[str, "_Reader"], given: set[str]) -> None:
+    """Raises RuleError where two fields of one oneof are given."""
+    seen: set[str] = set()
+    for reader in readers.values():
+        oneof = reader.plan.field.containing_oneof
+        if oneof is None or reader.plan.key not in given or reader.plan.key in seen:
+            continue
+        of_oneof = [each.name for each in oneof.fields]
+        if len(of_oneof) > 1 and sum(camel(name) in given for name in of_oneof) > 1:
+            raise RuleError(f"needs exactly one of {', '.join(of_oneof[:-1])} and {of_oneof[-1]}")
+        seen.add(reader.plan.key)
+
+
+def _read_typed(oneof: OneofDescriptor, value: dict[str, Any], message: Any) -> None:
+    key, words = oneof.GetOptions().Extensions[pb.document_oneof].type, oneof_words(oneof)
+    name = next((name for name, word in words.items() if word == value.get(key)), None)
+    if name is None:
+        raise RuleError(f"{key} must be one of {', '.join(words.values())}")
+    part = getattr(message, name)
+    part.SetInParent()
+    _read({own: each for own, each in value.items() if own != key}, part)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Reads one field of a document into a message."""
+
+    plan: FieldPlan
+    parents: tuple[str, ...]
+    """The inline messages around the field."""
+    decode: Callable[[Any, Any, str], None]
+    """Sets a field of a message; raises RuleError."""
+
+    def read(self, value: Any, message: Any) -> None:
+        """Reads a value that is given."""
+        if value is None and self.plan.nullable:
+            return
+        for parent in self.parents:
+            message = getattr(message, parent)
+        # A default that is given is a value that is not: both mean the same.
+        if self.plan.default is None or value != self.plan.default or self.plan.field.is_repeated:
+            self.decode(value, message, self.plan.field.name)
+
+    def leave_out(self, message: Any) -> None:
+        """Sets what stands for a value that is not given."""
+        if self.plan.presence == pb.PRESENCE_REQUIRED and not self.plan.inline:
+            raise RuleError("is missing", self.plan.key)
+        if self.plan.default is not None and self.plan.field.is_repeated:
+            self.read(self.plan.default, message)
+
+    def clear_if_empty(self, message: Any) -> None:
+        """Unsets inline messages in which nothing is set."""
+        for parent in self.parents:
+            if not getattr(message, parent).ListFields():
+                message.ClearField(parent)
+                return
+            message = getattr(message, parent)
+
+
+@cache
+def _readers(descriptor: Descriptor, parents: tuple[str, ...] = ()) -> Mapping[str, _Reader]:
+    """Returns the readers of a message's fields by both spellings, those of inline messages among them."""
+    found: dict[str, _Reader] = {}
+    for plan in plan_of(descriptor).fields:
+        if plan.inline:
+            assert plan.field.message_type is not None
+            found |= _readers(plan.field.message_type, (*parents, plan.field.name))
+            continue
+        reader = _Reader(plan, parents, _decoder(plan.field))
+        found[plan.key] = found[plan.other_key] = reader
+    return found
+
+
+def _decoder(field: FieldDescriptor) -> Callable[[Any, Any, str], None]:
+    """Returns the function that sets a field of a message to a value of JSON types."""
+    if is_map(field):
+        return _map_decoder(field)
+    if field.is_repeated:
+        return _list_decoder(field)
+    if field.message_type is not None and not is_of(field, DURATION):
+
+        def decode_message(value: Any, message: Any, name: str) -> None:
+            part = getattr(message, name)
+            _read(value, part)
+            part.SetInParent()
+
+        return decode_message
+    decode = _value_decoder(field)
+
+    def decode_value(value: Any, message: Any, name: str) -> None:
+        if is_of(field, DURATION):
+            getattr(message, name).FromNanoseconds(decode(value))
+        else:
+            setattr(message, name, decode(value))
+
+    return decode_value
+
+
+def _list_decoder(field: FieldDescriptor) -> Callable[[Any, Any, str], None]:
+    decode = _value_decoder(field)
+
+    def decode_list(value: Any, message: Any, name: str) -> None:
+        if not isinstance(value, list):
+            raise RuleError("must be a list")
+        for index, item in enumerate(value):
+            try:
+                getattr(message, name).append(decode(item))
+            except RuleError as error:
+                error.steps.append(index)
+                raise
+
+    return decode_list
+
+
+def _map_decoder(field: FieldDescriptor) -> Callable[[Any, Any, str], None]:
+    assert field.message_type is not None
+    key_field, value_field = field.message_type.fields_by_name["key"], field.message_type.fields_by_name["value"]
+    decode = _value_decoder(value_field)
+    takes_text = is_text(key_field)
+
+    def decode_map(value: Any, message: Any, name: str) -> None:
+        if not isinstance(value, dict):
+            raise RuleError("must be a mapping of names to values")
+        for key, item in value.items():
+            try:
+                getattr(message, name)[_text(key) if takes_text else _number_key(key)] = decode(item)
+            except RuleError as error:
+                error.steps.append(MapKey(key))
+                raise
+
+    return decode_map
+
+
+def _number_key(key: Any) -> int:
+    """Returns a key of a map of numbers. Keys of JSON objects are texts, also where they are numbers."""
+    is_number = isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < MAX_KEY_DIGITS
+    return _whole(int(key) if is_number else key, _MAX_INT32)
+
+
+def _value_decoder(field: FieldDescriptor) -> Decode:
+    """Returns the function from JSON types to a field's value; it raises RuleError."""
+    options = field.GetOptions().Extensions[pb.document]
+    if field.enum_type is not None:
+        return _enum_decoder(field.enum_type)
+    if is_of(field, DURATION):
+        return _keep_alive if options.keep_alive else lambda value: _nanoseconds(_number(value))
+    return _SCALARS.get(field.cpp_type, _number)
+
+
+def _enum_decoder(enum: EnumDescriptor) -> Decode:
+    numbers = {word: number for number, word in enum_words(enum).items()}
+    problem = f"must be one of {', '.join(numbers)}"
+
+    def decode(value: Any) -> int:
+        # YAML reads a bare `off` as false.
+        word = "off" if value is False else value
+        if not isinstance(word, str) or word not in numbers:
+            raise RuleError(problem)
+        return numbers[word]
+
+    return decode
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise RuleError("must be a text")
+    if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
+        raise RuleError("must be a text of Unicode characters, without lone surrogates")
+    return value
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise RuleError("must be true or false")
+    return value
+
+
+def _whole(value: Any, most: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise RuleError("must be a whole number")
+    if not -most - 1 <= value <= most:
+        raise RuleError(f"must be at most {most}" if value > 0 else f"must be at least {-most - 1}")
+    return value
+
+
+def _number(value: Any) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise RuleError("must be a number")
+    if isinstance(value, int) and abs(value) > _MAX_INT64:
+        raise RuleError("is too large a number")
+    if not math.isfinite(value):
+        raise RuleError("must be a finite number")
+    return float(value)
+
+
+def _keep_alive(value: Any) -> int:
+    try:
+        return _nanoseconds(keep_alive_seconds(value, ""))
+    except FieldError as error:
+        raise RuleError(error.message.removeprefix(": ")) from None
+
+
+MAX_SECONDS = 1e11
+"""Beyond any duration that a field may have, and within what a message can hold."""
+
+
+def _nanoseconds(seconds: float) -> int:
+    nanoseconds = max(-MAX_SECONDS, min(MAX_SECONDS, seconds)) * _NANOSECONDS
+    # To the nearest, so that 8.3 is read back as 8.3; but less than a nanosecond must not become nothing.
+    return round(nanoseconds) or math.ceil(nanoseconds)
+
+
+_SCALARS: Mapping[int, Decode] = MappingProxyType(
+    {
+        FieldDescriptor.CPPTYPE_STRING: _text,
+        FieldDescriptor.CPPTYPE_BOOL: _flag,
+        FieldDescriptor.CPPTYPE_INT32: lambda value: _whole(value, _MAX_INT32),
+        FieldDescriptor.CPPTYPE_INT64: lambda value: _whole(value, _MAX_INT64),
+    }
+)
