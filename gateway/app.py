@@ -49,16 +49,18 @@ from gateway.http.event_watches import EventWatches
 from gateway.intake.headers import headers_of, request_id_of, validate_head
 from gateway.media import MediaSource, NoMediaSource
 from gateway.metrics import GatewayMetrics
-from gateway.ports import RegistryPort, RequestDispatcher
+from gateway.ports import RegistryPort
 from gateway.request_facts import FACTS_KEY, RequestFacts
 from gateway.responses.handlers import responses_deps
 from gateway.routing import EndpointApp, EndpointGroup
-from gateway.tasks.dispatcher import DurableDispatcher, TasksWithTimeout
 from gateway.tasks.handlers import TaskDeps
+from gateway.tasks.port import TasksWithTimeout
 from gateway.tasks.task_apis import task_apis_of
+from weft.dispatch.call import LayeredDispatcher, RequestDispatcher
 from weft.dispatch.fleet import FleetSource
 from weft.dispatch.remote_router import RequestSource, RouterSource
 from weft.durable.batches import BatchPort, FilePort
+from weft.durable.durable_call import durable_calls
 from weft.durable.responses import ResponseStore
 from weft.durable.tasks import TaskPort
 from weft.kernel.clock import Clock, SystemClock
@@ -107,9 +109,10 @@ def create_app(
     """Returns the application of one gateway. Its only state is its metrics."""
     ticking = clock or SystemClock()
     tasks = None if ports.tasks is None else TasksWithTimeout(ports.tasks, timeout_seconds=config.task_timeout_seconds)
+    layers = () if tasks is None else (durable_calls(tasks, ticking),)
     deps = GatewayDeps(
         config=config,
-        dispatcher=ports.dispatcher if tasks is None else DurableDispatcher(ports.dispatcher, tasks, ticking),
+        dispatcher=LayeredDispatcher(ports.dispatcher, *layers),
         can_be_durable=tasks is not None,
         fleet=ports.fleet,
         registry=ports.registry,

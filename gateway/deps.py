@@ -13,8 +13,9 @@ from gateway.intake.headers import durable_request_of, request_context
 from gateway.intake.request_model import HandledRequest, require_within
 from gateway.media import MediaSource, NoMediaSource, RequestMedia
 from gateway.metrics import GatewayMetrics
-from gateway.ports import RegistryPort, RequestDispatcher
+from gateway.ports import RegistryPort
 from gateway.request_facts import RequestFacts, facts_of
+from weft.dispatch.call import RequestDispatcher
 from weft.dispatch.fleet import FleetSource
 from weft.dispatch.remote_router import RouterSource
 from weft.dispatch.request_trace import RequestContext

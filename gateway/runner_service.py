@@ -13,9 +13,10 @@ from gateway.http.server import AppServer
 from gateway.metrics import GatewayMetrics
 from gateway.routing import EndpointApp
 from gateway.runner_api.capabilities import CapabilityCache
-from gateway.runner_api.metrics import ObservedDispatcher, RequestObserver, RunnerMetrics, StateCollector
+from gateway.runner_api.metrics import RequestObserver, RunnerMetrics, StateCollector
 from gateway.runner_api.ports import RunnerApiPorts
 from gateway.runner_api.state import RunnerApiConfig, RunnerApiDeps, queue_facts
+from weft.dispatch.call import LayeredDispatcher
 from weft.kernel.clock import Clock, SystemClock
 
 
@@ -36,7 +37,7 @@ def build(config: RunnerApiConfig, ports: RunnerApiPorts, *, clock: Clock | None
     )
     inference = InferenceDeps(
         config=config.edge,
-        dispatcher=ObservedDispatcher(ports.dispatcher, observer),
+        dispatcher=LayeredDispatcher(ports.dispatcher, observer.around),
         fleet=fleet,
         metrics=metrics,
         clock=ticking,

@@ -2,29 +2,18 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any, TypeVar
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import grpc
-from typing_extensions import override
 
-from router_svc.request_validation import (
-    check_chat,
-    check_completion,
-    check_embedding,
-    check_images,
-    check_rerank,
-    check_speech,
-    check_tokenize,
-    check_transcription,
-    metadata_of,
-    tenant_of,
-)
+from router_svc.call_metadata import metadata_of, tenant_of
 from weft.api.common.v1 import receipt_pb2
-from weft.api.router.v1 import inference_service_pb2 as pb
 from weft.api.router.v1 import inference_service_pb2_grpc
 from weft.dispatch.agents import require_model_name
-from weft.dispatch.dispatcher import Dispatcher, UnaryCall
-from weft.dispatch.frames import Frame, GenerationPayload
+from weft.dispatch.call import Call, RequestDispatcher
+from weft.dispatch.operations import OPERATIONS, OperationSpec
 from weft.dispatch.parameter_checks import client_of, handling_of, priority_of, session_of
 from weft.dispatch.request_trace import RequestContext
 from weft.kernel.json_schema import SchemaLimits
@@ -43,121 +32,55 @@ REQUEST_ID = "x-request-id"
 RECEIPT_TRAILER = "weft-receipt-bin"
 
 Context = grpc.aio.ServicerContext[Any, Any]
-ResultT = TypeVar("ResultT")
-InferenceRequest = (
-    pb.ChatRequest
-    | pb.CompleteRequest
-    | pb.EmbedRequest
-    | pb.RerankRequest
-    | pb.TokenizeRequest
-    | pb.GenerateImagesRequest
-    | pb.TranscribeRequest
-    | pb.SpeakRequest
-)
+Spec = OperationSpec[Any, Any]
 
 
-class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
-    """Implements InferenceService; translation only."""
+class InferenceServicer:
+    """Implements InferenceService, one method for each row of the table of operations; translation only."""
 
-    def __init__(self, dispatcher: Dispatcher, default_timeout_seconds: float, schemas: SchemaLimits) -> None:
+    def __init__(self, dispatcher: RequestDispatcher, default_timeout_seconds: float, schemas: SchemaLimits) -> None:
         self._dispatcher = dispatcher
         self._default_timeout_seconds = default_timeout_seconds
         self._schemas = schemas
 
-    @override
-    async def Chat(self, request: pb.ChatRequest, context: Context) -> AsyncGenerator[pb.ChatResponse]:
-        async with answering(context):
-            ctx = await self._context_of(request, Operation.CHAT, context)
-            check_chat(request.payload, self._schemas)
-            async with aclosing(self._generate(ctx, request.payload, context)) as frames:
-                async for frame in frames:
-                    yield pb.ChatResponse(events=frame)
+    def add_to_server(self, server: grpc.aio.Server) -> None:
+        """Add InferenceService to a server."""
+        methods = {
+            spec.router_rpc.name: partial(self._stream if spec.streamed else self._answer, spec)
+            for spec in OPERATIONS.values()
+        }
+        servicer: Any = SimpleNamespace(**methods)
+        inference_service_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, server)
 
-    @override
-    async def Complete(self, request: pb.CompleteRequest, context: Context) -> AsyncGenerator[pb.CompleteResponse]:
+    async def _stream(self, spec: Spec, request: Any, context: Context) -> AsyncGenerator[Any]:
+        response = spec.router_rpc.response
         async with answering(context):
-            ctx = await self._context_of(request, Operation.COMPLETION, context)
-            check_completion(request.payload)
-            async with aclosing(self._generate(ctx, request.payload, context)) as frames:
-                async for frame in frames:
-                    yield pb.CompleteResponse(events=frame)
-
-    @override
-    async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
-        async with answering(context):
-            ctx = await self._context_of(request, Operation.EMBEDDING, context)
-            check_embedding(request.payload)
-            call = self._dispatcher.embed(ctx, request.payload)
-            embeddings = await _result_of(call, context)
-            return pb.EmbedResponse(embeddings=embeddings, receipt=call.receipt)
-        raise AssertionError("abort has raised")
-
-    @override
-    async def Rerank(self, request: pb.RerankRequest, context: Context) -> pb.RerankResponse:
-        async with answering(context):
-            ctx = await self._context_of(request, Operation.RERANK, context)
-            check_rerank(request.payload)
-            call = self._dispatcher.rerank(ctx, request.payload)
-            scores = await _result_of(call, context)
-            return pb.RerankResponse(scores=scores, receipt=call.receipt)
-        raise AssertionError("abort has raised")
-
-    @override
-    async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
-        async with answering(context):
-            ctx = await self._context_of(request, Operation.TOKENIZE, context)
-            check_tokenize(request.payload, self._schemas)
-            call = self._dispatcher.tokenize(ctx, request.payload)
-            result = await _result_of(call, context)
-            return pb.TokenizeResponse(result=result, receipt=call.receipt)
-        raise AssertionError("abort has raised")
-
-    @override
-    async def GenerateImages(self, request: pb.GenerateImagesRequest, context: Context) -> pb.GenerateImagesResponse:
-        async with answering(context):
-            ctx = await self._context_of(request, Operation.IMAGE, context)
-            check_images(request.payload)
-            call = self._dispatcher.generate_images(ctx, request.payload)
-            images = await _result_of(call, context)
-            return pb.GenerateImagesResponse(images=images, receipt=call.receipt)
-        raise AssertionError("abort has raised")
-
-    @override
-    async def Transcribe(self, request: pb.TranscribeRequest, context: Context) -> pb.TranscribeResponse:
-        async with answering(context):
-            ctx = await self._context_of(request, Operation.TRANSCRIPTION, context)
-            check_transcription(request.payload)
-            call = self._dispatcher.transcribe(ctx, request.payload)
-            transcription = await _result_of(call, context)
-            return pb.TranscribeResponse(transcription=transcription, receipt=call.receipt)
-        raise AssertionError("abort has raised")
-
-    @override
-    async def Speak(self, request: pb.SpeakRequest, context: Context) -> AsyncGenerator[pb.SpeakResponse]:
-        async with answering(context):
-            ctx = await self._context_of(request, Operation.SPEECH, context)
-            check_speech(request.payload)
-            call = self._dispatcher.speak(ctx, request.payload)
+            call = await self._call(spec, request, context)
             try:
-                async with aclosing(call.pieces()) as pieces:
-                    async for piece in pieces:
-                        yield pb.SpeakResponse(data=piece.data, media_type=piece.media_type)
-                yield pb.SpeakResponse(receipt=call.receipt)
+                async with aclosing(call.chunks()) as chunks:
+                    async for chunk in chunks:
+                        yield response(**spec.fields(chunk))
+                if "receipt" in response.DESCRIPTOR.fields_by_name:
+                    yield response(receipt=call.receipt)
             finally:
                 _send_receipt(context, call)
 
-    async def _generate(
-        self, ctx: RequestContext, payload: GenerationPayload, context: Context
-    ) -> AsyncGenerator[Frame]:
-        call = self._dispatcher.generate(ctx, payload)
-        try:
-            async with aclosing(call.frames()) as frames:
-                async for frame in frames:
-                    yield frame
-        finally:
-            _send_receipt(context, call)
+    async def _answer(self, spec: Spec, request: Any, context: Context) -> Any:
+        async with answering(context):
+            call = await self._call(spec, request, context)
+            try:
+                result = await call.result()
+            finally:
+                _send_receipt(context, call)
+            return spec.router_rpc.response(receipt=call.receipt, **spec.fields(result))
+        raise AssertionError("abort has raised")
 
-    async def _context_of(self, request: InferenceRequest, operation: Operation, context: Context) -> RequestContext:
+    async def _call(self, spec: Spec, request: Any, context: Context) -> Call[Any]:
+        ctx = await self._context_of(request, spec.operation, context)
+        spec.check(request.payload, self._schemas)
+        return self._dispatcher.call(spec, ctx, request.payload)
+
+    async def _context_of(self, request: Any, operation: Operation, context: Context) -> RequestContext:
         metadata = metadata_of(context)
         request_id = metadata.get(REQUEST_ID) or new_id("req")
         require_token(request_id, REQUEST_ID, MAX_REQUEST_ID_CHARS)
@@ -181,14 +104,7 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
         )
 
 
-async def _result_of(call: UnaryCall[ResultT], context: Context) -> ResultT:
-    try:
-        return await call.result()
-    finally:
-        _send_receipt(context, call)
-
-
-def _send_receipt(context: Context, call: Any) -> None:
+def _send_receipt(context: Context, call: Call[Any]) -> None:
     if call.receipt is not None:
         trailer = receipt_pb2.Receipt()
         trailer.CopyFrom(call.receipt)

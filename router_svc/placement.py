@@ -13,7 +13,6 @@ from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import placement_service_pb2 as pb
 from weft.api.router.v1 import placement_service_pb2_grpc
 from weft.dispatch.agents import require_target
-from weft.dispatch.dispatcher import waiting_event
 from weft.dispatch.payload_description import MAX_PREFIX_CHUNKS
 from weft.dispatch.placement import (
     Decision,
@@ -24,6 +23,7 @@ from weft.dispatch.placement import (
     PoolQueue,
     RouterPort,
     WaitingInQueue,
+    waiting_event,
 )
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import MAX_CLIENT_CHARS, MAX_REQUEST_ID_CHARS, MAX_TENANT_CHARS, require_name, require_token

@@ -14,6 +14,8 @@ from router_svc.policy.token_refusals import TokenRefusals
 from router_svc.relay_sessions import LinkSession, SessionCalls
 from weft.api.registry.v1 import join_token_service_pb2, join_token_service_pb2_grpc
 from weft.api.router.v1 import relay_service_pb2
+from weft.api.runner.v1 import runner_service_pb2
+from weft.dispatch.operations import OPERATIONS
 from weft.kernel.address import RUNNER_KEY
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError, invalid_field
@@ -113,21 +115,10 @@ _NOT_FOR_RUNNERS = frozenset({RUNNER_KEY, AUTHORIZATION, API_KEY})
 trusted."""
 RELAY_SERVICE = relay_service_pb2.DESCRIPTOR.services_by_name["RelayService"].full_name
 RELAYED_SERVICES = (
-    "weft.api.runner.v1.GenerationService",
-    "weft.api.runner.v1.EmbeddingService",
-    "weft.api.runner.v1.ModelCallService",
-    "weft.api.runner.v1.RunnerService",
+    *dict.fromkeys(spec.runner_rpc.service for spec in OPERATIONS.values()),
+    runner_service_pb2.DESCRIPTOR.services_by_name["RunnerService"].full_name,
 )
-_WORK_METHODS = frozenset(
-    {
-        "/weft.api.runner.v1.GenerationService/Generate",
-        "/weft.api.runner.v1.EmbeddingService/Embed",
-        "/weft.api.runner.v1.ModelCallService/Rerank",
-        "/weft.api.runner.v1.ModelCallService/GenerateImages",
-        "/weft.api.runner.v1.ModelCallService/Transcribe",
-        "/weft.api.runner.v1.ModelCallService/Speak",
-    }
-)
+_WORK_METHODS = frozenset(spec.runner_rpc.path for spec in OPERATIONS.values() if spec.takes_slot)
 
 AttachRequests = AsyncIterator[relay_service_pb2.AttachRequest]
 AttachContext = grpc.aio.ServicerContext[relay_service_pb2.AttachRequest, relay_service_pb2.AttachResponse]

@@ -16,7 +16,6 @@ from router_svc.request_servicer import LocalRequests, RequestServicer
 from router_svc.waker import Waker
 from weft.api.router.v1 import (
     inference_service_pb2,
-    inference_service_pb2_grpc,
     placement_service_pb2,
     placement_service_pb2_grpc,
     request_service_pb2,
@@ -128,9 +127,7 @@ class RouterService(Service):
     @override
     def register(self, server: grpc.aio.Server) -> None:
         dispatcher = Dispatcher(self._placement, self._channels, clock=self._clock, fleet=self)
-        inference_service_pb2_grpc.add_InferenceServiceServicer_to_server(
-            InferenceServicer(dispatcher, self._config.default_timeout_seconds, self._config.schemas), server
-        )
+        InferenceServicer(dispatcher, self._config.default_timeout_seconds, self._config.schemas).add_to_server(server)
         placement_service_pb2_grpc.add_PlacementServiceServicer_to_server(PlacementServicer(self._placement), server)
         request_service_pb2_grpc.add_RequestServiceServicer_to_server(RequestServicer(self._requests), server)
         if self._relay is not None:

@@ -29,6 +29,7 @@ from gateway.operations import read_body
 from gateway.resources.handlers import name_of
 from weft.api.runner.v1 import runner_service_pb2
 from weft.dispatch.fleet import FleetView, InstanceView, ModelView, Phase
+from weft.dispatch.operations import OPERATIONS
 from weft.dispatch.placement import PoolQueue
 from weft.documents.codec import document_of
 from weft.documents.operation_actions import LoadSettings, flush_action, load_action, unload_action
@@ -42,7 +43,7 @@ InstanceDescriptions = Mapping[str, Mapping[str, runner_service_pb2.InstanceDesc
 GONE = "gone"
 _BEST_FIRST = ("ready", "loading", "stopping", "hibernating", "draining", "idle", "crash-loop", "failed", GONE)
 _ISOLATION = "CACHE_ISOLATION_"
-STREAMED = frozenset({Operation.CHAT, Operation.COMPLETION, Operation.SPEECH})
+STREAMED = frozenset(operation for operation, spec in OPERATIONS.items() if spec.streamed)
 
 
 def public_names(view: FleetView) -> dict[str, list[ModelView]]:

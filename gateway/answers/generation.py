@@ -2,22 +2,22 @@
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from starlette.responses import Response
 from starlette.types import Scope
-from typing_extensions import override
 
 from gateway.answers.answer_builder import AnswerBuilder
 from gateway.answers.sse import StreamEncoder, receipt_facts
 from gateway.answers.stream import StreamedAnswer
 from gateway.answers.unary import JsonAnswer, UnaryAnswer, cut_off_seconds
 from gateway.deps import InferenceDeps
-from gateway.media import RequestMedia, supply
-from gateway.ports import Generation
-from gateway.request_facts import facts_of
-from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2, warning_pb2
+from gateway.media import MediaSource, RequestMedia, supply
+from gateway.request_facts import RequestFacts, facts_of
+from weft.api.common.v1 import event_pb2, warning_pb2
+from weft.dispatch.call import Call, Layer, Proceed
 from weft.dispatch.frames import Frame, GenerationPayload
+from weft.dispatch.operations import generation_of
 from weft.dispatch.request_trace import RequestContext
 
 
@@ -33,69 +33,59 @@ class Work:
     """Warnings of the gateway for the caller."""
     media: RequestMedia | None = None
     """Media of a chat payload that are still to be fetched."""
+    layers: tuple[Layer[Frame], ...] = ()
+    """Layers around the call and the gateway's own."""
 
-    def begin(self) -> Generation:
-        """Returns the generation. Nothing happens until its frames are read."""
+    def begin(self, *, whole: bool = False) -> Call[Frame]:
+        """Returns the generation. Nothing happens until its chunks are read."""
+        call = self.deps.dispatcher.call(generation_of(self.payload), self.context, self.payload, whole=whole)
+        if self.warnings:
+            call.through(warned(self.warnings))
+        facts = facts_of(self.scope)
         if self.media is not None and self.media.addresses:
-            return SuppliedGeneration(self, self.media)
-        return self.dispatched()
-
-    def dispatched(self) -> Generation:
-        """Returns the dispatched generation, without fetching media."""
-        facts_of(self.scope).was_dispatched = True
-        generation = self.deps.dispatcher.generate(self.context, self.payload)
-        return WarnedGeneration(generation, self.warnings) if self.warnings else generation
+            call.through(supplied(self.media, self.deps.media, facts))
+        else:
+            facts.was_dispatched = True
+        return call.through(*self.layers) if self.layers else call
 
 
-class SuppliedGeneration(Generation):
-    """A generation that fetches its media first. The caller's disconnect cancels the fetch, too."""
+def supplied(media: RequestMedia, source: MediaSource, facts: RequestFacts) -> Layer[Frame]:
+    """Returns a layer that fetches the media of a chat first, and raises as `gateway.media.supply`.
 
-    def __init__(self, work: Work, media: RequestMedia) -> None:
-        self._work = work
-        self._media = media
-        self._generation: Generation | None = None
+    The caller's disconnect cancels the fetch, too.
+    """
 
-    @override
-    @property
-    def receipt(self) -> receipt_pb2.Receipt | None:
-        return None if self._generation is None else self._generation.receipt
-
-    @override
-    async def frames(self) -> AsyncGenerator[Frame]:
-        """Raises as `gateway.media.supply`."""
-        payload = self._work.payload
-        assert isinstance(payload, chat_pb2.ChatPayload)
-        await supply(payload, self._media, self._work.deps.media)
-        self._generation = self._work.dispatched()
-        async with aclosing(self._generation.frames()) as frames:
+    async def layer(call: Call[Frame], /, proceed: Proceed[Frame]) -> AsyncGenerator[Frame]:
+        await supply(call.payload, media, source)
+        facts.was_dispatched = True
+        async with aclosing(proceed(call)) as frames:
             async for frame in frames:
                 yield frame
 
+    return layer
 
-class WarnedGeneration(Generation):
-    """A generation with the gateway's warnings beside those of its runner."""
 
-    def __init__(self, generation: Generation, warnings: Sequence[warning_pb2.Warning]) -> None:
-        self._generation = generation
-        self._events = [event_pb2.InferenceEvent(warning=warning) for warning in warnings]
+def warned(warnings: Sequence[warning_pb2.Warning]) -> Layer[Frame]:
+    """Returns a layer that adds the gateway's warnings to those of the runner.
 
-    @override
-    @property
-    def receipt(self) -> receipt_pb2.Receipt | None:
-        return self._generation.receipt
+    They are added to each attempt: events of an earlier one are discarded.
+    """
+    events = [event_pb2.InferenceEvent(warning=warning) for warning in warnings]
 
-    @override
-    async def frames(self) -> AsyncGenerator[Frame]:
-        """The warnings are added to each attempt: events of an earlier one are discarded."""
-        async with aclosing(self._generation.frames()) as frames:
+    async def layer(call: Call[Frame], /, proceed: Proceed[Frame]) -> AsyncGenerator[Frame]:
+        async with aclosing(proceed(call)) as frames:
             async for frame in frames:
-                yield self._with_warnings(frame)
+                yield _with_events(frame, events)
 
-    def _with_warnings(self, frame: Frame) -> Frame:
-        for place, event in enumerate(frame, start=1):
-            if event.HasField("started"):
-                return [*frame[:place], *self._events, *frame[place:]]
-        return frame
+    return layer
+
+
+def _with_events(frame: Frame, events: Frame) -> Frame:
+    """Returns a frame with `events` behind the start of an attempt, if that is in it."""
+    for place, event in enumerate(frame, start=1):
+        if event.HasField("started"):
+            return [*frame[:place], *events, *frame[place:]]
+    return frame
 
 
 def streamed(work: Work, encoder: StreamEncoder) -> Response:
@@ -106,11 +96,10 @@ def streamed(work: Work, encoder: StreamEncoder) -> Response:
 def unary(work: Work, answer: AnswerBuilder) -> Response:
     """Returns the unary response."""
     deps, facts = work.deps, facts_of(work.scope)
-    work = replace(work, context=replace(work.context, whole=True))
 
     async def produce() -> JsonAnswer:
-        generation = work.begin()
-        async with aclosing(generation.frames()) as frames:
+        generation = work.begin(whole=True)
+        async with aclosing(generation.chunks()) as frames:
             async for frame in frames:
                 answer.add(frame)
         body = answer.body()

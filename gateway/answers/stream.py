@@ -18,8 +18,9 @@ from gateway.deps import GatewayDeps, InferenceDeps
 from gateway.errors import ClientGoneError, envelope, internal_error, shutting_down
 from gateway.http.disconnect import abort_connection, deadline_passed, interrupt_on_disconnect, watch_for_disconnect
 from gateway.http.event_watches import EventWatches
-from gateway.ports import Generation
 from gateway.request_facts import RequestFacts, facts_of
+from weft.dispatch.call import Call
+from weft.dispatch.frames import Frame
 from weft.documents.documents import EventDocument
 from weft.documents.yaml_documents import plain
 from weft.kernel.clock import Clock
@@ -128,7 +129,7 @@ class StreamedAnswer(Response):
     """
 
     def __init__(
-        self, deps: InferenceDeps, generation: Generation, encoder: StreamEncoder, *, cut_off_seconds: float
+        self, deps: InferenceDeps, generation: Call[Frame], encoder: StreamEncoder, *, cut_off_seconds: float
     ) -> None:
         self.status_code = 200
         self.background: Any = None
@@ -178,7 +179,7 @@ class StreamedAnswer(Response):
 
     async def _pump(self, writer: SseWriter, facts: RequestFacts) -> None:
         encoder = self._encoder
-        async with aclosing(self._generation.frames()) as frames:
+        async with aclosing(self._generation.chunks()) as frames:
             async for frame in frames:
                 began = encoder.has_content
                 data = encoder.encode(frame)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -13,9 +13,9 @@ from gateway.answers.sse import receipt_facts
 from gateway.deps import InferenceDeps
 from gateway.errors import ClientGoneError
 from gateway.http.disconnect import deadline_passed, watch_for_disconnect
-from gateway.ports import UnaryCall
 from gateway.request_facts import facts_of
 from weft.api.common.v1 import receipt_pb2
+from weft.dispatch.operations import ChunkT, OperationSpec, PayloadT
 from weft.dispatch.request_trace import RequestContext
 from weft.kernel.interrupt import Interruptible
 
@@ -71,40 +71,28 @@ def cut_off_seconds(deps: InferenceDeps, context: RequestContext) -> float:
     return timeout if context.journal is not None else timeout + deps.config.deadline_slack_seconds
 
 
-ResultT = TypeVar("ResultT")
-Begin = Callable[[], UnaryCall[ResultT]]
-ToBody = Callable[[ResultT, receipt_pb2.Receipt], bytes]
-
-
 def unary_answer(
     deps: InferenceDeps,
     scope: Scope,
+    spec: OperationSpec[PayloadT, ChunkT],
     context: RequestContext,
-    begin: Begin[ResultT],
-    to_body: ToBody[ResultT],
+    payload: PayloadT,
+    to_body: Callable[[ChunkT, receipt_pb2.Receipt], bytes],
     media_type: bytes = b"application/json",
 ) -> Response:
-    """Returns the response of a unary call that `begin` starts and whose result `to_body` encodes."""
-    return UnaryAnswer(
-        _producer(deps, scope, begin, to_body, media_type), cut_off_seconds=cut_off_seconds(deps, context)
-    )
-
-
-def _producer(
-    deps: InferenceDeps, scope: Scope, begin: Begin[ResultT], to_body: ToBody[ResultT], media_type: bytes
-) -> Callable[[], Awaitable[JsonAnswer]]:
+    """Returns the response of a unary operation whose result `to_body` encodes."""
     facts = facts_of(scope)
 
     async def produce() -> JsonAnswer:
         facts.was_dispatched = True
-        call = begin()
+        call = deps.dispatcher.call(spec, context, payload)
         result = await call.result()
         receipt = call.receipt or receipt_pb2.Receipt()
         body = to_body(result, receipt)
         deps.metrics.tokens_used(facts, receipt.usage)
         return JsonAnswer(body, receipt_facts(receipt), media_type)
 
-    return produce
+    return UnaryAnswer(produce, cut_off_seconds=cut_off_seconds(deps, context))
 
 
 def json_response(body: object, status: int = 200) -> Response:

@@ -52,6 +52,7 @@ from gateway.openai.chat_fields import (
 from gateway.openai.extension_fields import unknown_extensions, unsupported
 from gateway.request_facts import facts_of
 from weft.api.common.v1 import chat_pb2, tokenize_pb2, warning_pb2
+from weft.dispatch.operations import TOKENIZE
 from weft.dispatch.payload_description import estimated_prompt_tokens
 from weft.dispatch.schema_guard import SchemaGuard
 from weft.kernel.errors import WeftError, invalid_field
@@ -87,7 +88,7 @@ async def count_tokens(deps: InferenceDeps, request: Request) -> Response:
     async def produce() -> JsonAnswer:
         await supply(wanted.payload, media, deps.media)
         facts_of(scope).was_dispatched = True
-        call = deps.dispatcher.tokenize(context, tokenize_pb2.TokenizePayload(chat=wanted.payload))
+        call = deps.dispatcher.call(TOKENIZE, context, tokenize_pb2.TokenizePayload(chat=wanted.payload))
         result = await call.result()
         headers = [] if call.receipt is None else receipt_facts(call.receipt)
         return JsonAnswer(encode_json({"input_tokens": result.count}), headers)

@@ -1,14 +1,13 @@
 """Chunks of files between the caller and the file store: fixed size, with a timeout for each."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine
 from contextlib import aclosing
 from time import monotonic
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from weft.durable.batches import MAX_PIECE_BYTES
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.time_limit import store_answer
 
 Answer = TypeVar("Answer")
 
@@ -16,7 +15,6 @@ SLICE_SECONDS = 0.005
 """How long CPU-bound work runs before it yields to the event loop."""
 HOLD_SECONDS = 5.0
 """How long received bytes are held to fill a chunk: the store treats a silent stream as broken."""
-_NO_MORE = object()
 
 
 class EventLoopYielder:
@@ -53,21 +51,22 @@ async def in_chunks(
         yield bytes(gathered)
 
 
-async def in_time(answer: Awaitable[Answer], seconds: float) -> Answer:
+async def in_time(answer: Coroutine[Any, Any, Answer], seconds: float) -> Answer:
     """Awaits an answer of the file or batch store. Raises SERVICE_UNAVAILABLE after `seconds`."""
-    try:
-        async with asyncio.timeout(seconds):
-            return await answer
-    except TimeoutError:
-        message = "file and batch store timed out"
-        raise WeftError(Reason.SERVICE_UNAVAILABLE, message, retry_after_seconds=1) from None
+    return await store_answer(seconds, answer, "file and batch store", retry_after_seconds=1)
 
 
 async def each_in_time(pieces: AsyncGenerator[Answer], seconds: float) -> AsyncGenerator[Answer]:
     """Iterates over chunks, each within `seconds`. Raises as `in_time`."""
     async with aclosing(pieces):
         while True:
-            piece = await in_time(anext(pieces, _NO_MORE), seconds)
-            if piece is _NO_MORE:
+            piece = await in_time(_next(pieces), seconds)
+            if piece is None:
                 return
-            yield piece  # type: ignore[misc]  # all that is not the mark
+            yield piece[0]
+
+
+async def _next(pieces: AsyncGenerator[Answer]) -> tuple[Answer] | None:
+    async for piece in pieces:
+        return (piece,)
+    return None

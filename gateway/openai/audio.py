@@ -16,9 +16,10 @@ from gateway.deps import InferenceDeps
 from gateway.intake.body import read_model, read_multipart_body
 from gateway.intake.multipart import Form, Part
 from gateway.intake.request_model import HandledRequest, ModelName, Word
-from gateway.ports import Speech
 from gateway.request_facts import facts_of
 from weft.api.common.v1 import audio_pb2, chat_pb2, receipt_pb2
+from weft.dispatch.call import Call
+from weft.dispatch.operations import SPEECH, TRANSCRIPTION, SpeechPiece
 from weft.dispatch.parameter_checks import (
     MAX_SPEECH_CHARS,
     MAX_SPEED,
@@ -74,7 +75,7 @@ async def speak(deps: InferenceDeps, request: Request) -> Response:
     params = await read_model(request, SpeechRequest, deps.config)
     context = deps.context(scope, surface="speech", params=params, model=params.model, operation=Operation.SPEECH)
     payload = to_speech(params)
-    speech = _GeneratedSpeech(deps.dispatcher.speak(context, payload))
+    speech = _GeneratedSpeech(deps.dispatcher.call(SPEECH, context, payload))
     facts_of(scope).was_dispatched = True
     return BinaryAnswer(
         speech.chunks(),
@@ -88,7 +89,7 @@ async def speak(deps: InferenceDeps, request: Request) -> Response:
 class _GeneratedSpeech:
     """Generated speech as bytes, with the media type of its first chunk."""
 
-    def __init__(self, speech: Speech) -> None:
+    def __init__(self, speech: Call[SpeechPiece]) -> None:
         self._speech = speech
         self._media_type = ""
 
@@ -100,7 +101,7 @@ class _GeneratedSpeech:
     async def chunks(self) -> AsyncGenerator[bytes]:
         """Yields the recording. Raises BACKEND_PROTOCOL_ERROR for an empty one."""
         is_empty = True
-        async with aclosing(self._speech.pieces()) as pieces:
+        async with aclosing(self._speech.chunks()) as pieces:
             async for piece in pieces:
                 if is_empty:
                     self._media_type = piece.media_type
@@ -124,14 +125,7 @@ async def _transcribed(request: Request, deps: InferenceDeps, *, translates: boo
         del receipt
         return transcription_body(transcription, params)
 
-    return unary_answer(
-        deps,
-        scope,
-        context,
-        lambda: deps.dispatcher.transcribe(context, payload),
-        to_body,
-        media_type_of(params),
-    )
+    return unary_answer(deps, scope, TRANSCRIPTION, context, payload, to_body, media_type_of(params))
 
 
 GRANULARITIES = frozenset({"word", "segment"})

@@ -12,15 +12,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.answers.answer_builder import encode_json
-from gateway.answers.sse import receipt_facts
-from gateway.answers.unary import JsonAnswer, UnaryAnswer, cut_off_seconds
+from gateway.answers.unary import unary_answer
 from gateway.config import RequestLimits
 from gateway.deps import InferenceDeps
 from gateway.intake.body import read_model
 from gateway.intake.request_model import HandledRequest, TextsOrTokens
 from gateway.openai.completions import fill_prompts
-from gateway.request_facts import facts_of
 from weft.api.common.v1 import embedding_pb2, receipt_pb2, usage_pb2
+from weft.dispatch.operations import EMBEDDING
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
@@ -40,19 +39,14 @@ class EmbeddingRequest(HandledRequest):
 async def create_embeddings(deps: InferenceDeps, request: Request) -> Response:
     """Returns embeddings of texts."""
     scope = request.scope
-    facts = facts_of(scope)
     params = await read_model(request, EmbeddingRequest, deps.config)
     context = deps.context(
         scope, surface="embeddings", params=params, model=params.model, operation=Operation.EMBEDDING
     )
     payload = to_payload(params, deps.config.limits)
 
-    async def produce() -> JsonAnswer:
-        facts.was_dispatched = True
-        call = deps.dispatcher.embed(context, payload)
-        vectors = await call.result()
-        receipt = call.receipt or receipt_pb2.Receipt()
-        body = to_body(
+    def body_of(vectors: list[embedding_pb2.Embedding], receipt: receipt_pb2.Receipt) -> bytes:
+        return to_body(
             vectors,
             expected=len(payload.inputs),
             model=receipt.model or params.model,
@@ -60,10 +54,8 @@ async def create_embeddings(deps: InferenceDeps, request: Request) -> Response:
             as_base64=params.encoding_format == "base64",
             dimensions=params.dimensions,
         )
-        deps.metrics.tokens_used(facts, receipt.usage)
-        return JsonAnswer(body, receipt_facts(receipt))
 
-    return UnaryAnswer(produce, cut_off_seconds=cut_off_seconds(deps, context))
+    return unary_answer(deps, scope, EMBEDDING, context, payload, body_of)
 
 
 def to_payload(request: EmbeddingRequest, limits: RequestLimits) -> embedding_pb2.EmbeddingPayload:

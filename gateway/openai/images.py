@@ -17,6 +17,7 @@ from gateway.intake.request_model import HandledRequest, ModelName, Word
 from gateway.openai.extension_fields import fill_extra
 from gateway.request_facts import facts_of
 from weft.api.common.v1 import chat_pb2, image_pb2, receipt_pb2, usage_pb2
+from weft.dispatch.operations import IMAGE
 from weft.dispatch.parameter_checks import (
     MAX_IMAGE_PROMPT_CHARS,
     MAX_IMAGES,
@@ -79,7 +80,7 @@ def _made(request: Request, deps: InferenceDeps, params: ImageRequest, payload: 
     def to_body(made: list[image_pb2.GeneratedImage], receipt: receipt_pb2.Receipt) -> bytes:
         return image_body(made, int(deps.clock.utc_now().timestamp()), receipt.usage)
 
-    return unary_answer(deps, scope, context, lambda: deps.dispatcher.generate_images(context, payload), to_body)
+    return unary_answer(deps, scope, IMAGE, context, payload, to_body)
 
 
 _IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/webp"})

@@ -15,6 +15,7 @@ from gateway.deps import InferenceDeps
 from gateway.intake.body import read_model
 from gateway.intake.request_model import MAX_INT32, HandledRequest, ModelName, StopAtFirstError, StrictModel
 from weft.api.common.v1 import receipt_pb2, rerank_pb2, usage_pb2
+from weft.dispatch.operations import RERANK
 from weft.dispatch.parameter_checks import (
     MAX_DOCUMENTS,
 )
@@ -73,7 +74,7 @@ async def rerank_documents(deps: InferenceDeps, request: Request) -> Response:
         answerer = replace(identity, model=receipt.model or params.model)
         return rerank_body(scores, params, answerer, receipt.usage)
 
-    return unary_answer(deps, scope, context, lambda: deps.dispatcher.rerank(context, payload), to_body)
+    return unary_answer(deps, scope, RERANK, context, payload, to_body)
 
 
 def to_payload(request: RerankRequest) -> rerank_pb2.RerankPayload:

@@ -15,6 +15,7 @@ from gateway.intake.request_model import HandledRequest, ModelName, StopAtFirstE
 from gateway.openai import chat as chat_payload
 from gateway.openai.chat_schema import ChatRequest, Message, TemplateArguments, ToolDefinition
 from weft.api.common.v1 import receipt_pb2, tokenize_pb2
+from weft.dispatch.operations import TOKENIZE
 from weft.kernel.errors import invalid_field
 from weft.kernel.request import Operation
 
@@ -55,7 +56,7 @@ async def tokenize(deps: InferenceDeps, request: Request) -> Response:
     def to_body(result: tokenize_pb2.TokenizeResult, receipt: receipt_pb2.Receipt) -> bytes:
         return token_body(result, params, receipt.model or params.model)
 
-    return unary_answer(deps, scope, context, lambda: deps.dispatcher.tokenize(context, payload), to_body)
+    return unary_answer(deps, scope, TOKENIZE, context, payload, to_body)
 
 
 _KINDS = ("content", "prompt", "messages")

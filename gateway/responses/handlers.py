@@ -1,6 +1,6 @@
 """/v1/responses: create, retrieve, cancel and delete responses, and list their input items."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from urllib.parse import parse_qsl
 
@@ -8,7 +8,6 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
-from typing_extensions import override
 
 from gateway.answers.generation import Work, streamed, unary
 from gateway.answers.stream import EventStream
@@ -19,7 +18,6 @@ from gateway.intake.headers import tenant_of
 from gateway.intake.json_guard import parse
 from gateway.intake.query import MAX_PARAMETERS
 from gateway.openai.sampling import wants_events
-from gateway.ports import Generation
 from gateway.request_facts import facts_of
 from gateway.responses.background import (
     BackgroundDeps,
@@ -38,13 +36,15 @@ from gateway.responses.replay import FROM_THE_START
 from gateway.responses.retrieval import ResponseRetrieval, StoreWithTimeout, not_streamed_again
 from gateway.responses.running import (
     PartialResponse,
-    RecordedGeneration,
     ResponseRecord,
+    ResponseRecording,
     RunningResponse,
     RunningResponses,
 )
 from gateway.responses.schema import MAX_ID_CHARS, ResponsesRequest
 from gateway.responses.stream import ResponsesAnswer, ResponsesStream
+from weft.dispatch.call import Layer
+from weft.dispatch.frames import Frame
 from weft.dispatch.request_trace import RequestContext
 from weft.durable.responses import ResponseStore
 from weft.durable.tasks import TaskPort
@@ -75,18 +75,6 @@ class ResponsesDeps:
         if self.store is None or self.background is None:
             return self.store
         return ContinuedResponses(self.store, self.background.responses)
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedWork(Work):
-    """A translated request whose response can be retrieved, cancelled and stored."""
-
-    responding: Callable[[Generation], RecordedGeneration] | None = None
-
-    @override
-    def begin(self) -> Generation:
-        generation = Work.begin(self)
-        return generation if self.responding is None else self.responding(generation)
 
 
 def responses_deps(deps: GatewayDeps, store: ResponseStore | None, tasks: TaskPort | None) -> ResponsesDeps:
@@ -158,19 +146,14 @@ async def _live(
     if not params.stream:
         answer = ResponsesAnswer(document)
         # Only a streamed response publishes its id before its end.
-        responding = _responding(responses, answer, record, None)
-        return unary(_responding_work(work, responding), answer)
+        return unary(replace(work, layers=_recording(responses, answer, record, None)), answer)
     responses.running.require_room()
     if params.store and record is not None:
         await _require_store(record)
     encoder = ResponsesStream(document, include_events=wants_events(params))
     running = RunningResponse(context.tenant, document.response_id, encoder, record)
-    responding = _responding(responses, encoder, record, running)
-    return streamed(_responding_work(_cancellable(work, running), responding), encoder)
-
-
-def _responding_work(work: Work, responding: Callable[[Generation], RecordedGeneration]) -> RecordedWork:
-    return RecordedWork(work.deps, work.scope, work.context, work.payload, work.warnings, work.media, responding)
+    recording = _recording(responses, encoder, record, running)
+    return streamed(replace(_cancellable(work, running), layers=recording), encoder)
 
 
 def _background(params: ResponsesRequest, context: RequestContext, responses: ResponsesDeps) -> BackgroundDeps:
@@ -223,13 +206,10 @@ def _cancellable(work: Work, running: RunningResponse) -> Work:
     return replace(work, context=replace(context, journal=journal))
 
 
-def _responding(
+def _recording(
     responses: ResponsesDeps, partial: PartialResponse, record: ResponseRecord | None, running: RunningResponse | None
-) -> Callable[[Generation], RecordedGeneration]:
-    def around(generation: Generation) -> RecordedGeneration:
-        return RecordedGeneration(generation, partial, record=record, running=running, all_running=responses.running)
-
-    return around
+) -> tuple[Layer[Frame]]:
+    return (ResponseRecording(partial=partial, record=record, running=running, all_running=responses.running),)
 
 
 MAX_ITEMS = 100

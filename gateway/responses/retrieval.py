@@ -1,8 +1,7 @@
 """Retrieval of responses by id: running on this gateway, stored, or in the background."""
 
-import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Sequence
-from typing import TypeVar
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 from typing_extensions import override
@@ -14,6 +13,7 @@ from gateway.responses.running import RunningResponses
 from weft.durable.responses import ResponseStore, StoredResponse, response_not_found
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.reasons import Reason
+from weft.kernel.time_limit import store_answer
 
 Answer = TypeVar("Answer")
 
@@ -41,12 +41,8 @@ class StoreWithTimeout(ResponseStore):
     async def delete(self, tenant: str, response_id: str) -> None:
         await self._in_time(self._store.delete(tenant, response_id))
 
-    async def _in_time(self, answer: Awaitable[Answer]) -> Answer:
-        try:
-            async with asyncio.timeout(self._timeout_seconds):
-                return await answer
-        except TimeoutError:
-            raise WeftError(Reason.SERVICE_UNAVAILABLE, "response store timed out") from None
+    async def _in_time(self, answer: Coroutine[Any, Any, Answer]) -> Answer:
+        return await store_answer(self._timeout_seconds, answer, "response store")
 
 
 class _Body(msgspec.Struct):

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
-from typing_extensions import override
-
-from gateway.ports import Generation
 from gateway.responses.document import CANCELLED, IN_PROGRESS, ResponseDocument
 from weft.api.common.v1 import receipt_pb2
+from weft.dispatch.call import Call, Proceed
 from weft.dispatch.frames import Frame
 from weft.durable.responses import ResponseStore, StoredResponse
 from weft.kernel.errors import WeftError
@@ -159,39 +157,25 @@ class RunningResponses:
             del self._running[running.response_id]
 
 
-class RecordedGeneration(Generation):
-    """A generation whose response can be retrieved, and is stored before its last event is passed on."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseRecording:
+    """A layer around a generation whose response can be retrieved; it is stored before its last event is passed on."""
 
-    def __init__(
-        self,
-        generation: Generation,
-        partial: PartialResponse,
-        *,
-        record: ResponseRecord | None,
-        running: RunningResponse | None,
-        all_running: RunningResponses,
-    ) -> None:
-        """`record`: None: it is not stored; `running`: None: it cannot be retrieved before its end."""
-        self._generation = generation
-        self._growing = partial
-        self._keeping = record
-        self._running = running
-        self._everyone = all_running
+    partial: PartialResponse
+    record: ResponseRecord | None
+    """None: it is not stored."""
+    running: RunningResponse | None
+    """None: it cannot be retrieved before its end."""
+    all_running: RunningResponses
 
-    @override
-    @property
-    def receipt(self) -> receipt_pb2.Receipt | None:
-        return self._generation.receipt
-
-    @override
-    async def frames(self) -> AsyncGenerator[Frame]:
-        """Raises CANCELLED where it was cancelled."""
-        running = self._running
+    async def __call__(self, call: Call[Frame], /, proceed: Proceed[Frame]) -> AsyncGenerator[Frame]:
+        """Yields the frames. Raises CANCELLED where it was cancelled."""
+        running = self.running
         with ExitStack() as stack:
             if running is not None:
-                stack.enter_context(self._everyone.joined(running))
+                stack.enter_context(self.all_running.joined(running))
             try:
-                async with aclosing(self._generation.frames()) as frames:
+                async with aclosing(proceed(call)) as frames:
                     while (frame := await self._next(frames)) is not None:
                         if not (frame and frame[-1].HasField("finished")):
                             yield frame
@@ -205,19 +189,19 @@ class RecordedGeneration(Generation):
             except WeftError as error:
                 if running is not None and running.is_ended:
                     await running.settled()
-                elif error.reason is Reason.CANCELLED and self._keeping is not None:
-                    self._growing.document.note_not_stored(error)
+                elif error.reason is Reason.CANCELLED and self.record is not None:
+                    self.partial.document.note_not_stored(error)
                 raise
 
     async def _next(self, frames: AsyncGenerator[Frame]) -> Frame | None:
-        if self._running is None:
+        if self.running is None:
             return await anext(frames, None)
-        with self._running.waiting():
+        with self.running.waiting():
             return await anext(frames, None)
 
     async def _conclude(self, receipt: receipt_pb2.Receipt) -> None:
-        if self._running is not None:
-            self._running.conclude()
-        body = self._growing.conclude(receipt)
-        if self._keeping is not None:
-            await self._keeping.keep(self._growing, body)
+        if self.running is not None:
+            self.running.conclude()
+        body = self.partial.conclude(receipt)
+        if self.record is not None:
+            await self.record.keep(self.partial, body)

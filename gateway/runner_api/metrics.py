@@ -1,4 +1,4 @@
-"""Metrics of a runner's HTTP API, and the dispatcher that counts its requests and waits within one queue limit.
+"""Metrics of a runner's HTTP API, and the observer that counts its requests and waits within one queue limit.
 
 Labels are bounded: tenants beyond the limit share the label `other`.
 """
@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -16,11 +16,9 @@ from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from gateway.errors import DetailedError
-from gateway.ports import Embedding, Generation, RequestDispatcher, Speech, UnaryCall
 from gateway.runner_api.ports import DeviceFacts, QueueView, RunnerFacts
-from weft.api.common.v1 import audio_pb2, embedding_pb2, image_pb2, receipt_pb2, rerank_pb2, tokenize_pb2
-from weft.dispatch.frames import Frame, GenerationPayload
-from weft.dispatch.request_call import SpeechPiece
+from weft.api.common.v1 import receipt_pb2
+from weft.dispatch.call import Call, Proceed
 from weft.dispatch.request_trace import RequestContext
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
@@ -175,7 +173,7 @@ class WaitWindow:
 
 FULL_RETRY_SECONDS = 5.0
 
-ResultT = TypeVar("ResultT")
+T = TypeVar("T")
 
 
 class RequestObserver:
@@ -222,6 +220,24 @@ class RequestObserver:
             retry_after_seconds=seconds,
         )
 
+    def around(self, call: Call[T], /, proceed: Proceed[T]) -> AsyncGenerator[T]:
+        """The layer that admits and records calls. One that takes no slot is neither queued nor counted in waits."""
+        return self._observed(call, proceed) if call.spec.takes_slot else proceed(call)
+
+    async def _observed(self, call: Call[T], proceed: Proceed[T]) -> AsyncGenerator[T]:
+        began = self.now()
+        failure: WeftError | None = None
+        try:
+            self.admit()
+            async with aclosing(proceed(call)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        except WeftError as error:
+            failure = self.public_error(error)
+            raise failure from error
+        finally:
+            self.ended(call.context, call.receipt, failure, began)
+
     def ended(
         self, context: RequestContext, receipt: receipt_pb2.Receipt | None, error: WeftError | None, began: float
     ) -> None:
@@ -245,121 +261,3 @@ def _reason(receipt: receipt_pb2.Receipt | None, error: WeftError | None) -> Rea
     if receipt is not None:
         return Reason(receipt.reason)
     return Reason.CANCELLED if error is None else error.reason
-
-
-class ObservedDispatcher(RequestDispatcher):
-    """See `gateway.ports.RequestDispatcher`."""
-
-    def __init__(self, dispatcher: RequestDispatcher, observer: RequestObserver) -> None:
-        self._dispatcher = dispatcher
-        self._observer = observer
-
-    @override
-    def generate(self, context: RequestContext, payload: GenerationPayload) -> Generation:
-        return _ObservedGeneration(self._dispatcher.generate(context, payload), context, self._observer)
-
-    @override
-    def embed(self, context: RequestContext, payload: embedding_pb2.EmbeddingPayload) -> Embedding:
-        return _ObservedWhole(self._dispatcher.embed(context, payload), context, self._observer)
-
-    @override
-    def rerank(
-        self, context: RequestContext, payload: rerank_pb2.RerankPayload
-    ) -> UnaryCall[list[rerank_pb2.RerankScore]]:
-        return _ObservedWhole(self._dispatcher.rerank(context, payload), context, self._observer)
-
-    @override
-    def tokenize(
-        self, context: RequestContext, payload: tokenize_pb2.TokenizePayload
-    ) -> UnaryCall[tokenize_pb2.TokenizeResult]:
-        """It takes no slot: it is neither queued nor counted in waits."""
-        return self._dispatcher.tokenize(context, payload)
-
-    @override
-    def generate_images(
-        self, context: RequestContext, payload: image_pb2.ImagePayload
-    ) -> UnaryCall[list[image_pb2.GeneratedImage]]:
-        return _ObservedWhole(self._dispatcher.generate_images(context, payload), context, self._observer)
-
-    @override
-    def transcribe(
-        self, context: RequestContext, payload: audio_pb2.TranscriptionPayload
-    ) -> UnaryCall[audio_pb2.Transcription]:
-        return _ObservedWhole(self._dispatcher.transcribe(context, payload), context, self._observer)
-
-    @override
-    def speak(self, context: RequestContext, payload: audio_pb2.SpeechPayload) -> Speech:
-        return _ObservedSpeech(self._dispatcher.speak(context, payload), context, self._observer)
-
-
-class _ObservedGeneration:
-    def __init__(self, generation: Generation, context: RequestContext, observer: RequestObserver) -> None:
-        self._generation = generation
-        self._context = context
-        self._observer = observer
-
-    @property
-    def receipt(self) -> receipt_pb2.Receipt | None:
-        return self._generation.receipt
-
-    async def frames(self) -> AsyncGenerator[Frame]:
-        observer, began = self._observer, self._observer.now()
-        failure: WeftError | None = None
-        try:
-            observer.admit()
-            async with aclosing(self._generation.frames()) as frames:
-                async for frame in frames:
-                    yield frame
-        except WeftError as error:
-            failure = observer.public_error(error)
-            raise failure from error
-        finally:
-            observer.ended(self._context, self.receipt, failure, began)
-
-
-class _ObservedWhole(Generic[ResultT]):
-    def __init__(self, call: UnaryCall[ResultT], context: RequestContext, observer: RequestObserver) -> None:
-        self._call = call
-        self._context = context
-        self._observer = observer
-
-    @property
-    def receipt(self) -> receipt_pb2.Receipt | None:
-        return self._call.receipt
-
-    async def result(self) -> ResultT:
-        observer, began = self._observer, self._observer.now()
-        failure: WeftError | None = None
-        try:
-            observer.admit()
-            return await self._call.result()
-        except WeftError as error:
-            failure = observer.public_error(error)
-            raise failure from error
-        finally:
-            observer.ended(self._context, self.receipt, failure, began)
-
-
-class _ObservedSpeech:
-    def __init__(self, speech: Speech, context: RequestContext, observer: RequestObserver) -> None:
-        self._speech = speech
-        self._context = context
-        self._observer = observer
-
-    @property
-    def receipt(self) -> receipt_pb2.Receipt | None:
-        return self._speech.receipt
-
-    async def pieces(self) -> AsyncGenerator[SpeechPiece]:
-        observer, began = self._observer, self._observer.now()
-        failure: WeftError | None = None
-        try:
-            observer.admit()
-            async with aclosing(self._speech.pieces()) as pieces:
-                async for piece in pieces:
-                    yield piece
-        except WeftError as error:
-            failure = observer.public_error(error)
-            raise failure from error
-        finally:
-            observer.ended(self._context, self.receipt, failure, began)

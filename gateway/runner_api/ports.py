@@ -6,7 +6,7 @@ from typing import Protocol
 
 from gateway.auth.authentication import KeyRingSource
 from gateway.operations import OperationsPort
-from gateway.ports import RequestDispatcher
+from weft.dispatch.call import RequestDispatcher
 from weft.dispatch.fleet import FleetSource
 
 

@@ -1,161 +1,70 @@
 """Runs a request: gets a grant, calls the runner itself, fails over before the first content, writes the receipt.
 
-The router decides and never sees a token; the frames of a runner pass through here unchanged. `request_call` has what
-all kinds of requests share, and the streamed kinds; the unary kinds are here.
+The router decides and never sees a token; the chunks of a runner pass through here unchanged. What differs between
+operations is in `weft.dispatch.operations`.
 """
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import grpc
 
-from weft.api.common.v1 import audio_pb2, embedding_pb2, image_pb2, rerank_pb2, tokenize_pb2
-from weft.api.runner.v1 import (
-    embedding_service_pb2,
-    embedding_service_pb2_grpc,
-    model_call_service_pb2,
-    model_call_service_pb2_grpc,
-)
-from weft.dispatch.agents import require_chat
-from weft.dispatch.fleet import FleetSource
-from weft.dispatch.frames import GenerationPayload
-from weft.dispatch.payload_description import Payload
-from weft.dispatch.placement import Grant, PlacementPort
+from weft.api.common.v1 import agent_behaviour_pb2, receipt_pb2, usage_pb2
+from weft.api.runner.v1 import serve_options_pb2, ticket_pb2
+from weft.dispatch.agents import agent_name_of, require_chat, resolve
+from weft.dispatch.call import Call, RequestDispatcher
+from weft.dispatch.fleet import FleetSource, FleetView
+from weft.dispatch.frames import Frame
+from weft.dispatch.operations import ChunkT, OperationSpec, PayloadT, ended_early
+from weft.dispatch.parameter_checks import serve_options
+from weft.dispatch.payload_description import affinity_key, describe
+from weft.dispatch.placement import Decision, Grant, PlacementPort, PlacementRequest
 from weft.dispatch.reconnecting_placement import ReconnectConfig, ReconnectingPlacement
-from weft.dispatch.request_call import (
-    CallDeps,
-    GenerationCall,
-    RequestCall,
-    SpeechCall,
-    reported_error,
-    require_cancelled,
-    runner_error,
-    ticket_of,
-    waiting_event,
-)
-from weft.dispatch.request_trace import RequestContext
+from weft.dispatch.request_trace import RequestContext, RequestTrace, log_receipt
+from weft.kernel.address import metadata_of
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import ChannelPool
+from weft.kernel.request import Operation
+from weft.kernel.rpc import ChannelPool, error_from_call
+from weft.kernel.telemetry import TRACEPARENT
 
-ResultT = TypeVar("ResultT")
+T = TypeVar("T")
+
+SNAPSHOT_CHECK_SECONDS = 0.05
+"""Interval between looks whether the mesh is known; they end at `ReconnectConfig.router_outage_limit_seconds`."""
 
 
 @dataclass(frozen=True, slots=True)
-class UnaryMethod(Generic[ResultT]):
-    """A unary method of a runner. Its request has a ticket, a payload and options; its response has a receipt."""
+class CallDeps:
+    """Dependencies of every call of one dispatcher."""
 
-    request: Callable[..., Any]
-    """Makes the request."""
-    method: Callable[[grpc.aio.Channel], Any]
-    """The method on a channel."""
-    result: Callable[[Any], ResultT]
-    """Extracts the caller's result from a response."""
+    placement: PlacementPort
+    channels: ChannelPool
+    clock: Clock
+    steady: ReconnectConfig
+    fleet: FleetSource | None
 
+    def view(self) -> FleetView:
+        """Returns the current view of the mesh; empty without a fleet."""
+        return FleetView(revision=1) if self.fleet is None else self.fleet.view
 
-EMBED: UnaryMethod[list[embedding_pb2.Embedding]] = UnaryMethod(
-    embedding_service_pb2.EmbedRequest,
-    lambda channel: embedding_service_pb2_grpc.EmbeddingServiceStub(channel).Embed,
-    lambda response: list(response.embeddings),
-)
-RERANK: UnaryMethod[list[rerank_pb2.RerankScore]] = UnaryMethod(
-    model_call_service_pb2.RerankRequest,
-    lambda channel: model_call_service_pb2_grpc.ModelCallServiceStub(channel).Rerank,
-    lambda response: list(response.scores),
-)
-TOKENIZE: UnaryMethod[tokenize_pb2.TokenizeResult] = UnaryMethod(
-    model_call_service_pb2.TokenizeRequest,
-    lambda channel: model_call_service_pb2_grpc.ModelCallServiceStub(channel).Tokenize,
-    lambda response: response.result,
-)
-GENERATE_IMAGES: UnaryMethod[list[image_pb2.GeneratedImage]] = UnaryMethod(
-    model_call_service_pb2.GenerateImagesRequest,
-    lambda channel: model_call_service_pb2_grpc.ModelCallServiceStub(channel).GenerateImages,
-    lambda response: list(response.images),
-)
-TRANSCRIBE: UnaryMethod[audio_pb2.Transcription] = UnaryMethod(
-    model_call_service_pb2.TranscribeRequest,
-    lambda channel: model_call_service_pb2_grpc.ModelCallServiceStub(channel).Transcribe,
-    lambda response: response.transcription,
-)
+    def may_leave(self, grant: Grant) -> bool:
+        """Whether using a grant may send bytes off the premises.
+
+        For models that are not known here yet, the ticket decides.
+        """
+        known = self.view().models.get(grant.model)
+        if known is None or known.expected:
+            return ticket_pb2.TicketClaims.FromString(grant.claims).allow_remote
+        return known.remote
 
 
-class UnaryCall(RequestCall, Generic[ResultT]):
-    """A running unary request."""
-
-    def __init__(
-        self, tools: CallDeps, context: RequestContext, payload: Payload, method: UnaryMethod[ResultT]
-    ) -> None:
-        super().__init__(tools, context)
-        self._payload = payload
-        self._method = method
-
-    async def result(self) -> ResultT:
-        """The answer. Raises the WeftError that ended the request; cancelling it stops the runner's work."""
-        try:
-            require_chat(self._context)
-            async with self._place(self._payload) as placement:
-                try:
-                    response = await self._attempts(placement)
-                except Exception as error:
-                    await self._report_failed(placement, error)
-                    raise
-                receipt = self._close(Reason.UNSPECIFIED, response.receipt)
-                await placement.report_finished(Reason.UNSPECIFIED, receipt)
-                return self._method.result(response)
-        except Exception as error:
-            self._close_failed(error)
-            raise
-        finally:
-            self._close_left()
-
-    async def _attempts(self, placement: ReconnectingPlacement) -> Any:
-        last_error: WeftError | None = None
-        while True:
-            try:
-                decision = await placement.next_decision()
-            except WeftError as rejection:
-                raise reported_error(rejection, last_error) from rejection
-            now = self._tools.clock.monotonic()
-            if not isinstance(decision, Grant):
-                self._trace.note_waiting(decision, now)
-                continue
-            self._trace.note_grant(decision, now, remote=self._tools.may_leave(decision))
-            try:
-                return await self._attempt(decision)
-            except WeftError as error:
-                await self._fail_attempt(placement, decision, error)
-                last_error = error
-
-    async def _attempt(self, grant: Grant) -> Any:
-        method = self._method
-        channel = await self._tools.channels.get(grant.address)
-        request = method.request(ticket=ticket_of(grant), payload=self._payload, options=self._options(grant))
-        try:
-            return await method.method(channel)(
-                request, timeout=self._seconds_left(grant), metadata=self._metadata(grant)
-            )
-        except grpc.aio.AioRpcError as error:
-            raise runner_error(error) from error
-        except asyncio.CancelledError:
-            require_cancelled()
-            raise
-
-
-EmbeddingCall = UnaryCall[list[embedding_pb2.Embedding]]
-
-
-__all__ = ["Dispatcher", "EmbeddingCall", "GenerationCall", "SpeechCall", "UnaryCall", "waiting_event"]
-
-
-class Dispatcher:
-    """Turns requests into calls. One per process that has callers: each gateway, each router.
-
-    A call starts when its frames or chunks are read, or its result is awaited.
-    """
+class Dispatcher(RequestDispatcher):
+    """Turns requests into calls. One per process that has callers: each gateway, each router."""
 
     def __init__(
         self,
@@ -167,40 +76,268 @@ class Dispatcher:
         fleet: FleetSource | None = None,
     ) -> None:
         """`fleet` knows the agents; without it there are none."""
-        self._tools = CallDeps(placement, channels, clock or SystemClock(), steady or ReconnectConfig(), fleet)
+        deps = CallDeps(placement, channels, clock or SystemClock(), steady or ReconnectConfig(), fleet)
+        self._run = partial(_chunks, deps)
 
-    def generate(self, context: RequestContext, payload: GenerationPayload) -> GenerationCall:
-        """A chat or text completion."""
-        return GenerationCall(self._tools, context, payload)
+    def call(
+        self, spec: OperationSpec[PayloadT, ChunkT], context: RequestContext, payload: PayloadT, *, whole: bool = False
+    ) -> Call[ChunkT]:
+        """See `RequestDispatcher.call`."""
+        return Call(spec, context, payload, self._run, whole=whole)
 
-    def embed(self, context: RequestContext, payload: embedding_pb2.EmbeddingPayload) -> EmbeddingCall:
-        """Vectors, in input order."""
-        return UnaryCall(self._tools, context, payload, EMBED)
 
-    def rerank(
-        self, context: RequestContext, payload: rerank_pb2.RerankPayload
-    ) -> UnaryCall[list[rerank_pb2.RerankScore]]:
-        """Scores of documents, the best first."""
-        return UnaryCall(self._tools, context, payload, RERANK)
+def _chunks(deps: CallDeps, call: Call[T], /) -> AsyncGenerator[T]:
+    return _RequestRun(deps, call).chunks()
 
-    def tokenize(
-        self, context: RequestContext, payload: tokenize_pb2.TokenizePayload
-    ) -> UnaryCall[tokenize_pb2.TokenizeResult]:
-        """Tokens of a text or of a conversation."""
-        return UnaryCall(self._tools, context, payload, TOKENIZE)
 
-    def generate_images(
-        self, context: RequestContext, payload: image_pb2.ImagePayload
-    ) -> UnaryCall[list[image_pb2.GeneratedImage]]:
-        """Images."""
-        return UnaryCall(self._tools, context, payload, GENERATE_IMAGES)
+class _RequestRun(Generic[T]):
+    """The run of one call: its trace, placement, attempts and receipt."""
 
-    def transcribe(
-        self, context: RequestContext, payload: audio_pb2.TranscriptionPayload
-    ) -> UnaryCall[audio_pb2.Transcription]:
-        """The text of a recording."""
-        return UnaryCall(self._tools, context, payload, TRANSCRIBE)
+    def __init__(self, deps: CallDeps, call: Call[T]) -> None:
+        self.deps = deps
+        self.call = call
+        self.context = call.context
+        self.payload: Any = call.payload
+        self.behaviour: agent_behaviour_pb2.AgentBehaviour | None = None
+        self.trace = RequestTrace(call.context, deps.clock.monotonic())
+        self._last_error: WeftError | None = None
 
-    def speak(self, context: RequestContext, payload: audio_pb2.SpeechPayload) -> SpeechCall:
-        """Speech for a text."""
-        return SpeechCall(self._tools, context, payload)
+    async def chunks(self) -> AsyncGenerator[T]:
+        """See `Call.chunks`. Leaving the iterator (aclose, cancel) cancels the runner's work."""
+        call, waiting = self.call, self.call.spec.waiting
+        try:
+            await self._until_agents_are_known()
+            self._resolve_agent()
+            async with self._place() as placement:
+                try:
+                    while call.receipt is None:
+                        decision = await self._next_decision(placement)
+                        if not isinstance(decision, Grant):
+                            if waiting is not None:
+                                yield waiting(decision)
+                            continue
+                        attempt = _Attempt(self, placement, decision)
+                        try:
+                            while (chunk := await attempt.next()) is not None:
+                                yield chunk
+                        except WeftError as error:
+                            attempt.cancel()
+                            await self._fail_attempt(placement, decision, error)
+                        finally:
+                            attempt.cancel()
+                except Exception as error:
+                    await placement.report_finished(_reason_of(error), self._close_failed(error))
+                    raise
+                await placement.report_finished(Reason.UNSPECIFIED, call.receipt)
+        except Exception as error:
+            self._close_failed(error)
+            raise
+        finally:
+            self._close_left()
+
+    async def _until_agents_are_known(self) -> None:
+        """Wait for the first snapshot of the mesh: a process that has just started knows no agent yet."""
+        if agent_name_of(self.context.model) is None:
+            return
+        clock, began = self.deps.clock, self.deps.clock.monotonic()
+        limit, own = self.deps.steady.router_outage_limit_seconds, self._seconds_to_deadline()
+        ends_at = began + (limit if own is None else min(limit, own))
+        while self.deps.view().revision == 0 and clock.monotonic() < ends_at:
+            await clock.sleep(SNAPSHOT_CHECK_SECONDS)
+
+    def _resolve_agent(self) -> None:
+        """Replaces the request for an agent by one to its model, for every attempt."""
+        require_chat(self.context)
+        if self.context.operation is not Operation.CHAT:
+            return
+        found = resolve(self.deps.view(), self.context, self.payload)
+        if found is not None:
+            self.context = self.trace.context = found.context
+            self.payload = found.payload
+            self.behaviour = found.behaviour
+
+    def _place(self) -> ReconnectingPlacement:
+        context = self.context
+        salt = f"{context.tenant}\0{context.handling.cache_tag}"
+        description = describe(self.payload, salt=salt, behaviour=self.behaviour)
+        request = PlacementRequest(
+            request_id=context.request_id,
+            tenant=context.tenant,
+            model=context.model,
+            operation=context.operation,
+            priority=context.priority,
+            names_priority=context.names_priority,
+            allow_remote=context.allow_remote,
+            seconds_left=self._seconds_to_deadline(),
+            traceparent=context.traceparent,
+            prompt_tokens=description.prompt_tokens,
+            max_output_tokens=description.max_output_tokens,
+            skills=description.skills,
+            tools=description.tools,
+            affinity_key=affinity_key(context.session, context.tenant),
+            prefix_digests=description.prefix_digests,
+            client_id=context.client_id,
+        )
+        return ReconnectingPlacement(self.deps.placement, request, self.deps.clock, self.deps.steady)
+
+    async def _next_decision(self, placement: ReconnectingPlacement) -> Decision:
+        try:
+            decision = await placement.next_decision()
+        except WeftError as rejection:
+            raise reported_error(rejection, self._last_error) from rejection
+        now = self.deps.clock.monotonic()
+        if isinstance(decision, Grant):
+            self.trace.note_grant(decision, now, remote=self.deps.may_leave(decision))
+        else:
+            self.trace.note_waiting(decision, now)
+        return decision
+
+    async def _fail_attempt(self, placement: ReconnectingPlacement, grant: Grant, error: WeftError) -> None:
+        """Reports a failed attempt; raises its error if content was already sent."""
+        self.trace.note_attempt_failed(error.reason)
+        if self.trace.first_content is not None:
+            error.metadata["content_started"] = "true"
+            raise error
+        self._last_error = error
+        await placement.report_attempt_failed(grant.attempt, error.reason)
+
+    def seconds_left(self, grant: Grant) -> float | None:
+        """Returns the time limit of an attempt that starts now, from the caller's deadline and the request's route."""
+        own = self._seconds_to_deadline()
+        left = [seconds for seconds in (grant.seconds_left, own) if seconds is not None]
+        return max(0.0, min(left)) if left else None
+
+    def _seconds_to_deadline(self) -> float | None:
+        """Returns the time to the caller's deadline; None: there is none."""
+        if self.context.timeout_seconds is None:
+            return None
+        return max(0.0, self.context.timeout_seconds - (self.deps.clock.monotonic() - self.trace.arrived))
+
+    def close(self, reason: Reason, runner_part: receipt_pb2.Receipt | None) -> receipt_pb2.Receipt:
+        """Writes and returns the receipt."""
+        now = self.deps.clock.monotonic()
+        receipt = self.call.receipt = self.trace.receipt(reason, runner_part, now)
+        log_receipt(self.context, receipt, now - self.trace.arrived)
+        return receipt
+
+    def _close_failed(self, error: Exception) -> receipt_pb2.Receipt:
+        """Returns the receipt of a failed request; a finished request keeps its own."""
+        return self.call.receipt or self.close(_reason_of(error), None)
+
+    def _close_left(self) -> None:
+        """Writes the receipt of a request whose caller left, or whose deadline passed, unless it has one."""
+        if self.call.receipt is None:
+            is_late = self._seconds_to_deadline() == 0
+            self.close(Reason.DEADLINE_EXCEEDED if is_late else Reason.CANCELLED, None)
+
+
+class _Attempt:
+    """One attempt of a request at its runner; see `weft.dispatch.operations.Attempt`."""
+
+    def __init__(self, run: _RequestRun[Any], placement: ReconnectingPlacement, grant: Grant) -> None:
+        self._run = run
+        self._placement = placement
+        self._grant = grant
+        self._spec: OperationSpec[Any, Any] = run.call.spec
+        self._rpc: Any = None
+        self.has_content = False
+
+    async def next(self) -> Any:
+        """Returns the next chunk; None after the last one. Raises the WeftError that ended the attempt."""
+        run = self._run
+        while run.call.receipt is None:
+            response, had_content = await self._read(), self.has_content
+            chunk = self._spec.fold(self, response)
+            if self.has_content and not had_content:
+                await self._placement.report_first_content(self._grant.attempt)
+            if chunk is not None:
+                return chunk
+        return None
+
+    async def _read(self) -> Any:
+        """Returns the next response of the runner."""
+        rpc = self._rpc
+        if rpc is None:
+            rpc = self._rpc = await self._call_runner()
+        try:
+            # Not `async for`: a call that was iterated is a cycle, which only the garbage collector ends.
+            response = await (rpc.read() if self._spec.streamed else rpc)
+        except grpc.aio.AioRpcError as error:
+            raise runner_error(error) from error
+        except asyncio.CancelledError:
+            require_cancelled()
+            raise
+        if response is grpc.aio.EOF:
+            raise ended_early()
+        return response
+
+    async def _call_runner(self) -> Any:
+        run, grant, spec, rpc = self._run, self._grant, self._spec, self._spec.runner_rpc
+        channel = await run.deps.channels.get(grant.address)
+        request = rpc.request(options=self._options(), **{spec.payload_field: run.payload})
+        request.ticket.claims, request.ticket.mac = grant.claims, grant.mac
+        if run.context.agent:
+            request.agent = run.context.agent
+        if run.behaviour is not None:
+            request.behaviour.CopyFrom(run.behaviour)
+        opens = channel.unary_stream if spec.streamed else channel.unary_unary
+        method: Any = opens(
+            rpc.path, request_serializer=rpc.request.SerializeToString, response_deserializer=rpc.response.FromString
+        )
+        about = (("x-request-id", run.context.request_id), (TRACEPARENT, run.context.traceparent))
+        return method(request, timeout=run.seconds_left(grant), metadata=about + metadata_of(grant.address))
+
+    def _options(self) -> serve_options_pb2.ServeOptions:
+        context, grant = self._run.context, self._grant
+        handling = context.handling
+        if handling.keep_alive_seconds is None and grant.keep_alive_seconds is not None:
+            handling = replace(handling, keep_alive_seconds=grant.keep_alive_seconds)
+        priority = context.priority if grant.priority is None else grant.priority
+        return serve_options(handling, priority, whole=self._run.call.whole)
+
+    def cancel(self) -> None:
+        """Cancel the runner's work, unless it has ended. Idempotent."""
+        if self._rpc is not None:
+            self._rpc.cancel()
+
+    def note_content(self) -> None:
+        self.has_content = True
+        self._run.trace.note_first_content(self._run.deps.clock.monotonic())
+
+    def note_usage(self, usage: usage_pb2.Usage) -> None:
+        self._run.trace.usage = usage
+
+    def note_tool_calls(self, frame: Frame) -> None:
+        self._run.trace.note_tool_calls(frame)
+
+    def complete(self, runner_part: receipt_pb2.Receipt) -> receipt_pb2.Receipt:
+        return self._run.close(Reason.UNSPECIFIED, runner_part)
+
+
+def runner_error(error: grpc.aio.AioRpcError) -> WeftError:
+    """Returns the error of a failed call to a runner; a cancelled call was cancelled by the runner, not here."""
+    found = error_from_call(error, Reason.WORKER_LOST)
+    if found.reason is Reason.CANCELLED:
+        return WeftError(Reason.WORKER_LOST, "the runner dropped the request")
+    if found.reason is Reason.DEADLINE_EXCEEDED:
+        found.message = "the answer was not complete before the deadline of the request or of its route"
+    return found
+
+
+def require_cancelled() -> None:
+    """Raises WORKER_LOST for a cancelled call to a runner unless this task was really cancelled.
+
+    gRPC also reports a call as cancelled whose channel was closed under it.
+    """
+    task = asyncio.current_task()
+    if task is None or not task.cancelling():
+        raise WeftError(Reason.WORKER_LOST, "the connection to the runner was closed")
+
+
+def reported_error(rejection: WeftError, attempt: WeftError | None) -> WeftError:
+    """The error for the caller: a scheduler that gives up after a failed attempt repeats only the attempt's reason."""
+    return attempt if attempt is not None and attempt.reason is rejection.reason else rejection
+
+
+def _reason_of(error: Exception) -> Reason:
+    return error.reason if isinstance(error, WeftError) else Reason.INTERNAL

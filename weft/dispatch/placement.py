@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
-from weft.api.common.v1 import receipt_pb2
+from weft.api.common.v1 import event_pb2, receipt_pb2
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority, Skill
 
@@ -92,6 +92,23 @@ class Grant:
 
 
 Decision = WaitingInQueue | LoadingModel | Grant
+
+
+def waiting_event(decision: WaitingInQueue | LoadingModel) -> event_pb2.InferenceEvent:
+    """The client's event for a decision of the scheduler."""
+    event = event_pb2.InferenceEvent()
+    if isinstance(decision, WaitingInQueue):
+        event.queued.position = decision.position
+        event.queued.reason = decision.reason
+        if decision.eta_seconds is not None:
+            event.queued.eta.FromNanoseconds(int(decision.eta_seconds * 1e9))
+        return event
+    event.loading.stage = decision.stage
+    if decision.progress is not None:
+        event.loading.progress = decision.progress
+    if decision.eta_seconds is not None:
+        event.loading.eta.FromNanoseconds(int(decision.eta_seconds * 1e9))
+    return event
 
 
 class Placement(Protocol):

@@ -3,12 +3,11 @@
 It keeps the request's deadline itself, so that a router which is frozen or unreachable delays no answer beyond it.
 """
 
-import asyncio
-from collections.abc import Awaitable
+from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from typing_extensions import override
 
@@ -17,6 +16,7 @@ from weft.dispatch.placement import Decision, Grant, Placement, PlacementPort, P
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft.kernel.time_limit import within
 
 REPORT_SECONDS = 1.0
 """Time limit of a report: a frozen router must not delay a complete answer."""
@@ -115,10 +115,9 @@ class ReconnectingPlacement(Placement):
         left = self._request.seconds_left
         return None if left is None else max(0.0, left - (self._clock.monotonic() - self._opened_at))
 
-    async def _in_time(self, awaited: Awaitable[T]) -> T:
+    async def _in_time(self, waiting: Coroutine[Any, Any, T]) -> T:
         try:
-            async with asyncio.timeout(self._seconds_left()):
-                return await awaited
+            return await within(self._seconds_left(), waiting)
         except TimeoutError:
             raise self._deadline_passed() from None
 
@@ -138,8 +137,6 @@ class ReconnectingPlacement(Placement):
     async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> None:
         await self._report(self._place.report_finished(reason, receipt))
 
-    async def _report(self, report: Awaitable[None]) -> None:
-        seconds = LATE_REPORT_SECONDS if self._seconds_left() == 0 else REPORT_SECONDS
+    async def _report(self, report: Coroutine[Any, Any, None]) -> None:
         with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await report
+            await within(LATE_REPORT_SECONDS if self._seconds_left() == 0 else REPORT_SECONDS, report)

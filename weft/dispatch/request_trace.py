@@ -73,8 +73,6 @@ class RequestContext:
     """The caller for the log: `key:<id>`, `service:<name>` or `local`."""
     session: str = ""
     """Requests of one session go to the same runner where they can; empty: none."""
-    whole: bool = False
-    """Whether the answer is read only when complete: it may come in few, large frames."""
     journal: Journal | None = None
     """None: it is not a task, and ends with its caller's connection."""
 

@@ -9,16 +9,20 @@ import math
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Any
 
-from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2, receipt_pb2
+from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2
 from weft.api.router.v1 import inference_service_pb2, task_pb2
-from weft.dispatch.frames import Frame, GenerationPayload, has_content
+from weft.dispatch.call import Call, Layer, Proceed
+from weft.dispatch.frames import Frame, has_content
+from weft.dispatch.operations import EMBEDDING
 from weft.dispatch.request_trace import Journal, RequestContext, WhenLeft
 from weft.durable.tasks import NewTask, Submitted, Task, TaskChunk, TaskEvent, TaskPayload, TaskPort, TaskState
 from weft.kernel.clock import Clock
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
+from weft.kernel.request import TEXT_OPERATIONS
 
 TASK_ID = "task_id"
 """Key of an error's metadata with the id of the task."""
@@ -244,26 +248,33 @@ def _noted(submitting: "asyncio.Future[Submitted]") -> None:
         submitting.exception()
 
 
-class DurableGeneration:
-    """A generation that is a durable task; see `gateway.ports.Generation`."""
+def durable_calls(tasks: TaskPort, clock: Clock, config: DurableCallConfig | None = None) -> Layer[Any]:
+    """Returns the layer that runs requests with a journal as tasks."""
+    deps = DurableCallDeps(tasks, clock, config or DurableCallConfig())
 
-    def __init__(
-        self, tools: DurableCallDeps, context: RequestContext, journal: Journal, payload: GenerationPayload
-    ) -> None:
-        self._task = WatchedTask(tools, context, journal, payload)
-        self._is_whole = context.whole
+    def layer(call: Call[Any], /, proceed: Proceed[Any]) -> AsyncGenerator[Any]:
+        journal = call.context.journal
+        if journal is None or call.spec.operation not in TEXT_OPERATIONS:
+            return proceed(call)
+        if call.spec is EMBEDDING:
+            return _embeddings(deps, journal, call)
+        return _Generation(deps, journal, call).frames()
+
+    return layer
+
+
+class _Generation:
+    """A generation that is a durable task."""
+
+    def __init__(self, deps: DurableCallDeps, journal: Journal, call: Call[Frame]) -> None:
+        self._task = WatchedTask(deps, call.context, journal, call.payload)
+        self._call = call
         self._attempt = 0
         self._held: Frame = []
         """Frames of this attempt, for a caller who reads only the complete answer: another attempt may follow."""
         self._has_content = False
         """Whether content was sent to the caller."""
         self._end: event_pb2.InferenceEvent | None = None
-        self._receipt: receipt_pb2.Receipt | None = None
-
-    @property
-    def receipt(self) -> receipt_pb2.Receipt | None:
-        """The receipt, once the request has completed; None before that and otherwise."""
-        return self._receipt
 
     async def frames(self) -> AsyncGenerator[Frame]:
         """Yields every stored frame and, while the task waits, why.
@@ -286,7 +297,7 @@ class DurableGeneration:
         if frame and frame[-1].HasField("finished"):
             # Held back until the task itself has ended: until then this attempt may still be lost.
             self._end = frame.pop()
-        if self._is_whole:
+        if self._call.whole:
             self._held += frame
             return []
         self._has_content = self._has_content or has_content(frame)
@@ -299,7 +310,7 @@ class DurableGeneration:
         require_completed(task)
         if self._end is None:
             return []
-        self._receipt = self._end.finished.receipt
+        self._call.receipt = self._end.finished.receipt
         return [*self._held, self._end]
 
     def _reach(self, attempt: int) -> None:
@@ -307,41 +318,25 @@ class DurableGeneration:
             self._attempt, self._held, self._end = attempt, [], None
 
 
-class DurableEmbedding:
-    """An embedding that is a durable task; see `gateway.ports.UnaryCall`."""
-
-    def __init__(
-        self,
-        tools: DurableCallDeps,
-        context: RequestContext,
-        journal: Journal,
-        payload: embedding_pb2.EmbeddingPayload,
-    ) -> None:
-        self._task = WatchedTask(tools, context, journal, payload)
-        self._receipt: receipt_pb2.Receipt | None = None
-
-    @property
-    def receipt(self) -> receipt_pb2.Receipt | None:
-        """The receipt, once the request has completed; None before that and otherwise."""
-        return self._receipt
-
-    async def result(self) -> list[embedding_pb2.Embedding]:
-        """The vectors. Raises the WeftError that the task failed with, CANCELLED for a cancelled task."""
-        vectors: list[embedding_pb2.Embedding] = []
-        attempt = 0
-        async with aclosing(self._task.events()) as events:
-            async for item in events:
-                if item.attempt != attempt:
-                    attempt, self._receipt = item.attempt, None
-                    vectors.clear()
-                if isinstance(item, TaskChunk):
-                    vectors.extend(item.output.embeddings)
-                    for event in item.output.events:
-                        if event.HasField("finished"):
-                            self._receipt = event.finished.receipt
-                elif item.state.is_terminal:
-                    require_completed(item)
-        return vectors
+async def _embeddings(
+    deps: DurableCallDeps, journal: Journal, call: Call[list[embedding_pb2.Embedding]]
+) -> AsyncGenerator[list[embedding_pb2.Embedding]]:
+    """Yields the vectors of a durable task. Raises the WeftError that it failed with, CANCELLED for a cancelled one."""
+    vectors: list[embedding_pb2.Embedding] = []
+    attempt = 0
+    async with aclosing(WatchedTask(deps, call.context, journal, call.payload).events()) as events:
+        async for item in events:
+            if item.attempt != attempt:
+                attempt, call.receipt = item.attempt, None
+                vectors.clear()
+            if isinstance(item, TaskChunk):
+                vectors.extend(item.output.embeddings)
+                for event in item.output.events:
+                    if event.HasField("finished"):
+                        call.receipt = event.finished.receipt
+            elif item.state.is_terminal:
+                require_completed(item)
+    yield vectors
 
 
 def require_completed(task: Task) -> None:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from typing_extensions import override
 
+from router_svc.call_metadata import metadata_of, tenant_of
 from router_svc.durable.batches.batch_manager import BatchManager, BatchTables
 from router_svc.durable.batches.batch_sql import BatchTable, ItemTable
 from router_svc.durable.batches.files import FileManager, FileTable
 from router_svc.durable.batches.uploads import IDLE_SECONDS, incomplete_stream, with_idle_timeout
 from router_svc.durable.limits import BatchLimits, TaskLimits
 from router_svc.durable.tasks.task_events import TaskEventBus
-from router_svc.request_validation import metadata_of, tenant_of
 from router_svc.store.database import RouterDatabase
 from weft.api.router.v1 import batch_service_pb2 as batch_pb
 from weft.api.router.v1 import batch_service_pb2_grpc, file_service_pb2_grpc

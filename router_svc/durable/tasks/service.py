@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from typing_extensions import override
 
+from router_svc.call_metadata import metadata_of, tenant_of
 from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.failpoints import Failpoints, NoFailpoints
 from router_svc.durable.tasks.local_tasks import LocalTasks, LocalTasksDeps, MonotonicTasks, TaskWatcher
@@ -17,7 +18,6 @@ from router_svc.durable.tasks.sweeper import OpenTaskCounts, TaskSweeper
 from router_svc.durable.tasks.task_call import CallMaker, DispatchedCalls
 from router_svc.durable.tasks.task_engine import EngineDeps, TaskEngine
 from router_svc.durable.tasks.task_events import TaskEventBus
-from router_svc.request_validation import metadata_of, tenant_of
 from router_svc.store.database import RouterDatabase
 from weft.api.router.v1 import task_service_pb2, task_service_pb2_grpc
 from weft.api.router.v1 import task_service_pb2 as pb

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 from router_svc.durable.limits import TaskLimits
-from router_svc.request_validation import check_chat, check_completion, check_embedding
-from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2
 from weft.api.router.v1 import task_pb2
 from weft.dispatch.agents import AGENT_PREFIX, require_model_name
+from weft.dispatch.operations import operation_of
 from weft.dispatch.parameter_checks import client_of, handling_of, priority_of, session_of
 from weft.durable.tasks import MAX_ORIGIN_KIND_CHARS, payload_of
 from weft.kernel.errors import FieldError, invalid_field
@@ -79,18 +78,12 @@ def _check_sizes(spec: task_pb2.TaskSpec, limits: TaskLimits) -> None:
 
 
 def _check_payload(spec: task_pb2.TaskSpec, limits: TaskLimits) -> Operation:
-    match payload_of(spec):
-        case chat_pb2.ChatPayload() as chat:
-            check_chat(chat, limits.schemas)
-            return Operation.CHAT
-        case completion_pb2.CompletionPayload() as completion:
-            check_completion(completion)
-            return Operation.COMPLETION
-        case embedding_pb2.EmbeddingPayload() as embedding:
-            check_embedding(embedding)
-            return Operation.EMBEDDING
-        case _:
-            raise invalid_field(_PAYLOAD, "must be a chat, a completion or an embedding")
+    payload = payload_of(spec)
+    if payload is None:
+        raise invalid_field(_PAYLOAD, "must be a chat, a completion or an embedding")
+    found = operation_of(payload)
+    found.check(payload, limits.schemas)
+    return found.operation
 
 
 def _max_attempts(spec: task_pb2.TaskSpec, limits: TaskLimits) -> int:

@@ -8,20 +8,22 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from google.protobuf.message import DecodeError
 from typing_extensions import override
 
 from router_svc.durable.tasks.store_port import PendingTask
-from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2, receipt_pb2
+from weft.api.common.v1 import event_pb2, receipt_pb2
 from weft.api.router.v1 import task_pb2
-from weft.dispatch.dispatcher import Dispatcher, EmbeddingCall, GenerationCall
+from weft.dispatch.call import Call
+from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.fleet import FleetSource
+from weft.dispatch.operations import operation_of
 from weft.dispatch.parameter_checks import client_of, handling_of, session_of
 from weft.dispatch.placement import Decision, Grant, Placement, PlacementPort, PlacementRequest
 from weft.dispatch.request_trace import RequestContext
-from weft.durable.tasks import TaskPayload, payload_of
+from weft.durable.tasks import payload_of
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -150,16 +152,14 @@ class DispatchedCalls(CallMaker):
             raise WeftError(Reason.INVALID_ARGUMENT, "the task has a payload that this release does not know")
         gated = GatedPlacement(self.placement, gate)
         dispatcher = Dispatcher(gated, self.channels, clock=self.clock, fleet=self.fleet)
-        context = context_of(task, spec, payload)
-        if isinstance(payload, embedding_pb2.EmbeddingPayload):
-            return EmbeddingTask(dispatcher.embed(context, payload))
-        return GenerationTask(dispatcher.generate(context, payload))
+        operation = operation_of(payload)
+        return DispatchedTask(dispatcher.call(operation, context_of(task, spec, operation.operation), payload))
 
 
-class GenerationTask(TaskCall):
-    """A chat or a completion."""
+class DispatchedTask(TaskCall):
+    """The call of a task through the dispatcher of live requests."""
 
-    def __init__(self, call: GenerationCall) -> None:
+    def __init__(self, call: Call[Any]) -> None:
         self._call = call
 
     @override
@@ -169,44 +169,29 @@ class GenerationTask(TaskCall):
 
     @override
     def set_unary(self, unary: bool) -> None:
-        self._call.read_whole(whole=unary)
+        self._call.whole = unary
 
     @override
     async def outputs(self) -> AsyncGenerator[task_pb2.TaskOutput]:
-        async with aclosing(self._call.frames()) as frames:
+        spec = self._call.spec
+        if not spec.streamed:
+            result = await self._call.result()
+            finished = event_pb2.InferenceEvent(finished=event_pb2.Finished(receipt=self._call.receipt))
+            yield task_pb2.TaskOutput(events=[finished], **spec.fields(result))
+            return
+        async with aclosing(self._call.chunks()) as frames:
             async for frame in frames:
-                yield task_pb2.TaskOutput(events=frame)
+                yield task_pb2.TaskOutput(**spec.fields(frame))
 
 
-class EmbeddingTask(TaskCall):
-    """An embedding."""
-
-    def __init__(self, call: EmbeddingCall) -> None:
-        self._call = call
-
-    @override
-    @property
-    def receipt(self) -> receipt_pb2.Receipt | None:
-        return self._call.receipt
-
-    def set_unary(self, unary: bool) -> None:
-        """Does nothing: an embedding is always unary."""
-
-    @override
-    async def outputs(self) -> AsyncGenerator[task_pb2.TaskOutput]:
-        embeddings = await self._call.result()
-        finished = event_pb2.InferenceEvent(finished=event_pb2.Finished(receipt=self._call.receipt))
-        yield task_pb2.TaskOutput(events=[finished], embeddings=embeddings)
-
-
-def context_of(task: PendingTask, spec: task_pb2.TaskSpec, payload: TaskPayload) -> RequestContext:
+def context_of(task: PendingTask, spec: task_pb2.TaskSpec, operation: Operation) -> RequestContext:
     """Returns the request context of a task. Raises INVALID_ARGUMENT for options that are no longer valid."""
     return RequestContext(
         request_id=task.id,
         tenant=task.lane.tenant,
         caller=task.caller,
         model=task.lane.model,
-        operation=_operation_of(payload),
+        operation=operation,
         traceparent=valid_traceparent(spec.traceparent) or new_traceparent(),
         priority=task.lane.band,
         allow_remote=spec.options.allow_remote,
@@ -214,13 +199,3 @@ def context_of(task: PendingTask, spec: task_pb2.TaskSpec, payload: TaskPayload)
         client_id=client_of(spec.options),
         session=session_of(spec.options),
     )
-
-
-def _operation_of(payload: TaskPayload) -> Operation:
-    match payload:
-        case chat_pb2.ChatPayload():
-            return Operation.CHAT
-        case completion_pb2.CompletionPayload():
-            return Operation.COMPLETION
-        case _:
-            return Operation.EMBEDDING

@@ -8,6 +8,7 @@ Its first line of output is JSON: its port, and its routes as [method, path] eac
 import asyncio
 import json
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TextIO, cast
 
@@ -18,9 +19,8 @@ from gateway_script import (
     FixedFleet,
     Frame,
     ScriptedDispatcher,
-    ScriptedEmbedding,
-    ScriptedGeneration,
     delta,
+    embeddings,
     finished,
     model,
     started,
@@ -41,17 +41,16 @@ from weft.api.common.v1 import (
     audio_pb2,
     chat_pb2,
     completion_pb2,
-    embedding_pb2,
     image_pb2,
     receipt_pb2,
     rerank_pb2,
     tokenize_pb2,
 )
-from weft.dispatch.frames import GenerationPayload
-from weft.dispatch.request_call import SpeechPiece
-from weft.dispatch.request_trace import RequestContext
+from weft.dispatch.call import Call
+from weft.dispatch.operations import SpeechPiece
 from weft.durable.batches import BATCH_INPUT, StoredFile
 from weft.durable.tasks import NewTask, Submitted, payload_of
+from weft.kernel.request import Operation
 from weft.kernel.telemetry import configure_logging
 
 _LINE = b'{"custom_id":"a","method":"POST","url":"/v1/chat/completions","body":{}}'
@@ -64,33 +63,46 @@ CONFIG = GatewayConfig(
 """Short timeouts for callers, so that the test can wait for them."""
 
 
+def answer_to(payload: object) -> list[Frame]:
+    """A complete answer with the requested number of choices."""
+    count = 1
+    if isinstance(payload, chat_pb2.ChatPayload):
+        count = payload.choice_count or 1
+    elif isinstance(payload, completion_pb2.CompletionPayload):
+        count = len(payload.prompts) * (payload.choice_count or 1)
+    choices = [delta("Hello", index=index, finish="STOP") for index in range(count)]
+    return [[started()], choices, [usage(), finished()]]
+
+
+IMAGE = image_pb2.GeneratedImage(image=chat_pb2.MediaPart(data=b"image", media_type="image/png"))
+_ANSWERS: Mapping[Operation, Callable[[Any], Sequence[Any]]] = {
+    Operation.CHAT: answer_to,
+    Operation.COMPLETION: answer_to,
+    Operation.EMBEDDING: lambda payload: [embeddings([[0.5, 0.25]] * len(payload.inputs))],
+    Operation.TOKENIZE: lambda _: [tokenize_pb2.TokenizeResult(count=3)],
+    Operation.RERANK: lambda payload: [
+        [rerank_pb2.RerankScore(index=index, score=0.5) for index in range(len(payload.documents))]
+    ],
+    Operation.IMAGE: lambda payload: [[IMAGE] * max(1, payload.count)],
+    Operation.TRANSCRIPTION: lambda _: [audio_pb2.Transcription(text="words", language="en", duration_seconds=1.5)],
+}
+
+
 @dataclass
 class ForgetfulDispatcher(ScriptedDispatcher):
     """Answers and stores nothing, so that the memory of the process is that of the gateway."""
 
     spoken: Any = field(default_factory=lambda: [SpeechPiece(data=b"sound", media_type="audio/mpeg")])
 
-    def generate(self, context: RequestContext, payload: GenerationPayload) -> ScriptedGeneration:
-        self._note(context, payload)
-        return ScriptedGeneration([*answer_to(payload)], self.was_closed)
+    def script_of(self, call: Call[Any]) -> Sequence[Any]:
+        if call.spec.operation is Operation.SPEECH:
+            return list(self.spoken)
+        return _ANSWERS[call.spec.operation](call.payload)
 
-    def embed(self, context: RequestContext, payload: embedding_pb2.EmbeddingPayload) -> ScriptedEmbedding:
-        return ScriptedEmbedding([[0.5, 0.25]] * len(payload.inputs), self.was_closed)
+    def receipt(self) -> receipt_pb2.Receipt:
+        return receipt_pb2.Receipt(model="tiny")
 
-    def tokenize(self, context: RequestContext, payload: tokenize_pb2.TokenizePayload) -> "UnaryCall":
-        return UnaryCall(tokenize_pb2.TokenizeResult(count=3))
-
-    def rerank(self, context: RequestContext, payload: rerank_pb2.RerankPayload) -> "UnaryCall":
-        return UnaryCall([rerank_pb2.RerankScore(index=index, score=0.5) for index in range(len(payload.documents))])
-
-    def generate_images(self, context: RequestContext, payload: image_pb2.ImagePayload) -> "UnaryCall":
-        part = chat_pb2.MediaPart(data=b"image", media_type="image/png")
-        return UnaryCall([image_pb2.GeneratedImage(image=part)] * max(1, payload.count))
-
-    def transcribe(self, context: RequestContext, payload: audio_pb2.TranscriptionPayload) -> "UnaryCall":
-        return UnaryCall(audio_pb2.Transcription(text="words", language="en", duration_seconds=1.5))
-
-    def _note(self, context: object, payload: object) -> None:
+    def note(self, call: Call[Any]) -> None:
         self.was_asked.set()
 
 
@@ -100,18 +112,6 @@ def forgetful_files() -> MemoryFiles:
         id="file-1", tenant="default", name="in", purpose=BATCH_INPUT, size=len(_LINE), created_at=NOW, expires_at=NOW
     )
     return MemoryFiles({"file-1": (found, [_LINE])}, keeps_nothing=True, count=1)
-
-
-@dataclass
-class UnaryCall:
-    """A unary answer."""
-
-    answer: Any
-    receipt: receipt_pb2.Receipt | None = None
-
-    async def result(self) -> Any:
-        self.receipt = receipt_pb2.Receipt(model="tiny")
-        return self.answer
 
 
 @dataclass
@@ -125,17 +125,6 @@ class ForgetfulTasks(ScriptedTasks):
         vectors = [[0.5, 0.25]] * len(new.spec.embedding.inputs)
         self.at_once = [output(*answer_to(payload), vectors=vectors)]
         return await super().submit(new)
-
-
-def answer_to(payload: object) -> list[Frame]:
-    """A complete answer with the requested number of choices."""
-    count = 1
-    if isinstance(payload, chat_pb2.ChatPayload):
-        count = payload.choice_count or 1
-    elif isinstance(payload, completion_pb2.CompletionPayload):
-        count = len(payload.prompts) * (payload.choice_count or 1)
-    choices = [delta("Hello", index=index, finish="STOP") for index in range(count)]
-    return [[started()], choices, [usage(), finished()]]
 
 
 async def serve(log: TextIO, *, with_keys: bool) -> None:

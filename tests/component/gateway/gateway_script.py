@@ -16,24 +16,13 @@ from gateway.app import GatewayPorts
 from gateway.auth.authentication import KeyRingSource
 from gateway.config import GatewayConfig
 from gateway.media import MediaSource
-from gateway.ports import RegistryPort, RequestDispatcher, UnaryCall
+from gateway.ports import RegistryPort
 from gateway.service import GatewayService, build
-from weft.api.common.v1 import (
-    audio_pb2,
-    embedding_pb2,
-    event_pb2,
-    image_pb2,
-    receipt_pb2,
-    rerank_pb2,
-    sampling_pb2,
-    tokenize_pb2,
-    usage_pb2,
-)
+from weft.api.common.v1 import embedding_pb2, event_pb2, receipt_pb2, sampling_pb2, usage_pb2
+from weft.dispatch.call import Call, RequestDispatcher
 from weft.dispatch.fleet import AgentView, FleetSource, FleetView, ModelView
-from weft.dispatch.frames import GenerationPayload
-from weft.dispatch.payload_description import Payload
+from weft.dispatch.operations import ChunkT, OperationSpec, PayloadT, SpeechPiece
 from weft.dispatch.remote_router import RequestSource, RouterSource
-from weft.dispatch.request_call import SpeechPiece
 from weft.dispatch.request_trace import RequestContext
 from weft.durable.batches import BatchPort, FilePort
 from weft.durable.responses import ResponseStore
@@ -96,138 +85,71 @@ def hello() -> list[Step]:
 
 
 @dataclass
-class ScriptedGeneration:
-    steps: list[Step]
-    was_closed: asyncio.Event
-    receipt: receipt_pb2.Receipt | None = None
+class ScriptedDispatcher(RequestDispatcher):
+    """Answers every generation with `steps` and every embedding with `vectors`; records the requests.
 
-    async def frames(self) -> AsyncGenerator[Frame]:
+    Other unary answers are `whole`, and a recording is `spoken`. A step is a chunk, an error, or an event to wait for.
+    """
+
+    steps: list[Step] = field(default_factory=hello)
+    vectors: list[list[float]] | Exception | asyncio.Event = field(default_factory=list)
+    calls: list[Call[Any]] = field(default_factory=list)
+    was_asked: asyncio.Event = field(default_factory=asyncio.Event)
+    was_closed: asyncio.Event = field(default_factory=asyncio.Event)
+    whole: Any = None
+    spoken: list[SpeechPiece | Exception | asyncio.Event] = field(default_factory=list)
+
+    @property
+    def contexts(self) -> list[RequestContext]:
+        return [call.context for call in self.calls]
+
+    @property
+    def payloads(self) -> list[Any]:
+        return [call.payload for call in self.calls]
+
+    def call(
+        self, spec: OperationSpec[PayloadT, ChunkT], context: RequestContext, payload: PayloadT, *, whole: bool = False
+    ) -> Call[ChunkT]:
+        return Call(spec, context, payload, self._run, whole=whole)
+
+    def script_of(self, call: Call[Any]) -> Sequence[Any]:
+        """The steps that answer a call."""
+        match call.spec.operation:
+            case Operation.CHAT | Operation.COMPLETION:
+                return self.steps
+            case Operation.SPEECH:
+                return self.spoken
+            case Operation.EMBEDDING if isinstance(self.vectors, list):
+                return [embeddings(self.vectors)]
+            case Operation.EMBEDDING:
+                return [self.vectors, []]
+            case _:
+                return [self.whole, self.whole] if isinstance(self.whole, asyncio.Event) else [self.whole]
+
+    def receipt(self) -> receipt_pb2.Receipt:
+        return sample_receipt()
+
+    def note(self, call: Call[Any]) -> None:
+        self.calls.append(call)
+        self.was_asked.set()
+
+    async def _run(self, call: Call[Any], /) -> AsyncGenerator[Any]:
+        self.note(call)
         try:
-            for step in self.steps:
+            for step in self.script_of(call):
                 if isinstance(step, asyncio.Event):
                     await step.wait()
                 elif isinstance(step, Exception):
                     raise step
                 else:
                     yield step
-            self.receipt = sample_receipt()
+            call.receipt = self.receipt()
         finally:
             self.was_closed.set()
 
 
-@dataclass
-class ScriptedEmbedding:
-    answer: list[list[float]] | Exception | asyncio.Event
-    was_closed: asyncio.Event
-    receipt: receipt_pb2.Receipt | None = None
-
-    async def result(self) -> list[embedding_pb2.Embedding]:
-        try:
-            if isinstance(self.answer, asyncio.Event):
-                await self.answer.wait()
-                return []
-            if isinstance(self.answer, Exception):
-                raise self.answer
-            self.receipt = sample_receipt()
-            return [embedding_pb2.Embedding(index=index, values=values) for index, values in enumerate(self.answer)]
-        finally:
-            self.was_closed.set()
-
-
-@dataclass
-class ScriptedWhole:
-    answer: Any
-    was_closed: asyncio.Event
-    receipt: receipt_pb2.Receipt | None = None
-
-    async def result(self) -> Any:
-        try:
-            if isinstance(self.answer, asyncio.Event):
-                await self.answer.wait()
-            if isinstance(self.answer, Exception):
-                raise self.answer
-            self.receipt = sample_receipt()
-            return self.answer
-        finally:
-            self.was_closed.set()
-
-
-@dataclass
-class ScriptedSpeech:
-    answer: list[SpeechPiece | Exception | asyncio.Event]
-    was_closed: asyncio.Event
-    receipt: receipt_pb2.Receipt | None = None
-
-    async def pieces(self) -> AsyncGenerator[SpeechPiece]:
-        try:
-            for piece in self.answer:
-                if isinstance(piece, asyncio.Event):
-                    await piece.wait()
-                elif isinstance(piece, Exception):
-                    raise piece
-                else:
-                    yield piece
-            self.receipt = sample_receipt()
-        finally:
-            self.was_closed.set()
-
-
-@dataclass
-class ScriptedDispatcher:
-    """Answers every generation with `steps` and every embedding with `vectors`; records the requests.
-
-    Other unary answers are `whole`, and a recording is `spoken`.
-    """
-
-    steps: list[Step] = field(default_factory=hello)
-    vectors: list[list[float]] | Exception | asyncio.Event = field(default_factory=list)
-    contexts: list[RequestContext] = field(default_factory=list)
-    payloads: list[Payload] = field(default_factory=list)
-    was_asked: asyncio.Event = field(default_factory=asyncio.Event)
-    was_closed: asyncio.Event = field(default_factory=asyncio.Event)
-    whole: Any = None
-    spoken: list[SpeechPiece | Exception | asyncio.Event] = field(default_factory=list)
-
-    def generate(self, context: RequestContext, payload: GenerationPayload) -> ScriptedGeneration:
-        self._note(context, payload)
-        return ScriptedGeneration(self.steps, self.was_closed)
-
-    def embed(self, context: RequestContext, payload: embedding_pb2.EmbeddingPayload) -> ScriptedEmbedding:
-        self._note(context, payload)
-        return ScriptedEmbedding(self.vectors, self.was_closed)
-
-    def rerank(
-        self, context: RequestContext, payload: rerank_pb2.RerankPayload
-    ) -> UnaryCall[list[rerank_pb2.RerankScore]]:
-        return self._whole(context, payload)
-
-    def tokenize(
-        self, context: RequestContext, payload: tokenize_pb2.TokenizePayload
-    ) -> UnaryCall[tokenize_pb2.TokenizeResult]:
-        return self._whole(context, payload)
-
-    def generate_images(
-        self, context: RequestContext, payload: image_pb2.ImagePayload
-    ) -> UnaryCall[list[image_pb2.GeneratedImage]]:
-        return self._whole(context, payload)
-
-    def transcribe(
-        self, context: RequestContext, payload: audio_pb2.TranscriptionPayload
-    ) -> UnaryCall[audio_pb2.Transcription]:
-        return self._whole(context, payload)
-
-    def speak(self, context: RequestContext, payload: audio_pb2.SpeechPayload) -> ScriptedSpeech:
-        self._note(context, payload)
-        return ScriptedSpeech(self.spoken, self.was_closed)
-
-    def _whole(self, context: RequestContext, payload: Payload) -> ScriptedWhole:
-        self._note(context, payload)
-        return ScriptedWhole(self.whole, self.was_closed)
-
-    def _note(self, context: RequestContext, payload: Payload) -> None:
-        self.contexts.append(context)
-        self.payloads.append(payload)
-        self.was_asked.set()
+def embeddings(vectors: list[list[float]]) -> list[embedding_pb2.Embedding]:
+    return [embedding_pb2.Embedding(index=index, values=values) for index, values in enumerate(vectors)]
 
 
 def model(

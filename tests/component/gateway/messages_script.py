@@ -11,8 +11,10 @@ from anthropic import AsyncAnthropic, DefaultAsyncHttpxClient
 from anthropic.types import MessageParam, ToolParam
 from gateway_script import RawResponse, RunningGateway, ScriptedDispatcher, Step, delta, finished, started, usage
 
-from weft.api.common.v1 import event_pb2, receipt_pb2, tokenize_pb2
+from weft.api.common.v1 import event_pb2, tokenize_pb2
+from weft.dispatch.call import Call
 from weft.dispatch.request_trace import RequestContext
+from weft.kernel.request import Operation
 
 MESSAGES: list[MessageParam] = [{"role": "user", "content": "Say hello"}]
 WEATHER: ToolParam = {
@@ -73,19 +75,6 @@ def names_of(events: Sequence[tuple[str, Any]]) -> list[str]:
 
 
 @dataclass
-class Counted:
-    """A token count in progress."""
-
-    answer: tokenize_pb2.TokenizeResult | Exception
-    receipt: receipt_pb2.Receipt | None = None
-
-    async def result(self) -> tokenize_pb2.TokenizeResult:
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return self.answer
-
-
-@dataclass
 class CountingDispatcher(ScriptedDispatcher):
     """Counts the tokens of every request as `counted`, and records the requests."""
 
@@ -94,9 +83,11 @@ class CountingDispatcher(ScriptedDispatcher):
     )
     asked: list[tuple[RequestContext, tokenize_pb2.TokenizePayload]] = field(default_factory=list)
 
-    def tokenize(self, context: RequestContext, payload: tokenize_pb2.TokenizePayload) -> Counted:
-        self.asked.append((context, payload))
-        return Counted(self.counted)
+    def script_of(self, call: Call[Any]) -> Sequence[Any]:
+        if call.spec.operation is not Operation.TOKENIZE:
+            return super().script_of(call)
+        self.asked.append((call.context, call.payload))
+        return [self.counted]
 
 
 def claude_code_request() -> dict[str, Any]:

@@ -13,7 +13,6 @@ from gateway_script import FixedFleet, ScriptedDispatcher, model
 from gateway.auth.authentication import KeyRingSource
 from gateway.config import GatewayConfig
 from gateway.operations import ENDED
-from gateway.ports import RequestDispatcher
 from gateway.runner_api.ports import (
     CacheCounts,
     DeviceFacts,
@@ -26,6 +25,7 @@ from gateway.runner_api.ports import (
 from gateway.runner_api.state import RunnerApiConfig
 from gateway.runner_service import RunnerApiService, build
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2
+from weft.dispatch.call import RequestDispatcher
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

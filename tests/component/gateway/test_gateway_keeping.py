@@ -12,8 +12,9 @@ from response_script import MemoryResponses
 from gateway.config import GatewayConfig, KeepResponses, RequestLimits
 from gateway.responses import history
 from gateway.responses.document import ResponseDocument
-from gateway.responses.running import RecordedGeneration, ResponseRecord, RunningResponse, RunningResponses
+from gateway.responses.running import ResponseRecord, ResponseRecording, RunningResponse, RunningResponses
 from weft.api.common.v1 import chat_pb2
+from weft.dispatch.operations import CHAT
 from weft.dispatch.request_trace import RequestContext
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -129,10 +130,9 @@ async def test_a_response_that_is_kept_can_be_deleted_however_slowly_its_caller_
     running = RunningResponse("ann", "resp_1", growing, keeping)
     script = ScriptedDispatcher(hello())
     asked = RequestContext(request_id="r", tenant="ann", model="chat", operation=Operation.CHAT, traceparent="")
-    inner = script.generate(asked, chat_pb2.ChatPayload())
-    generation = RecordedGeneration(inner, growing, record=keeping, running=running, all_running=everyone)
+    recording = ResponseRecording(partial=growing, record=keeping, running=running, all_running=everyone)
     seen = []
-    async for frame in generation.frames():
+    async for frame in script.call(CHAT, asked, chat_pb2.ChatPayload()).through(recording).chunks():
         is_last = frame[-1].HasField("finished")
         seen.append((is_last, "resp_1" in store.kept, everyone.find("ann", "resp_1") is running))
     assert seen[0] == (False, False, True)

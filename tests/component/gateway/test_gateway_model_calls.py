@@ -9,7 +9,7 @@ from gateway_script import RunningGateway, ScriptedDispatcher, serving
 from openai import APIStatusError
 
 from weft.api.common.v1 import audio_pb2, rerank_pb2, tokenize_pb2
-from weft.dispatch.request_call import SpeechPiece
+from weft.dispatch.operations import SpeechPiece
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation

@@ -16,4 +16,4 @@ async def test_only_an_answer_that_is_not_streamed_is_asked_for_whole(stream: bo
         if stream:
             assert [chunk async for chunk in chat]
             assert [chunk async for chunk in text]
-    assert [context.whole for context in gateway.dispatcher.contexts] == [not stream, not stream]
+    assert [call.whole for call in gateway.dispatcher.calls] == [not stream, not stream]

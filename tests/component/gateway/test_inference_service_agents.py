@@ -42,7 +42,7 @@ async def serving(
     async with dispatching(folder, fleet) as (dispatcher, _, runner):
         server = new_server()
         servicer = InferenceServicer(dispatcher, default_timeout_seconds=30, schemas=SchemaLimits())
-        inference_service_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, server)
+        servicer.add_to_server(server)
         address = f"unix:{folder / 'router.sock'}"
         server.add_insecure_port(address)
         await server.start()

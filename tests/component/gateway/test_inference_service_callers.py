@@ -23,8 +23,8 @@ from weft.kernel.rpc import error_from_call, new_server, open_channel
 @asynccontextmanager
 async def serving(folder: Path, dispatcher: ScriptedDispatcher) -> AsyncIterator[Any]:
     server = new_server()
-    servicer = InferenceServicer(dispatcher, default_timeout_seconds=30, schemas=SchemaLimits())  # type: ignore[arg-type]  # it is asked the same
-    inference_service_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, server)
+    servicer = InferenceServicer(dispatcher, default_timeout_seconds=30, schemas=SchemaLimits())
+    servicer.add_to_server(server)
     address = f"unix:{folder / 'router.sock'}"
     server.add_insecure_port(address)
     await server.start()

@@ -5,17 +5,17 @@ from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 import pytest
-from gateway_script import Frame, delta, finished, sample_receipt, started, usage
+from gateway_script import Frame, ScriptedDispatcher, delta, finished, sample_receipt, started, usage
 from task_script import ScriptedTasks, output
 
 from weft.api.common.v1 import chat_pb2, embedding_pb2
 from weft.api.common.v1.priority_pb2 import PRIORITY_LOW, PRIORITY_NORMAL, PRIORITY_UNSPECIFIED
+from weft.dispatch.call import Call, LayeredDispatcher
+from weft.dispatch.operations import CHAT, EMBEDDING, ChunkT, OperationSpec, PayloadT
 from weft.dispatch.request_trace import Journal, RequestContext, WhenLeft
 from weft.durable.durable_call import (
     DurableCallConfig,
-    DurableCallDeps,
-    DurableEmbedding,
-    DurableGeneration,
+    durable_calls,
     durable_spec,
     task_spec,
 )
@@ -26,7 +26,7 @@ from weft.kernel.request import Handling, Operation, Priority
 from weft.kernel.telemetry import new_traceparent
 from weft_testing.fake_clock import FakeClock
 
-CHAT = chat_pb2.ChatPayload(messages=[chat_pb2.ChatMessage()])
+CHAT_PAYLOAD = chat_pb2.ChatPayload(messages=[chat_pb2.ChatMessage()])
 HELLO = output([started()], [delta("Hello")])
 WORLD = output([delta(", world")], [delta(finish="STOP"), usage(), finished()])
 CONTEXT = RequestContext(
@@ -42,10 +42,24 @@ KEEP = Journal(when_left=WhenLeft.KEEP)
 CONFIG = DurableCallConfig(outage_limit_seconds=1.0, retry_interval_seconds=0.4, settle_seconds=0.05)
 
 
-def generation(
-    tasks: ScriptedTasks, journal: Journal | None = None, clock: FakeClock | None = None
-) -> DurableGeneration:
-    return DurableGeneration(DurableCallDeps(tasks, clock or FakeClock(), CONFIG), CONTEXT, journal or Journal(), CHAT)
+def generation(tasks: ScriptedTasks, journal: Journal | None = None, clock: FakeClock | None = None) -> Call[Frame]:
+    return durable(CHAT, CHAT_PAYLOAD, tasks, journal, clock)
+
+
+def embedding(tasks: ScriptedTasks) -> Call[list[embedding_pb2.Embedding]]:
+    return durable(EMBEDDING, embedding_pb2.EmbeddingPayload(), tasks)
+
+
+def durable(
+    spec: OperationSpec[PayloadT, ChunkT],
+    payload: PayloadT,
+    tasks: ScriptedTasks,
+    journal: Journal | None = None,
+    clock: FakeClock | None = None,
+) -> Call[ChunkT]:
+    context = replace(CONTEXT, journal=journal or Journal())
+    dispatcher = LayeredDispatcher(ScriptedDispatcher(), durable_calls(tasks, clock or FakeClock(), CONFIG))
+    return dispatcher.call(spec, context, payload)
 
 
 def text_of(frames: list[Frame]) -> str:
@@ -69,7 +83,7 @@ async def read_until(frames: AsyncGenerator[Frame], text: str) -> list[Frame]:
 async def test_what_is_kept_is_handed_on_and_the_end_only_with_the_end_of_the_task() -> None:
     tasks = ScriptedTasks()
     call = generation(tasks)
-    frames = call.frames()
+    frames = call.chunks()
     (queued,) = await anext(frames)
     assert queued.queued.reason == "no runner has the model"
     tasks.begin()
@@ -90,19 +104,19 @@ async def test_what_is_kept_is_handed_on_and_the_end_only_with_the_end_of_the_ta
 
 async def test_its_task_is_told_before_anything_else_and_waits_in_the_callers_band_no_longer_than_the_caller() -> None:
     tasks, told = ScriptedTasks(at_once=[HELLO, WORLD]), list[str]()
-    assert text_of(await all_of(generation(tasks, Journal(on_task=told.append)).frames())) == "Hello, world"
+    assert text_of(await all_of(generation(tasks, Journal(on_task=told.append)).chunks())) == "Hello, world"
     assert told == list(tasks.kept)
     spec = tasks.one.new.spec
-    assert (spec.options.priority, spec.pending_limit.ToSeconds(), spec.chat) == (PRIORITY_NORMAL, 60, CHAT)
+    assert (spec.options.priority, spec.pending_limit.ToSeconds(), spec.chat) == (PRIORITY_NORMAL, 60, CHAT_PAYLOAD)
     assert spec.traceparent == CONTEXT.traceparent
 
 
 def test_a_kept_task_may_wait_longer_than_its_caller_and_one_with_a_key_is_the_same_each_time() -> None:
-    assert not durable_spec(CONTEXT, KEEP, CHAT).HasField("pending_limit")
+    assert not durable_spec(CONTEXT, KEEP, CHAT_PAYLOAD).HasField("pending_limit")
     keyed = Journal(idempotency_key="k")
     again = replace(CONTEXT, traceparent=new_traceparent())
-    assert durable_spec(CONTEXT, keyed, CHAT) == durable_spec(again, keyed, CHAT)
-    assert durable_spec(CONTEXT, KEEP, CHAT) != durable_spec(again, KEEP, CHAT)
+    assert durable_spec(CONTEXT, keyed, CHAT_PAYLOAD) == durable_spec(again, keyed, CHAT_PAYLOAD)
+    assert durable_spec(CONTEXT, KEEP, CHAT_PAYLOAD) != durable_spec(again, KEEP, CHAT_PAYLOAD)
 
 
 def test_a_tasks_options_are_those_of_its_request() -> None:
@@ -116,7 +130,7 @@ def test_a_tasks_options_are_those_of_its_request() -> None:
         session="s",
         allow_remote=True,
     )
-    options = task_spec(context, CHAT).options
+    options = task_spec(context, CHAT_PAYLOAD).options
     assert (options.priority, options.cache_tag, options.client_id, options.session) == (
         PRIORITY_LOW,
         "mine",
@@ -124,13 +138,13 @@ def test_a_tasks_options_are_those_of_its_request() -> None:
         "s",
     )
     assert (options.allow_remote, options.keep_alive.ToSeconds()) == (True, 90)
-    assert task_spec(CONTEXT, CHAT).options.priority == PRIORITY_UNSPECIFIED
+    assert task_spec(CONTEXT, CHAT_PAYLOAD).options.priority == PRIORITY_UNSPECIFIED
 
 
 @pytest.mark.parametrize(("journal", "is_cancelled"), [(Journal(), True), (KEEP, False)])
 async def test_a_caller_who_leaves_ends_its_task_unless_it_is_to_be_kept(journal: Journal, is_cancelled: bool) -> None:
     tasks = ScriptedTasks()
-    reading = asyncio.create_task(all_of(generation(tasks, journal).frames()))
+    reading = asyncio.create_task(all_of(generation(tasks, journal).chunks()))
     await tasks.was_watched.wait()
     reading.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -141,7 +155,7 @@ async def test_a_caller_who_leaves_ends_its_task_unless_it_is_to_be_kept(journal
 
 async def test_a_caller_who_leaves_before_the_task_is_durable_ends_it_as_soon_as_it_is() -> None:
     tasks = ScriptedTasks(submit_gate=asyncio.Event())
-    reading = asyncio.create_task(all_of(generation(tasks).frames()))
+    reading = asyncio.create_task(all_of(generation(tasks).chunks()))
     await tasks.was_submitted.wait()
     reading.cancel()
     assert tasks.submit_gate is not None
@@ -153,7 +167,7 @@ async def test_a_caller_who_leaves_before_the_task_is_durable_ends_it_as_soon_as
 
 async def test_a_task_that_is_durable_only_long_after_its_caller_left_is_ended_all_the_same() -> None:
     tasks = ScriptedTasks(submit_gate=asyncio.Event())
-    reading = asyncio.create_task(all_of(generation(tasks).frames()))
+    reading = asyncio.create_task(all_of(generation(tasks).chunks()))
     await tasks.was_submitted.wait()
     reading.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -172,7 +186,7 @@ async def test_leaving_takes_no_longer_than_it_may_though_nobody_ends_the_task()
             return await super().cancel(tenant, task_id)
 
     tasks = Silent()
-    frames = generation(tasks).frames()
+    frames = generation(tasks).chunks()
     await anext(frames)
     await frames.aclose()
     assert tasks.was_cancelled.is_set()
@@ -181,7 +195,7 @@ async def test_leaving_takes_no_longer_than_it_may_though_nobody_ends_the_task()
 
 async def test_an_attempt_that_is_lost_before_any_content_is_followed_by_the_next() -> None:
     tasks = ScriptedTasks()
-    reading = asyncio.create_task(all_of(generation(tasks).frames()))
+    reading = asyncio.create_task(all_of(generation(tasks).chunks()))
     await tasks.was_watched.wait()
     tasks.begin()
     tasks.say(output([started("first")]))
@@ -200,7 +214,7 @@ async def test_an_answer_that_broke_off_is_an_error_and_never_continued_with_ano
     journal: Journal, is_cancelled: bool
 ) -> None:
     tasks = ScriptedTasks()
-    frames = generation(tasks, journal).frames()
+    frames = generation(tasks, journal).chunks()
     await anext(frames)
     tasks.begin()
     tasks.say(HELLO)
@@ -225,7 +239,7 @@ async def test_an_attempt_of_which_nobody_knows_why_it_was_lost_was_lost_with_it
             raise WeftError(Reason.SERVICE_UNAVAILABLE, "away")
 
     tasks = Forgetful()
-    frames = generation(tasks).frames()
+    frames = generation(tasks).chunks()
     await anext(frames)
     tasks.begin()
     tasks.say(HELLO)
@@ -238,7 +252,7 @@ async def test_an_attempt_of_which_nobody_knows_why_it_was_lost_was_lost_with_it
 
 async def test_a_task_that_fails_or_is_cancelled_by_somebody_is_that_failure() -> None:
     tasks = ScriptedTasks()
-    frames = generation(tasks).frames()
+    frames = generation(tasks).chunks()
     await anext(frames)
     tasks.fail(Reason.CONTEXT_LENGTH_EXCEEDED, "too long")
     with pytest.raises(WeftError, match="too long") as caught:
@@ -246,7 +260,7 @@ async def test_a_task_that_fails_or_is_cancelled_by_somebody_is_that_failure() -
     assert caught.value.reason is Reason.CONTEXT_LENGTH_EXCEEDED
     assert tasks.cancelled == []
     tasks = ScriptedTasks()
-    frames = generation(tasks).frames()
+    frames = generation(tasks).chunks()
     await anext(frames)
     await tasks.cancel("ann", next(iter(tasks.kept)))
     with pytest.raises(WeftError) as caught:
@@ -257,7 +271,7 @@ async def test_a_task_that_fails_or_is_cancelled_by_somebody_is_that_failure() -
 async def test_a_submission_that_is_refused_is_that_refusal_and_nothing_is_cancelled() -> None:
     tasks = ScriptedTasks(failure=WeftError(Reason.TOO_MANY_RESOURCES, "no more"))
     with pytest.raises(WeftError, match="no more"):
-        await all_of(generation(tasks).frames())
+        await all_of(generation(tasks).chunks())
     assert (tasks.kept, tasks.cancelled) == ({}, [])
 
 
@@ -277,7 +291,7 @@ async def test_a_watch_that_ends_before_the_task_is_begun_again_where_it_ended_a
                     raise WeftError(Reason.WATCH_LAGGED, "too slow")
 
     tasks = Breaking(at_once=[HELLO, WORLD])
-    reading = asyncio.create_task(all_of(generation(tasks, clock=clock).frames()))
+    reading = asyncio.create_task(all_of(generation(tasks, clock=clock).chunks()))
     await clock.wait_for_sleepers(1)
     await clock.advance(0.4)
     assert text_of(await reading) == "Hello, world"
@@ -297,14 +311,14 @@ async def test_whoever_keeps_the_tasks_may_be_away_for_a_while_and_not_for_ever(
         return [WeftError(Reason.SERVICE_UNAVAILABLE, "restarting") for _ in range(count)]
 
     clock, tasks = FakeClock(), Away(at_once=[HELLO, WORLD], watch_failures=away(2))
-    reading = asyncio.create_task(all_of(generation(tasks, clock=clock).frames()))
+    reading = asyncio.create_task(all_of(generation(tasks, clock=clock).chunks()))
     for pause in (0.4, 0.8):
         await clock.wait_for_sleepers(1)
         await clock.advance(pause)
     assert text_of(await reading) == "Hello, world"
 
     tasks = Away(watch_failures=away(9))
-    reading = asyncio.create_task(all_of(generation(tasks, clock=clock).frames()))
+    reading = asyncio.create_task(all_of(generation(tasks, clock=clock).chunks()))
     for pause in (0.4, 0.8):
         await clock.wait_for_sleepers(1)
         await clock.advance(pause)
@@ -316,8 +330,7 @@ async def test_whoever_keeps_the_tasks_may_be_away_for_a_while_and_not_for_ever(
 
 async def test_an_embedding_is_the_vectors_of_the_attempt_that_completed() -> None:
     tasks = ScriptedTasks()
-    tools = DurableCallDeps(tasks, FakeClock(), CONFIG)
-    call = DurableEmbedding(tools, CONTEXT, Journal(), embedding_pb2.EmbeddingPayload())
+    call = embedding(tasks)
     reading = asyncio.create_task(call.result())
     await tasks.was_watched.wait()
     tasks.begin()
@@ -333,19 +346,13 @@ async def test_an_embedding_is_the_vectors_of_the_attempt_that_completed() -> No
 
 async def test_an_embedding_that_fails_is_its_failure_and_one_whose_caller_leaves_is_ended() -> None:
     tasks = ScriptedTasks()
-    tools = DurableCallDeps(tasks, FakeClock(), CONFIG)
-    reading = asyncio.create_task(
-        DurableEmbedding(tools, CONTEXT, Journal(), embedding_pb2.EmbeddingPayload()).result()
-    )
+    reading = asyncio.create_task(embedding(tasks).result())
     await tasks.was_watched.wait()
     tasks.fail(Reason.UNSUPPORTED_OPERATION, "it does not embed")
     with pytest.raises(WeftError, match="does not embed"):
         await reading
     tasks = ScriptedTasks()
-    tools = DurableCallDeps(tasks, FakeClock(), CONFIG)
-    reading = asyncio.create_task(
-        DurableEmbedding(tools, CONTEXT, Journal(), embedding_pb2.EmbeddingPayload()).result()
-    )
+    reading = asyncio.create_task(embedding(tasks).result())
     await tasks.was_watched.wait()
     reading.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -1,5 +1,6 @@
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import anthropic
@@ -8,7 +9,6 @@ from anthropic import AsyncAnthropic
 from anthropic.types import Message, ToolUseBlock
 from gateway_script import (
     ScriptedDispatcher,
-    ScriptedGeneration,
     Step,
     delta,
     finished,
@@ -21,8 +21,7 @@ from gateway_script import (
 from messages_script import MESSAGES, WEATHER, anthropic_of, call, two_calls
 
 from weft.api.common.v1 import chat_pb2
-from weft.dispatch.frames import GenerationPayload
-from weft.dispatch.request_trace import RequestContext
+from weft.dispatch.call import Call
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
@@ -35,9 +34,8 @@ class Turning(ScriptedDispatcher):
         super().__init__()
         self.scripts = scripts
 
-    def generate(self, context: RequestContext, payload: GenerationPayload) -> ScriptedGeneration:
-        self.steps = self.scripts.pop(0)
-        return super().generate(context, payload)
+    def script_of(self, call: Call[Any]) -> Sequence[Any]:
+        return self.scripts.pop(0)
 
 
 def asks_for_weather() -> list[Step]:

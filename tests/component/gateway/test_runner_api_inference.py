@@ -1,18 +1,16 @@
 """Inference on one runner: its queue, its limits per tenant, and the metrics from requests."""
 
 import asyncio
-from collections.abc import AsyncGenerator
 
 import pytest
-from gateway_script import Frame, ScriptedDispatcher, ScriptedGeneration, serving
+from gateway_script import ScriptedDispatcher, serving
 from openai import RateLimitError
 from runner_api_stage import RunnerApiStage, edge, runner_api
 
 from gateway.config import GatewayConfig, RateLimitConfig
 from gateway.runner_api.capabilities import TTL_SECONDS
 from gateway.runner_api.state import RunnerApiConfig
-from weft.dispatch.frames import GenerationPayload
-from weft.dispatch.request_trace import RequestContext
+from weft.api.common.v1 import receipt_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.units import Rate
@@ -64,16 +62,10 @@ async def test_a_queue_of_no_length_is_the_schedulers_alone() -> None:
 class Granted(ScriptedDispatcher):
     """Its receipts have an attempt, a wait of 150 ms, and a load of 1 s."""
 
-    def generate(self, context: RequestContext, payload: GenerationPayload) -> ScriptedGeneration:
-        return GrantedGeneration(self.steps, self.was_closed)
-
-
-class GrantedGeneration(ScriptedGeneration):
-    async def frames(self) -> AsyncGenerator[Frame]:
-        async for frame in super().frames():
-            yield frame
-        assert self.receipt is not None
-        self.receipt.attempts.add(runner="gpu-0")
+    def receipt(self) -> receipt_pb2.Receipt:
+        receipt = super().receipt()
+        receipt.attempts.add(runner="gpu-0")
+        return receipt
 
 
 async def test_waits_show_in_the_refusal_in_the_capabilities_and_in_the_metrics() -> None:

@@ -11,7 +11,9 @@ from test_dispatcher import DIED, ScriptedScheduler
 from weft.api.common.v1 import audio_pb2, receipt_pb2, rerank_pb2, tokenize_pb2
 from weft.api.runner.v1 import model_call_service_pb2 as pb
 from weft.api.runner.v1 import model_call_service_pb2_grpc
-from weft.dispatch.dispatcher import Dispatcher, SpeechCall
+from weft.dispatch.call import Call
+from weft.dispatch.dispatcher import Dispatcher
+from weft.dispatch.operations import RERANK, SPEECH, TOKENIZE, SpeechPiece
 from weft.dispatch.request_trace import RequestContext
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -81,7 +83,7 @@ async def test_scores_come_after_another_attempt_and_with_a_receipt_of_both(tmp_
     answer = pb.RerankResponse(scores=[rerank_pb2.RerankScore(index=1, score=0.5)])
     answer.receipt.usage.prompt_tokens = 9
     async with _dispatching(tmp_path, DIED, answer) as (dispatcher, scheduler):
-        call = dispatcher.rerank(_context(Operation.RERANK), QUERY)
+        call = dispatcher.call(RERANK, _context(Operation.RERANK), QUERY)
         scores = await call.result()
     assert [score.index for score in scores] == [1]
     assert scheduler.failed == [(1, Reason.SERVER_DIED)]
@@ -96,7 +98,7 @@ async def test_scores_come_after_another_attempt_and_with_a_receipt_of_both(tmp_
 async def test_a_count_of_tokens_asks_for_no_room_however_long_the_text_is(tmp_path: Path) -> None:
     async with _dispatching(tmp_path) as (dispatcher, scheduler):
         payload = tokenize_pb2.TokenizePayload(text="a" * 10_000)
-        assert (await dispatcher.tokenize(_context(Operation.TOKENIZE), payload).result()).count == 10_000
+        assert (await dispatcher.call(TOKENIZE, _context(Operation.TOKENIZE), payload).result()).count == 10_000
     assert scheduler.asked is not None
     assert (scheduler.asked.prompt_tokens, scheduler.asked.max_output_tokens) == (0, 0)
     assert scheduler.asked.prefix_digests == ()
@@ -104,8 +106,8 @@ async def test_a_count_of_tokens_asks_for_no_room_however_long_the_text_is(tmp_p
 
 async def test_speech_comes_in_pieces_the_first_of_which_says_what_it_is(tmp_path: Path) -> None:
     async with _dispatching(tmp_path, [SOUND, pb.SpeakResponse(data=b"more"), END]) as (dispatcher, scheduler):
-        call = dispatcher.speak(_context(Operation.SPEECH), WORDS)
-        pieces = [piece async for piece in call.pieces()]
+        call = dispatcher.call(SPEECH, _context(Operation.SPEECH), WORDS)
+        pieces = [piece async for piece in call.chunks()]
     assert [(piece.data, piece.media_type) for piece in pieces] == [(b"some", "audio/mpeg"), (b"more", "")]
     assert scheduler.first_content == [1]
     assert call.receipt is not None
@@ -114,7 +116,7 @@ async def test_speech_comes_in_pieces_the_first_of_which_says_what_it_is(tmp_pat
 
 async def test_speech_that_fails_before_its_first_byte_is_tried_again(tmp_path: Path) -> None:
     async with _dispatching(tmp_path, [DIED], [SOUND, END]) as (dispatcher, scheduler):
-        pieces = [piece.data async for piece in dispatcher.speak(_context(Operation.SPEECH), WORDS).pieces()]
+        pieces = [piece.data async for piece in dispatcher.call(SPEECH, _context(Operation.SPEECH), WORDS).chunks()]
     assert pieces == [b"some"]
     assert scheduler.failed == [(1, Reason.SERVER_DIED)]
 
@@ -123,12 +125,12 @@ async def test_speech_that_fails_before_its_first_byte_is_tried_again(tmp_path: 
 async def test_speech_that_breaks_off_is_never_begun_again(tmp_path: Path, script: list[Any]) -> None:
     pieces: list[bytes] = []
 
-    async def listen(call: SpeechCall) -> None:
-        async for piece in call.pieces():
+    async def listen(call: Call[SpeechPiece]) -> None:
+        async for piece in call.chunks():
             pieces.append(piece.data)  # noqa: PERF401 - what came before the error counts
 
     async with _dispatching(tmp_path, script, [SOUND, END]) as (dispatcher, scheduler):
-        call = dispatcher.speak(_context(Operation.SPEECH), WORDS)
+        call = dispatcher.call(SPEECH, _context(Operation.SPEECH), WORDS)
         with pytest.raises(WeftError) as failed:
             await listen(call)
     assert pieces == [b"some"]
@@ -140,7 +142,7 @@ async def test_speech_that_breaks_off_is_never_begun_again(tmp_path: Path, scrip
 
 async def test_a_runner_that_says_nothing_at_all_has_not_spoken(tmp_path: Path) -> None:
     async with _dispatching(tmp_path, [END], [SOUND, END]) as (dispatcher, scheduler):
-        pieces = [piece.data async for piece in dispatcher.speak(_context(Operation.SPEECH), WORDS).pieces()]
+        pieces = [piece.data async for piece in dispatcher.call(SPEECH, _context(Operation.SPEECH), WORDS).chunks()]
     assert pieces == [b"some"]
     assert scheduler.failed == [(1, Reason.WORKER_LOST)]
 
@@ -148,9 +150,9 @@ async def test_a_runner_that_says_nothing_at_all_has_not_spoken(tmp_path: Path) 
 async def test_an_agent_neither_ranks_nor_speaks(tmp_path: Path) -> None:
     async with _dispatching(tmp_path) as (dispatcher, scheduler):
         with pytest.raises(WeftError) as refused:
-            await dispatcher.rerank(_context(Operation.RERANK, "agent/someone"), QUERY).result()
+            await dispatcher.call(RERANK, _context(Operation.RERANK, "agent/someone"), QUERY).result()
         with pytest.raises(WeftError) as unheard:
-            async for _ in dispatcher.speak(_context(Operation.SPEECH, "agent/someone"), WORDS).pieces():
+            async for _ in dispatcher.call(SPEECH, _context(Operation.SPEECH, "agent/someone"), WORDS).chunks():
                 pass
     assert refused.value.reason is unheard.value.reason is Reason.UNSUPPORTED_OPERATION
     assert scheduler.asked is None

@@ -16,6 +16,7 @@ from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2
 from weft.api.runner.v1 import generation_service_pb2, generation_service_pb2_grpc, ticket_pb2
 from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.fleet import FleetView
+from weft.dispatch.operations import CHAT
 from weft.dispatch.placement import Decision, Grant, PlacementRequest
 from weft.dispatch.request_trace import RequestContext
 from weft.kernel.errors import WeftError
@@ -145,17 +146,17 @@ def _about() -> RequestContext:
 
 
 async def _generate(
-    scheduler: ScriptedScheduler, payload: chat_pb2.ChatPayload | None = None, **about: Any
+    scheduler: ScriptedScheduler, payload: chat_pb2.ChatPayload | None = None, *, whole: bool = False, **about: Any
 ) -> tuple[list[event_pb2.InferenceEvent], Exception | None, receipt_pb2.Receipt | None]:
     channels = ChannelPool()
     context = RequestContext(
         request_id="r1", tenant="t", model="m", operation=Operation.CHAT, traceparent=new_traceparent(), **about
     )
-    call = Dispatcher(scheduler, channels).generate(context, payload or chat_pb2.ChatPayload())
+    call = Dispatcher(scheduler, channels).call(CHAT, context, payload or chat_pb2.ChatPayload(), whole=whole)
     events: list[event_pb2.InferenceEvent] = []
     failure: Exception | None = None
     try:
-        async for frame in call.frames():
+        async for frame in call.chunks():
             events.extend(frame)
     except Exception as error:  # noqa: BLE001 - what it raises is what is looked at
         failure = error
@@ -174,7 +175,7 @@ async def test_what_a_stream_leaves_behind_needs_no_garbage_collector(tmp_path: 
         gc.disable()
         try:
             for _ in range(count):
-                async for _frame in dispatcher.generate(_about(), chat_pb2.ChatPayload()).frames():
+                async for _frame in dispatcher.call(CHAT, _about(), chat_pb2.ChatPayload()).chunks():
                     pass
             calls = [each for each in gc.get_objects() if isinstance(each, grpc.aio.UnaryStreamCall)]
         finally:
@@ -254,8 +255,8 @@ async def test_a_connection_that_is_closed_under_a_call_is_a_lost_worker_and_not
     """A pool that has to make room for another runner's channel closes the one that was used longest ago."""
     async with _runner(tmp_path, [STARTED, _text("a"), asyncio.Event()]) as address:
         channels = ChannelPool()
-        call = Dispatcher(ScriptedScheduler(address), channels).generate(_about(), chat_pb2.ChatPayload())
-        frames = call.frames()
+        call = Dispatcher(ScriptedScheduler(address), channels).call(CHAT, _about(), chat_pb2.ChatPayload())
+        frames = call.chunks()
         while not (await anext(frames))[0].HasField("delta"):
             pass
         await channels.close()
@@ -269,10 +270,10 @@ async def test_a_connection_that_is_closed_under_a_call_is_a_lost_worker_and_not
 async def test_a_caller_that_is_cancelled_while_a_runner_works_is_cancelled_and_nothing_else(tmp_path: Path) -> None:
     async with _runner(tmp_path, [STARTED, _text("a"), asyncio.Event()]) as address:
         channels, said = ChannelPool(), asyncio.Event()
-        call = Dispatcher(ScriptedScheduler(address), channels).generate(_about(), chat_pb2.ChatPayload())
+        call = Dispatcher(ScriptedScheduler(address), channels).call(CHAT, _about(), chat_pb2.ChatPayload())
 
         async def read() -> None:
-            async for frame in call.frames():
+            async for frame in call.chunks():
                 if frame[0].HasField("delta"):
                     said.set()
 
@@ -330,8 +331,8 @@ async def test_a_bug_is_an_internal_failure_on_the_receipt_and_not_a_cancellatio
 async def test_a_caller_that_leaves_is_a_cancellation_on_the_receipt(tmp_path: Path) -> None:
     async with _runner(tmp_path, [STARTED, _text("a"), _text("b"), FINISHED]) as address:
         channels = ChannelPool()
-        call = Dispatcher(ScriptedScheduler(address), channels).generate(_about(), chat_pb2.ChatPayload())
-        frames = call.frames()
+        call = Dispatcher(ScriptedScheduler(address), channels).call(CHAT, _about(), chat_pb2.ChatPayload())
+        frames = call.chunks()
         await anext(frames)
         await frames.aclose()
         await channels.close()
@@ -345,8 +346,8 @@ async def test_a_caller_that_is_sent_away_at_its_deadline_is_no_cancellation_on_
     async with _runner(tmp_path, [STARTED, _text("a"), _text("b"), FINISHED]) as address:
         channels = ChannelPool()
         about = replace(_about(), timeout_seconds=5.0)
-        call = Dispatcher(ScriptedScheduler(address), channels, clock=clock).generate(about, chat_pb2.ChatPayload())
-        frames = call.frames()
+        call = Dispatcher(ScriptedScheduler(address), channels, clock=clock).call(CHAT, about, chat_pb2.ChatPayload())
+        frames = call.chunks()
         await anext(frames)
         await clock.advance(5.0)
         await frames.aclose()
@@ -369,8 +370,8 @@ async def test_a_request_for_an_agent_waits_for_the_first_word_of_the_mesh(tmp_p
     async with _runner(tmp_path, [STARTED, _text("a"), FINISHED]) as address:
         channels = ChannelPool()
         dispatcher = Dispatcher(ScriptedScheduler(address), channels, clock=clock, fleet=fleet)
-        call = dispatcher.generate(replace(_about(), model="agent/nobody"), chat_pb2.ChatPayload())
-        asked = asyncio.create_task(anext(call.frames()))
+        call = dispatcher.call(CHAT, replace(_about(), model="agent/nobody"), chat_pb2.ChatPayload())
+        asked = asyncio.create_task(anext(call.chunks()))
         await clock.wait_for_sleepers(1)
         assert not asked.done()
         fleet.view = FleetView(revision=1)

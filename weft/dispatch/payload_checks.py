@@ -1,13 +1,9 @@
-"""Validation of public gRPC calls: their metadata with the tenant, and their payloads.
+"""Validation of the payloads of public gRPC calls, one function for each operation.
 
 The HTTP edge has its own, stricter parser; the bounds are the same.
 """
 
 import math
-from collections.abc import Mapping
-from typing import Any
-
-import grpc
 
 from weft.api.common.v1 import (
     audio_pb2,
@@ -34,38 +30,10 @@ from weft.dispatch.parameter_checks import (
     check_extra,
 )
 from weft.dispatch.schema_guard import SchemaGuard
-from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.errors import invalid_field
 from weft.kernel.field_rules import check_message
 from weft.kernel.json_objects import plain_object, to_json_object
 from weft.kernel.json_schema import SchemaLimits
-from weft.kernel.names import MAX_TENANT_CHARS, require_token
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc_auth import caller
-
-TENANT = "x-tenant-id"
-
-
-def metadata_of(context: grpc.aio.ServicerContext[Any, Any]) -> Mapping[str, str]:
-    """Return the text metadata of a call.
-
-    Raises MALFORMED_REQUEST for two different tenants: whichever counted, a proxy may have read the other one.
-    """
-    shown = [(key, value) for key, value in context.invocation_metadata() or () if isinstance(value, str)]
-    if len({value for key, value in shown if key == TENANT}) > 1:
-        raise WeftError(Reason.MALFORMED_REQUEST, f"{TENANT}: the call names two different tenants")
-    return dict(shown)
-
-
-def tenant_of(metadata: Mapping[str, str]) -> str:
-    """Return the tenant of a call: that of the API key or, where callers are trusted, the one they name.
-
-    Raises INVALID_ARGUMENT, and PERMISSION_DENIED where the key belongs to another tenant.
-    """
-    claimed = metadata.get(TENANT, "")
-    if claimed:
-        require_token(claimed, TENANT, MAX_TENANT_CHARS)
-    return caller().tenant_for(claimed, TENANT)
-
 
 MAX_MESSAGES = 10_000
 MAX_CHOICES = 8

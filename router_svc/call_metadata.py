@@ -1,0 +1,35 @@
+"""Metadata of public gRPC calls: text entries, and the tenant."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import grpc
+
+from weft.kernel.errors import WeftError
+from weft.kernel.names import MAX_TENANT_CHARS, require_token
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc_auth import caller
+
+TENANT = "x-tenant-id"
+
+
+def metadata_of(context: grpc.aio.ServicerContext[Any, Any]) -> Mapping[str, str]:
+    """Return the text metadata of a call.
+
+    Raises MALFORMED_REQUEST for two different tenants: whichever counted, a proxy may have read the other one.
+    """
+    shown = [(key, value) for key, value in context.invocation_metadata() or () if isinstance(value, str)]
+    if len({value for key, value in shown if key == TENANT}) > 1:
+        raise WeftError(Reason.MALFORMED_REQUEST, f"{TENANT}: the call names two different tenants")
+    return dict(shown)
+
+
+def tenant_of(metadata: Mapping[str, str]) -> str:
+    """Return the tenant of a call: that of the API key or, where callers are trusted, the one they name.
+
+    Raises INVALID_ARGUMENT, and PERMISSION_DENIED where the key belongs to another tenant.
+    """
+    claimed = metadata.get(TENANT, "")
+    if claimed:
+        require_token(claimed, TENANT, MAX_TENANT_CHARS)
+    return caller().tenant_for(claimed, TENANT)

@@ -1,0 +1,109 @@
+"""One call for one operation, and the layers around it.
+
+A layer is a function `(call, proceed) -> chunks` that adds one concern: it may act before, after and between the chunks
+of `proceed(call)`, or answer by itself. A layer that has nothing to add to a call returns `proceed(call)`, which costs
+nothing per chunk.
+"""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from weft.dispatch.operations import ChunkT, OperationSpec, PayloadT
+from weft.dispatch.request_trace import RequestContext
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+if TYPE_CHECKING:
+    from weft.api.common.v1 import receipt_pb2
+
+T = TypeVar("T")
+
+
+class Call(Generic[ChunkT]):
+    """One request for an operation. Nothing happens until its chunks are read or its result is awaited."""
+
+    __slots__ = ("_run", "context", "payload", "receipt", "spec", "whole")
+
+    def __init__(
+        self,
+        spec: OperationSpec[Any, ChunkT],
+        context: RequestContext,
+        payload: Any,
+        run: "Proceed[ChunkT]",
+        *,
+        whole: bool = False,
+    ) -> None:
+        self.spec = spec
+        self.context = context
+        self.payload = payload
+        self.whole = whole
+        """Whether the answer is read only when complete, from the next attempt on: it may come in few, large chunks."""
+        self.receipt: receipt_pb2.Receipt | None = None
+        """The receipt, once the request has ended; None before."""
+        self._run = run
+
+    def chunks(self) -> AsyncGenerator[ChunkT]:
+        """Yields every chunk. Raises the WeftError that ended the request; closing it cancels the request.
+
+        `content_started` in the error's metadata means that content was sent before it.
+        """
+        return self._run(self)
+
+    async def result(self) -> ChunkT:
+        """Returns the result of a unary operation. Raises the WeftError that ended the request."""
+        found: list[ChunkT] = []
+        async with aclosing(self._run(self)) as chunks:
+            async for chunk in chunks:
+                found.append(chunk)  # noqa: PERF401 - the generator is read to its end: it reports the end then
+        if not found:
+            raise WeftError(Reason.WORKER_LOST, "the request ended without a result")
+        return found[-1]
+
+    def through(self, *layers: "Layer[ChunkT]") -> "Call[ChunkT]":
+        """Puts layers around the call, the last one outermost; returns the call."""
+        for layer in layers:
+            self._run = partial(layer, proceed=self._run)
+        return self
+
+
+class Proceed(Protocol[T]):
+    """The inside of a layer."""
+
+    def __call__(self, call: "Call[T]", /) -> AsyncGenerator[T]:
+        """Returns the chunks of the call."""
+        ...
+
+
+class Layer(Protocol[T]):
+    """One concern around a call."""
+
+    def __call__(self, call: "Call[T]", /, proceed: Proceed[T]) -> AsyncGenerator[T]:
+        """Returns the chunks of the call."""
+        ...
+
+
+class RequestDispatcher(Protocol):
+    """Makes calls; see `weft.dispatch.dispatcher.Dispatcher`."""
+
+    def call(
+        self, spec: OperationSpec[PayloadT, ChunkT], context: RequestContext, payload: PayloadT, *, whole: bool = False
+    ) -> Call[ChunkT]:
+        """Returns the call of an operation. Nothing happens until its chunks are read or its result is awaited."""
+        ...
+
+
+class LayeredDispatcher(RequestDispatcher):
+    """A dispatcher that puts layers around every call of another one."""
+
+    def __init__(self, dispatcher: RequestDispatcher, *layers: Layer[Any]) -> None:
+        """The last layer is the outermost."""
+        self._dispatcher = dispatcher
+        self._layers = layers
+
+    def call(
+        self, spec: OperationSpec[PayloadT, ChunkT], context: RequestContext, payload: PayloadT, *, whole: bool = False
+    ) -> Call[ChunkT]:
+        """See `RequestDispatcher.call`."""
+        return self._dispatcher.call(spec, context, payload, whole=whole).through(*self._layers)

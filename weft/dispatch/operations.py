@@ -1,0 +1,241 @@
+"""The table of operations: the payload, the rpcs and the result of each.
+
+Dispatchers, the router's public service, its relay and the runner's servicers all work by this table; CONTRIBUTING has
+the places that a new operation touches. A row's `fold` turns one response of the runner into what the caller gets.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Generic, Protocol, TypeVar
+
+from google.protobuf import descriptor, message_factory
+from google.protobuf.message import Message
+
+from weft.api.common.v1 import (
+    audio_pb2,
+    chat_pb2,
+    completion_pb2,
+    embedding_pb2,
+    image_pb2,
+    receipt_pb2,
+    rerank_pb2,
+    tokenize_pb2,
+    usage_pb2,
+)
+from weft.api.router.v1 import inference_service_pb2
+from weft.api.runner.v1 import embedding_service_pb2, generation_service_pb2, model_call_service_pb2
+from weft.dispatch import payload_checks
+from weft.dispatch.frames import Frame, GenerationPayload, has_content
+from weft.dispatch.placement import LoadingModel, WaitingInQueue, waiting_event
+from weft.kernel.errors import WeftError
+from weft.kernel.json_schema import SchemaLimits
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
+
+PayloadT = TypeVar("PayloadT", bound=Message)
+ChunkT = TypeVar("ChunkT")
+
+
+class Attempt(Protocol):
+    """One attempt of a request, as a fold sees it."""
+
+    has_content: bool
+    """Whether content has arrived."""
+
+    def note_content(self) -> None:
+        """Record the first content: from here on there is no failover."""
+        ...
+
+    def note_usage(self, usage: usage_pb2.Usage) -> None:
+        """Record the usage so far."""
+        ...
+
+    def note_tool_calls(self, frame: Frame) -> None:
+        """Record tool calls of the mesh."""
+        ...
+
+    def complete(self, runner_part: receipt_pb2.Receipt) -> receipt_pb2.Receipt:
+        """Returns the receipt of the completed request, from the runner's part of it."""
+        ...
+
+
+class Rpc:
+    """A method of a gRPC service, with the classes of its messages."""
+
+    def __init__(self, method: descriptor.MethodDescriptor) -> None:
+        service = method.containing_service
+        self.service: str = service.full_name
+        self.name: str = method.name
+        self.path = f"/{service.full_name}/{method.name}"
+        self.request: Any = message_factory.GetMessageClass(method.input_type)
+        self.response: Any = message_factory.GetMessageClass(method.output_type)
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechPiece:
+    """A chunk of the recording."""
+
+    data: bytes
+    media_type: str
+    """Media type of the recording; empty in all chunks but the first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OperationSpec(Generic[PayloadT, ChunkT]):
+    """One operation. A unary one has exactly one chunk, its result."""
+
+    operation: Operation
+    runner_rpc: Rpc
+    """The runner's method. Its request has a ticket, the payload and options."""
+    router_rpc: Rpc
+    """The method of the public service. Its request has a model, the payload and options."""
+    check: Callable[[PayloadT, SchemaLimits], None]
+    """Raises INVALID_ARGUMENT naming the wrong field of a payload from a public call."""
+    fold: Callable[[Attempt, Any], ChunkT | None]
+    """Returns the chunk of a runner's response, None for a response without one; reports to the attempt."""
+    fields: Callable[[ChunkT], dict[str, Any]]
+    """Returns the fields of a response of the public service for a chunk."""
+    payload_field: str = "payload"
+    """The payload's field in the runner's request."""
+    streamed: bool = False
+    waiting: Callable[[WaitingInQueue | LoadingModel], ChunkT] | None = None
+    """Returns the chunk that tells the caller to wait; None: callers are not told."""
+    takes_slot: bool = True
+    """Whether it occupies a slot of the model."""
+
+
+def _frame(attempt: Attempt, response: generation_service_pb2.GenerateResponse) -> Frame:
+    frame = list(response.events)
+    if not attempt.has_content and has_content(frame):
+        attempt.note_content()
+    last = frame[-1].WhichOneof("event") if frame else None
+    if last == "tool_call":
+        attempt.note_tool_calls(frame)
+    elif last == "usage":
+        attempt.note_usage(frame[-1].usage)
+    elif last == "finished":
+        finished = frame[-1].finished
+        finished.receipt.CopyFrom(attempt.complete(finished.receipt))
+    return frame
+
+
+def _speech(attempt: Attempt, response: model_call_service_pb2.SpeakResponse) -> SpeechPiece | None:
+    """Returns the next chunk, none empty. Raises WORKER_LOST for an end without any."""
+    piece = None
+    if response.data:
+        piece = SpeechPiece(response.data, "" if attempt.has_content else response.media_type)
+        if not attempt.has_content:
+            attempt.note_content()
+    if response.HasField("receipt"):
+        if not attempt.has_content:
+            raise ended_early()
+        attempt.complete(response.receipt)
+    return piece
+
+
+def ended_early() -> WeftError:
+    """The error of a runner's stream that ended without a result."""
+    return WeftError(Reason.WORKER_LOST, "the runner ended the stream without a result")
+
+
+def _unary(operation: Operation, service: Any, method: str, field: str, check: Callable[..., None], **more: Any) -> Any:
+    """Returns the row of a unary operation whose result is `field` of both rpcs' responses."""
+
+    def fold(attempt: Attempt, response: Any) -> Any:
+        attempt.complete(response.receipt)
+        result = getattr(response, field)
+        return result if isinstance(result, Message) else list(result)
+
+    return OperationSpec(
+        operation=operation,
+        runner_rpc=_runner_rpc(service, method),
+        router_rpc=_router_rpc(method),
+        check=check,
+        fold=fold,
+        fields=lambda result: {field: result},
+        **more,
+    )
+
+
+def _generation(operation: Operation, method: str, payload_field: str, check: Callable[..., None]) -> Any:
+    return OperationSpec(
+        operation=operation,
+        runner_rpc=_runner_rpc(generation_service_pb2, "Generate"),
+        router_rpc=_router_rpc(method),
+        check=check,
+        fold=_frame,
+        fields=lambda frame: {"events": frame},
+        payload_field=payload_field,
+        streamed=True,
+        waiting=lambda decision: [waiting_event(decision)],
+    )
+
+
+def _plain(check: Callable[[Any], None]) -> Callable[[Any, SchemaLimits], None]:
+    """Returns the check of a payload that has no JSON schemas."""
+    return lambda payload, _schemas: check(payload)
+
+
+def _runner_rpc(module: Any, method: str) -> Rpc:
+    (service,) = module.DESCRIPTOR.services_by_name.values()
+    return Rpc(service.methods_by_name[method])
+
+
+def _router_rpc(method: str) -> Rpc:
+    return _runner_rpc(inference_service_pb2, method)
+
+
+_EMBEDDINGS, _MODEL_CALLS = embedding_service_pb2, model_call_service_pb2
+
+CHAT: OperationSpec[chat_pb2.ChatPayload, Frame] = _generation(
+    Operation.CHAT, "Chat", "chat", payload_checks.check_chat
+)
+COMPLETION: OperationSpec[completion_pb2.CompletionPayload, Frame] = _generation(
+    Operation.COMPLETION, "Complete", "completion", _plain(payload_checks.check_completion)
+)
+EMBEDDING: OperationSpec[embedding_pb2.EmbeddingPayload, list[embedding_pb2.Embedding]] = _unary(
+    Operation.EMBEDDING, _EMBEDDINGS, "Embed", "embeddings", _plain(payload_checks.check_embedding)
+)
+RERANK: OperationSpec[rerank_pb2.RerankPayload, list[rerank_pb2.RerankScore]] = _unary(
+    Operation.RERANK, _MODEL_CALLS, "Rerank", "scores", _plain(payload_checks.check_rerank)
+)
+TOKENIZE: OperationSpec[tokenize_pb2.TokenizePayload, tokenize_pb2.TokenizeResult] = _unary(
+    Operation.TOKENIZE, _MODEL_CALLS, "Tokenize", "result", payload_checks.check_tokenize, takes_slot=False
+)
+IMAGE: OperationSpec[image_pb2.ImagePayload, list[image_pb2.GeneratedImage]] = _unary(
+    Operation.IMAGE, _MODEL_CALLS, "GenerateImages", "images", _plain(payload_checks.check_images)
+)
+TRANSCRIPTION: OperationSpec[audio_pb2.TranscriptionPayload, audio_pb2.Transcription] = _unary(
+    Operation.TRANSCRIPTION, _MODEL_CALLS, "Transcribe", "transcription", _plain(payload_checks.check_transcription)
+)
+SPEECH: OperationSpec[audio_pb2.SpeechPayload, SpeechPiece] = OperationSpec(
+    operation=Operation.SPEECH,
+    runner_rpc=_runner_rpc(_MODEL_CALLS, "Speak"),
+    router_rpc=_router_rpc("Speak"),
+    check=_plain(payload_checks.check_speech),
+    fold=_speech,
+    fields=lambda piece: {"data": piece.data, "media_type": piece.media_type},
+    streamed=True,
+)
+
+OPERATIONS: Mapping[Operation, OperationSpec[Any, Any]] = MappingProxyType(
+    {spec.operation: spec for spec in (CHAT, COMPLETION, EMBEDDING, RERANK, TOKENIZE, IMAGE, TRANSCRIPTION, SPEECH)}
+)
+"""All operations, each in one row."""
+
+
+_BY_PAYLOAD = {
+    spec.router_rpc.request.DESCRIPTOR.fields_by_name["payload"].message_type.full_name: spec
+    for spec in OPERATIONS.values()
+}
+
+
+def operation_of(payload: Message) -> OperationSpec[Any, Any]:
+    """Returns the operation of a payload. Raises KeyError for a message that is none."""
+    return _BY_PAYLOAD[payload.DESCRIPTOR.full_name]
+
+
+def generation_of(payload: GenerationPayload) -> OperationSpec[Any, Frame]:
+    """Returns the operation of a generation, by its payload."""
+    return CHAT if isinstance(payload, chat_pb2.ChatPayload) else COMPLETION
