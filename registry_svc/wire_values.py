@@ -3,7 +3,8 @@
 import math
 import re
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime
+from typing import overload
 
 from google.protobuf import duration_pb2, timestamp_pb2
 
@@ -87,13 +88,20 @@ def to_actor(requested_by: str) -> str:
     return _LINES.sub(" ", cleaned_multiline(said, "requested_by", MAX_ACTOR_CHARS))
 
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@overload
+def timestamp(moment: datetime) -> timestamp_pb2.Timestamp: ...
+@overload
+def timestamp(moment: datetime | None) -> timestamp_pb2.Timestamp | None: ...
 def timestamp(moment: datetime | None) -> timestamp_pb2.Timestamp | None:
-    """A moment; None stays None."""
+    """Return a moment as a message; None stays None."""
     if moment is None:
         return None
-    message = timestamp_pb2.Timestamp()
-    message.FromDatetime(moment)
-    return message
+    # By hand: `FromDatetime` takes four times as long, and every heartbeat is answered with two moments.
+    since = moment - _EPOCH
+    return timestamp_pb2.Timestamp(seconds=since.days * 86_400 + since.seconds, nanos=since.microseconds * 1_000)
 
 
 def duration_message(seconds: float) -> duration_pb2.Duration:

@@ -12,10 +12,8 @@ from registry_svc.config import KeysConfig
 from registry_svc.keys.api_keys import ApiKeys
 from registry_svc.keys.join_tokens import JoinTokens
 from registry_svc.keys.key_store import ApiKey, KeyChange, KeyChanged, KeyRemoved, KeyRequest
-from registry_svc.mesh.domain import (
-    JoinToken,
-)
-from registry_svc.mesh.messages import converted
+from registry_svc.mesh.domain import JoinToken
+from registry_svc.mesh.records import converted
 from registry_svc.wire_values import require_text, timestamp
 from weft.api.registry.v1 import join_token_service_pb2, join_token_service_pb2_grpc, key_service_pb2_grpc
 from weft.api.registry.v1 import key_service_pb2 as pb

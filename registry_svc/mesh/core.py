@@ -5,14 +5,15 @@ from contextlib import suppress
 from typing import TypeVar
 
 from registry_svc.config import RegistryConfig
-from registry_svc.mesh.domain import EventDraft, JoinToken, MeshSettings
+from registry_svc.mesh.domain import EventDraft, JoinToken
 from registry_svc.mesh.mesh_state import Mesh
 from registry_svc.mesh.policy.heartbeat import resumed
 from registry_svc.mesh.rows import StoredSession
 from registry_svc.mesh.session_state import SessionState
 from registry_svc.mesh.store import Store
-from registry_svc.mesh.watch import Broadcaster, Change, EventLog, Revised, Snapshot, Watcher
+from registry_svc.mesh.watch import Broadcaster, EventLog, Snapshot, Watcher
 from registry_svc.writer import SingleWriter
+from weft.api.registry.v1 import registry_service_pb2, settings_pb2
 from weft.kernel.clock import Clock, MeshClock
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
@@ -37,10 +38,10 @@ class RegistryCore:
         self.config = config
         self.mesh = Mesh()
         self.join_tokens: dict[str, JoinToken] = {}
-        self.settings = MeshSettings(allow_cloud_fallback=config.allow_cloud_fallback, revision=1)
+        self.settings = settings_pb2.MeshSettings(allow_cloud_fallback=config.allow_cloud_fallback, revision=1)
         self.writer = SingleWriter()
         self.events = EventLog(clock, config.max_events, config.watch_buffer_responses)
-        self.watchers = Broadcaster[Revised](config.watch_buffer_responses)
+        self.watchers = Broadcaster[registry_service_pb2.WatchResponse](config.watch_buffer_responses)
         self._open = False
         # A watcher counts from zero before its first snapshot, so a snapshot is never at revision zero.
         self._revision = 1
@@ -97,7 +98,7 @@ class RegistryCore:
             )
         return await self.writer.run(write)
 
-    def watch(self) -> tuple[Snapshot, Watcher[Revised]]:
+    def watch(self) -> tuple[Snapshot, Watcher[registry_service_pb2.WatchResponse]]:
         """Return everything there is, and a watcher that receives every change after that."""
         self.require_open()
         mesh = self.mesh
@@ -111,12 +112,12 @@ class RegistryCore:
         )
         return snapshot, self.watchers.subscribe()
 
-    def publish(self, changes: Iterable[Change], drafts: Iterable[EventDraft] = ()) -> None:
+    def publish(self, changes: Iterable[registry_service_pb2.Change], drafts: Iterable[EventDraft] = ()) -> None:
         """Publish changes and events to the watchers."""
-        batch: list[Revised] = []
+        batch: list[registry_service_pb2.WatchResponse] = []
         for change in changes:
             self._revision += 1
-            batch.append(Revised(self._revision, change))
+            batch.append(registry_service_pb2.WatchResponse(revision=self._revision, change=change))
         if batch:
             self.watchers.publish(batch)
         self.events.record(drafts)

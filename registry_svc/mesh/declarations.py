@@ -1,31 +1,15 @@
 """Declarations of operators: applied all or none, and deleted by name."""
 
-from dataclasses import dataclass, field, replace
-from datetime import datetime
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from google.protobuf.timestamp_pb2 import Timestamp
+
 from registry_svc.mesh.core import RegistryCore
-from registry_svc.mesh.domain import (
-    AgentManifest,
-    Applied,
-    Batch,
-    DeclaredAgent,
-    DeclaredModel,
-    DeclaredRoute,
-    EventDraft,
-    EventReason,
-    Kind,
-    MeshSettings,
-    ModelDeclaration,
-    Outcome,
-    PoolDeclaration,
-    RouteManifest,
-    RunnerDeclaration,
-)
+from registry_svc.mesh.domain import EventDraft, EventReason, Kind, Outcome
+from registry_svc.mesh.overlay import says_the_same
 from registry_svc.mesh.policy.declarations import (
-    decide_agent,
-    decide_model,
-    decide_route,
+    decide_outcome,
     in_use,
     require_candidates,
     require_target,
@@ -34,29 +18,41 @@ from registry_svc.mesh.policy.declarations import (
 from registry_svc.mesh.policy.events import events_for
 from registry_svc.mesh.policy.limits import require_room
 from registry_svc.mesh.policy.namespace import require_free
-from registry_svc.mesh.policy.unowned import is_loaded
-from registry_svc.mesh.watch import SettingsChanged
+from registry_svc.mesh.records import is_loaded, kind_number, name_of, pool_name_of, to_kind
+from registry_svc.wire_values import timestamp
+from weft.api.registry.v1 import agent_pb2, model_pb2, registry_service_pb2, route_pb2
+from weft.api.registry.v1.declaration_service_pb2 import (
+    ApplyRequest,
+    ApplyResult,
+    Declaration,
+    ModelDeclaration,
+    PoolDeclaration,
+)
+from weft.api.registry.v1.settings_pb2 import MeshSettings
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 
 log = get_logger("weft.registry")
 
-_EVENT_REASONS = {Outcome.CREATED: EventReason.CREATED, Outcome.CONFIGURED: EventReason.CONFIGURED}
+_EVENT_REASONS: dict[int, EventReason] = {
+    ApplyResult.OUTCOME_CREATED: EventReason.CREATED,
+    ApplyResult.OUTCOME_CONFIGURED: EventReason.CONFIGURED,
+}
 
 
 @dataclass(slots=True, kw_only=True)
 class _Plan:
     """The effects of an Apply, planned completely before any is carried out."""
 
-    now: datetime
+    now: Timestamp
     adopt: bool
     arriving: dict[str, str]
     """The models of the batch, and the pool of each."""
-    results: list[Applied] = field(default_factory=list)
-    models: list[DeclaredModel] = field(default_factory=list)
-    agents: list[DeclaredAgent] = field(default_factory=list)
-    routes: list[DeclaredRoute] = field(default_factory=list)
+    results: list[ApplyResult] = field(default_factory=list)
+    models: list[model_pb2.Model] = field(default_factory=list)
+    agents: list[agent_pb2.Agent] = field(default_factory=list)
+    routes: list[route_pb2.Route] = field(default_factory=list)
 
 
 class Unloader(Protocol):
@@ -74,9 +70,9 @@ class Declarations:
         self._core = core
         self._unloader = unloader
 
-    async def apply(self, batch: Batch) -> list[Applied]:
+    async def apply(self, request: ApplyRequest) -> list[ApplyResult]:
         """One result per declaration, in order; see DeclarationService.Apply."""
-        return await self._core.write(lambda: self._apply(batch))
+        return await self._core.write(lambda: self._apply(request))
 
     async def delete(self, kind: Kind, name: str, *, force: bool = False, requested_by: str = "") -> None:
         """Delete a resource, also one of a runner; see DeclarationService.Delete.
@@ -91,107 +87,136 @@ class Declarations:
                 await self._unloader.unload(model, requested_by)
         await self._core.write(lambda: self._delete(kind, name, force=force))
 
-    async def _apply(self, batch: Batch) -> list[Applied]:
-        plan = self._planned(batch)
+    async def _apply(self, request: ApplyRequest) -> list[ApplyResult]:
+        plan = self._planned(request)
         counts = {"models": len(plan.models), "agents": len(plan.agents), "routes": len(plan.routes)}
-        if batch.dry_run or not any(counts.values()):
+        if request.dry_run or not any(counts.values()):
             return plan.results
         await self._core.store.save_declarations(plan.models, plan.agents, plan.routes)
         changes = self._core.mesh.declare(plan.models, plan.agents, plan.routes)
         self._core.publish(changes, _events_of(plan))
-        log.info("declarations applied", **counts, adopt=batch.adopt)
+        log.info("declarations applied", **counts, adopt=request.adopt)
         return plan.results
 
-    def _planned(self, batch: Batch) -> _Plan:
-        models = [each.manifest for each in batch.declarations if isinstance(each, ModelDeclaration)]
+    def _planned(self, request: ApplyRequest) -> _Plan:
+        models = [each.model.manifest for each in request.declarations if each.HasField("model")]
         plan = _Plan(
-            now=self._core.clock.utc_now(),
-            adopt=batch.adopt,
-            arriving={manifest.name: manifest.pool for manifest in models},
+            now=timestamp(self._core.clock.utc_now()),
+            adopt=request.adopt,
+            arriving={manifest.name: pool_name_of(manifest) for manifest in models},
         )
-        for index, declaration in enumerate(batch.declarations):
+        for index, declaration in enumerate(request.declarations):
             try:
-                match declaration:
-                    case ModelDeclaration():
-                        self._plan_model(plan, declaration)
-                    case AgentManifest():
-                        self._plan_agent(plan, declaration)
-                    case RouteManifest():
-                        self._plan_route(plan, declaration)
-                    case RunnerDeclaration():
-                        self._plan_runner(plan, declaration)
-                    case PoolDeclaration():
-                        self._plan_pool(plan, declaration, f"declarations[{index}].pool.members")
+                plan.results.append(self._planned_one(plan, declaration, f"declarations[{index}]"))
             except WeftError as error:
                 error.metadata.setdefault("declaration", str(index))
                 raise
         self._require_room(plan)
         return plan
 
-    def _plan_model(self, plan: _Plan, given: ModelDeclaration) -> None:
-        mesh, name = self._core.mesh, given.manifest.name
-        require_free([mesh.claim(Kind.MODEL, name)])
-        if given.manifest.pool_name:
-            require_free([mesh.claim(Kind.POOL, given.manifest.pool_name)])
-        view, declared, published = mesh.model(name), mesh.declared_model(name), mesh.published_model(name)
-        outcome = decide_model(
-            given,
-            view=view,
-            declared=declared,
-            publication=None if published is None else published[0],
-            publisher_live=published is not None and published[1].pulse.active,
+    def _planned_one(self, plan: _Plan, given: Declaration, field_: str) -> ApplyResult:
+        """Plan one declaration; returns its result."""
+        match given.WhichOneof("resource"):
+            case "model":
+                kind, (outcome, before) = Kind.MODEL, self._plan_model(plan, given.model)
+            case "agent":
+                kind, (outcome, before) = Kind.AGENT, self._plan_agent(plan, given.agent)
+            case "route":
+                kind, (outcome, before) = Kind.ROUTE, self._plan_route(plan, given.route)
+            case "runner":
+                self._require_runner(given.runner.name)
+                kind, outcome, before = Kind.RUNNER, Outcome.UNCHANGED, given
+            case _:
+                self._require_pool(plan, given.pool, f"{field_}.pool.members")
+                kind, outcome, before = Kind.POOL, Outcome.UNCHANGED, given
+        return ApplyResult(
+            kind=kind_number(kind),
+            name=name_of(given),
+            outcome=ApplyResult.Outcome.ValueType(outcome),
+            before=before,
+            after=given,
+        )
+
+    def _plan_model(self, plan: _Plan, given: ModelDeclaration) -> tuple[Outcome, Declaration | None]:
+        mesh, manifest = self._core.mesh, given.manifest
+        require_free([mesh.claim(Kind.MODEL, manifest.name)])
+        if manifest.pool_name:
+            require_free([mesh.claim(Kind.POOL, manifest.pool_name)])
+        view, declared = mesh.model(manifest.name), mesh.declared_model(manifest.name)
+        publication, publisher = mesh.published_model(manifest.name) or (None, None)
+        outcome = decide_outcome(
+            Kind.MODEL,
+            manifest.name,
+            is_declared=declared is not None,
+            same=says_the_same(given, view=view, declared=declared, publication=publication),
+            publisher="" if publication is None else publication.runner,
+            publisher_live=publisher is not None and publisher.pulse.active,
             adopt=plan.adopt,
         )
-        before = None if view is None else ModelDeclaration(manifest=view.manifest, runner=view.declared_runner)
-        if declared is not None:
-            before = ModelDeclaration(manifest=declared.manifest, runner=declared.runner)
         if outcome is Outcome.UNCHANGED:
-            before = given
-        else:
-            created_at = plan.now if view is None else view.created_at
-            plan.models.append(DeclaredModel(manifest=given.manifest, runner=given.runner, created_at=created_at))
-        plan.results.append(Applied(kind=Kind.MODEL, name=name, outcome=outcome, before=before, after=given))
+            return outcome, Declaration(model=given)
+        plan.models.append(
+            model_pb2.Model(
+                manifest=manifest,
+                kind=model_pb2.Model.KIND_PUBLIC,
+                declared_runner=given.runner,
+                create_time=plan.now if view is None else view.create_time,
+            )
+        )
+        known = declared or view
+        if known is None:
+            return outcome, None
+        return outcome, Declaration(model=ModelDeclaration(manifest=known.manifest, runner=known.declared_runner))
 
-    def _plan_agent(self, plan: _Plan, given: AgentManifest) -> None:
+    def _plan_agent(self, plan: _Plan, given: agent_pb2.AgentManifest) -> tuple[Outcome, Declaration | None]:
         mesh, name = self._core.mesh, given.name
         require_free([mesh.claim(Kind.AGENT, name, besides=frozenset(plan.arriving))])
         require_target(mesh.target(given), arriving=plan.arriving, leaving=())
-        view, published = mesh.agent(name), mesh.published_agent(name)
-        outcome = decide_agent(
-            given,
-            declared=mesh.declared_agent(name),
-            publication=None if published is None else published[0],
-            publisher_live=published is not None and published[1].pulse.active,
+        view, declared = mesh.agent(name), mesh.declared_agent(name)
+        publication, publisher = mesh.published_agent(name) or (None, None)
+        outcome = decide_outcome(
+            Kind.AGENT,
+            name,
+            is_declared=declared is not None,
+            same=view is not None and given == view.manifest,
+            publisher="" if publication is None else publication.runner,
+            publisher_live=publisher is not None and publisher.pulse.active,
             adopt=plan.adopt,
         )
         if outcome is not Outcome.UNCHANGED:
-            created_at = plan.now if view is None else view.created_at
-            plan.agents.append(DeclaredAgent(manifest=given, created_at=created_at))
-        before = None if view is None else view.manifest
-        plan.results.append(Applied(kind=Kind.AGENT, name=name, outcome=outcome, before=before, after=given))
+            created = plan.now if view is None else view.create_time
+            plan.agents.append(agent_pb2.Agent(manifest=given, kind=agent_pb2.Agent.KIND_PUBLIC, create_time=created))
+        return outcome, None if view is None else Declaration(agent=view.manifest)
 
-    def _plan_route(self, plan: _Plan, given: RouteManifest) -> None:
+    def _plan_route(self, plan: _Plan, given: route_pb2.RouteManifest) -> tuple[Outcome, Declaration | None]:
         mesh, name = self._core.mesh, given.name
         require_free([mesh.claim(Kind.ROUTE, name, besides=frozenset(plan.arriving))])
         require_candidates(name, mesh.routes.candidates(given), arriving=plan.arriving)
         earlier = mesh.routes.get(name)
-        before = None if earlier is None else earlier.manifest
-        outcome = decide_route(given, before)
+        # No runner publishes routes. The order of a ladder is what it is about.
+        outcome = decide_outcome(
+            Kind.ROUTE,
+            name,
+            is_declared=earlier is not None,
+            same=earlier is not None and given == earlier.manifest,
+            publisher="",
+            publisher_live=False,
+            adopt=plan.adopt,
+        )
         if outcome is not Outcome.UNCHANGED:
-            created_at = plan.now if earlier is None else earlier.created_at
-            plan.routes.append(DeclaredRoute(manifest=given, created_at=created_at))
-        plan.results.append(Applied(kind=Kind.ROUTE, name=name, outcome=outcome, before=before, after=given))
+            created = plan.now if earlier is None else earlier.create_time
+            plan.routes.append(route_pb2.Route(manifest=given, create_time=created))
+        return outcome, None if earlier is None else Declaration(route=earlier.manifest)
 
-    def _plan_runner(self, plan: _Plan, given: RunnerDeclaration) -> None:
-        if self._core.mesh.of_runner(given.name) is None:
+    def _require_runner(self, name: str) -> None:
+        if self._core.mesh.of_runner(name) is None:
             raise WeftError(
                 Reason.NOT_FOUND,
-                f"there is no runner {given.name!r}; runners cannot be declared, they register themselves",
-                metadata={Kind.RUNNER.value: given.name},
+                f"there is no runner {name!r}; runners cannot be declared, they register themselves",
+                metadata={Kind.RUNNER.value: name},
             )
-        plan.results.append(_unchanged(Kind.RUNNER, given.name, given))
 
-    def _plan_pool(self, plan: _Plan, given: PoolDeclaration, field_: str) -> None:
+    def _require_pool(self, plan: _Plan, given: PoolDeclaration, field_: str) -> None:
         stay = (model for model in self._core.mesh.pools.members(given.name) if model not in plan.arriving)
         come = (model for model, pool in plan.arriving.items() if pool == given.name)
         members = sorted({*stay, *come})
@@ -203,14 +228,16 @@ class Declarations:
             )
         if given.members and sorted(given.members) != members:
             raise invalid_field(field_, "must be its members; a pool follows from its models, change theirs")
-        plan.results.append(_unchanged(Kind.POOL, given.name, given))
 
     def _require_room(self, plan: _Plan) -> None:
         mesh, config = self._core.mesh, self._core.config
-        new = [result.kind for result in plan.results if result.outcome is Outcome.CREATED]
-        require_room("models", len(mesh.pools), new.count(Kind.MODEL), config.max_models)
-        require_room("agents", len(mesh.targets), new.count(Kind.AGENT), config.max_agents)
-        require_room("routes", len(mesh.routes), new.count(Kind.ROUTE), config.max_routes)
+        new = [result.kind for result in plan.results if result.outcome == ApplyResult.OUTCOME_CREATED]
+        for what, present, kind, limit in (
+            ("models", len(mesh.pools), Kind.MODEL, config.max_models),
+            ("agents", len(mesh.targets), Kind.AGENT, config.max_agents),
+            ("routes", len(mesh.routes), Kind.ROUTE, config.max_routes),
+        ):
+            require_room(what, present, new.count(kind_number(kind)), limit)
         growth = mesh.sizes.growth_bytes(
             [
                 *(each.manifest for each in plan.models),
@@ -294,14 +321,10 @@ class Declarations:
         return found
 
 
-def _unchanged(kind: Kind, name: str, given: RunnerDeclaration | PoolDeclaration) -> Applied:
-    return Applied(kind=kind, name=name, outcome=Outcome.UNCHANGED, before=given, after=given)
-
-
 def _events_of(plan: _Plan) -> list[EventDraft]:
     return [
         EventDraft(
-            kind=result.kind,
+            kind=to_kind(result.kind, "kind"),
             name=result.name,
             reason=_EVENT_REASONS[result.outcome],
             message="declared by an operator",
@@ -338,10 +361,10 @@ class SettingsManager:
         core = self._core
         if allow_cloud_fallback is None or allow_cloud_fallback == core.settings.allow_cloud_fallback:
             return core.settings
-        changed = replace(core.settings, allow_cloud_fallback=allow_cloud_fallback, revision=core.settings.revision + 1)
+        changed = MeshSettings(allow_cloud_fallback=allow_cloud_fallback, revision=core.settings.revision + 1)
         await core.store.save_settings(changed)
         core.settings = changed
-        core.publish([SettingsChanged(changed)], [_happening(changed)])
+        core.publish([registry_service_pb2.Change(settings=changed)], [_happening(changed)])
         log.info("settings changed", allow_cloud_fallback=changed.allow_cloud_fallback, revision=changed.revision)
         return changed
 

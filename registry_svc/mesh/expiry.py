@@ -72,7 +72,7 @@ class Expiry:
     def _is_wakeable(self, state: SessionState) -> bool:
         """Whether the mesh can wake its host for one of its models: then it is not gone, it sleeps."""
         models = (self._core.mesh.model(name) for name in state.publications)
-        return any(model and model.manifest.wake and model.manifest.wake.by_mesh for model in models)
+        return any(model is not None and model.manifest.wake.HasField("by_mesh") for model in models)
 
     def _was_frozen(self, now: float) -> bool:
         """Whether the process was stopped, suspended or stuck on the disk, so that it received no heartbeats."""

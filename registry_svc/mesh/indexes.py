@@ -3,9 +3,11 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from registry_svc.mesh.domain import AgentManifest, DeclaredRoute, Kind, Manifest, Route, RouteManifest, Status
+from registry_svc.mesh.domain import Kind, Status
+from registry_svc.mesh.overlay import shown_route
 from registry_svc.mesh.policy.declarations import Candidate
-from registry_svc.mesh.policy.limits import agent_bytes, model_bytes, route_bytes
+from registry_svc.mesh.records import Manifest, key_of, manifest_bytes, pool_name_of, target_of
+from weft.api.registry.v1 import agent_pb2, model_pb2, route_pb2
 
 
 @dataclass(slots=True)
@@ -44,9 +46,9 @@ class PoolIndex:
         """How many models there are."""
         return len(self._pool_of)
 
-    def put(self, manifest: Manifest, status: Status) -> set[str]:
+    def put(self, manifest: model_pb2.ModelManifest, status: int) -> set[str]:
         """Add or update a model; returns the pools whose status changed."""
-        return self._move(manifest.name, manifest, status)
+        return self._move(manifest.name, (pool_name_of(manifest), bool(manifest.pool_name)), Status(status))
 
     def drop(self, model: str) -> set[str]:
         """Remove a model; returns the pools whose status changed."""
@@ -80,18 +82,18 @@ class PoolIndex:
         tally = self._pools.get(pool)
         return Status.INACTIVE if tally is None else tally.status
 
-    def _move(self, model: str, manifest: Manifest | None, status: Status) -> set[str]:
+    def _move(self, model: str, place: tuple[str, bool] | None, status: Status) -> set[str]:
+        """Move a model to a pool, which it names or not; None: it is no more."""
         earlier = self._pool_of.get(model)
-        if manifest is not None and earlier == (manifest.pool, bool(manifest.pool_name)):
-            return self._restate(model, manifest.pool, status)
-        touched = {pool for pool in (earlier and earlier[0], manifest and manifest.pool) if pool}
+        if place is not None and earlier == place:
+            return self._restate(model, place[0], status)
+        touched = {found[0] for found in (earlier, place) if found is not None}
         before = {pool: self.status(pool) for pool in touched}
         if earlier is not None:
             self._remove(model, *earlier)
-        if manifest is not None:
-            names_it = bool(manifest.pool_name)
-            self._pool_of[model] = (manifest.pool, names_it)
-            self._pools.setdefault(manifest.pool, _Tally()).add(model, status, names_it=names_it)
+        if place is not None:
+            self._pool_of[model] = place
+            self._pools.setdefault(place[0], _Tally()).add(model, status, names_it=place[1])
         return {pool for pool in touched if self.status(pool) is not before[pool]}
 
     def _restate(self, model: str, pool: str, status: Status) -> set[str]:
@@ -119,21 +121,21 @@ class TargetIndex:
 
     def __init__(self, pools: PoolIndex) -> None:
         self._pools = pools
-        self._published: dict[str, tuple[_Target, Status]] = {}
+        self._published: dict[str, tuple[_Target, int]] = {}
         self._agents: dict[_Target, set[str]] = {}
 
     def __len__(self) -> int:
         """How many agents there are."""
         return len(self._published)
 
-    def put(self, manifest: AgentManifest, status: Status) -> bool:
+    def put(self, manifest: agent_pb2.AgentManifest, status: int) -> bool:
         """Remember an agent; returns whether its status is another one than before."""
         published = self._published.get(manifest.name)
         self.drop(manifest.name)
-        target = (manifest.target, manifest.targets_pool)
+        target = target_of(manifest)
         self._published[manifest.name] = (target, status)
         self._agents.setdefault(target, set()).add(manifest.name)
-        return published is None or published[1] is not status
+        return published is None or published[1] != status
 
     def drop(self, agent: str) -> None:
         """Remove an agent; an unknown name is ignored."""
@@ -145,9 +147,10 @@ class TargetIndex:
         if not agents:
             del self._agents[published[0]]
 
-    def status(self, manifest: AgentManifest) -> Status:
+    def status(self, manifest: agent_pb2.AgentManifest) -> Status:
         """The status of the pool that an agent points to; inactive when there is none."""
-        pool = manifest.target if manifest.targets_pool else self._pools.pool_of(manifest.target)
+        name, is_pool = target_of(manifest)
+        pool = name if is_pool else self._pools.pool_of(name)
         return Status.INACTIVE if pool is None else self._pools.status(pool)
 
     def of_model(self, model: str) -> set[str]:
@@ -180,8 +183,8 @@ class RouteIndex:
 
     def __init__(self, pools: PoolIndex) -> None:
         self._pools = pools
-        self._declared: dict[str, DeclaredRoute] = {}
-        self._published: dict[str, Status] = {}
+        self._declared: dict[str, route_pb2.Route] = {}
+        self._published: dict[str, int] = {}
         self._naming: dict[str, set[str]] = {}
         """The routes that name a model or a pool, by its name."""
 
@@ -197,15 +200,12 @@ class RouteIndex:
         """The names of all routes."""
         return self._declared.keys()
 
-    def get(self, name: str) -> Route | None:
+    def get(self, name: str) -> route_pb2.Route | None:
         """The route of this name."""
         declared = self._declared.get(name)
-        if declared is None:
-            return None
-        status = self.status(declared.manifest)
-        return Route(manifest=declared.manifest, status=status, created_at=declared.created_at)
+        return None if declared is None else shown_route(declared, self.status(declared.manifest))
 
-    def put(self, declared: DeclaredRoute) -> None:
+    def put(self, declared: route_pb2.Route) -> None:
         """Keep a route in place of an earlier one of its name."""
         name = declared.manifest.name
         self.drop(name)
@@ -225,17 +225,17 @@ class RouteIndex:
             if not routes:
                 del self._naming[candidate]
 
-    def note_status(self, route: Route) -> bool:
+    def note_status(self, route: route_pb2.Route) -> bool:
         """Record the status that is published; returns whether it changed."""
         earlier = self._published.get(route.manifest.name)
         self._published[route.manifest.name] = route.status
-        return earlier is not route.status
+        return earlier != route.status
 
     def naming(self, names: Iterable[str]) -> set[str]:
         """The routes that name one of these models or pools."""
         return set[str]().union(*(self._naming.get(name, ()) for name in names))
 
-    def status(self, manifest: RouteManifest) -> Status:
+    def status(self, manifest: route_pb2.RouteManifest) -> Status:
         """Active if one candidate is, else hibernating if one candidate is, else inactive."""
         statuses = {self._status_of(name) for name in manifest.candidates}
         for status in (Status.ACTIVE, Status.HIBERNATING):
@@ -243,7 +243,7 @@ class RouteIndex:
                 return status
         return Status.INACTIVE
 
-    def candidates(self, manifest: RouteManifest) -> list[Candidate]:
+    def candidates(self, manifest: route_pb2.RouteManifest) -> list[Candidate]:
         """Return the state of each candidate of a route, in its order."""
         return [
             Candidate(
@@ -275,20 +275,16 @@ class RouteIndex:
         return self._pools.members(pool)[name]
 
 
-AnyManifest = Manifest | AgentManifest | RouteManifest
-_Key = tuple[Kind, str]
-
-
 class ManifestSizes:
     """The sizes of all models, agents and routes as they are shown, and their sum."""
 
     def __init__(self) -> None:
-        self._sizes: dict[_Key, int] = {}
+        self._sizes: dict[tuple[Kind, str], int] = {}
         self.total_bytes = 0
 
-    def put(self, manifest: AnyManifest) -> None:
+    def put(self, manifest: Manifest) -> None:
         """Remember a resource in place of an earlier one of its kind and name."""
-        key, size = _measured(manifest)
+        key, size = key_of(manifest), manifest_bytes(manifest)
         self.drop(*key)
         self._sizes[key] = size
         self.total_bytes += size
@@ -297,17 +293,6 @@ class ManifestSizes:
         """Remove a resource; an unknown name is ignored."""
         self.total_bytes -= self._sizes.pop((kind, name), 0)
 
-    def growth_bytes(self, manifests: Iterable[AnyManifest]) -> int:
+    def growth_bytes(self, manifests: Iterable[Manifest]) -> int:
         """Return by how much the total would grow with these in place of the resources of their names."""
-        measured = (_measured(manifest) for manifest in manifests)
-        return sum(size - self._sizes.get(key, 0) for key, size in measured)
-
-
-def _measured(manifest: AnyManifest) -> tuple[_Key, int]:
-    match manifest:
-        case AgentManifest():
-            return (Kind.AGENT, manifest.name), agent_bytes(manifest)
-        case RouteManifest():
-            return (Kind.ROUTE, manifest.name), route_bytes(manifest)
-        case Manifest():
-            return (Kind.MODEL, manifest.name), model_bytes(manifest)
+        return sum(manifest_bytes(each) - self._sizes.get(key_of(each), 0) for each in manifests)

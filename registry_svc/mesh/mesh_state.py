@@ -5,42 +5,15 @@ Without awaiting, clock or storage: session manager and declarations decide, thi
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from registry_svc.mesh.domain import (
-    Agent,
-    AgentManifest,
-    AgentPublication,
-    Capability,
-    DeclaredAgent,
-    DeclaredModel,
-    DeclaredRoute,
-    Kind,
-    Model,
-    Pool,
-    Publication,
-    Route,
-)
+from registry_svc.mesh.domain import Kind
 from registry_svc.mesh.indexes import ManifestSizes, PoolIndex, RouteIndex, TargetIndex
-from registry_svc.mesh.policy.declarations import (
-    Target,
-    may_serve,
-    public_agent,
-    public_model,
-    virtual_agent,
-    virtual_model,
-)
+from registry_svc.mesh.overlay import may_serve, public_agent, public_model, virtual_agent, virtual_model
+from registry_svc.mesh.policy.declarations import Target
 from registry_svc.mesh.policy.namespace import Claim, Owner
+from registry_svc.mesh.records import target_of
 from registry_svc.mesh.session_state import SessionState
-from registry_svc.mesh.watch import (
-    AgentChanged,
-    AgentDeleted,
-    Change,
-    ModelChanged,
-    ModelDeleted,
-    RouteChanged,
-    RouteDeleted,
-    RunnerChanged,
-    RunnerDeleted,
-)
+from weft.api.registry.v1 import agent_pb2, model_pb2, pool_pb2, route_pb2, runner_pb2
+from weft.api.registry.v1.registry_service_pb2 import Change
 
 
 class ResourceIndex:
@@ -51,8 +24,8 @@ class ResourceIndex:
         self._by_runner: dict[str, SessionState] = {}
         self._by_model: dict[str, SessionState] = {}
         self._by_agent: dict[str, SessionState] = {}
-        self._declared_models: dict[str, DeclaredModel] = {}
-        self._declared_agents: dict[str, DeclaredAgent] = {}
+        self._declared_models: dict[str, model_pb2.Model] = {}
+        self._declared_agents: dict[str, agent_pb2.Agent] = {}
         self.pools = PoolIndex()
         self.targets = TargetIndex(self.pools)
         self.routes = RouteIndex(self.pools)
@@ -86,11 +59,11 @@ class ResourceIndex:
         """The names of all agents, declared and published."""
         return self._by_agent.keys() | self._declared_agents.keys()
 
-    def declared_model(self, name: str) -> DeclaredModel | None:
+    def declared_model(self, name: str) -> model_pb2.Model | None:
         """Return the declaration of a model."""
         return self._declared_models.get(name)
 
-    def declared_agent(self, name: str) -> DeclaredAgent | None:
+    def declared_agent(self, name: str) -> agent_pb2.Agent | None:
         """Return the declaration of an agent."""
         return self._declared_agents.get(name)
 
@@ -100,17 +73,17 @@ class ResourceIndex:
             kind is Kind.AGENT and name in self._declared_agents
         )
 
-    def published_model(self, name: str) -> tuple[Publication, SessionState] | None:
+    def published_model(self, name: str) -> tuple[model_pb2.Model, SessionState] | None:
         """Return the publication of a model, whether or not a declaration covers it."""
         state = self._by_model.get(name)
         return None if state is None else (state.publications[name], state)
 
-    def published_agent(self, name: str) -> tuple[AgentPublication, SessionState] | None:
+    def published_agent(self, name: str) -> tuple[agent_pb2.Agent, SessionState] | None:
         """Return the publication of an agent, whether or not a declaration covers it."""
         state = self._by_agent.get(name)
         return None if state is None else (state.agents[name], state)
 
-    def model(self, name: str) -> Model | None:
+    def model(self, name: str) -> model_pb2.Model | None:
         """The model of this name."""
         declared, state = self._declared_models.get(name), self._by_model.get(name)
         if declared is None:
@@ -124,7 +97,7 @@ class ResourceIndex:
         holding = (state for state in self if state.pulse.active and model in state.unowned)
         return next((state.profile.name for state in holding), None)
 
-    def agent(self, name: str) -> Agent | None:
+    def agent(self, name: str) -> agent_pb2.Agent | None:
         """The agent of this name."""
         declared, state = self._declared_agents.get(name), self._by_agent.get(name)
         if declared is not None:
@@ -134,22 +107,30 @@ class ResourceIndex:
         publication = state.agents[name]
         return virtual_agent(publication, state.publisher(), self.targets.status(publication.manifest))
 
-    def pool(self, name: str) -> Pool | None:
+    def pool(self, name: str) -> pool_pb2.Pool | None:
         """The pool of this name."""
         members = self.pools.members(name)
         if not members:
             return None
-        models = (self.model(model) for model in sorted(members))
-        return Pool(
+        models = [model for member in sorted(members) if (model := self.model(member)) is not None]
+        return pool_pb2.Pool(
             name=name,
             explicit=self.pools.is_explicit(name),
-            members=tuple(model for model in models if model is not None),
+            members=models,
+            size=len(models),
+            active_count=sum(model.status == model_pb2.Model.STATUS_ACTIVE for model in models),
         )
 
-    def target(self, agent: AgentManifest) -> Target:
+    def target(self, agent: agent_pb2.AgentManifest) -> Target:
         """Return the state of the model or pool that an agent targets."""
-        members = self.pools.members(agent.target) if agent.targets_pool else ()
-        return Target(agent=agent, model_known=self.pools.pool_of(agent.target) is not None, pool_members=members)
+        name, is_pool = target_of(agent)
+        return Target(
+            agent=agent.name,
+            name=name,
+            is_pool=is_pool,
+            model_known=self.pools.pool_of(name) is not None,
+            pool_members=self.pools.members(name) if is_pool else (),
+        )
 
     def claim(self, kind: Kind, name: str, *, besides: frozenset[str] = frozenset()) -> Claim:
         """Return a claim to a name, with its present owners; models in `besides` do not keep a pool's name."""
@@ -171,7 +152,7 @@ class ResourceIndex:
     def _model_owners(self, name: str) -> Iterator[Owner]:
         declared, state = self._declared_models.get(name), self._by_model.get(name)
         if declared is not None:
-            yield Owner(kind=Kind.MODEL, name=name, runner=declared.runner)
+            yield Owner(kind=Kind.MODEL, name=name, runner=declared.declared_runner)
         if state is not None:
             yield _owner(Kind.MODEL, name, state, live=may_serve(declared, state.profile.name))
 
@@ -241,7 +222,7 @@ class Mesh(ResourceIndex):
             agents |= dict.fromkeys(state.agents)
         return self._changes([], models, agents, [state.profile.name for state in members])
 
-    def report(self, state: SessionState, capability: Capability) -> None:
+    def report(self, state: SessionState, capability: runner_pb2.Capability) -> None:
         """Record the capability report of a runner."""
         self.detail_bytes -= state.detail_bytes
         state.report(capability)
@@ -259,9 +240,9 @@ class Mesh(ResourceIndex):
 
     def declare(
         self,
-        models: Iterable[DeclaredModel] = (),
-        agents: Iterable[DeclaredAgent] = (),
-        routes: Iterable[DeclaredRoute] = (),
+        models: Iterable[model_pb2.Model] = (),
+        agents: Iterable[agent_pb2.Agent] = (),
+        routes: Iterable[route_pb2.Route] = (),
     ) -> list[Change]:
         """Put declarations in place of earlier ones of their names; returns the changes."""
         new_routes = {declared.manifest.name: declared for declared in routes}
@@ -302,18 +283,18 @@ class Mesh(ResourceIndex):
         ]
         gone_routes, new_routes = self._replaced_routes(routes, concerned | self._routes_over(models))
         return [
-            *(RouteDeleted(name) for name in gone_routes),
-            *(AgentDeleted(name) for name in gone_agents),
-            *(ModelDeleted(name) for name in gone_models),
-            *(RunnerDeleted(name) for name in gone_runners),
+            *(Change(deleted_route=name) for name in gone_routes),
+            *(Change(deleted_agent=name) for name in gone_agents),
+            *(Change(deleted_model=name) for name in gone_models),
+            *(Change(deleted_runner=name) for name in gone_runners),
             *_with_their_models(members, new_models),
-            *(AgentChanged(agent) for agent in new_agents),
-            *(RouteChanged(route) for route in new_routes),
+            *(Change(agent=agent) for agent in new_agents),
+            *(Change(route=route) for route in new_routes),
         ]
 
-    def _replaced_models(self, names: Iterable[str]) -> tuple[list[str], dict[str, Model], set[str]]:
+    def _replaced_models(self, names: Iterable[str]) -> tuple[list[str], dict[str, model_pb2.Model], set[str]]:
         gone: list[str] = []
-        new: dict[str, Model] = {}
+        new: dict[str, model_pb2.Model] = {}
         touched_pools: set[str] = set()
         for name in names:
             model = self.model(name)
@@ -327,9 +308,9 @@ class Mesh(ResourceIndex):
                 self.sizes.put(model.manifest)
         return gone, new, touched_pools
 
-    def _replaced_agents(self, names: Iterable[str]) -> tuple[list[str], list[Agent]]:
+    def _replaced_agents(self, names: Iterable[str]) -> tuple[list[str], list[agent_pb2.Agent]]:
         gone: list[str] = []
-        new: list[Agent] = []
+        new: list[agent_pb2.Agent] = []
         for name in names:
             agent = self.agent(name)
             if agent is None:
@@ -349,10 +330,12 @@ class Mesh(ResourceIndex):
         pools = (pool for model in models if (pool := self.pools.pool_of(model)) is not None)
         return self.routes.naming([*models, *pools])
 
-    def _replaced_routes(self, names: Iterable[str], affected: Iterable[str]) -> tuple[list[str], list[Route]]:
+    def _replaced_routes(
+        self, names: Iterable[str], affected: Iterable[str]
+    ) -> tuple[list[str], list[route_pb2.Route]]:
         """Return the routes `names` as they are now, and those of `affected` whose published status changed."""
         gone: list[str] = []
-        new: dict[str, Route] = {}
+        new: dict[str, route_pb2.Route] = {}
         for name in names:
             route = self.routes.get(name)
             if route is None:
@@ -368,7 +351,7 @@ class Mesh(ResourceIndex):
                 new[name] = route
         return gone, list(new.values())
 
-    def _agent_with_new_status(self, name: str) -> Agent | None:
+    def _agent_with_new_status(self, name: str) -> agent_pb2.Agent | None:
         """Return an agent whose published status changed; None otherwise."""
         agent = self.agent(name)
         if agent is None or not self.targets.put(agent.manifest, agent.status):
@@ -376,14 +359,14 @@ class Mesh(ResourceIndex):
         return agent
 
 
-def _with_their_models(members: Sequence[SessionState], models: dict[str, Model]) -> Iterator[Change]:
+def _with_their_models(members: Sequence[SessionState], models: dict[str, model_pb2.Model]) -> Iterator[Change]:
     """Each runner before its models, which refer to it; then models without a runner."""
     rest = dict(models)
     for state in members:
-        yield RunnerChanged(state.runner())
+        yield Change(runner=state.runner())
         own = [name for name in state.publications if name in rest] if rest else []
-        yield from (ModelChanged(rest.pop(name)) for name in own)
-    yield from (ModelChanged(model) for model in rest.values())
+        yield from (Change(model=rest.pop(name)) for name in own)
+    yield from (Change(model=model) for model in rest.values())
 
 
 def _owner(kind: Kind, name: str, state: SessionState, *, live: bool = True) -> Owner:

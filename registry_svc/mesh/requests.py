@@ -1,31 +1,23 @@
-"""Requests of runners and readers from the wire to the domain, with every limit."""
+"""Checks of requests of runners and readers, with every limit, and the canonical form in which reports are stored.
+
+As in `manifests`, each `valid_*` brings a message that just arrived to its canonical form in place and returns it.
+"""
 
 import base64
 import binascii
 import math
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC
 from typing import Protocol
 
 from google.protobuf import duration_pb2, timestamp_pb2
 
 from registry_svc.config import RegistryConfig
-from registry_svc.mesh.domain import (
-    AgentManifest,
-    Capability,
-    Heartbeat,
-    Instance,
-    InstanceFault,
-    InstanceMemory,
-    Kind,
-    Manifest,
-    Opening,
-    Phase,
-    RunnerProfile,
-)
-from registry_svc.mesh.manifests import to_agent, to_kind, to_manifest
+from registry_svc.mesh.domain import Kind, Phase
+from registry_svc.mesh.manifests import valid_agent, valid_model
+from registry_svc.mesh.records import to_kind
 from registry_svc.wire_values import cleaned_multiline, require_at_most, require_count, require_text, require_unique
-from weft.api.registry.v1 import registry_service_pb2, runner_pb2, runner_session_service_pb2
+from weft.api.registry.v1 import agent_pb2, model_pb2, registry_service_pb2, runner_pb2, runner_session_service_pb2
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import MAX_NAME_CHARS, MAX_REQUEST_ID_CHARS, is_name, require_name, require_token
 from weft.kernel.reasons import Reason
@@ -36,68 +28,66 @@ MAX_DEVICES = 64
 MAX_LOAD_SECONDS = 86_400.0
 
 
-def instance_of(state: runner_pb2.InstanceState, field: str) -> Instance:
-    """Return the report about one model. Raises INVALID_ARGUMENT naming the field below `field`."""
-    if state.phase not in {phase.value for phase in Phase}:
+_PHASES = frozenset(phase.value for phase in Phase)
+_REASONS = frozenset(reason.value for reason in Reason)
+
+
+def valid_instance(state: runner_pb2.InstanceState, field: str) -> runner_pb2.InstanceState:
+    """Return a valid report about one model. Raises INVALID_ARGUMENT naming the field below `field`."""
+    if state.phase not in _PHASES:
         raise invalid_field(f"{field}.phase", "must be a known phase")
-    progress = state.load_progress if state.HasField("load_progress") else None
-    if progress is not None and (math.isnan(progress) or not 0.0 <= progress <= 1.0):
+    progress = state.load_progress
+    if math.isnan(progress) or not 0.0 <= progress <= 1.0:
         raise invalid_field(f"{field}.load_progress", "must be from 0 to 1")
-    return Instance(
-        model=require_name(state.model, f"{field}.model"),
-        phase=Phase(state.phase),
-        slots_total=require_count(state.slots_total, f"{field}.slots_total"),
-        slots_used=require_count(state.slots_used, f"{field}.slots_used"),
-        load_progress=progress,
-        context_tokens=require_count(state.context_tokens, f"{field}.context_tokens"),
-        detail=cleaned_multiline(state.detail, f"{field}.detail", MAX_DETAIL_CHARS),
-        memory=_memory_of(state.memory, f"{field}.memory") if state.HasField("memory") else None,
-        unload_at=_moment_of(state.unload_time, f"{field}.unload_time") if state.HasField("unload_time") else None,
-        pinned=state.pinned,
-        load_eta_seconds=_seconds_of(state.load_eta, f"{field}.load_eta") if state.HasField("load_eta") else None,
-        usual_load_seconds=_seconds_of(state.usual_load, f"{field}.usual_load")
-        if state.HasField("usual_load")
-        else None,
-        fault_count=require_count(state.fault_count, f"{field}.fault_count"),
-        last_fault=_fault_of(state.last_fault, f"{field}.last_fault") if state.HasField("last_fault") else None,
-    )
+    require_name(state.model, f"{field}.model")
+    require_count(state.slots_total, f"{field}.slots_total")
+    require_count(state.slots_used, f"{field}.slots_used")
+    require_count(state.context_tokens, f"{field}.context_tokens")
+    if state.detail:
+        state.detail = cleaned_multiline(state.detail, f"{field}.detail", MAX_DETAIL_CHARS)
+    if state.HasField("memory"):
+        _check_memory(state.memory, f"{field}.memory")
+    if state.HasField("unload_time"):
+        _to_canonical_moment(state.unload_time, f"{field}.unload_time")
+    if state.HasField("load_eta"):
+        _to_canonical_duration(state.load_eta, f"{field}.load_eta")
+    if state.HasField("usual_load"):
+        _to_canonical_duration(state.usual_load, f"{field}.usual_load")
+    require_count(state.fault_count, f"{field}.fault_count")
+    if state.HasField("last_fault"):
+        fault = state.last_fault
+        fault.detail = cleaned_multiline(fault.detail, f"{field}.last_fault.detail", MAX_DETAIL_CHARS)
+        if fault.reason not in _REASONS:
+            # Of a runner that is newer than this registry.
+            fault.ClearField("reason")
+    return state
 
 
-def _memory_of(memory: runner_pb2.InstanceMemory, field: str) -> InstanceMemory:
+def _check_memory(memory: runner_pb2.InstanceMemory, field: str) -> None:
     require_at_most(memory.device_indexes, f"{field}.device_indexes", MAX_DEVICES)
-    measured = memory.measured_bytes if memory.HasField("measured_bytes") else None
-    return InstanceMemory(
-        leased_bytes=require_count(memory.leased_bytes, f"{field}.leased_bytes"),
-        measured_bytes=None if measured is None else require_count(measured, f"{field}.measured_bytes"),
-        estimated_bytes=require_count(memory.estimated_bytes, f"{field}.estimated_bytes"),
-        estimate_source=require_text(memory.estimate_source, f"{field}.estimate_source", MAX_SOURCE_CHARS),
-        device_indexes=tuple(require_count(index, f"{field}.device_indexes") for index in memory.device_indexes),
-    )
+    require_count(memory.leased_bytes, f"{field}.leased_bytes")
+    require_count(memory.measured_bytes, f"{field}.measured_bytes")
+    require_count(memory.estimated_bytes, f"{field}.estimated_bytes")
+    require_text(memory.estimate_source, f"{field}.estimate_source", MAX_SOURCE_CHARS)
+    for index in memory.device_indexes:
+        require_count(index, f"{field}.device_indexes")
 
 
-def _fault_of(fault: runner_pb2.InstanceFault, field: str) -> InstanceFault:
-    known = fault.reason in {reason.value for reason in Reason}
-    return InstanceFault(
-        reason=Reason(fault.reason) if known else Reason.UNSPECIFIED,
-        detail=cleaned_multiline(fault.detail, f"{field}.detail", MAX_DETAIL_CHARS),
-    )
-
-
-def _moment_of(moment: timestamp_pb2.Timestamp, field: str) -> datetime:
+def _to_canonical_moment(moment: timestamp_pb2.Timestamp, field: str) -> None:
     try:
-        return moment.ToDatetime(tzinfo=UTC)
+        moment.FromDatetime(moment.ToDatetime(tzinfo=UTC))
     except (ValueError, OverflowError):
         raise invalid_field(field, "must be a moment between the years 1 and 9999") from None
 
 
-def _seconds_of(duration: duration_pb2.Duration, field: str) -> float:
+def _to_canonical_duration(duration: duration_pb2.Duration, field: str) -> None:
     seconds = duration.seconds + duration.nanos / 1e9
     if not 0.0 <= seconds <= MAX_LOAD_SECONDS:
         raise invalid_field(field, f"must be from 0 to {MAX_LOAD_SECONDS:g} s")
-    return seconds
+    duration.FromNanoseconds(duration.ToNanoseconds())
 
 
-MAX_CLOCK_OFFSET_SECONDS = 3_155_760_000.0
+MAX_CLOCK_OFFSET_NANOSECONDS = 3_155_760_000 * 10**9
 """A hundred years: larger clock offsets are stored as this."""
 MAX_ID_CHARS = 128
 MAX_ADDRESS_CHARS = 512
@@ -107,38 +97,37 @@ DEFAULT_PAGE_SIZE = 100
 MAX_PAGE_SIZE = 1000
 
 
-def to_opening(request: runner_session_service_pb2.OpenSessionRequest, config: RegistryConfig) -> Opening:
-    """A valid OpenSession; raises INVALID_ARGUMENT naming the field."""
+def valid_opening(
+    request: runner_session_service_pb2.OpenSessionRequest, config: RegistryConfig
+) -> runner_session_service_pb2.OpenSessionRequest:
+    """Return a valid OpenSession; raises INVALID_ARGUMENT naming the field."""
     require_at_most(request.models, "models", config.max_models_per_session)
     require_at_most(request.agents, "agents", config.max_agents_per_session)
-    models = tuple(to_manifest(each, f"models[{index}]", published=True) for index, each in enumerate(request.models))
-    require_unique([manifest.name for manifest in models], "models", "name")
-    agents = tuple(to_agent(each, f"agents[{index}]") for index, each in enumerate(request.agents))
-    require_unique([manifest.name for manifest in agents], "agents", "name")
+    for index, model in enumerate(request.models):
+        valid_model(model, f"models[{index}]", published=True)
+    require_unique([model.name for model in request.models], "models", "name")
+    for index, agent in enumerate(request.agents):
+        valid_agent(agent, f"agents[{index}]")
+    require_unique([agent.name for agent in request.agents], "agents", "name")
     if request.session_id:
         require_token(request.session_id, "session_id", MAX_ID_CHARS)
-    profile = _profile(request.runner)
-    _require_one_namespace(profile.name, models, agents)
-    return Opening(
-        request_id=require_token(request.request_id, "request_id", MAX_REQUEST_ID_CHARS),
-        session_id=request.session_id,
-        profile=profile,
-        capability=_capability(request.runner.capability, "runner.capability", config),
-        models=models,
-        agents=agents,
-    )
+    _check_profile(request.runner)
+    _require_one_namespace(request.runner.name, request.models, request.agents)
+    require_token(request.request_id, "request_id", MAX_REQUEST_ID_CHARS)
+    _to_canonical_report(request.runner.capability, "runner.capability", config)
+    return request
 
 
-def to_heartbeat(request: runner_session_service_pb2.HeartbeatRequest, config: RegistryConfig) -> Heartbeat:
-    """A valid Heartbeat; raises INVALID_ARGUMENT naming the field."""
+def valid_heartbeat(
+    request: runner_session_service_pb2.HeartbeatRequest, config: RegistryConfig
+) -> runner_session_service_pb2.HeartbeatRequest:
+    """Return a valid Heartbeat; raises INVALID_ARGUMENT naming the field."""
     require_count(request.sequence, "sequence")
-    has_report = request.HasField("capability")
-    return Heartbeat(
-        session_id=require_token(request.session_id, "session_id", MAX_ID_CHARS),
-        incarnation=require_token(request.incarnation, "incarnation", MAX_ID_CHARS),
-        sequence=request.sequence,
-        capability=_capability(request.capability, "capability", config) if has_report else None,
-    )
+    require_token(request.session_id, "session_id", MAX_ID_CHARS)
+    require_token(request.incarnation, "incarnation", MAX_ID_CHARS)
+    if request.HasField("capability"):
+        _to_canonical_report(request.capability, "capability", config)
+    return request
 
 
 class PageRequest(Protocol):
@@ -194,21 +183,20 @@ def event_limit(request: registry_service_pb2.ListEventsRequest) -> int:
     return min(require_count(request.limit, "limit") or DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE)
 
 
-def _profile(runner: runner_pb2.Runner) -> RunnerProfile:
+def _check_profile(runner: runner_pb2.Runner) -> None:
     if not runner.address:
         raise invalid_field("runner.address", "must not be empty")
-    return RunnerProfile(
-        name=require_name(runner.name, "runner.name"),
-        incarnation=require_token(runner.incarnation, "runner.incarnation", MAX_ID_CHARS),
-        address=require_text(runner.address, "runner.address", MAX_ADDRESS_CHARS),
-        host=require_text(runner.host, "runner.host", MAX_HOST_CHARS),
-        runtime=require_text(runner.runtime, "runner.runtime", MAX_NAME_CHARS),
-        version=require_text(runner.version, "runner.version", MAX_NAME_CHARS),
-        dial_out=runner.dial_out,
-    )
+    require_name(runner.name, "runner.name")
+    require_token(runner.incarnation, "runner.incarnation", MAX_ID_CHARS)
+    require_text(runner.address, "runner.address", MAX_ADDRESS_CHARS)
+    require_text(runner.host, "runner.host", MAX_HOST_CHARS)
+    require_text(runner.runtime, "runner.runtime", MAX_NAME_CHARS)
+    require_text(runner.version, "runner.version", MAX_NAME_CHARS)
 
 
-def _require_one_namespace(runner: str, models: Sequence[Manifest], agents: Sequence[AgentManifest]) -> None:
+def _require_one_namespace(
+    runner: str, models: Sequence[model_pb2.ModelManifest], agents: Sequence[agent_pb2.AgentManifest]
+) -> None:
     """Names published together share the one namespace too: only a pool may have the name of a model."""
     model_names = {manifest.name for manifest in models}
     taken = model_names | {manifest.pool_name for manifest in models}
@@ -221,26 +209,26 @@ def _require_one_namespace(runner: str, models: Sequence[Manifest], agents: Sequ
             raise invalid_field(f"agents[{index}].name", "must not be the name of the runner, of a model or of a pool")
 
 
-def _tool_names(names: Sequence[str], field: str) -> tuple[str, ...]:
-    require_at_most(names, field, MAX_TOOL_NAMES)
-    checked = tuple(require_name(name, f"{field}[{i}]") for i, name in enumerate(names))
-    require_unique(checked, field)
-    return checked
+def _to_canonical_report(report: runner_pb2.Capability, field: str, config: RegistryConfig) -> None:
+    require_at_most(report.instances, f"{field}.instances", config.max_models_per_session)
+    for index, state in enumerate(report.instances):
+        valid_instance(state, f"{field}.instances[{index}]")
+    require_unique([state.model for state in report.instances], f"{field}.instances", "model")
+    require_count(report.max_requests, f"{field}.max_requests")
+    require_at_most(report.tool_names, f"{field}.tool_names", MAX_TOOL_NAMES)
+    for index, name in enumerate(report.tool_names):
+        require_name(name, f"{field}.tool_names[{index}]")
+    require_unique(report.tool_names, f"{field}.tool_names")
+    report.DiscardUnknownFields()
+    if report.HasField("clock_offset"):
+        _to_canonical_offset(report)
 
 
-def _within(value: float, most: float) -> float:
-    return max(-most, min(most, value))
-
-
-def _capability(capability: runner_pb2.Capability, field: str, config: RegistryConfig) -> Capability:
-    require_at_most(capability.instances, f"{field}.instances", config.max_models_per_session)
-    instances = tuple(instance_of(state, f"{field}.instances[{i}]") for i, state in enumerate(capability.instances))
-    require_unique([instance.model for instance in instances], f"{field}.instances", "model")
-    return Capability(
-        instances=instances,
-        draining=capability.draining,
-        max_requests=require_count(capability.max_requests, f"{field}.max_requests"),
-        tool_names=_tool_names(capability.tool_names, f"{field}.tool_names"),
-        clock_offset_seconds=_within(capability.clock_offset.ToNanoseconds() / 1e9, MAX_CLOCK_OFFSET_SECONDS),
-        clock_refused=capability.clock_refused,
-    )
+def _to_canonical_offset(report: runner_pb2.Capability) -> None:
+    nanoseconds = report.clock_offset.ToNanoseconds()
+    if nanoseconds:
+        report.clock_offset.FromNanoseconds(
+            max(-MAX_CLOCK_OFFSET_NANOSECONDS, min(MAX_CLOCK_OFFSET_NANOSECONDS, nanoseconds))
+        )
+    else:
+        report.ClearField("clock_offset")

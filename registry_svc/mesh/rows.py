@@ -1,43 +1,23 @@
-"""Rows to and from the registry's nouns."""
+"""Rows to and from the records of the mesh."""
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from google.protobuf import json_format
 from sqlalchemy import Row
 
-from registry_svc.mesh.domain import (
-    NO_BEHAVIOUR,
-    AgentBehaviour,
-    AgentManifest,
-    AgentPublication,
-    DeclaredAgent,
-    DeclaredModel,
-    DeclaredRoute,
-    JoinToken,
-    Manifest,
-    MeshSettings,
-    Publication,
-    Repetition,
-    RouteManifest,
-    RunnerProfile,
-    Session,
-    Standing,
-)
+from registry_svc.mesh.domain import JoinToken, Session, Standing
+from registry_svc.mesh.records import compact, moment_of, target_of
+from registry_svc.wire_values import duration_message, timestamp
+from weft.api.common.v1 import agent_behaviour_pb2, sampling_pb2
+from weft.api.registry.v1 import agent_pb2, model_pb2, route_pb2, runner_pb2, settings_pb2, wake_pb2
 from weft.kernel.log import get_logger
 from weft.kernel.request import Operation, Skill
-from weft.wake.recipes import (
-    DEFAULT_BROADCAST_ADDRESS,
-    DEFAULT_MAX_WAIT_SECONDS,
-    DEFAULT_WAKE_PORT,
-    CommandRecipe,
-    HttpRecipe,
-    Recipe,
-    WakeOnLanRecipe,
-    WakePlan,
-)
+from weft.wake.plans import max_wait_seconds, set_defaults
+from weft.wake.recipes import DEFAULT_MAX_WAIT_SECONDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +36,10 @@ class StoredSession:
     """A session with all its rows."""
 
     session: Session
-    profile: RunnerProfile
+    profile: runner_pb2.Runner
     pulse: StoredPulse
-    publications: tuple[Publication, ...]
-    agents: tuple[AgentPublication, ...] = ()
+    publications: tuple[model_pb2.Model, ...]
+    agents: tuple[agent_pb2.Agent, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,23 +47,30 @@ class StoredMesh:
     """Everything on disk. Each sequence is ordered by name or, tokens, by id."""
 
     sessions: tuple[StoredSession, ...] = ()
-    models: tuple[DeclaredModel, ...] = ()
-    agents: tuple[DeclaredAgent, ...] = ()
-    routes: tuple[DeclaredRoute, ...] = ()
-    settings: MeshSettings | None = None
+    models: tuple[model_pb2.Model, ...] = ()
+    agents: tuple[agent_pb2.Agent, ...] = ()
+    routes: tuple[route_pb2.Route, ...] = ()
+    settings: settings_pb2.MeshSettings | None = None
     """None: never saved."""
     join_tokens: tuple[JoinToken, ...] = ()
 
 
-def plan_to_json(plan: WakePlan) -> str:
+def plan_to_json(plan: wake_pb2.Wake) -> str:
     """A plan as JSON in ASCII with sorted keys, so that equal plans are equal texts."""
-    document: dict[str, Any] = {"by_runner": plan.by_runner, "max_wait_seconds": plan.max_wait_seconds}
-    if plan.by_mesh is not None:
-        document["by_mesh"] = _action(plan.by_mesh)
+    document: dict[str, Any] = {"by_runner": plan.by_runner, "max_wait_seconds": max_wait_seconds(plan)}
+    action = plan.by_mesh.WhichOneof("action")
+    if action is not None:
+        document["by_mesh"] = {action: _plain(getattr(plan.by_mesh, action))}
     return json.dumps(document, sort_keys=True)
 
 
-def plan_from_json(text: str) -> WakePlan | None:
+def _plain(action: wake_pb2.HttpAction | wake_pb2.CommandAction | wake_pb2.WakeOnLanAction) -> dict[str, Any]:
+    return json_format.MessageToDict(
+        action, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+
+
+def plan_from_json(text: str) -> wake_pb2.Wake | None:
     """Return the plan in `text`; None when it holds no way of waking known here.
 
     Raises ValueError when `text` is not such a document; the message holds nothing of it.
@@ -91,95 +78,62 @@ def plan_from_json(text: str) -> WakePlan | None:
     # Not chained: json's error carries the whole text, and in it may be credentials.
     try:
         document = json.loads(text)
-        plan = WakePlan(
-            by_runner=bool(document.get("by_runner", False)),
-            by_mesh=_recipe(document.get("by_mesh") or {}),
-            max_wait_seconds=float(document.get("max_wait_seconds", DEFAULT_MAX_WAIT_SECONDS)),
+        plan = wake_pb2.Wake(
+            by_runner=bool(document.get("by_runner", False)), by_mesh=_recipe(document.get("by_mesh") or {})
         )
-    except (ValueError, TypeError, KeyError, AttributeError):
+        seconds = float(document.get("max_wait_seconds", DEFAULT_MAX_WAIT_SECONDS))
+        plan.max_wait.FromNanoseconds(round(seconds * 1e9))
+        set_defaults(plan)
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, json_format.ParseError):
         raise ValueError("not a wake plan") from None
-    return plan if plan.by_runner or plan.by_mesh is not None else None
+    return plan if plan.by_runner or plan.HasField("by_mesh") else None
 
 
-def _action(recipe: Recipe) -> dict[str, Any]:
-    match recipe:
-        case HttpRecipe(url=url, method=method, headers=headers):
-            return {"http": {"url": url, "method": method, "headers": dict(headers)}}
-        case CommandRecipe(argv=argv):
-            return {"command": {"argv": list(argv)}}
-        case WakeOnLanRecipe(mac_address=mac_address, broadcast_address=broadcast_address, port=port):
-            packet = {"mac_address": mac_address, "broadcast_address": broadcast_address, "port": port}
-            return {"wake_on_lan": packet}
+_REQUIRED = {"http": "url", "command": "argv", "wake_on_lan": "mac_address"}
+"""The field without which a recipe is none, by its action."""
 
 
-def _recipe(action: dict[str, Any]) -> Recipe | None:
-    if "http" in action:
-        http = action["http"]
-        headers = {str(name): str(value) for name, value in http.get("headers", {}).items()}
-        return HttpRecipe(url=str(http["url"]), method=str(http.get("method", "POST")), headers=headers)
-    if "command" in action:
-        return CommandRecipe(argv=tuple(str(part) for part in action["command"]["argv"]))
-    if "wake_on_lan" in action:
-        packet = action["wake_on_lan"]
-        return WakeOnLanRecipe(
-            mac_address=str(packet["mac_address"]),
-            broadcast_address=str(packet.get("broadcast_address", DEFAULT_BROADCAST_ADDRESS)),
-            port=int(packet.get("port", DEFAULT_WAKE_PORT)),
-        )
-    return None
-
-
-_MAX_INT32 = 2**31 - 1
-"""The largest value on the wire."""
-
-
-def behaviour_to_json(behaviour: AgentBehaviour) -> str | None:
-    """A behaviour as JSON with sorted keys, so that equal ones are equal texts; None for none at all."""
-    if behaviour == NO_BEHAVIOUR:
+def _recipe(document: dict[str, Any]) -> wake_pb2.WakeRecipe | None:
+    action = next((action for action in _REQUIRED if action in document), None)
+    if action is None:
         return None
-    values = asdict(behaviour)
-    given = {name: value for name, value in values.items() if value != getattr(NO_BEHAVIOUR, name)}
-    if behaviour.repetition is not None:
-        given["repetition"] = behaviour.repetition.value
-    return json.dumps(given, sort_keys=True)
+    recipe = json_format.ParseDict({action: document[action]}, wake_pb2.WakeRecipe(), ignore_unknown_fields=True)
+    if not document[action][_REQUIRED[action]]:
+        raise ValueError(_REQUIRED[action])
+    return recipe
 
 
-def behaviour_from_json(text: str | None) -> AgentBehaviour:
-    """The behaviour in `text`. Raises ValueError when it is no such document."""
+def behaviour_to_json(behaviour: agent_behaviour_pb2.AgentBehaviour) -> str | None:
+    """A behaviour as JSON with sorted keys, so that equal ones are equal texts; None for none at all."""
+    given = json_format.MessageToDict(behaviour, preserving_proto_field_name=True)
+    policy = given.pop("repetition_policy", None)
+    if policy is not None:
+        given["repetition"] = policy.removeprefix(_POLICY_PREFIX).lower()
+    return json.dumps(given, sort_keys=True) if given else None
+
+
+def behaviour_from_json(text: str | None) -> agent_behaviour_pb2.AgentBehaviour | None:
+    """The behaviour in `text`; None for none at all. Raises ValueError when it is no such document."""
     if text is None:
-        return NO_BEHAVIOUR
+        return None
     try:
         document = json.loads(text)
-        return AgentBehaviour(
-            platform_prompt=bool(document.get("platform_prompt", False)),
-            tools=_names(document.get("tools", [])),
-            max_tool_iterations=_count(document.get("max_tool_iterations")),
-            signals=_names(document.get("signals", [])),
-            stop_on_decision_request=bool(document.get("stop_on_decision_request", True)),
-            repetition=_repetition(document.get("repetition")),
-            parse_text_tool_calls=bool(document.get("parse_text_tool_calls", True)),
-        )
-    except (ValueError, TypeError, AttributeError, RecursionError):
+        word = document.pop("repetition", None)
+        document["repetition_policy"] = 0 if word is None else _policy_of(word)
+        behaviour = json_format.ParseDict(document, agent_behaviour_pb2.AgentBehaviour(), ignore_unknown_fields=True)
+    except (ValueError, TypeError, AttributeError, RecursionError, json_format.ParseError):
         raise ValueError("not an agent's behaviour") from None
+    if behaviour.max_tool_iterations < 0:
+        raise ValueError("not an agent's behaviour")
+    return behaviour if behaviour.ByteSize() else None
 
 
-def _count(value: Any) -> int | None:
-    if value is None:
-        return None
-    if not isinstance(value, int) or not 0 <= value <= _MAX_INT32:
-        raise TypeError
-    return value
+def _policy_of(word: str) -> int:
+    """Return the number of a repetition policy; a value of a newer release counts as unset."""
+    return dict(agent_behaviour_pb2.RepetitionPolicy.items()).get(_POLICY_PREFIX + word.upper(), 0)
 
 
-def _names(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list):
-        raise TypeError
-    return tuple(str(name) for name in value)
-
-
-def _repetition(word: Any) -> Repetition | None:
-    """A value of a newer release counts as unset."""
-    return Repetition(word) if word in {each.value for each in Repetition} else None
+_POLICY_PREFIX = "REPETITION_POLICY_"
 
 
 log = get_logger("weft.registry.store")
@@ -221,44 +175,47 @@ def pulse_row(pulse: StoredPulse) -> Values:
     }
 
 
-def model_row(model: Publication | DeclaredModel) -> Values:
+def model_row(model: model_pb2.Model) -> Values:
     """A row of `models` or of `declared_models`."""
     manifest = model.manifest
+    is_public = model.kind == model_pb2.Model.KIND_PUBLIC
     return {
         "name": manifest.name,
-        "runner": model.runner,
+        "runner": model.declared_runner if is_public else model.runner,
         "pool_name": manifest.pool_name,
-        "operations": ",".join(operation.name.lower() for operation in manifest.operations),
+        "operations": ",".join(Operation(number).name.lower() for number in manifest.operations),
         "context_tokens": manifest.context_tokens,
         "digest": manifest.digest,
         "remote": manifest.remote,
-        "wake": None if manifest.wake is None else plan_to_json(manifest.wake),
-        "skills": ",".join(skill.name.lower() for skill in manifest.skills) or None,
-        "created_at": model.created_at,
+        "wake": plan_to_json(manifest.wake) if manifest.HasField("wake") else None,
+        "skills": ",".join(Skill(number).name.lower() for number in manifest.skills) or None,
+        "created_at": moment_of(model),
     }
 
 
-def declared_agent_row(agent: DeclaredAgent | AgentPublication) -> Values:
+def declared_agent_row(agent: agent_pb2.Agent) -> Values:
     """A row of `declared_agents`."""
     manifest = agent.manifest
+    target, is_pool = target_of(manifest)
+    params = json_format.MessageToDict(manifest.default_params)
     return {
         "name": manifest.name,
-        "target": manifest.target,
-        "targets_pool": manifest.targets_pool,
+        "target": target,
+        "targets_pool": is_pool,
         "description": manifest.description,
         "system_prompt": manifest.system_prompt,
-        "default_params": manifest.default_params,
+        "default_params": json.dumps(params, sort_keys=True, separators=(",", ":")),
         "behaviour": behaviour_to_json(manifest.behaviour),
-        "created_at": agent.created_at,
+        "created_at": moment_of(agent),
     }
 
 
-def agent_row(agent: AgentPublication) -> Values:
+def agent_row(agent: agent_pb2.Agent) -> Values:
     """A row of `agents`."""
     return {"runner": agent.runner, **declared_agent_row(agent)}
 
 
-def declared_route_row(route: DeclaredRoute) -> Values:
+def declared_route_row(route: route_pb2.Route) -> Values:
     """A row of `declared_routes`."""
     manifest = route.manifest
     return {
@@ -266,14 +223,14 @@ def declared_route_row(route: DeclaredRoute) -> Values:
         "description": manifest.description,
         # No name has a comma.
         "candidates": ",".join(manifest.candidates),
-        "budget_seconds": manifest.budget_seconds,
-        "keep_alive_seconds": manifest.keep_alive_seconds,
+        "budget_seconds": manifest.budget.ToNanoseconds() / 1e9 if manifest.HasField("budget") else None,
+        "keep_alive_seconds": manifest.keep_alive.ToNanoseconds() / 1e9 if manifest.HasField("keep_alive") else None,
         "pin_primary": manifest.pin_primary,
-        "created_at": route.created_at,
+        "created_at": moment_of(route),
     }
 
 
-def settings_row(settings: MeshSettings) -> Values:
+def settings_row(settings: settings_pb2.MeshSettings) -> Values:
     """The row of `mesh_settings`."""
     return {
         "id": SETTINGS_ID,
@@ -293,42 +250,46 @@ def join_token_row(token: JoinToken) -> Values:
     }
 
 
-def publication_of(row: Row[Any]) -> Publication:
+def publication_of(row: Row[Any]) -> model_pb2.Model:
     """Read a row of `models`."""
-    return Publication(manifest=_manifest(row), runner=row.runner, created_at=row.created_at)
+    kind, created = model_pb2.Model.KIND_VIRTUAL, timestamp(row.created_at)
+    return compact(model_pb2.Model(manifest=_manifest(row), runner=row.runner, kind=kind, create_time=created))
 
 
-def declared_model_of(row: Row[Any]) -> DeclaredModel:
+def declared_model_of(row: Row[Any]) -> model_pb2.Model:
     """Read a row of `declared_models`."""
-    return DeclaredModel(manifest=_manifest(row), runner=row.runner, created_at=row.created_at)
+    kind, created = model_pb2.Model.KIND_PUBLIC, timestamp(row.created_at)
+    return model_pb2.Model(manifest=_manifest(row), declared_runner=row.runner, kind=kind, create_time=created)
 
 
-def agent_publication_of(row: Row[Any]) -> AgentPublication:
+def agent_publication_of(row: Row[Any]) -> agent_pb2.Agent:
     """Read a row of `agents`."""
-    return AgentPublication(manifest=_agent_manifest(row), runner=row.runner, created_at=row.created_at)
+    kind, created = agent_pb2.Agent.KIND_VIRTUAL, timestamp(row.created_at)
+    return compact(agent_pb2.Agent(manifest=_agent_manifest(row), runner=row.runner, kind=kind, create_time=created))
 
 
-def declared_agent_of(row: Row[Any]) -> DeclaredAgent:
+def declared_agent_of(row: Row[Any]) -> agent_pb2.Agent:
     """Read a row of `declared_agents`."""
-    return DeclaredAgent(manifest=_agent_manifest(row), created_at=row.created_at)
+    kind, created = agent_pb2.Agent.KIND_PUBLIC, timestamp(row.created_at)
+    return agent_pb2.Agent(manifest=_agent_manifest(row), kind=kind, create_time=created)
 
 
-def declared_route_of(row: Row[Any]) -> DeclaredRoute:
+def declared_route_of(row: Row[Any]) -> route_pb2.Route:
     """Read a row of `declared_routes`."""
-    manifest = RouteManifest(
+    manifest = route_pb2.RouteManifest(
         name=row.name,
         description=row.description,
-        candidates=tuple(row.candidates.split(",")),
-        budget_seconds=row.budget_seconds,
-        keep_alive_seconds=row.keep_alive_seconds,
+        candidates=row.candidates.split(","),
+        budget=None if row.budget_seconds is None else duration_message(row.budget_seconds),
+        keep_alive=None if row.keep_alive_seconds is None else duration_message(row.keep_alive_seconds),
         pin_primary=row.pin_primary,
     )
-    return DeclaredRoute(manifest=manifest, created_at=row.created_at)
+    return route_pb2.Route(manifest=manifest, create_time=timestamp(row.created_at))
 
 
-def settings_of(row: Row[Any]) -> MeshSettings:
+def settings_of(row: Row[Any]) -> settings_pb2.MeshSettings:
     """Read the row of `mesh_settings`."""
-    return MeshSettings(allow_cloud_fallback=row.allow_cloud_fallback, revision=row.revision)
+    return settings_pb2.MeshSettings(allow_cloud_fallback=row.allow_cloud_fallback, revision=row.revision)
 
 
 def join_token_of(row: Row[Any]) -> JoinToken:
@@ -343,7 +304,7 @@ def join_token_of(row: Row[Any]) -> JoinToken:
 
 
 def stored_session_of(
-    row: Row[Any], publications: Sequence[Publication], agents: Sequence[AgentPublication]
+    row: Row[Any], publications: Sequence[model_pb2.Model], agents: Sequence[agent_pb2.Agent]
 ) -> StoredSession:
     """Read a row of `runners` joined with its row of `sessions`."""
     return StoredSession(
@@ -354,7 +315,7 @@ def stored_session_of(
             incarnation=row.incarnation,
             ticket_key=row.ticket_key,
         ),
-        profile=RunnerProfile(
+        profile=runner_pb2.Runner(
             name=row.name,
             incarnation=row.incarnation,
             address=row.address,
@@ -374,20 +335,20 @@ def stored_session_of(
     )
 
 
-def _manifest(row: Row[Any]) -> Manifest:
-    return Manifest(
+def _manifest(row: Row[Any]) -> model_pb2.ModelManifest:
+    return model_pb2.ModelManifest(
         name=row.name,
         pool_name=row.pool_name,
-        operations=tuple(Operation[name.upper()] for name in row.operations.split(",") if name),
+        operations=[Operation[name.upper()].value for name in row.operations.split(",") if name],  # type: ignore[misc]  # same numbers
         context_tokens=row.context_tokens,
         digest=row.digest,
         remote=row.remote,
         wake=None if row.wake is None else _wake_plan(row),
-        skills=tuple(Skill[name.upper()] for name in (row.skills or "").split(",") if name),
+        skills=[Skill[name.upper()].value for name in (row.skills or "").split(",") if name],  # type: ignore[misc]  # same numbers
     )
 
 
-def _wake_plan(row: Row[Any]) -> WakePlan | None:
+def _wake_plan(row: Row[Any]) -> wake_pb2.Wake | None:
     try:
         return plan_from_json(row.wake)
     except ValueError:
@@ -396,22 +357,36 @@ def _wake_plan(row: Row[Any]) -> WakePlan | None:
         return None
 
 
-def _agent_manifest(row: Row[Any]) -> AgentManifest:
-    return AgentManifest(
+def _agent_manifest(row: Row[Any]) -> agent_pb2.AgentManifest:
+    manifest = agent_pb2.AgentManifest(
         name=row.name,
-        target=row.target,
-        targets_pool=row.targets_pool,
         description=row.description,
         system_prompt=row.system_prompt,
-        default_params=row.default_params,
+        default_params=_default_params(row),
         behaviour=_behaviour(row),
     )
+    if row.targets_pool:
+        manifest.pool = row.target
+    else:
+        manifest.model = row.target
+    return manifest
 
 
-def _behaviour(row: Row[Any]) -> AgentBehaviour:
+def _default_params(row: Row[Any]) -> sampling_pb2.SamplingParams | None:
+    try:
+        params = json.loads(row.default_params or "{}")
+        message = json_format.ParseDict(params, sampling_pb2.SamplingParams(), ignore_unknown_fields=True)
+    except (ValueError, json_format.ParseError):
+        # As with wake plans. Without its defaults the agent answers with those of its model.
+        log.warning("agent's default parameters cannot be read, apply or publish the agent again", agent=row.name)
+        return None
+    return message if params else None
+
+
+def _behaviour(row: Row[Any]) -> agent_behaviour_pb2.AgentBehaviour | None:
     try:
         return behaviour_from_json(row.behaviour)
     except ValueError:
         # As with wake plans. Without its behaviour the agent gets no tools and no signals, and answers still.
         log.warning("agent's behaviour cannot be read, apply or publish the agent again", agent=row.name)
-        return NO_BEHAVIOUR
+        return None

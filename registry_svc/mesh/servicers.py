@@ -1,7 +1,6 @@
 """gRPC servicers of the mesh: reads and watches, runner sessions, declarations, settings."""
 
 import heapq
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
@@ -11,30 +10,25 @@ from typing_extensions import override
 from registry_svc.config import RegistryConfig
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.declarations import Declarations, SettingsManager
-from registry_svc.mesh.domain import Agent, Event, Kind, Model, Pool, Route, Runner
+from registry_svc.mesh.domain import Kind
 from registry_svc.mesh.expiry import Retirements
-from registry_svc.mesh.manifests import applied_message, to_batch, to_kind
-from registry_svc.mesh.messages import (
-    agent_message,
-    change_message,
-    event_message,
-    model_message,
-    opened,
-    pool_message,
-    route_message,
-    runner_message,
-    settings_message,
-    snapshot_message,
-)
-from registry_svc.mesh.requests import event_limit, events_of, page_of, page_token, to_heartbeat, to_opening
+from registry_svc.mesh.manifests import valid_batch
+from registry_svc.mesh.records import to_kind
+from registry_svc.mesh.requests import event_limit, events_of, page_of, page_token, valid_heartbeat, valid_opening
 from registry_svc.mesh.sessions import SessionManager
-from registry_svc.mesh.watch import Revised, Snapshot, Watcher, concerns
-from registry_svc.wire_values import timestamp, to_actor
+from registry_svc.mesh.watch import Snapshot, Watcher, change_message, concerns
+from registry_svc.wire_values import duration_message, timestamp, to_actor
 from weft.api.registry.v1 import (
+    agent_pb2,
     declaration_service_pb2,
     declaration_service_pb2_grpc,
+    event_pb2,
+    model_pb2,
+    pool_pb2,
     registry_service_pb2,
     registry_service_pb2_grpc,
+    route_pb2,
+    runner_pb2,
     runner_session_service_pb2,
     runner_session_service_pb2_grpc,
     settings_service_pb2,
@@ -58,73 +52,73 @@ class Catalogue:
     def __init__(self, core: RegistryCore) -> None:
         self._core = core
 
-    def runner(self, name: str) -> Runner | None:
+    def runner(self, name: str) -> runner_pb2.Runner | None:
         """The runner of this name."""
         self._core.require_open()
         member = self._core.mesh.of_runner(name)
-        return None if member is None else member.runner()
+        return None if member is None else member.runner().runner
 
-    def model(self, name: str) -> Model | None:
+    def model(self, name: str) -> model_pb2.Model | None:
         """The model of this name."""
         self._core.require_open()
         return self._core.mesh.model(name)
 
-    def agent(self, name: str) -> Agent | None:
+    def agent(self, name: str) -> agent_pb2.Agent | None:
         """The agent of this name."""
         self._core.require_open()
         return self._core.mesh.agent(name)
 
-    def route(self, name: str) -> Route | None:
+    def route(self, name: str) -> route_pb2.Route | None:
         """The route of this name."""
         self._core.require_open()
         return self._core.mesh.routes.get(name)
 
-    def pool(self, name: str) -> Pool | None:
+    def pool(self, name: str) -> pool_pb2.Pool | None:
         """The pool of this name."""
         self._core.require_open()
         return self._core.mesh.pool(name)
 
-    def pool_of(self, model: str) -> Pool | None:
+    def pool_of(self, model: str) -> pool_pb2.Pool | None:
         """The pool that a model is in; None when there is no such model."""
         self._core.require_open()
         name = self._core.mesh.pools.pool_of(model)
         return None if name is None else self._core.mesh.pool(name)
 
-    def runners_after(self, name: str, limit: int) -> list[Runner]:
+    def runners_after(self, name: str, limit: int) -> list[runner_pb2.Runner]:
         """Return at most `limit` runners with names after `name`, in order."""
         self._core.require_open()
         return _page(self._core.mesh.runner_names(), self.runner, name, limit)
 
-    def models_after(self, name: str, limit: int) -> list[Model]:
+    def models_after(self, name: str, limit: int) -> list[model_pb2.Model]:
         """Return at most `limit` models with names after `name`, in order."""
         self._core.require_open()
         return _page(self._core.mesh.model_names(), self.model, name, limit)
 
-    def agents_after(self, name: str, limit: int) -> list[Agent]:
+    def agents_after(self, name: str, limit: int) -> list[agent_pb2.Agent]:
         """Return at most `limit` agents with names after `name`, in order."""
         self._core.require_open()
         return _page(self._core.mesh.agent_names(), self.agent, name, limit)
 
-    def routes_after(self, name: str, limit: int) -> list[Route]:
+    def routes_after(self, name: str, limit: int) -> list[route_pb2.Route]:
         """Return at most `limit` routes with names after `name`, in order."""
         self._core.require_open()
         return _page(self._core.mesh.routes.names(), self.route, name, limit)
 
-    def pools_after(self, name: str, limit: int) -> list[Pool]:
+    def pools_after(self, name: str, limit: int) -> list[pool_pb2.Pool]:
         """Return at most `limit` pools with names after `name`, in order."""
         self._core.require_open()
         return _page(self._core.mesh.pools.names(), self.pool, name, limit)
 
-    def watch(self) -> tuple[Snapshot, Watcher[Revised]]:
+    def watch(self) -> tuple[Snapshot, Watcher[registry_service_pb2.WatchResponse]]:
         """Return everything there is, and a watcher that receives every change after that."""
         return self._core.watch()
 
-    def events(self, kind: Kind | None, name: str, limit: int) -> list[Event]:
+    def events(self, kind: Kind | None, name: str, limit: int) -> list[event_pb2.Event]:
         """The newest events of this kind and name, oldest first; None and "" mean all."""
         self._core.require_open()
         return self._core.events.newest(kind, name, limit)
 
-    def watch_events(self) -> Watcher[Event]:
+    def watch_events(self) -> Watcher[event_pb2.Event]:
         """Return a watcher that receives every event from now on."""
         self._core.require_open()
         return self._core.events.subscribe()
@@ -135,7 +129,6 @@ def _page(names: Iterable[str], find: Callable[[str], T | None], after: str, lim
     return [found for name in first if (found := find(name)) is not None]
 
 
-MAX_CONVERTED_CHANGES = 1_024
 _ALSO_WATCHED = (Access(Resource.RUNNERS, Role.VIEW), Access(Resource.SETTINGS, Role.VIEW))
 
 
@@ -144,7 +137,6 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
 
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
-        self._changes = ChangeMessages()
 
     @override
     async def ListModels(
@@ -154,7 +146,7 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
             after, size = page_of(request)
             models = self._catalogue.models_after(after, size + 1)
             return registry_service_pb2.ListModelsResponse(
-                models=[model_message(model) for model in models[:size]],
+                models=models[:size],
                 next_page_token=_next([model.manifest.name for model in models], size),
             )
 
@@ -166,7 +158,7 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
             model = self._catalogue.model(request.name)
             if model is None:
                 raise WeftError(Reason.MODEL_NOT_FOUND, "no model of this name is known")
-            return registry_service_pb2.GetModelResponse(model=model_message(model))
+            return registry_service_pb2.GetModelResponse(model=model)
 
     @override
     async def GetModelMembers(
@@ -176,7 +168,7 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
             pool = self._catalogue.pool_of(request.name)
             if pool is None:
                 raise WeftError(Reason.MODEL_NOT_FOUND, "no model of this name is known")
-            return registry_service_pb2.GetModelMembersResponse(pool=pool_message(pool))
+            return registry_service_pb2.GetModelMembersResponse(pool=pool)
 
     @override
     async def ListPools(
@@ -186,7 +178,7 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
             after, size = page_of(request)
             pools = self._catalogue.pools_after(after, size + 1)
             return registry_service_pb2.ListPoolsResponse(
-                pools=[pool_message(pool) for pool in pools[:size]],
+                pools=pools[:size],
                 next_page_token=_next([pool.name for pool in pools], size),
             )
 
@@ -198,7 +190,7 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
             pool = self._catalogue.pool(request.name)
             if pool is None:
                 raise WeftError(Reason.NOT_FOUND, "no pool of this name is known")
-            return registry_service_pb2.GetPoolResponse(pool=pool_message(pool))
+            return registry_service_pb2.GetPoolResponse(pool=pool)
 
     @override
     async def ListAgents(
@@ -208,7 +200,7 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
             after, size = page_of(request)
             agents = self._catalogue.agents_after(after, size + 1)
             return registry_service_pb2.ListAgentsResponse(
-                agents=[agent_message(agent) for agent in agents[:size]],
+                agents=agents[:size],
                 next_page_token=_next([agent.manifest.name for agent in agents], size),
             )
 
@@ -220,7 +212,7 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
             agent = self._catalogue.agent(request.name)
             if agent is None:
                 raise WeftError(Reason.NOT_FOUND, "no agent of this name is known")
-            return registry_service_pb2.GetAgentResponse(agent=agent_message(agent))
+            return registry_service_pb2.GetAgentResponse(agent=agent)
 
     @override
     async def ListRoutes(
@@ -230,7 +222,7 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
             after, size = page_of(request)
             routes = self._catalogue.routes_after(after, size + 1)
             return registry_service_pb2.ListRoutesResponse(
-                routes=[route_message(route) for route in routes[:size]],
+                routes=routes[:size],
                 next_page_token=_next([route.manifest.name for route in routes], size),
             )
 
@@ -242,7 +234,7 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
             route = self._catalogue.route(request.name)
             if route is None:
                 raise WeftError(Reason.NOT_FOUND, "no route of this name is known")
-            return registry_service_pb2.GetRouteResponse(route=route_message(route))
+            return registry_service_pb2.GetRouteResponse(route=route)
 
     @override
     async def ListRunners(
@@ -252,8 +244,8 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
             after, size = page_of(request)
             runners = self._catalogue.runners_after(after, size + 1)
             return registry_service_pb2.ListRunnersResponse(
-                runners=[runner_message(runner) for runner in runners[:size]],
-                next_page_token=_next([runner.profile.name for runner in runners], size),
+                runners=runners[:size],
+                next_page_token=_next([runner.name for runner in runners], size),
             )
 
     @override
@@ -264,7 +256,7 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
             runner = self._catalogue.runner(request.name)
             if runner is None:
                 raise WeftError(Reason.NOT_FOUND, "no runner of this name is known")
-            return registry_service_pb2.GetRunnerResponse(runner=runner_message(runner))
+            return registry_service_pb2.GetRunnerResponse(runner=runner)
 
     # A coroutine that writes ends its watcher the moment the call is cancelled; a generator would wait for the
     # garbage collector. grpc.aio takes both, the generated types know only the latter.
@@ -280,9 +272,9 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
                 caller().require(MESH_ACCESS)
             snapshot, watcher = self._catalogue.watch()
             with watcher:
-                await context.write(await snapshot_message(snapshot, with_keys=request.include_ticket_keys))
-                async for revised in watcher:
-                    await context.write(self._changes.message(revised, with_keys=request.include_ticket_keys))
+                await context.write(await snapshot.message(with_keys=request.include_ticket_keys))
+                async for response in watcher:
+                    await context.write(change_message(response, with_keys=request.include_ticket_keys))
 
     @override
     async def ListEvents(
@@ -291,7 +283,7 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
         async with answering(context):
             kind, name = events_of(request)
             events = self._catalogue.events(kind, name, event_limit(request))
-            return registry_service_pb2.ListEventsResponse(events=[event_message(event) for event in events])
+            return registry_service_pb2.ListEventsResponse(events=events)
 
     @override
     async def WatchEvents(  # type: ignore[override]  # see Watch
@@ -304,24 +296,7 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
                 await context.send_initial_metadata(())
                 async for event in watcher:
                     if concerns(event, kind, name):
-                        await context.write(registry_service_pb2.WatchEventsResponse(event=event_message(event)))
-
-
-class ChangeMessages:
-    """Cache of the newest changes as messages, so that a change with many watchers is converted once."""
-
-    def __init__(self) -> None:
-        self._messages: OrderedDict[tuple[int, bool], registry_service_pb2.WatchResponse] = OrderedDict()
-
-    def message(self, revised: Revised, *, with_keys: bool) -> registry_service_pb2.WatchResponse:
-        """Return the message of a change, which must not be modified."""
-        key = (revised.revision, with_keys)
-        message = self._messages.get(key)
-        if message is None:
-            message = self._messages[key] = change_message(revised, with_keys=with_keys)
-            if len(self._messages) > MAX_CONVERTED_CHANGES:
-                self._messages.popitem(last=False)
-        return message
+                        await context.write(registry_service_pb2.WatchEventsResponse(event=event))
 
 
 def _next(names: list[str], size: int) -> str:
@@ -344,13 +319,17 @@ class RunnerSessionServicer(runner_session_service_pb2_grpc.RunnerSessionService
         self, request: runner_session_service_pb2.OpenSessionRequest, context: Context
     ) -> runner_session_service_pb2.OpenSessionResponse:
         async with answering(context):
-            session = await self._roster.open_session(to_opening(request, self._config))
-            return opened(
-                session,
-                self._config,
-                mesh_time=self._mesh_clock.utc_now(),
-                registry_time=self._clock.utc_now(),
-                dial_out=request.runner.dial_out,
+            session, config = await self._roster.open_session(valid_opening(request, self._config)), self._config
+            # A dial-out runner may have any clock: it is not a machine of the operator.
+            max_offset = None if request.runner.dial_out else duration_message(config.max_clock_offset_seconds)
+            return runner_session_service_pb2.OpenSessionResponse(
+                session_id=session.id,
+                ticket_key=session.ticket_key,
+                heartbeat_interval=duration_message(config.heartbeat_interval_seconds),
+                report_interval=duration_message(config.report_interval_seconds),
+                mesh_time=timestamp(self._mesh_clock.utc_now()),
+                registry_time=timestamp(self._clock.utc_now()),
+                max_clock_offset=max_offset,
             )
 
     @override
@@ -358,7 +337,7 @@ class RunnerSessionServicer(runner_session_service_pb2_grpc.RunnerSessionService
         self, request: runner_session_service_pb2.HeartbeatRequest, context: Context
     ) -> runner_session_service_pb2.HeartbeatResponse:
         async with answering(context):
-            await self._roster.heartbeat(to_heartbeat(request, self._config))
+            await self._roster.heartbeat(valid_heartbeat(request, self._config))
             return runner_session_service_pb2.HeartbeatResponse(
                 mesh_time=timestamp(self._mesh_clock.utc_now()), registry_time=timestamp(self._clock.utc_now())
             )
@@ -396,8 +375,8 @@ class DeclarationServicer(declaration_service_pb2_grpc.DeclarationServiceService
         self, request: declaration_service_pb2.ApplyRequest, context: Context
     ) -> declaration_service_pb2.ApplyResponse:
         async with answering(context):
-            results = await self._declarations.apply(to_batch(request, self._config))
-            return declaration_service_pb2.ApplyResponse(results=[applied_message(each) for each in results])
+            results = await self._declarations.apply(valid_batch(request, self._config))
+            return declaration_service_pb2.ApplyResponse(results=results)
 
     @override
     async def Delete(
@@ -421,7 +400,7 @@ class SettingsServicer(settings_service_pb2_grpc.SettingsServiceServicer):
     ) -> settings_service_pb2.GetSettingsResponse:
         del request
         async with answering(context):
-            return settings_service_pb2.GetSettingsResponse(settings=settings_message(self._settings.current()))
+            return settings_service_pb2.GetSettingsResponse(settings=self._settings.current())
 
     @override
     async def UpdateSettings(
@@ -430,4 +409,4 @@ class SettingsServicer(settings_service_pb2_grpc.SettingsServiceServicer):
         async with answering(context):
             wanted = request.allow_cloud_fallback if request.HasField("allow_cloud_fallback") else None
             changed = await self._settings.update(wanted)
-            return settings_service_pb2.UpdateSettingsResponse(settings=settings_message(changed))
+            return settings_service_pb2.UpdateSettingsResponse(settings=changed)

@@ -4,22 +4,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from registry_svc.mesh.domain import (
-    AgentPublication,
-    Capability,
-    Kind,
-    Phase,
-    Publication,
-    Runner,
-    RunnerProfile,
-    Session,
-    Standing,
-)
-from registry_svc.mesh.policy.declarations import Publisher
+from registry_svc.mesh.domain import Kind, Session, Standing
+from registry_svc.mesh.overlay import Publisher
 from registry_svc.mesh.policy.heartbeat import Holder, Pulse, heard, lost, share_of
-from registry_svc.mesh.policy.limits import detail_bytes
-from registry_svc.mesh.policy.unowned import is_loaded
+from registry_svc.mesh.records import detail_bytes, is_loaded
 from registry_svc.mesh.rows import StoredPulse, StoredSession
+from registry_svc.wire_values import timestamp
+from weft.api.registry.v1 import agent_pb2, model_pb2, registry_service_pb2, runner_pb2
 
 
 @dataclass(slots=True, kw_only=True)
@@ -27,17 +18,18 @@ class SessionState:
     """One session with its runner, models and agents. Changed only by the mesh and, under its turn, the roster."""
 
     session: Session
-    profile: RunnerProfile
+    profile: runner_pb2.Runner
+    """The facts of this incarnation, which do not change; see `profile_of`."""
     pulse: Pulse
     last_heartbeat_at: datetime
     inactive_since: datetime | None = None
-    capability: Capability = field(default_factory=Capability)
+    capability: runner_pb2.Capability = field(default_factory=runner_pb2.Capability)
     reported: bool = False
     """Whether `capability` is a report of this incarnation; otherwise it is unknown."""
     sequence: int | None = None
     """Newest heartbeat of this incarnation; None before the first one."""
-    publications: dict[str, Publication] = field(default_factory=dict)
-    agents: dict[str, AgentPublication] = field(default_factory=dict)
+    publications: dict[str, model_pb2.Model] = field(default_factory=dict)
+    agents: dict[str, agent_pb2.Agent] = field(default_factory=dict)
     unowned: frozenset[str] = frozenset()
     """Models that it has loaded and does not publish any more."""
     saved_pulse: Pulse | None = None
@@ -48,6 +40,8 @@ class SessionState:
     """Its models that hibernate, by name."""
     detail_bytes: int = field(init=False)
     """Size of the detail texts of its last report."""
+    _publisher: Publisher | None = field(init=False, default=None)
+    """The present `publisher`, made once for all its models; None: it changed since."""
 
     def __post_init__(self) -> None:
         self.share = share_of(self.profile.name)
@@ -60,44 +54,49 @@ class SessionState:
         loaded = any(each.model == model and is_loaded(each) for each in self.capability.instances)
         self.unowned |= {model} if loaded else frozenset()
 
-    def report(self, capability: Capability) -> None:
+    def report(self, capability: runner_pb2.Capability) -> None:
         """Record a capability report. Called by the mesh, which counts sizes."""
         self.capability = capability
         self.sleeping = _sleeping(capability)
         self.detail_bytes = detail_bytes(capability)
         self.reported = True
+        self._publisher = None
 
     def revive(self, now: float, now_utc: datetime) -> None:
         """Record a heartbeat."""
         self.pulse = heard(now)
         self.last_heartbeat_at = now_utc
         self.inactive_since = None
+        self._publisher = None
 
     def lose(self, standing: Standing, now: float, now_utc: datetime) -> None:
         """Mark the runner as inactive; an inactive one keeps its earlier moment."""
         self.pulse = lost(self.pulse, standing, now)
         self.inactive_since = self.inactive_since or now_utc
+        self._publisher = None
 
-    def runner(self) -> Runner:
-        """The runner as the mesh sees it."""
-        return Runner(
-            profile=self.profile,
-            active=self.pulse.active,
-            capability=self.capability,
-            last_heartbeat_at=self.last_heartbeat_at,
-            inactive_since=self.inactive_since,
-            ticket_key=self.session.ticket_key,
-        )
+    def runner(self) -> registry_service_pb2.WatchedRunner:
+        """The runner as the mesh sees it, with its ticket key."""
+        watched = registry_service_pb2.WatchedRunner(runner=self.profile, ticket_key=self.session.ticket_key)
+        runner = watched.runner
+        runner.status = runner_pb2.Runner.STATUS_ACTIVE if self.pulse.active else runner_pb2.Runner.STATUS_INACTIVE
+        runner.capability.CopyFrom(self.capability)
+        runner.last_heartbeat_time.CopyFrom(timestamp(self.last_heartbeat_at))
+        if self.inactive_since is not None:
+            runner.inactive_time.CopyFrom(timestamp(self.inactive_since))
+        return watched
 
     def publisher(self) -> Publisher:
         """The runner, as far as its models and agents depend on it."""
-        return Publisher(
-            name=self.profile.name,
-            active=self.pulse.active,
-            sleeping=self.sleeping,
-            last_heartbeat_at=self.last_heartbeat_at,
-            inactive_since=self.inactive_since,
-        )
+        if self._publisher is None:
+            self._publisher = Publisher(
+                name=self.profile.name,
+                active=self.pulse.active,
+                sleeping=self.sleeping,
+                last_heartbeat_time=timestamp(self.last_heartbeat_at),
+                inactive_time=timestamp(self.inactive_since),
+            )
+        return self._publisher
 
     def as_holder(self) -> Holder:
         """Itself, as the session policy sees it."""
@@ -129,5 +128,22 @@ class SessionState:
         )
 
 
-def _sleeping(capability: Capability) -> frozenset[str]:
-    return frozenset(instance.model for instance in capability.instances if instance.phase is Phase.HIBERNATING)
+def _sleeping(capability: runner_pb2.Capability) -> frozenset[str]:
+    return frozenset(
+        instance.model
+        for instance in capability.instances
+        if instance.phase == runner_pb2.InstanceState.PHASE_HIBERNATING
+    )
+
+
+def profile_of(runner: runner_pb2.Runner) -> runner_pb2.Runner:
+    """Return the facts of one incarnation of a runner, without its report and its state."""
+    return runner_pb2.Runner(
+        name=runner.name,
+        incarnation=runner.incarnation,
+        address=runner.address,
+        host=runner.host,
+        runtime=runner.runtime,
+        version=runner.version,
+        dial_out=runner.dial_out,
+    )

@@ -5,25 +5,13 @@ from dataclasses import replace
 from datetime import datetime
 
 from registry_svc.mesh.core import RegistryCore
-from registry_svc.mesh.domain import (
-    AgentManifest,
-    AgentPublication,
-    Capability,
-    EventDraft,
-    EventReason,
-    Heartbeat,
-    Kind,
-    Manifest,
-    Opening,
-    Publication,
-    Session,
-    Standing,
-)
+from registry_svc.mesh.domain import EventDraft, EventReason, Kind, Session, Standing
 from registry_svc.mesh.policy.declarations import require_target
 from registry_svc.mesh.policy.events import events_for, opening_events, report_events
 from registry_svc.mesh.policy.heartbeat import (
     Admitted,
     HeartbeatKind,
+    Opening,
     Repeated,
     decide_opening,
     heard,
@@ -31,11 +19,13 @@ from registry_svc.mesh.policy.heartbeat import (
     unknown_session,
     validate_heartbeat,
 )
-from registry_svc.mesh.policy.limits import kept, require_room
+from registry_svc.mesh.policy.limits import require_room
 from registry_svc.mesh.policy.namespace import Claim
-from registry_svc.mesh.policy.unowned import unowned_in
-from registry_svc.mesh.session_state import SessionState
-from registry_svc.mesh.watch import RunnerChanged
+from registry_svc.mesh.records import compact, kept, pool_name_of, unowned_in
+from registry_svc.mesh.session_state import SessionState, profile_of
+from registry_svc.wire_values import timestamp
+from weft.api.registry.v1 import agent_pb2, model_pb2, registry_service_pb2, runner_pb2
+from weft.api.registry.v1.runner_session_service_pb2 import HeartbeatRequest, OpenSessionRequest
 from weft.kernel.log import get_logger
 from weft.kernel.names import new_id, new_key
 
@@ -58,48 +48,50 @@ class SessionManager:
         self._clock = core.clock
         self._config = core.config
 
-    async def open_session(self, opening: Opening) -> Session:
+    async def open_session(self, opening: OpenSessionRequest) -> Session:
         """Publish a runner, its models and its agents; see RunnerSessionService.OpenSession."""
         replaced = await self._replaced_session(opening)
         return await self._core.write(lambda: self._open(opening, replaced))
 
-    async def heartbeat(self, beat: Heartbeat) -> None:
+    async def heartbeat(self, beat: HeartbeatRequest) -> None:
         """Record a heartbeat; raises SESSION_UNKNOWN or STALE_HEARTBEAT."""
         async with self._core.writer.turn():
             self._core.require_open()
             state = self._core.mesh.of_session(beat.session_id)
             if state is None:
                 raise unknown_session()
-            hearing = validate_heartbeat(beat, state.session, state.pulse.standing, state.sequence)
+            hearing = validate_heartbeat(
+                beat.incarnation, beat.sequence, state.session, state.pulse.standing, state.sequence
+            )
             self._revive(state, beat, hearing)
 
     async def close_session(self, session_id: str, incarnation: str) -> None:
         """Make a runner inactive at its own request; an unknown session or incarnation is ignored."""
         await self._core.write(lambda: self._close(session_id, incarnation))
 
-    async def _replaced_session(self, opening: Opening) -> str:
+    async def _replaced_session(self, opening: OpenSessionRequest) -> str:
         """Return the id of the live session that `opening` replaces without knowing it; empty: there is none.
 
         A runner that lost its session id cannot claim its own rows while its earlier process counts as live. That
         process is gone if the new one answers at the same address.
         """
-        holder = self._core.mesh.of_runner(opening.profile.name)
-        if holder is None or not holder.pulse.active or self._incarnation_at is None or opening.profile.dial_out:
+        holder = self._core.mesh.of_runner(opening.runner.name)
+        if holder is None or not holder.pulse.active or self._incarnation_at is None or opening.runner.dial_out:
             return ""
-        is_known = holder.session.id == opening.session_id or is_repeat(opening, holder.session)
-        if is_known or holder.profile.address != opening.profile.address or not opening.profile.address:
+        is_known = holder.session.id == opening.session_id or is_repeat(_identity(opening), holder.session)
+        if is_known or holder.profile.address != opening.runner.address or not opening.runner.address:
             return ""
         answering = await self._incarnation_at(holder.profile.address)
-        return holder.session.id if answering == opening.profile.incarnation else ""
+        return holder.session.id if answering == opening.runner.incarnation else ""
 
-    async def _open(self, opening: Opening, replaced: str) -> Session:
+    async def _open(self, opening: OpenSessionRequest, replaced: str) -> Session:
         mesh = self._core.mesh
         if replaced and (earlier := mesh.of_session(replaced)) is not None and earlier.pulse.active:
-            log.warning("a runner without its session id answers at its own address", runner=opening.profile.name)
+            log.warning("a runner without its session id answers at its own address", runner=opening.runner.name)
             earlier.lose(Standing.SILENT, self._clock.monotonic(), self._clock.utc_now())
-        own, named = mesh.of_session(opening.session_id), mesh.of_runner(opening.profile.name)
+        own, named = mesh.of_session(opening.session_id), mesh.of_runner(opening.runner.name)
         decision = decide_opening(
-            opening,
+            _identity(opening),
             own=None if own is None else own.as_holder(),
             runner_holder=None if named is None else named.as_holder(),
             claims=self._claims(opening),
@@ -116,15 +108,15 @@ class SessionManager:
         state.saved_pulse = state.pulse
         drafts = self._opening_events(state, leaving)
         self._core.publish(mesh.install(state, decision.evicted), drafts)
-        log.info("session opened", runner=opening.profile.name, models=len(opening.models), adopted=own is not None)
+        log.info("session opened", runner=opening.runner.name, models=len(opening.models), adopted=own is not None)
         return state.session
 
-    def _claims(self, opening: Opening) -> list[Claim]:
+    def _claims(self, opening: OpenSessionRequest) -> list[Claim]:
         mesh = self._core.mesh
         # The pool of a model that is declared too is the declared one.
         pools = {each.pool_name for each in opening.models if each.pool_name and not mesh.declared_model(each.name)}
         return [
-            mesh.claim(Kind.RUNNER, opening.profile.name),
+            mesh.claim(Kind.RUNNER, opening.runner.name),
             *(mesh.claim(Kind.MODEL, each.name) for each in opening.models),
             *(mesh.claim(Kind.AGENT, each.name) for each in opening.agents),
             *(mesh.claim(Kind.POOL, name) for name in sorted(pools)),
@@ -136,7 +128,7 @@ class SessionManager:
         found = (self._core.mesh.of_session(session_id) for session_id in ids)
         return [state for state in found if state is not None]
 
-    def _require_room(self, opening: Opening) -> None:
+    def _require_room(self, opening: OpenSessionRequest) -> None:
         mesh, config = self._core.mesh, self._config
         new_models = sum(mesh.model(each.name) is None for each in opening.models)
         new_agents = sum(mesh.agent(each.name) is None for each in opening.agents)
@@ -145,13 +137,13 @@ class SessionManager:
         growth = mesh.sizes.growth_bytes([*opening.models, *opening.agents])
         require_room("bytes of models, agents and routes", mesh.sizes.total_bytes, growth, config.max_manifest_bytes)
 
-    def _require_targets(self, opening: Opening, leaving: list[SessionState]) -> None:
+    def _require_targets(self, opening: OpenSessionRequest, leaving: list[SessionState]) -> None:
         mesh = self._core.mesh
         gone = {name for state in leaving for name in state.publications if not mesh.declared_model(name)}
         arriving: dict[str, str] = {}
         for manifest in opening.models:
             declared = mesh.declared_model(manifest.name)
-            arriving[manifest.name] = manifest.pool if declared is None else declared.manifest.pool
+            arriving[manifest.name] = pool_name_of(manifest if declared is None else declared.manifest)
         for agent in opening.agents:
             require_target(mesh.target(agent), arriving=arriving, leaving=gone)
 
@@ -164,46 +156,52 @@ class SessionManager:
         gone = [row for each in leaving for row in each.rows() if row not in rows]
         return list(opening_events(rows, earlier, gone, name))
 
-    def _new_member(self, opening: Opening, decision: Admitted) -> SessionState:
+    def _new_member(self, opening: OpenSessionRequest, decision: Admitted) -> SessionState:
         now, earlier = self._clock.utc_now(), self._core.mesh.of_session(opening.session_id)
         return SessionState(
             session=_session(opening, decision),
-            profile=opening.profile,
+            profile=compact(profile_of(opening.runner)),
             pulse=heard(self._clock.monotonic()),
             last_heartbeat_at=now,
-            capability=self._kept(opening.capability, {each.name for each in opening.models}, earlier),
+            capability=self._kept(opening.runner.capability, {each.name for each in opening.models}, earlier),
             reported=True,
-            unowned=unowned_in(opening.capability, {each.name for each in opening.models}),
-            publications={each.name: self._publication(each, opening.profile.name, now) for each in opening.models},
-            agents={each.name: self._agent_publication(each, opening.profile.name, now) for each in opening.agents},
+            unowned=unowned_in(opening.runner.capability, {each.name for each in opening.models}),
+            publications={each.name: self._publication(each, opening.runner.name, now) for each in opening.models},
+            agents={each.name: self._agent_publication(each, opening.runner.name, now) for each in opening.agents},
         )
 
-    def _kept(self, report: Capability, models: Collection[str], earlier: SessionState | None) -> Capability:
+    def _kept(
+        self, report: runner_pb2.Capability, models: Collection[str], earlier: SessionState | None
+    ) -> runner_pb2.Capability:
         taken = self._core.mesh.detail_bytes - (0 if earlier is None else earlier.detail_bytes)
         return kept(report, models, self._config.max_detail_bytes - taken)
 
-    def _publication(self, manifest: Manifest, runner: str, now: datetime) -> Publication:
+    def _publication(self, manifest: model_pb2.ModelManifest, runner: str, now: datetime) -> model_pb2.Model:
         earlier = self._core.mesh.published_model(manifest.name)
-        created_at = now if earlier is None else earlier[0].created_at
-        return Publication(manifest=manifest, runner=runner, created_at=created_at)
+        created = timestamp(now) if earlier is None else earlier[0].create_time
+        kind = model_pb2.Model.KIND_VIRTUAL
+        return compact(model_pb2.Model(manifest=manifest, runner=runner, kind=kind, create_time=created))
 
-    def _agent_publication(self, manifest: AgentManifest, runner: str, now: datetime) -> AgentPublication:
+    def _agent_publication(self, manifest: agent_pb2.AgentManifest, runner: str, now: datetime) -> agent_pb2.Agent:
         earlier = self._core.mesh.published_agent(manifest.name)
-        created_at = now if earlier is None else earlier[0].created_at
-        return AgentPublication(manifest=manifest, runner=runner, created_at=created_at)
+        created = timestamp(now) if earlier is None else earlier[0].create_time
+        kind = agent_pb2.Agent.KIND_VIRTUAL
+        return compact(agent_pb2.Agent(manifest=manifest, runner=runner, kind=kind, create_time=created))
 
-    def _revive(self, state: SessionState, beat: Heartbeat, hearing: HeartbeatKind) -> None:
+    def _revive(self, state: SessionState, beat: HeartbeatRequest, hearing: HeartbeatKind) -> None:
         was_active, earlier, was_asleep = state.pulse.active, state.capability, state.sleeping
         reported_before = state.reported
         state.revive(self._clock.monotonic(), self._clock.utc_now())
         if hearing is HeartbeatKind.FRESH:
             state.sequence = beat.sequence
-            if beat.capability is not None:
+            if beat.HasField("capability"):
                 self._core.mesh.report(state, self._kept(beat.capability, state.publications, state))
                 state.unowned = unowned_in(beat.capability, state.publications)
         drafts = list[EventDraft]()
         if state.capability != earlier:
-            drafts = report_events(earlier, state.capability, state.publications, reported_before=reported_before)
+            drafts = report_events(
+                earlier.instances, state.capability.instances, state.publications, reported_before=reported_before
+            )
         if not was_active:
             log.info("runner is back", runner=state.profile.name)
             back = events_for(state.rows(), EventReason.REVIVED, f"the runner {state.profile.name} was heard again")
@@ -212,7 +210,7 @@ class SessionManager:
             crossed = sorted((state.sleeping ^ was_asleep) & state.publications.keys())
             self._core.publish(self._core.mesh.changes_for_report(state, crossed), drafts)
         elif state.capability != earlier:
-            self._core.publish([RunnerChanged(state.runner())], drafts)
+            self._core.publish([registry_service_pb2.Change(runner=state.runner())], drafts)
 
     async def _close(self, session_id: str, incarnation: str) -> None:
         state = self._core.mesh.of_session(session_id)
@@ -230,11 +228,15 @@ class SessionManager:
             self._core.publish(self._core.mesh.changes_for([state]), said)
 
 
-def _session(opening: Opening, decision: Admitted) -> Session:
+def _identity(opening: OpenSessionRequest) -> Opening:
+    return Opening(request_id=opening.request_id, runner=opening.runner.name, incarnation=opening.runner.incarnation)
+
+
+def _session(opening: OpenSessionRequest, decision: Admitted) -> Session:
     return Session(
         id=new_id("ses") if decision.adopted is None else decision.adopted.id,
         request_id=opening.request_id,
-        runner=opening.profile.name,
-        incarnation=opening.profile.incarnation,
+        runner=opening.runner.name,
+        incarnation=opening.runner.incarnation,
         ticket_key=new_key(),
     )

@@ -8,13 +8,7 @@ from sqlalchemy import Column, Row, Select, Table, bindparam, delete, insert, se
 from sqlalchemy.ext.asyncio import AsyncConnection
 from typing_extensions import override
 
-from registry_svc.mesh.domain import (
-    DeclaredAgent,
-    DeclaredModel,
-    DeclaredRoute,
-    JoinToken,
-    MeshSettings,
-)
+from registry_svc.mesh.domain import JoinToken
 from registry_svc.mesh.rows import (
     SETTINGS_ID,
     StoredMesh,
@@ -51,6 +45,7 @@ from registry_svc.store.schema import (
     runners,
     sessions,
 )
+from weft.api.registry.v1 import agent_pb2, model_pb2, route_pb2, settings_pb2
 from weft.kernel.log import get_logger
 
 
@@ -90,7 +85,10 @@ class Store(Protocol):
         ...
 
     async def save_declarations(
-        self, models: Sequence[DeclaredModel], agents: Sequence[DeclaredAgent], routes: Sequence[DeclaredRoute] = ()
+        self,
+        models: Sequence[model_pb2.Model],
+        agents: Sequence[agent_pb2.Agent],
+        routes: Sequence[route_pb2.Route] = (),
     ) -> None:
         """Put these declarations in place of earlier ones of their names; all of them, or none."""
         ...
@@ -102,7 +100,7 @@ class Store(Protocol):
         """
         ...
 
-    async def save_settings(self, settings: MeshSettings) -> None:
+    async def save_settings(self, settings: settings_pb2.MeshSettings) -> None:
         """Keep the mesh's settings in place of earlier ones."""
         ...
 
@@ -186,7 +184,10 @@ class SqlStore(RegistryDatabase, Store):
 
     @override
     async def save_declarations(
-        self, models: Sequence[DeclaredModel], agents: Sequence[DeclaredAgent], routes: Sequence[DeclaredRoute] = ()
+        self,
+        models: Sequence[model_pb2.Model],
+        agents: Sequence[agent_pb2.Agent],
+        routes: Sequence[route_pb2.Route] = (),
     ) -> None:
         async with self.transaction() as connection:
             await _delete(connection, declared_models.c.name, [each.manifest.name for each in models])
@@ -203,7 +204,7 @@ class SqlStore(RegistryDatabase, Store):
             await _delete(connection, declared_routes.c.name, routes)
 
     @override
-    async def save_settings(self, settings: MeshSettings) -> None:
+    async def save_settings(self, settings: settings_pb2.MeshSettings) -> None:
         async with self.transaction() as connection:
             await connection.execute(delete(mesh_settings).where(mesh_settings.c.id == SETTINGS_ID))
             await _insert(connection, mesh_settings, [settings_row(settings)])

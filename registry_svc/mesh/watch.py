@@ -7,94 +7,12 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
-from registry_svc.mesh.domain import Agent, Event, EventDraft, Kind, MeshSettings, Model, Route, Runner
+from registry_svc.mesh.domain import EventDraft, Kind
+from registry_svc.mesh.records import converted, event_message, extended, kind_number, without_key
+from weft.api.registry.v1 import agent_pb2, event_pb2, model_pb2, registry_service_pb2, route_pb2, settings_pb2
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-
-
-@dataclass(frozen=True, slots=True)
-class RunnerChanged:
-    """A runner appeared, or is different now."""
-
-    runner: Runner
-
-
-@dataclass(frozen=True, slots=True)
-class ModelChanged:
-    """A model appeared, or is different now."""
-
-    model: Model
-
-
-@dataclass(frozen=True, slots=True)
-class AgentChanged:
-    """An agent appeared, or is different now."""
-
-    agent: Agent
-
-
-@dataclass(frozen=True, slots=True)
-class RouteChanged:
-    """A route appeared, or is different now."""
-
-    route: Route
-
-
-@dataclass(frozen=True, slots=True)
-class SettingsChanged:
-    """The mesh's settings are different now."""
-
-    settings: MeshSettings
-
-
-@dataclass(frozen=True, slots=True)
-class RunnerDeleted:
-    """The runner of this name is gone."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class ModelDeleted:
-    """The model of this name is gone."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class AgentDeleted:
-    """The agent of this name is gone."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class RouteDeleted:
-    """The route of this name is gone."""
-
-    name: str
-
-
-Change = (
-    RunnerChanged
-    | ModelChanged
-    | AgentChanged
-    | RouteChanged
-    | SettingsChanged
-    | RunnerDeleted
-    | ModelDeleted
-    | AgentDeleted
-    | RouteDeleted
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Revised:
-    """One change, and the revision it made."""
-
-    revision: int
-    change: Change
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +20,35 @@ class Snapshot:
     """Everything there is at one revision."""
 
     revision: int
-    runners: tuple[Runner, ...]
-    models: tuple[Model, ...]
-    settings: MeshSettings
-    agents: tuple[Agent, ...] = ()
-    routes: tuple[Route, ...] = ()
+    runners: tuple[registry_service_pb2.WatchedRunner, ...]
+    """With their ticket keys."""
+    models: tuple[model_pb2.Model, ...]
+    settings: settings_pb2.MeshSettings
+    agents: tuple[agent_pb2.Agent, ...] = ()
+    routes: tuple[route_pb2.Route, ...] = ()
+
+    async def message(self, *, with_keys: bool) -> registry_service_pb2.WatchResponse:
+        """Return the first response of a watch. A large one takes long; the event loop turns meanwhile."""
+        response = registry_service_pb2.WatchResponse(revision=self.revision)
+        shown = response.snapshot
+        shown.settings.CopyFrom(self.settings)
+        runners = self.runners if with_keys else await converted(self.runners, without_key)
+        await extended(shown.runners, runners)
+        await extended(shown.models, self.models)
+        await extended(shown.agents, self.agents)
+        await extended(shown.routes, self.routes)
+        return response
+
+
+def change_message(
+    response: registry_service_pb2.WatchResponse, *, with_keys: bool
+) -> registry_service_pb2.WatchResponse:
+    """Return a later response of a watch, without the ticket key of its runner unless `with_keys`."""
+    if with_keys or not response.change.HasField("runner"):
+        return response
+    return registry_service_pb2.WatchResponse(
+        revision=response.revision, change=registry_service_pb2.Change(runner=without_key(response.change.runner))
+    )
 
 
 T = TypeVar("T")
@@ -209,24 +151,24 @@ class EventLog:
 
     def __init__(self, clock: Clock, max_events: int, watch_buffer_events: int) -> None:
         self._clock = clock
-        self._events: deque[Event] = deque(maxlen=max_events)
+        self._events: deque[event_pb2.Event] = deque(maxlen=max_events)
         self._sequence = 0
-        self._broadcaster = Broadcaster[Event](watch_buffer_events)
+        self._broadcaster = Broadcaster[event_pb2.Event](watch_buffer_events)
 
     def record(self, drafts: Iterable[EventDraft]) -> None:
         """Record and publish these events in this order, all with the same time."""
         now = self._clock.utc_now()
-        batch: list[Event] = []
+        batch: list[event_pb2.Event] = []
         for draft in drafts:
             self._sequence += 1
-            batch.append(Event(sequence=self._sequence, at=now, draft=draft))
+            batch.append(event_message(draft, self._sequence, now))
         if batch:
             self._events.extend(batch)
             self._broadcaster.publish(batch)
 
-    def newest(self, kind: Kind | None, name: str, limit: int) -> list[Event]:
+    def newest(self, kind: Kind | None, name: str, limit: int) -> list[event_pb2.Event]:
         """At most `limit` events of this kind and name, oldest first; None and "" mean all."""
-        found: list[Event] = []
+        found: list[event_pb2.Event] = []
         for event in reversed(self._events):
             if len(found) == limit:
                 break
@@ -234,7 +176,7 @@ class EventLog:
                 found.append(event)
         return found[::-1]
 
-    def subscribe(self) -> Watcher[Event]:
+    def subscribe(self) -> Watcher[event_pb2.Event]:
         """Return a watcher that receives every event from now on."""
         return self._broadcaster.subscribe()
 
@@ -243,7 +185,6 @@ class EventLog:
         self._broadcaster.close()
 
 
-def concerns(event: Event, kind: Kind | None, name: str) -> bool:
+def concerns(event: event_pb2.Event, kind: Kind | None, name: str) -> bool:
     """Whether an event is of this kind and name; None and "" mean all."""
-    draft = event.draft
-    return (kind is None or draft.kind is kind) and (not name or draft.name == name)
+    return (kind is None or event.kind == kind_number(kind)) and (not name or event.name == name)

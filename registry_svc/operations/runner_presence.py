@@ -8,13 +8,13 @@ from typing import Any, Protocol, TypeVar
 from typing_extensions import override
 
 from registry_svc.mesh.core import RegistryCore
-from registry_svc.mesh.domain import Instance, Phase
 from registry_svc.operations.policy.loads import PoolMember
+from weft.api.registry.v1 import runner_pb2
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
-_LOADED = frozenset({Phase.LOADING, Phase.READY})
+_LOADED = frozenset({runner_pb2.InstanceState.PHASE_LOADING, runner_pb2.InstanceState.PHASE_READY})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ class MeshRunnerDirectory(RunnerDirectory):
 
     def _pool_member(self, model: str, runner: str) -> PoolMember:
         member = self._core.mesh.of_runner(runner) if runner else None
-        instances: tuple[Instance, ...] = () if member is None else member.capability.instances
+        instances = () if member is None else member.capability.instances
         instance = next((each for each in instances if each.model == model), None)
         return PoolMember(
             model=model,

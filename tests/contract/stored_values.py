@@ -2,26 +2,12 @@
 
 from datetime import UTC, datetime, timedelta, timezone
 
-from registry_svc.mesh.domain import (
-    AgentBehaviour,
-    AgentManifest,
-    AgentPublication,
-    DeclaredAgent,
-    DeclaredModel,
-    DeclaredRoute,
-    JoinToken,
-    Manifest,
-    MeshSettings,
-    Publication,
-    Repetition,
-    RouteManifest,
-    RunnerProfile,
-    Session,
-    Standing,
-)
+from registry_svc.mesh.domain import JoinToken, Session, Standing
 from registry_svc.mesh.rows import StoredPulse, StoredSession
-from weft.kernel.request import Operation, Skill
-from weft.wake.recipes import CommandRecipe, HttpRecipe, WakePlan
+from registry_svc.wire_values import duration_message, timestamp
+from weft.api.common.v1 import agent_behaviour_pb2, sampling_pb2
+from weft.api.registry.v1 import agent_pb2, model_pb2, route_pb2, runner_pb2, settings_pb2
+from weft.api.registry.v1.wake_pb2 import CommandAction, HttpAction, Wake, WakeRecipe
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, 123456, tzinfo=UTC)
 YESTERDAY = NOW - timedelta(days=1)
@@ -29,48 +15,49 @@ ELSEWHERE = timezone(timedelta(hours=5, minutes=30))
 WORDS = "Zeile eins\n\tzwei — 日本語 🧶 'quoted' \"twice\" %s :name \\ end"
 LONGEST_PROMPT = ("日本語🧶" * 16_384)[:65_536]
 
-BEHAVIOUR = AgentBehaviour(
+BEHAVIOUR = agent_behaviour_pb2.AgentBehaviour(
     platform_prompt=True,
-    tools=("files.read", "search"),
+    tools=["files.read", "search"],
     max_tool_iterations=0,
-    signals=("NEEDS_EXTERNAL_INFO", "POLICY_RISK"),
+    signals=["NEEDS_EXTERNAL_INFO", "POLICY_RISK"],
     stop_on_decision_request=False,
-    repetition=Repetition.OFF,
+    repetition_policy=agent_behaviour_pb2.REPETITION_POLICY_OFF,
     parse_text_tool_calls=False,
 )
 
 
-def manifest(name: str, wake: WakePlan | None = None) -> Manifest:
-    return Manifest(
+def manifest(name: str, wake: Wake | None = None) -> model_pb2.ModelManifest:
+    return model_pb2.ModelManifest(
         name=name,
         pool_name="pool",
-        operations=(Operation.CHAT, Operation.EMBEDDING),
+        operations=[model_pb2.MODEL_OPERATION_CHAT, model_pb2.MODEL_OPERATION_EMBEDDING],
         context_tokens=2**31 - 1,
         digest="sha256:" + "0a" * 32,
         remote=True,
         wake=wake,
-        skills=(Skill.TEXT, Skill.IMAGE, Skill.TOOLS),
+        skills=[model_pb2.MODEL_SKILL_TEXT, model_pb2.MODEL_SKILL_IMAGE, model_pb2.MODEL_SKILL_TOOLS],
     )
 
 
-def publication(name: str, runner: str = "r1", wake: WakePlan | None = None) -> Publication:
-    return Publication(manifest=manifest(name, wake), runner=runner, created_at=YESTERDAY)
+def publication(name: str, runner: str = "r1", wake: Wake | None = None) -> model_pb2.Model:
+    kind, created = model_pb2.Model.KIND_VIRTUAL, timestamp(YESTERDAY)
+    return model_pb2.Model(manifest=manifest(name, wake), kind=kind, runner=runner, create_time=created)
 
 
-def agent_manifest(name: str, target: str = "m1") -> AgentManifest:
-    return AgentManifest(
+def agent_manifest(name: str, target: str = "m1") -> agent_pb2.AgentManifest:
+    return agent_pb2.AgentManifest(
         name=name,
-        target=target,
-        targets_pool=True,
+        pool=target,
         description=WORDS,
         system_prompt=WORDS,
-        default_params='{"temperature": 0.2}',
+        default_params=sampling_pb2.SamplingParams(temperature=0.2),
         behaviour=BEHAVIOUR,
     )
 
 
-def agent(name: str, runner: str = "r1", target: str = "m1") -> AgentPublication:
-    return AgentPublication(manifest=agent_manifest(name, target), runner=runner, created_at=YESTERDAY)
+def agent(name: str, runner: str = "r1", target: str = "m1") -> agent_pb2.Agent:
+    kind, created = agent_pb2.Agent.KIND_VIRTUAL, timestamp(YESTERDAY)
+    return agent_pb2.Agent(manifest=agent_manifest(name, target), kind=kind, runner=runner, create_time=created)
 
 
 def stored(
@@ -80,7 +67,7 @@ def stored(
         session=Session(
             id=session_id, request_id="open-1", runner=runner, incarnation="life-1", ticket_key=bytes(range(32))
         ),
-        profile=RunnerProfile(
+        profile=runner_pb2.Runner(
             name=runner,
             incarnation="life-1",
             address="a:1#runner=r",
@@ -95,30 +82,32 @@ def stored(
     )
 
 
-def declared_model(name: str, runner: str = "not-there-yet") -> DeclaredModel:
-    recipe = HttpRecipe(url="https://host/wake?ü=1", method="PUT", headers={"Authorization": "Bearer ${WEFT_WAKE_X}"})
-    plan = WakePlan(by_runner=True, by_mesh=recipe, max_wait_seconds=12.5)
-    return DeclaredModel(manifest=manifest(name, plan), runner=runner, created_at=YESTERDAY)
+def declared_model(name: str, runner: str = "not-there-yet") -> model_pb2.Model:
+    action = HttpAction(url="https://host/wake?ü=1", method="PUT", headers={"Authorization": "Bearer ${WEFT_WAKE_X}"})
+    plan = Wake(by_runner=True, by_mesh=WakeRecipe(http=action), max_wait=duration_message(12.5))
+    kind, created = model_pb2.Model.KIND_PUBLIC, timestamp(YESTERDAY)
+    return model_pb2.Model(manifest=manifest(name, plan), kind=kind, declared_runner=runner, create_time=created)
 
 
-def declared_agent(name: str, target: str = "m1") -> DeclaredAgent:
-    return DeclaredAgent(manifest=agent_manifest(name, target), created_at=YESTERDAY)
+def declared_agent(name: str, target: str = "m1") -> agent_pb2.Agent:
+    kind, created = agent_pb2.Agent.KIND_PUBLIC, timestamp(YESTERDAY)
+    return agent_pb2.Agent(manifest=agent_manifest(name, target), kind=kind, create_time=created)
 
 
-def declared_route(name: str, *candidates: str) -> DeclaredRoute:
-    manifest = RouteManifest(
+def declared_route(name: str, *candidates: str) -> route_pb2.Route:
+    manifest = route_pb2.RouteManifest(
         name=name,
         description=WORDS,
         candidates=candidates or ("m1", "b.1:x_y-Z"),
-        budget_seconds=90.5,
-        keep_alive_seconds=-1.0,
+        budget=duration_message(90.5),
+        keep_alive=duration_message(-1.0),
         pin_primary=True,
     )
-    return DeclaredRoute(manifest=manifest, created_at=YESTERDAY)
+    return route_pb2.Route(manifest=manifest, create_time=timestamp(YESTERDAY))
 
 
-def mesh_settings(revision: int = 2**40) -> MeshSettings:
-    return MeshSettings(allow_cloud_fallback=revision % 2 == 0, revision=revision)
+def mesh_settings(revision: int = 2**40) -> settings_pb2.MeshSettings:
+    return settings_pb2.MeshSettings(allow_cloud_fallback=revision % 2 == 0, revision=revision)
 
 
 def join_token(token_id: str, expires_at: datetime | None = NOW) -> JoinToken:
@@ -127,5 +116,5 @@ def join_token(token_id: str, expires_at: datetime | None = NOW) -> JoinToken:
     )
 
 
-def waking(argv: tuple[str, ...] = ("wake", "--now")) -> WakePlan:
-    return WakePlan(by_runner=False, by_mesh=CommandRecipe(argv=argv), max_wait_seconds=90.0)
+def waking(argv: tuple[str, ...] = ("wake", "--now")) -> Wake:
+    return Wake(by_mesh=WakeRecipe(command=CommandAction(argv=argv)), max_wait=duration_message(90.0))

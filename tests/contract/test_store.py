@@ -7,8 +7,10 @@ no service.
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
+from kit.messages import changed
 from stored_values import (
     ELSEWHERE,
     LONGEST_PROMPT,
@@ -142,14 +144,14 @@ class StoreSuite:
 
     async def test_routes_are_replaced_and_deleted_by_name(self, store: Store) -> None:
         await store.save_declarations([], [], [declared_route("q1"), declared_route("q2")])
-        bare = replace(declared_route("q1").manifest, budget_seconds=None, keep_alive_seconds=None, pin_primary=False)
-        changed = replace(declared_route("q1"), manifest=bare)
-        await store.save_declarations([], [], [changed])
-        assert (await store.load()).routes == (changed, declared_route("q2"))
+        manifest = changed(declared_route("q1").manifest, budget=None, keep_alive=None, pin_primary=False)
+        bare = changed(declared_route("q1"), manifest=manifest)
+        await store.save_declarations([], [], [bare])
+        assert (await store.load()).routes == (bare, declared_route("q2"))
         await store.delete_names([], [], ["q2", "never-there"])
-        assert (await store.load()).routes == (changed,)
+        assert (await store.load()).routes == (bare,)
         await store.delete_names(["q1"], ["q1"])
-        assert (await store.load()).routes == (changed,)
+        assert (await store.load()).routes == (bare,)
 
     async def test_settings_are_one_row_that_is_replaced(self, store: Store) -> None:
         assert (await store.load()).settings is None
@@ -160,12 +162,12 @@ class StoreSuite:
     async def test_refused_settings_leave_those_before(self, store: Store) -> None:
         before = await fill(store)
         with pytest.raises(WeftError):
-            await store.save_settings(replace(mesh_settings(), allow_cloud_fallback=None))  # type: ignore[arg-type]
+            await store.save_settings(SimpleNamespace(allow_cloud_fallback=None, revision=1))  # type: ignore[arg-type]
         assert await store.load() == before
 
     async def test_a_model_of_which_no_skills_are_known_stays_so(self, store: Store) -> None:
         plain = declared_model("m1")
-        unknown = replace(plain, manifest=replace(plain.manifest, skills=()))
+        unknown = changed(plain, manifest=changed(plain.manifest, skills=None))
         await store.save_declarations([unknown], [])
         assert (await store.load()).models == (unknown,)
 
@@ -274,8 +276,8 @@ class StoreSuite:
     async def test_the_longest_prompts_come_back(self, store: Store) -> None:
         assert len(LONGEST_PROMPT) == 65_536
         published = agent("a1")
-        published = replace(published, manifest=replace(published.manifest, system_prompt=LONGEST_PROMPT))
-        declared = replace(declared_agent("a2"), manifest=replace(published.manifest, name="a2"))
+        published = changed(published, manifest=changed(published.manifest, system_prompt=LONGEST_PROMPT))
+        declared = changed(declared_agent("a2"), manifest=changed(published.manifest, name="a2"))
         await store.save_session(replace(stored(), agents=(published,)))
         await store.save_declarations([], [declared])
         mesh = await store.load()

@@ -8,9 +8,9 @@ from sqlalchemy import Connection, inspect
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from stored_values import BEHAVIOUR, declared_agent, stored
 
-from registry_svc.mesh.domain import NO_BEHAVIOUR
 from registry_svc.mesh.store import SqlStore
 from registry_svc.store.schema import SCHEMA
+from weft.api.common.v1.sampling_pb2 import SamplingParams
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.sql.schema import migrate
@@ -70,9 +70,9 @@ async def test_agents_of_the_previous_release_ask_for_nothing_and_keep_everythin
         mesh = await store.load()
         await store.close()
         published, declared = mesh.sessions[0].agents[0].manifest, mesh.agents[0].manifest
-        assert (published.behaviour, declared.behaviour) == (NO_BEHAVIOUR, NO_BEHAVIOUR)
-        assert (published.name, published.target, published.system_prompt) == ("published", "big", "Be terse.")
-        assert (published.description, published.default_params) == ("for people", '{"temperature":0.2}')
+        assert (published.HasField("behaviour"), declared.HasField("behaviour")) == (False, False)
+        assert (published.name, published.pool, published.system_prompt) == ("published", "big", "Be terse.")
+        assert (published.description, published.default_params) == ("for people", SamplingParams(temperature=0.2))
         assert (declared.name, declared.system_prompt) == ("declared", "Be kind.")
 
 

@@ -77,7 +77,7 @@ async def test_rows_of_the_previous_release_keep_everything_and_know_no_skills(d
         published, declared = mesh.sessions[0].publications[0].manifest, mesh.models[0].manifest
         assert (published.name, published.pool_name, published.context_tokens) == ("published", "big", 32768)
         assert (declared.name, declared.remote) == ("declared", True)
-        assert (published.skills, declared.skills) == ((), ())
+        assert (list(published.skills), list(declared.skills)) == ([], [])
         assert mesh.agents[0].manifest.system_prompt == "Be kind."
         # No settings: the registry begins with those of its configuration.
         assert (mesh.routes, mesh.settings) == ((), None)

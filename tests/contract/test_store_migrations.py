@@ -11,13 +11,14 @@ from sqlalchemy import Connection, inspect
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from stored_values import agent, stored
 
-from registry_svc.mesh.domain import Manifest, Publication, RunnerProfile, Session, Standing
+from registry_svc.mesh.domain import Session, Standing
 from registry_svc.mesh.rows import StoredMesh, StoredPulse, StoredSession
 from registry_svc.mesh.store import SqlStore
 from registry_svc.store.schema import SCHEMA, metadata
+from registry_svc.wire_values import timestamp
+from weft.api.registry.v1 import model_pb2, runner_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
 from weft.sql.schema import migrate
 
 pytest_plugins = ("database_fixtures",)
@@ -92,17 +93,19 @@ def _differences(connection: Connection) -> Sequence[object]:
     return list(compare_metadata(MigrationContext.configure(connection, opts=options), metadata))
 
 
-def _model(name: str, pool_name: str, operations: tuple[Operation, ...], *, large: bool) -> Publication:
-    manifest = Manifest(
+def _model(
+    name: str, pool_name: str, operations: list["model_pb2.ModelOperation.ValueType"], *, large: bool
+) -> model_pb2.Model:
+    manifest = model_pb2.ModelManifest(
         name=name,
         pool_name=pool_name,
         operations=operations,
         context_tokens=32768 if large else 0,
         digest="sha256:aa" if large else "",
         remote=not large,
-        wake=None,
     )
-    return Publication(manifest=manifest, runner="gpu-1", created_at=SEEN)
+    kind = model_pb2.Model.KIND_VIRTUAL
+    return model_pb2.Model(manifest=manifest, kind=kind, runner="gpu-1", create_time=timestamp(SEEN))
 
 
 EXPECTED = StoredMesh(
@@ -111,7 +114,7 @@ EXPECTED = StoredMesh(
             session=Session(
                 id="ses-1", request_id="open-1", runner="gpu-1", incarnation="life-1", ticket_key=b"\x00\xff\x10"
             ),
-            profile=RunnerProfile(
+            profile=runner_pb2.Runner(
                 name="gpu-1",
                 incarnation="life-1",
                 address="10.0.0.1:7000",
@@ -122,15 +125,17 @@ EXPECTED = StoredMesh(
             ),
             pulse=StoredPulse(runner="gpu-1", standing=Standing.ACTIVE, last_heartbeat_at=SEEN, inactive_since=None),
             publications=(
-                _model("embedder", "", (Operation.EMBEDDING,), large=False),
-                _model("qwen", "big", (Operation.CHAT, Operation.COMPLETION), large=True),
+                _model("embedder", "", [model_pb2.MODEL_OPERATION_EMBEDDING], large=False),
+                _model(
+                    "qwen", "big", [model_pb2.MODEL_OPERATION_CHAT, model_pb2.MODEL_OPERATION_COMPLETION], large=True
+                ),
             ),
         ),
         StoredSession(
             session=Session(
                 id="ses-2", request_id="open-2", runner="gpu-2", incarnation="life-2", ticket_key=b"\x00\xff\x10"
             ),
-            profile=RunnerProfile(
+            profile=runner_pb2.Runner(
                 name="gpu-2",
                 incarnation="life-2",
                 address="unix:/run/r",

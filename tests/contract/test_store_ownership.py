@@ -7,13 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from kit.messages import changed
 from stored_values import declared_model, publication, stored
 
 from registry_svc.mesh.rows import StoredMesh
 from registry_svc.mesh.store import SqlStore
+from weft.api.registry.v1.wake_pb2 import HttpAction, Wake, WakeRecipe
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.wake.recipes import HttpRecipe, WakePlan
 
 pytest_plugins = ("database_fixtures",)
 
@@ -78,7 +79,7 @@ async def test_a_failing_write_tells_no_secrets(
     store: SqlStore, broken: dict[str, object], capfd: pytest.CaptureFixture[str]
 ) -> None:
     session = replace(stored().session, id="SECRET-ID", **broken)  # type: ignore[arg-type]
-    plan = WakePlan(by_runner=False, by_mesh=HttpRecipe(url="http://SECRET"))
+    plan = Wake(by_mesh=WakeRecipe(http=HttpAction(url="http://SECRET")))
     with pytest.raises(WeftError) as failure:
         await store.save_session(replace(stored(), session=session, publications=(publication("m1", wake=plan),)))
     assert failure.value.reason is Reason.SERVICE_UNAVAILABLE
@@ -127,7 +128,7 @@ async def test_a_wake_plan_that_cannot_be_read_costs_only_itself(
         raw.commit()
     first, second = (await store.load()).models
     await store.close()
-    assert first == replace(declared_model("m1"), manifest=replace(declared_model("m1").manifest, wake=None))
+    assert first == changed(declared_model("m1"), manifest=changed(declared_model("m1").manifest, wake=None))
     assert second == declared_model("m2")
     out, err = capfd.readouterr()
     assert "wake plan cannot be read" in out + err

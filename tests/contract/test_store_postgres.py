@@ -8,6 +8,7 @@ from typing import Any
 
 import asyncpg
 import pytest
+from kit.messages import changed
 from stored_values import agent, declared_model, stored
 
 from registry_svc.mesh.rows import StoredMesh
@@ -139,7 +140,7 @@ async def test_an_owner_that_was_replaced_writes_nothing_any_more(
 async def test_text_that_postgres_cannot_hold_is_refused_whole(owner: SqlStore) -> None:
     await owner.save_session(stored())
     published = agent("a1")
-    broken = replace(published, manifest=replace(published.manifest, system_prompt="SECRET\x00"))
+    broken = changed(published, manifest=changed(published.manifest, system_prompt="SECRET\x00"))
     with pytest.raises(WeftError) as failure:
         await owner.save_session(replace(stored(models=()), agents=(broken,)))
     assert failure.value.reason is Reason.SERVICE_UNAVAILABLE

@@ -1,25 +1,44 @@
 """Wake plans as they are kept: what is written today is read tomorrow."""
 
 import json
+from typing import Any
 
 import pytest
 
 from registry_svc.mesh.rows import plan_from_json, plan_to_json
-from weft.wake.recipes import CommandRecipe, HttpRecipe, WakeOnLanRecipe, WakePlan
+from registry_svc.wire_values import duration_message
+from weft.api.registry.v1.wake_pb2 import CommandAction, HttpAction, Wake, WakeOnLanAction, WakeRecipe
+from weft.wake.plans import set_defaults
+
+
+def wake_plan(*, by_runner: bool = False, by_mesh: WakeRecipe | None = None, seconds: float = 60.0) -> Wake:
+    plan = Wake(by_runner=by_runner, by_mesh=by_mesh, max_wait=duration_message(seconds))
+    set_defaults(plan)
+    return plan
+
+
+def http(**fields: Any) -> WakeRecipe:
+    return WakeRecipe(http=HttpAction(**fields))
+
+
+def packet(**fields: Any) -> WakeRecipe:
+    return WakeRecipe(wake_on_lan=WakeOnLanAction(**fields))
+
 
 PLANS = [
-    pytest.param(WakePlan(by_runner=True), id="its runner"),
-    pytest.param(WakePlan(by_runner=True, max_wait_seconds=0.1), id="a fraction of a second"),
+    pytest.param(wake_plan(by_runner=True), id="its runner"),
+    pytest.param(wake_plan(by_runner=True, seconds=0.1), id="a fraction of a second"),
     pytest.param(
-        WakePlan(by_runner=False, by_mesh=HttpRecipe(url="https://h/ü?a=1", method="PUT", headers={"X": "ü\n"})),
+        wake_plan(by_mesh=http(url="https://h/ü?a=1", method="PUT", headers={"X": "ü\n"})),
         id="a request",
     ),
-    pytest.param(WakePlan(by_runner=True, by_mesh=CommandRecipe(argv=("a", "", "日本"))), id="a program"),
     pytest.param(
-        WakePlan(
-            by_runner=False,
-            by_mesh=WakeOnLanRecipe(mac_address="aa:bb:cc:dd:ee:ff", broadcast_address="10.0.0.255", port=7),
-            max_wait_seconds=3600.0,
+        wake_plan(by_runner=True, by_mesh=WakeRecipe(command=CommandAction(argv=("a", "", "日本")))), id="a program"
+    ),
+    pytest.param(
+        wake_plan(
+            by_mesh=packet(mac_address="aa:bb:cc:dd:ee:ff", broadcast_address="10.0.0.255", port=7),
+            seconds=3600.0,
         ),
         id="a packet",
     ),
@@ -27,20 +46,20 @@ PLANS = [
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_a_plan_comes_back_as_it_was(plan: WakePlan) -> None:
+def test_a_plan_comes_back_as_it_was(plan: Wake) -> None:
     text = plan_to_json(plan)
     assert plan_from_json(text) == plan
     assert text.isascii()
 
 
 def test_equal_plans_are_equal_texts() -> None:
-    first = WakePlan(by_runner=False, by_mesh=HttpRecipe(url="http://h", headers={"A": "1", "B": "2"}))
-    second = WakePlan(by_runner=False, by_mesh=HttpRecipe(url="http://h", headers={"B": "2", "A": "1"}))
+    first = wake_plan(by_mesh=http(url="http://h", headers={"A": "1", "B": "2"}))
+    second = wake_plan(by_mesh=http(url="http://h", headers={"B": "2", "A": "1"}))
     assert plan_to_json(first) == plan_to_json(second)
 
 
 def test_the_written_form_stays() -> None:
-    plan = WakePlan(by_runner=True, by_mesh=HttpRecipe(url="http://h", headers={"A": "1"}), max_wait_seconds=5.0)
+    plan = wake_plan(by_runner=True, by_mesh=http(url="http://h", headers={"A": "1"}), seconds=5.0)
     assert json.loads(plan_to_json(plan)) == {
         "by_runner": True,
         "max_wait_seconds": 5.0,
@@ -51,22 +70,22 @@ def test_the_written_form_stays() -> None:
 @pytest.mark.parametrize(
     ("text", "plan"),
     [
-        ('{"by_runner": true, "new": [1], "max_wait_seconds": 5}', WakePlan(by_runner=True, max_wait_seconds=5.0)),
-        ('{"by_runner": true}', WakePlan(by_runner=True)),
-        ('{"by_runner": true, "by_mesh": {"pigeon": {}}}', WakePlan(by_runner=True)),
+        ('{"by_runner": true, "new": [1], "max_wait_seconds": 5}', wake_plan(by_runner=True, seconds=5.0)),
+        ('{"by_runner": true}', wake_plan(by_runner=True)),
+        ('{"by_runner": true, "by_mesh": {"pigeon": {}}}', wake_plan(by_runner=True)),
         (
             '{"by_mesh": {"http": {"url": "http://h", "new": 1}}}',
-            WakePlan(by_runner=False, by_mesh=HttpRecipe(url="http://h")),
+            wake_plan(by_mesh=http(url="http://h")),
         ),
         (
             '{"by_mesh": {"wake_on_lan": {"mac_address": "m"}}}',
-            WakePlan(by_runner=False, by_mesh=WakeOnLanRecipe(mac_address="m")),
+            wake_plan(by_mesh=packet(mac_address="m")),
         ),
         ('{"by_mesh": {"pigeon": {}}}', None),
         ("{}", None),
     ],
 )
-def test_older_and_newer_plans_are_read(text: str, plan: WakePlan | None) -> None:
+def test_older_and_newer_plans_are_read(text: str, plan: Wake | None) -> None:
     assert plan_from_json(text) == plan
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 DEFAULT_MAX_WAIT_SECONDS = 60.0
 MAX_WAIT_SECONDS = 3600.0
+DEFAULT_METHOD = "POST"
 DEFAULT_BROADCAST_ADDRESS = "255.255.255.255"
 DEFAULT_WAKE_PORT = 9
 
@@ -16,7 +17,7 @@ class HttpRecipe:
 
     url: str = field(repr=False)
     """May hold credentials, so it is never printed."""
-    method: str = "POST"
+    method: str = DEFAULT_METHOD
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 

@@ -1,24 +1,9 @@
-"""Declarations: their outcome, whether targets and candidates exist, and how they lie over publications."""
+"""Declarations: their outcome, and whether the targets of agents and the candidates of routes exist."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime
+from dataclasses import dataclass
 
-from registry_svc.mesh.domain import (
-    Agent,
-    AgentManifest,
-    AgentPublication,
-    DeclaredAgent,
-    DeclaredModel,
-    Kind,
-    Manifest,
-    Model,
-    ModelDeclaration,
-    Outcome,
-    Publication,
-    RouteManifest,
-    Status,
-)
+from registry_svc.mesh.domain import Kind, Outcome
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -27,7 +12,12 @@ from weft.kernel.reasons import Reason
 class Target:
     """Present state of the model or pool that an agent targets."""
 
-    agent: AgentManifest
+    agent: str
+    """The name of the agent."""
+    name: str
+    """The name of its target."""
+    is_pool: bool
+    """Whether that is a pool; else a model."""
     model_known: bool
     """Whether there is a model of the target's name."""
     pool_members: Collection[str]
@@ -55,10 +45,9 @@ class Candidate:
 
 def exists(target: Target, *, arriving: Mapping[str, str], leaving: Collection[str]) -> bool:
     """Whether the target exists once the models `arriving` (pool by name) were added and those `leaving` removed."""
-    name = target.agent.target
-    if not target.agent.targets_pool:
-        return name in arriving or (target.model_known and name not in leaving)
-    if name in arriving.values():
+    if not target.is_pool:
+        return target.name in arriving or (target.model_known and target.name not in leaving)
+    if target.name in arriving.values():
         return True
     return any(member not in leaving and member not in arriving for member in target.pool_members)
 
@@ -67,12 +56,12 @@ def require_target(target: Target, *, arriving: Mapping[str, str], leaving: Coll
     """Raise MODEL_NOT_FOUND when the target of an agent does not exist."""
     if exists(target, arriving=arriving, leaving=leaving):
         return
-    kind = "pool" if target.agent.targets_pool else "model"
+    kind = "pool" if target.is_pool else "model"
     raise WeftError(
         Reason.MODEL_NOT_FOUND,
-        f"the agent {target.agent.name!r} points to the {kind} {target.agent.target!r}, which is neither known nor in "
-        f"this call; name one that exists, or send the {kind} along",
-        metadata={"agent": target.agent.name, kind: target.agent.target},
+        f"the agent {target.agent!r} points to the {kind} {target.name!r}, which is neither known nor in this call; "
+        f" name one that exists, or send the {kind} along",
+        metadata={"agent": target.agent, kind: target.name},
     )
 
 
@@ -91,51 +80,30 @@ def require_candidates(route: str, candidates: Sequence[Candidate], *, arriving:
 MAX_LISTED_NAMES = 10
 
 
-def decide_model(
-    given: ModelDeclaration,
-    *,
-    view: Model | None,
-    declared: DeclaredModel | None,
-    publication: Publication | None,
-    publisher_live: bool,
-    adopt: bool,
+def decide_outcome(
+    kind: Kind, name: str, *, is_declared: bool, same: bool, publisher: str, publisher_live: bool, adopt: bool
 ) -> Outcome:
-    """Return the outcome for a model; raises ALREADY_EXISTS when a live runner publishes it differently.
+    """Return the outcome of a declaration; raises ALREADY_EXISTS when a live runner publishes it differently.
 
-    The readable form of a public model may hold facts of its publication; declaring exactly that changes nothing.
+    `same`: whether it says what is declared already, or else what `publisher` publishes. `publisher` is the runner that
+    publishes a resource of this name; empty: none does.
     """
-    if declared is not None:
-        pinned_alike = given.runner == declared.runner
-        same = given.manifest == declared.manifest or (view is not None and given.manifest == view.manifest)
-        return Outcome.UNCHANGED if pinned_alike and same else Outcome.CONFIGURED
-    if publication is None:
+    if is_declared:
+        return Outcome.UNCHANGED if same else Outcome.CONFIGURED
+    if not publisher:
         return Outcome.CREATED
-    same = given.manifest == publication.manifest and given.runner in {"", publication.runner}
-    return _of_virtual(Kind.MODEL, given.manifest.name, publication.runner, same, publisher_live, adopt)
-
-
-def decide_agent(
-    given: AgentManifest,
-    *,
-    declared: DeclaredAgent | None,
-    publication: AgentPublication | None,
-    publisher_live: bool,
-    adopt: bool,
-) -> Outcome:
-    """Return the outcome for an agent; raises ALREADY_EXISTS when a live runner publishes it differently."""
-    if declared is not None:
-        return Outcome.UNCHANGED if given == declared.manifest else Outcome.CONFIGURED
-    if publication is None:
-        return Outcome.CREATED
-    same = given == publication.manifest
-    return _of_virtual(Kind.AGENT, given.name, publication.runner, same, publisher_live, adopt)
-
-
-def decide_route(given: RouteManifest, declared: RouteManifest | None) -> Outcome:
-    """Return the outcome for a route; no runner publishes routes."""
-    if declared is None:
-        return Outcome.CREATED
-    return Outcome.UNCHANGED if given == declared else Outcome.CONFIGURED
+    if adopt:
+        return Outcome.CONFIGURED
+    if same:
+        return Outcome.UNCHANGED
+    if publisher_live:
+        raise WeftError(
+            Reason.ALREADY_EXISTS,
+            f"the {kind.value} {name!r} is published by the runner {publisher!r} and differs from this declaration; "
+            "adopt it (`weft apply --adopt`, or `adopt: true` over HTTP) to take it over",
+            metadata={"owner_kind": kind.value, kind.value: name, "runner": publisher},
+        )
+    return Outcome.CONFIGURED
 
 
 def in_use(kind: Kind, name: str, agents: Collection[str], routes: Collection[str] = ()) -> WeftError:
@@ -169,114 +137,3 @@ def still_loaded(kind: Kind, name: str, runner: str, models: Sequence[str]) -> W
 def _listed(names: list[str]) -> str:
     some = ", ".join(names[:MAX_LISTED_NAMES])
     return f"{some} and {len(names) - MAX_LISTED_NAMES} more" if len(names) > MAX_LISTED_NAMES else some
-
-
-def _of_virtual(kind: Kind, name: str, runner: str, same: bool, publisher_live: bool, adopt: bool) -> Outcome:
-    if adopt:
-        return Outcome.CONFIGURED
-    if same:
-        return Outcome.UNCHANGED
-    if publisher_live:
-        raise WeftError(
-            Reason.ALREADY_EXISTS,
-            f"the {kind.value} {name!r} is published by the runner {runner!r} and differs from this declaration; "
-            "adopt it (`weft apply --adopt`, or `adopt: true` over HTTP) to take it over",
-            metadata={"owner_kind": kind.value, kind.value: name, "runner": runner},
-        )
-    return Outcome.CONFIGURED
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Publisher:
-    """The runner of a publication, and its present state."""
-
-    name: str
-    active: bool
-    sleeping: frozenset[str]
-    """Its models that it reported as hibernating, by name."""
-    last_heartbeat_at: datetime
-    inactive_since: datetime | None
-
-
-def combined(declared: Manifest, published: Manifest | None) -> Manifest:
-    """Return the manifest of a public model: the declaration wins where it sets a value.
-
-    `remote` is true if either says so, whatever an operator omitted.
-    """
-    if published is None:
-        return declared
-    return replace(
-        declared,
-        remote=declared.remote or published.remote,
-        context_tokens=declared.context_tokens or published.context_tokens,
-        digest=declared.digest or published.digest,
-        skills=declared.skills or published.skills,
-    )
-
-
-def may_serve(declared: DeclaredModel | None, runner: str) -> bool:
-    """Whether the declaration allows this runner to serve the model."""
-    return declared is None or not declared.runner or declared.runner == runner
-
-
-def model_status(manifest: Manifest, publisher: Publisher | None) -> Status:
-    """Whether a model can answer; `publisher` None: no runner serves it."""
-    if publisher is not None and publisher.active:
-        return Status.HIBERNATING if manifest.name in publisher.sleeping else Status.ACTIVE
-    can_be_woken = manifest.wake is not None and manifest.wake.by_mesh is not None
-    return Status.HIBERNATING if can_be_woken else Status.INACTIVE
-
-
-def public_model(declared: DeclaredModel, publication: Publication | None, publisher: Publisher | None) -> Model:
-    """A declared model over its publication; both None while no runner that may serve it publishes it."""
-    manifest = combined(declared.manifest, None if publication is None else publication.manifest)
-    return Model(
-        manifest=manifest,
-        public=True,
-        runner="" if publisher is None else publisher.name,
-        status=model_status(manifest, publisher),
-        created_at=declared.created_at,
-        last_heartbeat_at=None if publisher is None else publisher.last_heartbeat_at,
-        inactive_since=None if publisher is None else publisher.inactive_since,
-        declared_runner=declared.runner,
-    )
-
-
-def virtual_model(publication: Publication, publisher: Publisher) -> Model:
-    """A model that is only published."""
-    return Model(
-        manifest=publication.manifest,
-        public=False,
-        runner=publisher.name,
-        status=model_status(publication.manifest, publisher),
-        created_at=publication.created_at,
-        last_heartbeat_at=publisher.last_heartbeat_at,
-        inactive_since=publisher.inactive_since,
-        declared_runner="",
-    )
-
-
-def public_agent(declared: DeclaredAgent, target: Status) -> Agent:
-    """A declared agent; `target` is the status of the pool it points to."""
-    return Agent(
-        manifest=declared.manifest,
-        public=True,
-        runner="",
-        status=target,
-        created_at=declared.created_at,
-        last_heartbeat_at=None,
-        inactive_since=None,
-    )
-
-
-def virtual_agent(publication: AgentPublication, publisher: Publisher, target: Status) -> Agent:
-    """A published agent; it answers only while its runner is there."""
-    return Agent(
-        manifest=publication.manifest,
-        public=False,
-        runner=publisher.name,
-        status=target if publisher.active else Status.INACTIVE,
-        created_at=publication.created_at,
-        last_heartbeat_at=publisher.last_heartbeat_at,
-        inactive_since=publisher.inactive_since,
-    )

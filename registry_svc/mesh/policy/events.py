@@ -1,8 +1,9 @@
 """Decides which events a step produces."""
 
 from collections.abc import Collection, Iterable, Iterator
+from typing import Literal, Protocol
 
-from registry_svc.mesh.domain import Capability, EventDraft, EventReason, Instance, InstanceFault, Kind, Phase
+from registry_svc.mesh.domain import EventDraft, EventReason, Kind, Phase
 from weft.kernel.reasons import Reason
 
 _BROKEN = frozenset({Phase.CRASH_LOOP, Phase.FAILED})
@@ -10,6 +11,53 @@ _DEATHS = frozenset({Reason.SERVER_DIED, Reason.OUT_OF_MEMORY})
 """Ends of the backend's own; for every other reason its runner ended it."""
 _NEVER_RAN = frozenset({Reason.INVALID_ARGUMENT, Reason.TEMPLATE_FAILED})
 """Nothing was started; the event of the failure gives the reason."""
+
+
+class Fault(Protocol):
+    """The unexpected end of a backend, as `registry.v1.InstanceFault` reports it."""
+
+    @property
+    def reason(self) -> int:
+        """Number of a Reason."""
+        ...
+
+    @property
+    def detail(self) -> str:
+        """The signal or the exit code, and the likely cause where there is one."""
+        ...
+
+
+class Instance(Protocol):
+    """The report about one model on one runner, as `registry.v1.InstanceState` has it."""
+
+    @property
+    def model(self) -> str:
+        """The name of the model."""
+        ...
+
+    @property
+    def phase(self) -> int:
+        """Number of a Phase."""
+        ...
+
+    @property
+    def detail(self) -> str:
+        """Why it is in this phase."""
+        ...
+
+    @property
+    def fault_count(self) -> int:
+        """Faults since its runner started."""
+        ...
+
+    @property
+    def last_fault(self) -> Fault:
+        """The last of these."""
+        ...
+
+    def HasField(self, field_name: Literal["last_fault"], /) -> bool:  # noqa: N802 - the method of messages
+        """Whether the last fault is reported."""
+        ...
 
 
 def events_for(rows: Iterable[tuple[Kind, str]], reason: EventReason, message: str) -> Iterator[EventDraft]:
@@ -34,16 +82,16 @@ def opening_events(
 
 
 def report_events(
-    earlier: Capability, report: Capability, models: Collection[str], *, reported_before: bool
+    earlier: Iterable[Instance], report: Iterable[Instance], models: Collection[str], *, reported_before: bool
 ) -> list[EventDraft]:
     """Return the events of a capability report about `models`: died, asleep, awake, broken, ready.
 
     The first report after a restart of the registry yields only failures.
     """
-    before = {instance.model: instance for instance in earlier.instances}
+    before = {instance.model: instance for instance in earlier}
     return [
         draft
-        for instance in report.instances
+        for instance in report
         if instance.model in models
         for draft in _of_instance(instance, before.get(instance.model))
         if reported_before or draft.reason is EventReason.FAILED
@@ -60,27 +108,27 @@ def _of_instance(instance: Instance, before: Instance | None) -> Iterator[EventD
         return EventDraft(kind=Kind.MODEL, name=instance.model, reason=reason, message=message)
 
     faults = instance.fault_count - (0 if before is None else before.fault_count)
-    if faults > 0 and instance.last_fault is not None and instance.last_fault.reason not in _NEVER_RAN:
+    if faults > 0 and instance.HasField("last_fault") and instance.last_fault.reason not in _NEVER_RAN:
         yield draft(*_of_fault(instance.last_fault, instance.fault_count, faults))
     earlier = None if before is None else before.phase
-    if instance.phase is earlier and not (faults > 0 and earlier is Phase.READY):
+    if instance.phase == earlier and not (faults > 0 and earlier == Phase.READY):
         return
-    if instance.phase is Phase.HIBERNATING:
+    if instance.phase == Phase.HIBERNATING:
         yield draft(EventReason.HIBERNATED, "it went to sleep")
-    elif earlier is Phase.HIBERNATING:
+    elif earlier == Phase.HIBERNATING:
         yield draft(EventReason.WOKE, "it woke up")
-    if instance.phase is Phase.READY:
+    if instance.phase == Phase.READY:
         yield draft(EventReason.READY, "its backend takes requests")
     elif instance.phase in _BROKEN and earlier not in _BROKEN:
-        what = "is in a crash loop" if instance.phase is Phase.CRASH_LOOP else "failed"
+        what = "is in a crash loop" if instance.phase == Phase.CRASH_LOOP else "failed"
         yield draft(EventReason.FAILED, f"its backend {what}" + (f": {instance.detail}" if instance.detail else ""))
 
 
-def _of_fault(fault: InstanceFault, total: int, new: int) -> tuple[EventReason, str]:
+def _of_fault(fault: Fault, total: int, new: int) -> tuple[EventReason, str]:
     """The event of the last of `new` faults, the newest of which is number `total`."""
     number = f"restart {total}" if new == 1 else f"restarts {total - new + 1} to {total}, the last one"
     died = fault.reason in _DEATHS
-    how = fault.detail or fault.reason.name.lower()
-    if fault.reason is Reason.OUT_OF_MEMORY and "memory" not in how:
+    how = fault.detail or Reason(fault.reason).name.lower()
+    if fault.reason == Reason.OUT_OF_MEMORY and "memory" not in how:
         how = f"out of memory: {how}"
     return EventReason.DIED if died else EventReason.RESTARTED, f"{how} ({number})"

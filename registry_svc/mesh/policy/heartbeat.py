@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum, auto
 
-from registry_svc.mesh.domain import Heartbeat, Kind, Opening, Session, Standing
+from registry_svc.mesh.domain import Kind, Session, Standing
 from registry_svc.mesh.policy.namespace import Claim, sessions_to_end
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -61,13 +61,13 @@ class HeartbeatKind(Enum):
 
 
 def validate_heartbeat(
-    beat: Heartbeat, session: Session, standing: Standing, last_sequence: int | None
+    incarnation: str, sequence: int, session: Session, standing: Standing, last_sequence: int | None
 ) -> HeartbeatKind:
-    """Return the kind of a heartbeat; raises STALE_HEARTBEAT or SESSION_UNKNOWN when it is not valid.
+    """Return the kind of a heartbeat of an incarnation; raises STALE_HEARTBEAT or SESSION_UNKNOWN when it is not valid.
 
     `last_sequence` is the newest one of this incarnation; None: none yet, or the registry restarted since.
     """
-    if beat.incarnation != session.incarnation:
+    if incarnation != session.incarnation:
         raise WeftError(
             Reason.STALE_HEARTBEAT,
             "another incarnation of this runner has opened the session since",
@@ -75,13 +75,13 @@ def validate_heartbeat(
         )
     if standing is Standing.CLOSED:
         raise unknown_session()
-    if last_sequence is None or beat.sequence > last_sequence:
+    if last_sequence is None or sequence > last_sequence:
         return HeartbeatKind.FRESH
-    if beat.sequence == last_sequence:
+    if sequence == last_sequence:
         return HeartbeatKind.REPEATED
     raise WeftError(
         Reason.STALE_HEARTBEAT,
-        f"heartbeat {beat.sequence} is older than {last_sequence}, which was seen before",
+        f"heartbeat {sequence} is older than {last_sequence}, which was seen before",
         metadata={"runner": session.runner},
     )
 
@@ -170,6 +170,15 @@ def decide_retirement(*, standing: Standing, reported: bool, process_ended: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """The OpenSession of an incarnation of a runner."""
+
+    request_id: str
+    runner: str
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
     """The session that a row belongs to, and whether its runner is alive."""
 
@@ -206,19 +215,19 @@ def decide_opening(
     if runner_holder is not None and is_repeat(opening, runner_holder.session):
         return Repeated(runner_holder.session)
     adopted = None if own is None else own.session
-    if adopted is not None and own is not None and own.live and adopted.runner != opening.profile.name:
+    if adopted is not None and own is not None and own.live and adopted.runner != opening.runner:
         raise WeftError(
             Reason.ALREADY_EXISTS,
             f"this session is open for the live runner {adopted.runner!r}; close it before the runner changes its name",
             metadata={"owner_kind": Kind.RUNNER.value, Kind.RUNNER.value: adopted.runner},
         )
-    ended = sessions_to_end(claims, own_session="" if adopted is None else adopted.id, runner=opening.profile.name)
+    ended = sessions_to_end(claims, own_session="" if adopted is None else adopted.id, runner=opening.runner)
     return Admitted(adopted=adopted, evicted=tuple(sorted(ended)))
 
 
 def is_repeat(opening: Opening, session: Session) -> bool:
     """Whether `opening` is a call that `session` has answered already."""
-    return session.request_id == opening.request_id and session.incarnation == opening.profile.incarnation
+    return session.request_id == opening.request_id and session.incarnation == opening.incarnation
 
 
 def unknown_session() -> WeftError:

@@ -1,16 +1,11 @@
 """Memory without an owner: engines that a runner has loaded for a model that it does not publish any more."""
 
-from collections.abc import Container
 from dataclasses import dataclass, replace
-
-from registry_svc.mesh.domain import Capability, Instance, Phase
 
 UNLOAD_GRACE_SECONDS = 10.0
 """How long an unowned model stays loaded before it is unloaded: a forced delete unloads by itself."""
 UNLOAD_RETRY_SECONDS = 60.0
 """How long after one request to unload it the next one follows, while it is still loaded."""
-LOADED_PHASES = frozenset({Phase.LOADING, Phase.READY, Phase.DRAINING})
-"""Phases in which an instance has, or is about to have, an engine and its memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +29,6 @@ class UnownedSince:
     def asked(self, now: float) -> "UnownedSince":
         """Return the same after an unload was requested."""
         return replace(self, asked_at=now)
-
-
-def is_loaded(instance: Instance | None) -> bool:
-    """Whether an instance has, or is about to have, an engine."""
-    return instance is not None and instance.phase in LOADED_PHASES
-
-
-def unowned_in(report: Capability, published: Container[str]) -> frozenset[str]:
-    """The models that a report shows as loaded and that its runner does not publish."""
-    return frozenset(each.model for each in report.instances if is_loaded(each) and each.model not in published)
 
 
 def is_to_be_unloaded(since: UnownedSince, now: float) -> bool:

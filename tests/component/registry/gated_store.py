@@ -4,9 +4,13 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from registry_svc.mesh.domain import DeclaredAgent, DeclaredModel, DeclaredRoute, JoinToken, MeshSettings
+from registry_svc.mesh.domain import JoinToken
 from registry_svc.mesh.rows import StoredMesh, StoredPulse, StoredSession
 from registry_svc.mesh.store import SqlStore
+from weft.api.registry.v1.agent_pb2 import Agent
+from weft.api.registry.v1.model_pb2 import Model
+from weft.api.registry.v1.route_pb2 import Route
+from weft.api.registry.v1.settings_pb2 import MeshSettings
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -52,7 +56,7 @@ class GatedStore:
         await self.inner.delete_sessions(session_ids)
 
     async def save_declarations(
-        self, models: Sequence[DeclaredModel], agents: Sequence[DeclaredAgent], routes: Sequence[DeclaredRoute] = ()
+        self, models: Sequence[Model], agents: Sequence[Agent], routes: Sequence[Route] = ()
     ) -> None:
         await self._pass()
         await self.inner.save_declarations(models, agents, routes)

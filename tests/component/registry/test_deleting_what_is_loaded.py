@@ -3,58 +3,52 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from kit.messages import changed
 from operation_stage import ScriptedCalls
 from roster_harness import BareRegistry
 
 from registry_svc.config import OperationSettings, RegistryConfig
 from registry_svc.mesh.declarations import Declarations
-from registry_svc.mesh.domain import (
-    Capability,
-    Heartbeat,
-    Instance,
-    Kind,
-    Manifest,
-    Opening,
-    Phase,
-    RunnerProfile,
-    Session,
-)
+from registry_svc.mesh.domain import EventReason, Kind, Session
 from registry_svc.mesh.policy.unowned import UNLOAD_GRACE_SECONDS, UNLOAD_RETRY_SECONDS, UnownedModel
 from registry_svc.mesh.store import SqlStore
 from registry_svc.mesh.unowned import UnownedModels
 from registry_svc.operations.governance import OpenGate
 from registry_svc.operations.operations import OperationService
 from weft.api.operations.v1.operation_service_pb2 import GetGovernanceResponse
+from weft.api.registry.v1.model_pb2 import MODEL_OPERATION_CHAT, ModelManifest
+from weft.api.registry.v1.runner_pb2 import Capability, InstanceState, Runner
+from weft.api.registry.v1.runner_session_service_pb2 import HeartbeatRequest, OpenSessionRequest
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
 from weft_testing.fake_clock import FakeClock
 
 LIMIT_SECONDS = 20.0
 
 
-def instance(model: str, phase: Phase = Phase.READY) -> Instance:
-    return Instance(
-        model=model, phase=phase, slots_total=1, slots_used=0, load_progress=None, context_tokens=0, detail=""
-    )
+def instance(model: str, phase: "InstanceState.Phase.ValueType" = InstanceState.PHASE_READY) -> InstanceState:
+    return InstanceState(model=model, phase=phase, slots_total=1)
 
 
-def opening(*instances: Instance, models: tuple[str, ...] = ("m1", "m2"), incarnation: str = "life-1") -> Opening:
-    return Opening(
+def opening(
+    *instances: InstanceState, models: tuple[str, ...] = ("m1", "m2"), incarnation: str = "life-1"
+) -> OpenSessionRequest:
+    return OpenSessionRequest(
         request_id=f"open-{incarnation}",
-        session_id="",
-        profile=RunnerProfile(
-            name="r1", incarnation=incarnation, address="unix:/r1", host="h1", runtime="fake", version="1"
+        runner=Runner(
+            name="r1",
+            incarnation=incarnation,
+            address="unix:/r1",
+            host="h1",
+            runtime="fake",
+            version="1",
+            capability=Capability(instances=instances),
         ),
-        capability=Capability(instances=instances),
-        models=tuple(
-            Manifest(name=name, pool_name="", operations=(Operation.CHAT,), context_tokens=0, digest="", remote=False)
-            for name in models
-        ),
+        models=[ModelManifest(name=name, operations=[MODEL_OPERATION_CHAT]) for name in models],
     )
 
 
@@ -78,11 +72,13 @@ class Mesh:
             await self.delete(kind, name, force=force)
         return caught.value
 
-    async def beat(self, *instances: Instance) -> None:
+    async def beat(self, *instances: InstanceState) -> None:
         self.sequence += 1
         report = Capability(instances=instances)
         await self.registry.roster.heartbeat(
-            Heartbeat(session_id=self.session.id, incarnation="life-1", sequence=self.sequence, capability=report)
+            HeartbeatRequest(
+                session_id=self.session.id, incarnation="life-1", sequence=self.sequence, capability=report
+            )
         )
 
     async def after(self, seconds: float) -> list[str]:
@@ -96,7 +92,7 @@ class Mesh:
 
     def events(self) -> list[str]:
         found = self.registry.core.events.newest(None, "", 1000)
-        return [f"{each.draft.name} {each.draft.reason.name.lower()}" for each in found]
+        return [f"{each.name} {EventReason(each.reason).name.lower()}" for each in found]
 
 
 class GovernedGate(OpenGate):
@@ -105,7 +101,9 @@ class GovernedGate(OpenGate):
 
 
 @asynccontextmanager
-async def mesh_of(tmp_path: Path, *instances: Instance, gate: Callable[[], OpenGate] = OpenGate) -> AsyncIterator[Mesh]:
+async def mesh_of(
+    tmp_path: Path, *instances: InstanceState, gate: Callable[[], OpenGate] = OpenGate
+) -> AsyncIterator[Mesh]:
     clock, calls = FakeClock(), ScriptedCalls()
     config = RegistryConfig(database_url=f"sqlite+aiosqlite:///{tmp_path / 'registry.db'}")
     store = SqlStore(config.database_url)
@@ -128,21 +126,27 @@ async def mesh_of(tmp_path: Path, *instances: Instance, gate: Callable[[], OpenG
 async def test_a_model_that_a_live_runner_has_loaded_is_not_deleted_and_the_refusal_names_the_runner(
     tmp_path: Path,
 ) -> None:
-    async with mesh_of(tmp_path, instance("m1"), instance("m2", Phase.HIBERNATING)) as mesh:
+    async with mesh_of(tmp_path, instance("m1"), instance("m2", InstanceState.PHASE_HIBERNATING)) as mesh:
         error = await mesh.refused(Kind.MODEL, "m1")
         assert error.reason is Reason.RESOURCE_IN_USE
         assert error.metadata == {"model": "m1", "runner": "r1", "loaded": "m1"}
         for word in ("'r1'", "weft unload m1", "weft.yaml", "--force"):
             assert word in error.message
         assert mesh.registry.core.mesh.model("m1") is not None
-        await mesh.beat(instance("m1", Phase.HIBERNATING), instance("m2", Phase.HIBERNATING))
+        await mesh.beat(
+            instance("m1", InstanceState.PHASE_HIBERNATING), instance("m2", InstanceState.PHASE_HIBERNATING)
+        )
         await mesh.delete(Kind.MODEL, "m1")
         assert mesh.registry.core.mesh.model("m1") is None
         assert mesh.calls.heard == [], "nothing was loaded, so nothing was unloaded"
 
 
-@pytest.mark.parametrize("phase", [Phase.LOADING, Phase.READY, Phase.DRAINING])
-async def test_a_live_runner_with_models_loaded_is_not_deleted(tmp_path: Path, phase: Phase) -> None:
+@pytest.mark.parametrize(
+    "phase", [InstanceState.PHASE_LOADING, InstanceState.PHASE_READY, InstanceState.PHASE_DRAINING]
+)
+async def test_a_live_runner_with_models_loaded_is_not_deleted(
+    tmp_path: Path, phase: "InstanceState.Phase.ValueType"
+) -> None:
     async with mesh_of(tmp_path, instance("m1", phase)) as mesh:
         error = await mesh.refused(Kind.RUNNER, "r1")
         assert (error.reason, error.metadata["loaded"]) == (Reason.RESOURCE_IN_USE, "m1")
@@ -153,15 +157,19 @@ async def test_a_live_runner_with_models_loaded_is_not_deleted(tmp_path: Path, p
 async def test_a_forced_delete_unloads_first_and_the_model_stays_away_until_the_runners_next_session(
     tmp_path: Path,
 ) -> None:
-    async with mesh_of(tmp_path, instance("m1"), instance("m2", Phase.HIBERNATING)) as mesh:
+    async with mesh_of(tmp_path, instance("m1"), instance("m2", InstanceState.PHASE_HIBERNATING)) as mesh:
         await mesh.delete(Kind.MODEL, "m1", force=True)
         assert await mesh.after(0.0) == ["unload m1 on r1"]
-        await mesh.beat(instance("m1", Phase.HIBERNATING), instance("m2", Phase.HIBERNATING))
+        await mesh.beat(
+            instance("m1", InstanceState.PHASE_HIBERNATING), instance("m2", InstanceState.PHASE_HIBERNATING)
+        )
         assert mesh.registry.core.mesh.model("m1") is None
         assert await mesh.after(10 * UNLOAD_GRACE_SECONDS) == []
         audit, _ = await mesh.desk.operations.audit_page(0, 10)
         assert len(audit) > 0, "the unload is in the audit log"
-        reopened = replace(opening(instance("m1", Phase.HIBERNATING), incarnation="life-2"), session_id=mesh.session.id)
+        reopened = changed(
+            opening(instance("m1", InstanceState.PHASE_HIBERNATING), incarnation="life-2"), session_id=mesh.session.id
+        )
         await mesh.registry.roster.open_session(reopened)
         assert mesh.registry.core.mesh.model("m1") is not None
 
@@ -200,7 +208,7 @@ async def test_a_model_that_is_loaded_and_not_published_any_more_is_an_event_and
     tmp_path: Path,
 ) -> None:
     """The delete had found it asleep, and it was loaded at that very moment."""
-    async with mesh_of(tmp_path, instance("m1", Phase.HIBERNATING)) as mesh:
+    async with mesh_of(tmp_path, instance("m1", InstanceState.PHASE_HIBERNATING)) as mesh:
         await mesh.delete(Kind.MODEL, "m1")
         await mesh.beat(instance("m1"))
         assert await mesh.after(0.0) == []
@@ -209,7 +217,7 @@ async def test_a_model_that_is_loaded_and_not_published_any_more_is_an_event_and
         assert "r1 unowned" in mesh.events()
         assert await mesh.after(UNLOAD_RETRY_SECONDS / 2) == []
         assert await mesh.after(UNLOAD_RETRY_SECONDS / 2) == ["unload m1 on r1"], "it is still loaded"
-        await mesh.beat(instance("m1", Phase.HIBERNATING))
+        await mesh.beat(instance("m1", InstanceState.PHASE_HIBERNATING))
         assert await mesh.after(2 * UNLOAD_RETRY_SECONDS) == []
         assert mesh.events().count("r1 unowned") == 1
 
@@ -231,7 +239,7 @@ async def test_an_engine_that_the_runner_did_not_start_is_asked_for_once(tmp_pat
 
 
 async def test_unload_finds_a_model_that_is_loaded_and_not_published_any_more(tmp_path: Path) -> None:
-    async with mesh_of(tmp_path, instance("m1", Phase.HIBERNATING)) as mesh:
+    async with mesh_of(tmp_path, instance("m1", InstanceState.PHASE_HIBERNATING)) as mesh:
         await mesh.delete(Kind.MODEL, "m1")
         await mesh.beat(instance("m1"))
         async with asyncio.timeout(LIMIT_SECONDS):

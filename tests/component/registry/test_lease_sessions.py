@@ -1,9 +1,9 @@
 """The VRAM ledger beside the registry's own core: one database, and the sessions that runners opened."""
 
 from contextlib import aclosing
-from dataclasses import replace
 
 import pytest
+from kit.messages import changed
 from lease_stage import GIB, ScriptedCalls, SimulatedHost
 
 from registry_svc.config import LedgerConfig, RegistryConfig
@@ -13,30 +13,20 @@ from registry_svc.ledger.lease_table import dial_out_lookup, session_lookup
 from registry_svc.ledger.ledger import Ledger
 from registry_svc.ledger.policy.leases import Holder, HolderKind
 from registry_svc.mesh.core import RegistryCore
-from registry_svc.mesh.domain import Capability, Opening, RunnerProfile
 from registry_svc.mesh.sessions import SessionManager
 from registry_svc.mesh.store import SqlStore
+from weft.api.registry.v1.runner_pb2 import Runner
+from weft.api.registry.v1.runner_session_service_pb2 import OpenSessionRequest
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 
-def opening(life: str, session_id: str = "") -> Opening:
-    return Opening(
+def opening(life: str, session_id: str = "") -> OpenSessionRequest:
+    return OpenSessionRequest(
         request_id=f"open-{life}",
         session_id=session_id,
-        profile=RunnerProfile(
-            name="r1",
-            incarnation=life,
-            address="unix:/run/r1",
-            host="host-a",
-            runtime="fake",
-            version="",
-            dial_out=False,
-        ),
-        capability=Capability(),
-        models=(),
-        agents=(),
+        runner=Runner(name="r1", incarnation=life, address="unix:/run/r1", host="host-a", runtime="fake"),
     )
 
 
@@ -90,7 +80,7 @@ async def test_who_joined_over_a_link_is_a_guest_and_nobody_else_is() -> None:
         session = await SessionManager(core).open_session(opening("life-1"))
         assert not is_dial_out("r1")
         joined = opening("life-2", session.id)
-        await SessionManager(core).open_session(replace(joined, profile=replace(joined.profile, dial_out=True)))
+        await SessionManager(core).open_session(changed(joined, runner=changed(joined.runner, dial_out=True)))
         assert is_dial_out("r1")
     finally:
         await core.stop(1.0)

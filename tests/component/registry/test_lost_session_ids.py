@@ -1,21 +1,21 @@
 """A runner that comes back without its session id, while its earlier process still counts as live."""
 
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
 import pytest
+from kit.messages import changed
 from test_roster_disk import OPENING
 
 from registry_svc.config import RegistryConfig
 from registry_svc.mesh.core import RegistryCore
-from registry_svc.mesh.domain import Opening
 from registry_svc.mesh.sessions import SessionManager
 from registry_svc.mesh.store import SqlStore
+from weft.api.registry.v1.runner_session_service_pb2 import OpenSessionRequest
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock
 
-LOST = replace(OPENING, request_id="open-2", profile=replace(OPENING.profile, incarnation="life-2"))
+LOST = changed(OPENING, request_id="open-2", runner=changed(OPENING.runner, incarnation="life-2"))
 """The same runner in its next process, which does not know its session."""
 
 
@@ -54,7 +54,7 @@ async def roster(core: RegistryCore, addresses: Addresses) -> SessionManager:
     return roster
 
 
-async def _refused(roster: SessionManager, opening: Opening) -> Reason:
+async def _refused(roster: SessionManager, opening: OpenSessionRequest) -> Reason:
     with pytest.raises(WeftError) as refused:
         await roster.open_session(opening)
     return refused.value.reason
@@ -85,7 +85,7 @@ async def test_a_claimant_at_another_address_is_refused_and_nobody_is_called(
     roster: SessionManager, addresses: Addresses
 ) -> None:
     addresses.incarnations["b"] = "life-2"
-    elsewhere = replace(LOST, profile=replace(LOST.profile, address="b"))
+    elsewhere = changed(LOST, runner=changed(LOST.runner, address="b"))
     assert await _refused(roster, elsewhere) is Reason.ALREADY_EXISTS
     assert addresses.asked == []
 
@@ -94,7 +94,7 @@ async def test_a_claimant_behind_a_relay_is_refused_since_its_address_is_the_rou
     roster: SessionManager, addresses: Addresses
 ) -> None:
     addresses.incarnations["a"] = "life-2"
-    behind = replace(LOST, profile=replace(LOST.profile, dial_out=True))
+    behind = changed(LOST, runner=changed(LOST.runner, dial_out=True))
     assert await _refused(roster, behind) is Reason.ALREADY_EXISTS
 
 
@@ -103,5 +103,5 @@ async def test_a_runner_that_knows_its_session_is_not_called_about_it(
 ) -> None:
     known = core.mesh.of_runner("r1")
     assert known is not None
-    await roster.open_session(replace(LOST, session_id=known.session.id))
+    await roster.open_session(changed(LOST, session_id=known.session.id))
     assert addresses.asked == []

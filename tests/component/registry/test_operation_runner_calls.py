@@ -10,20 +10,12 @@ from typing import Any
 import grpc
 import pytest
 from gated_store import GatedStore
+from kit.messages import changed
 from operation_stage import Stage, load
 from roster_harness import BareRegistry
 
 from registry_svc.config import OperationSettings, RegistryConfig
-from registry_svc.mesh.domain import (
-    Capability,
-    Heartbeat,
-    Instance,
-    Manifest,
-    Opening,
-    Phase,
-    RunnerProfile,
-    Session,
-)
+from registry_svc.mesh.domain import Session
 from registry_svc.mesh.runner_calls import EvictionAnswer, EvictionRequest, GrpcRunnerCalls
 from registry_svc.operations.governance import OpenGate
 from registry_svc.operations.operation_store import SqlOperationStore
@@ -33,12 +25,15 @@ from registry_svc.operations.policy.loads import PoolMember
 from registry_svc.operations.runner_presence import LOOK_INTERVAL_SECONDS, MeshRunnerDirectory, RunnerSnapshot
 from weft.api.common.v1 import priority_pb2
 from weft.api.operations.v1 import operation_pb2
+from weft.api.registry.v1.model_pb2 import MODEL_OPERATION_CHAT, ModelManifest
+from weft.api.registry.v1.runner_pb2 import Capability, InstanceState, Runner
+from weft.api.registry.v1.runner_session_service_pb2 import HeartbeatRequest, OpenSessionRequest
 from weft.api.runner.v1 import load_pb2, permit_pb2, runner_service_pb2, runner_service_pb2_grpc
 from weft.dispatch.tickets import Action, PermitGate
 from weft.kernel.address import RUNNER_KEY, relayed_address
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation, Priority
+from weft.kernel.request import Priority
 from weft.kernel.rpc import ChannelPool, answering, new_server
 from weft_testing.fake_clock import FakeClock
 
@@ -134,20 +129,14 @@ class RunnerStage:
             return await self.calls.evict(request)
 
 
-def opening(address: str, incarnation: str = "life-1") -> Opening:
-    def manifest(name: str, pool: str) -> Manifest:
-        return Manifest(
-            name=name, pool_name=pool, operations=(Operation.CHAT,), context_tokens=0, digest="", remote=False
-        )
+def opening(address: str, incarnation: str = "life-1") -> OpenSessionRequest:
+    def manifest(name: str, pool: str) -> ModelManifest:
+        return ModelManifest(name=name, pool_name=pool, operations=[MODEL_OPERATION_CHAT])
 
-    return Opening(
+    return OpenSessionRequest(
         request_id=f"open-{incarnation}",
-        session_id="",
-        profile=RunnerProfile(
-            name="r1", incarnation=incarnation, address=address, host="h", runtime="fake", version="1"
-        ),
-        capability=Capability(),
-        models=(manifest("m1", ""), manifest("m2", "p"), manifest("m3", "p")),
+        runner=Runner(name="r1", incarnation=incarnation, address=address, host="h", runtime="fake", version="1"),
+        models=[manifest("m1", ""), manifest("m2", "p"), manifest("m3", "p")],
     )
 
 
@@ -287,19 +276,13 @@ async def test_the_directory_says_what_the_registry_knows(stage: RunnerStage) ->
     assert directory.pool("m1") == (replace(asleep, model="m1"),)
     assert directory.pool("m2") == ()
 
-    def instance(model: str, phase: Phase, used: int) -> Instance:
-        return Instance(
-            model=model,
-            phase=phase,
-            slots_total=4,
-            slots_used=used,
-            load_progress=None,
-            context_tokens=0,
-            detail="",
-        )
+    def instance(model: str, phase: "InstanceState.Phase.ValueType", used: int) -> InstanceState:
+        return InstanceState(model=model, phase=phase, slots_total=4, slots_used=used)
 
-    report = Capability(instances=(instance("m2", Phase.READY, 3), instance("m3", Phase.HIBERNATING, 0)))
-    beat = Heartbeat(session_id=stage.session.id, incarnation="life-1", sequence=1, capability=report)
+    states = [instance("m2", InstanceState.PHASE_READY, 3), instance("m3", InstanceState.PHASE_HIBERNATING, 0)]
+    beat = HeartbeatRequest(
+        session_id=stage.session.id, incarnation="life-1", sequence=1, capability=Capability(instances=states)
+    )
     await stage.registry.roster.heartbeat(beat)
     busy = PoolMember(model="m2", reachable=True, loaded=True, slots_used=3)
     assert directory.pool("p") == (busy, replace(asleep, model="m3"))
@@ -309,7 +292,7 @@ async def test_the_directory_says_what_the_registry_knows(stage: RunnerStage) ->
 
 
 async def test_a_runner_that_came_back_is_called_as_its_new_self(stage: RunnerStage) -> None:
-    again = replace(opening(stage.address, "life-2"), session_id=stage.session.id)
+    again = changed(opening(stage.address, "life-2"), session_id=stage.session.id)
     session = await stage.registry.roster.open_session(again)
     with pytest.raises(WeftError) as refusal:
         await stage.load()
@@ -368,7 +351,7 @@ async def test_a_runner_that_was_started_anew_under_an_operation_fails_it(stage:
     async with operating(stage) as operations:
         operation = await operations.create(load())
         await stage.runner.loading.wait()
-        again = replace(opening(stage.address, "life-2"), session_id=stage.session.id)
+        again = changed(opening(stage.address, "life-2"), session_id=stage.session.id)
         await stage.registry.roster.open_session(again)
         await stage.runner.clock.advance(LOOK_INTERVAL_SECONDS)
         end = (await operations.end(operation)).operation

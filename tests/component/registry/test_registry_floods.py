@@ -2,17 +2,18 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
 import pytest
 from gated_store import GatedStore
+from kit.messages import changed
 from roster_harness import BareRegistry
 
 from registry_svc.config import RegistryConfig
-from registry_svc.mesh.domain import Capability, Heartbeat, Instance, Manifest, Opening, Phase, RunnerProfile
+from weft.api.registry.v1.model_pb2 import MODEL_OPERATION_CHAT, ModelManifest
+from weft.api.registry.v1.runner_pb2 import Capability, InstanceState, Runner
+from weft.api.registry.v1.runner_session_service_pb2 import HeartbeatRequest, OpenSessionRequest
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
 from weft_testing.fake_clock import FakeClock
 
 WAITING = 3
@@ -34,29 +35,16 @@ async def registry(store: GatedStore) -> AsyncIterator[BareRegistry]:
     await registry.stop()
 
 
-def opening(number: int, *models: str, report: Capability | None = None) -> Opening:
-    return Opening(
+def opening(number: int, *models: str, report: Capability | None = None) -> OpenSessionRequest:
+    return OpenSessionRequest(
         request_id=f"open-{number}",
-        session_id="",
-        profile=RunnerProfile(name=f"r{number}", incarnation="life-1", address="a", host="", runtime="", version=""),
-        capability=report or Capability(),
-        models=tuple(
-            Manifest(name=each, pool_name="", operations=(Operation.CHAT,), context_tokens=0, digest="", remote=False)
-            for each in models
-        ),
+        runner=Runner(name=f"r{number}", incarnation="life-1", address="a", capability=report),
+        models=[ModelManifest(name=each, operations=[MODEL_OPERATION_CHAT]) for each in models],
     )
 
 
-def failed(model: str, detail: str) -> Instance:
-    return Instance(
-        model=model,
-        phase=Phase.FAILED,
-        slots_total=0,
-        slots_used=0,
-        load_progress=None,
-        context_tokens=0,
-        detail=detail,
-    )
+def failed(model: str, detail: str) -> InstanceState:
+    return InstanceState(model=model, phase=InstanceState.PHASE_FAILED, detail=detail)
 
 
 async def flood(registry: BareRegistry, store: GatedStore) -> list[asyncio.Task[object]]:
@@ -99,7 +87,7 @@ async def test_who_leaves_the_line_is_not_written_and_makes_room(registry: BareR
 async def test_a_flood_keeps_neither_heartbeats_nor_sweeps_out(registry: BareRegistry, store: GatedStore) -> None:
     session = await registry.roster.open_session(opening(50))
     writing = await flood(registry, store)
-    beat = Heartbeat(session_id=session.id, incarnation="life-1", sequence=1, capability=None)
+    beat = HeartbeatRequest(session_id=session.id, incarnation="life-1", sequence=1)
     others = [asyncio.create_task(registry.roster.heartbeat(beat)), asyncio.create_task(registry.expiry.sweep())]
     await asyncio.sleep(0)
     assert store.gate is not None
@@ -111,36 +99,36 @@ async def test_a_flood_keeps_neither_heartbeats_nor_sweeps_out(registry: BareReg
 
 
 async def test_tools_are_kept_as_long_as_there_is_room_for_their_names(registry: BareRegistry) -> None:
-    few = Capability(instances=(failed("m1", "x" * 95),), tool_names=("files.read",))
+    few = Capability(instances=[failed("m1", "x" * 95)], tool_names=["files.read"])
     await registry.roster.open_session(opening(1, "m1", report=few))
     assert _kept(registry, 1) == [("m1", "")], "words about models go first"
     assert _tools(registry, 1) == ("files.read",)
-    many = Capability(instances=(failed("m2", ""),), tool_names=tuple(f"tool-{number:05}" for number in range(10)))
+    many = Capability(instances=[failed("m2", "")], tool_names=[f"tool-{number:05}" for number in range(10)])
     await registry.roster.open_session(opening(2, "m2", report=many))
     assert _tools(registry, 2) == ()
 
 
 async def test_reports_about_models_of_others_are_not_kept(registry: BareRegistry) -> None:
-    report = Capability(instances=(failed("m1", ""), failed("not-mine", "")))
+    report = Capability(instances=[failed("m1", ""), failed("not-mine", "")])
     session = await registry.roster.open_session(opening(1, "m1", report=report))
     assert _kept(registry, 1) == [("m1", "")]
-    beat = Heartbeat(session_id=session.id, incarnation="life-1", sequence=1, capability=report)
+    beat = HeartbeatRequest(session_id=session.id, incarnation="life-1", sequence=1, capability=report)
     await registry.roster.heartbeat(beat)
     assert _kept(registry, 1) == [("m1", "")]
 
 
 async def test_reports_with_more_words_than_there_is_room_for_are_kept_without_them(registry: BareRegistry) -> None:
-    first = await registry.roster.open_session(opening(1, "m1", report=Capability(instances=(failed("m1", "x" * 60),))))
-    second = opening(2, "m2", report=Capability(instances=(failed("m2", "\u00e9" * 30),)))
+    first = await registry.roster.open_session(opening(1, "m1", report=Capability(instances=[failed("m1", "x" * 60)])))
+    second = opening(2, "m2", report=Capability(instances=[failed("m2", "\u00e9" * 30)]))
     await registry.roster.open_session(second)
     assert _kept(registry, 1) == [("m1", "x" * 60)]
     assert _kept(registry, 2) == [("m2", "")]
-    shorter = Capability(instances=(failed("m1", "x" * 40),))
-    beat = Heartbeat(session_id=first.id, incarnation="life-1", sequence=1, capability=shorter)
+    shorter = Capability(instances=[failed("m1", "x" * 40)])
+    beat = HeartbeatRequest(session_id=first.id, incarnation="life-1", sequence=1, capability=shorter)
     await registry.roster.heartbeat(beat)
-    await registry.roster.heartbeat(replace(beat, sequence=2))
+    await registry.roster.heartbeat(changed(beat, sequence=2))
     await registry.roster.close_session(first.id, "life-1")
-    again = replace(second, request_id="again", session_id=_session(registry, 2))
+    again = changed(second, request_id="again", session_id=_session(registry, 2))
     await registry.roster.open_session(again)
     assert _kept(registry, 2) == [("m2", "\u00e9" * 30)]
     assert registry.core.mesh.detail_bytes == 100
@@ -155,7 +143,7 @@ def _kept(registry: BareRegistry, number: int) -> list[tuple[str, str]]:
 def _tools(registry: BareRegistry, number: int) -> tuple[str, ...]:
     runner = registry.catalogue.runner(f"r{number}")
     assert runner is not None
-    return runner.capability.tool_names
+    return tuple(runner.capability.tool_names)
 
 
 def _session(registry: BareRegistry, number: int) -> str:

@@ -66,10 +66,8 @@ async def test_what_could_not_be_kept_is_neither_set_nor_told() -> None:
     store.failing = False
     changed = await registry.settings.update(False)
     assert (changed.allow_cloud_fallback, changed.revision) == (False, 2)
-    assert (await anext(watcher)).change.settings == changed  # type: ignore[union-attr]  # it is of the settings
-    assert [(event.draft.kind, event.draft.name) for event in registry.catalogue.events(None, "", 10)] == [
-        (None, "settings")
-    ]
+    assert (await anext(watcher)).change.settings == changed
+    assert [(event.kind, event.name) for event in registry.catalogue.events(None, "", 10)] == [(0, "settings")]
     assert registry.catalogue.events(Kind.ROUTE, "", 10) == []
     await registry.stop()
     await store.really_close()

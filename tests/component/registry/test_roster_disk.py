@@ -8,30 +8,19 @@ from gated_store import GatedStore
 from roster_harness import BareRegistry
 
 from registry_svc.config import RegistryConfig
-from registry_svc.mesh.domain import (
-    Batch,
-    Capability,
-    Heartbeat,
-    Kind,
-    Manifest,
-    ModelDeclaration,
-    Opening,
-    Outcome,
-    RunnerProfile,
-)
+from registry_svc.mesh.domain import Kind, Outcome
+from weft.api.registry.v1.declaration_service_pb2 import ApplyRequest, Declaration, ModelDeclaration
+from weft.api.registry.v1.model_pb2 import MODEL_OPERATION_CHAT, ModelManifest
+from weft.api.registry.v1.runner_pb2 import Capability, Runner
+from weft.api.registry.v1.runner_session_service_pb2 import HeartbeatRequest, OpenSessionRequest
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
 from weft_testing.fake_clock import FakeClock
 
-OPENING = Opening(
+OPENING = OpenSessionRequest(
     request_id="open-1",
-    session_id="",
-    profile=RunnerProfile(name="r1", incarnation="life-1", address="a", host="h", runtime="fake", version="1"),
-    capability=Capability(),
-    models=(
-        Manifest(name="m1", pool_name="", operations=(Operation.CHAT,), context_tokens=0, digest="", remote=False),
-    ),
+    runner=Runner(name="r1", incarnation="life-1", address="a", host="h", runtime="fake", version="1"),
+    models=[ModelManifest(name="m1", operations=[MODEL_OPERATION_CHAT])],
 )
 
 
@@ -100,11 +89,9 @@ async def test_a_caller_that_leaves_during_the_commit_does_not_part_memory_from_
 
 
 async def test_two_who_ask_for_one_name_at_once_do_not_both_get_it(registry: BareRegistry) -> None:
-    other = Opening(
+    other = OpenSessionRequest(
         request_id="open-2",
-        session_id="",
-        profile=RunnerProfile(name="r2", incarnation="life-2", address="a", host="", runtime="", version=""),
-        capability=Capability(),
+        runner=Runner(name="r2", incarnation="life-2", address="a"),
         models=OPENING.models,
     )
     results = await asyncio.gather(
@@ -121,7 +108,7 @@ async def test_a_good_bye_that_the_disk_refuses_is_not_acknowledged(registry: Ba
         await registry.roster.close_session(session.id, session.incarnation)
     runner = registry.catalogue.runner("r1")
     assert runner is not None
-    assert runner.active
+    assert runner.status == Runner.STATUS_ACTIVE
 
 
 async def test_heartbeats_write_at_most_once_a_minute(
@@ -132,7 +119,7 @@ async def test_heartbeats_write_at_most_once_a_minute(
     for number in range(120):
         await clock.advance(5.0)
         await registry.roster.heartbeat(
-            Heartbeat(session_id=session.id, incarnation="life-1", sequence=number, capability=Capability())
+            HeartbeatRequest(session_id=session.id, incarnation="life-1", sequence=number, capability=Capability())
         )
         await registry.expiry.sweep()
     assert store.writes == 10
@@ -150,7 +137,7 @@ async def test_silence_is_told_even_while_the_disk_fails_and_written_when_it_wor
         await registry.expiry.sweep()
     runner = registry.catalogue.runner("r1")
     assert runner is not None
-    assert not runner.active
+    assert runner.status == Runner.STATUS_INACTIVE
     store.failing = False
     await registry.expiry.sweep()
     (stored,) = (await store.load()).sessions
@@ -182,12 +169,12 @@ async def test_a_registry_that_was_frozen_gives_everyone_time_to_be_heard_again(
     await registry.expiry.sweep()
     runner = registry.catalogue.runner("r1")
     assert runner is not None
-    assert runner.active
+    assert runner.status == Runner.STATUS_ACTIVE
     await let_pass(90.0, registry, clock)
     await registry.expiry.sweep()
     runner = registry.catalogue.runner("r1")
     assert runner is not None
-    assert not runner.active
+    assert runner.status == Runner.STATUS_INACTIVE
 
 
 async def test_a_sweep_that_is_merely_late_expires_who_is_due(registry: BareRegistry, clock: FakeClock) -> None:
@@ -197,7 +184,7 @@ async def test_a_sweep_that_is_merely_late_expires_who_is_due(registry: BareRegi
     await registry.expiry.sweep()
     runner = registry.catalogue.runner("r1")
     assert runner is not None
-    assert not runner.active
+    assert runner.status == Runner.STATUS_INACTIVE
 
 
 async def test_stopping_with_a_broken_disk_still_stops(registry: BareRegistry, store: GatedStore) -> None:
@@ -224,18 +211,16 @@ async def test_stopping_waits_for_a_write_in_progress_and_cancels_it_after_the_g
     assert (await store.load()).sessions == ()
 
 
-def a_model(name: str) -> ModelDeclaration:
-    manifest = Manifest(
-        name=name, pool_name="", operations=(Operation.CHAT,), context_tokens=0, digest="", remote=False
-    )
-    return ModelDeclaration(manifest=manifest, runner="")
+def a_model(name: str) -> Declaration:
+    manifest = ModelManifest(name=name, operations=[MODEL_OPERATION_CHAT])
+    return Declaration(model=ModelDeclaration(manifest=manifest))
 
 
 async def test_nothing_of_a_batch_is_told_before_all_of_it_is_on_disk(
     registry: BareRegistry, store: GatedStore
 ) -> None:
     store.gate, store.writes = asyncio.Event(), 0
-    batch = Batch(declarations=(a_model("m1"), a_model("m2")), dry_run=False, adopt=False)
+    batch = ApplyRequest(declarations=[a_model("m1"), a_model("m2")])
     applying = asyncio.create_task(registry.declarations.apply(batch))
     await store.waiting.wait()
     assert registry.catalogue.model("m1") is None
@@ -250,7 +235,7 @@ async def test_what_a_dead_disk_refuses_is_half_applied_nowhere(registry: BareRe
     token, _ = await registry.tokens.create("", None)
     before, stored, events = registry.catalogue.watch()[0], await store.load(), registry.catalogue.events(None, "", 9)
     store.failing = True
-    batch = Batch(declarations=(a_model("m2"), a_model("m3")), dry_run=False, adopt=True)
+    batch = ApplyRequest(declarations=[a_model("m2"), a_model("m3")], adopt=True)
     for attempt in (
         registry.declarations.apply(batch),
         registry.declarations.delete(Kind.MODEL, "m1"),
@@ -270,10 +255,10 @@ async def test_what_a_dead_disk_refuses_is_half_applied_nowhere(registry: BareRe
 async def test_a_dry_run_and_an_unchanged_batch_do_not_write(registry: BareRegistry, store: GatedStore) -> None:
     await registry.roster.open_session(OPENING)
     store.writes = 0
-    batch = Batch(declarations=(a_model("m1"),), dry_run=False, adopt=False)
-    assert [each.outcome for each in await registry.declarations.apply(batch)] == [Outcome.UNCHANGED]
-    dry = Batch(declarations=(a_model("m2"),), dry_run=True, adopt=False)
-    assert [each.outcome for each in await registry.declarations.apply(dry)] == [Outcome.CREATED]
+    batch = ApplyRequest(declarations=[a_model("m1")])
+    assert [Outcome(each.outcome) for each in await registry.declarations.apply(batch)] == [Outcome.UNCHANGED]
+    dry = ApplyRequest(declarations=[a_model("m2")], dry_run=True)
+    assert [Outcome(each.outcome) for each in await registry.declarations.apply(dry)] == [Outcome.CREATED]
     assert store.writes == 0
 
 
@@ -281,19 +266,19 @@ async def test_an_operator_who_leaves_during_the_commit_does_not_part_memory_fro
     registry: BareRegistry, store: GatedStore
 ) -> None:
     store.gate = asyncio.Event()
-    batch = Batch(declarations=(a_model("m1"),), dry_run=False, adopt=False)
+    batch = ApplyRequest(declarations=[a_model("m1")])
     applying = asyncio.create_task(registry.declarations.apply(batch))
     await store.waiting.wait()
     applying.cancel()
     with pytest.raises(asyncio.CancelledError):
         await applying
     store.gate.set()
-    assert [each.outcome for each in await registry.declarations.apply(batch)] == [Outcome.UNCHANGED]
+    assert [Outcome(each.outcome) for each in await registry.declarations.apply(batch)] == [Outcome.UNCHANGED]
 
 
 async def test_nothing_is_answered_before_the_start(store: GatedStore, clock: FakeClock) -> None:
     closed = BareRegistry(store, clock, RegistryConfig(database_url="sqlite+aiosqlite://"))
-    batch = Batch(declarations=(), dry_run=False, adopt=False)
+    batch = ApplyRequest()
     for attempt in (
         lambda: closed.catalogue.pool("p"),
         closed.catalogue.watch_events,

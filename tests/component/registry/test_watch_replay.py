@@ -28,27 +28,18 @@ from watch_steps import (
 )
 
 from registry_svc.config import RegistryConfig
-from registry_svc.mesh.domain import (
-    AgentManifest,
-    Batch,
-    Capability,
-    Heartbeat,
-    Instance,
-    Manifest,
-    ModelDeclaration,
-    Opening,
-    Phase,
-    RouteManifest,
-    RunnerProfile,
-    Status,
-)
-from registry_svc.mesh.messages import change_message, snapshot_message
-from registry_svc.mesh.watch import Snapshot
+from registry_svc.mesh.domain import Status
+from registry_svc.mesh.watch import Snapshot, change_message
+from weft.api.registry.v1.agent_pb2 import AgentManifest
+from weft.api.registry.v1.declaration_service_pb2 import ApplyRequest, Declaration, ModelDeclaration
+from weft.api.registry.v1.model_pb2 import MODEL_OPERATION_CHAT, ModelManifest
+from weft.api.registry.v1.route_pb2 import RouteManifest
+from weft.api.registry.v1.runner_pb2 import Capability, InstanceState, Runner
+from weft.api.registry.v1.runner_session_service_pb2 import HeartbeatRequest, OpenSessionRequest
+from weft.api.registry.v1.wake_pb2 import Wake, WakeOnLanAction, WakeRecipe
 from weft.dispatch.fleet import FleetView, apply_watch
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
-from weft.wake.recipes import WakeOnLanRecipe, WakePlan
 from weft_testing.fake_clock import FakeClock
 
 SWEEP_SECONDS = 1_000.0
@@ -78,7 +69,7 @@ class World:
         await self.registry.start()
         snapshot, self.watcher = self.registry.catalogue.watch()
         self.view = await view_of(snapshot)
-        self.told = Told.of(await snapshot_message(snapshot, with_keys=True))
+        self.told = Told.of(await snapshot.message(with_keys=True))
 
     async def end(self) -> None:
         await self.registry.stop()
@@ -127,95 +118,61 @@ class World:
 
     def _incarnation(self, runner: str) -> str:
         found = self.registry.catalogue.runner(runner)
-        return "none" if found is None else found.profile.incarnation
+        return "none" if found is None else found.incarnation
 
-    def _opening(self, step: Open) -> Opening:
+    def _opening(self, step: Open) -> OpenSessionRequest:
         other = RUNNERS[0] if step.runner == RUNNERS[1] else RUNNERS[1]
         owner = {Identity.OWN: step.runner, Identity.NONE: None, Identity.OTHERS: other}[step.identity]
-        return Opening(
+        return OpenSessionRequest(
             request_id=f"open-{self.lives}",
             session_id="" if owner is None else self.session_ids.get(owner, ""),
-            profile=RunnerProfile(
-                name=step.runner, incarnation=f"life-{self.lives}", address="a", host="", runtime="", version=""
-            ),
-            capability=Capability(),
-            models=tuple(manifest(name, step.pool, wakeable=step.wakeable) for name in sorted(step.models)),
+            runner=Runner(name=step.runner, incarnation=f"life-{self.lives}", address="a"),
+            models=[manifest(name, step.pool, wakeable=step.wakeable) for name in sorted(step.models)],
             # What clashes with itself does not get past the requests.
-            agents=tuple(
-                agent(name, step.target) for name in sorted(step.agents - step.models - {step.pool, step.runner})
-            ),
+            agents=[agent(name, step.target) for name in sorted(step.agents - step.models - {step.pool, step.runner})],
         )
 
-    def _beat(self, step: Beat) -> Heartbeat:
-        instance = Instance(
-            model="m1",
-            phase=Phase.HIBERNATING if step.asleep else Phase.READY,
-            slots_total=4,
-            slots_used=step.slots_used,
-            load_progress=None,
-            context_tokens=0,
-            detail="",
-        )
-        return Heartbeat(
+    def _beat(self, step: Beat) -> HeartbeatRequest:
+        phase = InstanceState.PHASE_HIBERNATING if step.asleep else InstanceState.PHASE_READY
+        instance = InstanceState(model="m1", phase=phase, slots_total=4, slots_used=step.slots_used)
+        return HeartbeatRequest(
             session_id=self.session_ids.get(step.runner, "none"),
             incarnation=self._incarnation(step.runner),
             sequence=self.sequences[step.runner],
-            capability=Capability(instances=(instance,)),
+            capability=Capability(instances=[instance]),
         )
 
 
-def manifest(name: str, pool: str = "", *, wakeable: bool = False) -> Manifest:
-    recipe = WakeOnLanRecipe(mac_address="02:00:00:00:00:01")
-    return Manifest(
+def manifest(name: str, pool: str = "", *, wakeable: bool = False) -> ModelManifest:
+    recipe = WakeRecipe(wake_on_lan=WakeOnLanAction(mac_address="02:00:00:00:00:01"))
+    return ModelManifest(
         name=name,
         pool_name=pool,
-        operations=(Operation.CHAT,),
-        context_tokens=0,
-        digest="",
-        remote=False,
-        wake=WakePlan(by_runner=False, by_mesh=recipe) if wakeable else None,
+        operations=[MODEL_OPERATION_CHAT],
+        wake=Wake(by_mesh=recipe) if wakeable else None,
     )
 
 
 def agent(name: str, target: str) -> AgentManifest:
-    return AgentManifest(
-        name=name,
-        target=target,
-        targets_pool=target.startswith("p"),
-        description="",
-        system_prompt="",
-        default_params="{}",
-    )
+    if target.startswith("p"):
+        return AgentManifest(name=name, pool=target)
+    return AgentManifest(name=name, model=target)
 
 
-def batch_of(step: Declare) -> Batch:
-    model = manifest(step.model, step.pool)
-    points = AgentManifest(
-        name=step.agent, target=model.pool, targets_pool=True, description="", system_prompt="", default_params="{}"
-    )
-    model_declaration = ModelDeclaration(manifest=model, runner=step.runner)
+def batch_of(step: Declare) -> ApplyRequest:
+    points = Declaration(agent=AgentManifest(name=step.agent, pool=step.pool or step.model))
+    model = Declaration(model=ModelDeclaration(manifest=manifest(step.model, step.pool), runner=step.runner))
     clashes = step.agent in {step.model, step.pool}
-    return Batch(
-        declarations=(model_declaration,) if clashes else (points, model_declaration),
-        dry_run=False,
-        adopt=step.adopt,
-    )
+    return ApplyRequest(declarations=[model] if clashes else [points, model], adopt=step.adopt)
 
 
-def route_batch_of(step: DeclareRoute) -> Batch:
-    route = RouteManifest(
-        name=step.name,
-        description="",
-        candidates=tuple(sorted(step.candidates)),
-        budget_seconds=None,
-        keep_alive_seconds=None,
-        pin_primary=step.pinned,
-    )
-    return Batch(declarations=(route,), dry_run=False, adopt=False)
+def route_batch_of(step: DeclareRoute) -> ApplyRequest:
+    route = RouteManifest(name=step.name, candidates=sorted(step.candidates), pin_primary=step.pinned)
+    return ApplyRequest(declarations=[Declaration(route=route)])
 
 
 async def view_of(snapshot: Snapshot) -> FleetView:
-    return apply_watch(FleetView(), await snapshot_message(snapshot, with_keys=True))
+    return apply_watch(FleetView(), await snapshot.message(with_keys=True))
 
 
 async def replay(world: "World", up_to_revision: int) -> None:
@@ -246,7 +203,7 @@ async def assert_told(world: World) -> None:
     with watcher:
         await replay(world, snapshot.revision)
         assert world.view == await view_of(snapshot)
-        assert world.told == Told.of(await snapshot_message(snapshot, with_keys=True))
+        assert world.told == Told.of(await snapshot.message(with_keys=True))
     assert len(snapshot.models) == len(world.view.models)
     assert all(model.runner in {"", *world.view.runners} for model in world.view.models.values())
     assert all(agent.runner in {"", *world.view.runners} for agent in snapshot.agents)
@@ -266,7 +223,7 @@ def assert_statuses_of_routes(view: FleetView, snapshot: Snapshot) -> None:
             best = Status.HIBERNATING
         if any(model.active for model in found):
             best = Status.ACTIVE
-        assert route.status is best, route
+        assert Status(route.status) is best, route
 
 
 def assert_one_namespace(view: FleetView, snapshot: Snapshot) -> None:
@@ -286,7 +243,7 @@ async def assert_stored(world: World) -> None:
     }
     assert all(world.view.runners[each.profile.name].ticket_key == each.session.ticket_key for each in stored.sessions)
     published = {model.manifest.name: each.profile.name for each in stored.sessions for model in each.publications}
-    declared = {model.manifest.name: model.runner for model in stored.models}
+    declared = {model.manifest.name: model.declared_runner for model in stored.models}
     assert published.keys() | declared.keys() == world.view.models.keys()
     for name, model in world.view.models.items():
         barred = declared.get(name, "") not in {"", published.get(name)}

@@ -206,7 +206,7 @@ class LeasedWorld:
         """Whether the registry knows that it takes requests."""
         member = self.core.mesh.of_runner(runner)
         states = member.capability.instances if member is not None else ()
-        return any(state.model == model and state.phase.value == Phase.READY.value for state in states)
+        return any(state.model == model and state.phase == Phase.READY.value for state in states)
 
     def _note(self, what: str) -> None:
         if what not in self.broken:

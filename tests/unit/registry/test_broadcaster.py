@@ -2,17 +2,20 @@
 
 import pytest
 
-from registry_svc.mesh.watch import Broadcaster, ModelDeleted, Revised
+from registry_svc.mesh.watch import Broadcaster
+from weft.api.registry.v1.registry_service_pb2 import Change, WatchResponse
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 
-def batch(first: int, last: int) -> list[Revised]:
-    return [Revised(number, ModelDeleted(f"m{number}")) for number in range(first, last + 1)]
+def batch(first: int, last: int) -> list[WatchResponse]:
+    return [
+        WatchResponse(revision=number, change=Change(deleted_model=f"m{number}")) for number in range(first, last + 1)
+    ]
 
 
 async def test_a_watcher_hears_everything_from_its_subscription_on_and_nothing_before() -> None:
-    broadcaster = Broadcaster[Revised](max_waiting=10)
+    broadcaster = Broadcaster[WatchResponse](max_waiting=10)
     broadcaster.publish(batch(1, 2))
     with broadcaster.subscribe() as watcher:
         broadcaster.publish(batch(3, 4))
@@ -21,7 +24,7 @@ async def test_a_watcher_hears_everything_from_its_subscription_on_and_nothing_b
 
 
 async def test_a_full_buffer_ends_the_watcher_with_a_reason_and_frees_the_buffer() -> None:
-    broadcaster = Broadcaster[Revised](max_waiting=3)
+    broadcaster = Broadcaster[WatchResponse](max_waiting=3)
     slow, quick = broadcaster.subscribe(), broadcaster.subscribe()
     for number in range(1, 5):
         broadcaster.publish(batch(number, number))
@@ -33,7 +36,7 @@ async def test_a_full_buffer_ends_the_watcher_with_a_reason_and_frees_the_buffer
 
 
 async def test_a_buffer_that_is_exactly_full_is_still_whole() -> None:
-    broadcaster = Broadcaster[Revised](max_waiting=3)
+    broadcaster = Broadcaster[WatchResponse](max_waiting=3)
     watcher = broadcaster.subscribe()
     broadcaster.publish(batch(1, 1))
     broadcaster.publish(batch(2, 3))
@@ -41,7 +44,7 @@ async def test_a_buffer_that_is_exactly_full_is_still_whole() -> None:
 
 
 async def test_one_large_batch_ends_only_those_who_were_behind() -> None:
-    broadcaster = Broadcaster[Revised](max_waiting=3)
+    broadcaster = Broadcaster[WatchResponse](max_waiting=3)
     behind = broadcaster.subscribe()
     broadcaster.publish(batch(1, 1))
     current = broadcaster.subscribe()
@@ -52,7 +55,7 @@ async def test_one_large_batch_ends_only_those_who_were_behind() -> None:
 
 
 async def test_a_lagged_watcher_stays_ended() -> None:
-    broadcaster = Broadcaster[Revised](max_waiting=1)
+    broadcaster = Broadcaster[WatchResponse](max_waiting=1)
     watcher = broadcaster.subscribe()
     for number in (1, 2, 3):
         broadcaster.publish(batch(number, number))
@@ -62,7 +65,7 @@ async def test_a_lagged_watcher_stays_ended() -> None:
 
 
 async def test_closing_lets_watchers_read_what_waits_and_then_tells_them_why() -> None:
-    broadcaster = Broadcaster[Revised](max_waiting=3)
+    broadcaster = Broadcaster[WatchResponse](max_waiting=3)
     watcher = broadcaster.subscribe()
     broadcaster.publish(batch(1, 1))
     broadcaster.close()
@@ -73,7 +76,7 @@ async def test_closing_lets_watchers_read_what_waits_and_then_tells_them_why() -
 
 
 async def test_leaving_ends_a_watcher() -> None:
-    broadcaster = Broadcaster[Revised](max_waiting=3)
+    broadcaster = Broadcaster[WatchResponse](max_waiting=3)
     with broadcaster.subscribe():
         assert broadcaster.watchers == 1
     assert broadcaster.watchers == 0

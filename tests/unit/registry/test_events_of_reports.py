@@ -4,26 +4,28 @@ from itertools import pairwise
 
 import pytest
 
-from registry_svc.mesh.domain import Capability, EventReason, Instance, InstanceFault, Phase
+from registry_svc.mesh.domain import EventReason, Phase
 from registry_svc.mesh.policy.events import report_events
+from weft.api.registry.v1.runner_pb2 import Capability, InstanceFault, InstanceState
 from weft.kernel.reasons import Reason
 
-KILLED = InstanceFault(reason=Reason.SERVER_DIED, detail="signal SIGKILL")
+
+def _fault(reason: Reason, detail: str) -> InstanceFault:
+    return InstanceFault(reason=reason.value, detail=detail)  # type: ignore[arg-type]  # same numbers
+
+
+KILLED = _fault(Reason.SERVER_DIED, "signal SIGKILL")
 
 
 def _report(phase: Phase, fault_count: int = 0, last_fault: InstanceFault | None = None) -> Capability:
-    instance = Instance(
+    instance = InstanceState(
         model="m",
-        phase=phase,
+        phase=InstanceState.Phase.ValueType(phase),
         slots_total=1,
-        slots_used=0,
-        load_progress=None,
-        context_tokens=0,
-        detail="",
         fault_count=fault_count,
         last_fault=last_fault,
     )
-    return Capability(instances=(instance,))
+    return Capability(instances=[instance])
 
 
 def _events(*reports: Capability, reported_before: bool = True) -> list[tuple[EventReason, str]]:
@@ -31,7 +33,7 @@ def _events(*reports: Capability, reported_before: bool = True) -> list[tuple[Ev
     return [
         (draft.reason, draft.message)
         for earlier, report in pairwise(reports)
-        for draft in report_events(earlier, report, {"m"}, reported_before=reported_before)
+        for draft in report_events(earlier.instances, report.instances, {"m"}, reported_before=reported_before)
     ]
 
 
@@ -61,18 +63,18 @@ def test_several_deaths_between_two_reports_are_counted() -> None:
     ("fault", "event"),
     [
         (
-            InstanceFault(reason=Reason.OUT_OF_MEMORY, detail="exit code 1"),
+            _fault(Reason.OUT_OF_MEMORY, "exit code 1"),
             (EventReason.DIED, "out of memory: exit code 1 (restart 1)"),
         ),
         (
-            InstanceFault(reason=Reason.OUT_OF_MEMORY, detail="signal SIGKILL: its memory limit was reached"),
+            _fault(Reason.OUT_OF_MEMORY, "signal SIGKILL: its memory limit was reached"),
             (EventReason.DIED, "signal SIGKILL: its memory limit was reached (restart 1)"),
         ),
         (
-            InstanceFault(reason=Reason.STALL_TIMEOUT, detail="no token for 120 s"),
+            _fault(Reason.STALL_TIMEOUT, "no token for 120 s"),
             (EventReason.RESTARTED, "no token for 120 s (restart 1)"),
         ),
-        (InstanceFault(reason=Reason.SERVER_DIED, detail=""), (EventReason.DIED, "server_died (restart 1)")),
+        (_fault(Reason.SERVER_DIED, ""), (EventReason.DIED, "server_died (restart 1)")),
     ],
     ids=["out of memory", "killed for memory", "stalled", "without words"],
 )
@@ -81,7 +83,7 @@ def test_the_event_says_how_it_ended(fault: InstanceFault, event: tuple[EventRea
 
 
 def test_what_never_ran_did_not_die() -> None:
-    fault = InstanceFault(reason=Reason.TEMPLATE_FAILED, detail="bad template")
+    fault = _fault(Reason.TEMPLATE_FAILED, "bad template")
     events = _events(_report(Phase.LOADING), _report(Phase.FAILED, 1, fault))
     assert [reason for reason, _ in events] == [EventReason.FAILED]
 

@@ -3,14 +3,12 @@
 from collections.abc import Callable
 
 import pytest
+from kit.messages import changed
 
-from registry_svc.mesh.domain import InstanceFault
-from registry_svc.mesh.messages import instance_message
-from registry_svc.mesh.requests import instance_of
+from registry_svc.mesh.requests import valid_instance
 from weft.api.common.v1 import error_reason_pb2
 from weft.api.registry.v1 import runner_pb2
 from weft.kernel.errors import FieldError
-from weft.kernel.reasons import Reason
 
 State = runner_pb2.InstanceState
 
@@ -41,28 +39,28 @@ def _state() -> State:
 
 
 def test_a_report_leaves_the_registry_as_it_came() -> None:
-    assert instance_message(instance_of(_state(), "state")) == _state()
+    assert valid_instance(_state(), "state") == _state()
 
 
 def test_a_report_that_says_nothing_of_memory_leaves_it_so() -> None:
     plain = State(model="qwen", phase=State.PHASE_READY)
-    assert instance_message(instance_of(plain, "state")) == plain
+    assert valid_instance(changed(plain), "state") == plain
 
 
 def test_memory_that_is_not_measured_is_told_from_none_at_all() -> None:
     unknown, empty = _state(), _state()
     unknown.memory.ClearField("measured_bytes")
     empty.memory.measured_bytes = 0
-    assert not instance_message(instance_of(unknown, "state")).memory.HasField("measured_bytes")
-    assert instance_message(instance_of(empty, "state")).memory.HasField("measured_bytes")
+    assert not valid_instance(unknown, "state").memory.HasField("measured_bytes")
+    assert valid_instance(empty, "state").memory.HasField("measured_bytes")
 
 
 def test_a_kind_of_fault_that_only_a_newer_runner_knows_keeps_its_words() -> None:
     state = State(model="qwen", phase=State.PHASE_READY, fault_count=1)
     state.last_fault.reason = 9999  # type: ignore[assignment]  # as it comes from the wire
     state.last_fault.detail = "bit rot"
-    instance = instance_of(state, "state")
-    assert instance.last_fault == InstanceFault(reason=Reason.UNSPECIFIED, detail="bit rot")
+    instance = valid_instance(state, "state")
+    assert instance.last_fault == runner_pb2.InstanceFault(detail="bit rot")
 
 
 @pytest.mark.parametrize(
@@ -88,5 +86,5 @@ def test_a_bad_figure_is_refused_by_its_path(spoil: Callable[[State], None], fie
     state = _state()
     spoil(state)
     with pytest.raises(FieldError) as refusal:
-        instance_of(state, "state")
+        valid_instance(state, "state")
     assert refusal.value.field == f"state.{field}"

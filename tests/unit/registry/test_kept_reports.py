@@ -1,22 +1,15 @@
 """What is kept of a report whose words are too many."""
 
-from registry_svc.mesh.domain import Capability, Instance, InstanceFault, Phase
-from registry_svc.mesh.policy.limits import detail_bytes, kept
-from weft.kernel.reasons import Reason
+from registry_svc.mesh.records import detail_bytes, kept
+from weft.api.common.v1 import error_reason_pb2
+from weft.api.registry.v1.runner_pb2 import Capability, InstanceFault, InstanceState
 
-FAULT = InstanceFault(reason=Reason.SERVER_DIED, detail="signal SIGKILL")
-INSTANCE = Instance(
-    model="m",
-    phase=Phase.READY,
-    slots_total=1,
-    slots_used=0,
-    load_progress=None,
-    context_tokens=0,
-    detail="fine",
-    fault_count=2,
-    last_fault=FAULT,
+DIED = error_reason_pb2.ERROR_REASON_SERVER_DIED
+FAULT = InstanceFault(reason=DIED, detail="signal SIGKILL")
+INSTANCE = InstanceState(
+    model="m", phase=InstanceState.PHASE_READY, slots_total=1, detail="fine", fault_count=2, last_fault=FAULT
 )
-REPORT = Capability(instances=(INSTANCE,))
+REPORT = Capability(instances=[INSTANCE])
 
 
 def test_the_words_of_a_fault_count_as_those_of_a_phase_do() -> None:
@@ -27,4 +20,4 @@ def test_a_report_without_room_for_its_words_keeps_how_often_and_why_in_short() 
     assert kept(REPORT, {"m"}, detail_bytes(REPORT)) == REPORT
     (instance,) = kept(REPORT, {"m"}, detail_bytes(REPORT) - 1).instances
     assert (instance.detail, instance.fault_count) == ("", 2)
-    assert instance.last_fault == InstanceFault(reason=Reason.SERVER_DIED, detail="")
+    assert instance.last_fault == InstanceFault(reason=DIED)

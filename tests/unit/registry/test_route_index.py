@@ -1,28 +1,16 @@
 """Routes by what they name: who is concerned by a model, who would be broken without it."""
 
-from datetime import UTC, datetime
-
-from registry_svc.mesh.domain import DeclaredRoute, Manifest, RouteManifest, Status
+from registry_svc.mesh.domain import Status
 from registry_svc.mesh.indexes import PoolIndex, RouteIndex
-from weft.kernel.request import Operation
-
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
+from weft.api.registry.v1 import model_pb2, route_pb2
 
 
-def model(name: str, pool: str = "") -> Manifest:
-    return Manifest(name=name, pool_name=pool, operations=(Operation.CHAT,), context_tokens=0, digest="", remote=False)
+def model(name: str, pool: str = "") -> model_pb2.ModelManifest:
+    return model_pb2.ModelManifest(name=name, pool_name=pool, operations=[model_pb2.MODEL_OPERATION_CHAT])
 
 
-def route(name: str, *candidates: str) -> DeclaredRoute:
-    manifest = RouteManifest(
-        name=name,
-        description="",
-        candidates=candidates,
-        budget_seconds=None,
-        keep_alive_seconds=None,
-        pin_primary=False,
-    )
-    return DeclaredRoute(manifest=manifest, created_at=NOW)
+def route(name: str, *candidates: str) -> route_pb2.Route:
+    return route_pb2.Route(manifest=route_pb2.RouteManifest(name=name, candidates=candidates))
 
 
 def test_a_route_is_found_by_each_of_its_names_until_it_changes_or_goes() -> None:
@@ -48,7 +36,7 @@ def test_a_status_is_told_again_only_when_it_is_another_one() -> None:
             pools.put(model("m1"), status)
         found = index.get("q1")
         assert found is not None
-        assert found.status is (status or Status.INACTIVE)
+        assert Status(found.status) is (status or Status.INACTIVE)
         assert index.note_status(found) is is_news
     # A new declaration of the same name is told whatever its status.
     index.put(route("q1", "m1"))

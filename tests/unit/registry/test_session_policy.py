@@ -2,20 +2,12 @@
 
 import pytest
 
-from registry_svc.mesh.domain import (
-    Capability,
-    Heartbeat,
-    Kind,
-    Manifest,
-    Opening,
-    RunnerProfile,
-    Session,
-    Standing,
-)
+from registry_svc.mesh.domain import Kind, Session, Standing
 from registry_svc.mesh.policy.heartbeat import (
     Admitted,
     HeartbeatKind,
     Holder,
+    Opening,
     Repeated,
     decide_opening,
     validate_heartbeat,
@@ -23,7 +15,6 @@ from registry_svc.mesh.policy.heartbeat import (
 from registry_svc.mesh.policy.namespace import Claim, Owner
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
 
 
 def session(session_id: str, runner: str = "r1", *, incarnation: str = "life-1", request_id: str = "open-1") -> Session:
@@ -38,13 +29,8 @@ def dead(session_id: str, runner: str = "r1") -> Holder:
     return Holder(session=session(session_id, runner), live=False)
 
 
-def opening(*models: str, incarnation: str = "life-2", request_id: str = "open-2") -> Opening:
-    manifests = tuple(
-        Manifest(name=name, pool_name="", operations=(Operation.CHAT,), context_tokens=0, digest="", remote=False)
-        for name in models
-    )
-    profile = RunnerProfile(name="r1", incarnation=incarnation, address="a", host="", runtime="", version="")
-    return Opening(request_id=request_id, session_id="", profile=profile, capability=Capability(), models=manifests)
+def opening(*, incarnation: str = "life-2", request_id: str = "open-2") -> Opening:
+    return Opening(request_id=request_id, runner="r1", incarnation=incarnation)
 
 
 def decide(
@@ -77,12 +63,12 @@ def refused(
 
 
 def test_free_names_make_a_new_session() -> None:
-    assert decide(opening("m1")) == Admitted(adopted=None, evicted=())
+    assert decide(opening()) == Admitted(adopted=None, evicted=())
 
 
 def test_the_session_that_holds_the_names_adopts_them_alive_or_dead() -> None:
     for own in (live("s1"), dead("s1")):
-        decision = decide(opening("m1"), own, own, {"m1": own})
+        decision = decide(opening(), own, own, {"m1": own})
         assert decision == Admitted(adopted=own.session, evicted=())
 
 
@@ -92,7 +78,7 @@ def test_a_live_runner_of_another_session_is_refused() -> None:
 
 
 def test_a_live_model_of_another_session_is_refused() -> None:
-    assert refused(opening("m1"), models={"m1": live("s2", "r2")}) == {"owner_kind": "model", "model": "m1"}
+    assert refused(opening(), models={"m1": live("s2", "r2")}) == {"owner_kind": "model", "model": "m1"}
 
 
 def test_a_dead_runner_of_another_session_is_taken_over_and_that_session_ends() -> None:
@@ -100,7 +86,7 @@ def test_a_dead_runner_of_another_session_is_taken_over_and_that_session_ends() 
 
 
 def test_a_dead_model_of_another_session_is_taken_over_and_that_session_goes_on() -> None:
-    decision = decide(opening("m1"), models={"m1": dead("s2", "r2")})
+    decision = decide(opening(), models={"m1": dead("s2", "r2")})
     assert decision == Admitted(adopted=None, evicted=())
 
 
@@ -126,8 +112,8 @@ def test_another_incarnation_or_another_call_is_no_repeat(incarnation: str, requ
     refused(opening(incarnation=incarnation, request_id=request_id), runner=live("s1"))
 
 
-def beat(sequence: int, incarnation: str = "life-1") -> Heartbeat:
-    return Heartbeat(session_id="s1", incarnation=incarnation, sequence=sequence, capability=None)
+def validate(sequence: int, standing: Standing, last: int | None, incarnation: str = "life-1") -> HeartbeatKind:
+    return validate_heartbeat(incarnation, sequence, session("s1"), standing, last)
 
 
 @pytest.mark.parametrize(
@@ -143,26 +129,26 @@ def beat(sequence: int, incarnation: str = "life-1") -> Heartbeat:
 def test_newer_heartbeats_count_and_the_newest_may_come_twice(
     sequence: int, last: int | None, hearing: HeartbeatKind
 ) -> None:
-    assert validate_heartbeat(beat(sequence), session("s1"), Standing.ACTIVE, last) is hearing
+    assert validate(sequence, Standing.ACTIVE, last) is hearing
 
 
 def test_an_older_heartbeat_is_stale() -> None:
     with pytest.raises(WeftError) as refusal:
-        validate_heartbeat(beat(6), session("s1"), Standing.ACTIVE, 7)
+        validate(6, Standing.ACTIVE, 7)
     assert refusal.value.reason is Reason.STALE_HEARTBEAT
 
 
 @pytest.mark.parametrize("standing", list(Standing))
 def test_a_heartbeat_of_another_incarnation_is_stale_whatever_its_sequence(standing: Standing) -> None:
     with pytest.raises(WeftError) as refusal:
-        validate_heartbeat(beat(1_000, "life-0"), session("s1"), standing, 7)
+        validate(1_000, standing, 7, "life-0")
     assert refusal.value.reason is Reason.STALE_HEARTBEAT
 
 
 def test_a_heartbeat_revives_the_silent_but_not_the_closed() -> None:
-    assert validate_heartbeat(beat(8), session("s1"), Standing.SILENT, 7) is HeartbeatKind.FRESH
+    assert validate(8, Standing.SILENT, 7) is HeartbeatKind.FRESH
     with pytest.raises(WeftError) as refusal:
-        validate_heartbeat(beat(8), session("s1"), Standing.CLOSED, 7)
+        validate(8, Standing.CLOSED, 7)
     assert refusal.value.reason is Reason.SESSION_UNKNOWN
 
 

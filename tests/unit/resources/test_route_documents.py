@@ -3,7 +3,7 @@
 import pytest
 from resource_samples import some_event, some_route
 
-from registry_svc.mesh.manifests import route_manifest_message, to_route
+from registry_svc.mesh.manifests import valid_route
 from weft.api.registry.v1 import model_pb2, resource_kind_pb2, route_pb2
 from weft.documents.document_base import parse_kind
 from weft.documents.documents import ModelDocument, RouteDocument
@@ -34,8 +34,8 @@ def test_how_long_a_model_stays_is_written_as_elsewhere(written: object, seconds
 
 @pytest.mark.parametrize("seconds", [0.067, 0.57, 1.1, 8.3, 16.1, 86_399.999])
 def test_a_budget_of_8_3_s_is_not_read_back_as_8_300000001(seconds: float) -> None:
-    manifest = to_route(to_declaration(read(budgetSeconds=seconds, keepAlive=seconds)).route, "route")
-    told = route_document(route_pb2.Route(manifest=route_manifest_message(manifest)))
+    manifest = valid_route(to_declaration(read(budgetSeconds=seconds, keepAlive=seconds)).route, "route")
+    told = route_document(route_pb2.Route(manifest=manifest))
     assert (told.budget_seconds, told.keep_alive) == (seconds, seconds)
 
 

@@ -1,0 +1,124 @@
+"""Models, agents and routes as the mesh shows them: declarations over publications, with the state of their runners."""
+
+from dataclasses import dataclass
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from registry_svc.mesh.domain import Status
+from weft.api.registry.v1 import agent_pb2, declaration_service_pb2, model_pb2, route_pb2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publisher:
+    """The runner of a publication, and its present state."""
+
+    name: str
+    active: bool
+    sleeping: frozenset[str]
+    """Its models that it reported as hibernating, by name."""
+    last_heartbeat_time: Timestamp
+    inactive_time: Timestamp | None
+    """None while it is active."""
+
+
+def combined(declared: model_pb2.ModelManifest, published: model_pb2.ModelManifest | None) -> model_pb2.ModelManifest:
+    """Return the manifest of a public model: the declaration wins where it sets a value.
+
+    `remote` is true if either says so, whatever an operator omitted.
+    """
+    if published is None:
+        return declared
+    manifest = model_pb2.ModelManifest()
+    manifest.CopyFrom(declared)
+    manifest.remote = declared.remote or published.remote
+    manifest.context_tokens = declared.context_tokens or published.context_tokens
+    manifest.digest = declared.digest or published.digest
+    if not declared.skills:
+        manifest.skills.extend(published.skills)
+    return manifest
+
+
+def says_the_same(
+    given: declaration_service_pb2.ModelDeclaration,
+    *,
+    view: model_pb2.Model | None,
+    declared: model_pb2.Model | None,
+    publication: model_pb2.Model | None,
+) -> bool:
+    """Whether a declaration says what is declared already, or else what is published.
+
+    The readable form of a public model may hold facts of its publication; declaring exactly that changes nothing.
+    """
+    if declared is not None:
+        same = given.manifest == declared.manifest or (view is not None and given.manifest == view.manifest)
+        return same and given.runner == declared.declared_runner
+    if publication is None:
+        return False
+    return given.manifest == publication.manifest and given.runner in {"", publication.runner}
+
+
+def may_serve(declared: model_pb2.Model | None, runner: str) -> bool:
+    """Whether the declaration allows this runner to serve the model."""
+    return declared is None or declared.declared_runner in {"", runner}
+
+
+def model_status(manifest: model_pb2.ModelManifest, publisher: Publisher | None) -> Status:
+    """Whether a model can answer; `publisher` None: no runner serves it."""
+    if publisher is not None and publisher.active:
+        return Status.HIBERNATING if manifest.name in publisher.sleeping else Status.ACTIVE
+    return Status.HIBERNATING if manifest.wake.HasField("by_mesh") else Status.INACTIVE
+
+
+def public_model(
+    declared: model_pb2.Model, publication: model_pb2.Model | None, publisher: Publisher | None
+) -> model_pb2.Model:
+    """A declared model over its publication; both None while no runner that may serve it publishes it."""
+    model = model_pb2.Model()
+    model.CopyFrom(declared)
+    if publication is not None:
+        model.manifest.CopyFrom(combined(declared.manifest, publication.manifest))
+    return _of_publisher(model, publisher)
+
+
+def virtual_model(publication: model_pb2.Model, publisher: Publisher) -> model_pb2.Model:
+    """A model that is only published."""
+    model = model_pb2.Model()
+    model.CopyFrom(publication)
+    return _of_publisher(model, publisher)
+
+
+def _of_publisher(model: model_pb2.Model, publisher: Publisher | None) -> model_pb2.Model:
+    model.status = model_pb2.Model.Status.ValueType(model_status(model.manifest, publisher))
+    if publisher is not None:
+        model.runner = publisher.name
+        _set_times(model, publisher)
+    return model
+
+
+def public_agent(declared: agent_pb2.Agent, target: Status) -> agent_pb2.Agent:
+    """A declared agent; `target` is the status of the pool it points to."""
+    agent = agent_pb2.Agent()
+    agent.CopyFrom(declared)
+    agent.status = agent_pb2.Agent.Status.ValueType(target)
+    return agent
+
+
+def virtual_agent(publication: agent_pb2.Agent, publisher: Publisher, target: Status) -> agent_pb2.Agent:
+    """A published agent; it answers only while its runner is there."""
+    agent = public_agent(publication, target if publisher.active else Status.INACTIVE)
+    _set_times(agent, publisher)
+    return agent
+
+
+def shown_route(declared: route_pb2.Route, status: Status) -> route_pb2.Route:
+    """A declared route; `status` is the best that one of its candidates has."""
+    route = route_pb2.Route()
+    route.CopyFrom(declared)
+    route.status = route_pb2.Route.Status.ValueType(status)
+    return route
+
+
+def _set_times(record: model_pb2.Model | agent_pb2.Agent, publisher: Publisher) -> None:
+    record.last_heartbeat_time.CopyFrom(publisher.last_heartbeat_time)
+    if publisher.inactive_time is not None:
+        record.inactive_time.CopyFrom(publisher.inactive_time)

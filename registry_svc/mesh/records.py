@@ -1,0 +1,216 @@
+"""The records of the mesh: generated messages, as they are stored, published and shown.
+
+A model, an agent or a route is one message from its declaration or publication on: `Model`, `Agent` and `Route` of the
+contract, stored without what follows from the state of the mesh (status, serving runner, times of heartbeats), which
+`overlay` sets in a copy. Messages in the state of the registry are immutable: a change makes a new one.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Protocol, TypeVar
+
+from google.protobuf.message import Message
+
+from registry_svc.mesh.domain import EventDraft, Kind
+from registry_svc.wire_values import timestamp
+from weft.api.registry.v1 import (
+    agent_pb2,
+    declaration_service_pb2,
+    event_pb2,
+    model_pb2,
+    registry_service_pb2,
+    resource_kind_pb2,
+    route_pb2,
+    runner_pb2,
+)
+from weft.kernel.errors import invalid_field
+
+T = TypeVar("T")
+M = TypeVar("M")
+P = TypeVar("P", bound=Message)
+M_contra = TypeVar("M_contra", contravariant=True)
+
+Manifest = model_pb2.ModelManifest | agent_pb2.AgentManifest | route_pb2.RouteManifest
+
+_KIND_NUMBERS = {
+    Kind.MODEL: resource_kind_pb2.RESOURCE_KIND_MODEL,
+    Kind.AGENT: resource_kind_pb2.RESOURCE_KIND_AGENT,
+    Kind.RUNNER: resource_kind_pb2.RESOURCE_KIND_RUNNER,
+    Kind.POOL: resource_kind_pb2.RESOURCE_KIND_POOL,
+    Kind.ROUTE: resource_kind_pb2.RESOURCE_KIND_ROUTE,
+}
+_KINDS = {number: kind for kind, number in _KIND_NUMBERS.items()}
+
+
+def kind_number(kind: Kind) -> resource_kind_pb2.ResourceKind.ValueType:
+    """Return the number of a kind of resource in the contract."""
+    return _KIND_NUMBERS[kind]
+
+
+def to_kind(kind: resource_kind_pb2.ResourceKind.ValueType, field: str) -> Kind:
+    """A kind of resource; raises INVALID_ARGUMENT naming the field when it is none."""
+    found = _KINDS.get(kind)
+    if found is None:
+        raise invalid_field(field, "must be model, agent, runner, pool or route")
+    return found
+
+
+def pool_name_of(manifest: model_pb2.ModelManifest) -> str:
+    """The effective pool of a model: the declared one, or its own name."""
+    return manifest.pool_name or manifest.name
+
+
+def target_of(manifest: agent_pb2.AgentManifest) -> tuple[str, bool]:
+    """The model or the pool that answers for an agent, by name, and whether it is a pool."""
+    is_pool = manifest.WhichOneof("target") == "pool"
+    return (manifest.pool if is_pool else manifest.model), is_pool
+
+
+def name_of(declaration: declaration_service_pb2.Declaration) -> str:
+    """The name of that which is declared."""
+    kind = declaration.WhichOneof("resource")
+    if kind == "model":
+        return declaration.model.manifest.name
+    return str(getattr(declaration, kind).name) if kind else ""
+
+
+def moment_of(record: model_pb2.Model | agent_pb2.Agent | route_pb2.Route) -> datetime:
+    """When a model, an agent or a route was first published or declared."""
+    return record.create_time.ToDatetime(tzinfo=UTC)
+
+
+def event_message(draft: EventDraft, sequence: int, now: datetime) -> event_pb2.Event:
+    """Return an event that is recorded at `now`."""
+    return event_pb2.Event(
+        sequence=sequence,
+        time=timestamp(now),
+        kind=resource_kind_pb2.RESOURCE_KIND_UNSPECIFIED if draft.kind is None else kind_number(draft.kind),
+        name=draft.name,
+        reason=event_pb2.EventReason.ValueType(draft.reason),
+        message=draft.message,
+    )
+
+
+# After so many messages the event loop gets a turn: a snapshot of a large mesh takes long to make.
+CONVERTED_PER_TURN = 200
+
+
+async def converted(items: Iterable[T], convert: Callable[[T], M]) -> Sequence[M]:
+    """Many messages; the event loop turns meanwhile."""
+    messages: list[M] = []
+    for item in items:
+        messages.append(convert(item))
+        if len(messages) % CONVERTED_PER_TURN == 0:
+            await asyncio.sleep(0)
+    return messages
+
+
+class Extensible(Protocol[M_contra]):
+    """A repeated field of messages."""
+
+    def extend(self, elem_seq: Iterable[M_contra], /) -> None:
+        """Add copies of these."""
+        ...
+
+
+async def extended(items: Extensible[M], more: Sequence[M]) -> None:
+    """Add many messages to a field; the event loop turns meanwhile."""
+    for start in range(0, len(more), CONVERTED_PER_TURN):
+        items.extend(more[start : start + CONVERTED_PER_TURN])
+        await asyncio.sleep(0)
+
+
+def compact(message: P) -> P:
+    """Return a copy to keep for long: it takes two thirds of the memory of a message that was built part by part."""
+    copy = type(message)()
+    copy.CopyFrom(message)
+    return copy
+
+
+def without_key(watched: registry_service_pb2.WatchedRunner) -> registry_service_pb2.WatchedRunner:
+    """Return a runner without its ticket key."""
+    return registry_service_pb2.WatchedRunner(runner=watched.runner)
+
+
+_LOADED_PHASES = frozenset(
+    {
+        runner_pb2.InstanceState.PHASE_LOADING,
+        runner_pb2.InstanceState.PHASE_READY,
+        runner_pb2.InstanceState.PHASE_DRAINING,
+    }
+)
+
+
+def is_loaded(instance: runner_pb2.InstanceState) -> bool:
+    """Whether an instance has, or is about to have, an engine and its memory."""
+    return instance.phase in _LOADED_PHASES
+
+
+def unowned_in(report: runner_pb2.Capability, published: Container[str]) -> frozenset[str]:
+    """The models that a report shows as loaded and that its runner does not publish."""
+    return frozenset(each.model for each in report.instances if is_loaded(each) and each.model not in published)
+
+
+# Size of a model, an agent or a route on the wire without its texts: numbers, times, framing.
+BASE_BYTES = 96
+
+
+def key_of(manifest: Manifest) -> tuple[Kind, str]:
+    """The kind and the name of that which a manifest describes."""
+    match manifest:
+        case model_pb2.ModelManifest():
+            return Kind.MODEL, manifest.name
+        case agent_pb2.AgentManifest():
+            return Kind.AGENT, manifest.name
+        case route_pb2.RouteManifest():
+            return Kind.ROUTE, manifest.name
+
+
+def manifest_bytes(manifest: Manifest) -> int:
+    """Return the approximate size of a model, an agent or a route in a snapshot, in bytes."""
+    match manifest:
+        case model_pb2.ModelManifest():
+            recipe = manifest.wake.by_mesh
+            headers = recipe.http.headers
+            texts = [manifest.name, manifest.pool_name, manifest.digest, recipe.http.url, *headers, *headers.values()]
+            texts += recipe.command.argv
+        case agent_pb2.AgentManifest():
+            texts = [manifest.name, target_of(manifest)[0], manifest.description, manifest.system_prompt]
+            texts += [*manifest.behaviour.tools, *manifest.behaviour.signals]
+        case route_pb2.RouteManifest():
+            texts = [manifest.name, manifest.description, *manifest.candidates]
+    params = manifest.default_params.ByteSize() if isinstance(manifest, agent_pb2.AgentManifest) else 0
+    return BASE_BYTES + params + _utf8_bytes(texts)
+
+
+def detail_bytes(report: runner_pb2.Capability) -> int:
+    """Return the size of a report's texts on the wire: details of its models, and names of its tools."""
+    texts = [instance.detail for instance in report.instances]
+    texts += [instance.last_fault.detail for instance in report.instances]
+    return _utf8_bytes([*texts, *report.tool_names])
+
+
+def _utf8_bytes(texts: list[str]) -> int:
+    return sum(len(text.encode()) for text in texts)
+
+
+def kept(report: runner_pb2.Capability, models: Collection[str], room_bytes: int) -> runner_pb2.Capability:
+    """Return a report about `models` only, without texts, and then without tools, if they exceed `room_bytes`.
+
+    Which runner serves what must be known of every runner; the reason of a failure can also be read from the runner. A
+    snapshot too large for one message would leave all routers without any of it.
+    """
+    kept_report = runner_pb2.Capability()
+    kept_report.CopyFrom(report)
+    if any(instance.model not in models for instance in report.instances):
+        del kept_report.instances[:]
+        kept_report.instances.extend(instance for instance in report.instances if instance.model in models)
+    if detail_bytes(kept_report) > room_bytes:
+        for instance in kept_report.instances:
+            instance.detail = ""
+            if instance.HasField("last_fault"):
+                instance.last_fault.detail = ""
+    if detail_bytes(kept_report) > room_bytes:
+        del kept_report.tool_names[:]
+    return kept_report
