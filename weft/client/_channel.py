@@ -124,10 +124,11 @@ def named_by_variable(error: FieldError) -> FieldError:
 class ServiceClient:
     """Base of the synchronous clients: a channel to one service. Every failure is a WeftError with a reason."""
 
-    def __init__(self, target: str, timeout_seconds: float) -> None:
+    def __init__(self, target: str, timeout_seconds: float | None, security: ChannelSecurity | None = None) -> None:
+        """`timeout_seconds` of a call; None: none. Without `security` as the environment says."""
         self._target = target
         self._timeout_seconds = timeout_seconds
-        self._channel = open_mesh_channel(target)
+        self._channel = open_mesh_channel(target, security)
 
     def __enter__(self) -> Self:
         return self
@@ -233,24 +234,12 @@ def connect(target: str | None = None, *, home: Path | str | None = None, api_ke
     return Mesh(target or mesh_address(home), api_key)
 
 
-class Mesh:
+class Mesh(ServiceClient):
     """Calls on one mesh. Every failure is a WeftError with a reason."""
 
     def __init__(self, target: str, api_key: str | None = None) -> None:
-        self._channel = open_mesh_channel(target, security_with(api_key))
+        super().__init__(target, None, security_with(api_key))
         self._stub = inference_service_pb2_grpc.InferenceServiceStub(self._channel)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the channel; calls still running are cancelled."""
-        self._channel.close()
 
     def chat(
         self,
@@ -261,19 +250,10 @@ class Mesh:
         **options: Unpack[ChatOptions],
     ) -> Iterator[event_pb2.InferenceEvent]:
         """Yields the events of a chat; leaving the iterator cancels it. `timeout` is the deadline in seconds."""
-        call = self._stub.Chat(chat_request(model, messages, options), timeout=timeout)
-        try:
-            for response in call:
-                yield from response.events
-        except grpc.RpcError as error:
-            raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
-        finally:
-            call.cancel()
+        for response in self._stream(self._stub.Chat(chat_request(model, messages, options), timeout=timeout)):
+            yield from response.events
 
     def embed(self, model: str, texts: Sequence[str], *, timeout: float | None = None) -> list[list[float]]:
         """Returns one vector per text."""
-        try:
-            response = self._stub.Embed(embed_request(model, texts), timeout=timeout)
-        except grpc.RpcError as error:
-            raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
+        response = self._call(self._stub.Embed, embed_request(model, texts), timeout)
         return [list(embedding.values) for embedding in response.embeddings]
