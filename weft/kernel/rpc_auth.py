@@ -5,17 +5,22 @@ then the unix socket, which only this machine's user can reach; then a client ce
 mesh have.
 """
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from contextvars import ContextVar
 from fnmatch import fnmatchcase
+from functools import lru_cache
+from importlib import import_module
 from inspect import isasyncgenfunction
-from typing import Any
+from typing import Any, cast
 
 import grpc
+from google.protobuf.descriptor import MethodDescriptor
 from typing_extensions import override
 
+from weft.api.common.v1 import access_pb2
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.principal import (
@@ -146,87 +151,41 @@ _OPEN = frozenset({"grpc.health.v1.Health"})
 """Services open to unauthenticated callers."""
 _REFLECTION = frozenset({"grpc.reflection.v1alpha.ServerReflection", "grpc.reflection.v1.ServerReflection"})
 
-_INFERENCE = Access(Resource.INFERENCE, Role.CREATE)
-_REGISTRY, _ROUTER, _RUNNER = "weft.api.registry.v1", "weft.api.router.v1", "weft.api.runner.v1"
+_OURS = "weft.api."
+_MAX_REMEMBERED = 512
+"""Methods whose access is remembered: several times those of the contract."""
 
 
-def _reads(resource: Resource, *methods: str) -> dict[str, Access]:
-    return dict.fromkeys(methods, Access(resource, Role.VIEW))
-
-
-def _creates(resource: Resource, *methods: str) -> dict[str, Access]:
-    return dict.fromkeys(methods, Access(resource, Role.CREATE))
-
-
-def _edits(resource: Resource, *methods: str) -> dict[str, Access]:
-    return dict.fromkeys(methods, Access(resource, Role.EDIT))
-
-
-def _mesh(*methods: str) -> dict[str, Access]:
-    return dict.fromkeys(methods, MESH_ACCESS)
-
-
-_SERVICES: dict[str, dict[str, Access]] = {
-    f"{_ROUTER}.InferenceService": dict.fromkeys(
-        ("Chat", "Complete", "Embed", "Rerank", "Tokenize", "GenerateImages", "Transcribe", "Speak"), _INFERENCE
-    ),
-    f"{_ROUTER}.PlacementService": _mesh("Place") | _reads(Resource.TELEMETRY, "ListQueues"),
-    f"{_ROUTER}.RequestService": _reads(Resource.INFERENCE, "GetRequest", "ListRequests")
-    | _reads(Resource.TELEMETRY, "ListClients"),
-    f"{_ROUTER}.StoredResponseService": _mesh("SaveResponse", "GetResponse", "ListChain", "DeleteResponse"),
-    f"{_ROUTER}.TaskService": _reads(Resource.INFERENCE, "GetTask", "ListTasks", "WatchTask")
-    | _creates(Resource.INFERENCE, "SubmitTask")
-    | _edits(Resource.INFERENCE, "CancelTask", "DeleteTask"),
-    f"{_ROUTER}.FileService": _reads(Resource.INFERENCE, "GetFile", "ListFiles", "ReadFile")
-    | _creates(Resource.INFERENCE, "UploadFile")
-    | _edits(Resource.INFERENCE, "DeleteFile"),
-    f"{_ROUTER}.BatchService": _reads(Resource.INFERENCE, "GetBatch", "ListBatches", "ReadBatchResults")
-    | _creates(Resource.INFERENCE, "CreateBatch")
-    | _edits(Resource.INFERENCE, "CancelBatch")
-    | _mesh("FinishBatch"),
-    f"{_ROUTER}.RelayService": _mesh("Attach"),
-    f"{_RUNNER}.GenerationService": _mesh("Generate"),
-    f"{_RUNNER}.EmbeddingService": _mesh("Embed"),
-    f"{_RUNNER}.ModelCallService": _mesh("Rerank", "Tokenize", "GenerateImages", "Transcribe", "Speak"),
-    f"{_RUNNER}.RunnerService": _reads(Resource.RUNNERS, "Describe", "GetRequest", "TailLogs")
-    | _mesh("Wake", "Load", "Unload", "YieldMemory", "FlushCache"),
-    f"{_REGISTRY}.RegistryService": _reads(
-        Resource.MODELS,
-        *("ListModels", "GetModel", "GetModelMembers", "ListPools", "GetPool", "ListAgents", "GetAgent"),
-        *("ListRoutes", "GetRoute", "Watch"),
-    )
-    | _reads(Resource.RUNNERS, "ListRunners", "GetRunner")
-    | _reads(Resource.TELEMETRY, "ListEvents", "WatchEvents"),
-    f"{_REGISTRY}.DeclarationService": _edits(Resource.MODELS, "Apply", "Delete"),
-    f"{_REGISTRY}.SettingsService": _reads(Resource.SETTINGS, "GetSettings")
-    | _edits(Resource.SETTINGS, "UpdateSettings"),
-    f"{_REGISTRY}.RunnerSessionService": _mesh("OpenSession", "Heartbeat", "CloseSession", "RetireSession"),
-    f"{_REGISTRY}.LeaseService": _reads(Resource.RUNNERS, "ListHostMemory")
-    | _creates(Resource.RUNNERS, "AcquireLease", "RenewLeases", "ReleaseLease")
-    | _mesh("ReleaseEarlierLives"),
-    f"{_REGISTRY}.JoinTokenService": _reads(Resource.RUNNERS, "ListJoinTokens")
-    | _creates(Resource.RUNNERS, "CreateJoinToken")
-    | _edits(Resource.RUNNERS, "RevokeJoinToken")
-    | _mesh("CheckJoinToken"),
-    f"{_REGISTRY}.KeyService": _reads(Resource.KEYS, "ListKeys")
-    | _creates(Resource.KEYS, "CreateKey")
-    | _edits(Resource.KEYS, "RevokeKey", "RotateKey")
-    | _mesh("WatchKeys"),
-    "weft.api.operations.v1.OperationService": _reads(
-        Resource.OPERATIONS, "GetOperation", "ListOperations", "WatchOperation", "GetGovernance", "ListAuditEntries"
-    )
-    | _creates(Resource.OPERATIONS, "CreateOperation")
-    | _edits(Resource.OPERATIONS, "CancelOperation"),
-    **dict.fromkeys(_REFLECTION, _reads(Resource.TELEMETRY, "ServerReflectionInfo")),
-}
-
-
+@lru_cache(maxsize=_MAX_REMEMBERED)
 def access_of(method: str) -> Access | None:
-    """Returns the access that a method such as `/package.Service/Method` needs; None: open to everyone."""
+    """Returns the access that a method such as `/package.Service/Method` needs; None: open to everyone.
+
+    It is an option of the rpc, see common/v1/access.proto.
+    """
     service, _, name = method.removeprefix("/").partition("/")
     if service in _OPEN:
         return None
-    return _SERVICES.get(service, {}).get(name, MESH_ACCESS)
+    if service in _REFLECTION:
+        return Access(Resource.TELEMETRY, Role.VIEW)
+    rpc = _rpcs_of(service).get(name)
+    scope = "" if rpc is None else rpc.GetOptions().Extensions[access_pb2.access]
+    resource, _, role = scope.partition(":")
+    return Access(Resource(resource), Role(role)) if scope else MESH_ACCESS
+
+
+def _rpcs_of(service: str) -> Mapping[str, MethodDescriptor]:
+    """Returns the rpcs of a service by name; none for one that is not of our contract."""
+    package, _, name = service.rpartition(".")
+    # A service has a file of its own, named after it.
+    file = re.sub(r"\B([A-Z])", r"_\1", name).lower()
+    if not package.startswith(_OURS) or not file.isidentifier():
+        return {}
+    try:
+        descriptor = import_module(f"{package}.{file}_pb2").DESCRIPTOR
+    except ModuleNotFoundError:
+        return {}
+    found = descriptor.services_by_name.get(name)
+    return {} if found is None else cast("Mapping[str, MethodDescriptor]", found.methods_by_name)
 
 
 AUTHORIZATION = "authorization"

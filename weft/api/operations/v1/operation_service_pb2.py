@@ -24,11 +24,12 @@ _sym_db = _symbol_database.Default()
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
+from weft.api.common.v1 import access_pb2 as weft_dot_api_dot_common_dot_v1_dot_access__pb2
 from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_dot_document__pb2
 from weft.api.operations.v1 import operation_pb2 as weft_dot_api_dot_operations_dot_v1_dot_operation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n.weft/api/operations/v1/operation_service.proto\x12\x16weft.api.operations.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!weft/api/common/v1/document.proto\x1a&weft/api/operations/v1/operation.proto\"\x92\x01\n\x16\x43reateOperationRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x37\n\x06\x61\x63tion\x18\x02 \x01(\x0b\x32\'.weft.api.operations.v1.OperationAction\x12\x14\n\x0crequested_by\x18\x03 \x01(\t\x12\x15\n\rauthorization\x18\x04 \x01(\t\"`\n\x17\x43reateOperationResponse\x12\x34\n\toperation\x18\x01 \x01(\x0b\x32!.weft.api.operations.v1.Operation\x12\x0f\n\x07\x65xisted\x18\x02 \x01(\x08\"#\n\x13GetOperationRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"L\n\x14GetOperationResponse\x12\x34\n\toperation\x18\x01 \x01(\x0b\x32!.weft.api.operations.v1.Operation\"W\n\x15ListOperationsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x17\n\x0funfinished_only\x18\x03 \x01(\x08\"\xa3\x01\n\x16ListOperationsResponse\x12\x44\n\noperations\x18\x01 \x03(\x0b\x32!.weft.api.operations.v1.OperationB\r\x92\xb5\x18\t\n\x05items\x10\x01\x12\x1f\n\x0fnext_page_token\x18\x02 \x01(\tB\x06\x92\xb5\x18\x02\x10\x02:\"\xb2\xb5\x18\x1e\n\rOperationList\x12\rOperationList\"%\n\x15WatchOperationRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"N\n\x16WatchOperationResponse\x12\x34\n\toperation\x18\x01 \x01(\x0b\x32!.weft.api.operations.v1.Operation\"<\n\x16\x43\x61ncelOperationRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0crequested_by\x18\x02 \x01(\t\"O\n\x17\x43\x61ncelOperationResponse\x12\x34\n\toperation\x18\x01 \x01(\x0b\x32!.weft.api.operations.v1.Operation\"\x16\n\x14GetGovernanceRequest\"\xb7\x02\n\x15GetGovernanceResponse\x12@\n\x04mode\x18\x01 \x01(\x0e\x32\x32.weft.api.operations.v1.GetGovernanceResponse.Mode\x12\x18\n\x10required_signers\x18\x02 \x01(\x05\x12\x0f\n\x07signers\x18\x03 \x03(\t\x12\x10\n\x08\x61udience\x18\x04 \x01(\t\x12\x31\n\x0etoken_lifetime\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0epolicy_version\x18\x06 \x01(\t\"T\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\x0c\n\x08MODE_OFF\x10\x01\x12\x13\n\x0fMODE_SHARED_KEY\x10\x02\x12\x13\n\x0fMODE_SIGNATURES\x10\x03\"D\n\x17ListAuditEntriesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x16\n\x0e\x61\x66ter_sequence\x18\x02 \x01(\x03\"\xb5\x01\n\x18ListAuditEntriesResponse\x12\x42\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\".weft.api.operations.v1.AuditEntryB\r\x92\xb5\x18\t\n\x05items\x10\x01\x12\x39\n\x04head\x18\x02 \x01(\x0b\x32!.weft.api.operations.v1.AuditHeadB\x08\x92\xb5\x18\x04\x10\x02 \x01:\x1a\xb2\xb5\x18\x16\n\tAuditList\x12\tAuditList\"U\n\tAuditHead\x12\'\n\x08sequence\x18\x01 \x01(\x03\x42\x15\x92\xb5\x18\x11\n\rhead_sequence\x10\x01\x12\x1f\n\x04hash\x18\x02 \x01(\tB\x11\x92\xb5\x18\r\n\thead_hash\x10\x01\"\xe6\x01\n\nAuditEntry\x12\x18\n\x08sequence\x18\x01 \x01(\x03\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x30\n\x04time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x06\x92\xb5\x18\x02\x10\x01\x12\x15\n\x05\x65vent\x18\x03 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x15\n\x05\x61\x63tor\x18\x04 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x11\n\toperation\x18\x05 \x01(\t\x12\x16\n\x06\x64\x65tail\x18\x06 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x1d\n\rprevious_hash\x18\x07 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x14\n\x04hash\x18\x08 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x32\xd1\x06\n\x10OperationService\x12w\n\x0f\x43reateOperation\x12..weft.api.operations.v1.CreateOperationRequest\x1a/.weft.api.operations.v1.CreateOperationResponse\"\x03\x90\x02\x02\x12n\n\x0cGetOperation\x12+.weft.api.operations.v1.GetOperationRequest\x1a,.weft.api.operations.v1.GetOperationResponse\"\x03\x90\x02\x01\x12t\n\x0eListOperations\x12-.weft.api.operations.v1.ListOperationsRequest\x1a..weft.api.operations.v1.ListOperationsResponse\"\x03\x90\x02\x01\x12v\n\x0eWatchOperation\x12-.weft.api.operations.v1.WatchOperationRequest\x1a..weft.api.operations.v1.WatchOperationResponse\"\x03\x90\x02\x01\x30\x01\x12w\n\x0f\x43\x61ncelOperation\x12..weft.api.operations.v1.CancelOperationRequest\x1a/.weft.api.operations.v1.CancelOperationResponse\"\x03\x90\x02\x02\x12q\n\rGetGovernance\x12,.weft.api.operations.v1.GetGovernanceRequest\x1a-.weft.api.operations.v1.GetGovernanceResponse\"\x03\x90\x02\x01\x12z\n\x10ListAuditEntries\x12/.weft.api.operations.v1.ListAuditEntriesRequest\x1a\x30.weft.api.operations.v1.ListAuditEntriesResponse\"\x03\x90\x02\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n.weft/api/operations/v1/operation_service.proto\x12\x16weft.api.operations.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1fweft/api/common/v1/access.proto\x1a!weft/api/common/v1/document.proto\x1a&weft/api/operations/v1/operation.proto\"\x92\x01\n\x16\x43reateOperationRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x37\n\x06\x61\x63tion\x18\x02 \x01(\x0b\x32\'.weft.api.operations.v1.OperationAction\x12\x14\n\x0crequested_by\x18\x03 \x01(\t\x12\x15\n\rauthorization\x18\x04 \x01(\t\"`\n\x17\x43reateOperationResponse\x12\x34\n\toperation\x18\x01 \x01(\x0b\x32!.weft.api.operations.v1.Operation\x12\x0f\n\x07\x65xisted\x18\x02 \x01(\x08\"#\n\x13GetOperationRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"L\n\x14GetOperationResponse\x12\x34\n\toperation\x18\x01 \x01(\x0b\x32!.weft.api.operations.v1.Operation\"W\n\x15ListOperationsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x17\n\x0funfinished_only\x18\x03 \x01(\x08\"\xa3\x01\n\x16ListOperationsResponse\x12\x44\n\noperations\x18\x01 \x03(\x0b\x32!.weft.api.operations.v1.OperationB\r\x92\xb5\x18\t\n\x05items\x10\x01\x12\x1f\n\x0fnext_page_token\x18\x02 \x01(\tB\x06\x92\xb5\x18\x02\x10\x02:\"\xb2\xb5\x18\x1e\n\rOperationList\x12\rOperationList\"%\n\x15WatchOperationRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"N\n\x16WatchOperationResponse\x12\x34\n\toperation\x18\x01 \x01(\x0b\x32!.weft.api.operations.v1.Operation\"<\n\x16\x43\x61ncelOperationRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0crequested_by\x18\x02 \x01(\t\"O\n\x17\x43\x61ncelOperationResponse\x12\x34\n\toperation\x18\x01 \x01(\x0b\x32!.weft.api.operations.v1.Operation\"\x16\n\x14GetGovernanceRequest\"\xb7\x02\n\x15GetGovernanceResponse\x12@\n\x04mode\x18\x01 \x01(\x0e\x32\x32.weft.api.operations.v1.GetGovernanceResponse.Mode\x12\x18\n\x10required_signers\x18\x02 \x01(\x05\x12\x0f\n\x07signers\x18\x03 \x03(\t\x12\x10\n\x08\x61udience\x18\x04 \x01(\t\x12\x31\n\x0etoken_lifetime\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0epolicy_version\x18\x06 \x01(\t\"T\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\x0c\n\x08MODE_OFF\x10\x01\x12\x13\n\x0fMODE_SHARED_KEY\x10\x02\x12\x13\n\x0fMODE_SIGNATURES\x10\x03\"D\n\x17ListAuditEntriesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x16\n\x0e\x61\x66ter_sequence\x18\x02 \x01(\x03\"\xb5\x01\n\x18ListAuditEntriesResponse\x12\x42\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\".weft.api.operations.v1.AuditEntryB\r\x92\xb5\x18\t\n\x05items\x10\x01\x12\x39\n\x04head\x18\x02 \x01(\x0b\x32!.weft.api.operations.v1.AuditHeadB\x08\x92\xb5\x18\x04\x10\x02 \x01:\x1a\xb2\xb5\x18\x16\n\tAuditList\x12\tAuditList\"U\n\tAuditHead\x12\'\n\x08sequence\x18\x01 \x01(\x03\x42\x15\x92\xb5\x18\x11\n\rhead_sequence\x10\x01\x12\x1f\n\x04hash\x18\x02 \x01(\tB\x11\x92\xb5\x18\r\n\thead_hash\x10\x01\"\xe6\x01\n\nAuditEntry\x12\x18\n\x08sequence\x18\x01 \x01(\x03\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x30\n\x04time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x06\x92\xb5\x18\x02\x10\x01\x12\x15\n\x05\x65vent\x18\x03 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x15\n\x05\x61\x63tor\x18\x04 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x11\n\toperation\x18\x05 \x01(\t\x12\x16\n\x06\x64\x65tail\x18\x06 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x1d\n\rprevious_hash\x18\x07 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x14\n\x04hash\x18\x08 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x32\xdf\x07\n\x10OperationService\x12\x8c\x01\n\x0f\x43reateOperation\x12..weft.api.operations.v1.CreateOperationRequest\x1a/.weft.api.operations.v1.CreateOperationResponse\"\x18\x90\x02\x02\xb2\xb5\x18\x11operations:create\x12\x81\x01\n\x0cGetOperation\x12+.weft.api.operations.v1.GetOperationRequest\x1a,.weft.api.operations.v1.GetOperationResponse\"\x16\x90\x02\x01\xb2\xb5\x18\x0foperations:view\x12\x87\x01\n\x0eListOperations\x12-.weft.api.operations.v1.ListOperationsRequest\x1a..weft.api.operations.v1.ListOperationsResponse\"\x16\x90\x02\x01\xb2\xb5\x18\x0foperations:view\x12\x89\x01\n\x0eWatchOperation\x12-.weft.api.operations.v1.WatchOperationRequest\x1a..weft.api.operations.v1.WatchOperationResponse\"\x16\x90\x02\x01\xb2\xb5\x18\x0foperations:view0\x01\x12\x8a\x01\n\x0f\x43\x61ncelOperation\x12..weft.api.operations.v1.CancelOperationRequest\x1a/.weft.api.operations.v1.CancelOperationResponse\"\x16\x90\x02\x02\xb2\xb5\x18\x0foperations:edit\x12\x84\x01\n\rGetGovernance\x12,.weft.api.operations.v1.GetGovernanceRequest\x1a-.weft.api.operations.v1.GetGovernanceResponse\"\x16\x90\x02\x01\xb2\xb5\x18\x0foperations:view\x12\x8d\x01\n\x10ListAuditEntries\x12/.weft.api.operations.v1.ListAuditEntriesRequest\x1a\x30.weft.api.operations.v1.ListAuditEntriesResponse\"\x16\x90\x02\x01\xb2\xb5\x18\x0foperations:viewb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -66,53 +67,53 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_AUDITENTRY'].fields_by_name['hash']._loaded_options = None
   _globals['_AUDITENTRY'].fields_by_name['hash']._serialized_options = b'\222\265\030\002\020\001'
   _globals['_OPERATIONSERVICE'].methods_by_name['CreateOperation']._loaded_options = None
-  _globals['_OPERATIONSERVICE'].methods_by_name['CreateOperation']._serialized_options = b'\220\002\002'
+  _globals['_OPERATIONSERVICE'].methods_by_name['CreateOperation']._serialized_options = b'\220\002\002\262\265\030\021operations:create'
   _globals['_OPERATIONSERVICE'].methods_by_name['GetOperation']._loaded_options = None
-  _globals['_OPERATIONSERVICE'].methods_by_name['GetOperation']._serialized_options = b'\220\002\001'
+  _globals['_OPERATIONSERVICE'].methods_by_name['GetOperation']._serialized_options = b'\220\002\001\262\265\030\017operations:view'
   _globals['_OPERATIONSERVICE'].methods_by_name['ListOperations']._loaded_options = None
-  _globals['_OPERATIONSERVICE'].methods_by_name['ListOperations']._serialized_options = b'\220\002\001'
+  _globals['_OPERATIONSERVICE'].methods_by_name['ListOperations']._serialized_options = b'\220\002\001\262\265\030\017operations:view'
   _globals['_OPERATIONSERVICE'].methods_by_name['WatchOperation']._loaded_options = None
-  _globals['_OPERATIONSERVICE'].methods_by_name['WatchOperation']._serialized_options = b'\220\002\001'
+  _globals['_OPERATIONSERVICE'].methods_by_name['WatchOperation']._serialized_options = b'\220\002\001\262\265\030\017operations:view'
   _globals['_OPERATIONSERVICE'].methods_by_name['CancelOperation']._loaded_options = None
-  _globals['_OPERATIONSERVICE'].methods_by_name['CancelOperation']._serialized_options = b'\220\002\002'
+  _globals['_OPERATIONSERVICE'].methods_by_name['CancelOperation']._serialized_options = b'\220\002\002\262\265\030\017operations:edit'
   _globals['_OPERATIONSERVICE'].methods_by_name['GetGovernance']._loaded_options = None
-  _globals['_OPERATIONSERVICE'].methods_by_name['GetGovernance']._serialized_options = b'\220\002\001'
+  _globals['_OPERATIONSERVICE'].methods_by_name['GetGovernance']._serialized_options = b'\220\002\001\262\265\030\017operations:view'
   _globals['_OPERATIONSERVICE'].methods_by_name['ListAuditEntries']._loaded_options = None
-  _globals['_OPERATIONSERVICE'].methods_by_name['ListAuditEntries']._serialized_options = b'\220\002\001'
-  _globals['_CREATEOPERATIONREQUEST']._serialized_start=215
-  _globals['_CREATEOPERATIONREQUEST']._serialized_end=361
-  _globals['_CREATEOPERATIONRESPONSE']._serialized_start=363
-  _globals['_CREATEOPERATIONRESPONSE']._serialized_end=459
-  _globals['_GETOPERATIONREQUEST']._serialized_start=461
-  _globals['_GETOPERATIONREQUEST']._serialized_end=496
-  _globals['_GETOPERATIONRESPONSE']._serialized_start=498
-  _globals['_GETOPERATIONRESPONSE']._serialized_end=574
-  _globals['_LISTOPERATIONSREQUEST']._serialized_start=576
-  _globals['_LISTOPERATIONSREQUEST']._serialized_end=663
-  _globals['_LISTOPERATIONSRESPONSE']._serialized_start=666
-  _globals['_LISTOPERATIONSRESPONSE']._serialized_end=829
-  _globals['_WATCHOPERATIONREQUEST']._serialized_start=831
-  _globals['_WATCHOPERATIONREQUEST']._serialized_end=868
-  _globals['_WATCHOPERATIONRESPONSE']._serialized_start=870
-  _globals['_WATCHOPERATIONRESPONSE']._serialized_end=948
-  _globals['_CANCELOPERATIONREQUEST']._serialized_start=950
-  _globals['_CANCELOPERATIONREQUEST']._serialized_end=1010
-  _globals['_CANCELOPERATIONRESPONSE']._serialized_start=1012
-  _globals['_CANCELOPERATIONRESPONSE']._serialized_end=1091
-  _globals['_GETGOVERNANCEREQUEST']._serialized_start=1093
-  _globals['_GETGOVERNANCEREQUEST']._serialized_end=1115
-  _globals['_GETGOVERNANCERESPONSE']._serialized_start=1118
-  _globals['_GETGOVERNANCERESPONSE']._serialized_end=1429
-  _globals['_GETGOVERNANCERESPONSE_MODE']._serialized_start=1345
-  _globals['_GETGOVERNANCERESPONSE_MODE']._serialized_end=1429
-  _globals['_LISTAUDITENTRIESREQUEST']._serialized_start=1431
-  _globals['_LISTAUDITENTRIESREQUEST']._serialized_end=1499
-  _globals['_LISTAUDITENTRIESRESPONSE']._serialized_start=1502
-  _globals['_LISTAUDITENTRIESRESPONSE']._serialized_end=1683
-  _globals['_AUDITHEAD']._serialized_start=1685
-  _globals['_AUDITHEAD']._serialized_end=1770
-  _globals['_AUDITENTRY']._serialized_start=1773
-  _globals['_AUDITENTRY']._serialized_end=2003
-  _globals['_OPERATIONSERVICE']._serialized_start=2006
-  _globals['_OPERATIONSERVICE']._serialized_end=2855
+  _globals['_OPERATIONSERVICE'].methods_by_name['ListAuditEntries']._serialized_options = b'\220\002\001\262\265\030\017operations:view'
+  _globals['_CREATEOPERATIONREQUEST']._serialized_start=248
+  _globals['_CREATEOPERATIONREQUEST']._serialized_end=394
+  _globals['_CREATEOPERATIONRESPONSE']._serialized_start=396
+  _globals['_CREATEOPERATIONRESPONSE']._serialized_end=492
+  _globals['_GETOPERATIONREQUEST']._serialized_start=494
+  _globals['_GETOPERATIONREQUEST']._serialized_end=529
+  _globals['_GETOPERATIONRESPONSE']._serialized_start=531
+  _globals['_GETOPERATIONRESPONSE']._serialized_end=607
+  _globals['_LISTOPERATIONSREQUEST']._serialized_start=609
+  _globals['_LISTOPERATIONSREQUEST']._serialized_end=696
+  _globals['_LISTOPERATIONSRESPONSE']._serialized_start=699
+  _globals['_LISTOPERATIONSRESPONSE']._serialized_end=862
+  _globals['_WATCHOPERATIONREQUEST']._serialized_start=864
+  _globals['_WATCHOPERATIONREQUEST']._serialized_end=901
+  _globals['_WATCHOPERATIONRESPONSE']._serialized_start=903
+  _globals['_WATCHOPERATIONRESPONSE']._serialized_end=981
+  _globals['_CANCELOPERATIONREQUEST']._serialized_start=983
+  _globals['_CANCELOPERATIONREQUEST']._serialized_end=1043
+  _globals['_CANCELOPERATIONRESPONSE']._serialized_start=1045
+  _globals['_CANCELOPERATIONRESPONSE']._serialized_end=1124
+  _globals['_GETGOVERNANCEREQUEST']._serialized_start=1126
+  _globals['_GETGOVERNANCEREQUEST']._serialized_end=1148
+  _globals['_GETGOVERNANCERESPONSE']._serialized_start=1151
+  _globals['_GETGOVERNANCERESPONSE']._serialized_end=1462
+  _globals['_GETGOVERNANCERESPONSE_MODE']._serialized_start=1378
+  _globals['_GETGOVERNANCERESPONSE_MODE']._serialized_end=1462
+  _globals['_LISTAUDITENTRIESREQUEST']._serialized_start=1464
+  _globals['_LISTAUDITENTRIESREQUEST']._serialized_end=1532
+  _globals['_LISTAUDITENTRIESRESPONSE']._serialized_start=1535
+  _globals['_LISTAUDITENTRIESRESPONSE']._serialized_end=1716
+  _globals['_AUDITHEAD']._serialized_start=1718
+  _globals['_AUDITHEAD']._serialized_end=1803
+  _globals['_AUDITENTRY']._serialized_start=1806
+  _globals['_AUDITENTRY']._serialized_end=2036
+  _globals['_OPERATIONSERVICE']._serialized_start=2039
+  _globals['_OPERATIONSERVICE']._serialized_end=3030
 # @@protoc_insertion_point(module_scope)

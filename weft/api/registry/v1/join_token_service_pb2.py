@@ -24,39 +24,42 @@ _sym_db = _symbol_database.Default()
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
+from weft.api.common.v1 import access_pb2 as weft_dot_api_dot_common_dot_v1_dot_access__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n-weft/api/registry/v1/join_token_service.proto\x12\x14weft.api.registry.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x8e\x01\n\tJoinToken\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12/\n\x0b\x63reate_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x65xpire_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"Z\n\x16\x43reateJoinTokenRequest\x12\x13\n\x0b\x64\x65scription\x18\x01 \x01(\t\x12+\n\x08lifetime\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"]\n\x17\x43reateJoinTokenResponse\x12\x33\n\njoin_token\x18\x01 \x01(\x0b\x32\x1f.weft.api.registry.v1.JoinToken\x12\r\n\x05token\x18\x02 \x01(\t\"\x17\n\x15ListJoinTokensRequest\"N\n\x16ListJoinTokensResponse\x12\x34\n\x0bjoin_tokens\x18\x01 \x03(\x0b\x32\x1f.weft.api.registry.v1.JoinToken\"$\n\x16RevokeJoinTokenRequest\x12\n\n\x02id\x18\x01 \x01(\t\"\x19\n\x17RevokeJoinTokenResponse\"&\n\x15\x43heckJoinTokenRequest\x12\r\n\x05token\x18\x01 \x01(\t\"M\n\x16\x43heckJoinTokenResponse\x12\x33\n\njoin_token\x18\x01 \x01(\x0b\x32\x1f.weft.api.registry.v1.JoinToken2\xdb\x03\n\x10JoinTokenService\x12n\n\x0f\x43reateJoinToken\x12,.weft.api.registry.v1.CreateJoinTokenRequest\x1a-.weft.api.registry.v1.CreateJoinTokenResponse\x12p\n\x0eListJoinTokens\x12+.weft.api.registry.v1.ListJoinTokensRequest\x1a,.weft.api.registry.v1.ListJoinTokensResponse\"\x03\x90\x02\x01\x12s\n\x0fRevokeJoinToken\x12,.weft.api.registry.v1.RevokeJoinTokenRequest\x1a-.weft.api.registry.v1.RevokeJoinTokenResponse\"\x03\x90\x02\x02\x12p\n\x0e\x43heckJoinToken\x12+.weft.api.registry.v1.CheckJoinTokenRequest\x1a,.weft.api.registry.v1.CheckJoinTokenResponse\"\x03\x90\x02\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n-weft/api/registry/v1/join_token_service.proto\x12\x14weft.api.registry.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1fweft/api/common/v1/access.proto\"\x8e\x01\n\tJoinToken\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12/\n\x0b\x63reate_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x65xpire_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"Z\n\x16\x43reateJoinTokenRequest\x12\x13\n\x0b\x64\x65scription\x18\x01 \x01(\t\x12+\n\x08lifetime\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"]\n\x17\x43reateJoinTokenResponse\x12\x33\n\njoin_token\x18\x01 \x01(\x0b\x32\x1f.weft.api.registry.v1.JoinToken\x12\r\n\x05token\x18\x02 \x01(\t\"\x17\n\x15ListJoinTokensRequest\"N\n\x16ListJoinTokensResponse\x12\x34\n\x0bjoin_tokens\x18\x01 \x03(\x0b\x32\x1f.weft.api.registry.v1.JoinToken\"$\n\x16RevokeJoinTokenRequest\x12\n\n\x02id\x18\x01 \x01(\t\"\x19\n\x17RevokeJoinTokenResponse\"&\n\x15\x43heckJoinTokenRequest\x12\r\n\x05token\x18\x01 \x01(\t\"M\n\x16\x43heckJoinTokenResponse\x12\x33\n\njoin_token\x18\x01 \x01(\x0b\x32\x1f.weft.api.registry.v1.JoinToken2\xa1\x04\n\x10JoinTokenService\x12\x82\x01\n\x0f\x43reateJoinToken\x12,.weft.api.registry.v1.CreateJoinTokenRequest\x1a-.weft.api.registry.v1.CreateJoinTokenResponse\"\x12\xb2\xb5\x18\x0erunners:create\x12\x80\x01\n\x0eListJoinTokens\x12+.weft.api.registry.v1.ListJoinTokensRequest\x1a,.weft.api.registry.v1.ListJoinTokensResponse\"\x13\x90\x02\x01\xb2\xb5\x18\x0crunners:view\x12\x83\x01\n\x0fRevokeJoinToken\x12,.weft.api.registry.v1.RevokeJoinTokenRequest\x1a-.weft.api.registry.v1.RevokeJoinTokenResponse\"\x13\x90\x02\x02\xb2\xb5\x18\x0crunners:edit\x12\x7f\n\x0e\x43heckJoinToken\x12+.weft.api.registry.v1.CheckJoinTokenRequest\x1a,.weft.api.registry.v1.CheckJoinTokenResponse\"\x12\x90\x02\x01\xb2\xb5\x18\x0bmesh:createb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'weft.api.registry.v1.join_token_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_JOINTOKENSERVICE'].methods_by_name['CreateJoinToken']._loaded_options = None
+  _globals['_JOINTOKENSERVICE'].methods_by_name['CreateJoinToken']._serialized_options = b'\262\265\030\016runners:create'
   _globals['_JOINTOKENSERVICE'].methods_by_name['ListJoinTokens']._loaded_options = None
-  _globals['_JOINTOKENSERVICE'].methods_by_name['ListJoinTokens']._serialized_options = b'\220\002\001'
+  _globals['_JOINTOKENSERVICE'].methods_by_name['ListJoinTokens']._serialized_options = b'\220\002\001\262\265\030\014runners:view'
   _globals['_JOINTOKENSERVICE'].methods_by_name['RevokeJoinToken']._loaded_options = None
-  _globals['_JOINTOKENSERVICE'].methods_by_name['RevokeJoinToken']._serialized_options = b'\220\002\002'
+  _globals['_JOINTOKENSERVICE'].methods_by_name['RevokeJoinToken']._serialized_options = b'\220\002\002\262\265\030\014runners:edit'
   _globals['_JOINTOKENSERVICE'].methods_by_name['CheckJoinToken']._loaded_options = None
-  _globals['_JOINTOKENSERVICE'].methods_by_name['CheckJoinToken']._serialized_options = b'\220\002\001'
-  _globals['_JOINTOKEN']._serialized_start=137
-  _globals['_JOINTOKEN']._serialized_end=279
-  _globals['_CREATEJOINTOKENREQUEST']._serialized_start=281
-  _globals['_CREATEJOINTOKENREQUEST']._serialized_end=371
-  _globals['_CREATEJOINTOKENRESPONSE']._serialized_start=373
-  _globals['_CREATEJOINTOKENRESPONSE']._serialized_end=466
-  _globals['_LISTJOINTOKENSREQUEST']._serialized_start=468
-  _globals['_LISTJOINTOKENSREQUEST']._serialized_end=491
-  _globals['_LISTJOINTOKENSRESPONSE']._serialized_start=493
-  _globals['_LISTJOINTOKENSRESPONSE']._serialized_end=571
-  _globals['_REVOKEJOINTOKENREQUEST']._serialized_start=573
-  _globals['_REVOKEJOINTOKENREQUEST']._serialized_end=609
-  _globals['_REVOKEJOINTOKENRESPONSE']._serialized_start=611
-  _globals['_REVOKEJOINTOKENRESPONSE']._serialized_end=636
-  _globals['_CHECKJOINTOKENREQUEST']._serialized_start=638
-  _globals['_CHECKJOINTOKENREQUEST']._serialized_end=676
-  _globals['_CHECKJOINTOKENRESPONSE']._serialized_start=678
-  _globals['_CHECKJOINTOKENRESPONSE']._serialized_end=755
-  _globals['_JOINTOKENSERVICE']._serialized_start=758
-  _globals['_JOINTOKENSERVICE']._serialized_end=1233
+  _globals['_JOINTOKENSERVICE'].methods_by_name['CheckJoinToken']._serialized_options = b'\220\002\001\262\265\030\013mesh:create'
+  _globals['_JOINTOKEN']._serialized_start=170
+  _globals['_JOINTOKEN']._serialized_end=312
+  _globals['_CREATEJOINTOKENREQUEST']._serialized_start=314
+  _globals['_CREATEJOINTOKENREQUEST']._serialized_end=404
+  _globals['_CREATEJOINTOKENRESPONSE']._serialized_start=406
+  _globals['_CREATEJOINTOKENRESPONSE']._serialized_end=499
+  _globals['_LISTJOINTOKENSREQUEST']._serialized_start=501
+  _globals['_LISTJOINTOKENSREQUEST']._serialized_end=524
+  _globals['_LISTJOINTOKENSRESPONSE']._serialized_start=526
+  _globals['_LISTJOINTOKENSRESPONSE']._serialized_end=604
+  _globals['_REVOKEJOINTOKENREQUEST']._serialized_start=606
+  _globals['_REVOKEJOINTOKENREQUEST']._serialized_end=642
+  _globals['_REVOKEJOINTOKENRESPONSE']._serialized_start=644
+  _globals['_REVOKEJOINTOKENRESPONSE']._serialized_end=669
+  _globals['_CHECKJOINTOKENREQUEST']._serialized_start=671
+  _globals['_CHECKJOINTOKENREQUEST']._serialized_end=709
+  _globals['_CHECKJOINTOKENRESPONSE']._serialized_start=711
+  _globals['_CHECKJOINTOKENRESPONSE']._serialized_end=788
+  _globals['_JOINTOKENSERVICE']._serialized_start=791
+  _globals['_JOINTOKENSERVICE']._serialized_end=1336
 # @@protoc_insertion_point(module_scope)

@@ -24,12 +24,13 @@ _sym_db = _symbol_database.Default()
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
+from weft.api.common.v1 import access_pb2 as weft_dot_api_dot_common_dot_v1_dot_access__pb2
 from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_dot_document__pb2
 from weft.api.common.v1 import priority_pb2 as weft_dot_api_dot_common_dot_v1_dot_priority__pb2
 from weft.api.registry.v1 import lease_pb2 as weft_dot_api_dot_registry_dot_v1_dot_lease__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(weft/api/registry/v1/lease_service.proto\x12\x14weft.api.registry.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!weft/api/common/v1/document.proto\x1a!weft/api/common/v1/priority.proto\x1a weft/api/registry/v1/lease.proto\"\xe0\x02\n\x13\x41\x63quireLeaseRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x31\n\x06holder\x18\x02 \x01(\x0b\x32!.weft.api.registry.v1.LeaseHolder\x12\x12\n\nsession_id\x18\x03 \x01(\t\x12\x0f\n\x07purpose\x18\x04 \x01(\t\x12\x34\n\x08sighting\x18\x05 \x01(\x0b\x32\".weft.api.registry.v1.HostSighting\x12\r\n\x05\x62ytes\x18\x06 \x01(\x03\x12\x16\n\x0e\x64\x65vice_indexes\x18\x07 \x03(\x05\x12\x13\n\x0bmax_devices\x18\x08 \x01(\x05\x12.\n\x08priority\x18\t \x01(\x0e\x32\x1c.weft.api.common.v1.Priority\x12+\n\x08max_wait\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0e\n\x06pinned\x18\x0b \x01(\x08\"\x90\x01\n\x14\x41\x63quireLeaseResponse\x12\x39\n\x07waiting\x18\x01 \x01(\x0b\x32&.weft.api.registry.v1.WaitingForMemoryH\x00\x12\x35\n\x07granted\x18\x02 \x01(\x0b\x32\".weft.api.registry.v1.GrantedLeaseH\x00\x42\x06\n\x04kind\"]\n\x10WaitingForMemory\x12\x0e\n\x06\x64\x65tail\x18\x01 \x01(\t\x12\x14\n\x0cneeded_bytes\x18\x02 \x01(\x03\x12\x12\n\nfree_bytes\x18\x03 \x01(\x03\x12\x0f\n\x07holders\x18\x04 \x03(\t\"\x9e\x01\n\x0cGrantedLease\x12*\n\x05lease\x18\x01 \x01(\x0b\x32\x1b.weft.api.registry.v1.Lease\x12/\n\x0ctime_to_live\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0erenew_interval\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x85\x02\n\x08LeaseUse\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x16\n\x0e\x66\x65ncing_number\x18\x02 \x01(\x03\x12\x32\n\tprocesses\x18\x03 \x03(\x0b\x32\x1f.weft.api.registry.v1.ProcessId\x12\x0e\n\x06\x66illed\x18\x04 \x01(\x08\x12\x17\n\x0f\x61\x63tive_requests\x18\x05 \x01(\x05\x12.\n\x08priority\x18\x06 \x01(\x0e\x32\x1c.weft.api.common.v1.Priority\x12\x0e\n\x06pinned\x18\x07 \x01(\x08\x12\x32\n\x0elast_used_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xc1\x01\n\x12RenewLeasesRequest\x12\x31\n\x06holder\x18\x01 \x01(\x0b\x32!.weft.api.registry.v1.LeaseHolder\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12.\n\x06leases\x18\x03 \x03(\x0b\x32\x1e.weft.api.registry.v1.LeaseUse\x12\x34\n\x08sighting\x18\x04 \x01(\x0b\x32\".weft.api.registry.v1.HostSighting\"\x99\x01\n\x13RenewLeasesResponse\x12\x16\n\x0elost_lease_ids\x18\x01 \x03(\t\x12:\n\x11watched_processes\x18\x02 \x03(\x0b\x32\x1f.weft.api.registry.v1.ProcessId\x12.\n\x0bnext_within\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x86\x01\n\x13ReleaseLeaseRequest\x12\x31\n\x06holder\x18\x01 \x01(\x0b\x32!.weft.api.registry.v1.LeaseHolder\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\x10\n\x08lease_id\x18\x03 \x01(\t\x12\x16\n\x0e\x66\x65ncing_number\x18\x04 \x01(\x03\"\x16\n\x14ReleaseLeaseResponse\"c\n\x1aReleaseEarlierLivesRequest\x12\x31\n\x06holder\x18\x01 \x01(\x0b\x32!.weft.api.registry.v1.LeaseHolder\x12\x12\n\nsession_id\x18\x02 \x01(\t\"5\n\x1bReleaseEarlierLivesResponse\x12\x16\n\x0ereleased_count\x18\x01 \x01(\x05\"%\n\x15ListHostMemoryRequest\x12\x0c\n\x04host\x18\x01 \x01(\t\"x\n\x16ListHostMemoryResponse\x12/\n\x05hosts\x18\x01 \x03(\x0b\x32 .weft.api.registry.v1.HostMemory\x12-\n\tmesh_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xb8\x02\n\nHostMemory\x12\x14\n\x04host\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x41\n\x06source\x18\x02 \x01(\x0e\x32).weft.api.registry.v1.HostSighting.SourceB\x06\x92\xb5\x18\x02\x10\x01\x12@\n\rsighting_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\r\x92\xb5\x18\t\n\x07seen_at\x12;\n\x07\x64\x65vices\x18\x04 \x03(\x0b\x32\".weft.api.registry.v1.DeviceMemoryB\x06\x92\xb5\x18\x02\x10\x01\x12\x33\n\x06leases\x18\x05 \x03(\x0b\x32\x1b.weft.api.registry.v1.LeaseB\x06\x92\xb5\x18\x02\x10\x01\x12\x1d\n\rwaiting_count\x18\x06 \x01(\x05\x42\x06\x92\xb5\x18\x02\x10\x01\"\xe2\x01\n\x0c\x44\x65viceMemory\x12\x36\n\x06\x64\x65vice\x18\x01 \x01(\x0b\x32\x1c.weft.api.registry.v1.DeviceB\x08\x92\xb5\x18\x04\x10\x02 \x01\x12\x1c\n\x0c\x62ooked_bytes\x18\x02 \x01(\x03\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x1a\n\rforeign_bytes\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x1a\n\nfree_bytes\x18\x04 \x01(\x03\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x1c\n\x0cmargin_bytes\x18\x05 \x01(\x03\x42\x06\x92\xb5\x18\x02\x10\x01:\x14\xb2\xb5\x18\x10\x12\x0e\x44\x65viceDocumentB\x10\n\x0e_foreign_bytes2\xbf\x04\n\x0cLeaseService\x12g\n\x0c\x41\x63quireLease\x12).weft.api.registry.v1.AcquireLeaseRequest\x1a*.weft.api.registry.v1.AcquireLeaseResponse0\x01\x12g\n\x0bRenewLeases\x12(.weft.api.registry.v1.RenewLeasesRequest\x1a).weft.api.registry.v1.RenewLeasesResponse\"\x03\x90\x02\x02\x12j\n\x0cReleaseLease\x12).weft.api.registry.v1.ReleaseLeaseRequest\x1a*.weft.api.registry.v1.ReleaseLeaseResponse\"\x03\x90\x02\x02\x12\x7f\n\x13ReleaseEarlierLives\x12\x30.weft.api.registry.v1.ReleaseEarlierLivesRequest\x1a\x31.weft.api.registry.v1.ReleaseEarlierLivesResponse\"\x03\x90\x02\x02\x12p\n\x0eListHostMemory\x12+.weft.api.registry.v1.ListHostMemoryRequest\x1a,.weft.api.registry.v1.ListHostMemoryResponse\"\x03\x90\x02\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(weft/api/registry/v1/lease_service.proto\x12\x14weft.api.registry.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1fweft/api/common/v1/access.proto\x1a!weft/api/common/v1/document.proto\x1a!weft/api/common/v1/priority.proto\x1a weft/api/registry/v1/lease.proto\"\xe0\x02\n\x13\x41\x63quireLeaseRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x31\n\x06holder\x18\x02 \x01(\x0b\x32!.weft.api.registry.v1.LeaseHolder\x12\x12\n\nsession_id\x18\x03 \x01(\t\x12\x0f\n\x07purpose\x18\x04 \x01(\t\x12\x34\n\x08sighting\x18\x05 \x01(\x0b\x32\".weft.api.registry.v1.HostSighting\x12\r\n\x05\x62ytes\x18\x06 \x01(\x03\x12\x16\n\x0e\x64\x65vice_indexes\x18\x07 \x03(\x05\x12\x13\n\x0bmax_devices\x18\x08 \x01(\x05\x12.\n\x08priority\x18\t \x01(\x0e\x32\x1c.weft.api.common.v1.Priority\x12+\n\x08max_wait\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0e\n\x06pinned\x18\x0b \x01(\x08\"\x90\x01\n\x14\x41\x63quireLeaseResponse\x12\x39\n\x07waiting\x18\x01 \x01(\x0b\x32&.weft.api.registry.v1.WaitingForMemoryH\x00\x12\x35\n\x07granted\x18\x02 \x01(\x0b\x32\".weft.api.registry.v1.GrantedLeaseH\x00\x42\x06\n\x04kind\"]\n\x10WaitingForMemory\x12\x0e\n\x06\x64\x65tail\x18\x01 \x01(\t\x12\x14\n\x0cneeded_bytes\x18\x02 \x01(\x03\x12\x12\n\nfree_bytes\x18\x03 \x01(\x03\x12\x0f\n\x07holders\x18\x04 \x03(\t\"\x9e\x01\n\x0cGrantedLease\x12*\n\x05lease\x18\x01 \x01(\x0b\x32\x1b.weft.api.registry.v1.Lease\x12/\n\x0ctime_to_live\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0erenew_interval\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x85\x02\n\x08LeaseUse\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x16\n\x0e\x66\x65ncing_number\x18\x02 \x01(\x03\x12\x32\n\tprocesses\x18\x03 \x03(\x0b\x32\x1f.weft.api.registry.v1.ProcessId\x12\x0e\n\x06\x66illed\x18\x04 \x01(\x08\x12\x17\n\x0f\x61\x63tive_requests\x18\x05 \x01(\x05\x12.\n\x08priority\x18\x06 \x01(\x0e\x32\x1c.weft.api.common.v1.Priority\x12\x0e\n\x06pinned\x18\x07 \x01(\x08\x12\x32\n\x0elast_used_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xc1\x01\n\x12RenewLeasesRequest\x12\x31\n\x06holder\x18\x01 \x01(\x0b\x32!.weft.api.registry.v1.LeaseHolder\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12.\n\x06leases\x18\x03 \x03(\x0b\x32\x1e.weft.api.registry.v1.LeaseUse\x12\x34\n\x08sighting\x18\x04 \x01(\x0b\x32\".weft.api.registry.v1.HostSighting\"\x99\x01\n\x13RenewLeasesResponse\x12\x16\n\x0elost_lease_ids\x18\x01 \x03(\t\x12:\n\x11watched_processes\x18\x02 \x03(\x0b\x32\x1f.weft.api.registry.v1.ProcessId\x12.\n\x0bnext_within\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x86\x01\n\x13ReleaseLeaseRequest\x12\x31\n\x06holder\x18\x01 \x01(\x0b\x32!.weft.api.registry.v1.LeaseHolder\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\x10\n\x08lease_id\x18\x03 \x01(\t\x12\x16\n\x0e\x66\x65ncing_number\x18\x04 \x01(\x03\"\x16\n\x14ReleaseLeaseResponse\"c\n\x1aReleaseEarlierLivesRequest\x12\x31\n\x06holder\x18\x01 \x01(\x0b\x32!.weft.api.registry.v1.LeaseHolder\x12\x12\n\nsession_id\x18\x02 \x01(\t\"5\n\x1bReleaseEarlierLivesResponse\x12\x16\n\x0ereleased_count\x18\x01 \x01(\x05\"%\n\x15ListHostMemoryRequest\x12\x0c\n\x04host\x18\x01 \x01(\t\"x\n\x16ListHostMemoryResponse\x12/\n\x05hosts\x18\x01 \x03(\x0b\x32 .weft.api.registry.v1.HostMemory\x12-\n\tmesh_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xb8\x02\n\nHostMemory\x12\x14\n\x04host\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x41\n\x06source\x18\x02 \x01(\x0e\x32).weft.api.registry.v1.HostSighting.SourceB\x06\x92\xb5\x18\x02\x10\x01\x12@\n\rsighting_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\r\x92\xb5\x18\t\n\x07seen_at\x12;\n\x07\x64\x65vices\x18\x04 \x03(\x0b\x32\".weft.api.registry.v1.DeviceMemoryB\x06\x92\xb5\x18\x02\x10\x01\x12\x33\n\x06leases\x18\x05 \x03(\x0b\x32\x1b.weft.api.registry.v1.LeaseB\x06\x92\xb5\x18\x02\x10\x01\x12\x1d\n\rwaiting_count\x18\x06 \x01(\x05\x42\x06\x92\xb5\x18\x02\x10\x01\"\xe2\x01\n\x0c\x44\x65viceMemory\x12\x36\n\x06\x64\x65vice\x18\x01 \x01(\x0b\x32\x1c.weft.api.registry.v1.DeviceB\x08\x92\xb5\x18\x04\x10\x02 \x01\x12\x1c\n\x0c\x62ooked_bytes\x18\x02 \x01(\x03\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x1a\n\rforeign_bytes\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x1a\n\nfree_bytes\x18\x04 \x01(\x03\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x1c\n\x0cmargin_bytes\x18\x05 \x01(\x03\x42\x06\x92\xb5\x18\x02\x10\x01:\x14\xb2\xb5\x18\x10\x12\x0e\x44\x65viceDocumentB\x10\n\x0e_foreign_bytes2\x98\x05\n\x0cLeaseService\x12{\n\x0c\x41\x63quireLease\x12).weft.api.registry.v1.AcquireLeaseRequest\x1a*.weft.api.registry.v1.AcquireLeaseResponse\"\x12\xb2\xb5\x18\x0erunners:create0\x01\x12y\n\x0bRenewLeases\x12(.weft.api.registry.v1.RenewLeasesRequest\x1a).weft.api.registry.v1.RenewLeasesResponse\"\x15\x90\x02\x02\xb2\xb5\x18\x0erunners:create\x12|\n\x0cReleaseLease\x12).weft.api.registry.v1.ReleaseLeaseRequest\x1a*.weft.api.registry.v1.ReleaseLeaseResponse\"\x15\x90\x02\x02\xb2\xb5\x18\x0erunners:create\x12\x8e\x01\n\x13ReleaseEarlierLives\x12\x30.weft.api.registry.v1.ReleaseEarlierLivesRequest\x1a\x31.weft.api.registry.v1.ReleaseEarlierLivesResponse\"\x12\x90\x02\x02\xb2\xb5\x18\x0bmesh:create\x12\x80\x01\n\x0eListHostMemory\x12+.weft.api.registry.v1.ListHostMemoryRequest\x1a,.weft.api.registry.v1.ListHostMemoryResponse\"\x13\x90\x02\x01\xb2\xb5\x18\x0crunners:viewb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -58,44 +59,46 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DEVICEMEMORY'].fields_by_name['margin_bytes']._serialized_options = b'\222\265\030\002\020\001'
   _globals['_DEVICEMEMORY']._loaded_options = None
   _globals['_DEVICEMEMORY']._serialized_options = b'\262\265\030\020\022\016DeviceDocument'
+  _globals['_LEASESERVICE'].methods_by_name['AcquireLease']._loaded_options = None
+  _globals['_LEASESERVICE'].methods_by_name['AcquireLease']._serialized_options = b'\262\265\030\016runners:create'
   _globals['_LEASESERVICE'].methods_by_name['RenewLeases']._loaded_options = None
-  _globals['_LEASESERVICE'].methods_by_name['RenewLeases']._serialized_options = b'\220\002\002'
+  _globals['_LEASESERVICE'].methods_by_name['RenewLeases']._serialized_options = b'\220\002\002\262\265\030\016runners:create'
   _globals['_LEASESERVICE'].methods_by_name['ReleaseLease']._loaded_options = None
-  _globals['_LEASESERVICE'].methods_by_name['ReleaseLease']._serialized_options = b'\220\002\002'
+  _globals['_LEASESERVICE'].methods_by_name['ReleaseLease']._serialized_options = b'\220\002\002\262\265\030\016runners:create'
   _globals['_LEASESERVICE'].methods_by_name['ReleaseEarlierLives']._loaded_options = None
-  _globals['_LEASESERVICE'].methods_by_name['ReleaseEarlierLives']._serialized_options = b'\220\002\002'
+  _globals['_LEASESERVICE'].methods_by_name['ReleaseEarlierLives']._serialized_options = b'\220\002\002\262\265\030\013mesh:create'
   _globals['_LEASESERVICE'].methods_by_name['ListHostMemory']._loaded_options = None
-  _globals['_LEASESERVICE'].methods_by_name['ListHostMemory']._serialized_options = b'\220\002\001'
-  _globals['_ACQUIRELEASEREQUEST']._serialized_start=236
-  _globals['_ACQUIRELEASEREQUEST']._serialized_end=588
-  _globals['_ACQUIRELEASERESPONSE']._serialized_start=591
-  _globals['_ACQUIRELEASERESPONSE']._serialized_end=735
-  _globals['_WAITINGFORMEMORY']._serialized_start=737
-  _globals['_WAITINGFORMEMORY']._serialized_end=830
-  _globals['_GRANTEDLEASE']._serialized_start=833
-  _globals['_GRANTEDLEASE']._serialized_end=991
-  _globals['_LEASEUSE']._serialized_start=994
-  _globals['_LEASEUSE']._serialized_end=1255
-  _globals['_RENEWLEASESREQUEST']._serialized_start=1258
-  _globals['_RENEWLEASESREQUEST']._serialized_end=1451
-  _globals['_RENEWLEASESRESPONSE']._serialized_start=1454
-  _globals['_RENEWLEASESRESPONSE']._serialized_end=1607
-  _globals['_RELEASELEASEREQUEST']._serialized_start=1610
-  _globals['_RELEASELEASEREQUEST']._serialized_end=1744
-  _globals['_RELEASELEASERESPONSE']._serialized_start=1746
-  _globals['_RELEASELEASERESPONSE']._serialized_end=1768
-  _globals['_RELEASEEARLIERLIVESREQUEST']._serialized_start=1770
-  _globals['_RELEASEEARLIERLIVESREQUEST']._serialized_end=1869
-  _globals['_RELEASEEARLIERLIVESRESPONSE']._serialized_start=1871
-  _globals['_RELEASEEARLIERLIVESRESPONSE']._serialized_end=1924
-  _globals['_LISTHOSTMEMORYREQUEST']._serialized_start=1926
-  _globals['_LISTHOSTMEMORYREQUEST']._serialized_end=1963
-  _globals['_LISTHOSTMEMORYRESPONSE']._serialized_start=1965
-  _globals['_LISTHOSTMEMORYRESPONSE']._serialized_end=2085
-  _globals['_HOSTMEMORY']._serialized_start=2088
-  _globals['_HOSTMEMORY']._serialized_end=2400
-  _globals['_DEVICEMEMORY']._serialized_start=2403
-  _globals['_DEVICEMEMORY']._serialized_end=2629
-  _globals['_LEASESERVICE']._serialized_start=2632
-  _globals['_LEASESERVICE']._serialized_end=3207
+  _globals['_LEASESERVICE'].methods_by_name['ListHostMemory']._serialized_options = b'\220\002\001\262\265\030\014runners:view'
+  _globals['_ACQUIRELEASEREQUEST']._serialized_start=269
+  _globals['_ACQUIRELEASEREQUEST']._serialized_end=621
+  _globals['_ACQUIRELEASERESPONSE']._serialized_start=624
+  _globals['_ACQUIRELEASERESPONSE']._serialized_end=768
+  _globals['_WAITINGFORMEMORY']._serialized_start=770
+  _globals['_WAITINGFORMEMORY']._serialized_end=863
+  _globals['_GRANTEDLEASE']._serialized_start=866
+  _globals['_GRANTEDLEASE']._serialized_end=1024
+  _globals['_LEASEUSE']._serialized_start=1027
+  _globals['_LEASEUSE']._serialized_end=1288
+  _globals['_RENEWLEASESREQUEST']._serialized_start=1291
+  _globals['_RENEWLEASESREQUEST']._serialized_end=1484
+  _globals['_RENEWLEASESRESPONSE']._serialized_start=1487
+  _globals['_RENEWLEASESRESPONSE']._serialized_end=1640
+  _globals['_RELEASELEASEREQUEST']._serialized_start=1643
+  _globals['_RELEASELEASEREQUEST']._serialized_end=1777
+  _globals['_RELEASELEASERESPONSE']._serialized_start=1779
+  _globals['_RELEASELEASERESPONSE']._serialized_end=1801
+  _globals['_RELEASEEARLIERLIVESREQUEST']._serialized_start=1803
+  _globals['_RELEASEEARLIERLIVESREQUEST']._serialized_end=1902
+  _globals['_RELEASEEARLIERLIVESRESPONSE']._serialized_start=1904
+  _globals['_RELEASEEARLIERLIVESRESPONSE']._serialized_end=1957
+  _globals['_LISTHOSTMEMORYREQUEST']._serialized_start=1959
+  _globals['_LISTHOSTMEMORYREQUEST']._serialized_end=1996
+  _globals['_LISTHOSTMEMORYRESPONSE']._serialized_start=1998
+  _globals['_LISTHOSTMEMORYRESPONSE']._serialized_end=2118
+  _globals['_HOSTMEMORY']._serialized_start=2121
+  _globals['_HOSTMEMORY']._serialized_end=2433
+  _globals['_DEVICEMEMORY']._serialized_start=2436
+  _globals['_DEVICEMEMORY']._serialized_end=2662
+  _globals['_LEASESERVICE']._serialized_start=2665
+  _globals['_LEASESERVICE']._serialized_end=3329
 # @@protoc_insertion_point(module_scope)

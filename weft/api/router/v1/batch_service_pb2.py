@@ -23,10 +23,11 @@ _sym_db = _symbol_database.Default()
 
 
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
+from weft.api.common.v1 import access_pb2 as weft_dot_api_dot_common_dot_v1_dot_access__pb2
 from weft.api.router.v1 import task_pb2 as weft_dot_api_dot_router_dot_v1_dot_task__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&weft/api/router/v1/batch_service.proto\x12\x12weft.api.router.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1dweft/api/router/v1/task.proto\"L\n\x0e\x42\x61tchLineError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0c\n\x04line\x18\x03 \x01(\x05\x12\r\n\x05\x66ield\x18\x04 \x01(\t\"\xae\x05\n\x05\x42\x61tch\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12-\n\x05state\x18\x03 \x01(\x0e\x32\x1e.weft.api.router.v1.BatchState\x12\x10\n\x08\x65ndpoint\x18\x04 \x01(\t\x12\x12\n\ninput_file\x18\x05 \x01(\t\x12\x13\n\x0boutput_file\x18\x06 \x01(\t\x12\x12\n\nerror_file\x18\x07 \x01(\t\x12\x32\n\x06\x65rrors\x18\x08 \x03(\x0b\x32\".weft.api.router.v1.BatchLineError\x12\x13\n\x0btotal_count\x18\t \x01(\x05\x12\x17\n\x0f\x63ompleted_count\x18\n \x01(\x05\x12\x14\n\x0c\x66\x61iled_count\x18\x0b \x01(\x05\x12\x17\n\x0f\x63\x61ncelled_count\x18\x0c \x01(\x05\x12\x15\n\rexpired_count\x18\r \x01(\x05\x12/\n\x0b\x63reate_time\x18\x0e \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x33\n\x0fwindow_end_time\x18\x0f \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x63\x61ncel_time\x18\x10 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x32\n\x0elines_end_time\x18\x11 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x12 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x39\n\x08metadata\x18\x13 \x03(\x0b\x32\'.weft.api.router.v1.Batch.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"l\n\x12\x43reateBatchRequest\x12(\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x19.weft.api.router.v1.Batch\x12,\n\x05lines\x18\x02 \x03(\x0b\x32\x1d.weft.api.router.v1.BatchLine\"J\n\tBatchLine\x12\x11\n\tcustom_id\x18\x01 \x01(\t\x12*\n\x04spec\x18\x02 \x01(\x0b\x32\x1c.weft.api.router.v1.TaskSpec\"?\n\x13\x43reateBatchResponse\x12(\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x19.weft.api.router.v1.Batch\"\x1d\n\x0fGetBatchRequest\x12\n\n\x02id\x18\x01 \x01(\t\"<\n\x10GetBatchResponse\x12(\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x19.weft.api.router.v1.Batch\"2\n\x12ListBatchesRequest\x12\r\n\x05\x61\x66ter\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\x05\"S\n\x13ListBatchesResponse\x12*\n\x07\x62\x61tches\x18\x01 \x03(\x0b\x32\x19.weft.api.router.v1.Batch\x12\x10\n\x08has_more\x18\x02 \x01(\x08\" \n\x12\x43\x61ncelBatchRequest\x12\n\n\x02id\x18\x01 \x01(\t\"?\n\x13\x43\x61ncelBatchResponse\x12(\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x19.weft.api.router.v1.Batch\"%\n\x17ReadBatchResultsRequest\x12\n\n\x02id\x18\x01 \x01(\t\"\x95\x01\n\x18ReadBatchResultsResponse\x12&\n\x04task\x18\x01 \x01(\x0b\x32\x18.weft.api.router.v1.Task\x12\x11\n\tcustom_id\x18\x02 \x01(\t\x12\x0e\n\x06origin\x18\x03 \x01(\x0c\x12.\n\x06output\x18\x04 \x01(\x0b\x32\x1e.weft.api.router.v1.TaskOutput\"I\n\x12\x46inishBatchRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0boutput_file\x18\x02 \x01(\t\x12\x12\n\nerror_file\x18\x03 \x01(\t\"?\n\x13\x46inishBatchResponse\x12(\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x19.weft.api.router.v1.Batch*\x94\x01\n\nBatchState\x12\x1b\n\x17\x42\x41TCH_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x42\x41TCH_STATE_FAILED\x10\x01\x12\x1b\n\x17\x42\x41TCH_STATE_IN_PROGRESS\x10\x02\x12\x1a\n\x16\x42\x41TCH_STATE_FINALIZING\x10\x03\x12\x18\n\x14\x42\x41TCH_STATE_FINISHED\x10\x04\x32\xec\x04\n\x0c\x42\x61tchService\x12`\n\x0b\x43reateBatch\x12&.weft.api.router.v1.CreateBatchRequest\x1a\'.weft.api.router.v1.CreateBatchResponse(\x01\x12Z\n\x08GetBatch\x12#.weft.api.router.v1.GetBatchRequest\x1a$.weft.api.router.v1.GetBatchResponse\"\x03\x90\x02\x01\x12\x63\n\x0bListBatches\x12&.weft.api.router.v1.ListBatchesRequest\x1a\'.weft.api.router.v1.ListBatchesResponse\"\x03\x90\x02\x01\x12\x63\n\x0b\x43\x61ncelBatch\x12&.weft.api.router.v1.CancelBatchRequest\x1a\'.weft.api.router.v1.CancelBatchResponse\"\x03\x90\x02\x02\x12o\n\x10ReadBatchResults\x12+.weft.api.router.v1.ReadBatchResultsRequest\x1a,.weft.api.router.v1.ReadBatchResultsResponse0\x01\x12\x63\n\x0b\x46inishBatch\x12&.weft.api.router.v1.FinishBatchRequest\x1a\'.weft.api.router.v1.FinishBatchResponse\"\x03\x90\x02\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&weft/api/router/v1/batch_service.proto\x12\x12weft.api.router.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1fweft/api/common/v1/access.proto\x1a\x1dweft/api/router/v1/task.proto\"L\n\x0e\x42\x61tchLineError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0c\n\x04line\x18\x03 \x01(\x05\x12\r\n\x05\x66ield\x18\x04 \x01(\t\"\xae\x05\n\x05\x42\x61tch\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12-\n\x05state\x18\x03 \x01(\x0e\x32\x1e.weft.api.router.v1.BatchState\x12\x10\n\x08\x65ndpoint\x18\x04 \x01(\t\x12\x12\n\ninput_file\x18\x05 \x01(\t\x12\x13\n\x0boutput_file\x18\x06 \x01(\t\x12\x12\n\nerror_file\x18\x07 \x01(\t\x12\x32\n\x06\x65rrors\x18\x08 \x03(\x0b\x32\".weft.api.router.v1.BatchLineError\x12\x13\n\x0btotal_count\x18\t \x01(\x05\x12\x17\n\x0f\x63ompleted_count\x18\n \x01(\x05\x12\x14\n\x0c\x66\x61iled_count\x18\x0b \x01(\x05\x12\x17\n\x0f\x63\x61ncelled_count\x18\x0c \x01(\x05\x12\x15\n\rexpired_count\x18\r \x01(\x05\x12/\n\x0b\x63reate_time\x18\x0e \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x33\n\x0fwindow_end_time\x18\x0f \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x63\x61ncel_time\x18\x10 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x32\n\x0elines_end_time\x18\x11 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x12 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x39\n\x08metadata\x18\x13 \x03(\x0b\x32\'.weft.api.router.v1.Batch.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"l\n\x12\x43reateBatchRequest\x12(\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x19.weft.api.router.v1.Batch\x12,\n\x05lines\x18\x02 \x03(\x0b\x32\x1d.weft.api.router.v1.BatchLine\"J\n\tBatchLine\x12\x11\n\tcustom_id\x18\x01 \x01(\t\x12*\n\x04spec\x18\x02 \x01(\x0b\x32\x1c.weft.api.router.v1.TaskSpec\"?\n\x13\x43reateBatchResponse\x12(\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x19.weft.api.router.v1.Batch\"\x1d\n\x0fGetBatchRequest\x12\n\n\x02id\x18\x01 \x01(\t\"<\n\x10GetBatchResponse\x12(\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x19.weft.api.router.v1.Batch\"2\n\x12ListBatchesRequest\x12\r\n\x05\x61\x66ter\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\x05\"S\n\x13ListBatchesResponse\x12*\n\x07\x62\x61tches\x18\x01 \x03(\x0b\x32\x19.weft.api.router.v1.Batch\x12\x10\n\x08has_more\x18\x02 \x01(\x08\" \n\x12\x43\x61ncelBatchRequest\x12\n\n\x02id\x18\x01 \x01(\t\"?\n\x13\x43\x61ncelBatchResponse\x12(\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x19.weft.api.router.v1.Batch\"%\n\x17ReadBatchResultsRequest\x12\n\n\x02id\x18\x01 \x01(\t\"\x95\x01\n\x18ReadBatchResultsResponse\x12&\n\x04task\x18\x01 \x01(\x0b\x32\x18.weft.api.router.v1.Task\x12\x11\n\tcustom_id\x18\x02 \x01(\t\x12\x0e\n\x06origin\x18\x03 \x01(\x0c\x12.\n\x06output\x18\x04 \x01(\x0b\x32\x1e.weft.api.router.v1.TaskOutput\"I\n\x12\x46inishBatchRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0boutput_file\x18\x02 \x01(\t\x12\x12\n\nerror_file\x18\x03 \x01(\t\"?\n\x13\x46inishBatchResponse\x12(\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x19.weft.api.router.v1.Batch*\x94\x01\n\nBatchState\x12\x1b\n\x17\x42\x41TCH_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x42\x41TCH_STATE_FAILED\x10\x01\x12\x1b\n\x17\x42\x41TCH_STATE_IN_PROGRESS\x10\x02\x12\x1a\n\x16\x42\x41TCH_STATE_FINALIZING\x10\x03\x12\x18\n\x14\x42\x41TCH_STATE_FINISHED\x10\x04\x32\xdc\x05\n\x0c\x42\x61tchService\x12v\n\x0b\x43reateBatch\x12&.weft.api.router.v1.CreateBatchRequest\x1a\'.weft.api.router.v1.CreateBatchResponse\"\x14\xb2\xb5\x18\x10inference:create(\x01\x12l\n\x08GetBatch\x12#.weft.api.router.v1.GetBatchRequest\x1a$.weft.api.router.v1.GetBatchResponse\"\x15\x90\x02\x01\xb2\xb5\x18\x0einference:view\x12u\n\x0bListBatches\x12&.weft.api.router.v1.ListBatchesRequest\x1a\'.weft.api.router.v1.ListBatchesResponse\"\x15\x90\x02\x01\xb2\xb5\x18\x0einference:view\x12u\n\x0b\x43\x61ncelBatch\x12&.weft.api.router.v1.CancelBatchRequest\x1a\'.weft.api.router.v1.CancelBatchResponse\"\x15\x90\x02\x02\xb2\xb5\x18\x0einference:edit\x12\x83\x01\n\x10ReadBatchResults\x12+.weft.api.router.v1.ReadBatchResultsRequest\x1a,.weft.api.router.v1.ReadBatchResultsResponse\"\x12\xb2\xb5\x18\x0einference:view0\x01\x12r\n\x0b\x46inishBatch\x12&.weft.api.router.v1.FinishBatchRequest\x1a\'.weft.api.router.v1.FinishBatchResponse\"\x12\x90\x02\x02\xb2\xb5\x18\x0bmesh:createb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,48 +36,52 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_BATCH_METADATAENTRY']._loaded_options = None
   _globals['_BATCH_METADATAENTRY']._serialized_options = b'8\001'
+  _globals['_BATCHSERVICE'].methods_by_name['CreateBatch']._loaded_options = None
+  _globals['_BATCHSERVICE'].methods_by_name['CreateBatch']._serialized_options = b'\262\265\030\020inference:create'
   _globals['_BATCHSERVICE'].methods_by_name['GetBatch']._loaded_options = None
-  _globals['_BATCHSERVICE'].methods_by_name['GetBatch']._serialized_options = b'\220\002\001'
+  _globals['_BATCHSERVICE'].methods_by_name['GetBatch']._serialized_options = b'\220\002\001\262\265\030\016inference:view'
   _globals['_BATCHSERVICE'].methods_by_name['ListBatches']._loaded_options = None
-  _globals['_BATCHSERVICE'].methods_by_name['ListBatches']._serialized_options = b'\220\002\001'
+  _globals['_BATCHSERVICE'].methods_by_name['ListBatches']._serialized_options = b'\220\002\001\262\265\030\016inference:view'
   _globals['_BATCHSERVICE'].methods_by_name['CancelBatch']._loaded_options = None
-  _globals['_BATCHSERVICE'].methods_by_name['CancelBatch']._serialized_options = b'\220\002\002'
+  _globals['_BATCHSERVICE'].methods_by_name['CancelBatch']._serialized_options = b'\220\002\002\262\265\030\016inference:edit'
+  _globals['_BATCHSERVICE'].methods_by_name['ReadBatchResults']._loaded_options = None
+  _globals['_BATCHSERVICE'].methods_by_name['ReadBatchResults']._serialized_options = b'\262\265\030\016inference:view'
   _globals['_BATCHSERVICE'].methods_by_name['FinishBatch']._loaded_options = None
-  _globals['_BATCHSERVICE'].methods_by_name['FinishBatch']._serialized_options = b'\220\002\002'
-  _globals['_BATCHSTATE']._serialized_start=1805
-  _globals['_BATCHSTATE']._serialized_end=1953
-  _globals['_BATCHLINEERROR']._serialized_start=126
-  _globals['_BATCHLINEERROR']._serialized_end=202
-  _globals['_BATCH']._serialized_start=205
-  _globals['_BATCH']._serialized_end=891
-  _globals['_BATCH_METADATAENTRY']._serialized_start=844
-  _globals['_BATCH_METADATAENTRY']._serialized_end=891
-  _globals['_CREATEBATCHREQUEST']._serialized_start=893
-  _globals['_CREATEBATCHREQUEST']._serialized_end=1001
-  _globals['_BATCHLINE']._serialized_start=1003
-  _globals['_BATCHLINE']._serialized_end=1077
-  _globals['_CREATEBATCHRESPONSE']._serialized_start=1079
-  _globals['_CREATEBATCHRESPONSE']._serialized_end=1142
-  _globals['_GETBATCHREQUEST']._serialized_start=1144
-  _globals['_GETBATCHREQUEST']._serialized_end=1173
-  _globals['_GETBATCHRESPONSE']._serialized_start=1175
-  _globals['_GETBATCHRESPONSE']._serialized_end=1235
-  _globals['_LISTBATCHESREQUEST']._serialized_start=1237
-  _globals['_LISTBATCHESREQUEST']._serialized_end=1287
-  _globals['_LISTBATCHESRESPONSE']._serialized_start=1289
-  _globals['_LISTBATCHESRESPONSE']._serialized_end=1372
-  _globals['_CANCELBATCHREQUEST']._serialized_start=1374
-  _globals['_CANCELBATCHREQUEST']._serialized_end=1406
-  _globals['_CANCELBATCHRESPONSE']._serialized_start=1408
-  _globals['_CANCELBATCHRESPONSE']._serialized_end=1471
-  _globals['_READBATCHRESULTSREQUEST']._serialized_start=1473
-  _globals['_READBATCHRESULTSREQUEST']._serialized_end=1510
-  _globals['_READBATCHRESULTSRESPONSE']._serialized_start=1513
-  _globals['_READBATCHRESULTSRESPONSE']._serialized_end=1662
-  _globals['_FINISHBATCHREQUEST']._serialized_start=1664
-  _globals['_FINISHBATCHREQUEST']._serialized_end=1737
-  _globals['_FINISHBATCHRESPONSE']._serialized_start=1739
-  _globals['_FINISHBATCHRESPONSE']._serialized_end=1802
-  _globals['_BATCHSERVICE']._serialized_start=1956
-  _globals['_BATCHSERVICE']._serialized_end=2576
+  _globals['_BATCHSERVICE'].methods_by_name['FinishBatch']._serialized_options = b'\220\002\002\262\265\030\013mesh:create'
+  _globals['_BATCHSTATE']._serialized_start=1838
+  _globals['_BATCHSTATE']._serialized_end=1986
+  _globals['_BATCHLINEERROR']._serialized_start=159
+  _globals['_BATCHLINEERROR']._serialized_end=235
+  _globals['_BATCH']._serialized_start=238
+  _globals['_BATCH']._serialized_end=924
+  _globals['_BATCH_METADATAENTRY']._serialized_start=877
+  _globals['_BATCH_METADATAENTRY']._serialized_end=924
+  _globals['_CREATEBATCHREQUEST']._serialized_start=926
+  _globals['_CREATEBATCHREQUEST']._serialized_end=1034
+  _globals['_BATCHLINE']._serialized_start=1036
+  _globals['_BATCHLINE']._serialized_end=1110
+  _globals['_CREATEBATCHRESPONSE']._serialized_start=1112
+  _globals['_CREATEBATCHRESPONSE']._serialized_end=1175
+  _globals['_GETBATCHREQUEST']._serialized_start=1177
+  _globals['_GETBATCHREQUEST']._serialized_end=1206
+  _globals['_GETBATCHRESPONSE']._serialized_start=1208
+  _globals['_GETBATCHRESPONSE']._serialized_end=1268
+  _globals['_LISTBATCHESREQUEST']._serialized_start=1270
+  _globals['_LISTBATCHESREQUEST']._serialized_end=1320
+  _globals['_LISTBATCHESRESPONSE']._serialized_start=1322
+  _globals['_LISTBATCHESRESPONSE']._serialized_end=1405
+  _globals['_CANCELBATCHREQUEST']._serialized_start=1407
+  _globals['_CANCELBATCHREQUEST']._serialized_end=1439
+  _globals['_CANCELBATCHRESPONSE']._serialized_start=1441
+  _globals['_CANCELBATCHRESPONSE']._serialized_end=1504
+  _globals['_READBATCHRESULTSREQUEST']._serialized_start=1506
+  _globals['_READBATCHRESULTSREQUEST']._serialized_end=1543
+  _globals['_READBATCHRESULTSRESPONSE']._serialized_start=1546
+  _globals['_READBATCHRESULTSRESPONSE']._serialized_end=1695
+  _globals['_FINISHBATCHREQUEST']._serialized_start=1697
+  _globals['_FINISHBATCHREQUEST']._serialized_end=1770
+  _globals['_FINISHBATCHRESPONSE']._serialized_start=1772
+  _globals['_FINISHBATCHRESPONSE']._serialized_end=1835
+  _globals['_BATCHSERVICE']._serialized_start=1989
+  _globals['_BATCHSERVICE']._serialized_end=2721
 # @@protoc_insertion_point(module_scope)

@@ -23,41 +23,48 @@ _sym_db = _symbol_database.Default()
 
 
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
+from weft.api.common.v1 import access_pb2 as weft_dot_api_dot_common_dot_v1_dot_access__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%weft/api/router/v1/file_service.proto\x12\x12weft.api.router.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb7\x01\n\x04\x46ile\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x0f\n\x07purpose\x18\x04 \x01(\t\x12\x12\n\nbyte_count\x18\x05 \x01(\x03\x12/\n\x0b\x63reate_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x65xpire_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"I\n\x11UploadFileRequest\x12&\n\x04\x66ile\x18\x01 \x01(\x0b\x32\x18.weft.api.router.v1.File\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"<\n\x12UploadFileResponse\x12&\n\x04\x66ile\x18\x01 \x01(\x0b\x32\x18.weft.api.router.v1.File\"\x1c\n\x0eGetFileRequest\x12\n\n\x02id\x18\x01 \x01(\t\"9\n\x0fGetFileResponse\x12&\n\x04\x66ile\x18\x01 \x01(\x0b\x32\x18.weft.api.router.v1.File\"A\n\x10ListFilesRequest\x12\x0f\n\x07purpose\x18\x01 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\t\x12\r\n\x05limit\x18\x03 \x01(\x05\"N\n\x11ListFilesResponse\x12\'\n\x05\x66iles\x18\x01 \x03(\x0b\x32\x18.weft.api.router.v1.File\x12\x10\n\x08has_more\x18\x02 \x01(\x08\"\x1d\n\x0fReadFileRequest\x12\n\n\x02id\x18\x01 \x01(\t\" \n\x10ReadFileResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"\x1f\n\x11\x44\x65leteFileRequest\x12\n\n\x02id\x18\x01 \x01(\t\"\x14\n\x12\x44\x65leteFileResponse2\xda\x03\n\x0b\x46ileService\x12]\n\nUploadFile\x12%.weft.api.router.v1.UploadFileRequest\x1a&.weft.api.router.v1.UploadFileResponse(\x01\x12W\n\x07GetFile\x12\".weft.api.router.v1.GetFileRequest\x1a#.weft.api.router.v1.GetFileResponse\"\x03\x90\x02\x01\x12]\n\tListFiles\x12$.weft.api.router.v1.ListFilesRequest\x1a%.weft.api.router.v1.ListFilesResponse\"\x03\x90\x02\x01\x12W\n\x08ReadFile\x12#.weft.api.router.v1.ReadFileRequest\x1a$.weft.api.router.v1.ReadFileResponse0\x01\x12[\n\nDeleteFile\x12%.weft.api.router.v1.DeleteFileRequest\x1a&.weft.api.router.v1.DeleteFileResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%weft/api/router/v1/file_service.proto\x12\x12weft.api.router.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1fweft/api/common/v1/access.proto\"\xb7\x01\n\x04\x46ile\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x0f\n\x07purpose\x18\x04 \x01(\t\x12\x12\n\nbyte_count\x18\x05 \x01(\x03\x12/\n\x0b\x63reate_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x65xpire_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"I\n\x11UploadFileRequest\x12&\n\x04\x66ile\x18\x01 \x01(\x0b\x32\x18.weft.api.router.v1.File\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"<\n\x12UploadFileResponse\x12&\n\x04\x66ile\x18\x01 \x01(\x0b\x32\x18.weft.api.router.v1.File\"\x1c\n\x0eGetFileRequest\x12\n\n\x02id\x18\x01 \x01(\t\"9\n\x0fGetFileResponse\x12&\n\x04\x66ile\x18\x01 \x01(\x0b\x32\x18.weft.api.router.v1.File\"A\n\x10ListFilesRequest\x12\x0f\n\x07purpose\x18\x01 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\t\x12\r\n\x05limit\x18\x03 \x01(\x05\"N\n\x11ListFilesResponse\x12\'\n\x05\x66iles\x18\x01 \x03(\x0b\x32\x18.weft.api.router.v1.File\x12\x10\n\x08has_more\x18\x02 \x01(\x08\"\x1d\n\x0fReadFileRequest\x12\n\n\x02id\x18\x01 \x01(\t\" \n\x10ReadFileResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"\x1f\n\x11\x44\x65leteFileRequest\x12\n\n\x02id\x18\x01 \x01(\t\"\x14\n\x12\x44\x65leteFileResponse2\xbc\x04\n\x0b\x46ileService\x12s\n\nUploadFile\x12%.weft.api.router.v1.UploadFileRequest\x1a&.weft.api.router.v1.UploadFileResponse\"\x14\xb2\xb5\x18\x10inference:create(\x01\x12i\n\x07GetFile\x12\".weft.api.router.v1.GetFileRequest\x1a#.weft.api.router.v1.GetFileResponse\"\x15\x90\x02\x01\xb2\xb5\x18\x0einference:view\x12o\n\tListFiles\x12$.weft.api.router.v1.ListFilesRequest\x1a%.weft.api.router.v1.ListFilesResponse\"\x15\x90\x02\x01\xb2\xb5\x18\x0einference:view\x12k\n\x08ReadFile\x12#.weft.api.router.v1.ReadFileRequest\x1a$.weft.api.router.v1.ReadFileResponse\"\x12\xb2\xb5\x18\x0einference:view0\x01\x12o\n\nDeleteFile\x12%.weft.api.router.v1.DeleteFileRequest\x1a&.weft.api.router.v1.DeleteFileResponse\"\x12\xb2\xb5\x18\x0einference:editb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'weft.api.router.v1.file_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_FILESERVICE'].methods_by_name['UploadFile']._loaded_options = None
+  _globals['_FILESERVICE'].methods_by_name['UploadFile']._serialized_options = b'\262\265\030\020inference:create'
   _globals['_FILESERVICE'].methods_by_name['GetFile']._loaded_options = None
-  _globals['_FILESERVICE'].methods_by_name['GetFile']._serialized_options = b'\220\002\001'
+  _globals['_FILESERVICE'].methods_by_name['GetFile']._serialized_options = b'\220\002\001\262\265\030\016inference:view'
   _globals['_FILESERVICE'].methods_by_name['ListFiles']._loaded_options = None
-  _globals['_FILESERVICE'].methods_by_name['ListFiles']._serialized_options = b'\220\002\001'
-  _globals['_FILE']._serialized_start=95
-  _globals['_FILE']._serialized_end=278
-  _globals['_UPLOADFILEREQUEST']._serialized_start=280
-  _globals['_UPLOADFILEREQUEST']._serialized_end=353
-  _globals['_UPLOADFILERESPONSE']._serialized_start=355
-  _globals['_UPLOADFILERESPONSE']._serialized_end=415
-  _globals['_GETFILEREQUEST']._serialized_start=417
-  _globals['_GETFILEREQUEST']._serialized_end=445
-  _globals['_GETFILERESPONSE']._serialized_start=447
-  _globals['_GETFILERESPONSE']._serialized_end=504
-  _globals['_LISTFILESREQUEST']._serialized_start=506
-  _globals['_LISTFILESREQUEST']._serialized_end=571
-  _globals['_LISTFILESRESPONSE']._serialized_start=573
-  _globals['_LISTFILESRESPONSE']._serialized_end=651
-  _globals['_READFILEREQUEST']._serialized_start=653
-  _globals['_READFILEREQUEST']._serialized_end=682
-  _globals['_READFILERESPONSE']._serialized_start=684
-  _globals['_READFILERESPONSE']._serialized_end=716
-  _globals['_DELETEFILEREQUEST']._serialized_start=718
-  _globals['_DELETEFILEREQUEST']._serialized_end=749
-  _globals['_DELETEFILERESPONSE']._serialized_start=751
-  _globals['_DELETEFILERESPONSE']._serialized_end=771
-  _globals['_FILESERVICE']._serialized_start=774
-  _globals['_FILESERVICE']._serialized_end=1248
+  _globals['_FILESERVICE'].methods_by_name['ListFiles']._serialized_options = b'\220\002\001\262\265\030\016inference:view'
+  _globals['_FILESERVICE'].methods_by_name['ReadFile']._loaded_options = None
+  _globals['_FILESERVICE'].methods_by_name['ReadFile']._serialized_options = b'\262\265\030\016inference:view'
+  _globals['_FILESERVICE'].methods_by_name['DeleteFile']._loaded_options = None
+  _globals['_FILESERVICE'].methods_by_name['DeleteFile']._serialized_options = b'\262\265\030\016inference:edit'
+  _globals['_FILE']._serialized_start=128
+  _globals['_FILE']._serialized_end=311
+  _globals['_UPLOADFILEREQUEST']._serialized_start=313
+  _globals['_UPLOADFILEREQUEST']._serialized_end=386
+  _globals['_UPLOADFILERESPONSE']._serialized_start=388
+  _globals['_UPLOADFILERESPONSE']._serialized_end=448
+  _globals['_GETFILEREQUEST']._serialized_start=450
+  _globals['_GETFILEREQUEST']._serialized_end=478
+  _globals['_GETFILERESPONSE']._serialized_start=480
+  _globals['_GETFILERESPONSE']._serialized_end=537
+  _globals['_LISTFILESREQUEST']._serialized_start=539
+  _globals['_LISTFILESREQUEST']._serialized_end=604
+  _globals['_LISTFILESRESPONSE']._serialized_start=606
+  _globals['_LISTFILESRESPONSE']._serialized_end=684
+  _globals['_READFILEREQUEST']._serialized_start=686
+  _globals['_READFILEREQUEST']._serialized_end=715
+  _globals['_READFILERESPONSE']._serialized_start=717
+  _globals['_READFILERESPONSE']._serialized_end=749
+  _globals['_DELETEFILEREQUEST']._serialized_start=751
+  _globals['_DELETEFILEREQUEST']._serialized_end=782
+  _globals['_DELETEFILERESPONSE']._serialized_start=784
+  _globals['_DELETEFILERESPONSE']._serialized_end=804
+  _globals['_FILESERVICE']._serialized_start=807
+  _globals['_FILESERVICE']._serialized_end=1379
 # @@protoc_insertion_point(module_scope)

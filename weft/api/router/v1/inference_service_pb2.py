@@ -23,6 +23,7 @@ _sym_db = _symbol_database.Default()
 
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
+from weft.api.common.v1 import access_pb2 as weft_dot_api_dot_common_dot_v1_dot_access__pb2
 from weft.api.common.v1 import audio_pb2 as weft_dot_api_dot_common_dot_v1_dot_audio__pb2
 from weft.api.common.v1 import cache_mode_pb2 as weft_dot_api_dot_common_dot_v1_dot_cache__mode__pb2
 from weft.api.common.v1 import chat_pb2 as weft_dot_api_dot_common_dot_v1_dot_chat__pb2
@@ -36,53 +37,63 @@ from weft.api.common.v1 import rerank_pb2 as weft_dot_api_dot_common_dot_v1_dot_
 from weft.api.common.v1 import tokenize_pb2 as weft_dot_api_dot_common_dot_v1_dot_tokenize__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*weft/api/router/v1/inference_service.proto\x12\x12weft.api.router.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1eweft/api/common/v1/audio.proto\x1a#weft/api/common/v1/cache_mode.proto\x1a\x1dweft/api/common/v1/chat.proto\x1a#weft/api/common/v1/completion.proto\x1a\"weft/api/common/v1/embedding.proto\x1a\x1eweft/api/common/v1/event.proto\x1a\x1eweft/api/common/v1/image.proto\x1a!weft/api/common/v1/priority.proto\x1a weft/api/common/v1/receipt.proto\x1a\x1fweft/api/common/v1/rerank.proto\x1a!weft/api/common/v1/tokenize.proto\"\xef\x01\n\x0eRequestOptions\x12.\n\x08priority\x18\x01 \x01(\x0e\x32\x1c.weft.api.common.v1.Priority\x12\x14\n\x0c\x61llow_remote\x18\x02 \x01(\x08\x12\x31\n\ncache_mode\x18\x03 \x01(\x0e\x32\x1d.weft.api.common.v1.CacheMode\x12\x11\n\tcache_tag\x18\x04 \x01(\t\x12-\n\nkeep_alive\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x11\n\tclient_id\x18\x06 \x01(\t\x12\x0f\n\x07session\x18\x07 \x01(\t\"\x83\x01\n\x0b\x43hatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x30\n\x07payload\x18\x02 \x01(\x0b\x32\x1f.weft.api.common.v1.ChatPayload\x12\x33\n\x07options\x18\x03 \x01(\x0b\x32\".weft.api.router.v1.RequestOptions\"B\n\x0c\x43hatResponse\x12\x32\n\x06\x65vents\x18\x01 \x03(\x0b\x32\".weft.api.common.v1.InferenceEvent\"\x8d\x01\n\x0f\x43ompleteRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x36\n\x07payload\x18\x02 \x01(\x0b\x32%.weft.api.common.v1.CompletionPayload\x12\x33\n\x07options\x18\x03 \x01(\x0b\x32\".weft.api.router.v1.RequestOptions\"F\n\x10\x43ompleteResponse\x12\x32\n\x06\x65vents\x18\x01 \x03(\x0b\x32\".weft.api.common.v1.InferenceEvent\"\x89\x01\n\x0c\x45mbedRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x35\n\x07payload\x18\x02 \x01(\x0b\x32$.weft.api.common.v1.EmbeddingPayload\x12\x33\n\x07options\x18\x03 \x01(\x0b\x32\".weft.api.router.v1.RequestOptions\"p\n\rEmbedResponse\x12\x31\n\nembeddings\x18\x01 \x03(\x0b\x32\x1d.weft.api.common.v1.Embedding\x12,\n\x07receipt\x18\x02 \x01(\x0b\x32\x1b.weft.api.common.v1.Receipt\"\x87\x01\n\rRerankRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x32\n\x07payload\x18\x02 \x01(\x0b\x32!.weft.api.common.v1.RerankPayload\x12\x33\n\x07options\x18\x03 \x01(\x0b\x32\".weft.api.router.v1.RequestOptions\"o\n\x0eRerankResponse\x12/\n\x06scores\x18\x01 \x03(\x0b\x32\x1f.weft.api.common.v1.RerankScore\x12,\n\x07receipt\x18\x02 \x01(\x0b\x32\x1b.weft.api.common.v1.Receipt\"\x8b\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x34\n\x07payload\x18\x02 \x01(\x0b\x32#.weft.api.common.v1.TokenizePayload\x12\x33\n\x07options\x18\x03 \x01(\x0b\x32\".weft.api.router.v1.RequestOptions\"t\n\x10TokenizeResponse\x12\x32\n\x06result\x18\x01 \x01(\x0b\x32\".weft.api.common.v1.TokenizeResult\x12,\n\x07receipt\x18\x02 \x01(\x0b\x32\x1b.weft.api.common.v1.Receipt\"\x8e\x01\n\x15GenerateImagesRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x31\n\x07payload\x18\x02 \x01(\x0b\x32 .weft.api.common.v1.ImagePayload\x12\x33\n\x07options\x18\x03 \x01(\x0b\x32\".weft.api.router.v1.RequestOptions\"z\n\x16GenerateImagesResponse\x12\x32\n\x06images\x18\x01 \x03(\x0b\x32\".weft.api.common.v1.GeneratedImage\x12,\n\x07receipt\x18\x02 \x01(\x0b\x32\x1b.weft.api.common.v1.Receipt\"\x92\x01\n\x11TranscribeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x39\n\x07payload\x18\x02 \x01(\x0b\x32(.weft.api.common.v1.TranscriptionPayload\x12\x33\n\x07options\x18\x03 \x01(\x0b\x32\".weft.api.router.v1.RequestOptions\"|\n\x12TranscribeResponse\x12\x38\n\rtranscription\x18\x01 \x01(\x0b\x32!.weft.api.common.v1.Transcription\x12,\n\x07receipt\x18\x02 \x01(\x0b\x32\x1b.weft.api.common.v1.Receipt\"\x86\x01\n\x0cSpeakRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x32\n\x07payload\x18\x02 \x01(\x0b\x32!.weft.api.common.v1.SpeechPayload\x12\x33\n\x07options\x18\x03 \x01(\x0b\x32\".weft.api.router.v1.RequestOptions\"_\n\rSpeakResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x12\n\nmedia_type\x18\x02 \x01(\t\x12,\n\x07receipt\x18\x03 \x01(\x0b\x32\x1b.weft.api.common.v1.Receipt2\xd3\x05\n\x10InferenceService\x12K\n\x04\x43hat\x12\x1f.weft.api.router.v1.ChatRequest\x1a .weft.api.router.v1.ChatResponse0\x01\x12W\n\x08\x43omplete\x12#.weft.api.router.v1.CompleteRequest\x1a$.weft.api.router.v1.CompleteResponse0\x01\x12Q\n\x05\x45mbed\x12 .weft.api.router.v1.EmbedRequest\x1a!.weft.api.router.v1.EmbedResponse\"\x03\x90\x02\x01\x12T\n\x06Rerank\x12!.weft.api.router.v1.RerankRequest\x1a\".weft.api.router.v1.RerankResponse\"\x03\x90\x02\x01\x12Z\n\x08Tokenize\x12#.weft.api.router.v1.TokenizeRequest\x1a$.weft.api.router.v1.TokenizeResponse\"\x03\x90\x02\x01\x12g\n\x0eGenerateImages\x12).weft.api.router.v1.GenerateImagesRequest\x1a*.weft.api.router.v1.GenerateImagesResponse\x12[\n\nTranscribe\x12%.weft.api.router.v1.TranscribeRequest\x1a&.weft.api.router.v1.TranscribeResponse\x12N\n\x05Speak\x12 .weft.api.router.v1.SpeakRequest\x1a!.weft.api.router.v1.SpeakResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*weft/api/router/v1/inference_service.proto\x12\x12weft.api.router.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fweft/api/common/v1/access.proto\x1a\x1eweft/api/common/v1/audio.proto\x1a#weft/api/common/v1/cache_mode.proto\x1a\x1dweft/api/common/v1/chat.proto\x1a#weft/api/common/v1/completion.proto\x1a\"weft/api/common/v1/embedding.proto\x1a\x1eweft/api/common/v1/event.proto\x1a\x1eweft/api/common/v1/image.proto\x1a!weft/api/common/v1/priority.proto\x1a weft/api/common/v1/receipt.proto\x1a\x1fweft/api/common/v1/rerank.proto\x1a!weft/api/common/v1/tokenize.proto\"\xef\x01\n\x0eRequestOptions\x12.\n\x08priority\x18\x01 \x01(\x0e\x32\x1c.weft.api.common.v1.Priority\x12\x14\n\x0c\x61llow_remote\x18\x02 \x01(\x08\x12\x31\n\ncache_mode\x18\x03 \x01(\x0e\x32\x1d.weft.api.common.v1.CacheMode\x12\x11\n\tcache_tag\x18\x04 \x01(\t\x12-\n\nkeep_alive\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x11\n\tclient_id\x18\x06 \x01(\t\x12\x0f\n\x07session\x18\x07 \x01(\t\"\x83\x01\n\x0b\x43hatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x30\n\x07payload\x18\x02 \x01(\x0b\x32\x1f.weft.api.common.v1.ChatPayload\x12\x33\n\x07options\x18\x03 \x01(\x0b\x32\".weft.api.router.v1.RequestOptions\"B\n\x0c\x43hatResponse\x12\x32\n\x06\x65vents\x18\x01 \x03(\x0b\x32\".weft.api.common.v1.InferenceEvent\"\x8d\x01\n\x0f\x43ompleteRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x36\n\x07payload\x18\x02 \x01(\x0b\x32%.weft.api.common.v1.CompletionPayload\x12\x33\n\x07options\x18\x03 \x01(\x0b\x32\".weft.api.router.v1.RequestOptions\"F\n\x10\x43ompleteResponse\x12\x32\n\x06\x65vents\x18\x01 \x03(\x0b\x32\".weft.api.common.v1.InferenceEvent\"\x89\x01\n\x0c\x45mbedRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x35\n\x07payload\x18\x02 \x01(\x0b\x32$.weft.api.common.v1.EmbeddingPayload\x12\x33\n\x07options\x18\x03 \x01(\x0b\x32\".weft.api.router.v1.RequestOptions\"p\n\rEmbedResponse\x12\x31\n\nembeddings\x18\x01 \x03(\x0b\x32\x1d.weft.api.common.v1.Embedding\x12,\n\x07receipt\x18\x02 \x01(\x0b\x32\x1b.weft.api.common.v1.Receipt\"\x87\x01\n\rRerankRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x32\n\x07payload\x18\x02 \x01(\x0b\x32!.weft.api.common.v1.RerankPayload\x12\x33\n\x07options\x18\x03 \x01(\x0b\x32\".weft.api.router.v1.RequestOptions\"o\n\x0eRerankResponse\x12/\n\x06scores\x18\x01 \x03(\x0b\x32\x1f.weft.api.common.v1.RerankScore\x12,\n\x07receipt\x18\x02 \x01(\x0b\x32\x1b.weft.api.common.v1.Receipt\"\x8b\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x34\n\x07payload\x18\x02 \x01(\x0b\x32#.weft.api.common.v1.TokenizePayload\x12\x33\n\x07options\x18\x03 \x01(\x0b\x32\".weft.api.router.v1.RequestOptions\"t\n\x10TokenizeResponse\x12\x32\n\x06result\x18\x01 \x01(\x0b\x32\".weft.api.common.v1.TokenizeResult\x12,\n\x07receipt\x18\x02 \x01(\x0b\x32\x1b.weft.api.common.v1.Receipt\"\x8e\x01\n\x15GenerateImagesRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x31\n\x07payload\x18\x02 \x01(\x0b\x32 .weft.api.common.v1.ImagePayload\x12\x33\n\x07options\x18\x03 \x01(\x0b\x32\".weft.api.router.v1.RequestOptions\"z\n\x16GenerateImagesResponse\x12\x32\n\x06images\x18\x01 \x03(\x0b\x32\".weft.api.common.v1.GeneratedImage\x12,\n\x07receipt\x18\x02 \x01(\x0b\x32\x1b.weft.api.common.v1.Receipt\"\x92\x01\n\x11TranscribeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x39\n\x07payload\x18\x02 \x01(\x0b\x32(.weft.api.common.v1.TranscriptionPayload\x12\x33\n\x07options\x18\x03 \x01(\x0b\x32\".weft.api.router.v1.RequestOptions\"|\n\x12TranscribeResponse\x12\x38\n\rtranscription\x18\x01 \x01(\x0b\x32!.weft.api.common.v1.Transcription\x12,\n\x07receipt\x18\x02 \x01(\x0b\x32\x1b.weft.api.common.v1.Receipt\"\x86\x01\n\x0cSpeakRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x32\n\x07payload\x18\x02 \x01(\x0b\x32!.weft.api.common.v1.SpeechPayload\x12\x33\n\x07options\x18\x03 \x01(\x0b\x32\".weft.api.router.v1.RequestOptions\"_\n\rSpeakResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x12\n\nmedia_type\x18\x02 \x01(\t\x12,\n\x07receipt\x18\x03 \x01(\x0b\x32\x1b.weft.api.common.v1.Receipt2\xfd\x06\n\x10InferenceService\x12\x61\n\x04\x43hat\x12\x1f.weft.api.router.v1.ChatRequest\x1a .weft.api.router.v1.ChatResponse\"\x14\xb2\xb5\x18\x10inference:create0\x01\x12m\n\x08\x43omplete\x12#.weft.api.router.v1.CompleteRequest\x1a$.weft.api.router.v1.CompleteResponse\"\x14\xb2\xb5\x18\x10inference:create0\x01\x12\x65\n\x05\x45mbed\x12 .weft.api.router.v1.EmbedRequest\x1a!.weft.api.router.v1.EmbedResponse\"\x17\x90\x02\x01\xb2\xb5\x18\x10inference:create\x12h\n\x06Rerank\x12!.weft.api.router.v1.RerankRequest\x1a\".weft.api.router.v1.RerankResponse\"\x17\x90\x02\x01\xb2\xb5\x18\x10inference:create\x12n\n\x08Tokenize\x12#.weft.api.router.v1.TokenizeRequest\x1a$.weft.api.router.v1.TokenizeResponse\"\x17\x90\x02\x01\xb2\xb5\x18\x10inference:create\x12}\n\x0eGenerateImages\x12).weft.api.router.v1.GenerateImagesRequest\x1a*.weft.api.router.v1.GenerateImagesResponse\"\x14\xb2\xb5\x18\x10inference:create\x12q\n\nTranscribe\x12%.weft.api.router.v1.TranscribeRequest\x1a&.weft.api.router.v1.TranscribeResponse\"\x14\xb2\xb5\x18\x10inference:create\x12\x64\n\x05Speak\x12 .weft.api.router.v1.SpeakRequest\x1a!.weft.api.router.v1.SpeakResponse\"\x14\xb2\xb5\x18\x10inference:create0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'weft.api.router.v1.inference_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_INFERENCESERVICE'].methods_by_name['Chat']._loaded_options = None
+  _globals['_INFERENCESERVICE'].methods_by_name['Chat']._serialized_options = b'\262\265\030\020inference:create'
+  _globals['_INFERENCESERVICE'].methods_by_name['Complete']._loaded_options = None
+  _globals['_INFERENCESERVICE'].methods_by_name['Complete']._serialized_options = b'\262\265\030\020inference:create'
   _globals['_INFERENCESERVICE'].methods_by_name['Embed']._loaded_options = None
-  _globals['_INFERENCESERVICE'].methods_by_name['Embed']._serialized_options = b'\220\002\001'
+  _globals['_INFERENCESERVICE'].methods_by_name['Embed']._serialized_options = b'\220\002\001\262\265\030\020inference:create'
   _globals['_INFERENCESERVICE'].methods_by_name['Rerank']._loaded_options = None
-  _globals['_INFERENCESERVICE'].methods_by_name['Rerank']._serialized_options = b'\220\002\001'
+  _globals['_INFERENCESERVICE'].methods_by_name['Rerank']._serialized_options = b'\220\002\001\262\265\030\020inference:create'
   _globals['_INFERENCESERVICE'].methods_by_name['Tokenize']._loaded_options = None
-  _globals['_INFERENCESERVICE'].methods_by_name['Tokenize']._serialized_options = b'\220\002\001'
-  _globals['_REQUESTOPTIONS']._serialized_start=473
-  _globals['_REQUESTOPTIONS']._serialized_end=712
-  _globals['_CHATREQUEST']._serialized_start=715
-  _globals['_CHATREQUEST']._serialized_end=846
-  _globals['_CHATRESPONSE']._serialized_start=848
-  _globals['_CHATRESPONSE']._serialized_end=914
-  _globals['_COMPLETEREQUEST']._serialized_start=917
-  _globals['_COMPLETEREQUEST']._serialized_end=1058
-  _globals['_COMPLETERESPONSE']._serialized_start=1060
-  _globals['_COMPLETERESPONSE']._serialized_end=1130
-  _globals['_EMBEDREQUEST']._serialized_start=1133
-  _globals['_EMBEDREQUEST']._serialized_end=1270
-  _globals['_EMBEDRESPONSE']._serialized_start=1272
-  _globals['_EMBEDRESPONSE']._serialized_end=1384
-  _globals['_RERANKREQUEST']._serialized_start=1387
-  _globals['_RERANKREQUEST']._serialized_end=1522
-  _globals['_RERANKRESPONSE']._serialized_start=1524
-  _globals['_RERANKRESPONSE']._serialized_end=1635
-  _globals['_TOKENIZEREQUEST']._serialized_start=1638
-  _globals['_TOKENIZEREQUEST']._serialized_end=1777
-  _globals['_TOKENIZERESPONSE']._serialized_start=1779
-  _globals['_TOKENIZERESPONSE']._serialized_end=1895
-  _globals['_GENERATEIMAGESREQUEST']._serialized_start=1898
-  _globals['_GENERATEIMAGESREQUEST']._serialized_end=2040
-  _globals['_GENERATEIMAGESRESPONSE']._serialized_start=2042
-  _globals['_GENERATEIMAGESRESPONSE']._serialized_end=2164
-  _globals['_TRANSCRIBEREQUEST']._serialized_start=2167
-  _globals['_TRANSCRIBEREQUEST']._serialized_end=2313
-  _globals['_TRANSCRIBERESPONSE']._serialized_start=2315
-  _globals['_TRANSCRIBERESPONSE']._serialized_end=2439
-  _globals['_SPEAKREQUEST']._serialized_start=2442
-  _globals['_SPEAKREQUEST']._serialized_end=2576
-  _globals['_SPEAKRESPONSE']._serialized_start=2578
-  _globals['_SPEAKRESPONSE']._serialized_end=2673
-  _globals['_INFERENCESERVICE']._serialized_start=2676
-  _globals['_INFERENCESERVICE']._serialized_end=3399
+  _globals['_INFERENCESERVICE'].methods_by_name['Tokenize']._serialized_options = b'\220\002\001\262\265\030\020inference:create'
+  _globals['_INFERENCESERVICE'].methods_by_name['GenerateImages']._loaded_options = None
+  _globals['_INFERENCESERVICE'].methods_by_name['GenerateImages']._serialized_options = b'\262\265\030\020inference:create'
+  _globals['_INFERENCESERVICE'].methods_by_name['Transcribe']._loaded_options = None
+  _globals['_INFERENCESERVICE'].methods_by_name['Transcribe']._serialized_options = b'\262\265\030\020inference:create'
+  _globals['_INFERENCESERVICE'].methods_by_name['Speak']._loaded_options = None
+  _globals['_INFERENCESERVICE'].methods_by_name['Speak']._serialized_options = b'\262\265\030\020inference:create'
+  _globals['_REQUESTOPTIONS']._serialized_start=506
+  _globals['_REQUESTOPTIONS']._serialized_end=745
+  _globals['_CHATREQUEST']._serialized_start=748
+  _globals['_CHATREQUEST']._serialized_end=879
+  _globals['_CHATRESPONSE']._serialized_start=881
+  _globals['_CHATRESPONSE']._serialized_end=947
+  _globals['_COMPLETEREQUEST']._serialized_start=950
+  _globals['_COMPLETEREQUEST']._serialized_end=1091
+  _globals['_COMPLETERESPONSE']._serialized_start=1093
+  _globals['_COMPLETERESPONSE']._serialized_end=1163
+  _globals['_EMBEDREQUEST']._serialized_start=1166
+  _globals['_EMBEDREQUEST']._serialized_end=1303
+  _globals['_EMBEDRESPONSE']._serialized_start=1305
+  _globals['_EMBEDRESPONSE']._serialized_end=1417
+  _globals['_RERANKREQUEST']._serialized_start=1420
+  _globals['_RERANKREQUEST']._serialized_end=1555
+  _globals['_RERANKRESPONSE']._serialized_start=1557
+  _globals['_RERANKRESPONSE']._serialized_end=1668
+  _globals['_TOKENIZEREQUEST']._serialized_start=1671
+  _globals['_TOKENIZEREQUEST']._serialized_end=1810
+  _globals['_TOKENIZERESPONSE']._serialized_start=1812
+  _globals['_TOKENIZERESPONSE']._serialized_end=1928
+  _globals['_GENERATEIMAGESREQUEST']._serialized_start=1931
+  _globals['_GENERATEIMAGESREQUEST']._serialized_end=2073
+  _globals['_GENERATEIMAGESRESPONSE']._serialized_start=2075
+  _globals['_GENERATEIMAGESRESPONSE']._serialized_end=2197
+  _globals['_TRANSCRIBEREQUEST']._serialized_start=2200
+  _globals['_TRANSCRIBEREQUEST']._serialized_end=2346
+  _globals['_TRANSCRIBERESPONSE']._serialized_start=2348
+  _globals['_TRANSCRIBERESPONSE']._serialized_end=2472
+  _globals['_SPEAKREQUEST']._serialized_start=2475
+  _globals['_SPEAKREQUEST']._serialized_end=2609
+  _globals['_SPEAKRESPONSE']._serialized_start=2611
+  _globals['_SPEAKRESPONSE']._serialized_end=2706
+  _globals['_INFERENCESERVICE']._serialized_start=2709
+  _globals['_INFERENCESERVICE']._serialized_end=3602
 # @@protoc_insertion_point(module_scope)

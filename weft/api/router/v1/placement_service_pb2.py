@@ -23,6 +23,7 @@ _sym_db = _symbol_database.Default()
 
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
+from weft.api.common.v1 import access_pb2 as weft_dot_api_dot_common_dot_v1_dot_access__pb2
 from weft.api.common.v1 import error_reason_pb2 as weft_dot_api_dot_common_dot_v1_dot_error__reason__pb2
 from weft.api.common.v1 import event_pb2 as weft_dot_api_dot_common_dot_v1_dot_event__pb2
 from weft.api.common.v1 import priority_pb2 as weft_dot_api_dot_common_dot_v1_dot_priority__pb2
@@ -31,35 +32,37 @@ from weft.api.registry.v1 import model_pb2 as weft_dot_api_dot_registry_dot_v1_d
 from weft.api.runner.v1 import ticket_pb2 as weft_dot_api_dot_runner_dot_v1_dot_ticket__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*weft/api/router/v1/placement_service.proto\x12\x12weft.api.router.v1\x1a\x1egoogle/protobuf/duration.proto\x1a%weft/api/common/v1/error_reason.proto\x1a\x1eweft/api/common/v1/event.proto\x1a!weft/api/common/v1/priority.proto\x1a weft/api/common/v1/receipt.proto\x1a weft/api/registry/v1/model.proto\x1a\x1fweft/api/runner/v1/ticket.proto\"\x13\n\x11ListQueuesRequest\"C\n\x12ListQueuesResponse\x12-\n\x06queues\x18\x01 \x03(\x0b\x32\x1d.weft.api.router.v1.PoolQueue\"\x8d\x01\n\tPoolQueue\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x15\n\rwaiting_count\x18\x02 \x01(\x05\x12\x13\n\x0bmax_waiting\x18\x03 \x01(\x05\x12\x15\n\rrunning_count\x18\x04 \x01(\x05\x12/\n\x0c\x61verage_wait\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xf4\x01\n\x0cPlaceRequest\x12-\n\x04open\x18\x01 \x01(\x0b\x32\x1d.weft.api.router.v1.PlaceOpenH\x00\x12\x39\n\rfirst_content\x18\x02 \x01(\x0b\x32 .weft.api.router.v1.FirstContentH\x00\x12;\n\x0e\x61ttempt_failed\x18\x03 \x01(\x0b\x32!.weft.api.router.v1.AttemptFailedH\x00\x12\x35\n\x08\x66inished\x18\x04 \x01(\x0b\x32!.weft.api.router.v1.PlaceFinishedH\x00\x42\x06\n\x04kind\"\x87\x04\n\tPlaceOpen\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x37\n\toperation\x18\x04 \x01(\x0e\x32$.weft.api.registry.v1.ModelOperation\x12.\n\x08priority\x18\x05 \x01(\x0e\x32\x1c.weft.api.common.v1.Priority\x12\x14\n\x0c\x61llow_remote\x18\x06 \x01(\x08\x12&\n\x03\x61ge\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\ttime_left\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rattempts_used\x18\t \x01(\x05\x12\x15\n\rprompt_tokens\x18\n \x01(\x05\x12\x1e\n\x11max_output_tokens\x18\x0b \x01(\x05H\x00\x88\x01\x01\x12\x37\n\rneeded_skills\x18\x0c \x03(\x0e\x32 .weft.api.registry.v1.ModelSkill\x12\x14\n\x0cneeded_tools\x18\r \x03(\t\x12\x14\n\x0c\x61\x66\x66inity_key\x18\x0e \x01(\x0c\x12\x16\n\x0eprefix_digests\x18\x0f \x03(\x06\x12\x11\n\tclient_id\x18\x10 \x01(\tB\x14\n\x12_max_output_tokens\"\x1f\n\x0c\x46irstContent\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x05\"Q\n\rAttemptFailed\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x05\x12/\n\x06reason\x18\x02 \x01(\x0e\x32\x1f.weft.api.common.v1.ErrorReason\"n\n\rPlaceFinished\x12/\n\x06reason\x18\x01 \x01(\x0e\x32\x1f.weft.api.common.v1.ErrorReason\x12,\n\x07receipt\x18\x02 \x01(\x0b\x32\x1b.weft.api.common.v1.Receipt\"\xa5\x01\n\rPlaceResponse\x12,\n\x06queued\x18\x01 \x01(\x0b\x32\x1a.weft.api.common.v1.QueuedH\x00\x12.\n\x07loading\x18\x02 \x01(\x0b\x32\x1b.weft.api.common.v1.LoadingH\x00\x12.\n\x07granted\x18\x03 \x01(\x0b\x32\x1b.weft.api.router.v1.GrantedH\x00\x42\x06\n\x04kind\"\xad\x02\n\x07Granted\x12*\n\x06ticket\x18\x01 \x01(\x0b\x32\x1a.weft.api.runner.v1.Ticket\x12\x0e\n\x06runner\x18\x02 \x01(\t\x12\x1a\n\x12runner_incarnation\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x0c\n\x04host\x18\x05 \x01(\t\x12\r\n\x05model\x18\x06 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x07 \x01(\x05\x12-\n\nkeep_alive\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x08priority\x18\t \x01(\x0e\x32\x1c.weft.api.common.v1.Priority\x12,\n\ttime_left\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration2\xc6\x01\n\x10PlacementService\x12P\n\x05Place\x12 .weft.api.router.v1.PlaceRequest\x1a!.weft.api.router.v1.PlaceResponse(\x01\x30\x01\x12`\n\nListQueues\x12%.weft.api.router.v1.ListQueuesRequest\x1a&.weft.api.router.v1.ListQueuesResponse\"\x03\x90\x02\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*weft/api/router/v1/placement_service.proto\x12\x12weft.api.router.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fweft/api/common/v1/access.proto\x1a%weft/api/common/v1/error_reason.proto\x1a\x1eweft/api/common/v1/event.proto\x1a!weft/api/common/v1/priority.proto\x1a weft/api/common/v1/receipt.proto\x1a weft/api/registry/v1/model.proto\x1a\x1fweft/api/runner/v1/ticket.proto\"\x13\n\x11ListQueuesRequest\"C\n\x12ListQueuesResponse\x12-\n\x06queues\x18\x01 \x03(\x0b\x32\x1d.weft.api.router.v1.PoolQueue\"\x8d\x01\n\tPoolQueue\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x15\n\rwaiting_count\x18\x02 \x01(\x05\x12\x13\n\x0bmax_waiting\x18\x03 \x01(\x05\x12\x15\n\rrunning_count\x18\x04 \x01(\x05\x12/\n\x0c\x61verage_wait\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xf4\x01\n\x0cPlaceRequest\x12-\n\x04open\x18\x01 \x01(\x0b\x32\x1d.weft.api.router.v1.PlaceOpenH\x00\x12\x39\n\rfirst_content\x18\x02 \x01(\x0b\x32 .weft.api.router.v1.FirstContentH\x00\x12;\n\x0e\x61ttempt_failed\x18\x03 \x01(\x0b\x32!.weft.api.router.v1.AttemptFailedH\x00\x12\x35\n\x08\x66inished\x18\x04 \x01(\x0b\x32!.weft.api.router.v1.PlaceFinishedH\x00\x42\x06\n\x04kind\"\x87\x04\n\tPlaceOpen\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x37\n\toperation\x18\x04 \x01(\x0e\x32$.weft.api.registry.v1.ModelOperation\x12.\n\x08priority\x18\x05 \x01(\x0e\x32\x1c.weft.api.common.v1.Priority\x12\x14\n\x0c\x61llow_remote\x18\x06 \x01(\x08\x12&\n\x03\x61ge\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\ttime_left\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rattempts_used\x18\t \x01(\x05\x12\x15\n\rprompt_tokens\x18\n \x01(\x05\x12\x1e\n\x11max_output_tokens\x18\x0b \x01(\x05H\x00\x88\x01\x01\x12\x37\n\rneeded_skills\x18\x0c \x03(\x0e\x32 .weft.api.registry.v1.ModelSkill\x12\x14\n\x0cneeded_tools\x18\r \x03(\t\x12\x14\n\x0c\x61\x66\x66inity_key\x18\x0e \x01(\x0c\x12\x16\n\x0eprefix_digests\x18\x0f \x03(\x06\x12\x11\n\tclient_id\x18\x10 \x01(\tB\x14\n\x12_max_output_tokens\"\x1f\n\x0c\x46irstContent\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x05\"Q\n\rAttemptFailed\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x05\x12/\n\x06reason\x18\x02 \x01(\x0e\x32\x1f.weft.api.common.v1.ErrorReason\"n\n\rPlaceFinished\x12/\n\x06reason\x18\x01 \x01(\x0e\x32\x1f.weft.api.common.v1.ErrorReason\x12,\n\x07receipt\x18\x02 \x01(\x0b\x32\x1b.weft.api.common.v1.Receipt\"\xa5\x01\n\rPlaceResponse\x12,\n\x06queued\x18\x01 \x01(\x0b\x32\x1a.weft.api.common.v1.QueuedH\x00\x12.\n\x07loading\x18\x02 \x01(\x0b\x32\x1b.weft.api.common.v1.LoadingH\x00\x12.\n\x07granted\x18\x03 \x01(\x0b\x32\x1b.weft.api.router.v1.GrantedH\x00\x42\x06\n\x04kind\"\xad\x02\n\x07Granted\x12*\n\x06ticket\x18\x01 \x01(\x0b\x32\x1a.weft.api.runner.v1.Ticket\x12\x0e\n\x06runner\x18\x02 \x01(\t\x12\x1a\n\x12runner_incarnation\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x0c\n\x04host\x18\x05 \x01(\t\x12\r\n\x05model\x18\x06 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x07 \x01(\x05\x12-\n\nkeep_alive\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x08priority\x18\t \x01(\x0e\x32\x1c.weft.api.common.v1.Priority\x12,\n\ttime_left\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration2\xe9\x01\n\x10PlacementService\x12\x61\n\x05Place\x12 .weft.api.router.v1.PlaceRequest\x1a!.weft.api.router.v1.PlaceResponse\"\x0f\xb2\xb5\x18\x0bmesh:create(\x01\x30\x01\x12r\n\nListQueues\x12%.weft.api.router.v1.ListQueuesRequest\x1a&.weft.api.router.v1.ListQueuesResponse\"\x15\x90\x02\x01\xb2\xb5\x18\x0etelemetry:viewb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'weft.api.router.v1.placement_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_PLACEMENTSERVICE'].methods_by_name['Place']._loaded_options = None
+  _globals['_PLACEMENTSERVICE'].methods_by_name['Place']._serialized_options = b'\262\265\030\013mesh:create'
   _globals['_PLACEMENTSERVICE'].methods_by_name['ListQueues']._loaded_options = None
-  _globals['_PLACEMENTSERVICE'].methods_by_name['ListQueues']._serialized_options = b'\220\002\001'
-  _globals['_LISTQUEUESREQUEST']._serialized_start=305
-  _globals['_LISTQUEUESREQUEST']._serialized_end=324
-  _globals['_LISTQUEUESRESPONSE']._serialized_start=326
-  _globals['_LISTQUEUESRESPONSE']._serialized_end=393
-  _globals['_POOLQUEUE']._serialized_start=396
-  _globals['_POOLQUEUE']._serialized_end=537
-  _globals['_PLACEREQUEST']._serialized_start=540
-  _globals['_PLACEREQUEST']._serialized_end=784
-  _globals['_PLACEOPEN']._serialized_start=787
-  _globals['_PLACEOPEN']._serialized_end=1306
-  _globals['_FIRSTCONTENT']._serialized_start=1308
-  _globals['_FIRSTCONTENT']._serialized_end=1339
-  _globals['_ATTEMPTFAILED']._serialized_start=1341
-  _globals['_ATTEMPTFAILED']._serialized_end=1422
-  _globals['_PLACEFINISHED']._serialized_start=1424
-  _globals['_PLACEFINISHED']._serialized_end=1534
-  _globals['_PLACERESPONSE']._serialized_start=1537
-  _globals['_PLACERESPONSE']._serialized_end=1702
-  _globals['_GRANTED']._serialized_start=1705
-  _globals['_GRANTED']._serialized_end=2006
-  _globals['_PLACEMENTSERVICE']._serialized_start=2009
-  _globals['_PLACEMENTSERVICE']._serialized_end=2207
+  _globals['_PLACEMENTSERVICE'].methods_by_name['ListQueues']._serialized_options = b'\220\002\001\262\265\030\016telemetry:view'
+  _globals['_LISTQUEUESREQUEST']._serialized_start=338
+  _globals['_LISTQUEUESREQUEST']._serialized_end=357
+  _globals['_LISTQUEUESRESPONSE']._serialized_start=359
+  _globals['_LISTQUEUESRESPONSE']._serialized_end=426
+  _globals['_POOLQUEUE']._serialized_start=429
+  _globals['_POOLQUEUE']._serialized_end=570
+  _globals['_PLACEREQUEST']._serialized_start=573
+  _globals['_PLACEREQUEST']._serialized_end=817
+  _globals['_PLACEOPEN']._serialized_start=820
+  _globals['_PLACEOPEN']._serialized_end=1339
+  _globals['_FIRSTCONTENT']._serialized_start=1341
+  _globals['_FIRSTCONTENT']._serialized_end=1372
+  _globals['_ATTEMPTFAILED']._serialized_start=1374
+  _globals['_ATTEMPTFAILED']._serialized_end=1455
+  _globals['_PLACEFINISHED']._serialized_start=1457
+  _globals['_PLACEFINISHED']._serialized_end=1567
+  _globals['_PLACERESPONSE']._serialized_start=1570
+  _globals['_PLACERESPONSE']._serialized_end=1735
+  _globals['_GRANTED']._serialized_start=1738
+  _globals['_GRANTED']._serialized_end=2039
+  _globals['_PLACEMENTSERVICE']._serialized_start=2042
+  _globals['_PLACEMENTSERVICE']._serialized_end=2275
 # @@protoc_insertion_point(module_scope)

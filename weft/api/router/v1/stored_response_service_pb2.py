@@ -23,9 +23,10 @@ _sym_db = _symbol_database.Default()
 
 
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
+from weft.api.common.v1 import access_pb2 as weft_dot_api_dot_common_dot_v1_dot_access__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n0weft/api/router/v1/stored_response_service.proto\x12\x12weft.api.router.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x8f\x01\n\x0eStoredResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x13\n\x0bprevious_id\x18\x03 \x01(\t\x12/\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0c\n\x04\x62ody\x18\x05 \x01(\x0c\x12\r\n\x05items\x18\x06 \x01(\x0c\"K\n\x13SaveResponseRequest\x12\x34\n\x08response\x18\x01 \x01(\x0b\x32\".weft.api.router.v1.StoredResponse\"\x16\n\x14SaveResponseResponse\"0\n\x12GetResponseRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\"K\n\x13GetResponseResponse\x12\x34\n\x08response\x18\x01 \x01(\x0b\x32\".weft.api.router.v1.StoredResponse\".\n\x10ListChainRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\"J\n\x11ListChainResponse\x12\x35\n\tresponses\x18\x01 \x03(\x0b\x32\".weft.api.router.v1.StoredResponse\"3\n\x15\x44\x65leteResponseRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\"\x18\n\x16\x44\x65leteResponseResponse2\xac\x03\n\x15StoredResponseService\x12\x66\n\x0cSaveResponse\x12\'.weft.api.router.v1.SaveResponseRequest\x1a(.weft.api.router.v1.SaveResponseResponse\"\x03\x90\x02\x02\x12\x63\n\x0bGetResponse\x12&.weft.api.router.v1.GetResponseRequest\x1a\'.weft.api.router.v1.GetResponseResponse\"\x03\x90\x02\x01\x12]\n\tListChain\x12$.weft.api.router.v1.ListChainRequest\x1a%.weft.api.router.v1.ListChainResponse\"\x03\x90\x02\x01\x12g\n\x0e\x44\x65leteResponse\x12).weft.api.router.v1.DeleteResponseRequest\x1a*.weft.api.router.v1.DeleteResponseResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n0weft/api/router/v1/stored_response_service.proto\x12\x12weft.api.router.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1fweft/api/common/v1/access.proto\"\x8f\x01\n\x0eStoredResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x13\n\x0bprevious_id\x18\x03 \x01(\t\x12/\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0c\n\x04\x62ody\x18\x05 \x01(\x0c\x12\r\n\x05items\x18\x06 \x01(\x0c\"K\n\x13SaveResponseRequest\x12\x34\n\x08response\x18\x01 \x01(\x0b\x32\".weft.api.router.v1.StoredResponse\"\x16\n\x14SaveResponseResponse\"0\n\x12GetResponseRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\"K\n\x13GetResponseResponse\x12\x34\n\x08response\x18\x01 \x01(\x0b\x32\".weft.api.router.v1.StoredResponse\".\n\x10ListChainRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\"J\n\x11ListChainResponse\x12\x35\n\tresponses\x18\x01 \x03(\x0b\x32\".weft.api.router.v1.StoredResponse\"3\n\x15\x44\x65leteResponseRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\"\x18\n\x16\x44\x65leteResponseResponse2\xea\x03\n\x15StoredResponseService\x12u\n\x0cSaveResponse\x12\'.weft.api.router.v1.SaveResponseRequest\x1a(.weft.api.router.v1.SaveResponseResponse\"\x12\x90\x02\x02\xb2\xb5\x18\x0bmesh:create\x12r\n\x0bGetResponse\x12&.weft.api.router.v1.GetResponseRequest\x1a\'.weft.api.router.v1.GetResponseResponse\"\x12\x90\x02\x01\xb2\xb5\x18\x0bmesh:create\x12l\n\tListChain\x12$.weft.api.router.v1.ListChainRequest\x1a%.weft.api.router.v1.ListChainResponse\"\x12\x90\x02\x01\xb2\xb5\x18\x0bmesh:create\x12x\n\x0e\x44\x65leteResponse\x12).weft.api.router.v1.DeleteResponseRequest\x1a*.weft.api.router.v1.DeleteResponseResponse\"\x0f\xb2\xb5\x18\x0bmesh:createb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,29 +34,31 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'weft.api.router.v1.stored_r
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_STOREDRESPONSESERVICE'].methods_by_name['SaveResponse']._loaded_options = None
-  _globals['_STOREDRESPONSESERVICE'].methods_by_name['SaveResponse']._serialized_options = b'\220\002\002'
+  _globals['_STOREDRESPONSESERVICE'].methods_by_name['SaveResponse']._serialized_options = b'\220\002\002\262\265\030\013mesh:create'
   _globals['_STOREDRESPONSESERVICE'].methods_by_name['GetResponse']._loaded_options = None
-  _globals['_STOREDRESPONSESERVICE'].methods_by_name['GetResponse']._serialized_options = b'\220\002\001'
+  _globals['_STOREDRESPONSESERVICE'].methods_by_name['GetResponse']._serialized_options = b'\220\002\001\262\265\030\013mesh:create'
   _globals['_STOREDRESPONSESERVICE'].methods_by_name['ListChain']._loaded_options = None
-  _globals['_STOREDRESPONSESERVICE'].methods_by_name['ListChain']._serialized_options = b'\220\002\001'
-  _globals['_STOREDRESPONSE']._serialized_start=106
-  _globals['_STOREDRESPONSE']._serialized_end=249
-  _globals['_SAVERESPONSEREQUEST']._serialized_start=251
-  _globals['_SAVERESPONSEREQUEST']._serialized_end=326
-  _globals['_SAVERESPONSERESPONSE']._serialized_start=328
-  _globals['_SAVERESPONSERESPONSE']._serialized_end=350
-  _globals['_GETRESPONSEREQUEST']._serialized_start=352
-  _globals['_GETRESPONSEREQUEST']._serialized_end=400
-  _globals['_GETRESPONSERESPONSE']._serialized_start=402
-  _globals['_GETRESPONSERESPONSE']._serialized_end=477
-  _globals['_LISTCHAINREQUEST']._serialized_start=479
-  _globals['_LISTCHAINREQUEST']._serialized_end=525
-  _globals['_LISTCHAINRESPONSE']._serialized_start=527
-  _globals['_LISTCHAINRESPONSE']._serialized_end=601
-  _globals['_DELETERESPONSEREQUEST']._serialized_start=603
-  _globals['_DELETERESPONSEREQUEST']._serialized_end=654
-  _globals['_DELETERESPONSERESPONSE']._serialized_start=656
-  _globals['_DELETERESPONSERESPONSE']._serialized_end=680
-  _globals['_STOREDRESPONSESERVICE']._serialized_start=683
-  _globals['_STOREDRESPONSESERVICE']._serialized_end=1111
+  _globals['_STOREDRESPONSESERVICE'].methods_by_name['ListChain']._serialized_options = b'\220\002\001\262\265\030\013mesh:create'
+  _globals['_STOREDRESPONSESERVICE'].methods_by_name['DeleteResponse']._loaded_options = None
+  _globals['_STOREDRESPONSESERVICE'].methods_by_name['DeleteResponse']._serialized_options = b'\262\265\030\013mesh:create'
+  _globals['_STOREDRESPONSE']._serialized_start=139
+  _globals['_STOREDRESPONSE']._serialized_end=282
+  _globals['_SAVERESPONSEREQUEST']._serialized_start=284
+  _globals['_SAVERESPONSEREQUEST']._serialized_end=359
+  _globals['_SAVERESPONSERESPONSE']._serialized_start=361
+  _globals['_SAVERESPONSERESPONSE']._serialized_end=383
+  _globals['_GETRESPONSEREQUEST']._serialized_start=385
+  _globals['_GETRESPONSEREQUEST']._serialized_end=433
+  _globals['_GETRESPONSERESPONSE']._serialized_start=435
+  _globals['_GETRESPONSERESPONSE']._serialized_end=510
+  _globals['_LISTCHAINREQUEST']._serialized_start=512
+  _globals['_LISTCHAINREQUEST']._serialized_end=558
+  _globals['_LISTCHAINRESPONSE']._serialized_start=560
+  _globals['_LISTCHAINRESPONSE']._serialized_end=634
+  _globals['_DELETERESPONSEREQUEST']._serialized_start=636
+  _globals['_DELETERESPONSEREQUEST']._serialized_end=687
+  _globals['_DELETERESPONSERESPONSE']._serialized_start=689
+  _globals['_DELETERESPONSERESPONSE']._serialized_end=713
+  _globals['_STOREDRESPONSESERVICE']._serialized_start=716
+  _globals['_STOREDRESPONSESERVICE']._serialized_end=1206
 # @@protoc_insertion_point(module_scope)

@@ -22,23 +22,26 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from weft.api.common.v1 import access_pb2 as weft_dot_api_dot_common_dot_v1_dot_access__pb2
 from weft.api.common.v1 import embedding_pb2 as weft_dot_api_dot_common_dot_v1_dot_embedding__pb2
 from weft.api.common.v1 import receipt_pb2 as weft_dot_api_dot_common_dot_v1_dot_receipt__pb2
 from weft.api.runner.v1 import serve_options_pb2 as weft_dot_api_dot_runner_dot_v1_dot_serve__options__pb2
 from weft.api.runner.v1 import ticket_pb2 as weft_dot_api_dot_runner_dot_v1_dot_ticket__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*weft/api/runner/v1/embedding_service.proto\x12\x12weft.api.runner.v1\x1a\"weft/api/common/v1/embedding.proto\x1a weft/api/common/v1/receipt.proto\x1a&weft/api/runner/v1/serve_options.proto\x1a\x1fweft/api/runner/v1/ticket.proto\"\xa4\x01\n\x0c\x45mbedRequest\x12*\n\x06ticket\x18\x01 \x01(\x0b\x32\x1a.weft.api.runner.v1.Ticket\x12\x35\n\x07payload\x18\x02 \x01(\x0b\x32$.weft.api.common.v1.EmbeddingPayload\x12\x31\n\x07options\x18\x03 \x01(\x0b\x32 .weft.api.runner.v1.ServeOptions\"p\n\rEmbedResponse\x12\x31\n\nembeddings\x18\x01 \x03(\x0b\x32\x1d.weft.api.common.v1.Embedding\x12,\n\x07receipt\x18\x02 \x01(\x0b\x32\x1b.weft.api.common.v1.Receipt2`\n\x10\x45mbeddingService\x12L\n\x05\x45mbed\x12 .weft.api.runner.v1.EmbedRequest\x1a!.weft.api.runner.v1.EmbedResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*weft/api/runner/v1/embedding_service.proto\x12\x12weft.api.runner.v1\x1a\x1fweft/api/common/v1/access.proto\x1a\"weft/api/common/v1/embedding.proto\x1a weft/api/common/v1/receipt.proto\x1a&weft/api/runner/v1/serve_options.proto\x1a\x1fweft/api/runner/v1/ticket.proto\"\xa4\x01\n\x0c\x45mbedRequest\x12*\n\x06ticket\x18\x01 \x01(\x0b\x32\x1a.weft.api.runner.v1.Ticket\x12\x35\n\x07payload\x18\x02 \x01(\x0b\x32$.weft.api.common.v1.EmbeddingPayload\x12\x31\n\x07options\x18\x03 \x01(\x0b\x32 .weft.api.runner.v1.ServeOptions\"p\n\rEmbedResponse\x12\x31\n\nembeddings\x18\x01 \x03(\x0b\x32\x1d.weft.api.common.v1.Embedding\x12,\n\x07receipt\x18\x02 \x01(\x0b\x32\x1b.weft.api.common.v1.Receipt2q\n\x10\x45mbeddingService\x12]\n\x05\x45mbed\x12 .weft.api.runner.v1.EmbedRequest\x1a!.weft.api.runner.v1.EmbedResponse\"\x0f\xb2\xb5\x18\x0bmesh:createb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'weft.api.runner.v1.embedding_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_EMBEDREQUEST']._serialized_start=210
-  _globals['_EMBEDREQUEST']._serialized_end=374
-  _globals['_EMBEDRESPONSE']._serialized_start=376
-  _globals['_EMBEDRESPONSE']._serialized_end=488
-  _globals['_EMBEDDINGSERVICE']._serialized_start=490
-  _globals['_EMBEDDINGSERVICE']._serialized_end=586
+  _globals['_EMBEDDINGSERVICE'].methods_by_name['Embed']._loaded_options = None
+  _globals['_EMBEDDINGSERVICE'].methods_by_name['Embed']._serialized_options = b'\262\265\030\013mesh:create'
+  _globals['_EMBEDREQUEST']._serialized_start=243
+  _globals['_EMBEDREQUEST']._serialized_end=407
+  _globals['_EMBEDRESPONSE']._serialized_start=409
+  _globals['_EMBEDRESPONSE']._serialized_end=521
+  _globals['_EMBEDDINGSERVICE']._serialized_start=523
+  _globals['_EMBEDDINGSERVICE']._serialized_end=636
 # @@protoc_insertion_point(module_scope)

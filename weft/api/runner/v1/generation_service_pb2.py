@@ -22,6 +22,7 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from weft.api.common.v1 import access_pb2 as weft_dot_api_dot_common_dot_v1_dot_access__pb2
 from weft.api.common.v1 import agent_behaviour_pb2 as weft_dot_api_dot_common_dot_v1_dot_agent__behaviour__pb2
 from weft.api.common.v1 import chat_pb2 as weft_dot_api_dot_common_dot_v1_dot_chat__pb2
 from weft.api.common.v1 import completion_pb2 as weft_dot_api_dot_common_dot_v1_dot_completion__pb2
@@ -30,17 +31,19 @@ from weft.api.runner.v1 import serve_options_pb2 as weft_dot_api_dot_runner_dot_
 from weft.api.runner.v1 import ticket_pb2 as weft_dot_api_dot_runner_dot_v1_dot_ticket__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+weft/api/runner/v1/generation_service.proto\x12\x12weft.api.runner.v1\x1a(weft/api/common/v1/agent_behaviour.proto\x1a\x1dweft/api/common/v1/chat.proto\x1a#weft/api/common/v1/completion.proto\x1a\x1eweft/api/common/v1/event.proto\x1a&weft/api/runner/v1/serve_options.proto\x1a\x1fweft/api/runner/v1/ticket.proto\"\xaf\x02\n\x0fGenerateRequest\x12*\n\x06ticket\x18\x01 \x01(\x0b\x32\x1a.weft.api.runner.v1.Ticket\x12/\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x1f.weft.api.common.v1.ChatPayloadH\x00\x12;\n\ncompletion\x18\x03 \x01(\x0b\x32%.weft.api.common.v1.CompletionPayloadH\x00\x12\x35\n\tbehaviour\x18\x04 \x01(\x0b\x32\".weft.api.common.v1.AgentBehaviour\x12\r\n\x05\x61gent\x18\x05 \x01(\t\x12\x31\n\x07options\x18\x06 \x01(\x0b\x32 .weft.api.runner.v1.ServeOptionsB\t\n\x07payload\"F\n\x10GenerateResponse\x12\x32\n\x06\x65vents\x18\x01 \x03(\x0b\x32\".weft.api.common.v1.InferenceEvent2l\n\x11GenerationService\x12W\n\x08Generate\x12#.weft.api.runner.v1.GenerateRequest\x1a$.weft.api.runner.v1.GenerateResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+weft/api/runner/v1/generation_service.proto\x12\x12weft.api.runner.v1\x1a\x1fweft/api/common/v1/access.proto\x1a(weft/api/common/v1/agent_behaviour.proto\x1a\x1dweft/api/common/v1/chat.proto\x1a#weft/api/common/v1/completion.proto\x1a\x1eweft/api/common/v1/event.proto\x1a&weft/api/runner/v1/serve_options.proto\x1a\x1fweft/api/runner/v1/ticket.proto\"\xaf\x02\n\x0fGenerateRequest\x12*\n\x06ticket\x18\x01 \x01(\x0b\x32\x1a.weft.api.runner.v1.Ticket\x12/\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x1f.weft.api.common.v1.ChatPayloadH\x00\x12;\n\ncompletion\x18\x03 \x01(\x0b\x32%.weft.api.common.v1.CompletionPayloadH\x00\x12\x35\n\tbehaviour\x18\x04 \x01(\x0b\x32\".weft.api.common.v1.AgentBehaviour\x12\r\n\x05\x61gent\x18\x05 \x01(\t\x12\x31\n\x07options\x18\x06 \x01(\x0b\x32 .weft.api.runner.v1.ServeOptionsB\t\n\x07payload\"F\n\x10GenerateResponse\x12\x32\n\x06\x65vents\x18\x01 \x03(\x0b\x32\".weft.api.common.v1.InferenceEvent2}\n\x11GenerationService\x12h\n\x08Generate\x12#.weft.api.runner.v1.GenerateRequest\x1a$.weft.api.runner.v1.GenerateResponse\"\x0f\xb2\xb5\x18\x0bmesh:create0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'weft.api.runner.v1.generation_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_GENERATEREQUEST']._serialized_start=283
-  _globals['_GENERATEREQUEST']._serialized_end=586
-  _globals['_GENERATERESPONSE']._serialized_start=588
-  _globals['_GENERATERESPONSE']._serialized_end=658
-  _globals['_GENERATIONSERVICE']._serialized_start=660
-  _globals['_GENERATIONSERVICE']._serialized_end=768
+  _globals['_GENERATIONSERVICE'].methods_by_name['Generate']._loaded_options = None
+  _globals['_GENERATIONSERVICE'].methods_by_name['Generate']._serialized_options = b'\262\265\030\013mesh:create'
+  _globals['_GENERATEREQUEST']._serialized_start=316
+  _globals['_GENERATEREQUEST']._serialized_end=619
+  _globals['_GENERATERESPONSE']._serialized_start=621
+  _globals['_GENERATERESPONSE']._serialized_end=691
+  _globals['_GENERATIONSERVICE']._serialized_start=693
+  _globals['_GENERATIONSERVICE']._serialized_end=818
 # @@protoc_insertion_point(module_scope)

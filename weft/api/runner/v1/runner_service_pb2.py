@@ -24,6 +24,7 @@ _sym_db = _symbol_database.Default()
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
+from weft.api.common.v1 import access_pb2 as weft_dot_api_dot_common_dot_v1_dot_access__pb2
 from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_dot_document__pb2
 from weft.api.common.v1 import error_reason_pb2 as weft_dot_api_dot_common_dot_v1_dot_error__reason__pb2
 from weft.api.common.v1 import priority_pb2 as weft_dot_api_dot_common_dot_v1_dot_priority__pb2
@@ -33,7 +34,7 @@ from weft.api.runner.v1 import load_pb2 as weft_dot_api_dot_runner_dot_v1_dot_lo
 from weft.api.runner.v1 import permit_pb2 as weft_dot_api_dot_runner_dot_v1_dot_permit__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'weft/api/runner/v1/runner_service.proto\x12\x12weft.api.runner.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!weft/api/common/v1/document.proto\x1a%weft/api/common/v1/error_reason.proto\x1a!weft/api/common/v1/priority.proto\x1a\x1fweft/api/common/v1/signal.proto\x1a!weft/api/registry/v1/runner.proto\x1a\x1dweft/api/runner/v1/load.proto\x1a\x1fweft/api/runner/v1/permit.proto\"L\n\x0bWakeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12.\n\x08priority\x18\x02 \x01(\x0e\x32\x1c.weft.api.common.v1.Priority\"\x0e\n\x0cWakeResponse\"\x83\x01\n\x0bLoadRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x33\n\x06permit\x18\x02 \x01(\x0b\x32#.weft.api.runner.v1.OperationPermit\x12\x30\n\x07options\x18\x03 \x01(\x0b\x32\x1f.weft.api.runner.v1.LoadOptions\"~\n\x0cLoadResponse\x12\x34\n\x08progress\x18\x01 \x01(\x0b\x32 .weft.api.runner.v1.LoadProgressH\x00\x12\x30\n\x06result\x18\x02 \x01(\x0b\x32\x1e.weft.api.runner.v1.LoadResultH\x00\x42\x06\n\x04kind\"y\n\x0cLoadProgress\x12\r\n\x05stage\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\x12\x15\n\x08progress\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12&\n\x03\x65ta\x18\x04 \x01(\x0b\x32\x19.google.protobuf.DurationB\x0b\n\t_progress\"}\n\nLoadResult\x12\x14\n\x0cmemory_bytes\x18\x01 \x01(\x03\x12\x17\n\x0fmemory_measured\x18\x02 \x01(\x08\x12,\n\tload_time\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nwas_loaded\x18\x04 \x01(\x08\"S\n\rUnloadRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x33\n\x06permit\x18\x02 \x01(\x0b\x32#.weft.api.runner.v1.OperationPermit\"C\n\x0eUnloadResponse\x12\x1a\n\x12memory_freed_bytes\x18\x01 \x01(\x03\x12\x15\n\rcache_flushed\x18\x02 \x01(\x08\"\xad\x01\n\x12YieldMemoryRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x33\n\x06permit\x18\x02 \x01(\x0b\x32#.weft.api.runner.v1.OperationPermit\x12\x10\n\x08lease_id\x18\x03 \x01(\t\x12.\n\x08priority\x18\x04 \x01(\x0e\x32\x1c.weft.api.common.v1.Priority\x12\x11\n\twanted_by\x18\x05 \x01(\t\"\x15\n\x13YieldMemoryResponse\"\x99\x02\n\x11\x46lushCacheRequest\x12\x33\n\x06permit\x18\x01 \x01(\x0b\x32#.weft.api.runner.v1.OperationPermit\x12:\n\x05scope\x18\x02 \x01(\x0e\x32+.weft.api.runner.v1.FlushCacheRequest.Scope\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\x0b\n\x03tag\x18\x05 \x01(\t\"g\n\x05Scope\x12\x15\n\x11SCOPE_UNSPECIFIED\x10\x00\x12\r\n\tSCOPE_ALL\x10\x01\x12\x0f\n\x0bSCOPE_MODEL\x10\x02\x12\x10\n\x0cSCOPE_TENANT\x10\x03\x12\r\n\tSCOPE_TAG\x10\x04\x1a\x06\x9a\xb5\x18\x02\x10\x01\"\x83\x01\n\x12\x46lushCacheResponse\x12\x13\n\x0b\x65ntry_count\x18\x01 \x01(\x03\x12\x18\n\x0btoken_count\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x1b\n\x0ereusable_bytes\x18\x03 \x01(\x03H\x01\x88\x01\x01\x42\x0e\n\x0c_token_countB\x11\n\x0f_reusable_bytes\"D\n\x0fTailLogsRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nline_count\x18\x02 \x01(\x05\x12\x0e\n\x06\x66ollow\x18\x03 \x01(\x08\":\n\x10TailLogsResponse\x12\r\n\x05lines\x18\x01 \x03(\t\x12\x17\n\x0flost_line_count\x18\x02 \x01(\x03\")\n\x0f\x44\x65scribeRequest\x12\x16\n\x0elog_line_count\x18\x01 \x01(\x05\"|\n\x10\x44\x65scribeResponse\x12,\n\x06runner\x18\x01 \x01(\x0b\x32\x1c.weft.api.registry.v1.Runner\x12:\n\tinstances\x18\x02 \x03(\x0b\x32\'.weft.api.runner.v1.InstanceDescription\"\xbb\x05\n\x13InstanceDescription\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nprocess_id\x18\x02 \x01(\x05\x12\x15\n\rrestart_count\x18\x03 \x01(\x05\x12\x1b\n\x13last_restart_reason\x18\x04 \x01(\t\x12\x11\n\tlog_lines\x18\x05 \x03(\t\x12\x1a\n\x12\x61\x63tive_request_ids\x18\x06 \x03(\t\x12-\n\x08restarts\x18\x07 \x03(\x0b\x32\x1b.weft.api.runner.v1.Restart\x12\x33\n\x08requests\x18\x08 \x03(\x0b\x32!.weft.api.runner.v1.RequestRecord\x12\x18\n\x10last_crash_lines\x18\t \x03(\t\x12\x33\n\x0flast_ready_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x13\n\x0b\x63ontainment\x18\x0b \x01(\t\x12\x34\n\x08timeouts\x18\x0c \x01(\x0b\x32\".weft.api.runner.v1.TimeoutProfile\x12:\n\x0fload_parameters\x18\r \x03(\x0b\x32!.weft.api.runner.v1.LoadParameter\x12\x15\n\rquantizations\x18\x0e \x03(\t\x12\x35\n\x0cload_options\x18\x0f \x01(\x0b\x32\x1f.weft.api.runner.v1.LoadOptions\x12;\n\x0f\x63\x61\x63he_isolation\x18\x10 \x01(\x0e\x32\".weft.api.runner.v1.CacheIsolation\x12/\n\x05\x63\x61\x63he\x18\x11 \x01(\x0b\x32 .weft.api.runner.v1.CacheFigures\x12\x12\n\nmodel_path\x18\x12 \x01(\t\x12\x14\n\x0cvision_input\x18\x13 \x01(\x08\"m\n\x0c\x43\x61\x63heFigures\x12\x11\n\thit_count\x18\x01 \x01(\x03\x12\x12\n\nmiss_count\x18\x02 \x01(\x03\x12\x1a\n\x12prompt_token_count\x18\x03 \x01(\x03\x12\x1a\n\x12\x63\x61\x63hed_token_count\x18\x04 \x01(\x03\"\xa1\x01\n\x07Restart\x12(\n\x04time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x06reason\x18\x02 \x01(\x0e\x32\x1f.weft.api.common.v1.ErrorReason\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12+\n\x08recovery\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xdd\x02\n\x0eTimeoutProfile\x12*\n\x07\x63onnect\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x07headers\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0b\x66irst_token\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x33\n\x10prefill_liveness\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0bidle_stream\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12+\n\x08\x61\x62solute\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0eprobe_interval\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x86\x05\n\rRequestRecord\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x36\n\x05state\x18\x02 \x01(\x0e\x32\'.weft.api.runner.v1.RequestRecord.State\x12/\n\x06reason\x18\x03 \x01(\x0e\x32\x1f.weft.api.common.v1.ErrorReason\x12.\n\nstart_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x36\n\x12\x66irst_content_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x36\n\x12last_progress_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0coutput_chars\x18\x08 \x01(\x03\x12!\n\x14tool_iterations_left\x18\t \x01(\x05H\x00\x88\x01\x01\x12+\n\x07signals\x18\n \x03(\x0b\x32\x1a.weft.api.common.v1.Signal\x12\r\n\x05model\x18\x0b \x01(\t\"\x9b\x01\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x11\n\rSTATE_PREFILL\x10\x01\x12\x14\n\x10STATE_GENERATING\x10\x02\x12\x16\n\x12STATE_RUNNING_TOOL\x10\x03\x12\x13\n\x0fSTATE_COMPLETED\x10\x04\x12\x10\n\x0cSTATE_FAILED\x10\x05\x12\x13\n\x0fSTATE_CANCELLED\x10\x06\x42\x17\n\x15_tool_iterations_left\"\'\n\x11GetRequestRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"W\n\x12GetRequestResponse\x12\x31\n\x06record\x18\x01 \x01(\x0b\x32!.weft.api.runner.v1.RequestRecord\x12\x0e\n\x06output\x18\x02 \x01(\t*\x9b\x01\n\x0e\x43\x61\x63heIsolation\x12\x1f\n\x1b\x43\x41\x43HE_ISOLATION_UNSPECIFIED\x10\x00\x12\x19\n\x15\x43\x41\x43HE_ISOLATION_SLOTS\x10\x01\x12\x19\n\x15\x43\x41\x43HE_ISOLATION_WHOLE\x10\x02\x12\x18\n\x14\x43\x41\x43HE_ISOLATION_SALT\x10\x03\x12\x18\n\x14\x43\x41\x43HE_ISOLATION_NONE\x10\x04\x32\xe5\x05\n\rRunnerService\x12Z\n\x08\x44\x65scribe\x12#.weft.api.runner.v1.DescribeRequest\x1a$.weft.api.runner.v1.DescribeResponse\"\x03\x90\x02\x01\x12N\n\x04Wake\x12\x1f.weft.api.runner.v1.WakeRequest\x1a .weft.api.runner.v1.WakeResponse\"\x03\x90\x02\x02\x12K\n\x04Load\x12\x1f.weft.api.runner.v1.LoadRequest\x1a .weft.api.runner.v1.LoadResponse0\x01\x12T\n\x06Unload\x12!.weft.api.runner.v1.UnloadRequest\x1a\".weft.api.runner.v1.UnloadResponse\"\x03\x90\x02\x02\x12\x63\n\x0bYieldMemory\x12&.weft.api.runner.v1.YieldMemoryRequest\x1a\'.weft.api.runner.v1.YieldMemoryResponse\"\x03\x90\x02\x02\x12`\n\nFlushCache\x12%.weft.api.runner.v1.FlushCacheRequest\x1a&.weft.api.runner.v1.FlushCacheResponse\"\x03\x90\x02\x02\x12`\n\nGetRequest\x12%.weft.api.runner.v1.GetRequestRequest\x1a&.weft.api.runner.v1.GetRequestResponse\"\x03\x90\x02\x01\x12\\\n\x08TailLogs\x12#.weft.api.runner.v1.TailLogsRequest\x1a$.weft.api.runner.v1.TailLogsResponse\"\x03\x90\x02\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'weft/api/runner/v1/runner_service.proto\x12\x12weft.api.runner.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1fweft/api/common/v1/access.proto\x1a!weft/api/common/v1/document.proto\x1a%weft/api/common/v1/error_reason.proto\x1a!weft/api/common/v1/priority.proto\x1a\x1fweft/api/common/v1/signal.proto\x1a!weft/api/registry/v1/runner.proto\x1a\x1dweft/api/runner/v1/load.proto\x1a\x1fweft/api/runner/v1/permit.proto\"L\n\x0bWakeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12.\n\x08priority\x18\x02 \x01(\x0e\x32\x1c.weft.api.common.v1.Priority\"\x0e\n\x0cWakeResponse\"\x83\x01\n\x0bLoadRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x33\n\x06permit\x18\x02 \x01(\x0b\x32#.weft.api.runner.v1.OperationPermit\x12\x30\n\x07options\x18\x03 \x01(\x0b\x32\x1f.weft.api.runner.v1.LoadOptions\"~\n\x0cLoadResponse\x12\x34\n\x08progress\x18\x01 \x01(\x0b\x32 .weft.api.runner.v1.LoadProgressH\x00\x12\x30\n\x06result\x18\x02 \x01(\x0b\x32\x1e.weft.api.runner.v1.LoadResultH\x00\x42\x06\n\x04kind\"y\n\x0cLoadProgress\x12\r\n\x05stage\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\x12\x15\n\x08progress\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12&\n\x03\x65ta\x18\x04 \x01(\x0b\x32\x19.google.protobuf.DurationB\x0b\n\t_progress\"}\n\nLoadResult\x12\x14\n\x0cmemory_bytes\x18\x01 \x01(\x03\x12\x17\n\x0fmemory_measured\x18\x02 \x01(\x08\x12,\n\tload_time\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nwas_loaded\x18\x04 \x01(\x08\"S\n\rUnloadRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x33\n\x06permit\x18\x02 \x01(\x0b\x32#.weft.api.runner.v1.OperationPermit\"C\n\x0eUnloadResponse\x12\x1a\n\x12memory_freed_bytes\x18\x01 \x01(\x03\x12\x15\n\rcache_flushed\x18\x02 \x01(\x08\"\xad\x01\n\x12YieldMemoryRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x33\n\x06permit\x18\x02 \x01(\x0b\x32#.weft.api.runner.v1.OperationPermit\x12\x10\n\x08lease_id\x18\x03 \x01(\t\x12.\n\x08priority\x18\x04 \x01(\x0e\x32\x1c.weft.api.common.v1.Priority\x12\x11\n\twanted_by\x18\x05 \x01(\t\"\x15\n\x13YieldMemoryResponse\"\x99\x02\n\x11\x46lushCacheRequest\x12\x33\n\x06permit\x18\x01 \x01(\x0b\x32#.weft.api.runner.v1.OperationPermit\x12:\n\x05scope\x18\x02 \x01(\x0e\x32+.weft.api.runner.v1.FlushCacheRequest.Scope\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\x0b\n\x03tag\x18\x05 \x01(\t\"g\n\x05Scope\x12\x15\n\x11SCOPE_UNSPECIFIED\x10\x00\x12\r\n\tSCOPE_ALL\x10\x01\x12\x0f\n\x0bSCOPE_MODEL\x10\x02\x12\x10\n\x0cSCOPE_TENANT\x10\x03\x12\r\n\tSCOPE_TAG\x10\x04\x1a\x06\x9a\xb5\x18\x02\x10\x01\"\x83\x01\n\x12\x46lushCacheResponse\x12\x13\n\x0b\x65ntry_count\x18\x01 \x01(\x03\x12\x18\n\x0btoken_count\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x1b\n\x0ereusable_bytes\x18\x03 \x01(\x03H\x01\x88\x01\x01\x42\x0e\n\x0c_token_countB\x11\n\x0f_reusable_bytes\"D\n\x0fTailLogsRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nline_count\x18\x02 \x01(\x05\x12\x0e\n\x06\x66ollow\x18\x03 \x01(\x08\":\n\x10TailLogsResponse\x12\r\n\x05lines\x18\x01 \x03(\t\x12\x17\n\x0flost_line_count\x18\x02 \x01(\x03\")\n\x0f\x44\x65scribeRequest\x12\x16\n\x0elog_line_count\x18\x01 \x01(\x05\"|\n\x10\x44\x65scribeResponse\x12,\n\x06runner\x18\x01 \x01(\x0b\x32\x1c.weft.api.registry.v1.Runner\x12:\n\tinstances\x18\x02 \x03(\x0b\x32\'.weft.api.runner.v1.InstanceDescription\"\xbb\x05\n\x13InstanceDescription\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nprocess_id\x18\x02 \x01(\x05\x12\x15\n\rrestart_count\x18\x03 \x01(\x05\x12\x1b\n\x13last_restart_reason\x18\x04 \x01(\t\x12\x11\n\tlog_lines\x18\x05 \x03(\t\x12\x1a\n\x12\x61\x63tive_request_ids\x18\x06 \x03(\t\x12-\n\x08restarts\x18\x07 \x03(\x0b\x32\x1b.weft.api.runner.v1.Restart\x12\x33\n\x08requests\x18\x08 \x03(\x0b\x32!.weft.api.runner.v1.RequestRecord\x12\x18\n\x10last_crash_lines\x18\t \x03(\t\x12\x33\n\x0flast_ready_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x13\n\x0b\x63ontainment\x18\x0b \x01(\t\x12\x34\n\x08timeouts\x18\x0c \x01(\x0b\x32\".weft.api.runner.v1.TimeoutProfile\x12:\n\x0fload_parameters\x18\r \x03(\x0b\x32!.weft.api.runner.v1.LoadParameter\x12\x15\n\rquantizations\x18\x0e \x03(\t\x12\x35\n\x0cload_options\x18\x0f \x01(\x0b\x32\x1f.weft.api.runner.v1.LoadOptions\x12;\n\x0f\x63\x61\x63he_isolation\x18\x10 \x01(\x0e\x32\".weft.api.runner.v1.CacheIsolation\x12/\n\x05\x63\x61\x63he\x18\x11 \x01(\x0b\x32 .weft.api.runner.v1.CacheFigures\x12\x12\n\nmodel_path\x18\x12 \x01(\t\x12\x14\n\x0cvision_input\x18\x13 \x01(\x08\"m\n\x0c\x43\x61\x63heFigures\x12\x11\n\thit_count\x18\x01 \x01(\x03\x12\x12\n\nmiss_count\x18\x02 \x01(\x03\x12\x1a\n\x12prompt_token_count\x18\x03 \x01(\x03\x12\x1a\n\x12\x63\x61\x63hed_token_count\x18\x04 \x01(\x03\"\xa1\x01\n\x07Restart\x12(\n\x04time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x06reason\x18\x02 \x01(\x0e\x32\x1f.weft.api.common.v1.ErrorReason\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12+\n\x08recovery\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xdd\x02\n\x0eTimeoutProfile\x12*\n\x07\x63onnect\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x07headers\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0b\x66irst_token\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x33\n\x10prefill_liveness\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0bidle_stream\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12+\n\x08\x61\x62solute\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0eprobe_interval\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x86\x05\n\rRequestRecord\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x36\n\x05state\x18\x02 \x01(\x0e\x32\'.weft.api.runner.v1.RequestRecord.State\x12/\n\x06reason\x18\x03 \x01(\x0e\x32\x1f.weft.api.common.v1.ErrorReason\x12.\n\nstart_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x36\n\x12\x66irst_content_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x36\n\x12last_progress_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0coutput_chars\x18\x08 \x01(\x03\x12!\n\x14tool_iterations_left\x18\t \x01(\x05H\x00\x88\x01\x01\x12+\n\x07signals\x18\n \x03(\x0b\x32\x1a.weft.api.common.v1.Signal\x12\r\n\x05model\x18\x0b \x01(\t\"\x9b\x01\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x11\n\rSTATE_PREFILL\x10\x01\x12\x14\n\x10STATE_GENERATING\x10\x02\x12\x16\n\x12STATE_RUNNING_TOOL\x10\x03\x12\x13\n\x0fSTATE_COMPLETED\x10\x04\x12\x10\n\x0cSTATE_FAILED\x10\x05\x12\x13\n\x0fSTATE_CANCELLED\x10\x06\x42\x17\n\x15_tool_iterations_left\"\'\n\x11GetRequestRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"W\n\x12GetRequestResponse\x12\x31\n\x06record\x18\x01 \x01(\x0b\x32!.weft.api.runner.v1.RequestRecord\x12\x0e\n\x06output\x18\x02 \x01(\t*\x9b\x01\n\x0e\x43\x61\x63heIsolation\x12\x1f\n\x1b\x43\x41\x43HE_ISOLATION_UNSPECIFIED\x10\x00\x12\x19\n\x15\x43\x41\x43HE_ISOLATION_SLOTS\x10\x01\x12\x19\n\x15\x43\x41\x43HE_ISOLATION_WHOLE\x10\x02\x12\x18\n\x14\x43\x41\x43HE_ISOLATION_SALT\x10\x03\x12\x18\n\x14\x43\x41\x43HE_ISOLATION_NONE\x10\x04\x32\xe2\x06\n\rRunnerService\x12j\n\x08\x44\x65scribe\x12#.weft.api.runner.v1.DescribeRequest\x1a$.weft.api.runner.v1.DescribeResponse\"\x13\x90\x02\x01\xb2\xb5\x18\x0crunners:view\x12]\n\x04Wake\x12\x1f.weft.api.runner.v1.WakeRequest\x1a .weft.api.runner.v1.WakeResponse\"\x12\x90\x02\x02\xb2\xb5\x18\x0bmesh:create\x12\\\n\x04Load\x12\x1f.weft.api.runner.v1.LoadRequest\x1a .weft.api.runner.v1.LoadResponse\"\x0f\xb2\xb5\x18\x0bmesh:create0\x01\x12\x63\n\x06Unload\x12!.weft.api.runner.v1.UnloadRequest\x1a\".weft.api.runner.v1.UnloadResponse\"\x12\x90\x02\x02\xb2\xb5\x18\x0bmesh:create\x12r\n\x0bYieldMemory\x12&.weft.api.runner.v1.YieldMemoryRequest\x1a\'.weft.api.runner.v1.YieldMemoryResponse\"\x12\x90\x02\x02\xb2\xb5\x18\x0bmesh:create\x12o\n\nFlushCache\x12%.weft.api.runner.v1.FlushCacheRequest\x1a&.weft.api.runner.v1.FlushCacheResponse\"\x12\x90\x02\x02\xb2\xb5\x18\x0bmesh:create\x12p\n\nGetRequest\x12%.weft.api.runner.v1.GetRequestRequest\x1a&.weft.api.runner.v1.GetRequestResponse\"\x13\x90\x02\x01\xb2\xb5\x18\x0crunners:view\x12l\n\x08TailLogs\x12#.weft.api.runner.v1.TailLogsRequest\x1a$.weft.api.runner.v1.TailLogsResponse\"\x13\x90\x02\x01\xb2\xb5\x18\x0crunners:view0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,71 +44,73 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FLUSHCACHEREQUEST_SCOPE']._loaded_options = None
   _globals['_FLUSHCACHEREQUEST_SCOPE']._serialized_options = b'\232\265\030\002\020\001'
   _globals['_RUNNERSERVICE'].methods_by_name['Describe']._loaded_options = None
-  _globals['_RUNNERSERVICE'].methods_by_name['Describe']._serialized_options = b'\220\002\001'
+  _globals['_RUNNERSERVICE'].methods_by_name['Describe']._serialized_options = b'\220\002\001\262\265\030\014runners:view'
   _globals['_RUNNERSERVICE'].methods_by_name['Wake']._loaded_options = None
-  _globals['_RUNNERSERVICE'].methods_by_name['Wake']._serialized_options = b'\220\002\002'
+  _globals['_RUNNERSERVICE'].methods_by_name['Wake']._serialized_options = b'\220\002\002\262\265\030\013mesh:create'
+  _globals['_RUNNERSERVICE'].methods_by_name['Load']._loaded_options = None
+  _globals['_RUNNERSERVICE'].methods_by_name['Load']._serialized_options = b'\262\265\030\013mesh:create'
   _globals['_RUNNERSERVICE'].methods_by_name['Unload']._loaded_options = None
-  _globals['_RUNNERSERVICE'].methods_by_name['Unload']._serialized_options = b'\220\002\002'
+  _globals['_RUNNERSERVICE'].methods_by_name['Unload']._serialized_options = b'\220\002\002\262\265\030\013mesh:create'
   _globals['_RUNNERSERVICE'].methods_by_name['YieldMemory']._loaded_options = None
-  _globals['_RUNNERSERVICE'].methods_by_name['YieldMemory']._serialized_options = b'\220\002\002'
+  _globals['_RUNNERSERVICE'].methods_by_name['YieldMemory']._serialized_options = b'\220\002\002\262\265\030\013mesh:create'
   _globals['_RUNNERSERVICE'].methods_by_name['FlushCache']._loaded_options = None
-  _globals['_RUNNERSERVICE'].methods_by_name['FlushCache']._serialized_options = b'\220\002\002'
+  _globals['_RUNNERSERVICE'].methods_by_name['FlushCache']._serialized_options = b'\220\002\002\262\265\030\013mesh:create'
   _globals['_RUNNERSERVICE'].methods_by_name['GetRequest']._loaded_options = None
-  _globals['_RUNNERSERVICE'].methods_by_name['GetRequest']._serialized_options = b'\220\002\001'
+  _globals['_RUNNERSERVICE'].methods_by_name['GetRequest']._serialized_options = b'\220\002\001\262\265\030\014runners:view'
   _globals['_RUNNERSERVICE'].methods_by_name['TailLogs']._loaded_options = None
-  _globals['_RUNNERSERVICE'].methods_by_name['TailLogs']._serialized_options = b'\220\002\001'
-  _globals['_CACHEISOLATION']._serialized_start=4154
-  _globals['_CACHEISOLATION']._serialized_end=4309
-  _globals['_WAKEREQUEST']._serialized_start=369
-  _globals['_WAKEREQUEST']._serialized_end=445
-  _globals['_WAKERESPONSE']._serialized_start=447
-  _globals['_WAKERESPONSE']._serialized_end=461
-  _globals['_LOADREQUEST']._serialized_start=464
-  _globals['_LOADREQUEST']._serialized_end=595
-  _globals['_LOADRESPONSE']._serialized_start=597
-  _globals['_LOADRESPONSE']._serialized_end=723
-  _globals['_LOADPROGRESS']._serialized_start=725
-  _globals['_LOADPROGRESS']._serialized_end=846
-  _globals['_LOADRESULT']._serialized_start=848
-  _globals['_LOADRESULT']._serialized_end=973
-  _globals['_UNLOADREQUEST']._serialized_start=975
-  _globals['_UNLOADREQUEST']._serialized_end=1058
-  _globals['_UNLOADRESPONSE']._serialized_start=1060
-  _globals['_UNLOADRESPONSE']._serialized_end=1127
-  _globals['_YIELDMEMORYREQUEST']._serialized_start=1130
-  _globals['_YIELDMEMORYREQUEST']._serialized_end=1303
-  _globals['_YIELDMEMORYRESPONSE']._serialized_start=1305
-  _globals['_YIELDMEMORYRESPONSE']._serialized_end=1326
-  _globals['_FLUSHCACHEREQUEST']._serialized_start=1329
-  _globals['_FLUSHCACHEREQUEST']._serialized_end=1610
-  _globals['_FLUSHCACHEREQUEST_SCOPE']._serialized_start=1507
-  _globals['_FLUSHCACHEREQUEST_SCOPE']._serialized_end=1610
-  _globals['_FLUSHCACHERESPONSE']._serialized_start=1613
-  _globals['_FLUSHCACHERESPONSE']._serialized_end=1744
-  _globals['_TAILLOGSREQUEST']._serialized_start=1746
-  _globals['_TAILLOGSREQUEST']._serialized_end=1814
-  _globals['_TAILLOGSRESPONSE']._serialized_start=1816
-  _globals['_TAILLOGSRESPONSE']._serialized_end=1874
-  _globals['_DESCRIBEREQUEST']._serialized_start=1876
-  _globals['_DESCRIBEREQUEST']._serialized_end=1917
-  _globals['_DESCRIBERESPONSE']._serialized_start=1919
-  _globals['_DESCRIBERESPONSE']._serialized_end=2043
-  _globals['_INSTANCEDESCRIPTION']._serialized_start=2046
-  _globals['_INSTANCEDESCRIPTION']._serialized_end=2745
-  _globals['_CACHEFIGURES']._serialized_start=2747
-  _globals['_CACHEFIGURES']._serialized_end=2856
-  _globals['_RESTART']._serialized_start=2859
-  _globals['_RESTART']._serialized_end=3020
-  _globals['_TIMEOUTPROFILE']._serialized_start=3023
-  _globals['_TIMEOUTPROFILE']._serialized_end=3372
-  _globals['_REQUESTRECORD']._serialized_start=3375
-  _globals['_REQUESTRECORD']._serialized_end=4021
-  _globals['_REQUESTRECORD_STATE']._serialized_start=3841
-  _globals['_REQUESTRECORD_STATE']._serialized_end=3996
-  _globals['_GETREQUESTREQUEST']._serialized_start=4023
-  _globals['_GETREQUESTREQUEST']._serialized_end=4062
-  _globals['_GETREQUESTRESPONSE']._serialized_start=4064
-  _globals['_GETREQUESTRESPONSE']._serialized_end=4151
-  _globals['_RUNNERSERVICE']._serialized_start=4312
-  _globals['_RUNNERSERVICE']._serialized_end=5053
+  _globals['_RUNNERSERVICE'].methods_by_name['TailLogs']._serialized_options = b'\220\002\001\262\265\030\014runners:view'
+  _globals['_CACHEISOLATION']._serialized_start=4187
+  _globals['_CACHEISOLATION']._serialized_end=4342
+  _globals['_WAKEREQUEST']._serialized_start=402
+  _globals['_WAKEREQUEST']._serialized_end=478
+  _globals['_WAKERESPONSE']._serialized_start=480
+  _globals['_WAKERESPONSE']._serialized_end=494
+  _globals['_LOADREQUEST']._serialized_start=497
+  _globals['_LOADREQUEST']._serialized_end=628
+  _globals['_LOADRESPONSE']._serialized_start=630
+  _globals['_LOADRESPONSE']._serialized_end=756
+  _globals['_LOADPROGRESS']._serialized_start=758
+  _globals['_LOADPROGRESS']._serialized_end=879
+  _globals['_LOADRESULT']._serialized_start=881
+  _globals['_LOADRESULT']._serialized_end=1006
+  _globals['_UNLOADREQUEST']._serialized_start=1008
+  _globals['_UNLOADREQUEST']._serialized_end=1091
+  _globals['_UNLOADRESPONSE']._serialized_start=1093
+  _globals['_UNLOADRESPONSE']._serialized_end=1160
+  _globals['_YIELDMEMORYREQUEST']._serialized_start=1163
+  _globals['_YIELDMEMORYREQUEST']._serialized_end=1336
+  _globals['_YIELDMEMORYRESPONSE']._serialized_start=1338
+  _globals['_YIELDMEMORYRESPONSE']._serialized_end=1359
+  _globals['_FLUSHCACHEREQUEST']._serialized_start=1362
+  _globals['_FLUSHCACHEREQUEST']._serialized_end=1643
+  _globals['_FLUSHCACHEREQUEST_SCOPE']._serialized_start=1540
+  _globals['_FLUSHCACHEREQUEST_SCOPE']._serialized_end=1643
+  _globals['_FLUSHCACHERESPONSE']._serialized_start=1646
+  _globals['_FLUSHCACHERESPONSE']._serialized_end=1777
+  _globals['_TAILLOGSREQUEST']._serialized_start=1779
+  _globals['_TAILLOGSREQUEST']._serialized_end=1847
+  _globals['_TAILLOGSRESPONSE']._serialized_start=1849
+  _globals['_TAILLOGSRESPONSE']._serialized_end=1907
+  _globals['_DESCRIBEREQUEST']._serialized_start=1909
+  _globals['_DESCRIBEREQUEST']._serialized_end=1950
+  _globals['_DESCRIBERESPONSE']._serialized_start=1952
+  _globals['_DESCRIBERESPONSE']._serialized_end=2076
+  _globals['_INSTANCEDESCRIPTION']._serialized_start=2079
+  _globals['_INSTANCEDESCRIPTION']._serialized_end=2778
+  _globals['_CACHEFIGURES']._serialized_start=2780
+  _globals['_CACHEFIGURES']._serialized_end=2889
+  _globals['_RESTART']._serialized_start=2892
+  _globals['_RESTART']._serialized_end=3053
+  _globals['_TIMEOUTPROFILE']._serialized_start=3056
+  _globals['_TIMEOUTPROFILE']._serialized_end=3405
+  _globals['_REQUESTRECORD']._serialized_start=3408
+  _globals['_REQUESTRECORD']._serialized_end=4054
+  _globals['_REQUESTRECORD_STATE']._serialized_start=3874
+  _globals['_REQUESTRECORD_STATE']._serialized_end=4029
+  _globals['_GETREQUESTREQUEST']._serialized_start=4056
+  _globals['_GETREQUESTREQUEST']._serialized_end=4095
+  _globals['_GETREQUESTRESPONSE']._serialized_start=4097
+  _globals['_GETREQUESTRESPONSE']._serialized_end=4184
+  _globals['_RUNNERSERVICE']._serialized_start=4345
+  _globals['_RUNNERSERVICE']._serialized_end=5211
 # @@protoc_insertion_point(module_scope)
