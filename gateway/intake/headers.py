@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Mapping
 from functools import partial
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 from starlette.types import Scope
@@ -49,6 +50,7 @@ _HOST = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[^\s/?#@\\:\[\]]+)(?::[0-9]{0,5})?")
 """A name or an address, and a port; no user information or path."""
 
 Headers = Mapping[bytes, bytes]
+Choice = TypeVar("Choice")
 
 
 def headers_of(scope: Scope) -> Headers:
@@ -162,13 +164,17 @@ def tenant_of(scope: Scope) -> str:
 
 def _priority(headers: Headers, params: HandledRequest) -> Priority | None:
     """Returns the priority class of the header or the field; None: neither is given."""
-    given = headers.get(b"x-priority")
-    if given is None:
-        return None if params.x_priority is None else _PRIORITIES[params.x_priority.encode()]
-    priority = _PRIORITIES.get(given)
-    if priority is None:
-        raise invalid_field("X-Priority", "must be 'high', 'normal' or 'low'")
-    return priority
+    if b"x-priority" not in headers and params.x_priority is not None:
+        return _PRIORITIES[params.x_priority.encode()]
+    return _choice(headers, "X-Priority", _PRIORITIES, "must be 'high', 'normal' or 'low'")
+
+
+def _choice(headers: Headers, name: str, choices: Mapping[bytes, Choice], message: str) -> Choice | None:
+    """Returns the header's choice; None: it is not given. Raises INVALID_ARGUMENT naming the header."""
+    given = headers.get(name.lower().encode())
+    if given is not None and given not in choices:
+        raise invalid_field(name, message)
+    return None if given is None else choices[given]
 
 
 def idempotency_key_of(headers: Headers) -> str:
@@ -202,21 +208,12 @@ def _session(headers: Headers, params: HandledRequest) -> str:
 
 def _handling(headers: Headers, keep_alive: object) -> Handling:
     tag = headers.get(b"x-cache-tag")
+    mode = _choice(headers, "X-Cache-Mode", _CACHE_MODES, "must be 'prefix', 'none' or 'auto'")
     return Handling(
-        cache_mode=_cache_mode(headers),
+        cache_mode=CacheMode.AUTO if mode is None else mode,
         cache_tag="" if tag is None else cache_tag(tag.decode("latin-1"), "X-Cache-Tag"),
         keep_alive_seconds=None if keep_alive is None else keep_alive_seconds(keep_alive, "keep_alive"),
     )
-
-
-def _cache_mode(headers: Headers) -> CacheMode:
-    given = headers.get(b"x-cache-mode")
-    if given is None:
-        return CacheMode.AUTO
-    mode = _CACHE_MODES.get(given)
-    if mode is None:
-        raise invalid_field("X-Cache-Mode", "must be 'prefix', 'none' or 'auto'")
-    return mode
 
 
 def timeout_seconds(headers: Headers, config: GatewayConfig) -> float:
