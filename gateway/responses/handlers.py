@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -34,17 +35,9 @@ from gateway.responses.output import new_response_id
 from gateway.responses.payload import Conversation, own_items, to_response_request
 from gateway.responses.replay import FROM_THE_START
 from gateway.responses.retrieval import ResponseRetrieval, StoreWithTimeout, not_streamed_again
-from gateway.responses.running import (
-    PartialResponse,
-    ResponseRecord,
-    ResponseRecording,
-    RunningResponse,
-    RunningResponses,
-)
+from gateway.responses.running import LiveResponse, RunningResponses
 from gateway.responses.schema import MAX_ID_CHARS, ResponsesRequest
 from gateway.responses.stream import ResponsesAnswer, ResponsesStream
-from weft.dispatch.call import Layer
-from weft.dispatch.frames import Frame
 from weft.dispatch.request_trace import RequestContext
 from weft.durable.responses import ResponseStore
 from weft.durable.tasks import TaskPort
@@ -142,18 +135,20 @@ async def _live(
         is_stored=keeps is not None,
         arrived=facts_of(work.scope).arrived,
     )
-    record = None if keeps is None else _keeping(keeps, params, context, conversation, document)
+    items = b"" if keeps is None else items_to_store(conversation.items, document.response_id)
+    make = partial(
+        LiveResponse, context.tenant, store=keeps, items=items, previous_id=params.previous_response_id or ""
+    )
     if not params.stream:
         answer = ResponsesAnswer(document)
         # Only a streamed response publishes its id before its end.
-        return unary(replace(work, layers=_recording(responses, answer, record, None)), answer)
+        return unary(replace(work, layers=(make(answer, running=None),)), answer)
     responses.running.require_room()
-    if params.store and record is not None:
-        await _require_store(record)
     encoder = ResponsesStream(document, include_events=wants_events(params))
-    running = RunningResponse(context.tenant, document.response_id, encoder, record)
-    recording = _recording(responses, encoder, record, running)
-    return streamed(replace(_cancellable(work, running), layers=recording), encoder)
+    live = make(encoder, running=responses.running)
+    if params.store and keeps is not None:
+        await _require_store(keeps, live)
+    return streamed(replace(_cancellable(work, live), layers=(live,)), encoder)
 
 
 def _background(params: ResponsesRequest, context: RequestContext, responses: ResponsesDeps) -> BackgroundDeps:
@@ -171,45 +166,22 @@ def _keeps(params: ResponsesRequest, responses: ResponsesDeps) -> ResponseStore 
     return responses.store if is_wanted else None
 
 
-def _keeping(
-    store: ResponseStore,
-    params: ResponsesRequest,
-    context: RequestContext,
-    conversation: Conversation,
-    document: ResponseDocument,
-) -> ResponseRecord:
-    return ResponseRecord(
-        store=store,
-        id=document.response_id,
-        tenant=context.tenant,
-        previous_id=params.previous_response_id or "",
-        created_at=document.created_at,
-        items=items_to_store(conversation.items, document.response_id),
-    )
-
-
-async def _require_store(record: ResponseRecord) -> None:
+async def _require_store(store: ResponseStore, live: LiveResponse) -> None:
     """Raises SERVICE_UNAVAILABLE where the store is down, before the stream begins: later it could not be a status."""
     try:
-        await record.store.get(record.tenant, record.id)
+        await store.get(live.tenant, live.response_id)
     except WeftError as error:
         if error.reason is not Reason.NOT_FOUND:
             raise
 
 
-def _cancellable(work: Work, running: RunningResponse) -> Work:
+def _cancellable(work: Work, live: LiveResponse) -> Work:
     """Returns work whose durable task, if any, ends when the response is cancelled."""
     context, journal = work.context, work.context.journal
     if journal is None:
         return work
-    journal = replace(journal, is_ended=lambda: running.is_ended)
+    journal = replace(journal, is_ended=lambda: live.is_ended)
     return replace(work, context=replace(context, journal=journal))
-
-
-def _recording(
-    responses: ResponsesDeps, partial: PartialResponse, record: ResponseRecord | None, running: RunningResponse | None
-) -> tuple[Layer[Frame]]:
-    return (ResponseRecording(partial=partial, record=record, running=running, all_running=responses.running),)
 
 
 MAX_ITEMS = 100

@@ -1,10 +1,8 @@
-"""Running responses: snapshots of streamed responses, their cancellation, and storing them at their end."""
+"""Live responses: snapshots of streamed ones, their cancellation, and storing them at their end."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Generator
 from contextlib import ExitStack, aclosing, contextmanager
-from dataclasses import dataclass
-from datetime import datetime
 from typing import Protocol
 
 from gateway.responses.document import CANCELLED, IN_PROGRESS, ResponseDocument
@@ -37,49 +35,35 @@ class PartialResponse(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResponseRecord:
-    """Where a response is stored, and its fields that are known before the answer."""
+class LiveResponse:
+    """A response that is being generated: other requests may retrieve and cancel it, and it is stored at its end.
 
-    store: ResponseStore
-    id: str
-    tenant: str
-    previous_id: str
-    """The response it continues; empty: none."""
-    created_at: datetime
-    items: bytes
-    """Its own input, a JSON list of items."""
+    It is a layer around its generation.
+    """
 
-    async def keep(self, partial: PartialResponse, body: bytes) -> bool:
-        """Store the response; returns whether that succeeded, and records a failure in `partial`."""
-        response = StoredResponse(
-            id=self.id,
-            tenant=self.tenant,
-            previous_id=self.previous_id,
-            created_at=self.created_at,
-            body=body,
-            items=self.items,
-        )
-        try:
-            await self.store.save(response)
-        except WeftError as error:
-            log.warning("response not kept", response_id=self.id, reason=error.reason.name.lower())
-            partial.document.note_not_stored(error)
-            return False
-        return True
+    def __init__(
+        self,
+        tenant: str,
+        partial: PartialResponse,
+        *,
+        store: ResponseStore | None,
+        items: bytes,
+        previous_id: str,
+        running: "RunningResponses | None",
+    ) -> None:
+        """`store`: None: it is not stored. `running`: None: it cannot be retrieved before its end.
 
-
-class RunningResponse:
-    """One running response that other requests may retrieve and cancel."""
-
-    def __init__(self, tenant: str, response_id: str, partial: PartialResponse, record: ResponseRecord | None) -> None:
-        """`record`: None: it is not stored."""
+        `items`: its own input, a JSON list of items; `previous_id`: the response it continues, empty: none.
+        """
         self.tenant = tenant
-        self.response_id = response_id
+        self.response_id = partial.document.response_id
         self.is_concluded = False
         """Whether the answer is complete, so that it can no longer be cancelled."""
-        self._growing = partial
-        self._keeping = record
+        self._partial = partial
+        self._store = store
+        self._items = items
+        self._previous_id = previous_id
+        self._running = running
         self._block = Interruptible()
         self._ended_by: WeftError | None = None
         self._settled = asyncio.Event()
@@ -91,89 +75,28 @@ class RunningResponse:
 
     def snapshot(self) -> bytes:
         """Returns the current response as JSON."""
-        return self._growing.snapshot(CANCELLED if self.is_ended else IN_PROGRESS)
+        return self._partial.snapshot(CANCELLED if self.is_ended else IN_PROGRESS)
 
     @property
     def items(self) -> bytes | None:
         """Its input, a JSON list of items; None where it is not stored."""
-        return None if self._keeping is None else self._keeping.items
-
-    def waiting(self) -> Interruptible:
-        """Returns a block that `cancel` interrupts. Raises the cancellation."""
-        self._require_going()
-        return self._block
-
-    def conclude(self) -> None:
-        """Mark the answer as complete. Raises the cancellation."""
-        self._require_going()
-        self.is_concluded = True
+        return None if self._store is None else self._items
 
     async def cancel(self) -> bytes:
         """Cancel the response, also while its runner is awaited; returns it as JSON, as stored."""
         self._ended_by = WeftError(Reason.CANCELLED, "the response was cancelled")
         self._block.interrupt(self._ended_by)
         try:
-            if self._keeping is not None:
-                await self._keeping.keep(self._growing, self.snapshot())
+            await self._save(self.snapshot())
             return self.snapshot()
         finally:
             self._settled.set()
 
-    async def settled(self) -> None:
-        """Wait until a cancelled response is stored or storing failed."""
-        await self._settled.wait()
-
-    def _require_going(self) -> None:
-        if self._ended_by is not None:
-            raise self._ended_by
-
-
-class RunningResponses:
-    """The running responses of one gateway, by id."""
-
-    def __init__(self, max_running: int) -> None:
-        self._max_running = max_running
-        self._running: dict[str, RunningResponse] = {}
-
-    def find(self, tenant: str, response_id: str) -> RunningResponse | None:
-        """Returns a running response of the tenant; None: it does not run on this gateway."""
-        found = self._running.get(response_id)
-        return found if found is not None and found.tenant == tenant else None
-
-    def require_room(self) -> None:
-        """Raises RATE_LIMIT_EXCEEDED where the maximum number is running."""
-        if len(self._running) >= self._max_running:
-            message = f"more than {self._max_running} responses are being streamed (max_running_responses)"
-            raise WeftError(Reason.RATE_LIMIT_EXCEEDED, message)
-
-    @contextmanager
-    def joined(self, running: RunningResponse) -> Generator[None]:
-        """Register `running` while the block runs. Raises RATE_LIMIT_EXCEEDED above the maximum."""
-        self.require_room()
-        self._running[running.response_id] = running
-        try:
-            yield
-        finally:
-            del self._running[running.response_id]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResponseRecording:
-    """A layer around a generation whose response can be retrieved; it is stored before its last event is passed on."""
-
-    partial: PartialResponse
-    record: ResponseRecord | None
-    """None: it is not stored."""
-    running: RunningResponse | None
-    """None: it cannot be retrieved before its end."""
-    all_running: RunningResponses
-
     async def __call__(self, call: Call[Frame], /, proceed: Proceed[Frame]) -> AsyncGenerator[Frame]:
-        """Yields the frames. Raises CANCELLED where it was cancelled."""
-        running = self.running
+        """Yields the frames; the response is stored before the last. Raises CANCELLED where it was cancelled."""
         with ExitStack() as stack:
-            if running is not None:
-                stack.enter_context(self.all_running.joined(running))
+            if self._running is not None:
+                stack.enter_context(self._running.joined(self))
             try:
                 async with aclosing(proceed(call)) as frames:
                     while (frame := await self._next(frames)) is not None:
@@ -187,21 +110,72 @@ class ResponseRecording:
                         stack.close()
                         yield frame[-1:]
             except WeftError as error:
-                if running is not None and running.is_ended:
-                    await running.settled()
-                elif error.reason is Reason.CANCELLED and self.record is not None:
-                    self.partial.document.note_not_stored(error)
+                if self.is_ended:
+                    await self._settled.wait()
+                elif error.reason is Reason.CANCELLED and self._store is not None:
+                    self._partial.document.note_not_stored(error)
                 raise
 
     async def _next(self, frames: AsyncGenerator[Frame]) -> Frame | None:
-        if self.running is None:
+        if self._running is None:
             return await anext(frames, None)
-        with self.running.waiting():
+        self._require_going()
+        with self._block:
             return await anext(frames, None)
 
     async def _conclude(self, receipt: receipt_pb2.Receipt) -> None:
-        if self.running is not None:
-            self.running.conclude()
-        body = self.partial.conclude(receipt)
-        if self.record is not None:
-            await self.record.keep(self.partial, body)
+        self._require_going()
+        self.is_concluded = True
+        await self._save(self._partial.conclude(receipt))
+
+    def _require_going(self) -> None:
+        if self._ended_by is not None:
+            raise self._ended_by
+
+    async def _save(self, body: bytes) -> None:
+        """Store the response, if it is to be stored; a failure is recorded in it."""
+        if self._store is None:
+            return
+        document = self._partial.document
+        response = StoredResponse(
+            id=self.response_id,
+            tenant=self.tenant,
+            previous_id=self._previous_id,
+            created_at=document.created_at,
+            body=body,
+            items=self._items,
+        )
+        try:
+            await self._store.save(response)
+        except WeftError as error:
+            log.warning("response not kept", response_id=self.response_id, reason=error.reason.name.lower())
+            document.note_not_stored(error)
+
+
+class RunningResponses:
+    """The running responses of one gateway, by id."""
+
+    def __init__(self, max_running: int) -> None:
+        self._max_running = max_running
+        self._running: dict[str, LiveResponse] = {}
+
+    def find(self, tenant: str, response_id: str) -> LiveResponse | None:
+        """Returns a running response of the tenant; None: it does not run on this gateway."""
+        found = self._running.get(response_id)
+        return found if found is not None and found.tenant == tenant else None
+
+    def require_room(self) -> None:
+        """Raises RATE_LIMIT_EXCEEDED where the maximum number is running."""
+        if len(self._running) >= self._max_running:
+            message = f"more than {self._max_running} responses are being streamed (max_running_responses)"
+            raise WeftError(Reason.RATE_LIMIT_EXCEEDED, message)
+
+    @contextmanager
+    def joined(self, running: LiveResponse) -> Generator[None]:
+        """Register `running` while the block runs. Raises RATE_LIMIT_EXCEEDED above the maximum."""
+        self.require_room()
+        self._running[running.response_id] = running
+        try:
+            yield
+        finally:
+            del self._running[running.response_id]

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -12,13 +11,15 @@ from response_script import MemoryResponses
 from gateway.config import GatewayConfig, KeepResponses, RequestLimits
 from gateway.responses import history
 from gateway.responses.document import ResponseDocument
-from gateway.responses.running import ResponseRecord, ResponseRecording, RunningResponse, RunningResponses
+from gateway.responses.running import LiveResponse, RunningResponses
+from gateway.responses.schema import ResponsesRequest
 from weft.api.common.v1 import chat_pb2
 from weft.dispatch.operations import CHAT
 from weft.dispatch.request_trace import RequestContext
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
+from weft_testing.fake_clock import FakeClock
 
 PATH = "/v1/responses"
 BY_DEFAULT, ON_REQUEST, NEVER = KeepResponses
@@ -117,24 +118,20 @@ class UnaryCall:
     def conclude(self, receipt: object) -> bytes:
         return b"{}"
 
-    @property
-    def document(self) -> ResponseDocument:
-        raise AssertionError("a response that is stored has nothing to note")
+    def __init__(self) -> None:
+        params = ResponsesRequest(model="chat", input="hi")
+        self.document = ResponseDocument(params, "resp_1", clock=FakeClock(), is_stored=True)
 
 
 async def test_a_response_that_is_kept_can_be_deleted_however_slowly_its_caller_reads_the_end() -> None:
     store, everyone, growing = MemoryResponses(), RunningResponses(1), UnaryCall()
-    keeping = ResponseRecord(
-        store=store, id="resp_1", tenant="ann", previous_id="", created_at=datetime.now(UTC), items=b"[]"
-    )
-    running = RunningResponse("ann", "resp_1", growing, keeping)
+    live = LiveResponse("ann", growing, store=store, items=b"[]", previous_id="", running=everyone)
     script = ScriptedDispatcher(hello())
     asked = RequestContext(request_id="r", tenant="ann", model="chat", operation=Operation.CHAT, traceparent="")
-    recording = ResponseRecording(partial=growing, record=keeping, running=running, all_running=everyone)
     seen = []
-    async for frame in script.call(CHAT, asked, chat_pb2.ChatPayload()).through(recording).chunks():
+    async for frame in script.call(CHAT, asked, chat_pb2.ChatPayload()).through(live).chunks():
         is_last = frame[-1].HasField("finished")
-        seen.append((is_last, "resp_1" in store.kept, everyone.find("ann", "resp_1") is running))
+        seen.append((is_last, "resp_1" in store.kept, everyone.find("ann", "resp_1") is live))
     assert seen[0] == (False, False, True)
     assert seen[-1] == (True, True, False)
 
