@@ -4,18 +4,13 @@ import hashlib
 
 from google.protobuf import json_format
 
+from registry_svc.operations.audit_chain import detail_json, empty_head, entry_draft
 from registry_svc.operations.operation_store import OperationStore
-from registry_svc.operations.policy.audit import (
-    SHARE_FOR_REFUSALS,
-    AuditDraft,
-    AuditHead,
-    CountedRefusals,
-    RefusalWindow,
-    detail_json,
-)
 from registry_svc.operations.policy.governance import Refused
 from registry_svc.operations.policy.lifecycle import GovernedOperation
+from registry_svc.operations.policy.refusal_window import SHARE_FOR_REFUSALS, CountedRefusals, RefusalWindow
 from weft.api.operations.v1 import operation_pb2
+from weft.api.operations.v1.operation_service_pb2 import AuditEntry, AuditHead
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
@@ -36,7 +31,7 @@ class AuditLog:
         self._store = store
         self._clock = clock
         self._max_entries = max_entries
-        self._head = AuditHead()
+        self._head = empty_head()
         self._refusals = RefusalWindow()
 
     @property
@@ -62,9 +57,9 @@ class AuditLog:
                 metadata={"limit": str(self._max_entries)},
             )
 
-    def drafted(self, event: str, operation: GovernedOperation, actor: str, **detail: object) -> AuditDraft:
+    def drafted(self, event: str, operation: GovernedOperation, actor: str, **detail: object) -> AuditEntry:
         """An entry about an operation."""
-        return AuditDraft(
+        return entry_draft(
             at=self._clock.utc_now(), event=event, actor=actor, operation=operation.name, detail=detail_json(detail)
         )
 
@@ -98,7 +93,9 @@ class AuditLog:
         log.info("audit head", sequence=self._head.sequence, hash=self._head.hash)
 
     async def _write(self, event: str, actor: str, detail: dict[str, object]) -> None:
-        draft = AuditDraft(at=self._clock.utc_now(), event=event, actor=actor, operation="", detail=detail_json(detail))
+        draft = entry_draft(
+            at=self._clock.utc_now(), event=event, actor=actor, operation="", detail=detail_json(detail)
+        )
         self._head = await self._store.append_audit([draft])
 
 

@@ -12,7 +12,6 @@ from registry_svc.operations.audit_log import AuditLog
 from registry_svc.operations.job import Job, JobCancelled, JobDeps, ProgressReporter
 from registry_svc.operations.live_operations import LiveOperation, OperationTable
 from registry_svc.operations.operation_store import OperationStore
-from registry_svc.operations.policy.audit import AuditDraft
 from registry_svc.operations.policy.lifecycle import (
     Ending,
     GovernedOperation,
@@ -29,6 +28,7 @@ from registry_svc.operations.runner_presence import cancelled
 from registry_svc.wire_values import cleaned_multiline
 from registry_svc.writer import SingleWriter
 from weft.api.operations.v1 import operation_pb2
+from weft.api.operations.v1.operation_service_pb2 import AuditEntry
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
@@ -86,7 +86,7 @@ class Executor:
             assert live is not None, "only what is in the book can be chosen"
             live.task = start_task(self._run(live), name=f"operation-{operation_id}")
 
-    async def change(self, live: LiveOperation, step: Step, drafts: Sequence[AuditDraft] = ()) -> None:
+    async def change(self, live: LiveOperation, step: Step, drafts: Sequence[AuditEntry] = ()) -> None:
         """Take a step on disk, then in memory, then notify watchers. Call it in the writer's turn.
 
         An operation that ended while the step waited for its turn stays as it is. Raises SERVICE_UNAVAILABLE; then

@@ -2,22 +2,25 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
 from typing import Any, NamedTuple, Protocol
 
 from sqlalchemy import Row, delete, exists, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 from typing_extensions import override
 
+from registry_svc.operations.audit_chain import chained, empty_head, head_of
 from registry_svc.operations.governance import GovernanceMarks
-from registry_svc.operations.policy.audit import AuditDraft, AuditEntry, AuditHead, chained
 from registry_svc.operations.policy.lifecycle import GovernedOperation, OperationState
 from registry_svc.store.database import Transactions
 from registry_svc.store.schema import audit_entries, governance_marks, operations, used_nonces
+from weft.api.operations.v1.operation_service_pb2 import AuditEntry, AuditHead
 from weft.kernel.errors import WeftError
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
+
+_ENTRY_TEXTS = ("event", "actor", "operation", "detail", "previous_hash", "hash")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +38,7 @@ class NewOperation:
 
     operation: GovernedOperation
     """Its `number` is assigned by the store."""
-    audit: tuple[AuditDraft, ...]
+    audit: tuple[AuditEntry, ...]
     nonce: SpentNonce | None = None
     mark: datetime | None = None
     """Raises the mark of issue times; None: leaves it."""
@@ -103,14 +106,14 @@ class OperationStore(Protocol):
         """Save an operation with its audit entries, its nonce and its mark: all of it, or nothing."""
         ...
 
-    async def update(self, operation: GovernedOperation, audit: Sequence[AuditDraft]) -> AuditHead:
+    async def update(self, operation: GovernedOperation, audit: Sequence[AuditEntry]) -> AuditHead:
         """Replace the stored form of `operation`; raises NOT_FOUND when it was never saved.
 
         An equal form writes nothing, so that a call whose answer was lost may be repeated.
         """
         ...
 
-    async def append_audit(self, audit: Sequence[AuditDraft]) -> AuditHead:
+    async def append_audit(self, audit: Sequence[AuditEntry]) -> AuditHead:
         """Write entries that belong to no operation."""
         ...
 
@@ -204,7 +207,7 @@ class SqlOperationStore(OperationStore):
             return Saved(saved, head)
 
     @override
-    async def update(self, operation: GovernedOperation, audit: Sequence[AuditDraft]) -> AuditHead:
+    async def update(self, operation: GovernedOperation, audit: Sequence[AuditEntry]) -> AuditHead:
         async with self._transactions.transaction() as connection:
             stored = await _found(connection, operations.c.id == operation.id)
             if stored is None:
@@ -217,7 +220,7 @@ class SqlOperationStore(OperationStore):
             return await _append(connection, audit)
 
     @override
-    async def append_audit(self, audit: Sequence[AuditDraft]) -> AuditHead:
+    async def append_audit(self, audit: Sequence[AuditEntry]) -> AuditHead:
         async with self._transactions.transaction() as connection:
             return await _append(connection, audit)
 
@@ -270,73 +273,44 @@ async def _raise_mark(connection: AsyncConnection, mark: datetime | None) -> Non
 async def _head(connection: AsyncConnection) -> AuditHead:
     newest = select(audit_entries.c.sequence, audit_entries.c.hash).order_by(audit_entries.c.sequence.desc()).limit(1)
     row = (await connection.execute(newest)).one_or_none()
-    return AuditHead() if row is None else AuditHead(sequence=row.sequence, hash=row.hash)
+    return empty_head() if row is None else AuditHead(sequence=row.sequence, hash=row.hash)
 
 
-async def _append(connection: AsyncConnection, drafts: Sequence[AuditDraft]) -> AuditHead:
+async def _append(connection: AsyncConnection, drafts: Sequence[AuditEntry]) -> AuditHead:
     head = await _head(connection)
     entries = chained(head, drafts)
     if not entries:
         return head
     await connection.execute(insert(audit_entries), [_entry_row(entry) for entry in entries])
-    return entries[-1].head
+    return head_of(entries[-1])
 
 
 def _operation_row(operation: GovernedOperation) -> dict[str, Any]:
-    return {
-        "number": operation.number,
-        "id": operation.id,
-        "request_id": operation.request_id,
-        "action": operation.action,
+    """Return the columns, which have the names of the fields."""
+    values = {each.name: getattr(operation, each.name) for each in fields(operation)}
+    return values | {
         "state": operation.state.name.lower(),
-        "requested_by": operation.requested_by,
         "signers": json.dumps(operation.signers),
-        "runner": operation.runner,
         "reason": operation.reason.name.lower(),
-        "detail": operation.detail,
-        "result": operation.result,
-        "cancel_requested": operation.cancel_requested,
-        "created_at": operation.created_at,
-        "started_at": operation.started_at,
-        "ended_at": operation.ended_at,
     }
 
 
 def _operation_of(row: Row[Any]) -> GovernedOperation:
-    return GovernedOperation(
-        id=row.id,
-        number=row.number,
-        request_id=row.request_id,
-        action=row.action,
-        state=OperationState[row.state.upper()],
-        requested_by=row.requested_by,
-        signers=tuple(json.loads(row.signers)),
-        runner=row.runner,
+    values = dict(row._mapping) | {  # noqa: SLF001 - the documented name of a row's mapping
+        "state": OperationState[row.state.upper()],
+        "signers": tuple(json.loads(row.signers)),
         # A newer release may have reasons that this one does not know.
-        reason=Reason.__members__.get(row.reason.upper(), Reason.INTERNAL),
-        detail=row.detail,
-        result=row.result,
-        cancel_requested=row.cancel_requested,
-        created_at=row.created_at,
-        started_at=row.started_at,
-        ended_at=row.ended_at,
-    )
+        "reason": Reason.__members__.get(row.reason.upper(), Reason.INTERNAL),
+    }
+    return GovernedOperation(**values)
 
 
 def _entry_row(entry: AuditEntry) -> dict[str, Any]:
-    draft = entry.draft
-    return {
-        "sequence": entry.sequence,
-        "at": draft.at,
-        "event": draft.event,
-        "actor": draft.actor,
-        "operation": draft.operation,
-        "detail": draft.detail,
-        "previous_hash": entry.previous_hash,
-        "hash": entry.hash,
-    }
+    texts = {name: getattr(entry, name) for name in _ENTRY_TEXTS}
+    return {**texts, "sequence": entry.sequence, "at": entry.time.ToDatetime(UTC)}
 
 
 def _entry_of(row: Row[Any]) -> AuditEntry:
-    draft = AuditDraft(at=row.at, event=row.event, actor=row.actor, operation=row.operation, detail=row.detail)
-    return AuditEntry(sequence=row.sequence, draft=draft, previous_hash=row.previous_hash, hash=row.hash)
+    entry = AuditEntry(sequence=row.sequence, **{name: getattr(row, name) for name in _ENTRY_TEXTS})
+    entry.time.FromDatetime(row.at)
+    return entry

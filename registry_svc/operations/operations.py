@@ -22,7 +22,6 @@ from registry_svc.operations.operation_store import (
     SpentNonce,
     SqlOperationStore,
 )
-from registry_svc.operations.policy.audit import AuditDraft, AuditEntry, AuditHead
 from registry_svc.operations.policy.governance import Refused
 from registry_svc.operations.policy.lifecycle import (
     Ending,
@@ -38,7 +37,8 @@ from registry_svc.operations.policy.loads import LoadTimes
 from registry_svc.operations.runner_presence import MeshRunnerDirectory, RunnerPresence
 from registry_svc.store.database import Transactions
 from registry_svc.writer import SingleWriter
-from weft.api.operations.v1 import operation_pb2, operation_service_pb2
+from weft.api.operations.v1 import operation_pb2
+from weft.api.operations.v1.operation_service_pb2 import AuditEntry, AuditHead, GetGovernanceResponse
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
@@ -172,7 +172,7 @@ class Operations:
         head = self.audit.head
         return await self._store.page_audit(after_sequence=after_sequence, size=size), head
 
-    def rules(self) -> operation_service_pb2.GetGovernanceResponse:
+    def rules(self) -> GetGovernanceResponse:
         """Return what an operation needs to be accepted."""
         return self._gatekeeper.describe()
 
@@ -269,7 +269,7 @@ class Operations:
             live.cancel_requested.set()
         return live.view
 
-    async def _cancel_before_it_begins(self, live: LiveOperation, drafts: list[AuditDraft]) -> None:
+    async def _cancel_before_it_begins(self, live: LiveOperation, drafts: list[AuditEntry]) -> None:
         now = self._clock.utc_now()
         ending = Ending(state=OperationState.CANCELLED, reason=Reason.CANCELLED, detail="it had not begun")
         drafts.append(self.audit.drafted("operation.cancelled", live.operation, "", detail=ending.detail))
@@ -326,7 +326,7 @@ class OperationUnloader:
 
     async def unload(self, model: str, requested_by: str) -> None:
         """Unload a model and wait for its end. Raises OPERATION_REFUSED, DEADLINE_EXCEEDED, or why it failed."""
-        if self._operations.rules().mode != operation_service_pb2.GetGovernanceResponse.MODE_OFF:
+        if self._operations.rules().mode != GetGovernanceResponse.MODE_OFF:
             raise WeftError(
                 Reason.OPERATION_REFUSED,
                 f"{model} is loaded, and governance is on: unload it with an authorization first "

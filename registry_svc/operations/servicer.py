@@ -13,7 +13,6 @@ from typing_extensions import override
 from registry_svc.operations.actions import checked_action
 from registry_svc.operations.live_operations import OperationView
 from registry_svc.operations.operations import OperationRequest, Operations
-from registry_svc.operations.policy.audit import AuditEntry, AuditHead
 from registry_svc.operations.policy.lifecycle import OPERATION_PREFIX, OperationState
 from registry_svc.wire_values import duration_message, require_count, to_actor
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2, operation_service_pb2_grpc
@@ -106,26 +105,6 @@ def operation_message(view: OperationView, now: float) -> operation_pb2.Operatio
     return message
 
 
-def entry_message(entry: AuditEntry) -> operation_service_pb2.AuditEntry:
-    """Return one entry of the audit log, for the wire."""
-    draft = entry.draft
-    return operation_service_pb2.AuditEntry(
-        sequence=entry.sequence,
-        time=_timestamp(draft.at),
-        event=draft.event,
-        actor=draft.actor,
-        operation=draft.operation,
-        detail=draft.detail,
-        previous_hash=entry.previous_hash,
-        hash=entry.hash,
-    )
-
-
-def head_message(head: AuditHead) -> operation_service_pb2.AuditHead:
-    """The end of the audit log."""
-    return operation_service_pb2.AuditHead(sequence=head.sequence, hash=head.hash)
-
-
 def _timestamp(moment: datetime) -> timestamp_pb2.Timestamp:
     message = timestamp_pb2.Timestamp()
     message.FromDatetime(moment)
@@ -211,9 +190,7 @@ class OperationServicer(operation_service_pb2_grpc.OperationServiceServicer):
         async with answering(context):
             after = require_count(request.after_sequence, "after_sequence")
             entries, head = await self._operations.audit_page(after, page_size_of(request.page_size))
-            return operation_service_pb2.ListAuditEntriesResponse(
-                entries=[entry_message(entry) for entry in entries], head=head_message(head)
-            )
+            return operation_service_pb2.ListAuditEntriesResponse(entries=entries, head=head)
 
     async def _write(self, context: Context, view: OperationView) -> None:
         await context.write(operation_service_pb2.WatchOperationResponse(operation=self._message(view)))

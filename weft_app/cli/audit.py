@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from registry_svc.operations.policy.audit import AuditCheck, AuditDraft, AuditEntry, AuditHead, Damage, Fault
+from registry_svc.operations.audit_chain import AuditCheck, Damage, Fault
 from weft.api.operations.v1 import operation_service_pb2 as pb
 from weft.client.operations import connect_operations
 from weft.documents.codec import document_of
@@ -118,24 +118,13 @@ def check_log(entries: Iterable[pb.AuditEntry], kept: tuple[int, str] | None) ->
 
     `kept` is the sequence and hash of a head that was stored elsewhere.
     """
-    head = None if kept is None or kept[0] == 0 else AuditHead(sequence=kept[0], hash=kept[1])
+    head = None if kept is None or kept[0] == 0 else pb.AuditHead(sequence=kept[0], hash=kept[1])
     check, count = AuditCheck(kept=head), 0
     for entry in entries:
-        check.read([_entry(entry)])
+        check.read([entry])
         count += 1
     fault = check.verdict()
     return count, None if fault is None else _words(fault)
-
-
-def _entry(message: pb.AuditEntry) -> AuditEntry:
-    draft = AuditDraft(
-        at=message.time.ToDatetime(tzinfo=UTC),
-        event=message.event,
-        actor=message.actor,
-        operation=message.operation,
-        detail=message.detail,
-    )
-    return AuditEntry(sequence=message.sequence, draft=draft, previous_hash=message.previous_hash, hash=message.hash)
 
 
 def _words(fault: Fault) -> str:

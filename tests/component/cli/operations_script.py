@@ -13,7 +13,7 @@ import grpc
 from cli_harness import refuse
 from typer.testing import CliRunner, Result
 
-from registry_svc.operations.policy.audit import AuditDraft, AuditHead, chained
+from registry_svc.operations.audit_chain import chained, empty_head, entry_draft
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2_grpc
 from weft.api.operations.v1 import operation_service_pb2 as pb
 from weft.kernel.errors import WeftError
@@ -55,24 +55,15 @@ def an_operation(state: str, action: operation_pb2.OperationAction | None = None
 def audit_entries(count: int) -> list[pb.AuditEntry]:
     """A log that is whole."""
     at = datetime(2026, 11, 20, 12, 0, 0, 250_000, UTC)
-    drafts = [
-        AuditDraft(at=at, event="operation.accepted", actor="cli:alice", operation=f"operations/op-{n}", detail="{}")
-        for n in range(count)
-    ]
-    entries = []
-    for entry in chained(AuditHead(), drafts):
-        message = pb.AuditEntry(
-            sequence=entry.sequence,
-            event=entry.draft.event,
-            actor=entry.draft.actor,
-            operation=entry.draft.operation,
-            detail=entry.draft.detail,
-            previous_hash=entry.previous_hash,
-            hash=entry.hash,
-        )
-        message.time.FromDatetime(entry.draft.at)
-        entries.append(message)
-    return entries
+    return chained(
+        empty_head(),
+        [
+            entry_draft(
+                at=at, event="operation.accepted", actor="cli:alice", operation=f"operations/op-{n}", detail="{}"
+            )
+            for n in range(count)
+        ],
+    )
 
 
 class _Operations(operation_service_pb2_grpc.OperationServiceServicer):

@@ -15,11 +15,11 @@ from registry_svc.operations.job import JobDeps
 from registry_svc.operations.live_operations import OperationView
 from registry_svc.operations.operation_store import OperationStore, SqlOperationStore
 from registry_svc.operations.operations import OperationRequest, Operations
-from registry_svc.operations.policy.audit import AuditEntry
 from registry_svc.operations.policy.lifecycle import OperationState
 from registry_svc.operations.policy.loads import LoadTimes, PoolMember
 from registry_svc.operations.runner_presence import RunnerPresence, RunnerSnapshot
 from weft.api.operations.v1 import operation_pb2
+from weft.api.operations.v1.operation_service_pb2 import AuditEntry
 from weft.api.runner.v1 import load_pb2, runner_service_pb2
 from weft.kernel.errors import WeftError
 from weft_testing.fake_clock import FakeClock
@@ -256,7 +256,7 @@ class Stage:
         return await self.store.page_audit(after_sequence=0, size=10_000)
 
     async def events(self) -> list[str]:
-        return [entry.draft.event.removeprefix("operation.") for entry in await self.audit()]
+        return [entry.event.removeprefix("operation.") for entry in await self.audit()]
 
 
 @asynccontextmanager

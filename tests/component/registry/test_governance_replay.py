@@ -67,7 +67,7 @@ async def _refused(operations: Operations, action: operation_pb2.OperationAction
     assert (refused.value.reason, refused.value.message) == (Reason.OPERATION_REFUSED, "refused")
     assert refused.value.metadata == {}
     entries, _ = await operations.audit_page(0, 1000)
-    refusals = [entry.draft for entry in entries if entry.draft.event == "operation.refused"]
+    refusals = [entry for entry in entries if entry.event == "operation.refused"]
     return str(json.loads(refusals[-1].detail)["why"])
 
 

@@ -13,23 +13,21 @@ import pytest
 from operation_stage import Action, Stage, load, loaded, running_stage, said, unload
 from structlog.testing import capture_logs
 
+from registry_svc.operations.audit_chain import AuditCheck
 from registry_svc.operations.audit_log import ENTRIES_PER_OPERATION
 from registry_svc.operations.executor import RESUME_PATIENCE_SECONDS
 from registry_svc.operations.governance import Admission, GovernanceMarks
 from registry_svc.operations.live_operations import MAX_WATCHERS, OperationView
 from registry_svc.operations.operation_store import Expired, SqlOperationStore
 from registry_svc.operations.operations import HOUSEKEEPING_INTERVAL_SECONDS, Housekeeper
-from registry_svc.operations.policy.audit import (
+from registry_svc.operations.policy.governance import Refused
+from registry_svc.operations.policy.lifecycle import GovernedOperation, OperationState
+from registry_svc.operations.policy.refusal_window import (
     MAX_ENTRIES_PER_WINDOW,
     SHARE_FOR_REFUSALS,
     WINDOW_SECONDS,
-    AuditCheck,
-    AuditDraft,
-    AuditHead,
 )
-from registry_svc.operations.policy.governance import Refused
-from registry_svc.operations.policy.lifecycle import GovernedOperation, OperationState
-from weft.api.operations.v1.operation_service_pb2 import GetGovernanceResponse
+from weft.api.operations.v1.operation_service_pb2 import AuditEntry, AuditHead, GetGovernanceResponse
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock
@@ -172,8 +170,8 @@ async def test_a_refusal_says_refused_and_only_the_audit_log_says_why(guarded: S
     error = await refused(guarded, "expired by 1 s")
     assert (error.reason, error.message, error.metadata) == (Reason.OPERATION_REFUSED, "refused", {})
     (entry,) = await guarded.audit()
-    detail = json.loads(entry.draft.detail)
-    assert (entry.draft.event, entry.draft.actor, entry.draft.operation) == ("operation.refused", "alice", "")
+    detail = json.loads(entry.detail)
+    assert (entry.event, entry.actor, entry.operation) == ("operation.refused", "alice", "")
     assert (detail["why"], detail["action"]) == ("expired by 1 s", {"load_model": {"model": "m1"}})
     assert detail["proven_signers"] == ["alice-2026"]
     assert await guarded.operations.page(before_number=None, size=10, unfinished_only=False) == []
@@ -197,7 +195,7 @@ async def test_of_100_parallel_operations_with_one_nonce_exactly_one_is_accepted
     errors = [outcome for outcome in outcomes if isinstance(outcome, WeftError)]
     assert {(error.reason, error.message) for error in errors} == {(Reason.OPERATION_REFUSED, "refused")}
     assert len(errors) == 99
-    why = {json.loads(entry.draft.detail).get("why") for entry in await guarded.audit()}
+    why = {json.loads(entry.detail).get("why") for entry in await guarded.audit()}
     assert "its nonce was used before" in why
 
 
@@ -224,7 +222,7 @@ async def test_a_flood_of_refusals_is_counted_and_not_written_one_by_one(guarded
     assert await guarded.events() == ["refused"] * MAX_ENTRIES_PER_WINDOW
     await guarded.clock.advance(WINDOW_SECONDS)
     await guarded.operations.housekeep()
-    last = (await guarded.audit())[-1].draft
+    last = (await guarded.audit())[-1]
     counted = json.loads(last.detail)
     assert (last.event, counted["count"], counted["why"]) == (
         "operation.refusals_counted",
@@ -239,7 +237,7 @@ async def test_what_was_counted_is_written_at_the_stop(guarded: Stage) -> None:
     for _ in range(MAX_ENTRIES_PER_WINDOW + 5):
         await refused(guarded, "bad")
     await guarded.restart()
-    assert json.loads((await guarded.audit())[-1].draft.detail)["count"] == 5
+    assert json.loads((await guarded.audit())[-1].detail)["count"] == 5
 
 
 async def test_refusals_leave_room_in_the_log_for_operations() -> None:
@@ -347,7 +345,7 @@ async def test_an_operation_that_is_cancelled_just_as_its_turn_comes_is_not_begu
     await stage.until_heard("load m1 on r1")
     update, ending, gate = stage.store.update, asyncio.Event(), asyncio.Event()
 
-    async def held_update(operation: GovernedOperation, audit: Sequence[AuditDraft]) -> AuditHead:
+    async def held_update(operation: GovernedOperation, audit: Sequence[AuditEntry]) -> AuditHead:
         if operation.id == first:
             ending.set()
             await gate.wait()

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from datetime import UTC
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,8 +11,8 @@ from operation_stage import WAIT_LIMIT_SECONDS, Stage, load, loaded, running_sta
 from registry_harness import refused
 
 from registry_svc.operations.actions import MAX_ACTION_BYTES, MAX_PARAMETERS
+from registry_svc.operations.audit_chain import AuditCheck
 from registry_svc.operations.governance import OpenGate
-from registry_svc.operations.policy.audit import AuditCheck, AuditDraft, AuditEntry, AuditHead
 from registry_svc.operations.policy.loads import PoolMember
 from registry_svc.operations.servicer import MAX_AUTHORIZATION_CHARS, OperationServicer
 from registry_svc.wire_values import MAX_ACTOR_CHARS
@@ -153,32 +152,21 @@ async def test_the_audit_log_can_be_verified_from_what_the_wire_says(desk: Desk)
     for number in range(3):
         desk.stage.calls.answer("m1", loaded())
         await desk.watched((await desk.create(load(), f"r{number}", requested_by="Zoë")).name)
-    entries: list[AuditEntry] = []
-    head = AuditHead()
+    entries: list[pb.AuditEntry] = []
+    head = pb.AuditHead()
     while True:
         request = pb.ListAuditEntriesRequest(page_size=4, after_sequence=len(entries))
         page = await desk.stub.ListAuditEntries(request)
-        entries += [from_wire(entry) for entry in page.entries]
-        head = AuditHead(sequence=page.head.sequence, hash=page.head.hash)
+        entries += page.entries
+        head = page.head
         if len(page.entries) < 4:
             break
     check = AuditCheck(kept=head)
     check.read(entries)
     assert (check.verdict(), head.sequence, len(entries)) == (None, 9, 9)
-    broken = AuditCheck(kept=AuditHead(sequence=9, hash="0" * 64))
+    broken = AuditCheck(kept=pb.AuditHead(sequence=9, hash="0" * 64))
     broken.read(entries)
     assert broken.verdict() is not None
-
-
-def from_wire(entry: pb.AuditEntry) -> AuditEntry:
-    draft = AuditDraft(
-        at=entry.time.ToDatetime(UTC),
-        event=entry.event,
-        actor=entry.actor,
-        operation=entry.operation,
-        detail=entry.detail,
-    )
-    return AuditEntry(sequence=entry.sequence, draft=draft, previous_hash=entry.previous_hash, hash=entry.hash)
 
 
 async def test_governance_that_is_off_says_so_and_names_the_audience(desk: Desk) -> None:

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 import pytest
 from operation_stage import LoadResponse, ScriptedCalls, Stage, flush, load, loaded, running_stage, said, unload
 
-from registry_svc.operations.policy.audit import AuditCheck
+from registry_svc.operations.audit_chain import AuditCheck
 from registry_svc.operations.policy.lifecycle import GovernedOperation, OperationState
 from weft.api.runner.v1 import load_pb2, runner_service_pb2
 from weft.kernel.errors import WeftError
@@ -129,7 +129,7 @@ async def test_in_a_storm_each_operation_ends_once_and_no_two_work_on_one_model(
         assert not +calls.busy
         told: defaultdict[str, list[str]] = defaultdict(list)
         for entry in entries:
-            told[entry.draft.operation].append(entry.draft.event.removeprefix("operation."))
+            told[entry.operation].append(entry.event.removeprefix("operation."))
         cancelled_loads = 0
         for end in ends:
             assert end.ended
@@ -143,7 +143,7 @@ async def test_in_a_storm_each_operation_ends_once_and_no_two_work_on_one_model(
             cancelled_loads += end.state is OperationState.CANCELLED and any(each.startswith("load") for each in done)
         assert OperationState.SUCCEEDED in {end.state for end in ends}
         assert cancelled_loads > 0
-        assert json.loads(entries[0].draft.detail)["request_id"] == ends[0].request_id
+        assert json.loads(entries[0].detail)["request_id"] == ends[0].request_id
 
 
 async def test_the_storm_notices_operations_that_are_not_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,43 +2,53 @@
 
 import hashlib
 import json
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import strategies as st
 from kit.examples import given
 
-from registry_svc.operations.policy.audit import (
+from registry_svc.operations.audit_chain import (
     NO_HASH,
     AuditCheck,
-    AuditDraft,
-    AuditEntry,
-    AuditHead,
     Damage,
     Fault,
     canonical_entry,
     chained,
     detail_json,
+    empty_head,
+    entry_draft,
     entry_hash,
+    head_of,
 )
+from weft.api.operations.v1.operation_service_pb2 import AuditEntry, AuditHead
 
 AT = datetime(2026, 1, 1, 12, 0, 0, 123456, tzinfo=UTC)
 
 
-def draft(number: int) -> AuditDraft:
-    return AuditDraft(
-        at=AT + timedelta(seconds=number),
-        event=f"event-{number}",
-        actor="alice",
-        operation=f"operations/op-{number}",
-        detail=detail_json({"number": number}),
-    )
+def draft(number: int, **changes: Any) -> AuditEntry:
+    facts: dict[str, Any] = {
+        "at": AT + timedelta(seconds=number),
+        "event": f"event-{number}",
+        "actor": "alice",
+        "operation": f"operations/op-{number}",
+        "detail": detail_json({"number": number}),
+    }
+    return entry_draft(**facts | changes)
+
+
+def changed(entry: AuditEntry, **fields: Any) -> AuditEntry:
+    other = AuditEntry()
+    other.CopyFrom(entry)
+    for name, value in fields.items():
+        setattr(other, name, value)
+    return other
 
 
 def log(count: int = 6) -> list[AuditEntry]:
-    return chained(AuditHead(), [draft(number) for number in range(1, count + 1)])
+    return chained(empty_head(), [draft(number) for number in range(1, count + 1)])
 
 
 def verdict(entries: list[AuditEntry], kept: AuditHead | None = None) -> Fault | None:
@@ -50,43 +60,43 @@ def verdict(entries: list[AuditEntry], kept: AuditHead | None = None) -> Fault |
 def test_an_untouched_log_is_good_with_and_without_a_head_kept_elsewhere() -> None:
     entries = log()
     assert verdict(entries) is None
-    assert all(verdict(entries, entry.head) is None for entry in entries)
+    assert all(verdict(entries, head_of(entry)) is None for entry in entries)
     assert verdict([]) is None
 
 
 def test_the_canonical_form_is_the_one_that_is_documented() -> None:
-    odd = replace(draft(1), actor='Zoë "Z"\n/', detail='{"a":1}')
+    odd = changed(draft(1, actor='Zoë "Z"\n/', detail='{"a":1}'), sequence=7, previous_hash=NO_HASH)
     assert (
-        canonical_entry(7, odd)
+        canonical_entry(odd)
         == (
             '{"actor":"Zoë \\"Z\\"\\n/","detail":"{\\"a\\":1}","event":"event-1","operation":"operations/op-1",'
             '"sequence":7,"time":"2026-01-01T12:00:01.123456Z"}'
         ).encode()
     )
-    assert entry_hash(NO_HASH, 7, odd) == hashlib.sha256(b"0" * 64 + canonical_entry(7, odd)).hexdigest()
+    assert entry_hash(odd) == hashlib.sha256(b"0" * 64 + canonical_entry(odd)).hexdigest()
 
 
 def test_the_example_of_the_documentation_is_the_canonical_form() -> None:
     lines = (Path(__file__).parents[3] / "docs" / "operations.md").read_text(encoding="utf-8").splitlines()
     (example,) = (line for line in lines if line.startswith('{"actor"'))
-    entry = AuditDraft(
+    entry = entry_draft(
         at=datetime(2026, 1, 1, 12, tzinfo=UTC),
         event="operation.succeeded",
         actor="Zoë",
         operation="operations/op-1",
         detail=detail_json({"detail": ""}),
     )
-    assert canonical_entry(3, entry).decode() == example
+    assert canonical_entry(changed(entry, sequence=3)).decode() == example
 
 
 def test_control_characters_have_the_documented_escapes() -> None:
-    odd = replace(draft(1), actor='\x00\x1f\x7f\n\r\t\b\f\u2028"\\/')
-    assert b'"actor":"\\u0000\\u001f\x7f\\n\\r\\t\\b\\f\xe2\x80\xa8\\"\\\\/"' in canonical_entry(1, odd)
+    odd = draft(1, actor='\x00\x1f\x7f\n\r\t\b\f\u2028"\\/')
+    assert b'"actor":"\\u0000\\u001f\x7f\\n\\r\\t\\b\\f\xe2\x80\xa8\\"\\\\/"' in canonical_entry(odd)
 
 
 def test_one_moment_has_one_form_whatever_its_zone() -> None:
-    elsewhere = replace(draft(1), at=draft(1).at.astimezone(timezone(timedelta(hours=5, minutes=30))))
-    assert canonical_entry(1, elsewhere) == canonical_entry(1, draft(1))
+    moment = (AT + timedelta(seconds=1)).astimezone(timezone(timedelta(hours=5, minutes=30)))
+    assert canonical_entry(draft(1, at=moment)) == canonical_entry(draft(1))
 
 
 def test_details_have_one_form_whatever_the_order_of_their_keys() -> None:
@@ -111,16 +121,16 @@ def test_a_number_that_json_does_not_have_is_no_detail() -> None:
 )
 def test_a_changed_entry_shows(change: dict[str, object]) -> None:
     entries = log()
-    entries[2] = replace(entries[2], draft=replace(entries[2].draft, **change))  # type: ignore[arg-type]
+    other = draft(3, **change)
+    entries[2].time.CopyFrom(other.time)
+    entries[2] = changed(entries[2], **{name: value for name, value in change.items() if name != "at"})
     assert verdict(entries) == Fault(damage=Damage.CHANGED, sequence=3)
 
 
 def test_an_entry_that_was_changed_together_with_its_hash_shows() -> None:
     entries = log()
-    changed = replace(entries[2].draft, actor="mallory")
-    entries[2] = replace(
-        entries[2], draft=changed, hash=entry_hash(entries[2].previous_hash, entries[2].sequence, changed)
-    )
+    forged = changed(entries[2], actor="mallory")
+    entries[2] = changed(forged, hash=entry_hash(forged))
     assert verdict(entries) == Fault(damage=Damage.REWRITTEN, sequence=3)
 
 
@@ -134,7 +144,7 @@ def test_a_deleted_entry_shows(gone: int) -> None:
 def test_a_deleted_entry_shows_though_those_after_it_were_numbered_anew() -> None:
     entries = log()
     del entries[2]
-    entries[2:] = [replace(entry, sequence=entry.sequence - 1) for entry in entries[2:]]
+    entries[2:] = [changed(entry, sequence=entry.sequence - 1) for entry in entries[2:]]
     assert verdict(entries) == Fault(damage=Damage.CHANGED, sequence=3)
 
 
@@ -152,22 +162,22 @@ def test_a_repeated_entry_shows() -> None:
 
 def test_a_log_that_was_cut_shows_by_the_head_that_was_kept_and_only_by_it() -> None:
     entries = log()
-    head = entries[-1].head
+    head = head_of(entries[-1])
     assert verdict(entries[:4]) is None
     assert verdict(entries[:4], head) == Fault(damage=Damage.CUT, sequence=5)
     assert verdict([], head) == Fault(damage=Damage.CUT, sequence=1)
 
 
 def test_a_log_that_was_made_anew_shows_by_the_head_that_was_kept_and_only_by_it() -> None:
-    kept = log()[4].head
-    forged = chained(AuditHead(), [replace(draft(number), actor="mallory") for number in range(1, 8)])
+    kept = head_of(log()[4])
+    forged = chained(empty_head(), [draft(number, actor="mallory") for number in range(1, 8)])
     assert verdict(forged) is None
     assert verdict(forged, kept) == Fault(damage=Damage.REWRITTEN, sequence=5)
 
 
 def test_a_log_that_is_read_from_the_middle_must_fit_what_comes_before() -> None:
     entries = log()
-    check = AuditCheck(after=entries[2].head)
+    check = AuditCheck(after=head_of(entries[2]))
     check.read(entries[3:])
     assert check.verdict() is None
     other = AuditCheck(after=AuditHead(sequence=3, hash=NO_HASH))
@@ -182,20 +192,18 @@ def test_any_single_change_to_any_field_of_any_entry_shows(data: st.DataObject) 
     entry = entries[place]
     field = data.draw(st.sampled_from(["sequence", "previous_hash", "hash", "event", "actor", "operation", "detail"]))
     if field == "sequence":
-        changed = replace(entry, sequence=data.draw(st.integers(0, 99).filter(lambda each: each != entry.sequence)))
+        other = changed(entry, sequence=data.draw(st.integers(0, 99).filter(lambda each: each != entry.sequence)))
     elif field in {"hash", "previous_hash"}:
-        other = data.draw(st.integers(0, 2**256 - 1)).to_bytes(32, "big").hex()
-        changed = replace(entry, **{field: other})  # type: ignore[arg-type]
+        other = changed(entry, **{field: data.draw(st.integers(0, 2**256 - 1)).to_bytes(32, "big").hex()})
     else:
-        text = data.draw(st.text(max_size=8))
-        changed = replace(entry, draft=replace(entry.draft, **{field: text}))  # type: ignore[arg-type]
-    assert verdict([*entries[:place], changed, *entries[place + 1 :]], entries[-1].head) is not None or changed == entry
+        other = changed(entry, **{field: data.draw(st.text(max_size=8))})
+    assert verdict([*entries[:place], other, *entries[place + 1 :]], head_of(entries[-1])) is not None or other == entry
 
 
 def test_a_page_at_a_time_is_the_same_as_all_at_once() -> None:
     entries = log(10)
-    check = AuditCheck(kept=entries[-1].head)
+    check = AuditCheck(kept=head_of(entries[-1]))
     for start in range(0, 10, 3):
         check.read(entries[start : start + 3])
     assert check.verdict() is None
-    assert json.loads(entries[0].draft.detail) == {"number": 1}
+    assert json.loads(entries[0].detail) == {"number": 1}

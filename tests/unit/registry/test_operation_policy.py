@@ -9,13 +9,6 @@ from hypothesis import strategies as st
 from kit.examples import given
 
 from registry_svc.operations.live_operations import OperationView
-from registry_svc.operations.policy.audit import (
-    MAX_COUNTED_REASONS,
-    MAX_ENTRIES_PER_WINDOW,
-    OTHER_REASONS,
-    WINDOW_SECONDS,
-    RefusalWindow,
-)
 from registry_svc.operations.policy.lifecycle import (
     Ending,
     GovernedOperation,
@@ -33,6 +26,13 @@ from registry_svc.operations.policy.lifecycle import (
     started,
 )
 from registry_svc.operations.policy.loads import LAST_LOADS, MAX_MODELS, LoadTimes, PoolMember, PoolPlan, plan_pool
+from registry_svc.operations.policy.refusal_window import (
+    MAX_COUNTED_REASONS,
+    MAX_ENTRIES_PER_WINDOW,
+    OTHER_REASONS,
+    WINDOW_SECONDS,
+    RefusalWindow,
+)
 from registry_svc.operations.servicer import operation_message
 from weft.api.operations.v1 import operation_pb2
 from weft.kernel.errors import WeftError

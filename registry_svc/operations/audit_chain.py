@@ -1,0 +1,137 @@
+"""The audit log as a hash chain of messages: what is hashed, and how tampering shows.
+
+An entry is drafted without its sequence and hashes; `chained` returns complete copies. Entries are never modified.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import Enum
+
+from weft.api.operations.v1.operation_service_pb2 import AuditEntry, AuditHead
+
+NO_HASH = "0" * 64
+"""The previous hash of the first entry."""
+
+
+def empty_head() -> AuditHead:
+    """Return the head of a log without entries."""
+    return AuditHead(hash=NO_HASH)
+
+
+def head_of(entry: AuditEntry) -> AuditHead:
+    """Return the end of a log that ends with this entry."""
+    return AuditHead(sequence=entry.sequence, hash=entry.hash)
+
+
+def entry_draft(*, at: datetime, event: str, actor: str, operation: str, detail: str) -> AuditEntry:
+    """Return an entry that is not chained yet. `detail` is a JSON object; see `detail_json`."""
+    draft = AuditEntry(event=event, actor=actor, operation=operation, detail=detail)
+    draft.time.FromDatetime(at)
+    return draft
+
+
+class Damage(Enum):
+    """Kind of damage to a log."""
+
+    CHANGED = "changed"
+    """An entry was changed after it was written."""
+    MISSING = "missing"
+    """The next entry is missing: deleted, or moved."""
+    CUT = "cut"
+    """The log ends before the head that was kept elsewhere."""
+    REWRITTEN = "rewritten"
+    """The entry of the head that was kept elsewhere has another hash: the log was rewritten from some entry on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """The first thing that is wrong with a log."""
+
+    damage: Damage
+    sequence: int
+    """Where: the entry that is changed, missing, or the first one cut off."""
+
+
+def detail_json(detail: dict[str, object]) -> str:
+    """A detail in its canonical form."""
+    return _canonical(detail)
+
+
+def canonical_entry(entry: AuditEntry) -> bytes:
+    """Return the bytes of an entry that are hashed: JSON in UTF-8, keys sorted, no spaces, minimal escapes.
+
+    `detail` is hashed as the stored string, so that verifying a log needs no parsing. The time is UTC to the
+    microsecond, such as 2026-01-01T12:00:00.000000Z.
+    """
+    return _canonical(
+        {
+            "actor": entry.actor,
+            "detail": entry.detail,
+            "event": entry.event,
+            "operation": entry.operation,
+            "sequence": entry.sequence,
+            "time": entry.time.ToDatetime(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        }
+    ).encode()
+
+
+def entry_hash(entry: AuditEntry) -> str:
+    """SHA-256 over the 64 hex digits of the hash before and the canonical form; 64 hex digits."""
+    return hashlib.sha256(entry.previous_hash.encode("ascii") + canonical_entry(entry)).hexdigest()
+
+
+def chained(head: AuditHead, drafts: Iterable[AuditEntry]) -> list[AuditEntry]:
+    """Return drafts as the entries that follow `head`."""
+    entries: list[AuditEntry] = []
+    for draft in drafts:
+        entry = AuditEntry()
+        entry.CopyFrom(draft)
+        entry.sequence, entry.previous_hash = head.sequence + 1, head.hash
+        entry.hash = entry_hash(entry)
+        entries.append(entry)
+        head = head_of(entry)
+    return entries
+
+
+class AuditCheck:
+    """Verifies a log that is read in pages, oldest entry first: `read` every page, then call `verdict`."""
+
+    def __init__(self, *, after: AuditHead | None = None, kept: AuditHead | None = None) -> None:
+        """`after`: the head before the first entry read; default: none. `kept`: a head that was kept elsewhere."""
+        self._at = after or empty_head()
+        self._kept = kept or empty_head()
+        self._fault: Fault | None = None
+
+    def read(self, entries: Iterable[AuditEntry]) -> None:
+        """Check the next entries; after a fault no more are checked."""
+        for entry in entries:
+            if self._fault is not None:
+                return
+            self._fault = self._fault_of(entry)
+            self._at = head_of(entry)
+
+    def verdict(self) -> Fault | None:
+        """Return the first fault; None: the log is intact."""
+        if self._fault is None and self._at.sequence < self._kept.sequence:
+            return Fault(damage=Damage.CUT, sequence=self._at.sequence + 1)
+        return self._fault
+
+    def _fault_of(self, entry: AuditEntry) -> Fault | None:
+        expected = self._at.sequence + 1
+        if entry.sequence != expected:
+            return Fault(damage=Damage.MISSING, sequence=expected)
+        if entry.hash != entry_hash(entry):
+            return Fault(damage=Damage.CHANGED, sequence=entry.sequence)
+        if entry.previous_hash != self._at.hash:
+            # The entry fits its own hash, so what comes before it was rewritten.
+            return Fault(damage=Damage.REWRITTEN, sequence=max(self._at.sequence, 1))
+        if entry.sequence == self._kept.sequence and entry.hash != self._kept.hash:
+            return Fault(damage=Damage.REWRITTEN, sequence=entry.sequence)
+        return None
+
+
+def _canonical(value: dict[str, object]) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True)
