@@ -24,23 +24,19 @@ def require_text(text: str, field: str, max_chars: int) -> str:
     return text
 
 
-def require_multiline(text: str, field: str, max_chars: int) -> str:
-    """Return a text of at most `max_chars` characters, of any number of lines."""
-    if len(text) > max_chars or _CONTROL.search(text) is not None:
-        raise invalid_field(
-            field, f"must be at most {max_chars} characters, without control characters other than newline and tab"
-        )
-    return text
-
-
 def cleaned_multiline(text: str, field: str, max_chars: int) -> str:
-    """Return a text as `require_multiline` does, with a space in place of each control character.
+    """Return a text of at most `max_chars` characters, with a space in place of each control character.
 
     For texts that a runner passes on from a program: the runner must not count as silent because a program prints
     colours.
     """
     if len(text) > max_chars:
         raise invalid_field(field, f"must be at most {max_chars} characters")
+    return without_control_characters(text)
+
+
+def without_control_characters(text: str) -> str:
+    """Return a text with a space in place of each control character other than newline and tab."""
     return _CONTROL.sub(" ", text)
 
 
@@ -62,15 +58,6 @@ def require_at_most(items: Sequence[object], field: str, limit: int) -> None:
     """Refuse more than `limit` items."""
     if len(items) > limit:
         raise invalid_field(field, f"at most {limit}, has {len(items)}")
-
-
-def require_unique(names: Sequence[str], field: str, member: str = "") -> None:
-    """Refuse a name that appears twice; it is the `member` of an item, or, where that is empty, the item itself."""
-    seen: set[str] = set()
-    for index, name in enumerate(names):
-        if name in seen:
-            raise invalid_field(f"{field}[{index}]{member and '.' + member}", "must not appear twice")
-        seen.add(name)
 
 
 MAX_ACTOR_CHARS = 256

@@ -3,14 +3,22 @@
 from collections.abc import Callable
 
 import pytest
-from kit.messages import changed
 
-from registry_svc.mesh.requests import valid_instance
+from registry_svc.config import RegistryConfig
+from registry_svc.mesh.requests import valid_heartbeat
 from weft.api.common.v1 import error_reason_pb2
 from weft.api.registry.v1 import runner_pb2
+from weft.api.registry.v1.runner_session_service_pb2 import HeartbeatRequest
 from weft.kernel.errors import FieldError
 
 State = runner_pb2.InstanceState
+CONFIG = RegistryConfig(database_url="sqlite+aiosqlite://")
+
+
+def valid_instance(state: State) -> State:
+    report = runner_pb2.Capability(instances=[state])
+    beat = HeartbeatRequest(session_id="s", incarnation="i", capability=report)
+    return valid_heartbeat(beat, CONFIG).capability.instances[0]
 
 
 def _state() -> State:
@@ -39,27 +47,27 @@ def _state() -> State:
 
 
 def test_a_report_leaves_the_registry_as_it_came() -> None:
-    assert valid_instance(_state(), "state") == _state()
+    assert valid_instance(_state()) == _state()
 
 
 def test_a_report_that_says_nothing_of_memory_leaves_it_so() -> None:
     plain = State(model="qwen", phase=State.PHASE_READY)
-    assert valid_instance(changed(plain), "state") == plain
+    assert valid_instance(plain) == plain
 
 
 def test_memory_that_is_not_measured_is_told_from_none_at_all() -> None:
     unknown, empty = _state(), _state()
     unknown.memory.ClearField("measured_bytes")
     empty.memory.measured_bytes = 0
-    assert not valid_instance(unknown, "state").memory.HasField("measured_bytes")
-    assert valid_instance(empty, "state").memory.HasField("measured_bytes")
+    assert not valid_instance(unknown).memory.HasField("measured_bytes")
+    assert valid_instance(empty).memory.HasField("measured_bytes")
 
 
 def test_a_kind_of_fault_that_only_a_newer_runner_knows_keeps_its_words() -> None:
     state = State(model="qwen", phase=State.PHASE_READY, fault_count=1)
     state.last_fault.reason = 9999  # type: ignore[assignment]  # as it comes from the wire
     state.last_fault.detail = "bit rot"
-    instance = valid_instance(state, "state")
+    instance = valid_instance(state)
     assert instance.last_fault == runner_pb2.InstanceFault(detail="bit rot")
 
 
@@ -71,7 +79,7 @@ def test_a_kind_of_fault_that_only_a_newer_runner_knows_keeps_its_words() -> Non
         (lambda state: setattr(state.memory, "estimated_bytes", -1), "memory.estimated_bytes"),
         (lambda state: setattr(state.memory, "estimate_source", "x" * 33), "memory.estimate_source"),
         (lambda state: setattr(state.memory, "estimate_source", "a\nb"), "memory.estimate_source"),
-        (lambda state: state.memory.device_indexes.append(-1), "memory.device_indexes"),
+        (lambda state: state.memory.device_indexes.append(-1), "memory.device_indexes[2]"),
         (lambda state: state.memory.device_indexes.extend(range(63)), "memory.device_indexes"),
         (lambda state: setattr(state, "fault_count", -1), "fault_count"),
         (lambda state: setattr(state.last_fault, "detail", "x" * 4097), "last_fault.detail"),
@@ -86,5 +94,5 @@ def test_a_bad_figure_is_refused_by_its_path(spoil: Callable[[State], None], fie
     state = _state()
     spoil(state)
     with pytest.raises(FieldError) as refusal:
-        valid_instance(state, "state")
-    assert refusal.value.field == f"state.{field}"
+        valid_instance(state)
+    assert refusal.value.field == f"capability.instances[0].{field}"
