@@ -1,7 +1,7 @@
 """Unary (non-streaming) responses; a disconnect or the deadline cancels the request behind them."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,3 +98,14 @@ def unary_answer(
 def json_response(body: object, status: int = 200) -> Response:
     """Returns a complete JSON response."""
     return Response(encode_json(body), status_code=status, media_type="application/json")
+
+
+def list_json(entries: Sequence[dict[str, object]], *, has_more: bool) -> dict[str, object]:
+    """Returns a page of a list in the format of OpenAI's API."""
+    return {
+        "object": "list",
+        "data": entries,
+        "first_id": entries[0]["id"] if entries else None,
+        "last_id": entries[-1]["id"] if entries else None,
+        "has_more": has_more,
+    }

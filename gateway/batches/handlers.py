@@ -20,8 +20,8 @@ from gateway.intake.body import body_chunks, multipart_boundary, read_model
 from gateway.intake.headers import tenant_of
 from gateway.intake.multipart import MultipartStream, Part
 from gateway.intake.query import Query, begin_read
+from gateway.intake.request_model import MAX_ID_CHARS
 from gateway.request_facts import facts_of
-from gateway.responses.schema import MAX_ID_CHARS
 from gateway.tasks.task_apis import TaskApis
 from weft.durable.batches import (
     BATCH_INPUT,

@@ -1,14 +1,16 @@
 """Strict query parameters: unknown, repeated and invalid ones are refused by name."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from urllib.parse import parse_qsl
 
 from starlette.requests import Request
 from starlette.types import Scope
 
-from gateway.intake.headers import require_local_caller
+from gateway.intake.headers import require_local_caller, tenant_of
+from gateway.intake.request_model import MAX_ID_CHARS
 from gateway.request_facts import facts_of
 from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.names import require_token
 from weft.kernel.reasons import Reason
 
 MAX_PARAMETERS = 16
@@ -22,17 +24,15 @@ _FLAGS = {"1": True, "true": True, "0": False, "false": False}
 class Query:
     """The query parameters of one request; `known` are those of the endpoint."""
 
-    def __init__(self, scope: Scope, known: frozenset[str] = frozenset()) -> None:
-        """Raises MALFORMED_REQUEST or INVALID_ARGUMENT naming the invalid parameter."""
-        self._values: dict[str, str] = {}
-        for name, value in _parse(scope["query_string"]):
-            if name not in known:
-                raise invalid_field(name[:_SHOWN_CHARS], _unknown(known))
-            if name in self._values:
-                raise invalid_field(name, "is given twice")
-            if len(value) > MAX_VALUE_CHARS:
-                raise invalid_field(name, f"is longer than {MAX_VALUE_CHARS} characters")
-            self._values[name] = value
+    def __init__(self, scope: Scope, known: frozenset[str] | None = frozenset()) -> None:
+        """`known`: None: unknown parameters are ignored, and the last of repeated ones counts.
+
+        Raises MALFORMED_REQUEST or INVALID_ARGUMENT naming the invalid parameter.
+        """
+        parameters = _parse(scope["query_string"])
+        if known is not None:
+            _require_known(parameters, known)
+        self._values = dict(parameters)
 
     def __contains__(self, name: str) -> bool:
         return name in self._values
@@ -40,6 +40,17 @@ class Query:
     def text(self, name: str) -> str:
         """Returns the value; empty where it is not given."""
         return self._values.get(name, "")
+
+    def token(self, name: str) -> str:
+        """Returns the value, an id; empty where it is not given. Raises INVALID_ARGUMENT naming the parameter."""
+        return require_token(self._values[name], name, MAX_ID_CHARS) if name in self._values else ""
+
+    def is_ascending(self) -> bool:
+        """Returns whether `order` is `asc`; by default a list begins with the newest."""
+        order = self._values.get("order", "desc")
+        if order not in {"asc", "desc"}:
+            raise invalid_field("order", "must be 'asc' or 'desc'")
+        return order == "asc"
 
     def count(self, name: str, most: int, *, least: int = 1) -> int:
         """Returns a whole number from `least` to `most`; 0 where it is not given."""
@@ -78,6 +89,13 @@ def begin_change(request: Request, api: str, known: Iterable[str] = ()) -> Query
     return Query(request.scope, frozenset(known))
 
 
+def begin_owned(request: Request, api: str, name: str) -> tuple[str, str]:
+    """Records the API in the request's facts; returns the caller's tenant and the id in the path, parameter `name`."""
+    facts_of(request.scope).surface = api
+    found = require_token(request.path_params[name], name, MAX_ID_CHARS)
+    return tenant_of(request.scope), found
+
+
 def _parse(raw: bytes) -> list[tuple[str, str]]:
     try:
         return parse_qsl(raw.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=MAX_PARAMETERS)
@@ -87,6 +105,14 @@ def _parse(raw: bytes) -> list[tuple[str, str]]:
         raise WeftError(Reason.MALFORMED_REQUEST, f"the query has more than {MAX_PARAMETERS} parameters") from None
 
 
-def _unknown(known: frozenset[str]) -> str:
-    there_are = ", ".join(sorted(known)) or "none"
-    return f"unknown query parameter; known ones: {there_are}"
+def _require_known(parameters: Sequence[tuple[str, str]], known: frozenset[str]) -> None:
+    seen = set[str]()
+    for name, value in parameters:
+        if name not in known:
+            there_are = ", ".join(sorted(known)) or "none"
+            raise invalid_field(name[:_SHOWN_CHARS], f"unknown query parameter; known ones: {there_are}")
+        if name in seen:
+            raise invalid_field(name, "is given twice")
+        if len(value) > MAX_VALUE_CHARS:
+            raise invalid_field(name, f"is longer than {MAX_VALUE_CHARS} characters")
+        seen.add(name)

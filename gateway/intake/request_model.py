@@ -14,6 +14,8 @@ from weft.kernel.errors import invalid_field
 from weft.kernel.names import MAX_CLIENT_CHARS
 from weft.kernel.units import MAX_DURATION_CHARS
 
+MAX_ID_CHARS = 128
+"""Maximum length of an id that this API gives out."""
 MAX_INT32 = 2**31 - 1
 MAX_INT64 = 2**63 - 1
 

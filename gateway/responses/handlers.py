@@ -1,23 +1,21 @@
 """/v1/responses: create, retrieve, cancel and delete responses, and list their input items."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from urllib.parse import parse_qsl
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Scope
 
 from gateway.answers.generation import Work, streamed, unary
 from gateway.answers.stream import EventStream
+from gateway.answers.unary import list_json
 from gateway.config import KeepResponses
 from gateway.deps import GatewayDeps
 from gateway.intake.body import read_json_body
-from gateway.intake.headers import tenant_of
 from gateway.intake.json_guard import parse
-from gateway.intake.query import MAX_PARAMETERS
+from gateway.intake.query import Query, begin_owned
 from gateway.openai.sampling import wants_events
 from gateway.request_facts import facts_of
 from gateway.responses.background import (
@@ -36,13 +34,12 @@ from gateway.responses.payload import Conversation, own_items, to_response_reque
 from gateway.responses.replay import FROM_THE_START
 from gateway.responses.retrieval import ResponseRetrieval, StoreWithTimeout, not_streamed_again
 from gateway.responses.running import LiveResponse, RunningResponses
-from gateway.responses.schema import MAX_ID_CHARS, ResponsesRequest
+from gateway.responses.schema import ResponsesRequest
 from gateway.responses.stream import ResponsesAnswer, ResponsesStream
 from weft.dispatch.request_trace import RequestContext
 from weft.durable.responses import ResponseStore
 from weft.durable.tasks import TaskPort
 from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.names import require_token
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 
@@ -195,11 +192,13 @@ MAX_SEQUENCE_NUMBER = 2**53
 
 async def get_response(responses: ResponsesDeps, request: Request) -> Response:
     """Returns a stored or running response; one in the background also as its stream, from any event on."""
-    tenant, response_id = _tenant_and_id(request)
-    wanted = _parameters(request.scope)
-    starting_after = _starting_after(wanted)
-    if not _wants_stream(wanted):
-        if "starting_after" in wanted:
+    tenant, response_id = begin_owned(request, SURFACE, "response_id")
+    # Clients send parameters that are not known here, and some twice, as lists.
+    query = Query(request.scope, known=None)
+    is_resumed = "starting_after" in query
+    starting_after = query.count("starting_after", MAX_SEQUENCE_NUMBER, least=0) if is_resumed else FROM_THE_START
+    if not _wants_stream(query):
+        if is_resumed:
             raise invalid_field("starting_after", "is only allowed with stream=true")
         return _json(await responses.retrieval.body(tenant, response_id))
     background = responses.background
@@ -212,7 +211,7 @@ async def get_response(responses: ResponsesDeps, request: Request) -> Response:
 
 async def delete_response(responses: ResponsesDeps, request: Request) -> Response:
     """Deletes a response."""
-    tenant, response_id = _tenant_and_id(request)
+    tenant, response_id = begin_owned(request, SURFACE, "response_id")
     await responses.retrieval.delete(tenant, response_id)
     deleted = {"id": response_id, "object": "response", "deleted": True}
     return _json(msgspec.json.encode(deleted))
@@ -220,75 +219,36 @@ async def delete_response(responses: ResponsesDeps, request: Request) -> Respons
 
 async def cancel_response(responses: ResponsesDeps, request: Request) -> Response:
     """Cancels a streamed or background response; the content generated so far is stored."""
-    tenant, response_id = _tenant_and_id(request)
+    tenant, response_id = begin_owned(request, SURFACE, "response_id")
     return _json(await responses.retrieval.cancel(tenant, response_id))
 
 
 async def list_input_items(responses: ResponsesDeps, request: Request) -> Response:
     """Lists the input of a stored response, last item first."""
-    tenant, response_id = _tenant_and_id(request)
-    wanted = _parameters(request.scope)
+    tenant, response_id = begin_owned(request, SURFACE, "response_id")
+    query = Query(request.scope, known=None)
     items = await responses.retrieval.input_items(tenant, response_id)
-    return _json(msgspec.json.encode(_page(items, wanted)))
+    return _json(msgspec.json.encode(_page(items, query)))
 
 
-def _wants_stream(wanted: Mapping[str, str]) -> bool:
-    stream = _FLAGS.get(wanted.get("stream", "false").lower())
+def _wants_stream(query: Query) -> bool:
+    stream = _FLAGS.get(query.text("stream").lower()) if "stream" in query else False
     if stream is None:
         raise invalid_field("stream", "must be true or false")
     return stream
 
 
-def _starting_after(wanted: Mapping[str, str]) -> int:
-    """Returns the sequence number of the caller's last event. Raises INVALID_ARGUMENT for an invalid one."""
-    given = wanted.get("starting_after")
-    if given is None:
-        return FROM_THE_START
-    is_number = given.isascii() and given.isdigit() and len(given) <= len(str(MAX_SEQUENCE_NUMBER))
-    if not is_number or int(given) > MAX_SEQUENCE_NUMBER:
-        raise invalid_field("starting_after", f"must be a whole number from 0 to {MAX_SEQUENCE_NUMBER}")
-    return int(given)
-
-
-def _tenant_and_id(request: Request) -> tuple[str, str]:
-    facts_of(request.scope).surface = SURFACE
-    response_id = require_token(request.path_params["response_id"], "response_id", MAX_ID_CHARS)
-    return tenant_of(request.scope), response_id
-
-
-def _parameters(scope: Scope) -> Mapping[str, str]:
-    """Returns the parameters by name; clients send unknown ones, and some twice, as lists."""
-    try:
-        raw = scope["query_string"].decode("ascii")
-        return dict(parse_qsl(raw, keep_blank_values=True, errors="strict", max_num_fields=MAX_PARAMETERS))
-    except ValueError:
-        message = f"the query must be at most {MAX_PARAMETERS} parameters in percent-encoded UTF-8"
-        raise WeftError(Reason.MALFORMED_REQUEST, message) from None
-
-
-def _page(items: Sequence[dict[str, object]], wanted: Mapping[str, str]) -> dict[str, object]:
+def _page(items: Sequence[dict[str, object]], query: Query) -> dict[str, object]:
     """Returns a page of the items. Raises INVALID_ARGUMENT naming the invalid parameter."""
-    order = wanted.get("order", "desc")
-    if order not in {"asc", "desc"}:
-        raise invalid_field("order", "must be 'asc' or 'desc'")
-    limit = wanted.get("limit", str(DEFAULT_ITEMS))
-    if not (limit.isascii() and limit.isdigit() and len(limit) <= len(str(MAX_ITEMS)) and 1 <= int(limit) <= MAX_ITEMS):
-        raise invalid_field("limit", f"must be a whole number from 1 to {MAX_ITEMS}")
-    ordered = list(items) if order == "asc" else list(reversed(items))
-    start = 0
-    if "after" in wanted:
+    ordered = list(items) if query.is_ascending() else list(reversed(items))
+    limit, start = query.count("limit", MAX_ITEMS) or DEFAULT_ITEMS, 0
+    if "after" in query:
         ids = [item["id"] for item in ordered]
-        if wanted["after"] not in ids:
+        if query.text("after") not in ids:
             raise invalid_field("after", "names no item of this response")
-        start = ids.index(wanted["after"]) + 1
-    page = ordered[start : start + int(limit)]
-    return {
-        "object": "list",
-        "data": page,
-        "first_id": page[0]["id"] if page else None,
-        "last_id": page[-1]["id"] if page else None,
-        "has_more": start + len(page) < len(ordered),
-    }
+        start = ids.index(query.text("after")) + 1
+    page = ordered[start : start + limit]
+    return list_json(page, has_more=start + len(page) < len(ordered))
 
 
 def _json(body: bytes) -> Response:

@@ -8,10 +8,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from gateway.errors import DetailedError
 from gateway.intake.json_guard import member_count
+from gateway.intake.request_model import MAX_ID_CHARS
 from gateway.responses.input_items import MAX_CALL_NAME_CHARS
 from gateway.responses.output import input_item_id, response_of
 from gateway.responses.payload import Conversation
-from gateway.responses.schema import MAX_ID_CHARS, InputItem, Items
+from gateway.responses.schema import InputItem, Items
 from weft.durable.responses import ResponseStore, StoredResponse
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import is_token

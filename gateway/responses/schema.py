@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, Tag
 
 from gateway.intake.request_model import (
+    MAX_ID_CHARS,
     MAX_INT32,
     JsonMap,
     Metadata,
@@ -16,7 +17,6 @@ from gateway.intake.request_model import (
 from gateway.openai.chat_schema import ImageUrl, InputAudio, TemplateArguments, ToolCallId
 from gateway.openai.sampling import MAX_STOP_CHARS, MAX_TOP_LOGPROBS, GenerationRequest, Share
 
-MAX_ID_CHARS = 128
 ItemId = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS)]
 MAX_CONTENT_PARTS = 4096
 
