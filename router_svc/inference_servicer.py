@@ -3,14 +3,12 @@
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import grpc
 
 from router_svc.call_metadata import metadata_of, tenant_of
 from weft.api.common.v1 import receipt_pb2
-from weft.api.router.v1 import inference_service_pb2_grpc
 from weft.dispatch.agents import require_model_name
 from weft.dispatch.call import Call, RequestDispatcher
 from weft.dispatch.operations import OPERATIONS, OperationSpec
@@ -24,7 +22,7 @@ from weft.kernel.names import (
 )
 from weft.kernel.principal import MAY_LEAVE
 from weft.kernel.request import Operation
-from weft.kernel.rpc import answering
+from weft.kernel.rpc import add_methods, answering
 from weft.kernel.rpc_auth import caller
 from weft.kernel.telemetry import traceparent_of
 
@@ -45,12 +43,13 @@ class InferenceServicer:
 
     def add_to_server(self, server: grpc.aio.Server) -> None:
         """Add InferenceService to a server."""
-        methods = {
-            spec.router_rpc.name: partial(self._stream if spec.streamed else self._answer, spec)
-            for spec in OPERATIONS.values()
-        }
-        servicer: Any = SimpleNamespace(**methods)
-        inference_service_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, server)
+        add_methods(
+            server,
+            {
+                spec.router_rpc: partial(self._stream if spec.streamed else self._answer, spec)
+                for spec in OPERATIONS.values()
+            },
+        )
 
     async def _stream(self, spec: Spec, request: Any, context: Context) -> AsyncGenerator[Any]:
         response = spec.router_rpc.response

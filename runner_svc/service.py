@@ -19,7 +19,7 @@ from runner_svc.memory.port import MemoryAccount
 from runner_svc.model_files.digest import model_digest
 from runner_svc.policy.load_plan import AS_CONFIGURED
 from runner_svc.servicers.control import RunnerServicer
-from runner_svc.servicers.inference import EmbeddingServicer, GenerationServicer, ModelCallServicer
+from runner_svc.servicers.inference import DataPlane
 from runner_svc.servicers.request_admission import RequestAdmission, RunnerIdentity
 from runner_svc.session.clock_offset import ClockOffset
 from runner_svc.session.report import RunnerReport
@@ -28,11 +28,8 @@ from runner_svc.tools.mcp_servers import untracked_tag
 from runner_svc.tools.tool_box import build_tool_box
 from weft.api.runner.v1 import (
     embedding_service_pb2,
-    embedding_service_pb2_grpc,
     generation_service_pb2,
-    generation_service_pb2_grpc,
     model_call_service_pb2,
-    model_call_service_pb2_grpc,
     runner_service_pb2,
     runner_service_pb2_grpc,
 )
@@ -109,9 +106,7 @@ class RunnerService(Service):
             clock_offset=self._clock_offset,
         )
         chats = {model.name: self._chat_setup(model) for model in self._config.models}
-        generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationServicer(desk, chats), server)
-        embedding_service_pb2_grpc.add_EmbeddingServiceServicer_to_server(EmbeddingServicer(desk), server)
-        model_call_service_pb2_grpc.add_ModelCallServiceServicer_to_server(ModelCallServicer(desk), server)
+        DataPlane(desk, chats).add_to_server(server)
         runner_service_pb2_grpc.add_RunnerServiceServicer_to_server(self._control, server)
 
     async def start(self) -> None:

@@ -8,13 +8,15 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from types import MappingProxyType
+from typing import Any, Protocol, runtime_checkable
 
 from runner_svc.policy.load_plan import LoadParameter, LoadValue
 from runner_svc.supervise.logs import LogRing
 from weft.api.common.v1 import audio_pb2, embedding_pb2, image_pb2, rerank_pb2, tokenize_pb2, usage_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.gpu.snapshot import ProcessId
+from weft.kernel.errors import invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 
@@ -32,6 +34,10 @@ class BackendFacts:
 
 def _nothing() -> None:
     """The default of a callback: nothing is called."""
+
+
+def _accept(payload: object) -> None:
+    """The check of a payload that may be empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,6 +313,53 @@ class Speaks(Protocol):
     def speak(self, payload: audio_pb2.SpeechPayload, call: CallInfo) -> AsyncGenerator[SpeechPart]:
         """Yields the recording as it is generated. Closing the generator cancels the engine's work on it."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineMethod:
+    """The method of a backend for one operation."""
+
+    name: str
+    offered_by: type | None = None
+    """The protocol of the backends that have it; None: every backend."""
+    check: Callable[[Any], None] = _accept
+    """Raises INVALID_ARGUMENT for a payload without content."""
+    uses_cache: bool = False
+    """Whether engines cache its texts as they cache prompts."""
+
+
+def _required(field: str) -> Callable[[Any], None]:
+    def check(payload: Any) -> None:
+        if not getattr(payload, field):
+            raise invalid_field(f"payload.{field}", "must not be empty")
+
+    return check
+
+
+def _require_audio(payload: audio_pb2.TranscriptionPayload) -> None:
+    if not payload.audio.data:
+        raise invalid_field("payload.audio", "must not be empty")
+
+
+def _require_text_or_chat(payload: tokenize_pb2.TokenizePayload) -> None:
+    if payload.WhichOneof("kind") is None:
+        raise invalid_field("payload", "must have a text or a chat")
+
+
+ENGINE_METHODS: Mapping[Operation, EngineMethod] = MappingProxyType(
+    {
+        Operation.EMBEDDING: EngineMethod(name="embed", check=_required("inputs"), uses_cache=True),
+        Operation.RERANK: EngineMethod(
+            name="rerank", offered_by=Reranks, check=_required("documents"), uses_cache=True
+        ),
+        Operation.TOKENIZE: EngineMethod(name="tokenize", offered_by=Tokenizes, check=_require_text_or_chat),
+        Operation.IMAGE: EngineMethod(name="generate_images", offered_by=MakesImages),
+        Operation.TRANSCRIPTION: EngineMethod(name="transcribe", offered_by=Transcribes, check=_require_audio),
+        Operation.SPEECH: EngineMethod(name="speak", offered_by=Speaks),
+    }
+)
+"""The operations beside generations. A unary method returns the result's message, or an object with the field of the
+response that has the result, and `usage`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

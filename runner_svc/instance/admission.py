@@ -3,24 +3,12 @@
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, aclosing, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
-from runner_svc.backend.port import (
-    Backend,
-    CallInfo,
-    EmbeddingResult,
-    ImageResult,
-    MakesImages,
-    RerankResult,
-    Reranks,
-    Speaks,
-    SpeechPart,
-    Tokenizes,
-    Transcribes,
-)
+from runner_svc.backend.port import ENGINE_METHODS, Backend, CallInfo, SpeechPart
 from runner_svc.cache.model_cache import RunningTurn
 from runner_svc.request_records import RequestRecord
-from weft.api.common.v1 import audio_pb2, embedding_pb2, image_pb2, rerank_pb2, tokenize_pb2
+from weft.api.common.v1 import audio_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -155,57 +143,33 @@ class AdmittedRequest:
                 self._judge(error)
                 raise
 
-    async def embed(self, payload: embedding_pb2.EmbeddingPayload, call: CallInfo) -> EmbeddingResult:
-        """As Backend.embed."""
-        async with self.cache.embedding() as turn:
+    async def run(self, operation: Operation, payload: Any, call: CallInfo) -> Any:
+        """Run a unary operation, as the backend's method of `ENGINE_METHODS`.
+
+        Raises UNSUPPORTED_OPERATION where the engine lacks it.
+        """
+        method = self._method(operation)
+        turns = self.cache.embedding() if ENGINE_METHODS[operation].uses_cache else nullcontext(RunningTurn())
+        async with turns as turn:
             with self._judging():
-                return await self._backend.embed(payload, self._begin(call, turn))
-
-    async def rerank(self, payload: rerank_pb2.RerankPayload, call: CallInfo) -> RerankResult:
-        """As Reranks.rerank. As those below it raises UNSUPPORTED_OPERATION where the engine lacks the operation."""
-        backend = self._backend
-        if not isinstance(backend, Reranks):
-            raise _not_offered(Operation.RERANK)
-        # Engines cache these texts as they cache those that they embed.
-        async with self.cache.embedding() as turn:
-            with self._judging():
-                return await backend.rerank(payload, self._begin(call, turn))
-
-    async def tokenize(self, payload: tokenize_pb2.TokenizePayload, call: CallInfo) -> tokenize_pb2.TokenizeResult:
-        """As Tokenizes.tokenize."""
-        backend = self._backend
-        if not isinstance(backend, Tokenizes):
-            raise _not_offered(Operation.TOKENIZE)
-        with self._judging():
-            return await backend.tokenize(payload, self._begin(call, RunningTurn()))
-
-    async def generate_images(self, payload: image_pb2.ImagePayload, call: CallInfo) -> ImageResult:
-        """As MakesImages.generate_images."""
-        backend = self._backend
-        if not isinstance(backend, MakesImages):
-            raise _not_offered(Operation.IMAGE)
-        with self._judging():
-            return await backend.generate_images(payload, self._begin(call, RunningTurn()))
-
-    async def transcribe(self, payload: audio_pb2.TranscriptionPayload, call: CallInfo) -> audio_pb2.Transcription:
-        """As Transcribes.transcribe."""
-        backend = self._backend
-        if not isinstance(backend, Transcribes):
-            raise _not_offered(Operation.TRANSCRIPTION)
-        with self._judging():
-            return await backend.transcribe(payload, self._begin(call, RunningTurn()))
+                return await method(payload, self._begin(call, turn))
 
     async def speak(self, payload: audio_pb2.SpeechPayload, call: CallInfo) -> AsyncGenerator[SpeechPart]:
-        """As Speaks.speak."""
-        backend, record = self._backend, self.record
-        if not isinstance(backend, Speaks):
-            raise _not_offered(Operation.SPEECH)
+        """As Speaks.speak. Raises UNSUPPORTED_OPERATION where the engine lacks it."""
+        speak, record = self._method(Operation.SPEECH), self.record
         with self._judging():
-            async with aclosing(backend.speak(payload, self._begin(call, RunningTurn()))) as parts:
+            async with aclosing(speak(payload, self._begin(call, RunningTurn()))) as parts:
                 async for part in parts:
                     record.with_caller = True
                     yield part
                     record.with_caller = False
+
+    def _method(self, operation: Operation) -> Callable[..., Any]:
+        found = ENGINE_METHODS[operation]
+        if found.offered_by is not None and not isinstance(self._backend, found.offered_by):
+            raise WeftError(Reason.UNSUPPORTED_OPERATION, f"this engine does not offer {operation.name.lower()}")
+        method: Callable[..., Any] = getattr(self._backend, found.name)
+        return method
 
     @contextmanager
     def _judging(self) -> Iterator[None]:
@@ -236,7 +200,3 @@ class AdmittedRequest:
         if self.record.verdict is not None:
             raise self.record.verdict from error
         self._on_failure(error)
-
-
-def _not_offered(operation: Operation) -> WeftError:
-    return WeftError(Reason.UNSUPPORTED_OPERATION, f"this engine does not offer {operation.name.lower()}")

@@ -2,12 +2,13 @@
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
+from functools import partial
 from typing import Any
 
 import grpc
-from typing_extensions import override
+from google.protobuf.message import Message
 
-from runner_svc.backend.port import CallInfo
+from runner_svc.backend.port import ENGINE_METHODS, CallInfo
 from runner_svc.chat.conversation import converse
 from runner_svc.chat.request import ChatRequest, ChatSetup
 from runner_svc.instance.admission import AdmittedRequest
@@ -15,18 +16,13 @@ from runner_svc.instance.instance import Instance
 from runner_svc.request_records import RequestRecord
 from runner_svc.servicers.request_admission import RequestAdmission, call_info, log_failure
 from weft.api.common.v1 import event_pb2, receipt_pb2
-from weft.api.runner.v1 import (
-    embedding_service_pb2,
-    embedding_service_pb2_grpc,
-    generation_service_pb2,
-    generation_service_pb2_grpc,
-    model_call_service_pb2_grpc,
-)
+from weft.api.runner.v1 import generation_service_pb2
 from weft.api.runner.v1 import model_call_service_pb2 as pb
 from weft.dispatch.frames import Frame, has_content
+from weft.dispatch.operations import CHAT, OPERATIONS, SPEECH, TOKENIZE, OperationSpec
 from weft.dispatch.tickets import Permit
 from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.rpc import answering
+from weft.kernel.rpc import add_methods, answering
 
 MAX_HELD_EVENTS = 256
 """Events of a non-streaming answer that are held back at most, so that no message gets too large."""
@@ -68,27 +64,28 @@ def _only_deltas(frame: Frame) -> bool:
     return all(event.HasField("delta") for event in frame)
 
 
-GenerateContext = grpc.aio.ServicerContext[
-    generation_service_pb2.GenerateRequest, generation_service_pb2.GenerateResponse
-]
+MAX_SPEECH_MESSAGE_BYTES = 256 * 1024
+Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
-    """See GenerationService."""
+class DataPlane:
+    """The runner's services for requests, one method for each runner rpc of the table of operations.
+
+    Streamed methods write and do not yield: a fault that ends the request while its caller is slow to read must end it
+    inside the block of `admit`, and so with its reason. gRPC would drop a generator there without a status.
+    """
 
     def __init__(self, desk: RequestAdmission, chats: Mapping[str, ChatSetup]) -> None:
         """`chats`: the common setup of all conversations with a model, by its name."""
         self._desk = desk
         self._chats = chats
 
-    async def Generate(  # type: ignore[override]  # noqa: N802 - the rpc's name; a coroutine that writes
-        self, request: generation_service_pb2.GenerateRequest, context: GenerateContext
-    ) -> None:
-        """Generate an answer.
+    def add_to_server(self, server: grpc.aio.Server) -> None:
+        """Add the services to a server."""
+        unary = {spec.runner_rpc: partial(self._answer, spec) for spec in OPERATIONS.values() if not spec.streamed}
+        add_methods(server, {CHAT.runner_rpc: self._generate, SPEECH.runner_rpc: self._speak, **unary})
 
-        It writes and does not yield: a fault that ends the request while its caller is slow to read must end it inside
-        the block of `admit`, and so with its reason. gRPC would drop a generator there without a status.
-        """
+    async def _generate(self, request: generation_service_pb2.GenerateRequest, context: Context) -> None:
         async with answering(context):
             permit, instance = self._desk.admit(request.ticket)
             call = call_info(permit, context, whole=request.options.whole)
@@ -118,115 +115,25 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
             self._desk.complete(receipt, permit, instance)
             self._desk.caches.note(permit.model, receipt.usage)
 
-
-class EmbeddingServicer(embedding_service_pb2_grpc.EmbeddingServiceServicer):
-    """See EmbeddingService."""
-
-    def __init__(self, desk: RequestAdmission) -> None:
-        self._desk = desk
-
-    @override
-    async def Embed(
-        self,
-        request: embedding_service_pb2.EmbedRequest,
-        context: grpc.aio.ServicerContext[embedding_service_pb2.EmbedRequest, embedding_service_pb2.EmbedResponse],
-    ) -> embedding_service_pb2.EmbedResponse:
+    async def _answer(self, spec: OperationSpec[Any, Any], request: Any, context: Context) -> Any:
         async with answering(context):
             permit, instance = self._desk.admit(request.ticket)
-            if not request.payload.inputs:
-                raise invalid_field("payload.inputs", "must not be empty")
+            ENGINE_METHODS[spec.operation].check(request.payload)
             call = call_info(permit, context)
-            with self._desk.hold(permit, instance, request.options) as work:
-                try:
-                    result = await work.embed(request.payload, call)
-                except WeftError as error:
-                    log_failure(call, instance, error)
-                    raise
-            response = embedding_service_pb2.EmbedResponse(embeddings=result.embeddings)
-            response.receipt.usage.CopyFrom(result.usage)
+            with self._working(permit, instance, request, call, takes_slot=spec.takes_slot) as work:
+                result = await work.run(spec.operation, request.payload, call)
+            if isinstance(result, Message):
+                response = spec.runner_rpc.response(**{spec.field: result})
+            else:
+                response = spec.runner_rpc.response(**{spec.field: getattr(result, spec.field)})
+                response.receipt.usage.CopyFrom(result.usage)
+            if spec is TOKENIZE and not response.result.max_context_tokens:
+                response.result.max_context_tokens = instance.loader.context_tokens
             self._desk.complete(response.receipt, permit, instance)
             return response
         raise AssertionError("abort has raised")
 
-
-def _payload(request: generation_service_pb2.GenerateRequest) -> Any:
-    kind = request.WhichOneof("payload")
-    if kind is None:
-        raise invalid_field("payload", "must be set")
-    return getattr(request, kind)
-
-
-MAX_SPEECH_MESSAGE_BYTES = 256 * 1024
-Context = grpc.aio.ServicerContext[Any, Any]
-
-
-class ModelCallServicer(model_call_service_pb2_grpc.ModelCallServiceServicer):
-    """See ModelCallService."""
-
-    def __init__(self, desk: RequestAdmission) -> None:
-        self._desk = desk
-
-    @override
-    async def Rerank(self, request: pb.RerankRequest, context: Context) -> pb.RerankResponse:
-        async with answering(context):
-            permit, instance = self._desk.admit(request.ticket)
-            if not request.payload.documents:
-                raise invalid_field("payload.documents", "must not be empty")
-            call = call_info(permit, context)
-            with self._working(permit, instance, request, call) as work:
-                result = await work.rerank(request.payload, call)
-            response = pb.RerankResponse(scores=result.scores)
-            response.receipt.usage.CopyFrom(result.usage)
-            self._desk.complete(response.receipt, permit, instance)
-            return response
-        raise AssertionError("abort has raised")
-
-    async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:  # noqa: N802
-        """Count the tokens of a text or a chat. The receipt counts none: the engine computes nothing."""
-        async with answering(context):
-            permit, instance = self._desk.admit(request.ticket)
-            if request.payload.WhichOneof("kind") is None:
-                raise invalid_field("payload", "must have a text or a chat")
-            call = call_info(permit, context)
-            with self._working(permit, instance, request, call, takes_slot=False) as work:
-                result = await work.tokenize(request.payload, call)
-            result.max_context_tokens = result.max_context_tokens or instance.loader.context_tokens
-            response = pb.TokenizeResponse(result=result)
-            self._desk.complete(response.receipt, permit, instance)
-            return response
-        raise AssertionError("abort has raised")
-
-    @override
-    async def GenerateImages(self, request: pb.GenerateImagesRequest, context: Context) -> pb.GenerateImagesResponse:
-        async with answering(context):
-            permit, instance = self._desk.admit(request.ticket)
-            call = call_info(permit, context)
-            with self._working(permit, instance, request, call) as work:
-                result = await work.generate_images(request.payload, call)
-            response = pb.GenerateImagesResponse(images=result.images)
-            response.receipt.usage.CopyFrom(result.usage)
-            self._desk.complete(response.receipt, permit, instance)
-            return response
-        raise AssertionError("abort has raised")
-
-    @override
-    async def Transcribe(self, request: pb.TranscribeRequest, context: Context) -> pb.TranscribeResponse:
-        async with answering(context):
-            permit, instance = self._desk.admit(request.ticket)
-            if not request.payload.audio.data:
-                raise invalid_field("payload.audio", "must not be empty")
-            call = call_info(permit, context)
-            with self._working(permit, instance, request, call) as work:
-                transcription = await work.transcribe(request.payload, call)
-            response = pb.TranscribeResponse(transcription=transcription)
-            self._desk.complete(response.receipt, permit, instance)
-            return response
-        raise AssertionError("abort has raised")
-
-    async def Speak(  # type: ignore[override]  # noqa: N802 - the rpc's name; a coroutine that writes
-        self, request: pb.SpeakRequest, context: Context
-    ) -> None:
-        """Synthesize speech. It writes and does not yield, for the reason given in GenerationServicer.Generate."""
+    async def _speak(self, request: pb.SpeakRequest, context: Context) -> None:
         async with answering(context):
             permit, instance = self._desk.admit(request.ticket)
             call, told = call_info(permit, context), ""
@@ -254,3 +161,10 @@ class ModelCallServicer(model_call_service_pb2_grpc.ModelCallServiceServicer):
             except WeftError as error:
                 log_failure(call, instance, error)
                 raise
+
+
+def _payload(request: generation_service_pb2.GenerateRequest) -> Any:
+    kind = request.WhichOneof("payload")
+    if kind is None:
+        raise invalid_field("payload", "must be set")
+    return getattr(request, kind)

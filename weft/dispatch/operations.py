@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Generic, Protocol, TypeVar
 
-from google.protobuf import descriptor, message_factory
 from google.protobuf.message import Message
 
 from weft.api.common.v1 import (
@@ -32,6 +31,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.json_schema import SchemaLimits
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
+from weft.kernel.rpc import RpcMethod
 
 PayloadT = TypeVar("PayloadT", bound=Message)
 ChunkT = TypeVar("ChunkT")
@@ -60,18 +60,6 @@ class Attempt(Protocol):
         ...
 
 
-class Rpc:
-    """A method of a gRPC service, with the classes of its messages."""
-
-    def __init__(self, method: descriptor.MethodDescriptor) -> None:
-        service = method.containing_service
-        self.service: str = service.full_name
-        self.name: str = method.name
-        self.path = f"/{service.full_name}/{method.name}"
-        self.request: Any = message_factory.GetMessageClass(method.input_type)
-        self.response: Any = message_factory.GetMessageClass(method.output_type)
-
-
 @dataclass(frozen=True, slots=True)
 class SpeechPiece:
     """A chunk of the recording."""
@@ -86,16 +74,16 @@ class OperationSpec(Generic[PayloadT, ChunkT]):
     """One operation. A unary one has exactly one chunk, its result."""
 
     operation: Operation
-    runner_rpc: Rpc
+    runner_rpc: RpcMethod
     """The runner's method. Its request has a ticket, the payload and options."""
-    router_rpc: Rpc
+    router_rpc: RpcMethod
     """The method of the public service. Its request has a model, the payload and options."""
     check: Callable[[PayloadT, SchemaLimits], None]
     """Raises INVALID_ARGUMENT naming the wrong field of a payload from a public call."""
     fold: Callable[[Attempt, Any], ChunkT | None]
     """Returns the chunk of a runner's response, None for a response without one; reports to the attempt."""
-    fields: Callable[[ChunkT], dict[str, Any]]
-    """Returns the fields of a response of the public service for a chunk."""
+    field: str = ""
+    """The chunk's field in the responses of both rpcs; empty: they have the chunk's own fields."""
     payload_field: str = "payload"
     """The payload's field in the runner's request."""
     streamed: bool = False
@@ -103,6 +91,10 @@ class OperationSpec(Generic[PayloadT, ChunkT]):
     """Returns the chunk that tells the caller to wait; None: callers are not told."""
     takes_slot: bool = True
     """Whether it occupies a slot of the model."""
+
+    def fields(self, chunk: ChunkT) -> dict[str, Any]:
+        """Returns the fields of a response for a chunk."""
+        return {self.field: chunk} if self.field else {name: getattr(chunk, name) for name in type(chunk).__slots__}  # type: ignore[attr-defined]  # a slotted dataclass
 
 
 def _frame(attempt: Attempt, response: generation_service_pb2.GenerateResponse) -> Frame:
@@ -153,7 +145,7 @@ def _unary(operation: Operation, service: Any, method: str, field: str, check: C
         router_rpc=_router_rpc(method),
         check=check,
         fold=fold,
-        fields=lambda result: {field: result},
+        field=field,
         **more,
     )
 
@@ -165,7 +157,7 @@ def _generation(operation: Operation, method: str, payload_field: str, check: Ca
         router_rpc=_router_rpc(method),
         check=check,
         fold=_frame,
-        fields=lambda frame: {"events": frame},
+        field="events",
         payload_field=payload_field,
         streamed=True,
         waiting=lambda decision: [waiting_event(decision)],
@@ -177,12 +169,12 @@ def _plain(check: Callable[[Any], None]) -> Callable[[Any, SchemaLimits], None]:
     return lambda payload, _schemas: check(payload)
 
 
-def _runner_rpc(module: Any, method: str) -> Rpc:
+def _runner_rpc(module: Any, method: str) -> RpcMethod:
     (service,) = module.DESCRIPTOR.services_by_name.values()
-    return Rpc(service.methods_by_name[method])
+    return RpcMethod(service.methods_by_name[method])
 
 
-def _router_rpc(method: str) -> Rpc:
+def _router_rpc(method: str) -> RpcMethod:
     return _runner_rpc(inference_service_pb2, method)
 
 
@@ -215,7 +207,6 @@ SPEECH: OperationSpec[audio_pb2.SpeechPayload, SpeechPiece] = OperationSpec(
     router_rpc=_router_rpc("Speak"),
     check=_plain(payload_checks.check_speech),
     fold=_speech,
-    fields=lambda piece: {"data": piece.data, "media_type": piece.media_type},
     streamed=True,
 )
 

@@ -1,13 +1,13 @@
 """gRPC plumbing: channel and server options, and one function each way between WeftError and status."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, cast
 
 import grpc
-from google.protobuf import any_pb2, duration_pb2
+from google.protobuf import any_pb2, descriptor, duration_pb2, message_factory
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
@@ -89,6 +89,31 @@ def _opener(address: str, security: ChannelSecurity | None) -> ChannelOpener:
 def new_server(interceptors: Sequence[grpc.aio.ServerInterceptor] = ()) -> grpc.aio.Server:
     """A gRPC server with the mesh's limits and keepalive."""
     return grpc.aio.server(interceptors=interceptors, options=SERVER_OPTIONS)
+
+
+class RpcMethod:
+    """A method of a gRPC service that takes one request, with the classes of its messages."""
+
+    def __init__(self, method: descriptor.MethodDescriptor) -> None:
+        service = method.containing_service
+        self.service: str = service.full_name
+        self.name: str = method.name
+        self.path = f"/{service.full_name}/{method.name}"
+        self.is_streamed: bool = method.server_streaming
+        self.request: Any = message_factory.GetMessageClass(method.input_type)
+        self.response: Any = message_factory.GetMessageClass(method.output_type)
+
+
+def add_methods(server: grpc.aio.Server, methods: Mapping[RpcMethod, Callable[..., Any]]) -> None:
+    """Add methods to a server, each served by a function of a request and its context."""
+    services: dict[str, dict[str, Any]] = {}
+    for rpc, serve in methods.items():
+        handler = grpc.unary_stream_rpc_method_handler if rpc.is_streamed else grpc.unary_unary_rpc_method_handler
+        services.setdefault(rpc.service, {})[rpc.name] = handler(
+            serve, request_deserializer=rpc.request.FromString, response_serializer=rpc.response.SerializeToString
+        )
+    for service, handlers in services.items():
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
 
 
 class ChannelPool:

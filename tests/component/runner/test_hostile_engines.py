@@ -113,16 +113,16 @@ async def _work(work: AdmittedRequest, ask: Ask, words: str, call: CallInfo, out
         return
     match ask:
         case Ask.EMBEDDING:
-            await work.embed(embedding_pb2.EmbeddingPayload(inputs=prompts), call)
+            await work.run(Operation.EMBEDDING, embedding_pb2.EmbeddingPayload(inputs=prompts), call)
         case Ask.RERANK:
-            await work.rerank(rerank_pb2.RerankPayload(query=words, documents=["a", "b"]), call)
+            await work.run(Operation.RERANK, rerank_pb2.RerankPayload(query=words, documents=["a", "b"]), call)
         case Ask.TOKENIZE:
-            await work.tokenize(tokenize_pb2.TokenizePayload(text=words), call)
+            await work.run(Operation.TOKENIZE, tokenize_pb2.TokenizePayload(text=words), call)
         case Ask.IMAGE:
-            await work.generate_images(image_pb2.ImagePayload(prompt=words), call)
+            await work.run(Operation.IMAGE, image_pb2.ImagePayload(prompt=words), call)
         case Ask.TRANSCRIPTION:
             audio = chat_pb2.MediaPart(data=b"sound", media_type="audio/wav")
-            await work.transcribe(audio_pb2.TranscriptionPayload(audio=audio), call)
+            await work.run(Operation.TRANSCRIPTION, audio_pb2.TranscriptionPayload(audio=audio), call)
         case Ask.SPEECH:
             async for _ in work.speak(audio_pb2.SpeechPayload(input=words, voice="a"), call):
                 pass
