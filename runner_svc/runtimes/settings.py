@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le, MaxLen
 
+from weft.kernel.request import Operation, OperationName
 from weft.kernel.settings import PUBLIC, SECRET, Before, Name, PathText, Seconds, off_for_false
 
 DEFAULT_CONTEXT_TOKENS = 2048
@@ -20,7 +21,6 @@ Repetition = Annotated[Literal["off", "warn", "kill"], Before(off_for_false)]
 """What happens to an answer that repeats itself over and over."""
 Url = Annotated[str, MaxLen(2048), SECRET]
 Arguments = tuple[str, ...]
-ServedOperation = Literal["chat", "completion", "embedding", "rerank", "tokenize", "image", "transcription", "speech"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +195,7 @@ class UpstreamSettings:
     """The server's own name of the model. Default: `name`."""
     embeddings: bool | None = None
     """Whether it also gives embeddings."""
-    operations: Annotated[tuple[ServedOperation, ...], MaxLen(8), PUBLIC] = ()
+    operations: Annotated[tuple[OperationName, ...], MaxLen(len(Operation)), PUBLIC] = ()
     """What the server offers, such as `[chat, tokenize]`."""
 
 

@@ -20,6 +20,7 @@ from weft.dispatch.parameter_checks import (
 from weft.documents.document_base import MAX_INT32, Count, DescribedModel, DocumentPart, Name, ResourceKind
 from weft.documents.statuses import AgentStatus, ModelStatus, PoolStatus, RouteStatus, RunnerStatus
 from weft.kernel.errors import FieldError
+from weft.kernel.request import Operation, OperationName
 from weft.kernel.units import MAX_DURATION_CHARS, keep_alive_seconds
 from weft.wake.recipes import DEFAULT_BROADCAST_ADDRESS, DEFAULT_MAX_WAIT_SECONDS, DEFAULT_WAKE_PORT, MAX_WAIT_SECONDS
 
@@ -191,10 +192,9 @@ class WakeDocument(DocumentPart):
 MAX_DESCRIPTION_CHARS = 1024
 MAX_SYSTEM_PROMPT_CHARS = 65_536
 MAX_POOL_MEMBERS = 10_000
-MAX_OPERATIONS = 8
+MAX_OPERATIONS = len(Operation)
 MAX_SKILLS = 8
 
-OperationName = Literal["chat", "completion", "embedding", "rerank", "tokenize", "image", "transcription", "speech"]
 SkillName = Literal["text", "image", "audio", "tools"]
 MESH: Final = "mesh"
 """Stands for the kind of resource where an event is about the mesh itself."""

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Literal
 
 
 class Priority(IntEnum):
@@ -54,6 +55,8 @@ class Operation(IntEnum):
     SPEECH = 8
 
 
+OperationName = Literal["chat", "completion", "embedding", "rerank", "tokenize", "image", "transcription", "speech"]
+"""Names of operations in documents and in the configuration."""
 TEXT_OPERATIONS = frozenset({Operation.CHAT, Operation.COMPLETION, Operation.EMBEDDING})
 """Usual operations of servers of language models."""
 

@@ -8,8 +8,8 @@ from annotated_types import MaxLen
 
 from runner_svc.runtimes.openai_http.parameters import PARAMETERS
 from runner_svc.runtimes.runtime import ModelFault, Runtime
-from runner_svc.runtimes.settings import ServedOperation, SleepingModelSettings, UpstreamSettings
-from weft.kernel.request import TEXT_OPERATIONS, Operation
+from runner_svc.runtimes.settings import SleepingModelSettings, UpstreamSettings
+from weft.kernel.request import TEXT_OPERATIONS, Operation, OperationName
 from weft.kernel.settings import PUBLIC, SECRET
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class OpenAiHttpModel(UpstreamSettings, SleepingModelSettings):
     network of your own."""
     embeddings: bool | None = None
     """Whether it also gives embeddings. Default: yes."""
-    operations: Annotated[tuple[ServedOperation, ...], MaxLen(8), PUBLIC] = ()
+    operations: Annotated[tuple[OperationName, ...], MaxLen(len(Operation)), PUBLIC] = ()
     """What the server offers, such as `[chat, tokenize]`. Default: `[chat, completion, embedding]`."""
     cache_salt: bool = False
     """Whether the server knows `cache_salt`, as vLLM does. It is then sent with every request, so that tenants share no

@@ -7,8 +7,8 @@ from annotated_types import Ge, Gt, Le, MaxLen
 
 from runner_svc.runtimes.openai_remote.parameters import PARAMETERS
 from runner_svc.runtimes.runtime import Runtime
-from runner_svc.runtimes.settings import ModelSettings, ServedOperation, UpstreamSettings
-from weft.kernel.request import Operation
+from runner_svc.runtimes.settings import ModelSettings, UpstreamSettings
+from weft.kernel.request import Operation, OperationName
 from weft.kernel.settings import PUBLIC, SECRET
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class OpenAiRemoteModel(UpstreamSettings, ModelSettings):
     """Whether serving it sends bytes off the premises. Always so: true or left out."""
     embeddings: bool | None = None
     """Whether it also gives embeddings. Default: no."""
-    operations: Annotated[tuple[ServedOperation, ...], MaxLen(8), PUBLIC] = ()
+    operations: Annotated[tuple[OperationName, ...], MaxLen(len(Operation)), PUBLIC] = ()
     """What the provider offers, such as `[chat, embedding]`. Default: `[chat]`."""
     api_kind: Literal["chat_completions"] = "chat_completions"
     """Which of the provider's interfaces is used."""
